@@ -1,0 +1,47 @@
+# Every target sets itself up: a bare machine needs Python 3.11+ and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.cactus-theory
+export OMP_NUM_THREADS ?= 1
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-thorough lint figures bench gpu-check clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+# torch goes in first and alone: nothing installed later may pick another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; $(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
+	@echo "Setting up $(VENV) (once; a few minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[solvers,testing,llm,figures]' pytest beartype ruff pyright
+	@touch $@
+
+setup: $(STAMP)  ## create .venv with the tested versions
+
+demo: $(STAMP)  ## the main job: two models in, one table and two pictures out (demo/)
+	@$(BIN)/python -m simulations demo
+
+test: $(STAMP)  ## the test suite
+	@$(BIN)/python -m pytest -q
+
+test-thorough: $(STAMP)  ## the same with many more examples (tens of minutes)
+	@CACTUS_THEORY_THOROUGH=1 $(BIN)/python -m pytest -q
+
+lint: $(STAMP)  ## ruff and pyright
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+figures: $(STAMP)  ## redraw paper_figures/*.{pdf,png} from committed CSV
+	@$(BIN)/python -m paper_figures
+
+bench: $(STAMP)  ## time the closed forms against named alternatives
+	@$(BIN)/python -m simulations bench theory
+
+gpu-check: $(STAMP)  ## device against float64 CPU; says so where there is no GPU
+	@$(BIN)/python -m simulations gpu-check
+
+clean:  ## remove what was built; keep what was committed
+	rm -rf $(VENV) build demo dist *.egg-info

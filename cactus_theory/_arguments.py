@@ -1,0 +1,206 @@
+"""Check arguments at the door; every message names the argument, the rule and the value."""
+
+import importlib
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ArrayLike = Any  # torch.Tensor, numpy.ndarray, or nested sequences of floats
+
+# A row may miss 1 by what a softmax in that dtype and a large vocabulary leave behind.
+ROW_SUM_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1e-2,
+}
+
+
+def as_tensor(name: str, value: ArrayLike) -> Tensor:
+    """Return ``value`` as a floating torch tensor; raise TypeError for other dtypes."""
+    if isinstance(value, Tensor):
+        tensor = value
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: rows must have equal lengths; {error}") from None
+        if array.dtype.kind in "iu" and not isinstance(value, np.ndarray):
+            array = array.astype(np.float64)
+        if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+            raise TypeError(f"{name}: must hold floats; got dtype {array.dtype}")
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    if tensor.dtype not in ROW_SUM_TOLERANCE:
+        raise TypeError(
+            f"{name}: dtype must be float64, float32, float16 or bfloat16; got {tensor.dtype}"
+        )
+    return tensor
+
+
+def _first(mask: Tensor) -> tuple[int, ...]:
+    return tuple(mask.nonzero()[0].tolist())
+
+
+def check_probabilities(name: str, probs: Tensor) -> None:
+    """Raise ValueError unless every row of ``probs`` (..., V) is a distribution.
+
+    On CUDA only the shape is looked at: reading values back would stall the device.
+    """
+    if probs.ndim == 0 or probs.shape[-1] == 0:
+        raise ValueError(f"{name}: needs a last axis of at least one token; got {describe(probs)}")
+    if probs.is_cuda or probs.numel() == 0:
+        return
+    bad = ~torch.isfinite(probs)
+    if bad.any():
+        at = _first(bad)
+        raise ValueError(f"{name}: entries must be finite; got {probs[at].item()} at index {at}")
+    bad = probs < 0
+    if bad.any():
+        at = _first(bad)
+        raise ValueError(
+            f"{name}: entries must not be negative; got {probs[at].item()} at index {at}"
+        )
+    tolerance = ROW_SUM_TOLERANCE[probs.dtype]
+    sums = probs.sum(-1, dtype=torch.float64)
+    bad = (sums - 1).abs() > tolerance
+    if bad.any():
+        at = _first(bad)
+        where = f"row {at} sums" if at else "it sums"
+        raise ValueError(
+            f"{name}: every row must sum to 1 within {tolerance:g} ({probs.dtype}); "
+            f"{where} to {sums[at].item():.12g}"
+        )
+
+
+def describe(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}"
+
+
+def check_pair(target: Tensor, draft: Tensor, names: tuple[str, str]) -> None:
+    """Raise unless two rows of probabilities share dtype, device and vocabulary."""
+    if target.dtype != draft.dtype:
+        raise TypeError(
+            f"{names[1]}: dtype must equal that of {names[0]} ({target.dtype}); got {draft.dtype}"
+        )
+    if target.device != draft.device:
+        raise ValueError(
+            f"{names[1]}: device must equal that of {names[0]} ({target.device}); "
+            f"got {draft.device}"
+        )
+    if target.ndim and draft.ndim and target.shape[-1] != draft.shape[-1]:
+        raise ValueError(
+            f"{names[1]}: vocabulary must equal that of {names[0]} ({target.shape[-1]} tokens); "
+            f"got {draft.shape[-1]}"
+        )
+
+
+def normalised(probs: Tensor) -> Tensor:
+    """Return float64 rows divided by their float64 sum."""
+    rows = probs.double()
+    return rows / rows.sum(-1, keepdim=True)
+
+
+def probability_rows(target_probs: ArrayLike, draft_probs: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Return checked float64 rows (..., V) of target and draft, broadcast to one shape."""
+    names = ("target_probs", "draft_probs")
+    target, draft = as_tensor(names[0], target_probs), as_tensor(names[1], draft_probs)
+    check_pair(target, draft, names)
+    check_probabilities(names[0], target)
+    check_probabilities(names[1], draft)
+    try:
+        shape = torch.broadcast_shapes(target.shape, draft.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"draft_probs: shape must broadcast with target_probs {tuple(target.shape)}; "
+            f"got {tuple(draft.shape)}"
+        ) from None
+    return normalised(target).expand(shape), normalised(draft).expand(shape)
+
+
+def like(value: Tensor, original: ArrayLike) -> Any:
+    """Return float64 ``value`` in the kind and dtype of ``original`` rows."""
+    if isinstance(original, Tensor):
+        return value.to(original.dtype)
+    array = value.numpy()
+    return array.astype(original.dtype) if isinstance(original, np.ndarray) else array
+
+
+def scalar_like(value: Tensor, original: ArrayLike) -> Any:
+    """Return per-row ``value`` in the kind of ``original``, keeping its own dtype."""
+    return value if isinstance(original, Tensor) else value.numpy()
+
+
+def number(
+    name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False
+) -> float:
+    """Return ``value`` as a float inside [low, high] (or (low, high])."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: must be a number; got {value!r}") from None
+    inside = low < result <= high if open_low else low <= result <= high
+    if not inside:  # NaN lands here too
+        bracket = "(" if open_low else "["
+        raise ValueError(f"{name}: must lie in {bracket}{low:g}, {high:g}]; got {value!r}")
+    return result
+
+
+def row_numbers(
+    name: str, value: Any, batch: torch.Size, device: torch.device, low: float, high: float
+) -> Tensor:
+    """Return ``value`` as float64 (*batch*), each entry inside [low, high]."""
+    try:
+        tensor = torch.as_tensor(value, dtype=torch.float64, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"{name}: must be a number or an array of numbers; got {value!r}"
+        ) from None
+    if tensor.numel() and not bool(((tensor >= low) & (tensor <= high)).all()):
+        wrong = tensor[~((tensor >= low) & (tensor <= high))].flatten()[0].item()
+        raise ValueError(f"{name}: must lie in [{low:g}, {high:g}]; got {wrong!r}")
+    try:
+        return tensor.expand(batch)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: must broadcast to the rows' batch shape {tuple(batch)}; "
+            f"got {describe(tensor)}"
+        ) from None
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``allowed``."""
+    if value not in allowed:
+        raise ValueError(f"{name}: must be one of {', '.join(allowed)}; got {value!r}")
+    return value
+
+
+def optional_module(module: str, extra: str) -> ModuleType:
+    """Import ``module``; a missing one is reported with the extra that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or module.split(".")[0] != error.name.split(".")[0]:
+            raise
+        raise ModuleNotFoundError(
+            f"{module} is not installed; it comes with the extra {extra!r}: "
+            f"pip install 'cactus-theory[{extra}]'",
+            name=error.name,
+        ) from None
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Split ``name:knob=value,knob=value`` into its name and knobs (as text)."""
+    name, _, rest = spec.partition(":")
+    knobs: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        knob, equals, value = item.partition("=")
+        if not equals or not knob or not value:
+            raise ValueError(f"spec: knobs must read knob=value; got {item!r} in {spec!r}")
+        knobs[knob.strip()] = value.strip()
+    return name.strip(), knobs

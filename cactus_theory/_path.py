@@ -1,0 +1,141 @@
+r"""The path of optima h_ε = clip(p, a q, b q) between p and q, from one sort by p/q.
+
+ε is the rejection probability: Σ(p − bq)₊ = ε and Σ(aq − p)₊ = ε, two monotone
+piecewise-linear inversions. All sums are accumulated outwards-in (tails) or from the
+ratio 1 outwards (divergence), out of non-negative terms, so that entries of 1e-30 beside
+entries of 0.1 lose nothing. After the sort each evaluation is a lookup, O(log V).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory._roots import MOST_STEPS, convex_root
+from cactus_theory.divergences import FDivergence
+
+Rows = Float[Tensor, "rows vocab"]
+PerRow = Float[Tensor, "rows"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The band at one rejection probability, per row: its edges and what they cost."""
+
+    rejection: PerRow
+    lower: PerRow
+    upper: PerRow
+    divergence: PerRow
+    slope: PerRow  # f′(b) − f′(a) = −dD/dε
+
+
+class Path:
+    """Tables over the sorted ratios ρ = p/q of float64 rows (R, V); see the module.
+
+    ``zero_mass`` is P₀, the draft's mass on tokens with q = 0 (or so small that p/q
+    overflows); ``largest`` is TV(p, q), where the path ends at h = q.
+    """
+
+    def __init__(self, q: Rows, p: Rows, f: FDivergence, free_support: bool) -> None:
+        ratio = p / q
+        inside = torch.isfinite(ratio)
+        q_in, p_in = torch.where(inside, q, 0.0), torch.where(inside, p, 0.0)
+        self.generator, self.free_support = f, free_support
+        self.zero_mass = torch.where(inside, 0.0, p).sum(-1)
+        self.ratio, order = torch.where(inside, ratio, 1.0).sort(-1)
+        q_sorted, p_sorted = q_in.gather(-1, order), p_in.gather(-1, order)
+        zero = torch.zeros_like(self.zero_mass)[:, None]
+        self.q_below = torch.cat([zero, q_sorted.cumsum(-1)], -1)
+        self.p_below = torch.cat([zero, p_sorted.cumsum(-1)], -1)
+        self.q_above = torch.cat([_tail_sums(q_sorted), zero], -1)
+        self.p_above = torch.cat([_tail_sums(p_sorted), zero], -1)
+        gap = self.ratio.diff(dim=-1)
+        self.fill = torch.cat([zero, (gap * self.q_below[:, 1:-1]).cumsum(-1)], -1)
+        # kept from the largest ratio down, so that it rises
+        self.excess = torch.cat([zero, (gap * self.q_above[:, 1:-1]).flip(-1).cumsum(-1)], -1)
+        terms = torch.where(q_sorted > 0, q_sorted * f.centred(self.ratio), 0.0)
+        over = self.ratio > 1
+        self.cost_over = torch.cat([zero, torch.where(over, terms, 0.0).cumsum(-1)], -1)
+        self.cost_under = torch.cat([_tail_sums(torch.where(over, 0.0, terms)), zero], -1)
+        self.largest = (q - p).clamp(min=0.0).sum(-1)
+        self.smallest = zero[:, 0] if free_support else self.zero_mass
+
+    def at(self, rejection: PerRow) -> Point:
+        """Return the band with this rejection probability, smallest ≤ ε ≤ largest."""
+        low_index, lower = self._lower(rejection)
+        capped = (rejection - self.zero_mass).clamp(min=0.0)
+        high_index, upper = self._upper(capped)
+        f = self.generator
+        q_low, q_high = _pick(self.q_below, low_index), _pick(self.q_above, high_index)
+        cost = _pick(self.cost_over, high_index) + _pick(self.cost_under, low_index)
+        cost = cost + _weighted(q_low, f.centred(lower)) + _weighted(q_high, f.centred(upper))
+        upper_slope = f.slope(upper) - f.slope_at_one
+        if self.free_support:
+            leaked = (self.zero_mass - rejection).clamp(min=0.0)
+            far = f.slope_at_infinity - f.slope_at_one
+            cost = cost + torch.where(leaked > 0, leaked * far, 0.0)
+            upper = torch.where(leaked > 0, torch.inf, upper)
+            upper_slope = torch.where(leaked > 0, far, upper_slope)
+        slope = upper_slope - (f.slope(lower) - f.slope_at_one)
+        return Point(rejection, lower, upper, cost, slope)
+
+    def _lower(self, rejection: PerRow) -> tuple[Int[Tensor, "rows"], PerRow]:
+        """Return how many tokens are lifted and a with Σ(aq − p)₊ = ε."""
+        index = _search(self.fill, rejection)
+        mass = _pick(self.q_below, index)
+        edge = (rejection + _pick(self.p_below, index)) / torch.where(mass > 0, mass, 1.0)
+        smallest = self.ratio[:, 0]
+        edge = torch.where(mass > 0, edge, smallest)
+        return index, torch.minimum(torch.maximum(edge, smallest), torch.ones_like(edge))
+
+    def _upper(self, rejection: PerRow) -> tuple[Int[Tensor, "rows"], PerRow]:
+        """Return the first cut position and b with Σ_{q>0}(p − bq)₊ = ε."""
+        index = self.excess.shape[-1] - _search(self.excess, rejection)
+        mass = _pick(self.q_above, index)
+        edge = (_pick(self.p_above, index) - rejection) / torch.where(mass > 0, mass, 1.0)
+        largest = self.ratio[:, -1]
+        edge = torch.where(mass > 0, edge, largest)
+        return index, torch.maximum(torch.minimum(edge, largest), torch.ones_like(edge))
+
+
+def _tail_sums(values: Tensor) -> Tensor:
+    """Return sums from each position to the end, accumulated from the end."""
+    return values.flip(-1).cumsum(-1).flip(-1)
+
+
+def _pick(table: Tensor, index: Tensor) -> Tensor:
+    return table.gather(-1, index[:, None])[:, 0]
+
+
+def _search(rising: Tensor, value: Tensor) -> Tensor:
+    """Return how many entries of each rising row lie below the row's value."""
+    return torch.searchsorted(rising, value[:, None].contiguous())[:, 0]
+
+
+def _weighted(mass: Tensor, cost: Tensor) -> Tensor:
+    """Return mass·cost where there is mass (0·∞ is 0 here: an empty set costs nothing)."""
+    return torch.where(mass > 0, mass * torch.where(mass > 0, cost, 0.0), 0.0)
+
+
+def reject_for_budget(path: Path, budget: PerRow) -> PerRow:
+    """Return the smallest ε with D(h_ε‖q) ≤ budget; D is convex and falls in ε."""
+
+    def evaluate(rejection: Tensor) -> tuple[Tensor, Tensor]:
+        point = path.at(rejection)
+        return point.divergence, -point.slope
+
+    return convex_root(evaluate, path.smallest, path.largest, budget)
+
+
+def reject_for_price(path: Path, price: PerRow, price_at: Callable[[Point], PerRow]) -> PerRow:
+    """Return the ε at which the rising function ``price_at`` passes ``price``, by halving."""
+    low, high = path.smallest.clone(), path.largest.clone()
+    for _ in range(MOST_STEPS):
+        middle = (low + high) / 2
+        if not bool(((middle > low) & (middle < high)).any()):
+            break
+        below = price_at(path.at(middle)) <= price
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return low

@@ -1,0 +1,158 @@
+"""The law of the token that is really emitted, and what it costs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.band import Geometry, solve_band
+from cactus_theory.divergences import EXAMPLES, Divergence
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.policies import Declaration, Policy
+
+# A budget counts as held if exceeded by no more than rounding of a sum over the vocabulary.
+BUDGET_TOLERANCE = 1e-9
+
+
+def emitted_law(rule: Policy, target_probs: Any, draft_probs: Any) -> Any:
+    """Return the exact law of the next emitted token.
+
+    out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n).
+
+    Rows (..., V) in the input's kind and dtype, computed in float64: O(V log V) a row for
+    raised rules, O(V) where the recovery is shared, O(V²) for any other rule.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Rows that are not distributions over one vocabulary, or a rule that is no Policy.
+    """
+    _check_rule(rule)
+    q, p = check.probability_rows(target_probs, draft_probs)
+    return check.like(rule.emitted(q, p), target_probs)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What a rule does on rows (...), beside what it declares and what was possible.
+
+    Attributes
+    ----------
+    policy : the rule's spec. ``declares`` is its declaration.
+    acceptance : (...), Σ p φ.
+    divergences : spec → (...), D(emitted‖q).
+    within : (...) bool, whether the declared budget held; None without a budget.
+    spent : (...), the divergence the budget speaks of: of the emitted law, or the largest
+        over proposals with p > 0; None without a budget.
+    over_share : (...), probability (over drafts) of a proposal over its budget; None for
+        rules without a per-proposal budget.
+    optimum_acceptance : (...), the best acceptance at the same emitted divergence.
+    optimum_divergence : (...), the least divergence at the same acceptance; NaN where the
+        acceptance is out of reach of rules that never emit tokens with q = 0.
+    reference : the divergence of the two optima.
+    """
+
+    policy: str
+    declares: Declaration
+    acceptance: Any
+    divergences: dict[str, Any]
+    within: Any
+    spent: Any
+    over_share: Any
+    optimum_acceptance: Any
+    optimum_divergence: Any
+    reference: str
+
+
+def audit(
+    rule: Policy, target_probs: Any, draft_probs: Any, *, divergence: str | Divergence = "kl"
+) -> Audit:
+    """Hold a rule to its word on given rows (..., V); everything is exact, nothing sampled.
+
+    ``divergence`` names the one in which the optimum is compared. Shapes (...), float64.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As for :func:`emitted_law`; an unknown divergence.
+    """
+    _check_rule(rule)
+    reference = find_divergence(divergence)
+    q, p = check.probability_rows(target_probs, draft_probs)
+    batch = q.shape[:-1]
+    q, p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
+    law = rule.emitted(q, p)
+    accepted = (p * rule.keep(q, p)).sum(-1)
+    values = {spec: find_divergence(spec).value(law, q) for spec in EXAMPLES}
+    values.setdefault(reference.spec, reference.value(law, q))
+    spent, over = _spent(rule, q, p, law)
+    budget = rule.declares.budget
+    within = None if budget is None or spent is None else spent <= budget.amount + BUDGET_TOLERANCE
+    best, least = _optima(q, p, reference, values[reference.spec], accepted)
+
+    def shaped(value: Tensor | None) -> Any:
+        return None if value is None else check.scalar_like(value.reshape(batch), target_probs)
+
+    return Audit(
+        policy=rule.spec,
+        declares=rule.declares,
+        acceptance=shaped(accepted),
+        divergences={spec: shaped(value) for spec, value in values.items()},
+        within=shaped(within),
+        spent=shaped(spent),
+        over_share=shaped(over),
+        optimum_acceptance=shaped(best),
+        optimum_divergence=shaped(least),
+        reference=reference.spec,
+    )
+
+
+def _spent(rule: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return what the declared budget speaks of, and the share of proposals beyond it."""
+    budget = rule.declares.budget
+    if budget is None:
+        return None, None
+    kind = find_divergence(budget.divergence)
+    if budget.scope == "emitted":
+        return kind.value(law, q), None
+    costs = proposal_costs(rule, q, p, kind)
+    drafted = p > 0
+    over = torch.where(costs > budget.amount + BUDGET_TOLERANCE, p, 0.0).sum(-1)
+    return torch.where(drafted, costs, 0.0).amax(-1), over
+
+
+def proposal_costs(rule: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
+    """Return D(h⁽ⁿ⁾‖q) for every token n, (R, V).
+
+    The row raised at n is q scaled off n, so its divergence from q is that of two points.
+    """
+    tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
+    if not hasattr(rule, "gamma"):
+        rows = rule.proposal(q, p, tokens)
+        if rows is None:
+            raise ValueError(
+                f"rule: {rule.spec} declares a per-proposal budget and has no proposal"
+            )
+        return kind.value(rows, q[:, None, :].expand_as(rows))
+    gamma = rule.gamma(q)  # type: ignore[attr-defined]
+    return kind.value(torch.stack([gamma, 1 - gamma], -1), torch.stack([q, 1 - q], -1))
+
+
+def _optima(
+    q: Tensor, p: Tensor, kind: Divergence, spent: Tensor, accepted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the best acceptance at ``spent`` and the least divergence at ``accepted``."""
+    geometry = Geometry(q, p, kind, "target")
+    equal_spend = solve_band(geometry, "delta", spent.clamp(min=0.0))
+    reachable = 1 - geometry.path.smallest
+    equal_acceptance = solve_band(geometry, "acceptance", torch.minimum(accepted, reachable))
+    least = torch.where(equal_acceptance.strict, 0.0, kind.value(equal_acceptance.rows(), q))
+    beyond = accepted > reachable + BUDGET_TOLERANCE
+    return torch.minimum(p, equal_spend.rows()).sum(-1), torch.where(beyond, torch.nan, least)
+
+
+def _check_rule(rule: Any) -> None:
+    if not isinstance(rule, Policy):
+        raise TypeError(f"rule: must be a Policy, as from ct.policy(...); got {rule!r}")

@@ -1,0 +1,40 @@
+"""Cactus as published."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.policies._registry import register
+
+
+@register("cactus")
+@dataclass(frozen=True)
+class Cactus(PerProposal):
+    r"""Raise the drafted token by the published second-order rule.
+
+    .. math:: \gamma_n = \min\{1,\; q_n + \sqrt{2\delta\, q_n (1 - q_n)}\}
+
+    Exact for Pearson chi-square with budget :math:`2\delta`; its KL can reach
+    :math:`\ln(1 + 2\delta)`. It is meant as a per-proposal KL budget of delta nats, and
+    that is what an audit holds it to. Source: Hao & Mou 2026, Corollary 5.
+    """
+
+    delta: float
+    knob = "delta"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", check.number("delta", self.delta, 0))
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: KL of every proposal within delta, which does not always hold."""
+        budget = Budget("kl", self.delta, "per proposal")
+        return Declaration(1, 0.0, budget, between=True, at_least_speculative=True)
+
+    def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Return γ for finite delta; ``PerProposal`` handles the limits."""
+        return (q_n + (2 * self.delta * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)

@@ -1,0 +1,69 @@
+"""The per-proposal program that Cactus poses, solved exactly."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory._roots import convex_root
+from cactus_theory.divergences import FDivergence, MaxDivergence, Renyi
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.policies._registry import register
+
+Values = Float[Tensor, "*any"]
+
+
+@register("cactus_exact")
+@dataclass(frozen=True)
+class CactusExact(PerProposal):
+    r"""Raise the drafted token as far as the budget of its own row allows.
+
+    .. math:: \max_h h_n \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
+
+    γ is the largest root in [q_n, 1] of
+    :math:`q_n f(γ/q_n) + (1−q_n) f((1−γ)/(1−q_n)) = δ`, 1 if there is none. Exact in float64
+    for every divergence. The budget holds for each proposal, not for what is emitted.
+    Source of the program: Hao & Mou 2026, section 3.
+    """
+
+    delta: float
+    divergence: str = "kl"
+    knob = "delta"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", check.number("delta", self.delta, 0))
+        object.__setattr__(self, "divergence", find_divergence(self.divergence).spec)
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: the divergence of every proposal within delta."""
+        budget = Budget(self.divergence, self.delta, "per proposal")
+        return Declaration(1, 0.0, budget, between=True, at_least_speculative=True)
+
+    def raised(self, q_n: Values) -> Values:
+        """Return γ for finite delta; ``PerProposal`` handles the limits."""
+        kind = find_divergence(self.divergence)
+        delta = torch.full_like(q_n, self.delta)
+        if isinstance(kind, MaxDivergence):
+            return q_n * math.exp(min(self.delta, 700.0))
+        if isinstance(kind, Renyi):
+            kind, delta = kind.generator, kind.to_alpha(delta)
+        assert isinstance(kind, FDivergence)
+        return raise_to_budget(kind, q_n, delta)
+
+
+def raise_to_budget(f: FDivergence, q_n: Values, delta: Values) -> Values:
+    """Return the largest γ in [q_n, 1] whose two-point divergence is within ``delta``."""
+    rest = 1 - q_n
+
+    def evaluate(gamma: Tensor) -> tuple[Tensor, Tensor]:
+        up, down = gamma / q_n, (1 - gamma) / rest
+        value = q_n * f.centred(up) + rest * f.centred(down)
+        return value, f.slope(up) - f.slope(down)
+
+    return convex_root(evaluate, torch.ones_like(q_n), q_n, delta)

@@ -1,0 +1,1 @@
+"""Figures drawn from committed CSV; nothing here computes."""

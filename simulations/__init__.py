@@ -1,0 +1,1 @@
+"""Experiments on real and synthetic models; every figure's numbers are written here."""

@@ -1,0 +1,38 @@
+"""Run one simulation: ``python -m simulations NAME …``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "train-pair": ("simulations.train_pair.command", "train and ship the target/draft pair"),
+    "demo": ("simulations.demo", "the main job: log, solve, audit, decode, tabulate, draw"),
+    "frontier": ("simulations.frontier", "acceptance against emitted KL on real rows (CSV)"),
+    "overspend": ("simulations.overspend", "how far the published rule exceeds its budget (CSV)"),
+    "bench": ("simulations.bench", "time the closed forms against named alternatives"),
+    "gpu-check": ("simulations.gpu_check", "check and time the device path"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m simulations", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="NAME")
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if arguments[:1] == [name]:  # import one simulation only: each has its own needs
+            loaded = importlib.import_module(module)
+            loaded.add_arguments(command)
+            command.set_defaults(run=loaded.run)
+    args = parser.parse_args(arguments)
+    try:
+        return args.run(args)
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        print(f"python -m simulations {args.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
