@@ -1,0 +1,72 @@
+"""What the decoding loops ask of their arguments before the first forward pass."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory.decoding._cache import text_config
+from cactus_theory.decoding._text import GrowingText
+from cactus_theory.decoding.vocabulary import check_ids
+
+
+def whole_number(name: str, value: Any, low: int) -> int:
+    """Return ``value`` if it is an integer of at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name}: must be an integer of at least {low}; got {value!r}")
+    return value
+
+
+def opened_text(
+    models: dict[str, Any],
+    input_ids: Tensor,
+    max_new_tokens: int,
+    eos_token_ids: int | Iterable[int] | None,
+) -> GrowingText:
+    """Return the prompt (1, T) with room for ``max_new_tokens``, checked against the models."""
+    whole_number("max_new_tokens", max_new_tokens, 1)
+    _check_prompt(input_ids)
+    first = next(iter(models))
+    for name, model in models.items():
+        _check_model(name, model, input_ids, max_new_tokens)
+        if model.device != models[first].device:
+            raise ValueError(
+                f"{name}: device must equal that of {first} ({models[first].device}); "
+                f"got {model.device}"
+            )
+    device = models[first].device
+    return GrowingText(input_ids.to(device), max_new_tokens, _end_tokens(eos_token_ids))
+
+
+def _check_prompt(input_ids: Any) -> None:
+    if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+        found = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        raise TypeError(f"input_ids: must be an int64 tensor; got {found}")
+    if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
+        raise ValueError(
+            f"input_ids: shape must be (1, T) with at least one token; got {tuple(input_ids.shape)}"
+        )
+
+
+def _check_model(name: str, model: Any, input_ids: Tensor, max_new_tokens: int) -> None:
+    if model.training:
+        raise ValueError(f"{name}: must be in evaluation mode, call {name}.eval(); got training")
+    config = text_config(model)
+    check_ids("input_ids", input_ids, config.vocab_size)
+    longest = getattr(config, "max_position_embeddings", None)
+    wanted = input_ids.shape[1] + max_new_tokens
+    if longest is not None and wanted > longest:
+        raise ValueError(
+            f"max_new_tokens: prompt and new tokens must fit the {longest} positions of "
+            f"{name}; got {input_ids.shape[1]} + {max_new_tokens} = {wanted}"
+        )
+
+
+def _end_tokens(eos_token_ids: int | Iterable[int] | None) -> frozenset[int]:
+    if eos_token_ids is None:
+        return frozenset()
+    given = (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
+    for token in given:
+        whole_number("eos_token_ids", token, 0)
+    return frozenset(given)

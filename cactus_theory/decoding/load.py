@@ -1,0 +1,100 @@
+"""Load a target and its draft from local folders, quietly and without a network."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory.decoding.vocabulary import check_model_vocabularies, check_same_vocabulary
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft model of one vocabulary, with the target's tokenizer."""
+
+    target: Any
+    draft: Any
+    tokenizer: Any
+
+
+def load_pair(
+    target_dir: str | Path,
+    draft_dir: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Pair:
+    """Load two Hugging Face causal LMs in evaluation mode from local folders.
+
+    Raises
+    ------
+    ValueError
+        A folder that is missing or holds files transformers cannot read, weights that do not
+        fill the model, vocabularies that differ.
+    ModuleNotFoundError
+        transformers is not installed.
+    """
+    library = check.optional_module("transformers", "llm")
+    for name, folder in (("target_dir", target_dir), ("draft_dir", draft_dir)):
+        if not (Path(folder) / "config.json").is_file():
+            raise ValueError(f"{name}: must be a folder with a config.json; got {str(folder)!r}")
+    with _quiet(library):
+        target_tokenizer = _tokenizer(library, "target_dir", target_dir)
+        check_same_vocabulary(target_tokenizer, _tokenizer(library, "draft_dir", draft_dir))
+        target = _model(library, "target_dir", target_dir, device, dtype)
+        draft = _model(library, "draft_dir", draft_dir, device, dtype)
+    check_model_vocabularies(target, draft)
+    return Pair(target, draft, target_tokenizer)
+
+
+def _tokenizer(library: Any, name: str, folder: str | Path) -> Any:
+    with _named(name, folder):
+        return library.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+def _model(
+    library: Any, name: str, folder: str | Path, device: str | torch.device, dtype: torch.dtype
+) -> Any:
+    with _named(name, folder):
+        model, report = library.AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, dtype=dtype, output_loading_info=True
+        )
+    # transformers would fill what is missing with random numbers
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ValueError(f"{name}: every weight must be present; {missing[0]!r} is not in {folder}")
+    return model.to(device).eval()
+
+
+@contextmanager
+def _named(name: str, folder: str | Path) -> Iterator[None]:
+    """Say which folder a failure of the library is about."""
+    try:
+        yield
+    except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{name}: files must be readable by transformers; "
+            f"got {type(error).__name__}: {reason} in {str(folder)!r}"
+        ) from error
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Silence progress bars, log lines and warnings, and restore them afterwards."""
+    logging = library.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,141 @@
+"""What a decode hands back: the tokens, what they took, and what they cost in fidelity."""
+
+import time
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+DECODING_PARTS = ("draft", "target", "verify", "other")
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall-clock seconds of a decode.
+
+    ``draft`` and ``target`` are the models' forward passes, ``verify`` the acceptance step,
+    ``other`` sampling and bookkeeping. ``meter`` (measuring and recording) and ``callback``
+    are not part of ``total``. On CUDA kernels run behind the clock: only ``total`` is exact.
+    """
+
+    draft: float = 0.0
+    target: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+    meter: float = 0.0
+    callback: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Return the seconds spent decoding."""
+        return sum(getattr(self, part) for part in DECODING_PARTS)
+
+    @property
+    def overhead(self) -> float:
+        """Return the share of ``total`` outside the models' forward passes."""
+        return (self.verify + self.other) / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class MeterReading:
+    """Emitted KL over the verified rows, in nats.
+
+    Attributes
+    ----------
+    rows : verified rows, up to and including the first rejection of every round.
+    kl : Σ D_kl(out‖q) over them; ``kl_per_row`` and ``kl_per_token`` divide it by the rows
+        and by all emitted tokens (a bonus token costs nothing).
+    largest_row_kl : the largest single row.
+    expected_accepted : Σ over those rows of Σ p φ, which ``accepted`` equals on average.
+    accepted : drafted tokens that were accepted.
+    """
+
+    rows: int
+    kl: float
+    kl_per_row: float
+    kl_per_token: float
+    largest_row_kl: float
+    expected_accepted: float
+    accepted: int
+
+
+@dataclass(frozen=True)
+class VerifiedRows:
+    """The R rows a decode has verified, in order, float64.
+
+    ``accepted`` tells which drafted tokens were kept.
+    """
+
+    target_probs: Float[Tensor, "rows vocab"]
+    draft_probs: Float[Tensor, "rows vocab"]
+    draft_token_ids: Int[Tensor, "rows"]
+    accepted: Bool[Tensor, "rows"]
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """Generated tokens and statistics.
+
+    Attributes
+    ----------
+    output_token_ids : (1, N) int64, the new tokens, the end-of-text token included.
+    ended : whether the text ended by itself.
+    target_calls, draft_calls : forward passes; the prompt is part of the first one.
+    accepted_histogram : entry a counts the target calls with a accepted tokens. Drafted
+        tokens behind an end of text count nowhere.
+    seconds : where the time went.
+    meter : emitted KL, None when it was off.
+    rows : the verified rows, None unless they were recorded.
+    """
+
+    output_token_ids: Int[Tensor, "1 new"]
+    ended: bool
+    target_calls: int
+    draft_calls: int
+    accepted_histogram: tuple[int, ...]
+    seconds: Seconds
+    meter: MeterReading | None = None
+    rows: VerifiedRows | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of new tokens."""
+        return self.output_token_ids.shape[1]
+
+    @property
+    def num_accepted(self) -> int:
+        """Return the number of accepted drafted tokens."""
+        return sum(count * calls for count, calls in enumerate(self.accepted_histogram))
+
+    @property
+    def accepted_per_call(self) -> float:
+        """Return the mean accepted length AL, without recovered and bonus tokens."""
+        return self.num_accepted / self.target_calls
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Return new tokens per target call, recovered and bonus tokens included."""
+        return self.num_tokens / self.target_calls
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return new tokens per second of decoding; metering is not counted."""
+        return self.num_tokens / self.seconds.total
+
+
+class Stopwatch:
+    """Charges the time since the last lap to a named part."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """Charge the time since the last lap to ``part``."""
+        now = time.perf_counter()
+        self.parts[part] = self.parts.get(part, 0.0) + now - self.last
+        self.last = now
+
+    def seconds(self) -> Seconds:
+        """Return what has been charged so far."""
+        return Seconds(**self.parts)

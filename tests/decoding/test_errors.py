@@ -1,0 +1,148 @@
+"""Every bad argument is refused before the first forward pass, by name, rule and value."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cactus_theory.decoding import check_same_vocabulary, generate, generate_plain, load_pair
+
+PROMPT = torch.tensor([[1, 5, 9]])
+
+
+class Words:
+    def __init__(self, *tokens):
+        self.map = {token: index for index, token in enumerate(tokens)}
+
+    def get_vocab(self):
+        return self.map
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_draft_tokens": 0}, "num_draft_tokens: must be an integer of at least 1; got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be an integer of at least 1; got 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: must be an integer .* got 2.5"),
+        ({"temperature": -1.0}, "temperature: .* got -1.0"),
+        ({"temperature": float("nan")}, "temperature: .* got nan"),
+        ({"temperature": float("inf")}, "temperature: must be finite; got inf"),
+        ({"seed": -2}, "seed: must be an integer of at least 0; got -2"),
+        ({"eos_token_ids": (1, -4)}, "eos_token_ids: .* got -4"),
+        ({"policy": "cactis"}, "policy: must be one of .* got 'cactis'"),
+        ({"max_new_tokens": 126}, r"fit the 128 positions of target_model; got 3 \+ 126 = 129"),
+    ],
+)
+def test_refuses_bad_numbers(tiny, options, message):
+    given = {"policy": "speculative", "max_new_tokens": 4, **options}
+    with pytest.raises(ValueError, match=message):
+        generate(*tiny, PROMPT, **given)
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind", "message"),
+    [
+        ([[1, 2]], TypeError, "input_ids: must be an int64 tensor; got list"),
+        (torch.ones(1, 3), TypeError, "got torch.float32"),
+        (torch.ones(2, 3, dtype=torch.int64), ValueError, r"shape must be \(1, T\) .* \(2, 3\)"),
+        (torch.ones(1, 0, dtype=torch.int64), ValueError, r"at least one token; got \(1, 0\)"),
+        (torch.tensor([[3, 24]]), ValueError, r"ids must lie in \[0, 24\); got 24"),
+        (torch.tensor([[-1, 3]]), ValueError, r"ids must lie in \[0, 24\); got -1"),
+    ],
+)
+def test_refuses_bad_prompts(tiny, ids, kind, message):
+    with pytest.raises(kind, match=message):
+        generate(*tiny, ids, policy="speculative", max_new_tokens=4)
+    with pytest.raises(kind, match=message):
+        generate_plain(tiny[0], ids, max_new_tokens=4)
+
+
+def test_respects_the_positions_of_both_models(tiny, make_model):
+    short = make_model(positions=16)
+    whole = generate(tiny[0], short, PROMPT, policy="speculative", max_new_tokens=13)
+    assert whole.num_tokens == 13
+    with pytest.raises(ValueError, match=r"the 16 positions of draft_model; got 3 \+ 14 = 17"):
+        generate(tiny[0], short, PROMPT, policy="speculative", max_new_tokens=14)
+
+
+def test_refuses_models_that_do_not_belong_together(tiny, make_model):
+    with pytest.raises(ValueError, match=r"draft_model: vocabulary .*\(24 tokens\); got 16"):
+        generate(tiny[0], make_model(vocab=16), PROMPT, policy="speculative", max_new_tokens=4)
+    training = make_model().train()
+    with pytest.raises(ValueError, match="draft_model: must be in evaluation mode"):
+        generate(tiny[0], training, PROMPT, policy="speculative", max_new_tokens=4)
+
+
+def test_compares_token_maps_and_not_sizes():
+    check_same_vocabulary(Words("a", "b", "c"), Words("a", "b", "c"))
+    message = "token 'b' is id 1 in the target and id 2 in the draft"
+    with pytest.raises(ValueError, match=message):
+        check_same_vocabulary(Words("a", "b", "c"), Words("a", "c", "b"))
+    with pytest.raises(ValueError, match="'c' is id 2 in the target and missing in the draft"):
+        check_same_vocabulary(Words("a", "b", "c"), Words("a", "b"))
+    with pytest.raises(ValueError, match="token 'd' is missing in the target and id 2"):
+        check_same_vocabulary(Words("a", "b"), Words("a", "b", "d"))
+
+
+def save(model, folder, words):
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    model.save_pretrained(folder)
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words.get_vocab(), unk_token="a"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=raw).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path, make_model, make_draft):
+    target = make_model(vocab=4, pad_token_id=None, bos_token_id=1, eos_token_id=2)
+    words = Words("a", "b", "c", "d")
+    return (
+        save(target, tmp_path / "target", words),
+        save(make_draft(target), tmp_path / "draft", words),
+    )
+
+
+def test_loads_a_pair_quietly(folders, capfd):
+    pair = load_pair(*folders, dtype=torch.float64)
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+    assert pair.target.dtype == torch.float64
+    assert not pair.target.training
+    result = generate(pair.target, pair.draft, PROMPT % 4, policy="speculative", max_new_tokens=5)
+    assert result.num_tokens == 5
+
+
+def test_says_which_folder_cannot_be_read(folders, tmp_path):
+    target, draft = folders
+    with pytest.raises(ValueError, match="draft_dir: must be a folder with a config.json; got"):
+        load_pair(target, tmp_path / "nowhere")
+    (draft / "model.safetensors").write_bytes(b"not a tensor")
+    with pytest.raises(ValueError, match="draft_dir: files must be readable by transformers"):
+        load_pair(target, draft)
+    (target / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="target_dir: files must be readable by transformers"):
+        load_pair(target, draft)
+
+
+def test_refuses_other_words_of_the_same_number(folders, tmp_path, make_model):
+    model = make_model(vocab=4, pad_token_id=None, bos_token_id=1, eos_token_id=2)
+    other = save(model, tmp_path / "other", Words("a", "c", "b", "d"))
+    with pytest.raises(ValueError, match="token 'b' is id 1 in the target and id 2 in the draft"):
+        load_pair(folders[0], other)
+
+
+def test_refuses_weights_that_leave_holes(folders, tmp_path):
+    deeper = shutil.copytree(folders[1], tmp_path / "deeper")
+    config = json.loads((deeper / "config.json").read_text())
+    (deeper / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match="draft_dir: every weight must be present; 'model.lay"):
+        load_pair(folders[0], deeper)
+
+
+def test_importing_does_not_load_transformers():
+    code = "import cactus_theory.decoding, sys; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,159 @@
+"""Ends of text, limits, counts and the meter."""
+
+import math
+
+import pytest
+import torch
+
+from cactus_theory.decoding import generate, generate_plain
+from cactus_theory.divergences import divergence
+from cactus_theory.emitted import emitted_law
+from cactus_theory.policies import policy
+
+PROMPT = torch.tensor([[1, 5, 9]])
+
+
+def run(tiny, spec="speculative", width=4, new=20, **options):
+    return generate(
+        *tiny, PROMPT, policy=spec, num_draft_tokens=width, max_new_tokens=new, **options
+    )
+
+
+def check_counts(result):
+    ended_by_draft = result.num_accepted + result.target_calls - result.num_tokens
+    assert sum(result.accepted_histogram) == result.target_calls
+    assert ended_by_draft in ((0, 1) if result.ended else (0,))
+    assert result.accepted_per_call == result.num_accepted / result.target_calls
+    assert result.tokens_per_call == result.num_tokens / result.target_calls
+    return ended_by_draft
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 8])
+@pytest.mark.parametrize("new", [1, 2, 7, 20])
+def test_never_exceeds_the_limit(tiny, width, new):
+    for seed in range(3):
+        result = run(tiny, width=width, new=new, seed=seed)
+        assert result.num_tokens == new
+        assert len(result.accepted_histogram) == width + 1
+        assert result.meter.accepted == result.num_accepted
+        check_counts(result)
+
+
+def test_drafts_no_more_than_has_room(tiny):
+    result = run(tiny, width=8, new=3)
+    assert result.draft_calls <= 2 + 1
+    one = run(tiny, width=8, new=1)
+    assert (one.draft_calls, one.target_calls, one.meter.rows) == (0, 1, 0)
+
+
+def test_end_of_text_stops_everywhere(tiny):
+    """Make every token of a text its end in turn: accepted, recovered and bonus tokens."""
+    whole = run(tiny, "cactus:delta=0.5", new=30, seed=4).output_token_ids[0].tolist()
+    kinds = set()
+    for end in set(whole):
+        result = run(tiny, "cactus:delta=0.5", new=30, seed=4, eos_token_ids=(end,))
+        assert result.ended
+        assert result.output_token_ids[0].tolist() == whole[: whole.index(end) + 1]
+        assert result.meter.rows <= result.num_tokens
+        kinds.add(check_counts(result))
+    assert kinds == {0, 1}
+
+
+def test_end_of_text_inside_an_accepted_draft(tiny):
+    target = tiny[0]
+    greedy = generate_plain(target, PROMPT, max_new_tokens=8, temperature=0.0)
+    tokens = greedy.output_token_ids[0].tolist()
+    end = tokens[1]
+    at = tokens.index(end)
+    result = generate(
+        target,
+        target,
+        PROMPT,
+        policy="speculative",
+        num_draft_tokens=6,
+        max_new_tokens=8,
+        temperature=0.0,
+        eos_token_ids=end,
+        record_rows=True,
+    )
+    assert result.output_token_ids[0].tolist() == tokens[: at + 1]
+    assert result.accepted_histogram == tuple(int(a == at + 1) for a in range(7))
+    assert result.meter.rows == len(result.rows.accepted) == at + 1
+
+
+def test_a_seed_fixes_everything(tiny):
+    first, again, other = (run(tiny, new=30, seed=seed) for seed in (7, 7, 8))
+    assert first.output_token_ids.tolist() == again.output_token_ids.tolist()
+    assert first.accepted_histogram == again.accepted_histogram
+    assert first.output_token_ids.tolist() != other.output_token_ids.tolist()
+
+
+def test_a_generator_fixes_everything_and_global_state_is_left_alone(tiny):
+    before = torch.random.get_rng_state()
+    texts = [
+        run(tiny, generator=torch.Generator().manual_seed(5)).output_token_ids.tolist()
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("spec", ["speculative", "cactus:delta=0.3", "band:price=2.0"])
+def test_the_meter_equals_a_recomputation(tiny, spec):
+    result = run(tiny, spec, new=40, record_rows=True, seed=2)
+    rows, meter = result.rows, result.meter
+    rule = policy(spec)
+    spent = divergence("kl").value(
+        emitted_law(rule, rows.target_probs, rows.draft_probs), rows.target_probs
+    )
+    assert meter.rows == len(rows.draft_token_ids) > 10
+    assert meter.kl == pytest.approx(float(spent.sum()), abs=1e-12)
+    assert meter.kl_per_row == pytest.approx(float(spent.mean()), abs=1e-12)
+    assert meter.kl_per_token == pytest.approx(float(spent.sum()) / 40, abs=1e-12)
+    assert meter.largest_row_kl == pytest.approx(float(spent.max()), abs=1e-12)
+    kept = rows.draft_probs * rule.keep(rows.target_probs, rows.draft_probs)
+    assert meter.expected_accepted == pytest.approx(float(kept.sum()), abs=1e-12)
+    assert meter.accepted == int(rows.accepted.sum()) == result.num_accepted
+    assert meter.accepted > 3
+    assert (meter.kl > 0.01) == (spec != "speculative")
+
+
+def test_the_recorded_rows_are_the_models_rows(tiny):
+    result = run(tiny, "speculative", new=15, record_rows=True, temperature=0.7, seed=1)
+    text = torch.cat([PROMPT, result.output_token_ids], 1)
+    with torch.inference_mode():
+        full = [(m(input_ids=text).logits[0] / 0.7).softmax(-1) for m in tiny]
+    rows = result.rows
+    for q, p in zip(rows.target_probs, rows.draft_probs, strict=True):
+        position = (full[0] - q).abs().amax(-1).argmin()
+        assert (full[0][position] - q).abs().max() < 1e-9
+        assert (full[1][position] - p).abs().max() < 1e-9
+
+
+def test_expected_and_realised_acceptance_agree(tiny):
+    """A martingale of at most one step a token, each of range 1: Azuma's bound at 1e-6."""
+    results = [run(tiny, "cactus:delta=0.2", new=40, seed=seed) for seed in range(10)]
+    expected = sum(r.meter.expected_accepted for r in results)
+    accepted = sum(r.meter.accepted for r in results)
+    assert abs(expected - accepted) < (400 * math.log(2 / 1e-6) / 2) ** 0.5
+    assert expected > 100
+
+
+def test_the_meter_costs_nothing_when_off_and_changes_no_token(tiny):
+    on, off = run(tiny, seed=6), run(tiny, seed=6, meter=False)
+    assert off.meter is None
+    assert on.output_token_ids.tolist() == off.output_token_ids.tolist()
+    assert off.seconds.meter < 0.2 * on.seconds.meter
+    parts = on.seconds.draft + on.seconds.target + on.seconds.verify + on.seconds.other
+    assert on.seconds.total == pytest.approx(parts)
+    assert on.tokens_per_second == pytest.approx(20 / on.seconds.total)
+
+
+def test_progress_sees_every_token_once(tiny):
+    seen = []
+    result = run(tiny, on_tokens=seen.extend)
+    plain_seen = []
+    plain = generate_plain(tiny[0], PROMPT, max_new_tokens=9, on_tokens=plain_seen.extend)
+    assert seen == result.output_token_ids[0].tolist()
+    assert plain_seen == plain.output_token_ids[0].tolist()
+    assert plain.accepted_histogram == (9,)
