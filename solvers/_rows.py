@@ -1,0 +1,57 @@
+"""Check what both programs are given: one row each, a known divergence, a budget."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import Divergence, FDivergence, Renyi
+from cactus_theory.divergences import divergence as find_divergence
+
+
+def one_pair(target_probs: Any, draft_probs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return a target and a draft row (V,) as float64 numpy, divided by their sums."""
+    target, draft = check.probability_rows(target_probs, draft_probs)
+    if target.ndim != 1:
+        raise ValueError(f"target_probs: must be one row (V,); got {check.describe(target)}")
+    return target.cpu().numpy().copy(), draft.cpu().numpy().copy()
+
+
+def budget(divergence: str | Divergence, delta: Any) -> tuple[Divergence, float]:
+    """Return the divergence and its budget δ ≥ 0, possibly infinite."""
+    return find_divergence(divergence), check.number("delta", delta, 0.0, math.inf)
+
+
+def token_index(token: Any, vocabulary: int) -> int:
+    """Return ``token`` as an index into the vocabulary."""
+    if isinstance(token, bool) or not isinstance(token, int | np.integer):
+        raise TypeError(f"token: must be an integer; got {token!r}")
+    if not 0 <= token < vocabulary:
+        raise ValueError(f"token: must lie in [0, {vocabulary - 1}]; got {token}")
+    return int(token)
+
+
+def generator_of(kind: Divergence) -> FDivergence | None:
+    """Return the f-divergence that a budget is about; None for the max-divergence."""
+    generator = kind.generator if isinstance(kind, Renyi) else kind
+    return generator if isinstance(generator, FDivergence) else None
+
+
+def strict_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = False) -> float:
+    """Return the slope of the best Σ min(p, h) at δ = 0, where h = q; 0 if nothing is gained.
+
+    Where p > q > 0 the first bit of divergence has an infinite price, as f is flat at 1. Mass
+    on tokens with q = 0, if ``free``, costs f′(∞) − f′(1) each.
+    """
+    raised = (p > q) & (q > 0)
+    generator = generator_of(kind)
+    if generator is None:
+        return float(q[raised].sum())
+    if raised.any():
+        return math.inf if generator.smooth else 1.0
+    if not (free and (p[q == 0] > 0).any()):
+        return 0.0
+    kink = 0.0 if generator.smooth else 0.5  # total variation falls by ½ where h < q
+    price = 1 / (generator.slope_at_infinity - generator.slope_at_one + kink)
+    return price / kind.a if isinstance(kind, Renyi) else price

@@ -1,0 +1,141 @@
+r"""The optimal program: the best acceptance of any row within the budget.
+
+.. math:: A(δ) = \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \in Δ,\; D(h\|q) \le δ
+
+The reference that the closed form answers to. Prior art for reverse KL: mentored decoding
+(Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474).
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import Divergence
+from solvers import _conic, _program, _rows
+from solvers.per_proposal import raised_ceiling
+
+SUPPORTS = ("target", "free")
+
+
+@dataclass(frozen=True)
+class OptimalProgram:
+    """A solved optimal program.
+
+    Attributes
+    ----------
+    target : (V,) float64, the row h to verify against instead of q.
+    acceptance : Σ min(p, h), the probability of keeping the drafted token.
+    divergence : D(h‖q) spent, in the divergence's unit (nats for KL).
+    price : dA/dδ, from the dual value of the budget.
+    bound, gap : proven upper bound on the acceptance, and bound minus acceptance.
+    solver, status : what solved it (``identity`` if nothing had to) and what it said.
+    seconds : wall time, building the program included.
+    """
+
+    target: np.ndarray
+    acceptance: float
+    divergence: float
+    price: float
+    bound: float
+    gap: float
+    solver: str
+    status: str
+    seconds: float
+
+
+def _may_leak(kind: Divergence) -> bool:
+    """Return whether mass on tokens with q = 0 has a finite cost, f′(∞) < ∞."""
+    generator = _rows.generator_of(kind)
+    return generator is not None and math.isfinite(generator.slope_at_infinity)
+
+
+def _accepted(cap: np.ndarray, zero_cap: float | None) -> Any:
+    """Return Σ min(p, h) as an expression; on q = 0 any split of z up to P₀ is as good."""
+
+    def objective(row: _conic.Scaled) -> Any:
+        cp = _conic.cvxpy()
+        inside = row.s @ cp.minimum(cap / row.s, row.w)
+        return inside if zero_cap is None else inside + cp.minimum(row.z, zero_cap)
+
+    return objective
+
+
+def _strict(q: np.ndarray, p: np.ndarray, price: float, started: float) -> OptimalProgram:
+    """Return h = q, the only row within δ = 0, with the frontier's slope there."""
+    accepted = float(np.minimum(p, q).sum())
+    seconds = time.perf_counter() - started
+    return OptimalProgram(q, accepted, 0.0, price, accepted, 0.0, "identity", "exact", seconds)
+
+
+def _finished(target: np.ndarray, answer: _program.Answer, seconds: float) -> OptimalProgram:
+    return OptimalProgram(
+        target,
+        answer.value,
+        answer.divergence,
+        answer.price,
+        answer.bound,
+        answer.bound - answer.value,
+        answer.solver,
+        answer.status,
+        seconds,
+    )
+
+
+def solve(
+    target_probs: Any,
+    draft_probs: Any,
+    divergence: str | Divergence = "kl",
+    *,
+    delta: float,
+    support: str = "target",
+) -> OptimalProgram:
+    r"""Maximise acceptance under a bound on D(h‖q), by a conic or linear solver.
+
+    .. math:: \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \ge 0,\; Σ h = 1,\; D(h\|q) \le δ
+
+    The answer is checked, not trusted: its row satisfies the budget within 1e-7 and its
+    acceptance meets a bound from the solver's own dual values within 1e-6. Variables are
+    scaled by s = clip(p, q, γ), γ_i the most that any row within the budget can put on i.
+    δ = 0 is h = q and needs no solver; δ = ∞ drops the budget.
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (V,) probabilities q and p of one dtype; they may miss 1 by
+        the dtype's tolerance and are divided by their float64 sum.
+    divergence : spec string (``kl``, ``renyi:a=2``, …) or a Divergence.
+    delta : budget ≥ 0 (nats for KL), possibly infinite.
+    support : ``target`` keeps h = 0 where q = 0; ``free`` allows mass there at f′(∞) each,
+        split in proportion to p.
+
+    Raises
+    ------
+    ValueError
+        Not a distribution, more than one row, a negative budget, an unknown divergence.
+    SolverGaveUp
+        No answer passed its own check.
+    ModuleNotFoundError
+        cvxpy is missing.
+    """
+    started = time.perf_counter()
+    q, p = _rows.one_pair(target_probs, draft_probs)
+    kind, delta = _rows.budget(divergence, delta)
+    check.one_of("support", support, SUPPORTS)
+    inside = q > 0
+    outside = float(p[~inside].sum())
+    free = support == "free" and outside > 0 and _may_leak(kind)
+    if delta == 0:
+        return _strict(q, p, _rows.strict_price(q, p, kind, free), started)
+    cap, zero_cap = p[inside], outside if free else None
+    scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))
+    objective = _accepted(cap, zero_cap)
+    program = _program.Program(kind, delta, q[inside], cap, objective, zero_cap)
+    answer = _program.solve(program, scale)
+    target = np.zeros_like(q)
+    target[inside] = answer.h
+    if free:
+        target[~inside] = p[~inside] * (answer.z / outside)
+    return _finished(target, answer, time.perf_counter() - started)

@@ -1,0 +1,201 @@
+r"""The Cactus program: given one drafted token, raise it as far as the budget allows.
+
+.. math:: γ = \max_h h_n \;\text{ s.t. }\; h \in Δ,\; D(h\|q) \le δ
+
+Source: Hao & Mou 2026 (arXiv 2604.04987), who pose it for f-divergences.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import Divergence, FDivergence, MaxDivergence, Renyi
+from solvers import _program, _rows
+from solvers._conic import LARGEST_EXPONENT, Scaled
+
+# Bisection in log γ starts from at most 700 nats: 40 halvings leave a factor below 1 + 1e-9.
+SCALE_HALVINGS = 40
+
+
+@dataclass(frozen=True)
+class PerProposalProgram:
+    """A solved per-proposal program.
+
+    Attributes
+    ----------
+    target : (V,) float64, the row h to verify the drafted token against.
+    raised : γ = h_n.
+    divergence : D(h‖q) spent, in the divergence's unit (nats for KL).
+    price : dγ/dδ, the dual value of the budget; inf at δ = 0 where h = q is forced.
+    bound : proven upper bound on γ, from the solver's dual values.
+    solver, seconds : what solved it (``identity`` if nothing had to) and how long it took.
+    """
+
+    target: np.ndarray
+    raised: float
+    divergence: float
+    price: float
+    bound: float
+    solver: str
+    seconds: float
+
+
+def two_point_cost(raised: Any, q_n: Any, f: FDivergence) -> torch.Tensor:
+    """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)), the least D of any row with h_n = γ."""
+    raised, q_n = (torch.as_tensor(x, dtype=torch.float64) for x in (raised, q_n))
+    rest = f.centred((1 - raised) / (1 - q_n))
+    return q_n * f.centred(raised / q_n) + (1 - q_n) * rest
+
+
+def _generator_budget(kind: Divergence, delta: float) -> tuple[FDivergence, float]:
+    """Return the f-divergence and budget that say the same as D ≤ δ."""
+    if isinstance(kind, Renyi):
+        return kind.generator, float(kind.to_alpha(torch.tensor(delta, dtype=torch.float64)))
+    assert isinstance(kind, FDivergence)
+    return kind, delta
+
+
+def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 0.0) -> float:
+    r"""Return the largest γ in [q_n, 1] of the two-point reduction, by scipy's ``brentq``.
+
+    .. math:: q_n f(γ/q_n) + (1-q_n) f((1-γ)/(1-q_n)) = δ
+
+    By symmetry and convexity the other tokens keep their proportions, so that the program
+    over V tokens is this equation in one. The left side is convex and 0 at q_n; γ = 1 where
+    it stays within δ. Exact up to float64 rounding of γ; γ = 0 at q_n = 0.
+
+    Raises
+    ------
+    ValueError
+        q_n outside [0, 1], a negative budget, an unknown divergence.
+    """
+    kind, delta = _rows.budget(divergence, delta)
+    q_n = check.number("q_n", q_n, 0.0, 1.0)
+    if q_n in (0.0, 1.0) or delta == 0:
+        return q_n
+    if math.isinf(delta):
+        return 1.0
+    if isinstance(kind, MaxDivergence):
+        return min(1.0, math.exp(min(delta, LARGEST_EXPONENT)) * q_n)
+    f, amount = _generator_budget(kind, delta)
+    return _bracketed_root(q_n, f, amount)
+
+
+def _bracketed_root(q_n: float, f: FDivergence, amount: float) -> float:
+    optimize = check.optional_module("scipy.optimize", "solvers")
+
+    def over(raised: float) -> float:
+        return float(two_point_cost(raised, q_n, f)) - amount
+
+    top = 1.0
+    if not math.isfinite(over(top)):  # f(0) = ∞ forbids γ = 1
+        top = math.nextafter(1.0, 0.0)
+    if over(top) <= 0:
+        return top
+    # relative accuracy of a few ulps: four is the least that brentq accepts
+    return optimize.brentq(over, q_n, top, xtol=1e-300, rtol=4 * np.finfo(float).eps)
+
+
+def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
+    """Return an upper bound on h_i over all rows within the budget, tight to a few digits.
+
+    The same root as :func:`raised_root` for all tokens (V,) at once, by halving the
+    bracket [q, 1] in log γ and keeping its upper end. Only used to scale variables.
+    """
+    if math.isinf(delta):
+        return np.ones_like(q)
+    if isinstance(kind, MaxDivergence):
+        return np.minimum(1.0, math.exp(min(delta, LARGEST_EXPONENT)) * q)
+    f, amount = _generator_budget(kind, delta)
+    low, high = torch.from_numpy(q).log(), torch.zeros(len(q), dtype=torch.float64)
+    for _ in range(SCALE_HALVINGS):
+        middle = (low + high) / 2
+        within = two_point_cost(middle.exp(), q, f) <= amount
+        low, high = torch.where(within, middle, low), torch.where(within, high, middle)
+    return high.exp().numpy()
+
+
+def _raise_token(index: int) -> Any:
+    def objective(row: Scaled) -> Any:
+        return row.s[index] * row.w[index]
+
+    return objective
+
+
+def solve(
+    target_probs: Any,
+    token: int,
+    *,
+    divergence: str | Divergence = "kl",
+    delta: float,
+) -> PerProposalProgram:
+    r"""Solve the Cactus program over the whole simplex by a conic solver.
+
+    .. math:: \max_h h_n \;\text{ s.t. }\; h \ge 0,\; Σ h = 1,\; D(h\|q) \le δ,\; h ≪ q
+
+    The answer is checked, not trusted: its row satisfies the budget within 1e-7 and its
+    value meets a bound from the solver's own dual values within 1e-6. The two-point
+    reduction enters only as the scale of the variables. δ = 0, q_n = 0 and q_n = 1 leave
+    h = q and need no solver.
+
+    Parameters
+    ----------
+    target_probs : (V,) probabilities q; they may miss 1 by their dtype's tolerance.
+    token : the drafted token n, counted from 0.
+    divergence : spec string (``kl``, ``renyi:a=2``, …) or a Divergence.
+    delta : budget ≥ 0 (nats for KL), possibly infinite.
+
+    Raises
+    ------
+    ValueError
+        Not a distribution, a token outside the vocabulary, a negative budget.
+    SolverGaveUp
+        No answer passed its own check.
+    """
+    started = time.perf_counter()
+    q, _ = _rows.one_pair(target_probs, target_probs)
+    kind, delta = _rows.budget(divergence, delta)
+    token = _rows.token_index(token, len(q))
+    if delta == 0 or q[token] in (0.0, 1.0):
+        price = _rows.strict_price(q, _one_hot(token, len(q)), kind)
+        answer = _program.Answer(q, 0.0, q[token], 0.0, price, q[token], "identity", "exact")
+        return _finished(q, token, answer, started)
+    inside = q > 0
+    answer = _solve_inside(q[inside], int(inside[:token].sum()), kind, delta)
+    target = np.zeros_like(q)
+    target[inside] = answer.h
+    return _finished(target, token, answer, started)
+
+
+def _finished(
+    target: np.ndarray, token: int, answer: _program.Answer, started: float
+) -> PerProposalProgram:
+    return PerProposalProgram(
+        target,
+        float(target[token]),
+        answer.divergence,
+        answer.price,
+        float(answer.bound),
+        answer.solver,
+        time.perf_counter() - started,
+    )
+
+
+def _one_hot(index: int, size: int) -> np.ndarray:
+    row = np.zeros(size)
+    row[index] = 1.0
+    return row
+
+
+def _solve_inside(q: np.ndarray, index: int, kind: Divergence, delta: float) -> _program.Answer:
+    """Solve over the tokens with q > 0; the caps of Σ min(c, h) = h_n are a one-hot row."""
+    cap = _one_hot(index, len(q))
+    scale = q.copy()
+    scale[index] = raised_root(q[index], kind, delta)
+    program = _program.Program(kind, delta, q, cap, _raise_token(index))
+    return _program.solve(program, scale)

@@ -1,0 +1,132 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from solvers import __main__ as command_line
+from solvers import optimal, per_proposal
+
+Q, P = np.array([0.30, 0.35, 0.35]), np.array([0.05, 0.80, 0.15])
+
+
+@pytest.fixture
+def files(tmp_path):
+    np.save(tmp_path / "target.npy", Q)
+    np.save(tmp_path / "draft.npy", P)
+    np.save(tmp_path / "batch.npy", np.stack([P, Q]))
+    return {path.stem: str(path) for path in tmp_path.glob("*.npy")}
+
+
+def run(capsys, *arguments):
+    code = command_line.main([str(argument) for argument in arguments])
+    return code, *capsys.readouterr()
+
+
+def test_the_optimal_program_as_json(files, capsys):
+    code, out, error = run(
+        capsys, "optimal", files["target"], files["draft"], "--delta", 0.1, "--json"
+    )
+    assert (code, error) == (0, "")
+    printed = json.loads(out)
+    assert printed["program"] == "optimal"
+    (row,) = printed["rows"]
+    expected = optimal.solve(Q, P, delta=0.1)
+    assert row["acceptance"] == pytest.approx(expected.acceptance, abs=1e-12)
+    assert row["target"] == pytest.approx(expected.target.tolist())
+    assert set(row) == set(vars(expected))
+
+
+def test_the_per_proposal_program_as_text(files, capsys):
+    arguments = ("--token", 1, "--delta", 0.4224, "--divergence", "pearson_chi2")
+    code, out, error = run(capsys, "per-proposal", files["target"], *arguments)
+    assert (code, error) == (0, "")
+    printed = dict(line.split(maxsplit=1) for line in out.splitlines())
+    expected = per_proposal.solve(Q, 1, divergence="pearson_chi2", delta=0.4224)
+    assert float(printed["raised"]) == pytest.approx(expected.raised, rel=1e-8)
+    assert printed["solver"] == "CLARABEL"
+
+
+def test_a_batch_gives_one_result_a_row(files, capsys):
+    arguments = ("--delta", 0.1, "--divergence", "reverse_kl", "--support", "free", "--json")
+    _, out, _ = run(capsys, "optimal", files["target"], files["batch"], *arguments)
+    first, second = json.loads(out)["rows"]
+    assert first["acceptance"] < second["acceptance"] == pytest.approx(1, abs=1e-6)
+    _, out, _ = run(capsys, "optimal", files["target"], files["batch"], "--delta", 0.1)
+    assert "row 0" in out and "row 1" in out
+
+
+def test_logits_and_infinite_prices(tmp_path, capsys):
+    path = tmp_path / "logits.json"
+    path.write_text(json.dumps(np.log(Q).tolist()))
+    arguments = ("--token", 1, "--delta", 0, "--logits", "--json")
+    _, out, _ = run(capsys, "per-proposal", path, *arguments)
+    (row,) = json.loads(out)["rows"]
+    assert row["raised"] == pytest.approx(0.35)
+    assert row["price"] == "inf"
+
+
+@pytest.mark.parametrize(
+    "program, names, options, message",
+    [
+        ("optimal", ["target", "absent"], ["--delta", 0.1], "absent.npy: must be a readable file"),
+        ("optimal", ["target", "short"], ["--delta", 0.1], "short.npy: vocabulary must equal"),
+        ("optimal", ["target", "draft"], ["--delta", -1], "delta: must lie in"),
+        ("optimal", ["batch", "three"], ["--delta", 1], "three.npy: shape must broadcast"),
+        ("optimal", ["target", "draft"], ["--delta", 1, "--divergence", "l2"], "must be one of"),
+        ("per-proposal", ["target"], ["--delta", 0.1, "--token", 7], "token: must lie in [0, 2]"),
+        ("per-proposal", ["wrong"], ["--delta", 0.1, "--token", 0], "must sum to 1"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(
+    files, tmp_path, capsys, program, names, options, message
+):
+    np.save(tmp_path / "short.npy", np.array([0.5, 0.5]))
+    np.save(tmp_path / "three.npy", np.stack([P, P, P]))
+    np.save(tmp_path / "wrong.npy", 2 * P)
+    paths = [tmp_path / f"{name}.npy" for name in names]
+    code, out, error = run(capsys, program, *paths, *options)
+    assert (code, out) == (2, "")
+    assert error.count("\n") == 1 and error.endswith("\n")
+    assert error.startswith(f"python -m solvers {program}: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "PROGRAM"),
+        (["guess"], "invalid choice: 'guess'"),
+        (["optimal", "q.npy", "p.npy"], "--delta"),
+        (["optimal", "q.npy", "p.npy", "--delta", "x"], "invalid float value"),
+        (["per-proposal", "q.npy", "--delta", "1"], "--token"),
+    ],
+)
+def test_usage_errors_are_one_line_too(capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(arguments)
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert error.count("\n") == 1 and message in error
+
+
+def test_a_solver_that_gave_up_is_an_error(files, capsys, monkeypatch):
+    from solvers import _program
+
+    monkeypatch.setattr(_program, "_run", lambda *args: None)
+    code, out, error = run(capsys, "optimal", files["target"], files["draft"], "--delta", 0.1)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert "no answer" in error
+
+
+def test_the_module_runs_and_leaves_cvxpy_alone_until_it_is_needed(files, tmp_path):
+    (tmp_path / "cvxpy.py").write_text("raise RuntimeError('imported too early')")
+    command = [sys.executable, "-m", "solvers", "optimal", files["target"], files["draft"]]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--delta", "0"], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "identity" in done.stdout

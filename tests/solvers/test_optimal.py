@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cactus_theory as ct
+from solvers import optimal
+from tests.solvers.cases import DIVERGENCES, LINEAR, Tally, budgets, examples, pairs
+
+ACCEPTANCE = 1e-6
+# duals of interior-point methods are good to about 1e-5 relative where the price is not tiny
+PRICE = 1e-3
+SMALLEST_PRICE = 1e-3
+# the optimum is flat: a row may be off by the square root of what its acceptance is off by
+ROW = 2e-3
+
+
+def compare(tally, spec, q, p, delta, support):
+    program = tally.solve(optimal.solve, q, p, spec, delta=delta, support=support)
+    if program is None:
+        return
+    closed = ct.optimal_acceptance(q, p, divergence=spec, delta=delta, support=support)
+    error = tally.record("acceptance", abs(program.acceptance - closed.acceptance))
+    assert error <= ACCEPTANCE
+    assert closed.acceptance <= program.bound + 1e-9
+    feasible(program, q, p, delta, support)
+    unique = spec not in LINEAR and closed.price > SMALLEST_PRICE
+    if unique and closed.divergence > delta - 1e-9:
+        assert tally.record("price", abs(program.price / closed.price - 1)) <= PRICE
+        inside = q > 0
+        row = np.abs(program.target - closed.target)[inside].max()
+        assert tally.record("row", row) <= ROW
+
+
+def feasible(program, q, p, delta, support):
+    h = program.target
+    assert h.min() >= 0
+    assert h.sum() == pytest.approx(1, abs=1e-12)
+    assert support == "free" or not h[q == 0].any()
+    assert program.divergence <= delta + 1e-7
+    assert np.minimum(p, h).sum() == pytest.approx(program.acceptance, abs=1e-12)
+    assert abs(program.gap) <= 1e-6
+    assert program.gap == program.bound - program.acceptance
+
+
+@pytest.mark.parametrize("spec", DIVERGENCES)
+def test_the_closed_form_is_the_optimum_of_the_program(spec):
+    tally = Tally()
+
+    @examples(spec)
+    @given(pairs(), budgets(), st.sampled_from(optimal.SUPPORTS))
+    def agree(rows, delta, support):
+        compare(tally, spec, *rows, delta, support)
+
+    agree()
+    tally.check(spec)
+
+
+@pytest.mark.parametrize("spec", ["reverse_kl", "total_variation", "jensen_shannon", "renyi:a=0.5"])
+def test_free_support_spends_on_tokens_the_target_excludes(spec):
+    q, p = np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.3, 0.1, 0.4, 0.2])
+    delta = 0.3
+    program = optimal.solve(q, p, spec, delta=delta, support="free")
+    closed = ct.optimal_acceptance(q, p, divergence=spec, delta=delta, support="free")
+    assert program.acceptance == pytest.approx(closed.acceptance, abs=ACCEPTANCE)
+    assert program.acceptance > optimal.solve(q, p, spec, delta=delta).acceptance + 0.05
+    assert program.target[2] == pytest.approx(2 * program.target[3])
+    assert program.target[3] > 0.01
+
+
+@pytest.mark.parametrize("spec", ["kl", "pearson_chi2", "max_divergence", "renyi:a=2"])
+def test_free_support_changes_nothing_where_leaking_costs_everything(spec):
+    q, p = np.array([0.5, 0.5, 0.0]), np.array([0.6, 0.1, 0.3])
+    results = [optimal.solve(q, p, spec, delta=0.1, support=s) for s in optimal.SUPPORTS]
+    np.testing.assert_array_equal(results[0].target, results[1].target)
+
+
+@pytest.mark.parametrize("spec", ["kl", "reverse_kl", "jensen_shannon", "total_variation"])
+def test_a_vocabulary_of_a_thousand_is_solved(spec):
+    generator = np.random.default_rng(1)
+    q, p = (np.maximum(generator.dirichlet(np.full(1000, 0.5)), 1e-9) for _ in range(2))
+    q, p = q / q.sum(), p / p.sum()
+    program = optimal.solve(q, p, spec, delta=0.1)
+    closed = ct.optimal_acceptance(q, p, divergence=spec, delta=0.1)
+    assert program.acceptance == pytest.approx(closed.acceptance, abs=ACCEPTANCE)
+
+
+@pytest.mark.parametrize("support", optimal.SUPPORTS)
+@pytest.mark.parametrize("spec", DIVERGENCES)
+def test_budget_zero_is_the_target_itself(spec, support):
+    q, p = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.6, 0.1, 0.1])
+    program = optimal.solve(q, p, spec, delta=0, support=support)
+    np.testing.assert_array_equal(program.target, q)
+    assert program.solver == "identity"
+    assert program.divergence == program.gap == 0
+    assert program.price == {"total_variation": 1.0, "max_divergence": 0.3}.get(spec, np.inf)
+
+
+@pytest.mark.parametrize("spec", [*LINEAR, "reverse_kl", "jensen_shannon", "renyi:a=0.5"])
+def test_the_price_at_budget_zero_is_the_slope_of_the_frontier(spec):
+    q, p = np.array([0.6, 0.4, 0.0]), np.array([0.5, 0.3, 0.2])  # gains only by leaking
+    strict = optimal.solve(q, p, spec, delta=0, support="free")
+    step = 1e-5
+    slope = (
+        ct.optimal_acceptance(q, p, divergence=spec, delta=step, support="free").acceptance
+        - strict.acceptance
+    ) / step
+    assert strict.price == pytest.approx(slope, rel=0.02, abs=1e-9)
+    assert optimal.solve(q, p, spec, delta=0).price == 0
+
+
+@pytest.mark.parametrize("delta", [50.0, np.inf])
+@pytest.mark.parametrize("spec", DIVERGENCES)
+def test_a_budget_that_does_not_bind_has_price_zero(spec, delta):
+    q, p = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.6, 0.1, 0.1])
+    program = optimal.solve(q, p, spec, delta=delta)
+    assert program.acceptance == pytest.approx(0.9, abs=1e-6)
+    assert program.price == pytest.approx(0, abs=1e-6)
+
+
+def test_rows_in_float32_are_divided_by_their_sum():
+    q, p = (np.array(row, np.float32) for row in ([0.1, 0.2, 0.7], [0.3, 0.3, 0.4]))
+    program = optimal.solve(q, p, delta=0.02)
+    assert program.target.dtype == np.float64
+    assert program.target.sum() == pytest.approx(1, abs=1e-15)

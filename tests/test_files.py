@@ -1,0 +1,164 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from cactus_theory._files import load_rows, save_rows
+
+ROWS = np.array([[0.25, 0.75, 0.0], [0.5, 0.125, 0.375]])
+
+
+def written(tmp_path, suffix, rows):
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".npy":
+        np.save(path, rows)
+    elif suffix == ".npz":
+        np.savez(path, rows=rows)
+    elif suffix == ".csv":
+        np.savetxt(path, np.atleast_2d(rows), delimiter=",", fmt="%.17g")
+    elif suffix == ".json":
+        path.write_text(json.dumps(np.asarray(rows).tolist()))
+    else:
+        from safetensors.numpy import save_file
+
+        save_file({"rows": np.ascontiguousarray(rows)}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".csv", ".json"])
+@pytest.mark.parametrize("rows", [ROWS, ROWS[0]], ids=["batch", "row"])
+def test_every_format_gives_the_rows_back(tmp_path, suffix, rows):
+    loaded = load_rows(written(tmp_path, suffix, rows))
+    assert loaded.dtype == np.float64
+    np.testing.assert_array_equal(loaded, rows)
+
+
+def test_floats_keep_their_dtype_and_integers_become_float64(tmp_path):
+    path = written(tmp_path, ".npy", ROWS.astype(np.float32))
+    assert load_rows(path).dtype == np.float32
+    path = written(tmp_path, ".npy", np.array([0, 1]))
+    assert load_rows(path).dtype == np.float64
+    path = written(tmp_path, ".npy", ROWS.astype(">f8"))
+    np.testing.assert_array_equal(load_rows(path), ROWS)
+    assert load_rows(path).dtype.isnative
+
+
+def test_bfloat16_becomes_float32(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    path = tmp_path / "rows.safetensors"
+    save_file({"rows": torch.tensor([0.25, 0.75], dtype=torch.bfloat16)}, path)
+    np.testing.assert_array_equal(load_rows(str(path)), np.array([0.25, 0.75], np.float32))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_name_picks_one_array_of_several(tmp_path, suffix):
+    path = tmp_path / f"two{suffix}"
+    if suffix == ".npz":
+        np.savez(path, target=ROWS, draft=ROWS[0])
+    else:
+        from safetensors.numpy import save_file
+
+        save_file({"target": ROWS, "draft": ROWS[0]}, path)
+    np.testing.assert_array_equal(load_rows(f"{path}::draft"), ROWS[0])
+    with pytest.raises(ValueError, match=r"name one of .*target.* after '::'; got no name"):
+        load_rows(str(path))
+    with pytest.raises(ValueError, match=r"after '::'; got 'verifier'"):
+        load_rows(f"{path}::verifier")
+
+
+def test_logits_become_a_float64_softmax(tmp_path):
+    logits = np.array([[1000.0, 1000.0, -np.inf], [0.0, np.log(3.0), -1e4]], np.float64)
+    loaded = load_rows(written(tmp_path, ".npy", logits), logits=True)
+    np.testing.assert_allclose(loaded, [[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], atol=1e-15)
+    half = load_rows(written(tmp_path, ".npy", np.zeros((2, 7), np.float16)), logits=True)
+    assert half.dtype == np.float64
+    np.testing.assert_allclose(half.sum(-1), 1.0, atol=1e-15)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_need_a_finite_maximum(tmp_path, bad):
+    path = written(tmp_path, ".npy", np.array([[0.0, 0.0], [bad, bad]]))
+    with pytest.raises(ValueError, match="finite maximum"):
+        load_rows(path, logits=True)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".csv", ".json"])
+def test_a_missing_file_and_a_directory_are_named(tmp_path, suffix):
+    with pytest.raises(OSError, match="absent.*no such file"):
+        load_rows(str(tmp_path / f"absent{suffix}"))
+    (tmp_path / f"folder{suffix}").mkdir()
+    with pytest.raises(OSError, match="folder.*is a directory"):
+        load_rows(str(tmp_path / f"folder{suffix}"))
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".csv", ".json"])
+@pytest.mark.parametrize("content", [b"not \xff rows", b""], ids=["garbage", "empty"])
+def test_a_broken_file_is_named(tmp_path, suffix, content):
+    path = tmp_path / f"broken{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="broken"):
+        load_rows(str(path))
+
+
+@pytest.mark.parametrize(
+    "suffix, text, message",
+    [
+        (".csv", "0.5,0.5\n0.5,half\n", "line 2: 'half'"),
+        (".csv", "0.5,0.5\n1\n", "equal lengths"),
+        (".json", "[[0.5, 0.5], [1.0]]", "equal lengths"),
+        (".json", '{"rows": [1]}', r"at least one token; got shape \(\)"),
+        (".json", "0.5", "at least one token"),
+        (".json", "[]", "at least one token"),
+        (".json", '["a", "b"]', "must hold numbers"),
+        (".json", "[true, false]", "must hold numbers"),
+        (".json", "[1.0, null]", "must hold numbers"),
+        (".txt", "0.5 0.5", r"suffix must be one of .*\.npy"),
+    ],
+)
+def test_wrong_contents_name_the_rule(tmp_path, suffix, text, message):
+    path = tmp_path / f"rows{suffix}"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_rows(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_pickles_are_refused(tmp_path):
+    path = tmp_path / "rows.npy"
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="must be a .npy file of numbers"):
+        load_rows(str(path))
+    path = tmp_path / "rows.npz"
+    np.savez(path, rows=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(ValueError, match="rows.npz"):
+        load_rows(str(path))
+
+
+def test_complex_numbers_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="complex"):
+        load_rows(written(tmp_path, ".npy", ROWS.astype(complex)))
+
+
+def test_only_containers_take_a_name(tmp_path):
+    with pytest.raises(ValueError, match="only .npz and .safetensors"):
+        load_rows(written(tmp_path, ".npy", ROWS) + "::rows")
+
+
+def test_a_missing_safetensors_names_the_extra(tmp_path, monkeypatch):
+    path = written(tmp_path, ".safetensors", ROWS)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ModuleNotFoundError, match=r"cactus-theory\[llm\]"):
+        load_rows(path)
+
+
+def test_saved_rows_come_back(tmp_path):
+    path = str(tmp_path / "rows.npy")
+    save_rows(path, ROWS)
+    np.testing.assert_array_equal(load_rows(path), ROWS)
+    with pytest.raises(ValueError, match="suffix must be .npy"):
+        save_rows(str(tmp_path / "rows.csv"), ROWS)
+    with pytest.raises(OSError, match="must be a writable file; No such file"):
+        save_rows(str(tmp_path / "absent" / "rows.npy"), ROWS)
