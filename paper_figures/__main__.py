@@ -1,0 +1,53 @@
+"""Draw figures from committed numbers: ``python -m paper_figures [NAME …] [--out FOLDER]``.
+
+Every ``fig_NAME.py`` here has ``draw(data)``, which reads CSV in that folder and returns a
+figure; it is saved as ``NAME.pdf`` and ``NAME.png``, the same bytes for the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def names() -> list[str]:
+    """Return the figures there are."""
+    return sorted(path.stem.removeprefix("fig_") for path in HERE.glob("fig_*.py"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw the named figures, or all; return 2 after one line when a name or a file is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m paper_figures", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}")
+    parser.add_argument("--out", type=Path, default=HERE, help="where the pictures go")
+    parser.add_argument("--data", type=Path, default=HERE / "data", help="folder of the CSV")
+    args = parser.parse_args(arguments)
+    try:
+        for name in args.names or names():
+            if name not in names():
+                raise ValueError(f"NAME: must be one of {', '.join(names())}; got {name!r}")
+            for path in draw(name, args.data, args.out):
+                print(path)
+    except (ValueError, OSError) as error:
+        print(f"python -m paper_figures: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def draw(name: str, data: Path, out: Path) -> list[Path]:
+    """Draw one figure and return its files."""
+    try:
+        style = importlib.import_module("paper_figures._style")
+    except ImportError as error:
+        raise ValueError("matplotlib is needed: pip install 'cactus-theory[figures]'") from error
+    with style.applied():
+        figure = importlib.import_module(f"paper_figures.fig_{name}").draw(data)
+        return style.save(figure, name, out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""How many of its budgets Cactus spends, per proposal and in the emitted law."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from . import _style as style
+
+# light to dark with the budget, one hue: the published rule's
+SHADES = ("#F2A774", "#E67E38", "#D55E00", "#9C4300", "#5E2900")
+# where the maxima are named: alignment and shift in typographic points
+PLACES = (*[("right", (-6, 5))] * 4, ("center", (4, -33)))
+EXAMPLES = {
+    "25 of 1000 tokens": ("-", "draft sure of 25 of 1000 tokens"),
+    "3 tokens": ((0, (5, 2)), "three tokens"),
+}
+# in the right panel, above the knee of the upper lines
+PEAK = (0.11, 34.0)
+Rows = list[dict[str, Any]]
+
+
+def draw(data: Path) -> Figure:
+    """Return the figure from ``overspend.csv``, and real rows from ``acceptance_kl.csv``."""
+    rows = style.read(data / "overspend.csv")
+    figure, (left, right) = style.panels(2, height=3.4)
+    per_proposal(left, rows)
+    emitted(right, rows)
+    real_rows(right, style.read(data / "acceptance_kl.csv"))
+    return figure
+
+
+def per_proposal(ax: Axes, rows: Rows) -> None:
+    """Draw KL of the drafted token's row over δ against q_n, the maxima marked."""
+    ax.set_title("Cactus, per proposal")
+    ax.set(xlim=(0, 1), ylim=(0, 2.2))
+    ax.set(xlabel="target probability of the drafted token", ylabel="KL(proposal ‖ target) / δ")
+    top = [row for row in rows if row["kind"] == "maximum"]
+    for shade, place, best in zip(SHADES, PLACES, top, strict=True):
+        curve = [row for row in rows if row["kind"] == "curve" and row["policy"] == "cactus"]
+        curve = [row for row in curve if row["delta"] == best["delta"]]
+        ax.plot(*style.columns(curve, "q_n", "kl_over_delta"), color=shade)
+        peak = (best["q_n"], best["kl_over_delta"])
+        ax.plot(*peak, "o", color=shade, markersize=4.5, clip_on=False)
+        text = f"δ = {best['delta']:g}: {peak[1]:.2f}"
+        style.label(ax, text, peak, style.INK, ha=place[0], shift=place[1])
+    promise(ax, (0.87, 1), "promised", ha="right", shift=(0, -6))
+
+
+def emitted(ax: Axes, rows: Rows) -> None:
+    """Draw KL of the emitted law over δ against δ, for two pairs of rows."""
+    ax.set_title("In the law that is emitted")
+    ax.set(xscale="log", yscale="log", ylim=(0.15, 80), xlabel="budget δ, nats")
+    ax.set(ylabel="KL(emitted ‖ target) / δ")
+    style.ticks(ax.xaxis, (0.001, 0.01, 0.1, 1))
+    style.ticks(ax.yaxis, (0.3, 1, 3, 10, 30))
+    for example, (dashes, text) in EXAMPLES.items():
+        for name in ("cactus_exact", "cactus"):
+            line = [row for row in rows if (row["example"], row["policy"]) == (example, name)]
+            x, y = style.columns(line, "delta", "kl_over_delta")
+            ax.plot(x, y, color=style.COLOUR[name], linestyle=dashes)
+            if example == "25 of 1000 tokens":
+                name_rule(ax, name, (x[0], y[0]))
+        wide = dashes == "-"
+        place = {"ha": "center", "shift": (6, 9)} if wide else {"shift": (2, -8)}
+        style.label(ax, text, PEAK if wide else (x[0], y[0]), style.INK, **place)
+    promise(ax, (1e-3, 1), "promised", shift=(2, -6))
+
+
+def real_rows(ax: Axes, rows: Rows) -> None:
+    """Add the mean over a real pair's rows."""
+    for name in ("cactus_exact", "cactus"):
+        line = [row for row in rows if row["series"] == name]
+        x = [row["value"] for row in line]
+        y = [row["mean_kl"] / row["value"] for row in line]
+        ax.plot(x, y, "o:", color=style.COLOUR[name], markersize=3.4, linewidth=0.9)
+        if name == "cactus":
+            style.label(
+                ax, "mean over real rows", (x[-1], y[-1]), style.INK, ha="right", shift=(-26, 2)
+            )
+
+
+def name_rule(ax: Axes, name: str, start: tuple[float, float]) -> None:
+    """Write a rule's name where its line begins."""
+    above = 7 if name == "cactus_exact" else -14
+    style.label(ax, style.NAME[name], start, style.COLOUR[name], shift=(2, above))
+
+
+def promise(ax: Axes, at: tuple[float, float], text: str, **options: Any) -> None:
+    """Draw and name the line at one budget."""
+    ax.axhline(1, color=style.INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
+    style.label(ax, text, at, style.INK, **options)
