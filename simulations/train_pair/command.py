@@ -1,0 +1,179 @@
+"""``python -m simulations train-pair``: from standard library to shipped pair.
+
+Six stages, each resumed or skipped when its file in ``--work-dir`` says so: corpus and
+tokenizer, target on text, draft on text, samples of the target, draft distilled on them,
+report. Training is bit-identical however often it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from . import ship
+from .corpus import fingerprint, held_out, read_corpus, standard_library, training
+from .distil import PoolPlan, build_pool, distil_loss, distil_plan, mixed_batches
+from .model import Shape, build, load, save
+from .tokenizer import encode_stream, train_tokenizer
+from .train import Outcome, Plan, fit, text_batches, text_loss
+
+PAIR = Path(__file__).resolve().parent.parent / "pair"
+DRAFT_SPREAD = 0.06  # one layer learns faster from larger fresh weights: 4.18 against 4.36 nats
+POSITIVE = (
+    "vocab_size target_layers target_width target_head_size draft_layers draft_width "
+    "draft_head_size steps draft_steps distil_steps pool_chunks pool_rows batch_size length "
+    "overlap_rows threads"
+).split()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags; the defaults made the shipped pair."""
+    add = parser.add_argument
+    add("--work-dir", type=Path, default=Path("build/train-pair"), help="checkpoints and samples")
+    add("--out", type=Path, default=PAIR, help="where the finished pair goes")
+    add("--corpus", type=Path, default=None, help="folder of .py files (the standard library)")
+    add("--vocab-size", type=int, default=2048)
+    for name, layers, width, head in (("target", 6, 192, 64), ("draft", 1, 128, 32)):
+        add(f"--{name}-layers", type=int, default=layers)
+        add(f"--{name}-width", type=int, default=width)
+        add(f"--{name}-head-size", type=int, default=head)
+    add("--steps", type=int, default=2700, help="training steps of the target")
+    add("--draft-steps", type=int, default=1500, help="training steps of the draft on text")
+    add("--distil-steps", type=int, default=1500, help="distillation steps of the draft")
+    add("--pool-chunks", type=int, default=32, help="batches of samples the target writes")
+    add("--pool-rows", type=int, default=128, help="sequences in one batch of samples")
+    add("--pool-share", type=float, default=0.5, help="share of samples in a distillation batch")
+    add("--batch-size", type=int, default=16, help="sequences in a training step")
+    add("--length", type=int, default=256, help="tokens of a training sequence")
+    add("--rate", type=float, default=2.5e-3, help="peak learning rate of the target")
+    add("--draft-rate", type=float, default=4e-3, help="peak learning rate of the draft")
+    add("--overlap-rows", type=int, default=128, help="held-out continuations the report scores")
+    add("--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of training")
+    add("--seed", type=int, default=0)
+    add("--threads", type=int, default=1, help="one gives bit-identical results")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, distil, measure and ship; return 2 with one line when an argument is wrong."""
+    try:
+        _check(args)
+        torch.set_num_threads(args.threads)
+        disable_progress_bar()
+        _run(args)
+    except ValueError as error:
+        print(f"train-pair: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    documents = read_corpus(args.corpus or standard_library())
+    _claim(args, fingerprint(documents))
+    tokenizer = train_tokenizer([d.text for d in training(documents)], args.vocab_size)
+    stream = encode_stream(tokenizer, training(documents))
+    finished = args.work_dir / "pair"
+
+    target_outcome = train_target(args, stream, finished / "target")
+    target = load(finished / "target")
+    draft_outcomes = train_draft(args, stream, target, finished / "draft")
+
+    ship.add_tokenizer(tokenizer, finished)
+    unseen = encode_stream(tokenizer, held_out(documents))
+    outcomes = {"target": target_outcome, **draft_outcomes}
+    ship.write_report(args, command_line(args), finished, documents, unseen, outcomes)
+    ship.publish(finished, args.out)
+    print(json.dumps(ship.summary(args.out), indent=2))
+
+
+def train_target(args: argparse.Namespace, stream, folder: Path) -> Outcome:
+    """Train the target on text and store it in ``folder``."""
+    shape = Shape(args.target_layers, args.target_width, args.target_head_size)
+    model = build(shape, args.vocab_size, args.seed)
+    plan = _text_plan(args, args.steps, args.rate, args.seed)
+    checkpoint = args.work_dir / "target.pt"
+    batches = text_batches(stream, plan)
+    outcome = fit(model, plan, batches, text_loss, checkpoint, label="target")
+    save(model, folder)
+    return outcome
+
+
+def train_draft(args: argparse.Namespace, stream, target, folder: Path) -> dict[str, Outcome]:
+    """Train the draft on text, then on the target's distribution, and store it."""
+    shape = Shape(args.draft_layers, args.draft_width, args.draft_head_size, DRAFT_SPREAD)
+    draft = build(shape, args.vocab_size, args.seed + 1)
+    plan = _text_plan(args, args.draft_steps, args.draft_rate, args.seed + 1)
+    text = text_batches(stream, plan)
+    checkpoint = args.work_dir / "draft-text.pt"
+    on_text = fit(draft, plan, text, text_loss, checkpoint, label="draft, text")
+
+    pool_plan = PoolPlan(args.pool_chunks, args.pool_rows, args.length + 1, args.seed)
+    pool = build_pool(target, stream, pool_plan, args.work_dir / "samples")
+    batches = mixed_batches(pool, text, args.pool_share)
+    plan = distil_plan(args.distil_steps, plan, args.draft_rate)
+    checkpoint = args.work_dir / "draft-distilled.pt"
+    distilled = fit(draft, plan, batches, distil_loss(target), checkpoint, label="draft, distilled")
+    save(draft, folder)
+    return {"draft_text": on_text, "draft_distilled": distilled}
+
+
+def _text_plan(args: argparse.Namespace, steps: int, rate: float, seed: int) -> Plan:
+    return Plan(
+        steps=steps,
+        batch_size=args.batch_size,
+        length=args.length,
+        peak_rate=rate,
+        seed=seed,
+        half=args.precision == "bfloat16",
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in POSITIVE:
+        if getattr(args, name) < 1:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} must be at least 1, got {getattr(args, name)}")
+    if not 0 <= args.pool_share <= 1:
+        raise ValueError(f"--pool-share must be in [0, 1], got {args.pool_share}")
+    for flag, rate in (("--rate", args.rate), ("--draft-rate", args.draft_rate)):
+        if not 0 < rate < 1:
+            raise ValueError(f"{flag} must be in (0, 1), got {rate}")
+    if args.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {args.seed}")
+    if args.corpus is not None and not args.corpus.is_dir():
+        raise ValueError(f"--corpus must be a folder, got {args.corpus}")
+
+
+def settings(args: argparse.Namespace) -> dict[str, int | float | str]:
+    """Return the flags that can change the result; folders and threads left out."""
+    skipped = {"work_dir", "out", "corpus", "threads"}
+    return {k: getattr(args, k) for k in vars(_defaults()) if k not in skipped}
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """Return the command with every flag that is not at its default."""
+    defaults = vars(_defaults())
+    changed = {k: v for k, v in settings(args).items() if v != defaults[k]}
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in changed.items()]
+    return " ".join(["python -m simulations train-pair", *flags])
+
+
+def _defaults() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args([])
+
+
+def _claim(args: argparse.Namespace, corpus: str) -> None:
+    """Refuse a work directory whose checkpoints came from other data or flags."""
+    own = {"corpus_sha256": corpus} | settings(args)
+    path = args.work_dir / "origin.json"
+    args.work_dir.mkdir(parents=True, exist_ok=True)
+    if path.exists() and (found := json.loads(path.read_text())) != own:
+        changed = sorted(k for k in own.keys() | found.keys() if own.get(k) != found.get(k))
+        raise ValueError(f"--work-dir must hold the same run, got another {', '.join(changed)}")
+    path.write_text(json.dumps(own, indent=2) + "\n")

@@ -1,0 +1,136 @@
+"""Teach the draft the target's distribution on text the target wrote itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor
+from transformers import LlamaForCausalLM, StaticCache
+
+from .progress import Progress
+from .tokenizer import END_OF_TEXT_ID, Stream
+from .train import Batches, Loss, Plan
+
+PREFIX_LENGTHS = (1, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """How much the target writes: ``chunks`` files of ``rows`` sequences, one seed each."""
+
+    chunks: int
+    rows: int = 128
+    length: int = 257
+    seed: int = 0
+
+
+def prefixes(stream: Stream, rows: int, length: int, generator: Generator) -> Tensor:
+    """Return (rows, length) beginnings of documents or top-level definitions.
+
+    Each is led by end-of-text, so length 1 is end-of-text alone.
+
+    Raises
+    ------
+        ValueError: no boundary is followed by ``length`` tokens.
+    """
+    starts = stream.starts[stream.starts < len(stream.tokens) - length]
+    if not len(starts):
+        raise ValueError(f"stream must have a boundary {length} tokens before its end, got none")
+    begin = starts[torch.randint(len(starts), (rows,), generator=generator)]
+    rest = stream.tokens[begin[:, None] + torch.arange(length - 1)].long()
+    return torch.cat([torch.full((rows, 1), END_OF_TEXT_ID), rest], dim=1)
+
+
+@torch.inference_mode()
+def sample(model: LlamaForCausalLM, prefix: Tensor, length: int, generator: Generator) -> Tensor:
+    """Continue ``prefix`` (rows, k) at temperature 1 to (rows, length), past end-of-text too.
+
+    The cache has its final size from the start: growing one copies it at every token.
+    """
+    cache = StaticCache(config=model.config, max_cache_len=length)
+    tokens, last = [prefix], prefix
+    for _ in range(length - prefix.shape[1]):
+        out = model(last, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        probs = out.logits[:, -1].float().softmax(-1)
+        last = torch.multinomial(probs, 1, generator=generator)
+        tokens.append(last)
+    return torch.cat(tokens, dim=1)
+
+
+def build_pool(target: LlamaForCausalLM, stream: Stream, plan: PoolPlan, folder: Path) -> Tensor:
+    """Return (chunks * rows, length) int32 samples of the target, one file per chunk.
+
+    Chunks already on disk are kept, so a killed call goes on where it stopped.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pool = []
+    with Progress("target samples", plan.chunks, 0) as progress:
+        for chunk in range(plan.chunks):
+            path = folder / f"{plan.seed}-{plan.rows}x{plan.length}-{chunk:04d}.pt"
+            if not path.exists():
+                _save(_sample_chunk(target, stream, plan, chunk), path)
+            pool.append(torch.load(path, weights_only=True))
+            progress.update(chunk + 1, None, plan.rows * plan.length)
+    return torch.cat(pool)
+
+
+def mixed_batches(pool: Tensor, text: Batches, share: float) -> Batches:
+    """Return a sampler that replaces a share of each text batch by rows of the pool.
+
+    Batches whose windows have another length than the pool's rows stay pure text.
+    """
+
+    def batch(step: int, generator: Generator) -> Tensor:
+        window = text(step, generator)
+        if window.shape[1] != pool.shape[1]:
+            return window
+        rows = round(share * len(window))
+        chosen = torch.randint(len(pool), (rows,), generator=generator)
+        return torch.cat([pool[chosen].long(), window[rows:]])
+
+    return batch
+
+
+def distil_loss(target: LlamaForCausalLM) -> Loss:
+    r"""Return the mean forward divergence :math:`KL(q \| p)` in nats a position.
+
+    q is the target's full distribution and p the draft's, at temperature 1.
+    """
+
+    def loss(draft: LlamaForCausalLM, window: Tensor) -> Tensor:
+        context = window[:, :-1]
+        with torch.no_grad():
+            wanted = target(context, use_cache=False).logits.float().log_softmax(-1)
+        given = draft(context, use_cache=False).logits.float().log_softmax(-1)
+        return (wanted.exp() * (wanted - given)).sum(-1).mean()
+
+    return loss
+
+
+def distil_plan(steps: int, text: Plan, rate: float) -> Plan:
+    """Return the distillation's plan: the text plan with its own steps, rate and seed."""
+    return Plan(
+        steps=steps,
+        batch_size=text.batch_size,
+        length=text.length,
+        peak_rate=rate,
+        decay=0.6,
+        seed=text.seed + 1,
+        half=text.half,
+    )
+
+
+def _sample_chunk(target, stream: Stream, plan: PoolPlan, chunk: int) -> Tensor:
+    generator = Generator().manual_seed(plan.seed * 100_003 + chunk)
+    lengths = [k for k in PREFIX_LENGTHS if k < plan.length]
+    prefix = prefixes(stream, plan.rows, lengths[chunk % len(lengths)], generator)
+    return sample(target, prefix, plan.length, generator).to(torch.int32)
+
+
+def _save(rows: Tensor, path: Path) -> None:
+    partial = path.with_suffix(".tmp")
+    torch.save(rows, partial)
+    os.replace(partial, path)

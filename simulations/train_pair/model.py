@@ -1,0 +1,86 @@
+"""The two architectures and how they are saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from .tokenizer import END_OF_TEXT_ID
+
+MAX_POSITIONS = 1024
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Layers, width and head size of a Llama model with tied embeddings.
+
+    ``spread`` is the standard deviation of fresh matrices.
+    """
+
+    layers: int
+    width: int
+    head_size: int = 32
+    spread: float = 0.02
+
+    @property
+    def feed_forward(self) -> int:
+        """Inner width of the gated feed-forward block: 8/3 of the width, in steps of 32."""
+        return -(-8 * self.width // (3 * 32)) * 32
+
+
+def build(shape: Shape, vocab_size: int, seed: int) -> LlamaForCausalLM:
+    """Return a freshly initialised float32 model; the global RNG is left as found.
+
+    Raises
+    ------
+        ValueError: the head size does not divide the width, or a size is not positive.
+    """
+    if min(shape.layers, shape.width, shape.head_size) < 1:
+        raise ValueError(f"layers, width and head size must be positive, got {shape}")
+    if shape.width % shape.head_size:
+        raise ValueError(f"head size must divide width, got {shape.head_size} and {shape.width}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(_config(shape, vocab_size))
+
+
+def _config(shape: Shape, vocab_size: int) -> LlamaConfig:
+    heads = shape.width // shape.head_size
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.width,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        initializer_range=shape.spread,
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=END_OF_TEXT_ID,
+        pad_token_id=END_OF_TEXT_ID,
+    )
+
+
+def num_parameters(model: LlamaForCausalLM) -> int:
+    """Count parameters, the tied embedding once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def save(model: LlamaForCausalLM, folder: Path) -> None:
+    """Write config, generation settings and float16 weights; ``model`` stays float32."""
+    stored = LlamaForCausalLM(model.config)
+    stored.load_state_dict(model.state_dict())
+    stored.generation_config = GenerationConfig(
+        bos_token_id=END_OF_TEXT_ID, eos_token_id=END_OF_TEXT_ID, pad_token_id=END_OF_TEXT_ID
+    )
+    stored.half().save_pretrained(folder)
+
+
+def load(folder: Path) -> LlamaForCausalLM:
+    """Load stored weights as float32, ready to score."""
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()

@@ -1,0 +1,196 @@
+"""Fit a model for a fixed number of steps, surviving kills without changing the result.
+
+A run is a function of its plan: every random choice comes from one generator whose
+state is saved with model, optimizer and step. On one thread a run that was killed and
+resumed therefore ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+from transformers import LlamaForCausalLM
+
+from .progress import Progress
+from .tokenizer import END_OF_TEXT_ID, Stream
+
+LONG_EVERY = 8
+LONG_FACTOR = 4
+Batches = Callable[[int, Generator], Tensor]
+Loss = Callable[[LlamaForCausalLM, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does; a checkpoint of another plan is refused."""
+
+    steps: int
+    batch_size: int = 16
+    length: int = 256
+    peak_rate: float = 2.5e-3
+    warmup_steps: int = 80
+    decay: float = 0.35
+    weight_decay: float = 0.1
+    seed: int = 0
+    half: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Number of predicted tokens in the whole run."""
+        return self.steps * self.batch_size * self.length
+
+    def rate(self, step: int) -> float:
+        """Warm up linearly, hold, then fall linearly, never below 2 % of the peak.
+
+        Until the fall begins nothing depends on ``steps``: runs of other lengths agree.
+        """
+        rise = (step + 1) / max(1, self.warmup_steps)
+        fall = (self.steps - step) / max(1.0, self.decay * self.steps)
+        return self.peak_rate * max(0.02, min(1.0, rise, fall))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run reports."""
+
+    tokens: int
+    seconds: float
+    final_loss: float
+
+
+def text_batches(stream: Stream, plan: Plan, share_at_starts: float = 0.25) -> Batches:
+    """Return a sampler of windows (rows, length + 1) of the stream.
+
+    Most windows begin anywhere; a share begins at a document or top-level definition,
+    half of those behind an end-of-text token, so that short prompts are familiar. Every
+    eighth batch has four times the length and a quarter of the rows.
+
+    Raises
+    ------
+        ValueError: the stream is shorter than one long window.
+    """
+    longest = LONG_FACTOR * plan.length + 1
+    if len(stream.tokens) <= longest:
+        raise ValueError(f"stream must exceed {longest} tokens, got {len(stream.tokens)}")
+    starts = stream.starts[stream.starts < len(stream.tokens) - longest]
+
+    def batch(step: int, generator: Generator) -> Tensor:
+        long = step % LONG_EVERY == LONG_EVERY - 1 and plan.batch_size >= LONG_FACTOR
+        rows = plan.batch_size // LONG_FACTOR if long else plan.batch_size
+        length = (plan.length * LONG_FACTOR if long else plan.length) + 1
+        begin = torch.randint(len(stream.tokens) - longest, (rows,), generator=generator)
+        if len(starts):
+            chosen = starts[torch.randint(len(starts), (rows,), generator=generator)]
+            at_start = torch.rand(rows, generator=generator) < share_at_starts
+            begin = torch.where(at_start, chosen, begin)
+            behind = at_start & (torch.rand(rows, generator=generator) < 0.5)
+        else:
+            behind = torch.zeros(rows, dtype=torch.bool)
+        index = begin[:, None] - behind[:, None].long() + torch.arange(length)
+        window = stream.tokens[index].long()
+        window[behind, 0] = END_OF_TEXT_ID
+        return window
+
+    return batch
+
+
+def text_loss(model: LlamaForCausalLM, window: Tensor) -> Tensor:
+    """Return the mean next-token loss in nats of a window (rows, length + 1)."""
+    logits = model(window[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
+
+
+def fit(
+    model: LlamaForCausalLM,
+    plan: Plan,
+    batches: Batches,
+    loss: Loss,
+    checkpoint: Path,
+    *,
+    label: str,
+    every_s: float = 60.0,
+    stop_after: int | None = None,
+) -> Outcome:
+    """Run the plan from the checkpoint if there is one, else from the start.
+
+    ``stop_after`` ends the call early at that step with a checkpoint, as a kill would.
+
+    Raises
+    ------
+        ValueError: the checkpoint belongs to a different plan.
+    """
+    optimizer = _optimizer(model, plan)
+    generator = Generator().manual_seed(plan.seed)
+    state = _resume(checkpoint, plan, model, optimizer, generator)
+    last = plan.steps if stop_after is None else min(stop_after, plan.steps)
+    begun = saved = time.monotonic()
+    before, value = state["seconds"], state["loss"]
+    model.train()
+    with Progress(label, plan.steps, state["step"]) as progress:
+        for step in range(state["step"], last):
+            window = batches(step, generator)
+            value = _step(model, optimizer, plan, step, window, loss)
+            progress.update(step + 1, value, plan.batch_size * plan.length)
+            now = time.monotonic()
+            if now - saved >= every_s or step + 1 == last:
+                state = {"step": step + 1, "seconds": before + now - begun, "loss": value}
+                _save(checkpoint, plan, model, optimizer, generator, state)
+                saved = now
+    model.eval()
+    return Outcome(state["step"] * plan.batch_size * plan.length, state["seconds"], state["loss"])
+
+
+def _optimizer(model: LlamaForCausalLM, plan: Plan) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": plan.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=plan.peak_rate, betas=(0.9, 0.95), fused=True)
+
+
+def _step(model, optimizer, plan: Plan, step: int, window: Tensor, loss: Loss) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = plan.rate(step)
+    with torch.autocast("cpu", torch.bfloat16, enabled=plan.half):
+        value = loss(model, window)
+    value.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return value.item()
+
+
+def _save(path: Path, plan: Plan, model, optimizer, generator: Generator, state: dict) -> None:
+    """Write a whole checkpoint beside ``path`` and rename it over."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".tmp")
+    whole = {
+        "plan": asdict(plan),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "generator": generator.get_state(),
+        "state": state,
+    }
+    torch.save(whole, partial)
+    os.replace(partial, path)
+
+
+def _resume(path: Path, plan: Plan, model, optimizer, generator: Generator) -> dict:
+    if not path.exists():
+        return {"step": 0, "seconds": 0.0, "loss": float("nan")}
+    whole = torch.load(path, weights_only=True)
+    if whole["plan"] != asdict(plan):
+        raise ValueError(f"checkpoint {path.name} must come from {plan}, got {whole['plan']}")
+    model.load_state_dict(whole["model"])
+    optimizer.load_state_dict(whole["optimizer"])
+    generator.set_state(whole["generator"])
+    return whole["state"]

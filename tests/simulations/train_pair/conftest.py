@@ -1,0 +1,48 @@
+"""A corpus small enough to train on within a test."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from simulations.train_pair.corpus import read_corpus, training
+from simulations.train_pair.tokenizer import Stream, encode_stream, train_tokenizer
+
+LINES = (
+    "import {a}\n",
+    "def {a}({b}):\n    return {b} + {n}\n",
+    "class {b}:\n    def {a}(self):\n        self.{b} = {n}\n",
+    "for {b} in range({n}):\n    {a}({b})\n",
+)
+NAMES = ("alpha", "beta", "gamma", "delta", "total")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(tmp_path_factory) -> Path:
+    """Eighty files of a few lines each; which line goes where depends on indices only."""
+    root = tmp_path_factory.mktemp("corpus")
+    for i in range(80):
+        parts = [
+            LINES[(i + j) % 4].format(a=NAMES[(i + j) % 5], b=NAMES[(i * j) % 5], n=i + j)
+            for j in range(6)
+        ]
+        (root / f"module_{i}.py").write_text("\n".join(parts))
+    return root
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus_folder):
+    return train_tokenizer([d.text for d in training(read_corpus(corpus_folder))], 300)
+
+
+@pytest.fixture(scope="session")
+def stream(corpus_folder, tokenizer) -> Stream:
+    return encode_stream(tokenizer, training(read_corpus(corpus_folder)))

@@ -1,0 +1,119 @@
+"""The whole command at tiny size, and its refusals."""
+
+import argparse
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from simulations.train_pair.command import add_arguments, command_line, run
+
+TINY = (
+    "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
+    "--draft-width 32 --steps 6 --draft-steps 4 --distil-steps 4 --pool-chunks 2 --pool-rows 4 "
+    "--batch-size 4 --length 64 --overlap-rows 32 --precision float32"
+)
+
+
+def parse(line: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(line.split())
+
+
+def tiny(corpus_folder, work, extra: str = "") -> argparse.Namespace:
+    folders = f"--corpus {corpus_folder} --work-dir {work} --out {work / 'out'}"
+    return parse(f"{folders} {TINY} {extra}")
+
+
+@pytest.fixture(scope="module")
+def first(corpus_folder, tmp_path_factory):
+    work = tmp_path_factory.mktemp("first")
+    assert run(tiny(corpus_folder, work)) == 0
+    return work
+
+
+def test_pair_is_complete_and_loads(first):
+    for name in ("target", "draft"):
+        folder = first / "out" / name
+        assert {p.name for p in folder.iterdir()} == {
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        }
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        ids = AutoTokenizer.from_pretrained(folder)("def alpha", return_tensors="pt")
+        out = model.generate(**ids, max_new_tokens=4, do_sample=False)
+        assert out.shape[1] <= ids["input_ids"].shape[1] + 4
+    texts = [(first / "out" / m / "tokenizer.json").read_bytes() for m in ("target", "draft")]
+    assert texts[0] == texts[1]
+
+
+def test_report_is_complete_and_names_no_folder(first, corpus_folder):
+    text = (first / "out" / "report.json").read_text()
+    report = json.loads(text)
+    assert report["command"] == f"python -m simulations train-pair {sort_like(TINY)}"
+    assert report["corpus"]["files"] == 80 and len(report["corpus"]["sha256"]) == 64
+    assert report["training"]["target"]["tokens"] == 6 * 4 * 64
+    assert report["overlap_on_target_samples"]["positions"] == 32 * (64 - 32)
+    for folder in (first, corpus_folder):
+        assert str(folder) not in text
+
+
+def test_second_run_gives_the_same_bits(first, corpus_folder, tmp_path):
+    assert run(tiny(corpus_folder, tmp_path)) == 0
+    for name in ("target", "draft"):
+        a, b = (load_file(w / "out" / name / "model.safetensors") for w in (first, tmp_path))
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_finished_work_is_published_again_without_training(first, corpus_folder):
+    weights = first / "out" / "draft" / "model.safetensors"
+    before = weights.read_bytes()
+    weights.unlink()
+    (first / "out" / "draft" / "stale.bin").write_text("old")
+    assert run(tiny(corpus_folder, first)) == 0
+    assert weights.read_bytes() == before
+    assert not (first / "out" / "draft" / "stale.bin").exists()
+
+
+def test_work_dir_of_another_run_is_refused(first, corpus_folder, capsys):
+    assert run(tiny(corpus_folder, first, "--steps 7")) == 2
+    message = capsys.readouterr().err
+    assert message == "train-pair: --work-dir must hold the same run, got another steps\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--steps 0", "--steps must be at least 1, got 0"),
+        ("--pool-share 1.5", "--pool-share must be in [0, 1], got 1.5"),
+        ("--rate 0", "--rate must be in (0, 1), got 0.0"),
+        ("--draft-rate nan", "--draft-rate must be in (0, 1), got nan"),
+        ("--seed -1", "--seed must not be negative, got -1"),
+        ("--vocab-size 20", "vocab_size must be at least 257, got 20"),
+        ("--target-width 48", "head size must divide width, got 32 and 48"),
+        ("--corpus /no/such/folder", "--corpus must be a folder, got /no/such/folder"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_two(corpus_folder, tmp_path, capsys, flags, message):
+    assert run(tiny(corpus_folder, tmp_path, flags)) == 2
+    assert capsys.readouterr().err == f"train-pair: {message}\n"
+
+
+def test_default_command_is_bare():
+    assert command_line(parse("")) == "python -m simulations train-pair"
+
+
+def sort_like(line: str) -> str:
+    """Return the flags in the order the parser declares them."""
+    words = line.split()
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    declared = [a.option_strings[0] for a in parser._actions if a.dest != "help"]
+    return " ".join(f"{flag} {flags[flag]}" for flag in declared if flag in flags)

@@ -1,0 +1,67 @@
+"""The pair in the repository is small, whole and as good as its report says."""
+
+import json
+import re
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from simulations.train_pair.command import PAIR
+from simulations.train_pair.model import load, num_parameters
+from simulations.train_pair.report import overlap
+from simulations.train_pair.tokenizer import END_OF_TEXT_ID, Stream
+
+PROMPTS = PAIR.parent / "data" / "prompts.jsonl"
+
+
+@pytest.fixture(scope="module")
+def report():
+    return json.loads((PAIR / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def encode():
+    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target")
+    return lambda text: tokenizer(text)["input_ids"]
+
+
+def test_size_and_parameters(report):
+    assert sum(p.stat().st_size for p in PAIR.rglob("*") if p.is_file()) < 12e6
+    for name in ("target", "draft"):
+        assert num_parameters(load(PAIR / name)) == report["parameters"][name]
+
+
+def test_reported_quality(report):
+    assert report["forward_cost"]["ratio"] <= 0.25
+    assert report["overlap_on_target_samples"]["mean"] >= 0.6
+    assert (
+        report["held_out"]["target"]["bits_per_byte"] < report["held_out"]["draft"]["bits_per_byte"]
+    )
+
+
+def test_overlap_on_our_prompts_is_near_the_reported_one(report, prompts, encode):
+    """Other prefixes than the report's, so within 0.06 only."""
+    ids = [encode(prompt["prompt"])[:20] for prompt in prompts]
+    tokens = torch.tensor([t for row in ids for t in [END_OF_TEXT_ID, *row]] + [0] * 40)
+    stream = Stream(tokens.int(), torch.arange(32) * 21 + 1)
+    target, draft = load(PAIR / "target"), load(PAIR / "draft")
+    got = overlap(target, draft, stream, rows=32, length=100, seed=0, prefix_tokens=21)
+    assert got.mean == pytest.approx(report["overlap_on_target_samples"]["mean"], abs=0.06)
+
+
+def test_no_folder_of_a_machine_is_shipped():
+    for path in PAIR.rglob("*.json"):
+        if path.name != "tokenizer.json":
+            assert not re.search(r'"(/|[A-Z]:\\)[a-z]+/', path.read_text()), path
+
+
+def test_prompts_are_short_and_distinct(prompts, encode):
+    assert len(prompts) == len({p["id"] for p in prompts}) == 32
+    assert all(p.keys() == {"id", "prompt"} for p in prompts)
+    assert all(8 <= len(encode(p["prompt"])) <= 40 for p in prompts)
