@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.decoding._cache import text_config
 from cactus_theory.decoding._checks import opened_text, whole_number
 from cactus_theory.decoding._meter import Meter, Recorder
 from cactus_theory.decoding._model import CachedModel
@@ -188,7 +189,7 @@ class _Run:
             reading = self.meter.reading(accepted, len(self.text.new_ids))
         recorded = None
         if self.recorder is not None:
-            recorded = self.recorder.rows(self.target.model.config.vocab_size)
+            recorded = self.recorder.rows(text_config(self.target.model).vocab_size)
         self.clock.lap("meter")
         return GenerationResult(
             output_token_ids=torch.tensor([self.text.new_ids]),

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -121,6 +122,28 @@ class GenerationResult:
     def tokens_per_second(self) -> float:
         """Return new tokens per second of decoding; metering is not counted."""
         return self.num_tokens / self.seconds.total
+
+    def statistics(self) -> dict[str, Any]:
+        """Return every figure under the name that tables and JSON give it."""
+        figures: dict[str, Any] = {
+            "tokens": self.num_tokens,
+            "ended": self.ended,
+            "target_calls": self.target_calls,
+            "draft_calls": self.draft_calls,
+            "accepted_histogram": list(self.accepted_histogram),
+            "accepted_per_call": self.accepted_per_call,
+            "tokens_per_call": self.tokens_per_call,
+            "tokens_per_second": self.tokens_per_second,
+            "seconds": self.seconds.total,
+            "overhead": self.seconds.overhead,
+        }
+        if self.meter is not None:
+            figures |= {
+                "emitted_kl_per_row": self.meter.kl_per_row,
+                "emitted_kl_per_token": self.meter.kl_per_token,
+                "largest_row_kl": self.meter.largest_row_kl,
+            }
+        return figures
 
 
 class Stopwatch:
