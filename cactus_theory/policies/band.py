@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.band import Band as SolvedBand
+from cactus_theory._edges import Edges, edges_for_budget, edges_for_kl_price
 from cactus_theory.band import Geometry, chosen_knob, solve_band
+from cactus_theory.divergences import KL, FDivergence, Renyi
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies._base import FixedTarget, Ids, Rows, keep_probability
 from cactus_theory.policies._declaration import Budget, Declaration
@@ -50,27 +51,63 @@ class Band(FixedTarget):
         budget = Budget(self.divergence, self.delta, "emitted")
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True)
 
-    def solve(self, q: Rows, p: Rows) -> SolvedBand:
-        """Return the solved bands of rows flattened to (R, V)."""
-        kind = find_divergence(self.divergence)
+    def edges(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
+        """Return (a, b) of each row, (..., 1): without a sort where Newton settles, else sorted.
+
+        b = ∞ and a = 0 stand for h = p.
+        """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
-        amount = getattr(self, self.knob)
-        amounts = torch.full(flat_q.shape[:1], amount, dtype=torch.float64, device=q.device)
-        return solve_band(Geometry(flat_q, flat_p, kind, "target"), self.knob, amounts)
+        found = self._newton(flat_q, flat_p)
+        if found is None:
+            lower, upper = self._sorted(flat_q, flat_p)
+        else:
+            lower, upper = found.lower, found.upper
+            left = (~found.done).nonzero()[:, 0]
+            if len(left):
+                lower[left], upper[left] = self._sorted(flat_q[left], flat_p[left])
+        shape = (*q.shape[:-1], 1)
+        return lower.reshape(shape), upper.reshape(shape)
+
+    @property
+    def _amount(self) -> float:
+        return getattr(self, self.knob)
+
+    def _newton(self, q: Rows, p: Rows) -> Edges | None:
+        kind = find_divergence(self.divergence)
+        if self._amount == math.inf:
+            return None
+        if self.knob == "price":
+            if isinstance(kind, KL) and self._amount > 0:
+                return edges_for_kl_price(q, p, kind, self._amount)
+            return None
+        delta = torch.full((q.shape[0],), self._amount, dtype=torch.float64, device=q.device)
+        if isinstance(kind, Renyi):
+            kind, delta = kind.generator, kind.to_alpha(delta)
+        if not isinstance(kind, FDivergence) or not kind.smooth:
+            return None
+        return edges_for_budget(q, p, kind, delta)
+
+    def _sorted(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
+        amounts = torch.full(q.shape[:1], self._amount, dtype=torch.float64, device=q.device)
+        geometry = Geometry(q, p, find_divergence(self.divergence), "target")
+        band = solve_band(geometry, self.knob, amounts)
+        whole = (band.point.rejection <= 0) & ~band.strict
+        lower = torch.where(band.strict, 1.0, band.point.lower)
+        upper = torch.where(band.strict, 1.0, band.point.upper)
+        return torch.where(whole, 0.0, lower), torch.where(whole, torch.inf, upper)
 
     def target(self, q: Rows, p: Rows) -> Rows:
-        """Return clip(p, aq, bq)."""
-        return self.solve(q, p).rows().reshape(q.shape)
+        """Return clip(p, aq, bq), nothing where q = 0."""
+        q, p = q.double(), p.double()
+        lower, upper = self.edges(q, p)
+        ceiling = torch.where(q > 0, upper * torch.where(q > 0, q, 1.0), 0.0)
+        return torch.minimum(torch.maximum(p, lower * q), ceiling)
 
     def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, b q_n/p_n); only the upper edge is needed."""
         if p is None:
             return super().acceptance(q, p, n)
-        band = self.solve(q, p)
-        edge = torch.where(band.strict, 1.0, band.point.upper).reshape(*q.shape[:-1], 1)
-        whole = (band.point.rejection <= 0).reshape(*q.shape[:-1], 1) & ~band.strict.reshape(
-            edge.shape
-        )
+        _, upper = self.edges(q, p)
         q_n, p_n = q.gather(-1, n).double(), p.gather(-1, n).double()
-        phi = keep_probability(torch.where(q_n > 0, edge * q_n, 0.0), p_n)
-        return torch.where(whole & (q_n > 0), 1.0, phi)
+        ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
+        return keep_probability(ceiling, p_n)
