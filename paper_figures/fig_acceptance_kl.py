@@ -14,6 +14,8 @@ from . import _style as style
 LINES = ("typical_target", "typical", "cactus_exact", "cactus", "band_delta", "band_price")
 # the budget at which Cactus and the best are compared in the left panel
 SHOWN_DELTA = 0.01
+# the right panel ends here; typical acceptance pays far more
+TOP = 2.9
 Series = dict[str, list[dict[str, Any]]]
 Columns = tuple[list[float], list[float]]
 
@@ -41,7 +43,7 @@ def trade_off(ax: Axes, series: Series) -> None:
     style.label(ax, text, (2.5e-3, floor), style.INK, shift=(3, -7))
     drawn = {name: plot(ax, name, series, "mean_kl", "mean_acceptance") for name in LINES}
     compare(ax, *[row for row in series["cactus"] if row["value"] == SHOWN_DELTA])
-    best = [point for point in zip(*drawn["band_price"], strict=True) if point[0] < 0.3]
+    best = [point for point in zip(*drawn["band_price"], strict=True) if point[0] < 0.09]
     name_line(ax, "band_price", best[-1], ha="right", shift=(-8, 6))
     name_line(ax, "typical", drawn["typical"], index=0, shift=(7, 2))
     last = drawn["typical_target"][0][-1], drawn["typical_target"][1][-1]
@@ -65,19 +67,22 @@ def overpaid(ax: Axes, series: Series) -> None:
     """Draw the KL in units of the least KL at equal acceptance."""
     ax.set_title("KL overpaid at equal acceptance")
     ax.set(xlabel="mean acceptance", ylabel="mean KL, relative to the least possible")
-    ax.set(yscale="log", ylim=(0.85, 12))
-    style.ticks(ax.yaxis, (1, 1.5, 2, 3, 5, 10), "×")
+    ax.set(yscale="log", ylim=(0.9, TOP))
+    style.ticks(ax.yaxis, (1, 1.2, 1.5, 2, 2.5), "×")
     drawn = {name: plot(ax, name, series, "mean_acceptance", "kl_ratio") for name in LINES}
-    name_line(ax, "cactus_exact", drawn["cactus_exact"], index=3, shift=(4, 8))
+    name_line(ax, "cactus_exact", drawn["cactus_exact"], index=0, shift=(-10, 9))
     name_line(ax, "cactus", drawn["cactus"], index=0, ha="right", shift=(-6, 0))
     name_line(ax, "band_delta", drawn["band_delta"], index=0, ha="left", shift=(-6, 9))
     end = (drawn["band_price"][0][0], 1.0)
     style.label(
         ax, "band, constant price: the best", end, style.COLOUR["band_price"], shift=(0, -7)
     )
-    inside = [at for at in zip(*drawn["typical"], strict=True) if at[1] < 12]
-    if inside:
-        style.label(ax, "typical", inside[0], style.COLOUR["typical"], shift=(8, 3))
+    x, y = style.columns(
+        series["typical"] + series["typical_target"], "mean_acceptance", "kl_ratio"
+    )
+    if y and min(y) > TOP:
+        text, at = f"typical: off the scale,\n{min(y):.0f}× and more", (max(x), TOP)
+        style.label(ax, text, at, style.COLOUR["typical"], ha="left", shift=(6, -12))
 
 
 def plot(ax: Axes, name: str, series: Series, x: str, y: str) -> Columns:

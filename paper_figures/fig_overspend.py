@@ -53,17 +53,17 @@ def per_proposal(ax: Axes, rows: Rows) -> None:
 def emitted(ax: Axes, rows: Rows) -> None:
     """Draw KL of the emitted law over δ against δ, for two pairs of rows."""
     ax.set_title("In the law that is emitted")
-    ax.set(xscale="log", yscale="log", ylim=(0.15, 80), xlabel="budget δ, nats")
+    ax.set(xscale="log", yscale="log", ylim=(0.15, 120), xlabel="budget δ, nats")
     ax.set(ylabel="KL(emitted ‖ target) / δ")
     style.ticks(ax.xaxis, (0.001, 0.01, 0.1, 1))
-    style.ticks(ax.yaxis, (0.3, 1, 3, 10, 30))
+    style.ticks(ax.yaxis, (0.3, 1, 3, 10, 30, 100))
     for example, (dashes, text) in EXAMPLES.items():
         for name in ("cactus_exact", "cactus"):
             line = [row for row in rows if (row["example"], row["policy"]) == (example, name)]
             x, y = style.columns(line, "delta", "kl_over_delta")
             ax.plot(x, y, color=style.COLOUR[name], linestyle=dashes)
             if example == "25 of 1000 tokens":
-                name_rule(ax, name, (x[0], y[0]))
+                name_rule(ax, name, x, y)
         wide = dashes == "-"
         place = {"ha": "center", "shift": (6, 9)} if wide else {"shift": (2, -8)}
         style.label(ax, text, PEAK if wide else (x[0], y[0]), style.INK, **place)
@@ -83,10 +83,12 @@ def real_rows(ax: Axes, rows: Rows) -> None:
             )
 
 
-def name_rule(ax: Axes, name: str, start: tuple[float, float]) -> None:
-    """Write a rule's name where its line begins."""
-    above = 7 if name == "cactus_exact" else -14
-    style.label(ax, style.NAME[name], start, style.COLOUR[name], shift=(2, above))
+def name_rule(ax: Axes, name: str, x: list[float], y: list[float]) -> None:
+    """Write a rule's name beside its line: past the knee, or below where it begins."""
+    late = name == "cactus_exact"
+    at = next(point for point in zip(x, y, strict=True) if point[0] > 0.25 or not late)
+    text = style.NAME[name].replace(", ", ",\n")
+    style.label(ax, text, at, style.COLOUR[name], shift=(5, 7) if late else (2, -14))
 
 
 def promise(ax: Axes, at: tuple[float, float], text: str, **options: Any) -> None:
