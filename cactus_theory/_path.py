@@ -86,18 +86,27 @@ class Path:
         index = _search(self.fill, rejection)
         mass = _pick(self.q_below, index)
         edge = (rejection + _pick(self.p_below, index)) / torch.where(mass > 0, mass, 1.0)
-        smallest = self.ratio[:, 0]
-        edge = torch.where(mass > 0, edge, smallest)
-        return index, torch.minimum(torch.maximum(edge, smallest), torch.ones_like(edge))
+        edge = torch.where(mass > 0, edge, self.ratio[:, 0])
+        return index, self._between_neighbours(edge, index).clamp(max=1.0)
 
     def _upper(self, rejection: PerRow) -> tuple[Int[Tensor, "rows"], PerRow]:
         """Return the first cut position and b with Σ_{q>0}(p − bq)₊ = ε."""
         index = self.excess.shape[-1] - _search(self.excess, rejection)
         mass = _pick(self.q_above, index)
         edge = (_pick(self.p_above, index) - rejection) / torch.where(mass > 0, mass, 1.0)
-        largest = self.ratio[:, -1]
-        edge = torch.where(mass > 0, edge, largest)
-        return index, torch.maximum(torch.minimum(edge, largest), torch.ones_like(edge))
+        edge = torch.where(mass > 0, edge, self.ratio[:, -1])
+        return index, self._between_neighbours(edge, index).clamp(min=1.0)
+
+    def _between_neighbours(self, edge: PerRow, index: Int[Tensor, "rows"]) -> PerRow:
+        """Return the edge held between the ratios on either side of position ``index``.
+
+        Beside tokens of q = 1e-25 the quotient that gives the edge is all rounding.
+        """
+        last = self.ratio.shape[-1] - 1
+        below = _pick(self.ratio, (index - 1).clamp(min=0))
+        edge = torch.where(index > 0, torch.maximum(edge, below), edge)
+        above = _pick(self.ratio, index.clamp(max=last))
+        return torch.where(index <= last, torch.minimum(edge, above), edge)
 
 
 def _tail_sums(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -206,7 +206,11 @@ def solve_band(geometry: Geometry, knob: str, amount: PerRow) -> Band:
     rejection = _locate(geometry, knob, amount)
     strict = rejection >= path.largest
     slack = (rejection <= path.smallest) & ~strict
-    return Band(geometry, path.at(rejection), strict, slack)
+    point = path.at(rejection)
+    if knob == "delta" and isinstance(geometry.divergence, MaxDivergence):
+        # ε says little about b when the tokens cut are all but impossible; the budget says it
+        point = replace(point, upper=torch.minimum(point.upper, amount.exp()))
+    return Band(geometry, point, strict, slack)
 
 
 def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:

@@ -1,0 +1,30 @@
+"""Seeded batches of rows, from smooth to spiky."""
+
+import torch
+
+KINDS = ("smooth", "spiky", "tiny", "zeros")
+
+
+def rows(*shape: int, seed: int = 0, kind: str = "smooth") -> torch.Tensor:
+    """Return float64 distributions of this shape, the last axis being the vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform():
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    weight = -uniform().log()
+    if kind == "spiky":
+        weight = (4 * torch.randn(shape, generator=generator, dtype=torch.float64)).exp()
+    elif kind == "tiny":
+        weight = 10 ** (-30 * uniform())
+    elif kind == "zeros":
+        weight = weight * (uniform() < 0.6)
+        weight[..., 0] += 1e-3
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def pair(*shape: int, seed: int = 0, kinds: tuple[str, str] = ("smooth", "smooth")):
+    """Return (target, draft) batches."""
+    return rows(*shape, seed=2 * seed, kind=kinds[0]), rows(
+        *shape, seed=2 * seed + 1, kind=kinds[1]
+    )

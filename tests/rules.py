@@ -1,0 +1,45 @@
+"""Every registered rule at several knobs; a new rule is picked up by its registration."""
+
+import math
+
+import cactus_theory as ct
+from tests.formulas import TEN
+
+LADDERS = {
+    "delta": (0.0, 0.01, 0.25, 1.0, math.inf),
+    "price": (0.0, 0.5, 2.0, math.inf),
+}
+OTHER_KNOBS = (0.0, 0.1, 0.3, 0.7, 1.0, 2.0, 5.0)
+VARIANTS = (
+    *(f"cactus_exact:delta=0.3,divergence={spec}" for spec in TEN),
+    *(f"band:delta=0.1,divergence={spec}" for spec in TEN if "=" not in spec),
+    "band:price=0.8,divergence=reverse_kl",
+    "typical:recover=target",
+    "typical:epsilon=0.3,alpha=0.9",
+)
+
+
+def ladder(name: str, knob: str) -> list[ct.Policy]:
+    """Return the rule at every value of the knob that it admits, in rising order."""
+    found = []
+    for value in LADDERS.get(knob, OTHER_KNOBS):
+        try:
+            found.append(ct.policy(name, **{knob: value}))
+        except (TypeError, ValueError):  # outside its range, or a knob of words
+            continue
+    return found
+
+
+def every_rule() -> dict[str, ct.Policy]:
+    found = [ct.policy(spec) for spec in VARIANTS]
+    for name, entry in ct.policies().items():
+        if not entry["knobs"]:
+            found.append(ct.policy(name))
+        for knob in entry["knobs"]:
+            found += ladder(name, knob)
+    return {rule.spec: rule for rule in found}
+
+
+RULES = every_rule()
+SPECS = tuple(RULES)
+KNOBS = tuple((name, knob) for name, entry in ct.policies().items() for knob in entry["knobs"])

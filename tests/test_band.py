@@ -1,0 +1,223 @@
+"""What the optimum promises on every row: the budget, the certificate, the ways to ask."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+import cactus_theory as ct
+from cactus_theory.testing import strategies
+from tests.formulas import ALL, TEN, by_hand
+from tests.rows import pair
+
+# the budget holds up to rounding of a sum of V terms; relative to 1 + δ
+OVER_BUDGET = 1e-12
+# promised for every divergence, on any row; and what ordinary rows really reach
+CERTIFIED = 1e-8
+ORDINARY = 1e-12
+CERTIFIED_KL = 1e-9
+# two ways to reach one point of the path: the acceptance is well conditioned in all of them
+SAME_POINT = 1e-9
+PRICED = tuple(
+    spec
+    for spec in ALL
+    if ct.divergence(spec).concave_frontier and spec not in ("total_variation", "max_divergence")
+)
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def promises(s, q, p, delta, spec, gap=CERTIFIED):
+    assert (s.target >= 0).all()
+    assert ((s.target.sum(-1) - 1).abs() <= ORDINARY).all(), spec
+    accepted = torch.minimum(p, s.target).sum(-1)
+    torch.testing.assert_close(s.acceptance, accepted, rtol=0, atol=1e-12)
+    assert (s.divergence <= delta + OVER_BUDGET * (1 + delta)).all(), spec
+    assert (s.gap.abs() <= gap).all(), (spec, s.gap.abs().max())
+    assert (s.target[q == 0] == 0).all()
+
+
+@given(rows=strategies.pairs(), delta=strategies.budgets())
+def test_every_row_keeps_its_budget_and_certifies_itself(rows, delta):
+    q, p = rows
+    for spec in TEN:
+        s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
+        promises(s, q, p, delta, spec, CERTIFIED_KL if spec == "kl" else CERTIFIED)
+        h = s.target
+        band = torch.minimum(torch.maximum(p, s.lower * q), s.upper * q)
+        torch.testing.assert_close(h, torch.where(q > 0, band, 0.0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize("delta", [1e-6, 0.01, 0.3, 2.0])
+def test_ordinary_rows(spec, delta):
+    q, p = pair(50, 40, seed=3)
+    s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
+    promises(s, q, p, delta, spec, ORDINARY)
+    measured = by_hand(spec, s.target.numpy(), q.numpy())
+    np.testing.assert_allclose(s.divergence, measured, rtol=1e-7, atol=1e-10)
+    free = s.divergence < delta * (1 - 1e-6)
+    torch.testing.assert_close(s.target[free], p[free], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_spiky_rows_and_entries_of_1e_30(spec):
+    for seed, kinds in enumerate([("tiny", "tiny"), ("spiky", "tiny"), ("zeros", "spiky")]):
+        q, p = pair(20, 60, seed=seed, kinds=kinds)
+        for delta in (1e-3, 0.5):
+            s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
+            promises(s, q, p, delta, spec, CERTIFIED_KL if spec == "kl" else CERTIFIED)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_an_edge_between_tokens_that_are_all_but_impossible(spec):
+    # p7/q7 = 1e25: the edge above it cannot be read off ε, and must not fall below p0/q0
+    q = tensor(3e-13, 1e-4, 1 - 1e-4 - 3e-13, 6.6e-26)
+    p = tensor(1.24e-10, 3e-21, 8.7e-11, 1 - 1.24e-10 - 8.7e-11)
+    for delta in (0.3, 2.0):
+        s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
+        promises(s, q, p, delta, spec)
+
+
+@pytest.mark.parametrize("spec", TEN)
+def test_a_real_vocabulary(spec):
+    q, p = pair(1, 151_936, seed=5, kinds=("spiky", "spiky"))
+    s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.1)
+    promises(s, q, p, 0.1, spec, CERTIFIED_KL)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_delta_price_and_acceptance_are_three_names_of_one_point(spec):
+    q, p = pair(30, 12, seed=1)
+    s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.05)
+    again = ct.optimal_acceptance(q, p, divergence=spec, acceptance=s.acceptance)
+    torch.testing.assert_close(again.divergence, s.divergence, rtol=0, atol=SAME_POINT)
+    torch.testing.assert_close(again.acceptance, s.acceptance, rtol=0, atol=SAME_POINT)
+    if spec in PRICED:
+        priced = ct.optimal_acceptance(q, p, divergence=spec, price=s.price)
+        torch.testing.assert_close(priced.acceptance, s.acceptance, rtol=0, atol=SAME_POINT)
+        torch.testing.assert_close(priced.target, s.target, rtol=0, atol=SAME_POINT)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_price_is_what_one_more_unit_buys(spec):
+    q, p = pair(30, 12, seed=2)
+    delta, step = 0.05, 1e-6
+    s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
+    lower, upper = (
+        ct.optimal_acceptance(q, p, divergence=spec, delta=delta + sign * step).acceptance
+        for sign in (-1, 1)
+    )
+    # the max-divergence has a kink where a token leaves the cut: compare where it has none
+    smooth = (upper - 2 * s.acceptance + lower).abs() < 1e-9
+    assert smooth.float().mean() > 0.8
+    rise = (upper - lower) / (2 * step)
+    torch.testing.assert_close(s.price[smooth], rise[smooth], rtol=1e-3, atol=1e-6)
+
+
+@given(rows=strategies.pairs(), wish=strategies.acceptances())
+def test_acceptance_is_reached_when_asked_for(rows, wish):
+    q, p = rows
+    possible = min(wish, p[q > 0].sum().item())
+    lossless = torch.minimum(p, q).sum().item()
+    for spec in ("kl", "total_variation", "renyi:a=2", "max_divergence"):
+        s = ct.optimal_acceptance(q, p, divergence=spec, acceptance=possible)
+        assert s.acceptance.item() == pytest.approx(max(possible, lossless), abs=1e-9)
+
+
+@given(rows=strategies.pairs(), price=strategies.budgets())
+def test_any_price_stays_on_the_path(rows, price):
+    q, p = rows
+    s = ct.optimal_acceptance(q, p, price=price)
+    promises(s, q, p, math.inf, "kl")
+    lossless = torch.minimum(p, q).sum()
+    assert lossless - 1e-12 <= s.acceptance <= p[q > 0].sum() + 1e-12
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_acceptance_rises_with_the_budget(spec):
+    q, p = pair(20, 15, seed=4, kinds=("zeros", "smooth"))
+    ladder = torch.logspace(-8, 2, 60, dtype=torch.float64)[:, None]
+    s = ct.optimal_acceptance(q.expand(60, 20, 15), p, divergence=spec, delta=ladder)
+    assert (s.acceptance.diff(dim=0) >= -1e-12).all()
+    assert (s.divergence.diff(dim=0) >= -1e-9).all()
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_frontier(spec):
+    q, p = pair(8, 15, seed=6)
+    curve = ct.frontier(q, p, divergence=spec, points=33)
+    assert curve.delta.shape == curve.acceptance.shape == curve.price.shape == (8, 33)
+    assert (curve.delta[:, 0] == 0).all()
+    assert (curve.delta.diff(dim=-1) >= 0).all() and (curve.acceptance.diff(dim=-1) > 0).all()
+    torch.testing.assert_close(curve.acceptance[:, 0], torch.minimum(p, q).sum(-1))
+    torch.testing.assert_close(curve.acceptance[:, -1], torch.ones(8).double())
+    wide = q[:, None].expand(8, 33, 15)
+    at = ct.optimal_acceptance(wide, p[:, None], divergence=spec, delta=curve.delta)
+    torch.testing.assert_close(at.acceptance, curve.acceptance, rtol=0, atol=SAME_POINT)
+    chords = curve.acceptance.diff(dim=-1) / curve.delta.diff(dim=-1)
+    if ct.divergence(spec).concave_frontier:
+        assert (chords.diff(dim=-1) <= 1e-6 * chords[:, :-1]).all()
+        assert (curve.price.diff(dim=-1) <= 1e-9).all()
+
+
+def test_frontiers_declared_not_concave_are_not():
+    q, p = pair(200, 15, seed=6)
+    for spec in ("renyi:a=4", "max_divergence"):
+        curve = ct.frontier(q, p, divergence=spec, points=33)
+        chords = curve.acceptance.diff(dim=-1) / curve.delta.diff(dim=-1)
+        assert not ct.divergence(spec).concave_frontier
+        assert (chords.diff(dim=-1) > 1e-3).any(), spec
+
+
+@pytest.mark.parametrize("spec", TEN)
+def test_batch_equals_loop_with_a_budget_per_row(spec):
+    q, p = pair(3, 4, 9, seed=7, kinds=("zeros", "spiky"))
+    delta = torch.logspace(-4, 1, 12, dtype=torch.float64).reshape(3, 4)
+    delta[0, 0], delta[1, 1] = 0.0, math.inf
+    together = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
+    for i, j in np.ndindex(3, 4):
+        alone = ct.optimal_acceptance(q[i, j], p[i, j], divergence=spec, delta=delta[i, j].item())
+        for field in vars(alone):
+            mine, other = getattr(alone, field), getattr(together, field)[i, j]
+            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-14)
+
+
+def test_rows_broadcast():
+    q, p = pair(5, 9, seed=7)
+    s = ct.optimal_acceptance(q, p[0], delta=0.1)
+    each = ct.optimal_acceptance(q, p[:1].expand(5, 9).contiguous(), delta=0.1)
+    assert torch.equal(s.target, each.target) and s.target.shape == (5, 9)
+    assert ct.optimal_acceptance(q[:0], p[:0], delta=0.1).acceptance.shape == (0,)
+
+
+def test_numpy_in_numpy_out():
+    q, p = pair(4, 9, seed=8)
+    s = ct.optimal_acceptance(q, p, delta=0.1)
+    n = ct.optimal_acceptance(q.numpy(), p.numpy(), delta=np.full(4, 0.1))
+    for field in vars(s):
+        assert isinstance(getattr(n, field), np.ndarray)
+        np.testing.assert_array_equal(getattr(n, field), getattr(s, field).numpy())
+    narrow = ct.optimal_acceptance(q.float().numpy(), p.float().numpy(), delta=0.1)
+    assert narrow.target.dtype == np.float32 and narrow.gap.dtype == np.float64
+    lists = ct.optimal_acceptance(q.tolist(), p.tolist(), delta=0.1)
+    np.testing.assert_array_equal(lists.target, n.target)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
+)
+def test_narrow_rows(dtype, close):
+    q, p = (row.to(dtype) for row in pair(6, 9, seed=9))
+    s = ct.optimal_acceptance(q, p, delta=0.1)
+    assert s.target.dtype == dtype
+    assert all(getattr(s, f).dtype == torch.float64 for f in vars(s) if f != "target")
+    assert (s.divergence <= 0.1 + OVER_BUDGET).all() and (s.gap.abs() <= CERTIFIED_KL).all()
+    wide = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
+    exact = ct.optimal_acceptance(*wide, delta=0.1)
+    torch.testing.assert_close(s.acceptance, exact.acceptance, rtol=0, atol=1e-12)
+    torch.testing.assert_close(s.target.double(), exact.target, rtol=0, atol=close)

@@ -1,0 +1,203 @@
+"""The ends of the path, the special cases with a known answer, and bad input."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from tests.formulas import ALL, TEN
+from tests.rows import pair
+
+CLOSE = 1e-12
+Q = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+P = torch.tensor([0.2, 0.3, 0.1, 0.4], dtype=torch.float64)
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def same(value, expected):
+    torch.testing.assert_close(
+        value, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-12, atol=CLOSE
+    )
+
+
+def is_draft(s, q=Q, p=P):
+    same(s.target, p)
+    same(s.acceptance, 1.0)
+    same(s.lower, (p / q).min())
+    same(s.upper, (p / q).max())
+    assert s.price == 0 and s.gap == 0
+
+
+def is_target(s, spec="kl"):
+    same(s.target, Q)
+    same(s.acceptance, torch.minimum(P, Q).sum())
+    assert s.divergence == 0 and s.gap == 0 and s.lower == 1 and s.upper == 1
+    first = {"total_variation": 1.0, "max_divergence": Q[P > Q].sum().item()}
+    assert s.price.item() == pytest.approx(first.get(spec, math.inf))
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_no_budget_is_the_target(spec):
+    is_target(ct.optimal_acceptance(Q, P, divergence=spec, delta=0.0), spec)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_slack_budgets_are_the_draft(spec):
+    whole = ct.divergence(spec).value(P, Q).item()
+    for delta in (whole * (1 + 1e-9), whole + 5, 1e300, math.inf):
+        s = ct.optimal_acceptance(Q, P, divergence=spec, delta=delta)
+        is_draft(s)
+        assert s.divergence.item() == pytest.approx(whole)
+    tight = ct.optimal_acceptance(Q, P, divergence=spec, delta=whole * 0.999)
+    assert tight.acceptance < 1 - 1e-6 and tight.price > 0
+
+
+@pytest.mark.parametrize("spec", ["kl", "reverse_kl", "jensen_shannon", "renyi:a=0.5"])
+def test_prices_at_the_ends(spec):
+    at_end = ct.frontier(Q, P, divergence=spec).price[-1].item()
+    for price in (0.0, at_end / 2, at_end):
+        is_draft(ct.optimal_acceptance(Q, P, divergence=spec, price=price))
+    inside = ct.optimal_acceptance(Q, P, divergence=spec, price=at_end * 1.01)
+    assert inside.acceptance < 1 - 1e-4
+    assert inside.price.item() == pytest.approx(at_end * 1.01)
+    is_target(ct.optimal_acceptance(Q, P, divergence=spec, price=math.inf))
+
+
+def test_acceptances_at_the_ends():
+    is_draft(ct.optimal_acceptance(Q, P, acceptance=1.0))
+    lossless = torch.minimum(P, Q).sum().item()
+    for wish in (0.0, lossless / 2):
+        is_target(ct.optimal_acceptance(Q, P, acceptance=wish))
+
+
+def test_the_price_form_of_kl_and_reverse_kl():
+    for price in (0.6, 2.0):
+        s = ct.optimal_acceptance(Q, P, divergence="kl", price=price)
+        assert (s.upper / s.lower).item() == pytest.approx(math.exp(1 / price))
+    s = ct.optimal_acceptance(Q, P, divergence="reverse_kl", price=1.0)
+    assert (1 / s.lower - 1 / s.upper).item() == pytest.approx(1.0)
+
+
+def test_equal_rows_and_one_token():
+    for spec in ALL:
+        for delta in (0.0, 0.1, math.inf):
+            equal = ct.optimal_acceptance(Q, Q, divergence=spec, delta=delta)
+            same(equal.target, Q)
+            same(equal.acceptance, 1.0)
+            assert equal.divergence <= 1e-15 and equal.gap.abs() <= CLOSE
+            one = ct.optimal_acceptance(tensor(1.0), tensor(1.0), divergence=spec, delta=delta)
+            assert one.target.tolist() == [1.0] and one.acceptance == 1
+
+
+@pytest.mark.parametrize("spec", TEN)
+def test_a_ratio_that_overflows_is_a_zero(spec):
+    q, p = tensor(0.6, 0.4, 1e-320), tensor(0.3, 0.2, 0.5)
+    s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.1)
+    z = ct.optimal_acceptance(tensor(0.6, 0.4, 0.0), p, divergence=spec, delta=0.1)
+    for field in vars(s):
+        same(getattr(s, field), getattr(z, field))
+
+
+@pytest.mark.parametrize("spec", TEN)
+def test_nothing_in_common(spec):
+    q, p = tensor(0.6, 0.4, 0.0), tensor(0.0, 0.0, 1.0)
+    s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.1)
+    same(s.target, q)
+    same(s.acceptance, 0.0)
+
+
+def test_lenience_is_the_max_divergence_band():
+    q, p = pair(20, 9, seed=2)
+    delta = 0.4
+    s = ct.optimal_acceptance(q, p, divergence="max_divergence", delta=delta)
+    same(s.acceptance, torch.minimum(p, math.exp(delta) * q).sum(-1))
+    binding = s.price > 0
+    same(s.upper[binding], torch.full_like(s.upper, math.exp(delta))[binding])
+    rule = ct.policy("band", delta=delta, divergence="max_divergence")
+    tokens = torch.arange(9).expand(20, 9)
+    phi = rule.acceptance(q, p, tokens)
+    expected = (math.exp(delta) * q / p).clamp(max=1.0)
+    same(phi, expected)
+
+
+def test_total_variation_is_the_mixture():
+    q, p = pair(20, 9, seed=2)
+    distance = (p - q).abs().sum(-1) / 2
+    share = 0.3
+    s = ct.optimal_acceptance(q, p, divergence="total_variation", delta=share * distance)
+    mixture = share * p + (1 - share) * q
+    same(s.acceptance, torch.minimum(p, mixture).sum(-1))
+    same(s.divergence, share * distance)
+    same(s.price, torch.ones(20))
+
+
+@pytest.mark.parametrize("spec", TEN)
+def test_a_certain_draft_is_the_per_proposal_program(spec):
+    q, _ = pair(7, 7, seed=2)
+    certain = torch.eye(7, dtype=torch.float64)
+    for delta in (0.01, 0.3):
+        s = ct.optimal_acceptance(q, certain, divergence=spec, delta=delta)
+        raised = ct.policy("cactus_exact", delta=delta, divergence=spec).gamma(q.diagonal())
+        torch.testing.assert_close(s.acceptance, raised, rtol=0, atol=1e-9)
+
+
+GOOD = {"target_probs": [0.5, 0.5], "draft_probs": [0.25, 0.75], "delta": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"delta": None}, ValueError, "delta, price, acceptance: exactly one .*; got none"),
+        ({"price": 1.0}, ValueError, "exactly one must be given; got delta and price"),
+        ({"delta": -0.1}, ValueError, r"delta: must lie in \[0, inf\]; got -0.1"),
+        ({"delta": math.nan}, ValueError, "delta: must lie in .*; got nan"),
+        ({"delta": "x"}, ValueError, "delta: must be a number or an array of numbers; got 'x'"),
+        ({"delta": [0.1, 0.2]}, ValueError, r"delta: must broadcast .* \(\); got shape \(2,\)"),
+        ({"delta": None, "acceptance": 1.1}, ValueError, r"acceptance: must lie in \[0, 1\]; got"),
+        ({"divergence": "x"}, ValueError, "divergence: must be one of .*; got 'x'"),
+        ({"support": "x"}, ValueError, "support: must be one of target, free; got 'x'"),
+        ({"target_probs": [0.5, 0.6]}, ValueError, "target_probs: every row must sum .* to 1.1"),
+        ({"draft_probs": [1.5, -0.5]}, ValueError, "draft_probs: .* not be negative; got -0.5"),
+        ({"draft_probs": [math.nan, 1]}, ValueError, "draft_probs: .* finite; got nan at index"),
+        ({"draft_probs": [math.inf, 1]}, ValueError, "draft_probs: .* finite; got inf at index"),
+        ({"draft_probs": [1.0]}, ValueError, r"draft_probs: vocabulary .* \(2 tokens\); got 1"),
+        ({"draft_probs": [[1.0], [0.5, 0.5]]}, ValueError, "draft_probs: rows must have equal"),
+        ({"target_probs": 1.0}, ValueError, r"target_probs: needs a last axis.*shape \(\)"),
+        ({"target_probs": ["a", "b"]}, TypeError, "target_probs: must hold floats; got dtype"),
+        ({"draft_probs": np.ones(2, np.int64)}, TypeError, "draft_probs: must hold floats"),
+        ({"draft_probs": np.float32([0.5, 0.5])}, TypeError, "draft_probs: dtype must equal"),
+    ],
+)
+def test_bad_input_is_named(wrong, error, message):
+    arguments = {**GOOD, **wrong}
+    rows = arguments.pop("target_probs"), arguments.pop("draft_probs")
+    with pytest.raises(error, match=message):
+        ct.optimal_acceptance(*rows, **arguments)
+
+
+def test_shapes_that_do_not_broadcast():
+    q, p = pair(3, 4)
+    with pytest.raises(ValueError, match=r"draft_probs: shape must broadcast .* \(3, 4\); got"):
+        ct.optimal_acceptance(q, p[:2], delta=0.1)
+
+
+@pytest.mark.parametrize("spec", ["total_variation", "renyi:a=2", "max_divergence"])
+def test_a_price_without_meaning_is_refused(spec):
+    with pytest.raises(ValueError, match=f"price: {spec} has no one-to-one price; .* got 1.0"):
+        ct.optimal_acceptance(Q, P, divergence=spec, price=1.0)
+
+
+def test_an_acceptance_out_of_reach_is_refused():
+    q, p = tensor(0.6, 0.4, 0.0), tensor(0.3, 0.4, 0.3)
+    with pytest.raises(ValueError, match="acceptance: must not exceed 0.7.*; got 0.8"):
+        ct.optimal_acceptance(q, p, acceptance=0.8)
+
+
+def test_a_frontier_needs_two_points():
+    with pytest.raises(ValueError, match=r"points: must lie in \[2, inf\]; got 1"):
+        ct.frontier(Q, P, points=1)

@@ -1,0 +1,170 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+import cactus_theory as ct
+from cactus_theory.divergences import EXAMPLES, NAMES, Divergence, FDivergence
+from cactus_theory.testing import strategies
+from tests.formulas import ALL, TEN, by_hand
+from tests.rows import KINDS, pair
+
+GENERATORS = tuple(spec for spec in ALL if isinstance(ct.divergence(spec), FDivergence))
+SMOOTH = tuple(spec for spec in GENERATORS if ct.divergence(spec).smooth)
+
+# two float64 evaluations of a sum of a few dozen terms of order one
+ROUNDING = 1e-12
+# relative; a formula by hand cancels where the package does not, e.g. Σh^a q^(1−a) − 1
+BY_HAND = 1e-9
+# an end of the range stands in for the limit
+LIMIT = 1e-4
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_every_example_is_listed():
+    assert set(EXAMPLES) == set(TEN)
+    assert {spec.partition(":")[0] for spec in EXAMPLES} == set(NAMES)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_spec_round_trip(spec):
+    kind = ct.divergence(spec)
+    assert kind.spec == spec
+    assert type(ct.divergence(kind.spec)) is type(kind)
+    assert ct.divergence(kind) is kind
+
+
+def test_orders_may_be_keywords():
+    assert ct.divergence("renyi", a=2).spec == ct.divergence("renyi:a=2").spec
+
+
+@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize("kinds", [("smooth", "smooth"), ("spiky", "smooth"), ("zeros", "zeros")])
+def test_value_equals_the_formula_by_hand(spec, kinds):
+    q, h = pair(20, 9, kinds=kinds)
+    expected = by_hand(spec, h.numpy(), q.numpy())
+    np.testing.assert_allclose(ct.divergence(spec).value(h, q), expected, rtol=BY_HAND, atol=1e-12)
+
+
+@given(rows=strategies.pairs(max_vocab=6))
+def test_value_is_a_divergence(rows):
+    q, h = rows
+    for spec in ALL:
+        kind = ct.divergence(spec)
+        value = kind.value(h, q)
+        assert value.dtype == torch.float64 and value.shape == ()
+        assert value >= -ROUNDING, spec  # +inf included, NaN not
+        assert kind.value(q, q).abs() <= ROUNDING, spec
+
+
+@pytest.mark.parametrize("spec", GENERATORS)
+def test_generator_is_zero_at_one_and_convex(spec):
+    kind = ct.divergence(spec)
+    t = torch.logspace(-6, 6, 400, dtype=torch.float64)
+    assert kind.f(tensor(1.0)).abs() <= ROUNDING
+    assert (kind.centred(t) >= -ROUNDING).all()
+    assert (kind.slope(t).diff() >= -ROUNDING).all()
+
+
+@pytest.mark.parametrize("spec", GENERATORS)
+def test_slope_is_the_derivative(spec):
+    kind = ct.divergence(spec)
+    t = tensor(0.01, 0.3, 0.9, 1.2, 3.0, 40.0).requires_grad_()
+    (derivative,) = torch.autograd.grad(kind.f(t).sum(), t)
+    torch.testing.assert_close(kind.slope(t.detach()), derivative, rtol=1e-10, atol=1e-12)
+    step = 1e-5 * t.detach()  # central differences, without autograd
+    rise = (kind.f(t.detach() + step) - kind.f(t.detach() - step)) / (2 * step)
+    torch.testing.assert_close(kind.slope(t.detach()), rise, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("spec", SMOOTH)
+def test_slope_inverse_undoes_slope(spec):
+    kind = ct.divergence(spec)
+    t = tensor(1e-3, 0.3, 1.0, 1.7, 50.0)
+    torch.testing.assert_close(kind.slope_inverse(kind.slope(t)), t, rtol=1e-9, atol=0)
+    assert kind.slope(tensor(1.0)).item() == pytest.approx(kind.slope_at_one, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("spec", GENERATORS)
+def test_ends_of_the_generator(spec):
+    kind = ct.divergence(spec)
+    at_zero, far = kind.f(tensor(0.0)), kind.slope(tensor(1e12))
+    if math.isinf(kind.at_zero):
+        assert kind.f(tensor(1e-300)) > 100
+    else:
+        assert at_zero.item() == pytest.approx(kind.at_zero, abs=ROUNDING)
+    if math.isinf(kind.slope_at_infinity):
+        assert far > 20
+    else:
+        assert far.item() == pytest.approx(kind.slope_at_infinity, abs=LIMIT)
+
+
+@pytest.mark.parametrize("spec", GENERATORS)
+def test_mass_where_the_target_has_none_costs_the_slope_at_infinity(spec):
+    kind = ct.divergence(spec)
+    q, h = tensor(0.5, 0.5, 0.0), tensor(0.3, 0.4, 0.3)
+    inner = (q * kind.f(h / q))[:2].sum()
+    assert kind.value(h, q).item() == pytest.approx((inner + 0.3 * kind.slope_at_infinity).item())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_alpha_contains_pearson_hellinger_and_neyman(kind):
+    q, h = pair(20, 7, kinds=(kind, "smooth"))
+    value = lambda spec: ct.divergence(spec).value(h, q)  # noqa: E731
+    torch.testing.assert_close(value("alpha:a=2"), value("pearson_chi2") / 2)
+    torch.testing.assert_close(value("alpha:a=0.5"), value("squared_hellinger") * 2)
+    torch.testing.assert_close(value("alpha:a=-1"), value("neyman_chi2") / 2)
+
+
+def test_limits_of_the_orders():
+    q, h = pair(20, 7)
+    kl, reverse = ct.divergence("kl").value(h, q), ct.divergence("reverse_kl").value(h, q)
+    for a in (1 - 1e-6, 1 + 1e-6):
+        torch.testing.assert_close(ct.divergence("renyi", a=a).value(h, q), kl, rtol=1e-4, atol=0)
+        torch.testing.assert_close(ct.divergence("alpha", a=a).value(h, q), kl, rtol=1e-4, atol=0)
+    near = ct.divergence("alpha", a=1e-6).value(h, q)
+    torch.testing.assert_close(near, reverse, rtol=1e-4, atol=0)
+    most = ct.divergence("max_divergence").value(h, q)
+    assert (ct.divergence("renyi:a=16").value(h, q) <= most + ROUNDING).all()
+
+
+@pytest.mark.parametrize("a", [0.3, 2.0, 5.0])
+def test_renyi_budgets_translate_both_ways(a):
+    kind = ct.divergence("renyi", a=a)
+    delta = tensor(0.0, 1e-9, 0.1, 1.0)
+    torch.testing.assert_close(kind.from_alpha(kind.to_alpha(delta)), delta, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing",), "divergence: must be one of kl, .*; got 'nothing'"),
+        (("kl:a=2",), "divergence: kl takes no knobs; got 'kl:a=2'"),
+        (("alpha",), "divergence: alpha needs exactly the knob a; got 'alpha'"),
+        (("alpha:a",), "spec: knobs must read knob=value; got 'a' in 'alpha:a'"),
+        (("alpha:a=1",), "a: must not be 0 or 1 .*; got '1'"),
+        (("alpha:a=0",), "a: must not be 0 or 1 .*; got '0'"),
+        (("alpha:a=17",), r"a: must lie in \[-16, 16\]; got '17'"),
+        (("alpha:a=nan",), "a: must lie in .*; got 'nan'"),
+        (("renyi:a=1",), "a: must not be 1 .*; got '1'"),
+        (("renyi:a=0",), r"a: must lie in \(0, 16\]; got '0'"),
+        (("renyi:a=x",), "a: must be a number; got 'x'"),
+    ],
+)
+def test_bad_specs_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ct.divergence(*arguments)
+
+
+def test_other_types_are_refused():
+    with pytest.raises(TypeError, match="divergence: must be a spec string or a Divergence; got 3"):
+        ct.divergence(3)
+    with pytest.raises(ValueError, match="no inverse slope"):
+        ct.divergence("total_variation").slope_inverse(tensor(0.1))
+    with pytest.raises(NotImplementedError):
+        Divergence().value(tensor(1.0), tensor(1.0))

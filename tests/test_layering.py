@@ -1,0 +1,99 @@
+"""Imports point one way, and importing the library stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("cactus_theory", "solvers", "simulations", "paper_figures")
+MAY_IMPORT = {
+    "cactus_theory": set(),
+    "solvers": {"cactus_theory"},
+    "simulations": {"cactus_theory", "solvers"},
+    "paper_figures": set(),
+}
+# solvers certify the closed forms, so they may not see them
+SOLVERS_MAY_SEE = {"_arguments", "_files", "divergences", "policies"}
+HEAVY = ("cvxpy", "hypothesis", "transformers", "matplotlib", "scipy")
+
+
+def imported_modules(source: str, package: str) -> set[str]:
+    """Return the dotted names a file imports; ``from a import b`` counts as a.b and a."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            base = ".".join([*parts, node.module or ""] if node.level else [node.module or ""])
+            found |= {f"{base.strip('.')}.{alias.name}" for alias in node.names}
+    return found
+
+
+def crossings(folder: str, source: str, package: str) -> set[str]:
+    """Return the imports of ``source`` that point the wrong way."""
+    wrong = set()
+    for name in imported_modules(source, package):
+        top, *rest = name.split(".")
+        if top in FOLDERS and top != folder and top not in MAY_IMPORT[folder]:
+            wrong.add(name)
+        if folder == "solvers" and top == "cactus_theory" and not SOLVERS_MAY_SEE & set(rest[:1]):
+            wrong.add(name)
+    return wrong
+
+
+def files():
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield pytest.param(folder, path, id=str(path.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize(("folder", "path"), list(files()))
+def test_imports_point_one_way(folder, path):
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    assert crossings(folder, path.read_text(encoding="utf-8"), package) == set()
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("cactus_theory", "import solvers.optimal"),
+        ("cactus_theory", "from simulations import pairs"),
+        ("solvers", "from simulations.pairs import pair"),
+        ("solvers", "from cactus_theory.band import optimal_acceptance"),
+        ("solvers", "from cactus_theory import optimal_acceptance"),
+        ("solvers", "import cactus_theory"),
+        ("paper_figures", "import cactus_theory.band"),
+        ("simulations", "def late():\n    from paper_figures import style"),
+    ],
+)
+def test_a_wrong_import_is_seen(folder, line):
+    assert crossings(folder, line, folder)
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("solvers", "from cactus_theory import _arguments as check"),
+        ("solvers", "from cactus_theory.policies import policy"),
+        ("solvers", "from . import _conic\nfrom ._dual import bound"),
+        ("simulations", "import solvers.optimal, cactus_theory"),
+        ("cactus_theory", "from cactus_theory.band import frontier\nimport torch"),
+    ],
+)
+def test_a_right_import_is_let_through(folder, line):
+    assert not crossings(folder, line, folder)
+
+
+def test_the_library_loads_no_optional_package():
+    code = (
+        "import sys, cactus_theory; "
+        f"print(*[name for name in {HEAVY!r} if name in sys.modules], sep=',')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""

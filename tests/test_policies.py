@@ -1,0 +1,178 @@
+"""Numbers that rules must reproduce, their limits, and how they are named."""
+
+import math
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.policies import FixedTarget, register
+from tests.formulas import ALL, by_hand
+from tests.rules import RULES, SPECS
+
+CLOSE = 1e-12
+Q_N = torch.tensor([1e-30, 1e-12, 1e-3, 0.1, 0.35, 0.5, 0.9, 1 - 1e-9], dtype=torch.float64)
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def two_point(spec, gamma, q):
+    """Return the divergence of the row raised to gamma, by hand."""
+    return by_hand(spec, torch.stack([gamma, 1 - gamma], -1), torch.stack([q, 1 - q], -1))
+
+
+def test_the_example_of_the_published_readme():
+    q, p, n = tensor(0.30, 0.35, 0.35), tensor(0.05, 0.80, 0.15), torch.tensor([1])
+    assert ct.policy("speculative").acceptance(q, p, n).item() == pytest.approx(0.4375)
+    rule = ct.policy("cactus", delta=0.2112)
+    assert rule.gamma(q)[1].item() == pytest.approx(0.66, abs=5e-5)
+    assert rule.acceptance(q, p, n).item() == pytest.approx(0.825, abs=5e-5)
+    row = rule.proposal(q, p, n)[0]
+    assert row.sum().item() == pytest.approx(1.0)
+    assert ct.divergence("kl").value(row, q).item() == pytest.approx(0.1983, abs=5e-5)
+
+
+@pytest.mark.parametrize(("delta", "ratio"), [(0.01, 1.98), (0.1, 1.82), (0.5, 1.39), (1.0, 1.10)])
+def test_the_published_rule_overspends_most_at_one_over_one_plus_two_delta(delta, ratio):
+    rule = ct.policy("cactus", delta=delta)
+    at = tensor(1 / (1 + 2 * delta))
+    assert two_point("kl", rule.gamma(at), at).item() == pytest.approx(math.log1p(2 * delta))
+    assert math.log1p(2 * delta) / delta == pytest.approx(ratio, abs=0.005)
+    grid = torch.linspace(1e-4, 1 - 1e-4, 20_001, dtype=torch.float64)
+    spent = torch.as_tensor(two_point("kl", rule.gamma(grid), grid))
+    assert spent.max().item() <= math.log1p(2 * delta) + CLOSE
+    assert grid[spent.argmax()].item() == pytest.approx(at.item(), abs=1e-4)
+    assert (spent[rule.gamma(grid) <= 0.5] <= delta + CLOSE).all()
+
+
+def test_the_published_rule_keeps_large_budgets_and_underspends_small_tokens():
+    assert math.log1p(2 * 1.2565) < 1.2565 and math.log1p(2 * 1.2563) > 1.2563
+    small = tensor(1e-3)
+    assert ct.policy("cactus:delta=1").gamma(small).item() == pytest.approx(0.046, abs=5e-4)
+    assert ct.policy("cactus_exact:delta=1").gamma(small).item() == pytest.approx(0.221, abs=5e-4)
+
+
+@pytest.mark.parametrize("delta", [1e-6, 0.01, 0.5, 4.0])
+def test_the_published_rule_is_exact_for_twice_the_pearson_budget(delta):
+    exact = ct.policy("cactus_exact", delta=2 * delta, divergence="pearson_chi2")
+    published = ct.policy("cactus", delta=delta)
+    torch.testing.assert_close(published.gamma(Q_N), exact.gamma(Q_N), rtol=1e-9, atol=CLOSE)
+
+
+@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize("delta", [1e-4, 0.1, 1.5])
+def test_the_exact_rule_spends_its_budget_to_the_last_digit(spec, delta):
+    gamma = ct.policy("cactus_exact", delta=delta, divergence=spec).gamma(Q_N)
+    assert ((gamma >= Q_N) & (gamma <= 1)).all()
+    inner = (gamma < 1 - 1e-9) & (Q_N > 1e-13)  # where 1 − γ keeps its digits
+    spent = torch.as_tensor(two_point(spec, gamma, Q_N))
+    most = torch.as_tensor(two_point(spec, torch.ones_like(Q_N), Q_N))
+    assert (most[gamma == 1] <= delta + 1e-9).all()
+    assert (spent[inner] <= delta + 1e-9 * (1 + delta)).all()
+    # plugging back in: γ, not D, is what has to be right to 1e-12
+    slack = (delta - spent)[inner]
+    step = 1e-6 * (1 - gamma[inner])
+    rise = torch.as_tensor(two_point(spec, gamma[inner] + step, Q_N[inner])) - spent[inner]
+    assert (slack * step / rise <= CLOSE).all()
+
+
+def test_the_kl_budget_reaches_certainty_at_e_to_minus_delta():
+    delta = 0.3
+    edge = math.exp(-delta)
+    gamma = ct.policy("cactus_exact", delta=delta).gamma(tensor(edge - 1e-6, edge + 1e-6))
+    assert gamma[0] < 1 and gamma[1] == 1
+    never = ct.policy("cactus_exact", delta=5.0, divergence="reverse_kl").gamma(tensor(0.999))
+    assert never < 1
+
+
+@pytest.mark.parametrize("rule", [s for s in SPECS if s.startswith("cactus")])
+def test_limits_of_gamma(rule):
+    rule = RULES[rule]
+    assert rule.gamma(tensor(0.0, 1.0)).tolist() == [0.0, 1.0]
+    if rule.delta == 0:
+        assert torch.equal(rule.gamma(Q_N), Q_N)
+    if rule.delta == math.inf:
+        assert (rule.gamma(Q_N) == 1).all()
+    rising = rule.gamma(torch.linspace(0, 1, 500, dtype=torch.float64))
+    assert (rising.diff() >= -CLOSE).all()
+
+
+def test_certain_rows():
+    certain, p = tensor(0.0, 1.0), tensor(0.5, 0.5)
+    for rule in (ct.policy("cactus:delta=0.5"), ct.policy("cactus_exact:delta=0.5")):
+        assert rule.acceptance(certain, p, torch.tensor([0, 1])).tolist() == [0.0, 1.0]
+        assert rule.recovery(certain, p, torch.tensor(0)).tolist() == [0.0, 1.0]
+
+
+def test_the_max_divergence_proposal_is_capped_lenience():
+    gamma = ct.policy("cactus_exact:delta=0.5,divergence=max_divergence").gamma(Q_N)
+    torch.testing.assert_close(gamma, (math.exp(0.5) * Q_N).clamp(max=1.0))
+
+
+def test_typical_threshold():
+    q = tensor(0.5, 0.3, 0.15, 0.05)
+    entropy = -(q * q.log()).sum()
+    threshold = min(0.09, 0.3 * math.exp(-entropy))
+    rule = ct.policy("typical")
+    assert rule.threshold(q).item() == pytest.approx(threshold)
+    assert rule.keep(q, q).tolist() == [float(x > threshold) for x in q]
+    ties = tensor(0.1, 0.4, 0.4, 0.1)
+    assert rule.recovery(ties, ties, torch.tensor(0)).tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert ct.policy("typical:recover=target").recovery(q, q, torch.tensor(0)).equal(q)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_spec_round_trip(spec):
+    rule = RULES[spec]
+    again = ct.policy(rule.spec)
+    assert again == rule and again.spec == rule.spec
+    assert ct.policy(rule) is rule
+
+
+def test_knobs_may_be_keywords():
+    assert ct.policy("band", price=2.0) == ct.policy("band:price=2.0")
+    assert ct.policy("cactus", delta=1) == ct.policy("cactus:delta=1")
+
+
+def test_the_list_of_rules():
+    listing = ct.policies()
+    assert {"speculative", "cactus", "cactus_exact", "band", "typical"} <= set(listing)
+    assert listing["cactus"]["knobs"] == {"delta": None}
+    assert all(entry["summary"] for entry in listing.values())
+
+
+@pytest.mark.parametrize(
+    ("spec", "knobs", "message"),
+    [
+        ("nothing", {}, "policy: must be one of .*; got 'nothing'"),
+        ("cactus", {}, "policy: cactus needs the knob delta; got 'cactus'"),
+        ("cactus:delta=1", {"delta": 2}, "delta: must be given once; got"),
+        ("cactus:delta=1,k=2", {}, "policy: cactus takes the knobs delta; got 'k'"),
+        ("speculative:k=2", {}, "policy: speculative takes the knobs none; got 'k'"),
+        ("cactus:delta", {}, "spec: knobs must read knob=value; got 'delta' in 'cactus:delta'"),
+        ("cactus:delta=x", {}, "delta: must be a number; got 'x'"),
+        ("cactus:delta=-1", {}, r"delta: must lie in \[0, inf\]; got '-1'"),
+        ("cactus", {"delta": math.nan}, r"delta: must lie in \[0, inf\]; got nan"),
+        ("band", {}, "exactly one must be given; got none of them"),
+        ("band:delta=1,price=1", {}, "exactly one must be given; got delta and price"),
+        ("band:delta=1,divergence=x", {}, "divergence: must be one of .*; got 'x'"),
+        ("band:price=1,divergence=total_variation", {}, "price: total_variation has no one-to-"),
+        ("typical:epsilon=2", {}, r"epsilon: must lie in \[0, 1\]; got '2'"),
+        ("typical:recover=q", {}, "recover: must be one of argmax, target; got 'q'"),
+    ],
+)
+def test_bad_specs_are_named(spec, knobs, message):
+    with pytest.raises(ValueError, match=message):
+        ct.policy(spec, **knobs)
+
+
+def test_other_types_are_refused():
+    with pytest.raises(TypeError, match="policy: must be a spec string or a Policy; got 3"):
+        ct.policy(3)
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="name: must not be registered already; got 'cactus'"):
+        register("cactus")(FixedTarget)

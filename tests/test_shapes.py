@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+from cactus_theory import _roots
+from cactus_theory.divergences import KL
+from cactus_theory.policies._base import keep_probability
+from cactus_theory.verify._draw import pick
+
+pytest.importorskip("beartype", reason="shape annotations are checked with beartype")
+
+
+def test_a_wrong_shape_inside_the_package_raises():
+    with pytest.raises(TypeError, match="draw"):
+        pick(torch.full((2, 3), 1 / 3), torch.zeros(2, 1))
+
+
+def test_axes_of_one_name_must_agree():
+    with pytest.raises(TypeError, match="rows"):
+        pick(torch.full((2, 3), 1 / 3), torch.zeros(5))
+
+
+def test_a_wrong_dtype_raises():
+    evaluate = lambda x: (x, torch.ones_like(x))  # noqa: E731
+    whole = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(TypeError, match="over"):
+        _roots.convex_root(evaluate, whole, torch.zeros(2), torch.zeros(2))
+
+
+def test_annotations_without_shapes_are_left_alone():
+    assert keep_probability(torch.ones(2), torch.ones(2)).tolist() == [1.0, 1.0]
+    assert KL().f(torch.ones(())).item() == 0.0
