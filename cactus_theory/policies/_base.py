@@ -9,11 +9,12 @@ they compute in float64. ``p=None`` stands for a draft that is certain of its to
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.policies._declaration import Declaration
@@ -74,6 +75,19 @@ class Policy(ABC):
     @abstractmethod
     def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
         """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
+
+    def decide(
+        self, q: Rows, p: Rows | None, n: Id
+    ) -> tuple[Float[Tensor, "*batch"], Callable[[Bool[Tensor, "*batch"]], Tensor]]:
+        """Return φ of one drafted token per row, and a function from a mask to recovery rows.
+
+        A rule that solves something per row overrides this to solve it once.
+        """
+
+        def recover(refused: Tensor) -> Tensor:
+            return self.recovery(q[refused], None if p is None else p[refused], n[refused])
+
+        return self.acceptance(q, p, n[..., None])[..., 0], recover
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
         """Return the row each drafted token was verified against, or None if there is none."""

@@ -1,10 +1,11 @@
 """The optimum under an honest budget, as a policy."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -12,7 +13,14 @@ from cactus_theory._edges import Edges, edges_for_budget, edges_for_kl_price
 from cactus_theory.band import Geometry, chosen_knob, solve_band
 from cactus_theory.divergences import KL, FDivergence, Renyi
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.policies._base import FixedTarget, Ids, Rows, keep_probability
+from cactus_theory.policies._base import (
+    FixedTarget,
+    Id,
+    Ids,
+    Rows,
+    keep_probability,
+    normalised_or,
+)
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register
 
@@ -107,7 +115,25 @@ class Band(FixedTarget):
         """Return min(1, b q_n/p_n); only the upper edge is needed."""
         if p is None:
             return super().acceptance(q, p, n)
-        _, upper = self.edges(q, p)
-        q_n, p_n = q.gather(-1, n).double(), p.gather(-1, n).double()
-        ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
-        return keep_probability(ceiling, p_n)
+        return _kept(self.edges(q, p)[1], q, p, n)
+
+    def decide(
+        self, q: Rows, p: Rows | None, n: Id
+    ) -> tuple[Float[Tensor, "*batch"], Callable[[Bool[Tensor, "*batch"]], Tensor]]:
+        """Return φ and the recovery rows ∝ (aq − p)₊ from edges that are solved once."""
+        if p is None:
+            return super().decide(q, p, n)
+        lower, upper = self.edges(q, p)
+
+        def recover(refused: Tensor) -> Tensor:
+            own_q, own_p = q[refused].double(), p[refused].double()
+            return normalised_or((lower[refused] * own_q - own_p).clamp(min=0.0), own_q)
+
+        return _kept(upper, q, p, n[..., None])[..., 0], recover
+
+
+def _kept(upper: Tensor, q: Tensor, p: Tensor, n: Tensor) -> Tensor:
+    """Return min(1, b q_n/p_n), 0 where q_n = 0."""
+    q_n, p_n = q.gather(-1, n).double(), p.gather(-1, n).double()
+    ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
+    return keep_probability(ceiling, p_n)

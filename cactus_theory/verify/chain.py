@@ -101,18 +101,14 @@ def _verify(
     """Decide one rule's rows; ``p`` and ``q`` are read at drafted tokens and one row each."""
     batch, width = ids.shape
     rows = torch.arange(batch, device=ids.device)
-    if width:
-        phi = rule.acceptance(q[:, :width], p, ids.clamp(min=0)[..., None])[..., 0]
-        kept = (accept < phi) & (ids >= 0)
-        accepted = kept.long().cumprod(-1).sum(-1)
-    else:
-        accepted = torch.zeros_like(lengths)
+    phi, recover = rule.decide(q[:, :width], p, ids.clamp(min=0)) if width else (accept, None)
+    kept = (accept < phi) & (ids >= 0)
+    accepted = kept.long().cumprod(-1).sum(-1)
     final = q[rows, accepted].double()
     refused = accepted < lengths
-    if bool(refused.any()):
-        at, position = rows[refused], accepted[refused]
-        p_rows = None if p is None else p[at, position]
-        final[refused] = rule.recovery(q[at, position], p_rows, ids[at, position])
+    if recover is not None and bool(refused.any()):
+        here = torch.arange(width, device=ids.device) == accepted[:, None]
+        final[refused] = recover(here & refused[:, None])
     output = torch.full((batch, width + 1), -1, dtype=torch.int64, device=ids.device)
     output[:, :width] = torch.where(
         torch.arange(width, device=ids.device) < accepted[:, None], ids, -1
