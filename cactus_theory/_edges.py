@@ -20,6 +20,8 @@ MOST_STEPS = 24
 UNDAMPED = 8
 # L, U and D are sums of rounded terms of total size about 1
 CLOSE = 1e-14
+# the cost inside the band is what is left of D(p‖q): above this it has lost that precision
+MOST_COST = 32.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def edges_for_budget(q: Rows, p: Rows, f: FDivergence, delta: PerRow) -> Edges:
     lower, upper = one.clone(), one.clone()
     whole = (tables.total <= delta) & (tables.leaked == 0)
     ready = whole | (delta == 0)
-    given_up = (tables.leaked > 0) | ~torch.isfinite(tables.total)
+    given_up = (tables.leaked > 0) | ~(tables.total <= MOST_COST)
     for step in range(MOST_STEPS):
         s = tables.sums(lower, upper)
         spent = tables.total - s.cost_low - s.cost_high

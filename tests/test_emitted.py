@@ -1,0 +1,239 @@
+"""What is really emitted, against enumeration and against what a rule declares."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cactus_theory as ct
+from cactus_theory.policies import FixedTarget, PerProposal, Policy
+from cactus_theory.testing import strategies
+from tests.formulas import TEN
+from tests.rows import pair
+from tests.rules import KNOBS, RULES, SPECS, ladder
+
+# sums of a few dozen float64 terms, each at most 1
+EXACT = 1e-12
+# divergences of rows known to EXACT; relative too, since χ² may be large
+DIVERGENCE = 1e-9
+# the best acceptance grows like √δ from δ = 0, so a spend of 1e-16 (rounding) moves it by 1e-8
+EQUAL_SPEND = 1e-7
+KIND_PAIRS = (("smooth", "smooth"), ("spiky", "tiny"), ("zeros", "zeros"))
+BATCHES = tuple(pair(12, 7, seed=i, kinds=kinds) for i, kinds in enumerate(KIND_PAIRS))
+
+
+def close(value, expected, tolerance=EXACT):
+    torch.testing.assert_close(value, expected, rtol=0, atol=tolerance)
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def accepted(rule, q, p):
+    return (p * rule.keep(q, p)).sum(-1)
+
+
+def test_every_registered_rule_is_tested():
+    assert {rule.name for rule in RULES.values()} == set(ct.policies())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_fast_law_equals_enumeration(spec):
+    rule = RULES[spec]
+    for q, p in BATCHES:
+        law = ct.emitted_law(rule, q, p)
+        close(law.sum(-1), torch.ones(12).double())
+        close(law, Policy.emitted(rule, q, p))
+        phi = rule.keep(q, p)
+        assert ((phi >= 0) & (phi <= 1)).all()
+
+
+@given(
+    rows=strategies.pairs(max_vocab=7),
+    specs=st.lists(st.sampled_from(SPECS), min_size=6, max_size=6, unique=True),
+)
+def test_fast_law_equals_enumeration_on_rough_rows(rows, specs):
+    q, p = rows
+    for rule in map(RULES.get, specs):
+        law = ct.emitted_law(rule, q, p)
+        assert (law >= 0).all(), rule.spec
+        close(law, Policy.emitted(rule, q / q.sum(), p / p.sum()))
+        if rule.declares.support == "target":
+            assert (law[q == 0] == 0).all(), rule.spec
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_rule_keeps_its_word(spec):
+    rule = RULES[spec]
+    said = rule.declares
+    for q, p in BATCHES:
+        law, share = ct.emitted_law(rule, q, p), accepted(rule, q, p)
+        reach = torch.minimum(p, law).sum(-1)
+        assert (share <= reach + EXACT).all()
+        if isinstance(rule, (FixedTarget, PerProposal)):
+            close(share, reach)
+        if said.at_least_speculative:
+            assert (share >= torch.minimum(p, q).sum(-1) - EXACT).all()
+        if said.support == "target":
+            assert (law[q == 0] == 0).all()
+        if said.between:
+            between(q, p, law, share)
+        if said.budget is not None and said.budget.scope == "emitted":
+            spent = ct.divergence(said.budget.divergence).value(law, q)
+            assert (spent <= said.budget.amount + EXACT).all()
+
+
+def between(q, p, law, share):
+    assert (law >= torch.minimum(p, q) - EXACT).all()
+    assert (law <= torch.maximum(p, q) + EXACT).all()
+    distance = lambda a, b: (a - b).abs().sum(-1) / 2  # noqa: E731
+    close(distance(law, q), distance(p, q) - (1 - share))
+    for name in TEN:
+        kind = ct.divergence(name)
+        most = kind.value(p, q)
+        assert (kind.value(law, q) <= most * (1 + DIVERGENCE) + DIVERGENCE).all(), name
+
+
+@pytest.mark.parametrize(("name", "knob"), KNOBS)
+def test_acceptance_moves_as_declared_with_the_knob(name, knob):
+    rules = [rule for rule in ladder(name, knob) if rule.knob == knob]
+    for q, p in BATCHES if len(rules) > 1 else ():
+        shares = torch.stack([accepted(rule, q, p) for rule in rules])
+        assert (rules[0].declares.direction * shares.diff(dim=0) >= -EXACT).all()
+    for rule in rules:
+        strict = rule.declares.strict
+        if strict is not None and getattr(rule, knob) == strict:
+            for q, p in BATCHES:
+                close(ct.emitted_law(rule, q, p), q)
+
+
+def test_the_strict_points_are_on_the_ladders():
+    at = {rule.name for rule in RULES.values() if is_strict(rule)}
+    assert {"cactus", "cactus_exact", "band"} <= at
+
+
+def is_strict(rule):
+    strict = rule.declares.strict
+    return strict is not None and rule.knob and getattr(rule, rule.knob) == strict
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_names_of_tokens_do_not_matter(spec):
+    rule, order = RULES[spec], torch.tensor([3, 6, 0, 5, 1, 4, 2])
+    q, p = BATCHES[0]
+    moved = ct.emitted_law(rule, q[:, order], p[:, order])
+    close(moved, ct.emitted_law(rule, q, p)[:, order])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_none_stands_for_a_certain_draft(spec):
+    rule = RULES[spec]
+    q, n = BATCHES[2][0], torch.arange(12) % 7
+    certain = torch.eye(7, dtype=torch.float64)[n]
+    close(
+        rule.acceptance(q, None, n[:, None]), rule.acceptance(q, certain, n[:, None]).clamp(max=1)
+    )
+    close(rule.recovery(q, None, n), rule.recovery(q, certain, n))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_jump_of_the_acceptance_is_declared(spec):
+    rule = RULES[spec]
+    if not rule.declares.continuous:
+        return
+    q, p = (row[:2] for row in BATCHES[0])
+    low, high = 0.0, 1.0
+    for _ in range(12):  # 6^12 > 1e9: what is left of a jump is a jump
+        steps = torch.linspace(low, high, 7, dtype=torch.float64)[:, None]
+        share = accepted(rule, torch.lerp(q[:1], q[1:], steps), torch.lerp(p[:1], p[1:], steps))
+        worst = int(share.diff().abs().argmax())
+        low, high = steps[worst].item(), steps[worst + 1].item()
+    assert share.diff().abs().max() < 1e-6
+
+
+def test_counterexamples_of_the_published_budget():
+    # a per-proposal budget does not bound the emitted law
+    q, p = tensor(0.2, 0.2, 0.6), tensor(0.45, 0.45, 0.1)
+    spent = ct.divergence("kl").value(ct.emitted_law(ct.policy("cactus:delta=0.25"), q, p), q)
+    assert spent.item() == pytest.approx(0.5507, abs=5e-5)
+    q = torch.full((1000,), 1e-3, dtype=torch.float64)
+    p = torch.zeros(1000, dtype=torch.float64)
+    p[:25] = 1 / 25
+    rule = ct.policy("cactus:delta=1")
+    spent = ct.divergence("kl").value(ct.emitted_law(rule, q, p), q)
+    assert spent.item() == pytest.approx(math.log(40))
+    assert accepted(rule, q, p).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "spec", ["cactus:delta=0.25", "typical:recover=target", "speculative", "band:price=0.5"]
+)
+def test_audit(spec):
+    rule = RULES[spec]
+    q, p = BATCHES[0]
+    report = ct.audit(rule, q, p)
+    law = ct.emitted_law(rule, q, p)
+    assert report.policy == rule.spec and report.declares == rule.declares
+    close(report.acceptance, accepted(rule, q, p))
+    assert set(report.divergences) >= set(TEN) and report.reference == "kl"
+    spent = ct.divergence("kl").value(law, q)
+    close(report.divergences["kl"], spent)
+    assert (report.optimum_acceptance >= report.acceptance - DIVERGENCE).all()
+    assert (report.optimum_divergence <= spent + DIVERGENCE).all()
+    best = ct.optimal_acceptance(q, p, delta=spent)
+    close(report.optimum_acceptance, best.acceptance, EQUAL_SPEND)
+    if rule.declares.budget is None:
+        assert report.within is None and report.spent is None and report.over_share is None
+
+
+def test_audit_of_a_budget_per_proposal():
+    delta = 0.25
+    q = tensor(1 / (1 + 2 * delta), 0.1, 1 - 0.1 - 1 / (1 + 2 * delta))
+    p = tensor(0.3, 0.7, 0.0)
+    published = ct.audit(ct.policy("cactus", delta=delta), q, p)
+    assert not published.within and published.spent.item() == pytest.approx(math.log(1.5))
+    assert published.over_share.item() == pytest.approx(0.3)
+    exact = ct.audit(ct.policy("cactus_exact", delta=delta), q, p)
+    assert exact.within and exact.over_share == 0
+    assert exact.spent.item() <= delta + EXACT
+    emitted = ct.audit(ct.policy("band", delta=delta), q, p)
+    assert emitted.within and emitted.over_share is None
+
+
+def test_audit_says_so_when_the_acceptance_is_out_of_reach():
+    class Leaky(FixedTarget):
+        name = "leaky"
+        spec = "leaky"
+
+        def target(self, q, p):
+            return p
+
+    q, p = tensor(0.5, 0.5, 0.0), tensor(0.3, 0.3, 0.4)
+    report = ct.audit(Leaky(), q, p)
+    assert report.acceptance.item() == pytest.approx(1.0)
+    assert report.optimum_divergence.isnan() and report.divergences["kl"].isinf()
+
+
+def test_kinds_of_input():
+    q, p = pair(2, 3, 5, seed=9)
+    rule = ct.policy("cactus:delta=0.3")
+    law = ct.emitted_law(rule, q, p)
+    assert law.shape == (2, 3, 5) and law.dtype == torch.float64
+    narrow = ct.emitted_law(rule, q.float().numpy(), p.float().numpy())
+    assert narrow.dtype == np.float32
+    np.testing.assert_allclose(narrow, law.numpy(), atol=1e-6)
+    report = ct.audit(rule, q.numpy(), p.numpy(), divergence="renyi:a=3")
+    assert isinstance(report.acceptance, np.ndarray) and report.acceptance.shape == (2, 3)
+    assert report.reference == "renyi:a=3" and "renyi:a=3" in report.divergences
+
+
+@pytest.mark.parametrize("call", [ct.emitted_law, ct.audit])
+def test_bad_input_is_named(call):
+    with pytest.raises(TypeError, match="rule: must be a Policy, .*; got 'cactus'"):
+        call("cactus", Q := [0.5, 0.5], Q)
+    with pytest.raises(ValueError, match="draft_probs: every row must sum to 1"):
+        call(RULES["speculative"], [0.5, 0.5], [0.5, 0.6])

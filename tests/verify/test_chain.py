@@ -1,0 +1,240 @@
+"""One verification step: its exact law, its coins, its batches."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from scipy.stats import chi2
+
+import cactus_theory as ct
+from cactus_theory.testing import strategies
+from tests.rows import pair, rows
+from tests.rules import RULES, SPECS
+from tests.verify.exact import LAST_COIN, step_law
+
+# sums of some hundred cell masses
+EXACT = 1e-12
+# chance that a correct rule fails the seeded χ² test, per rule; the seed is fixed anyway
+FALSE_ALARM = 1e-6
+ONE_PER_NAME = tuple({rule.name: spec for spec, rule in RULES.items()}.values())
+KINDS = (("smooth", "smooth"), ("zeros", "zeros"))
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def step(width, vocab, *, seed=0, kinds=("smooth", "smooth"), batch=None):
+    """Return q (…, K + 1, V) and p (…, K, V)."""
+    lead = () if batch is None else (batch,)
+    q = rows(*lead, width + 1, vocab, seed=2 * seed, kind=kinds[0])
+    return q, rows(*lead, width, vocab, seed=2 * seed + 1, kind=kinds[1])
+
+
+def fair_coins(batch, width, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    both = torch.rand(batch, width + 1, generator=generator, dtype=torch.float64)
+    return both[:, :width], both[:, width]
+
+
+def marginal(law, position, vocab):
+    """Return the law of the token at ``position``, which may sum to less than 1."""
+    out = torch.zeros(vocab, dtype=torch.float64)
+    for output, mass in law.items():
+        if output[position] >= 0:
+            out[output[position]] += mass
+    return out
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("kinds", KINDS)
+def test_every_position_emits_the_emitted_law(spec, kinds):
+    rule = RULES[spec]
+    q, p = step(2, 3, seed=3, kinds=kinds)
+    drafts = {
+        (a, b): (p[0, a] * p[1, b]).item()
+        for a, b in itertools.product(range(3), repeat=2)
+        if p[0, a] * p[1, b] > 0
+    }
+    law = step_law(rule, q, p, drafts)
+    first, second = (ct.emitted_law(rule, q[i], p[i]) for i in (0, 1))
+    kept = [(p[i] * rule.keep(q[i], p[i])).sum() for i in (0, 1)]
+    expected = first, kept[0] * second, kept[0] * kept[1] * q[2]
+    for position, row in enumerate(expected):
+        torch.testing.assert_close(marginal(law, position, 3), row, rtol=0, atol=EXACT)
+    # given that the first token was kept, it does not matter to the second which it was
+    for n in range(3):
+        alone = {key: mass for key, mass in law.items() if key[0] == n and key[1] >= 0}
+        share = p[0, n] * rule.keep(q[0], p[0])[n]
+        torch.testing.assert_close(marginal(alone, 1, 3), share * second, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_certain_draft(spec):
+    rule = RULES[spec]
+    q, _ = step(1, 3, seed=5, kinds=("zeros", "smooth"))
+    for n in range(3):
+        certain = torch.eye(3, dtype=torch.float64)[n : n + 1]
+        law = step_law(rule, q, None, {(n,): 1.0})
+        expected = ct.emitted_law(rule, q[0], certain[0])
+        torch.testing.assert_close(marginal(law, 0, 3), expected, rtol=0, atol=EXACT)
+        same = step_law(rule, q, certain, {(n,): 1.0})
+        for output in law.keys() | same.keys():
+            assert law.get(output, 0.0) == pytest.approx(same.get(output, 0.0), abs=EXACT)
+
+
+@pytest.mark.parametrize("spec", ONE_PER_NAME)
+def test_random_steps_follow_the_emitted_law(spec):
+    rule, count = RULES[spec], 20_000
+    q, p = pair(1, 4, seed=11, kinds=("zeros", "smooth"))
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.multinomial(p.expand(count, 4), 1, generator=generator)
+    many = q.expand(count, 2, 4), p.expand(count, 1, 4)
+    verdict = ct.verify_chain(rule, *many, ids, generator=generator)
+    seen = torch.bincount(verdict.output_token_ids[:, 0], minlength=4)
+    expected = ct.emitted_law(rule, q[0], p[0]) * count
+    possible = expected > 0
+    assert (seen[~possible] == 0).all()
+    distance = ((seen - expected) ** 2 / expected)[possible].sum().item()
+    freedom = max(int(possible.sum()) - 1, 1)
+    assert distance <= chi2.isf(FALSE_ALARM, freedom)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_token_is_kept_iff_its_coin_is_below_phi(spec):
+    rule = RULES[spec]
+    q, p = step(1, 4, seed=7, kinds=("zeros", "smooth"))
+    for n in range(4):
+        phi = rule.acceptance(q[0], p[0], torch.tensor([n]))
+        below = torch.nextafter(phi, torch.zeros(1).double())
+        for coin, kept in ((phi, False), (below, True)):
+            if not 0 <= coin < 1 or (phi == 0 and kept):
+                continue
+            verdict = ct.verify_chain(
+                rule,
+                q[None],
+                p[None],
+                torch.tensor([[n]]),
+                coins=(coin[None].clamp(max=LAST_COIN), tensor(0.5)),
+            )
+            assert verdict.num_accepted.item() == kept
+
+
+@given(rows=strategies.pairs(max_vocab=5))
+def test_extreme_coins_never_emit_an_impossible_token(rows):
+    q, p = rows
+    vocab = len(q)
+    extreme = tensor(0.0, 2.0**-1074, LAST_COIN)
+    cases = list(itertools.product(range(vocab), range(3), range(3)))
+    n, i, j = torch.tensor(cases).T
+    target, draft = q.expand(len(n), 2, vocab), p.expand(len(n), 1, vocab)
+    coins = extreme[i][:, None], extreme[j]
+    for spec in ONE_PER_NAME:
+        rule = RULES[spec]
+        verdict = ct.verify_chain(rule, target, draft, n[:, None], coins=coins)
+        emitted = verdict.output_token_ids
+        assert torch.equal((emitted >= 0).sum(-1), verdict.num_accepted + 1)
+        if rule.declares.support == "target":
+            real = emitted[emitted >= 0]
+            assert (q[real] > 0).all(), spec
+
+
+@pytest.mark.parametrize("spec", ONE_PER_NAME)
+def test_rows_of_different_lengths(spec):
+    rule = RULES[spec]
+    q, p = step(3, 5, seed=2, batch=40)
+    ids = torch.randint(5, (40, 3), generator=torch.Generator().manual_seed(0))
+    lengths = torch.arange(40) % 4
+    ids[torch.arange(3) >= lengths[:, None]] = -1
+    q[torch.arange(4) > lengths[:, None]] = torch.nan  # rows behind the draft are not read
+    p[torch.arange(3) >= lengths[:, None]] = torch.nan
+    accept, draw = fair_coins(40, 3)
+    together = ct.verify_chain(rule, q, p, ids, coins=(accept, draw))
+    assert (together.num_accepted <= lengths).all()
+    for row in range(40):
+        k = int(lengths[row])
+        alone = ct.verify_chain(
+            rule,
+            q[row : row + 1, : k + 1],
+            p[row : row + 1, :k],
+            ids[row : row + 1, :k],
+            coins=(accept[row : row + 1, :k], draw[row : row + 1]),
+        )
+        mine = together.output_token_ids[row]
+        assert torch.equal(mine[: k + 1], alone.output_token_ids[0]) and (mine[k + 1 :] == -1).all()
+        assert together.num_accepted[row] == alone.num_accepted[0]
+
+
+def test_without_drafted_tokens_the_bonus_is_emitted():
+    q, p = step(0, 4, batch=3)
+    verdict = ct.verify_chain(
+        RULES["speculative"],
+        q,
+        p,
+        torch.zeros(3, 0, dtype=torch.int64),
+        coins=(torch.zeros(3, 0).double(), tensor(0.0, 0.5, LAST_COIN)),
+    )
+    assert verdict.num_accepted.tolist() == [0, 0, 0]
+    middle = int(torch.searchsorted(q[1, 0].cumsum(-1), 0.5))
+    assert verdict.output_token_ids.tolist() == [[0], [middle], [3]]
+
+
+def test_one_generator_per_row_makes_a_row_behave_as_if_alone():
+    q, p = step(3, 5, seed=4, batch=6)
+    ids = torch.randint(5, (6, 3), generator=torch.Generator().manual_seed(0))
+    lengths = [3, 0, 2, 1, 3, 2]
+    for row, length in enumerate(lengths):
+        ids[row, length:] = -1
+    rule = ct.policy("cactus:delta=0.2")
+    many = [torch.Generator().manual_seed(100 + row) for row in range(6)]
+    together = [ct.verify_chain(rule, q, p, ids, generator=many) for _ in range(5)]
+    for row, k in enumerate(lengths):
+        own = torch.Generator().manual_seed(100 + row)
+        one = slice(row, row + 1)
+        for verdict in together:  # several steps: the streams must stay in line
+            alone = ct.verify_chain(
+                rule, q[one, : k + 1], p[one, :k], ids[one, :k], generator=[own]
+            )
+            assert torch.equal(verdict.output_token_ids[row, : k + 1], alone.output_token_ids[0])
+
+
+def test_a_generator_fixes_the_step():
+    q, p = step(3, 5, seed=4, batch=6)
+    ids = torch.randint(5, (6, 3), generator=torch.Generator().manual_seed(0))
+    rule = ct.policy("cactus:delta=0.2")
+    state = torch.get_rng_state()
+    first, again, other = (
+        ct.verify_chain(rule, q, p, ids, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first.output_token_ids, again.output_token_ids)
+    assert not torch.equal(first.output_token_ids, other.output_token_ids)
+    assert torch.equal(state, torch.get_rng_state())  # the global stream is left alone
+
+
+def test_a_rule_for_every_row():
+    specs = ("speculative", "cactus:delta=1", "band:price=0.5", "typical:recover=target")
+    mixed = [ct.policy(spec) for spec in specs]
+    q, p = step(3, 5, seed=4, batch=4)
+    ids = torch.randint(5, (4, 3), generator=torch.Generator().manual_seed(0))
+    accept, draw = fair_coins(4, 3, seed=1)
+    together = ct.verify_chain(mixed, q, p, ids, coins=(accept, draw))
+    for row, rule in enumerate(mixed):
+        each = ct.verify_chain(rule, q, p, ids, coins=(accept, draw))
+        assert torch.equal(together.output_token_ids[row], each.output_token_ids[row])
+        assert together.num_accepted[row] == each.num_accepted[row]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_rows_are_normalised_in_float64(dtype):
+    q, p = step(2, 5, batch=30)
+    ids = torch.randint(5, (30, 2), generator=torch.Generator().manual_seed(0))
+    coins = fair_coins(30, 2)
+    wide = [row / row.sum(-1, keepdim=True) for row in (q.to(dtype).double(), p.to(dtype).double())]
+    rule = ct.policy("cactus:delta=0.2")
+    narrow = ct.verify_chain(rule, q.to(dtype), p.to(dtype), ids, coins=coins)
+    exact = ct.verify_chain(rule, *wide, ids, coins=coins)
+    trusted = ct.verify_chain(rule, *wide, ids, coins=coins, validate=False)
+    assert torch.equal(narrow.output_token_ids, exact.output_token_ids)
+    assert torch.equal(trusted.output_token_ids, exact.output_token_ids)
