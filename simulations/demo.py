@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--draft", type=Path, default=HERE / "pair" / "draft", help="draft model folder")
     add("--prompts", type=Path, default=HERE / "data" / "prompts.jsonl", help="JSON lines")
     add("--num-prompts", type=int, default=8)
-    add("--num-draft-tokens", type=int, default=5, metavar="K")
+    add("--num-draft-tokens", type=int, default=3, metavar="K")
     add("--max-new-tokens", type=int, default=64, metavar="N")
     add("--repeats", type=int, default=3, help="timed runs; their median is shown")
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC")
