@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -112,15 +112,7 @@ def distil_loss(target: LlamaForCausalLM) -> Loss:
 
 def distil_plan(steps: int, text: Plan, rate: float) -> Plan:
     """Return the distillation's plan: the text plan with its own steps, rate and seed."""
-    return Plan(
-        steps=steps,
-        batch_size=text.batch_size,
-        length=text.length,
-        peak_rate=rate,
-        decay=0.6,
-        seed=text.seed + 1,
-        half=text.half,
-    )
+    return replace(text, steps=steps, peak_rate=rate, decay=0.6, seed=text.seed + 1)
 
 
 def _sample_chunk(target, stream: Stream, plan: PoolPlan, chunk: int) -> Tensor:

@@ -15,15 +15,11 @@ MAX_POSITIONS = 1024
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers, width and head size of a Llama model with tied embeddings.
-
-    ``spread`` is the standard deviation of fresh matrices.
-    """
+    """Layers, width and head size of a Llama model with tied embeddings."""
 
     layers: int
     width: int
     head_size: int = 32
-    spread: float = 0.02
 
     @property
     def feed_forward(self) -> int:
@@ -58,7 +54,6 @@ def _config(shape: Shape, vocab_size: int) -> LlamaConfig:
         num_key_value_heads=heads,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
-        initializer_range=shape.spread,
         bos_token_id=END_OF_TEXT_ID,
         eos_token_id=END_OF_TEXT_ID,
         pad_token_id=END_OF_TEXT_ID,

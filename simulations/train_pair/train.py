@@ -37,6 +37,7 @@ class Plan:
     peak_rate: float = 2.5e-3
     warmup_steps: int = 80
     decay: float = 0.35
+    hold_steps: int = 0
     weight_decay: float = 0.1
     seed: int = 0
     half: bool = True
@@ -49,11 +50,13 @@ class Plan:
     def rate(self, step: int) -> float:
         """Warm up linearly, hold, then fall linearly, never below 2 % of the peak.
 
-        Until the fall begins nothing depends on ``steps``: runs of other lengths agree.
+        The fall is a line to zero at the end, over the last ``decay`` of the steps; before
+        ``hold_steps`` it does not count. Until it does nothing depends on ``steps``: runs
+        of other lengths agree.
         """
         rise = (step + 1) / max(1, self.warmup_steps)
         fall = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return self.peak_rate * max(0.02, min(1.0, rise, fall))
+        return self.peak_rate * max(0.02, min(1.0, rise, fall if step >= self.hold_steps else 1.0))
 
 
 @dataclass(frozen=True)

@@ -131,3 +131,9 @@ def test_longer_run_agrees_until_the_shorter_one_decays():
     short, long = Plan(steps=1000), Plan(steps=4000)
     assert [short.rate(s) for s in range(650)] == [long.rate(s) for s in range(650)]
     assert short.rate(700) < long.rate(700)
+
+
+def test_fall_waits_for_the_hold():
+    plan = Plan(steps=100, peak_rate=1.0, warmup_steps=1, decay=0.5, hold_steps=60)
+    assert plan.rate(59) == 1.0
+    assert plan.rate(60) == pytest.approx(0.8)
