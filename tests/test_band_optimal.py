@@ -91,6 +91,24 @@ def test_no_feasible_neighbour_is_better(spec):
         assert (accepted.max(0) <= s.acceptance + BY_HAND).all()
 
 
+@pytest.mark.parametrize("spec", [s for s in ALL if hasattr(ct.divergence(s), "smooth")])
+def test_the_certificate_bounds_every_row(spec):
+    # the bound is Lagrange's only if u = clip(ρ, a, b) is the best u for its λ and μ
+    kind = ct.divergence(spec)
+    if not kind.smooth:
+        return
+    q, p = pair(6, 8, seed=12)
+    s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.05)
+    price = s.price[:, None]
+    level = -price * kind.slope(s.lower)[:, None]
+    gain = lambda u: torch.minimum(p / q, u) - price * kind.f(u) - level * u  # noqa: E731
+    best = gain(torch.minimum(torch.maximum(p / q, s.lower[:, None]), s.upper[:, None]))
+    for u in torch.logspace(-3, 3, 601, dtype=torch.float64):
+        assert (gain(u.expand_as(q)) <= best + BY_HAND).all()
+    bound = s.price * 0.05 + level[:, 0] + (q * best).sum(-1)
+    torch.testing.assert_close(bound, s.acceptance, rtol=0, atol=BY_HAND)
+
+
 def path_row(q, p, rejected):
     """Return clip(p, aq, bq) with this rejection, the edges found by bracketing."""
     lift = lambda a: np.maximum(a * q - p, 0).sum() - rejected  # noqa: E731

@@ -17,6 +17,8 @@ MAY_IMPORT = {
 }
 # solvers certify the closed forms, so they may not see them
 SOLVERS_MAY_SEE = {"_arguments", "_files", "divergences", "policies"}
+# the demo ends by drawing its pictures; nothing it computes comes from there
+EXCEPTIONS = {"simulations/demo.py": {"paper_figures.__main__.draw"}}
 HEAVY = ("cvxpy", "hypothesis", "transformers", "matplotlib", "scipy")
 
 
@@ -54,7 +56,8 @@ def files():
 @pytest.mark.parametrize(("folder", "path"), list(files()))
 def test_imports_point_one_way(folder, path):
     package = ".".join(path.relative_to(ROOT).parent.parts)
-    assert crossings(folder, path.read_text(encoding="utf-8"), package) == set()
+    allowed = EXCEPTIONS.get(path.relative_to(ROOT).as_posix(), set())
+    assert crossings(folder, path.read_text(encoding="utf-8"), package) <= allowed
 
 
 @pytest.mark.parametrize(

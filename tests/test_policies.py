@@ -112,12 +112,12 @@ def test_the_max_divergence_proposal_is_capped_lenience():
 
 
 def test_typical_threshold():
-    q = tensor(0.5, 0.3, 0.15, 0.05)
+    q = tensor(0.5, 0.3, 0.1, 0.08, 0.02)  # two of them just beside the threshold of 0.09
     entropy = -(q * q.log()).sum()
     threshold = min(0.09, 0.3 * math.exp(-entropy))
     rule = ct.policy("typical")
     assert rule.threshold(q).item() == pytest.approx(threshold)
-    assert rule.keep(q, q).tolist() == [float(x > threshold) for x in q]
+    assert rule.keep(q, q).tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
     ties = tensor(0.1, 0.4, 0.4, 0.1)
     assert rule.recovery(ties, ties, torch.tensor(0)).tolist() == [0.0, 1.0, 0.0, 0.0]
     assert ct.policy("typical:recover=target").recovery(q, q, torch.tensor(0)).equal(q)

@@ -1,0 +1,30 @@
+import torch
+
+from cactus_theory.verify._draw import pick, toss
+from tests.verify.exact import LAST_COIN
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_rows_need_not_be_normalised():
+    row = tensor(0.0, 2.0, 0.0, 6.0, 0.0)
+    draws = tensor(0.0, 0.2499, 0.25, 0.9, LAST_COIN)
+    assert pick(row.expand(5, 5), draws).tolist() == [1, 1, 3, 3, 3]
+
+
+def test_a_product_that_rounds_up_to_the_total_stays_on_a_possible_token():
+    least = 2.0**-1074  # least · LAST_COIN rounds back to least
+    rows = torch.stack([tensor(least, 0.0, 0.0), tensor(0.0, least, 0.0)])
+    assert pick(rows, tensor(LAST_COIN, LAST_COIN)).tolist() == [0, 1]
+
+
+def test_coins_are_uniform_float64_in_the_half_open_interval():
+    lengths = torch.full((500,), 4)
+    for generator in (torch.Generator().manual_seed(0), None):
+        accept, draw = toss(lengths, 4, generator)
+        assert accept.shape == (500, 4) and draw.shape == (500,)
+        assert accept.dtype == draw.dtype == torch.float64
+        assert ((accept >= 0) & (accept < 1)).all()
+        assert abs(accept.mean() - 0.5) < 0.06  # nine standard errors of 2,000 coins
