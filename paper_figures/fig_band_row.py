@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from paper_figures import _style as style
 
 LABELLED = 9
-LEAST = 3e-4
 
 
 def draw(data: Path) -> Figure:
@@ -36,7 +35,7 @@ def _ratios(ax: Axes, rows: list[dict[str, Any]]) -> None:
     lower, upper = rows[0]["lower"], rows[0]["upper"]
     ax.axhspan(lower, upper, color=style.COLOUR["band_delta"], alpha=0.12, lw=0)
     ax.set_yscale("log")
-    ax.set_ylim(max(min(r["p"] / r["q"] for r in rows), 0.02) * 0.7, upper * 12)
+    ax.set_ylim(max(min(r["p"] / r["q"] for r in rows), 0.02) * 0.7, upper * 30)
     style.ticks(ax.yaxis, (0.03, 0.1, 0.3, 1, 3, 10, 30))
     ax.set_xlim(0, 1)
     style.label(ax, f"b = {upper:.2f}", (0.02, upper), style.COLOUR["band_price"], shift=(0, 6))

@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 
 from paper_figures import _style as style
 
+SPACING = 0.045  # of the axis, between labels
 LOSSLESS_AT = 1e-3  # where an emitted KL of zero is drawn on the logarithmic axis
 
 
 def draw(data: Path) -> Figure:
     """Return the figure from ``policies.csv``: one panel per kind of gain."""
     rows = [row for row in style.read(data / "policies.csv") if row["policy"] != "plain"]
-    figure, (calls, speed) = style.panels(2, width=7.6, height=3.4)
+    figure, (calls, speed) = style.panels(2, width=8.6, height=4.0)
     _panel(calls, rows, "tokens_per_call", "tokens per target call")
     _panel(speed, rows, "speedup", "speed-up over plain decoding")
     speed.axhline(1, color=style.MUTED, lw=0.8, ls=":")
@@ -26,23 +27,42 @@ def draw(data: Path) -> Figure:
 
 
 def _panel(ax: Axes, rows: list[dict[str, Any]], key: str, name: str) -> None:
-    for row in rows:
-        at = (max(row["emitted_kl_per_token"], LOSSLESS_AT), row[key])
-        series = _series(row)
-        colour = style.COLOUR.get(series, style.INK)
-        ax.plot(*at, "o", ms=6, color=colour, mec="white", mew=0.8, zorder=3)
-        knob = str(row["knob"] or "").replace("delta=", "δ ").replace("price=", "price ")
-        label = f"{row['policy'].replace('_', ' ')} {knob}".strip()
-        style.label(ax, label, at, colour, shift=(5, 5), fontsize=7)
+    heights = [row[key] for row in rows]
+    margin = 0.08 * (max(heights) - min(heights) or 1.0)
+    ax.set_ylim(min(heights) - margin, max(heights) + margin)
     _join(ax, rows, key)
+    places = _apart(heights, SPACING * (max(heights) - min(heights) + 2 * margin))
+    for row, place in zip(rows, places, strict=True):
+        at = (max(row["emitted_kl_per_token"], LOSSLESS_AT), row[key])
+        colour = style.COLOUR.get(_series(row), style.INK)
+        ax.plot(*at, "o", ms=6, color=colour, mec="white", mew=0.8, zorder=3)
+        ax.annotate(_name(row), at, (at[0] * 1.35, place), color=colour, fontsize=7, va="center")
     ax.set_xscale("log")
     largest = max(row["emitted_kl_per_token"] for row in rows)
-    ax.set_xlim(LOSSLESS_AT * 0.8, largest * 8)
+    ax.set_xlim(LOSSLESS_AT * 0.8, largest * 14)
     values = (0.01, 0.1, 1.0)
     style.ticks(ax.xaxis, (LOSSLESS_AT, *values))
     ax.set_xticklabels(["0", *(f"{value:g}" for value in values)])
     ax.set_xlabel("emitted KL per token, nats")
     ax.set_ylabel(name)
+
+
+def _apart(heights: list[float], least: float) -> list[float]:
+    """Return label heights near ``heights``, at least ``least`` from each other."""
+    places = list(heights)
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    for _ in range(50):
+        for low, high in zip(order, order[1:], strict=False):
+            short = least - (places[high] - places[low])
+            if short > 0:
+                places[low] -= short / 2
+                places[high] += short / 2
+    return places
+
+
+def _name(row: dict[str, Any]) -> str:
+    knob = str(row["knob"] or "").replace("delta=", "δ ").replace("price=", "price ")
+    return f"{row['policy'].replace('_', ' ')} {knob}".strip()
 
 
 def _join(ax: Axes, rows: list[dict[str, Any]], key: str) -> None:

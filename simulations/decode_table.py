@@ -57,7 +57,6 @@ def measure(
     on_run : called after every run; there are ``run_count`` of them.
     """
     runs = {spec: Runs(spec) for spec in (PLAIN, *specs)}
-    lengths = {"max_new_tokens": max_new_tokens}
     for repeat in range(repeats + 1):
         for own in runs.values():
             own.seconds.append(0.0)
@@ -65,7 +64,9 @@ def measure(
         for number, prompt in enumerate(prompts):
             for spec, own in runs.items():
                 width = None if spec == PLAIN else num_draft_tokens
-                result = _decode(pair, prompt, spec, width, seed + number, repeat == 0, lengths)
+                result = _decode(
+                    pair, prompt, spec, width, seed + number, repeat == 0, max_new_tokens
+                )
                 own.seconds[-1] += result.seconds.total
                 own.tokens[-1] += result.num_tokens
                 if repeat == 0:
@@ -87,12 +88,12 @@ def _decode(
     width: int | None,
     seed: int,
     metered: bool,
-    lengths: dict[str, int],
+    room: int,
 ) -> GenerationResult:
     ids = torch.tensor([list(prompt)], device=pair.target.device)
     ends = pair.target.generation_config.eos_token_id
     if width is None:
-        return generate_plain(pair.target, ids, eos_token_ids=ends, seed=seed, **lengths)
+        return generate_plain(pair.target, ids, eos_token_ids=ends, seed=seed, max_new_tokens=room)
     return generate(
         pair.target,
         pair.draft,
@@ -103,7 +104,7 @@ def _decode(
         seed=seed,
         meter=metered,
         record_rows=metered,
-        **lengths,
+        max_new_tokens=room,
     )
 
 

@@ -32,18 +32,22 @@ HERE = Path(__file__).resolve().parent
 POLICIES = (
     "speculative",
     "typical",
+    "cactus:delta=0.01",
     "cactus:delta=0.1",
     "cactus:delta=1",
     "cactus_exact:delta=0.1",
     "band:delta=0.1",
+    "band:delta=0.5",
     "band:price=2",
     "band:price=0.5",
+    "band:price=0.25",
 )
 SOLVED_DELTA = 0.1
 LOGGED_TOKENS = 32
-# a row worth drawing: lossless sampling refuses about this share of its drafted tokens
-DRAWN_REJECTION = 0.4
-TABLE_WIDTH = 126
+# a row worth drawing: lossless sampling refuses a fair share, and many tokens are in play
+DRAWN_REJECTIONS = (0.3, 0.5)
+PICTURES = ("policies", "band_row")
+TABLE_WIDTH = 148
 ROUNDING = 1e-12  # shown as 0; the CSV keeps every digit
 PROGRAM_TOLERANCE = 1e-6
 
@@ -62,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("demo"))
+    add("--publish", type=Path, help="also write the CSV behind the pictures here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         ct.policy(spec)  # a typo shows before anything runs
     pair = load_pair(args.target, args.draft)
     prompts = load_prompts(args.prompts, args.target)[: args.num_prompts]
-    source = provenance("python -m simulations demo")
+    source = provenance(f"python -m simulations demo (K={args.num_draft_tokens})")
 
     console.rule("rows along a real generation")
     q, p = log_rows(pair.target, pair.draft, prompts, LOGGED_TOKENS, args.seed)
@@ -83,25 +88,28 @@ def run(args: argparse.Namespace) -> int:
         f"{len(q)} rows of {q.shape[1]:,} tokens; the draft overlaps the target by "
         f"{overlap:.3f} (Σ min(p, q), mean)"
     )
-    _solve_one(console, q, p, pair, args.out, source)
-    _audit_all(console, args.policies, q, p, args.out, source)
-    rows = _decode_all(console, args, pair, prompts)
-    write_csv(args.out / "policies.csv", rows, source)
-    write_json(args.out / "policies.json", {"provenance": source, "policies": rows})
-    console.print(_table(rows, args))
+    row = _solve_one(console, q, p, pair)
+    tables = {"band_row": row}
+    tables["audit"] = _audit_all(console, args.policies, q, p)
+    tables["policies"] = _decode_all(console, args, pair, prompts)
+    console.print(_table(tables["policies"], args))
+    for name, rows in tables.items():
+        write_csv(args.out / f"{name}.csv", rows, source)
+    write_json(args.out / "demo.json", {"provenance": source} | tables)
+    if args.publish is not None:
+        for name in PICTURES:
+            write_csv(args.publish / f"{name}.csv", tables[name], source)
     _draw(console, args.out)
     return 0
 
 
-def _solve_one(
-    console: Console, q: Tensor, p: Tensor, pair: Pair, out: Path, source: dict[str, str]
-) -> None:
+def _solve_one(console: Console, q: Tensor, p: Tensor, pair: Pair) -> list[dict[str, Any]]:
     """Solve one row by closed form, certificate and convex program, side by side."""
     from solvers import optimal
 
     console.rule(f"the optimal acceptance on one row, KL ≤ {SOLVED_DELTA} nats")
     rejected = (q - p).clamp(min=0.0).sum(-1)
-    row = int((rejected - DRAWN_REJECTION).abs().argmin())
+    row = _row_to_draw(q, rejected)
     started = time.perf_counter()
     closed = ct.optimal_acceptance(q[row], p[row], delta=SOLVED_DELTA)
     elapsed = time.perf_counter() - started
@@ -126,7 +134,17 @@ def _solve_one(
     console.print(table)
     agree = "agree" if distance <= PROGRAM_TOLERANCE else "DISAGREE"
     console.print(f"closed form and program {agree}: they differ by {distance:.1e}")
-    write_csv(out / "band_row.csv", _row_records(q[row], p[row], closed, pair), source)
+    return _row_records(q[row], p[row], closed, pair)
+
+
+def _row_to_draw(q: Tensor, rejected: Tensor) -> int:
+    """Return the row of largest entropy among those with a fair share of rejections."""
+    low, high = DRAWN_REJECTIONS
+    entropy = -torch.xlogy(q, q).sum(-1)
+    fair = (rejected >= low) & (rejected <= high)
+    if not bool(fair.any()):
+        return int(rejected.argmax())
+    return int(torch.where(fair, entropy, -1.0).argmax())
 
 
 def _row_records(
@@ -156,13 +174,8 @@ def _row_records(
 
 
 def _audit_all(
-    console: Console,
-    specs: Sequence[str],
-    q: Tensor,
-    p: Tensor,
-    out: Path,
-    source: dict[str, str],
-) -> None:
+    console: Console, specs: Sequence[str], q: Tensor, p: Tensor
+) -> list[dict[str, Any]]:
     """Audit every policy on every logged row, exactly."""
     console.rule("what every policy really emits on those rows (exact, nothing sampled)")
     table = _empty_table(
@@ -175,7 +188,7 @@ def _audit_all(
         records.append(record)
         table.add_row(*(_shown(record[key]) for key in record))
     console.print(table)
-    write_csv(out / "audit.csv", records, source)
+    return records
 
 
 def _audited(rule: ct.Policy, q: Tensor, p: Tensor) -> dict[str, Any]:
@@ -253,7 +266,7 @@ def _shown(value: Any) -> str:
 def _draw(console: Console, out: Path) -> None:
     from paper_figures.__main__ import draw
 
-    for name in ("policies", "band_row"):
+    for name in PICTURES:
         draw(name, out, out)
     files = sorted(path.name for path in out.iterdir() if path.suffix in (".csv", ".json", ".png"))
     console.print(f"written to {out}/: {', '.join(files)}")

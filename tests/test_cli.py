@@ -1,0 +1,114 @@
+"""The command line as a user meets it: real files, real output, one line for bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cactus_theory as ct
+from cactus_theory.cli import main
+
+Q, P = [0.2, 0.2, 0.6], [0.45, 0.45, 0.1]
+PRINTED = 1e-12  # JSON carries shortest round-trip floats: nothing is lost
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    paths = tmp_path / "q.npy", tmp_path / "p.npy"
+    for path, row in zip(paths, (Q, P), strict=True):
+        np.save(path, np.array(row))
+    return str(paths[0]), str(paths[1])
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and len(out.strip().splitlines()) == 1
+    return json.loads(out)
+
+
+def test_solve_says_what_the_library_says(files, capsys) -> None:
+    found = run_json(capsys, "solve", *files, "--delta", "0.1")
+    best = ct.optimal_acceptance(np.array(Q), np.array(P), delta=0.1)
+    for name in ("acceptance", "divergence", "lower", "upper", "price", "gap"):
+        assert found[name] == pytest.approx(float(getattr(best, name)), abs=PRINTED)
+    assert found["speculative"] == pytest.approx(0.5, abs=PRINTED)
+
+
+@pytest.mark.parametrize("knob", ["--price", "--acceptance"])
+def test_solve_by_another_knob_reaches_the_same_point(files, capsys, knob: str) -> None:
+    first = run_json(capsys, "solve", *files, "--delta", "0.1")
+    again = run_json(capsys, "solve", *files, knob, repr(first[knob[2:]]))
+    assert again["acceptance"] == pytest.approx(first["acceptance"], abs=1e-9)
+
+
+def test_solve_reads_logits_and_saves_rows(tmp_path: Path, files, capsys) -> None:
+    shifted = tmp_path / "logits.csv"
+    shifted.write_text(",".join(repr(float(x)) for x in np.log(Q) + 3) + "\n")
+    draft = tmp_path / "draft.json"
+    draft.write_text(json.dumps(np.log(P).tolist()))
+    out = tmp_path / "h.npy"
+    main(["solve", str(shifted), str(draft), "--logits", "--delta", "0.1", "--out", str(out)])
+    best = ct.optimal_acceptance(np.array(Q), np.array(P), delta=0.1)
+    np.testing.assert_allclose(np.load(out), best.target, atol=1e-12)
+
+
+def test_audit_reports_the_overspend(files, capsys) -> None:
+    found = run_json(capsys, "audit", *files, "--policy", "cactus", "--delta", "0.25")
+    assert found["policy"] == "cactus:delta=0.25"
+    assert found["divergences"]["kl"] == pytest.approx(0.5507, abs=5e-5)
+    assert found["within"] is False
+    assert found["declares"]["budget"]["scope"] == "per proposal"
+
+
+def test_a_batch_prints_a_line_a_row(tmp_path: Path, capsys) -> None:
+    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
+    for path, row in zip(paths, (Q, P), strict=True):
+        np.save(path, np.tile(row, (3, 1)))
+    assert main(["solve", *paths, "--delta", "0.1"]) == 0
+    out = capsys.readouterr().out
+    assert "mean" in out and out.count("0.722057") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("solve", "{q}", "{p}", "--delta", "-1"), "delta: must lie in [0, inf]; got -1.0"),
+        (("solve", "{q}", "{p}", "--delta", "nan"), "delta: must lie in [0, inf]; got nan"),
+        (("solve", "{q}", "missing.npy", "--delta", "1"), "missing.npy"),
+        (("solve", "{q}", "{p}", "--delta", "1", "--divergence", "kll"), "'kll'"),
+        (("audit", "{q}", "{p}", "--policy", "cactuss"), "'cactuss'"),
+        (("audit", "{q}", "{p}", "--policy", "cactus"), "needs the knob delta"),
+        (("audit", "{q}", "{p}", "--policy", "cactus:delta=x"), "delta: must be a number"),
+        (("audit", "{q}", "{p}", "--policy", "cactus", "--set", "k"), "--set"),
+        (("solve", "{bad}", "{p}", "--delta", "1"), "sum to 1"),
+        (("solve", "{short}", "{p}", "--delta", "1"), "vocabulary"),
+        (
+            ("generate", "--target", "no", "--draft", "no", "--prompt", "x", "--policy", "typical"),
+            "no",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    files, tmp_path: Path, capsys, arguments: tuple[str, ...], said: str
+) -> None:
+    np.save(tmp_path / "bad.npy", np.array([0.5, 0.5, 0.5]))
+    np.save(tmp_path / "short.npy", np.array([0.5, 0.5]))
+    names = {"q": files[0], "p": files[1]}
+    names |= {name: str(tmp_path / f"{name}.npy") for name in ("bad", "short")}
+    assert main([argument.format(**names) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.strip().splitlines()) == 1 and said in err
+
+
+def test_a_missing_optional_package_names_its_extra(files) -> None:
+    hide = "import sys; sys.modules['transformers'] = None; from cactus_theory.cli import main; "
+    call = "sys.exit(main(['generate','--target','a','--draft','b','--prompt','x'," + (
+        "'--policy','speculative']))"
+    )
+    done = subprocess.run([sys.executable, "-c", hide + call], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "cactus-theory[llm]" in done.stderr and "Traceback" not in done.stderr
