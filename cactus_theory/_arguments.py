@@ -202,5 +202,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
         knob, equals, value = item.partition("=")
         if not equals or not knob or not value:
             raise ValueError(f"spec: knobs must read knob=value; got {item!r} in {spec!r}")
+        if knob.strip() in knobs:
+            raise ValueError(f"spec: {knob.strip()} must be given once; got {spec!r}")
         knobs[knob.strip()] = value.strip()
     return name.strip(), knobs

@@ -300,6 +300,8 @@ def frontier(
     kind = find_divergence(divergence)
     check.one_of("support", support, SUPPORTS)
     count = int(check.number("points", points, 2))
+    if count != points:
+        raise ValueError(f"points: must be a whole number; got {points!r}")
     q, p = check.probability_rows(target_probs, draft_probs)
     geometry = Geometry(q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1]), kind, support)
     path = geometry.path

@@ -330,8 +330,10 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     if not isinstance(spec, str):
         raise TypeError(f"divergence: must be a spec string or a Divergence; got {spec!r}")
     name, given = check.parse_spec(spec)
-    given = {**given, **knobs}
     check.one_of("divergence", name, NAMES)
+    if given.keys() & knobs.keys():
+        raise ValueError(f"divergence: a knob must be given once; got {spec!r} and {knobs!r}")
+    given = {**given, **knobs}
     wanted = {"a"} if name in _ORDERED else set()
     if set(given) != wanted:
         rule = "needs exactly the knob a" if wanted else "takes no knobs"

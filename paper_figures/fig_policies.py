@@ -16,7 +16,9 @@ LOSSLESS_AT = 1e-3  # where an emitted KL of zero is drawn on the logarithmic ax
 
 def draw(data: Path) -> Figure:
     """Return the figure from ``policies.csv``: one panel per kind of gain."""
-    rows = [row for row in style.read(data / "policies.csv") if row["policy"] != "plain"]
+    rows = style.read(data / "policies.csv")
+    rows = [row for row in rows if row["policy"] != "plain" and row["tuned"] == "True"]
+    # each policy at the K that made it fastest
     figure, (calls, speed) = style.panels(2, width=8.6, height=4.0)
     _panel(calls, rows, "tokens_per_call", "tokens per target call")
     _panel(speed, rows, "speedup", "speed-up over plain decoding")

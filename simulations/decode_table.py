@@ -1,8 +1,9 @@
-"""Decode the same prompts with plain target and every policy; one table row each.
+"""Decode the same prompts with plain target and every policy; a table row per policy and K.
 
-Runs are interleaved (repeat, prompt, policy), so that a machine whose speed drifts is fair
-to all. Speed is the median over repeats; law and cost come from one metered repeat, whose
-rows are also audited against what the policy declares.
+K, the number of drafted tokens a round, is tuned for each policy: the fastest is marked. Runs
+are interleaved (repeat, prompt, policy), so that a machine whose speed drifts is fair to all.
+Speed is the median over repeats; law and cost come from one metered repeat, whose rows are
+also audited against what the policy declares.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from cactus_theory.decoding import GenerationResult, Pair, generate, generate_pl
 
 PLAIN = "plain"
 COLUMNS = (
-    "policy knob tokens_per_second tokens_per_second_min tokens_per_second_max speedup "
-    "accepted_per_call tokens_per_call tokens target_calls acceptance emitted_kl_per_token "
-    "largest_row_kl verified_rows declares held share_over_budget largest_spent"
+    "policy knob num_draft_tokens tuned tokens_per_second tokens_per_second_min "
+    "tokens_per_second_max speedup accepted_per_call tokens_per_call tokens target_calls "
+    "acceptance emitted_kl_per_token largest_row_kl verified_rows declares held "
+    "share_over_budget largest_spent"
 ).split()
 DRAWN_ROWS = 256  # rows audited at once: bounds memory at large vocabularies
 
 
 @dataclass
 class Runs:
-    """What one policy did: seconds and tokens of each repeat, and its metered results."""
+    """What one policy did at one K (0 for plain): seconds and tokens a repeat, metered results."""
 
     spec: str
+    width: int
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     metered: list[GenerationResult] = field(default_factory=list)
@@ -41,65 +44,70 @@ def measure(
     prompts: Sequence[Sequence[int]],
     specs: Sequence[str],
     *,
-    num_draft_tokens: int,
+    widths: Sequence[int],
     max_new_tokens: int,
     repeats: int,
     seed: int,
     on_run: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Return one dictionary a policy, plain target first.
+    """Return one dictionary for each policy and K, plain target first.
 
     Parameters
     ----------
     prompts : token ids, each at least one.
     specs : policies beside the plain target.
+    widths : the K to try, each ≥ 1.
     repeats : timed runs of every prompt, after one untimed, metered one.
     on_run : called after every run; there are ``run_count`` of them.
     """
-    runs = {spec: Runs(spec) for spec in (PLAIN, *specs)}
+    runs = [Runs(PLAIN, 0)] + [Runs(spec, width) for spec in specs for width in widths]
     for repeat in range(repeats + 1):
-        for own in runs.values():
+        for own in runs:
             own.seconds.append(0.0)
             own.tokens.append(0)
         for number, prompt in enumerate(prompts):
-            for spec, own in runs.items():
-                width = None if spec == PLAIN else num_draft_tokens
-                result = _decode(
-                    pair, prompt, spec, width, seed + number, repeat == 0, max_new_tokens
-                )
+            for own in runs:
+                result = _decode(pair, prompt, own, seed + number, repeat == 0, max_new_tokens)
                 own.seconds[-1] += result.seconds.total
                 own.tokens[-1] += result.num_tokens
                 if repeat == 0:
                     own.metered.append(result)
                 on_run()
-    plain = _speed(runs[PLAIN])
-    return [_row(own, plain) for own in runs.values()]
+    plain = _speed(runs[0])
+    rows = [_row(own, plain) for own in runs]
+    for row in rows:
+        rivals = [r["speedup"] for r in rows if (r["policy"], r["knob"]) == _rule(row)]
+        row["tuned"] = row["speedup"] == max(rivals)
+    return rows
 
 
-def run_count(prompts: int, specs: int, repeats: int) -> int:
+def _rule(row: dict[str, Any]) -> tuple[str, str]:
+    return row["policy"], row["knob"]
+
+
+def run_count(prompts: int, specs: int, widths: int, repeats: int) -> int:
     """Return how many decodes :func:`measure` makes."""
-    return prompts * (specs + 1) * (repeats + 1)
+    return prompts * (specs * widths + 1) * (repeats + 1)
 
 
 def _decode(
     pair: Pair,
     prompt: Sequence[int],
-    spec: str,
-    width: int | None,
+    runs: Runs,
     seed: int,
     metered: bool,
     room: int,
 ) -> GenerationResult:
     ids = torch.tensor([list(prompt)], device=pair.target.device)
     ends = pair.target.generation_config.eos_token_id
-    if width is None:
+    if runs.spec == PLAIN:
         return generate_plain(pair.target, ids, eos_token_ids=ends, seed=seed, max_new_tokens=room)
     return generate(
         pair.target,
         pair.draft,
         ids,
-        policy=spec,
-        num_draft_tokens=width,
+        policy=runs.spec,
+        num_draft_tokens=runs.width,
         eos_token_ids=ends,
         seed=seed,
         meter=metered,
@@ -124,6 +132,7 @@ def _row(runs: Runs, plain: float) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {
         "policy": runs.spec.partition(":")[0],
         "knob": runs.spec.partition(":")[2],
+        "num_draft_tokens": runs.width,
         "tokens_per_second": _speed(runs),
         "tokens_per_second_min": min(timed),
         "tokens_per_second_max": max(timed),

@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--draft", type=Path, default=HERE / "pair" / "draft", help="draft model folder")
     add("--prompts", type=Path, default=HERE / "data" / "prompts.jsonl", help="JSON lines")
     add("--num-prompts", type=int, default=8)
-    add("--num-draft-tokens", type=int, default=3, metavar="K")
-    add("--max-new-tokens", type=int, default=64, metavar="N")
+    add("--num-draft-tokens", type=int, nargs="+", default=[2, 4], metavar="K", help="to try")
+    add("--max-new-tokens", type=int, default=48, metavar="N")
     add("--repeats", type=int, default=3, help="timed runs; their median is shown")
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC")
     add("--seed", type=int, default=0)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         ct.policy(spec)  # a typo shows before anything runs
     pair = load_pair(args.target, args.draft)
     prompts = load_prompts(args.prompts, args.target)[: args.num_prompts]
-    source = provenance(f"python -m simulations demo (K={args.num_draft_tokens})")
+    source = provenance("python -m simulations demo")
 
     console.rule("rows along a real generation")
     q, p = log_rows(pair.target, pair.draft, prompts, LOGGED_TOKENS, args.seed)
@@ -210,15 +210,16 @@ def _audited(rule: ct.Policy, q: Tensor, p: Tensor) -> dict[str, Any]:
 def _decode_all(
     console: Console, args: argparse.Namespace, pair: Pair, prompts: list[list[int]]
 ) -> list[dict[str, Any]]:
-    console.rule(f"decoding {len(prompts)} prompts, {args.num_draft_tokens} drafted tokens a round")
+    widths = args.num_draft_tokens
+    console.rule(f"decoding {len(prompts)} prompts, K of {widths} drafted tokens a round")
     with Progress(console=console, transient=True) as progress:
-        total = run_count(len(prompts), len(args.policies), args.repeats)
+        total = run_count(len(prompts), len(args.policies), len(widths), args.repeats)
         task = progress.add_task("decoding", total=total)
         return measure(
             pair,
             prompts,
             args.policies,
-            num_draft_tokens=args.num_draft_tokens,
+            widths=widths,
             max_new_tokens=args.max_new_tokens,
             repeats=args.repeats,
             seed=args.seed,
@@ -228,19 +229,19 @@ def _decode_all(
 
 def _table(rows: list[dict[str, Any]], args: argparse.Namespace) -> Table:
     table = _empty_table(
-        "policy", "knob", "tokens/s", "speed-up", "AL", "tokens\n/call", "emitted KL\n/token",
+        "policy", "knob", "K", "tokens/s", "speed-up", "AL", "tokens\n/call", "emitted KL\n/token",
         "largest\nrow KL", "declared budget", "held", "proposals\nover",
     )  # fmt: skip
     table.title = (
-        f"K = {args.num_draft_tokens}, temperature 1, {args.num_prompts} prompts of "
-        f"{args.max_new_tokens} new tokens, medians of {args.repeats} interleaved runs"
+        f"each at its fastest K of {args.num_draft_tokens}; temperature 1, {args.num_prompts} "
+        f"prompts, {args.max_new_tokens} new tokens, medians of {args.repeats} interleaved runs"
     )
     keys = (
-        "policy knob tokens_per_second speedup accepted_per_call tokens_per_call "
+        "policy knob num_draft_tokens tokens_per_second speedup accepted_per_call tokens_per_call "
         "emitted_kl_per_token largest_row_kl declares held share_over_budget"
     ).split()
-    for row in rows:
-        table.add_row(*(_shown(row.get(key)) for key in keys))
+    for row in filter(lambda row: row["tuned"], rows):
+        table.add_row(*(_shown(row[key]) for key in keys))
     return table
 
 

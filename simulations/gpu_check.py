@@ -205,7 +205,7 @@ def _decode(device: torch.device, args: argparse.Namespace) -> list[dict[str, An
         pair,
         prompts,
         POLICIES,
-        num_draft_tokens=args.num_draft_tokens,
+        widths=[args.num_draft_tokens],
         max_new_tokens=args.max_new_tokens,
         repeats=args.repeats,
         seed=args.seed,

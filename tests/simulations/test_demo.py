@@ -8,7 +8,7 @@ import pytest
 
 from simulations.__main__ import main
 
-SMALL = ["--num-prompts", "1", "--max-new-tokens", "8", "--repeats", "1"]
+SMALL = ["--num-prompts", "1", "--max-new-tokens", "8", "--repeats", "1", "--num-draft-tokens", "2"]
 
 
 def read(path: Path) -> list[dict[str, str]]:
