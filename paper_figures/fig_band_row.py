@@ -26,7 +26,7 @@ def _ratios(ax: Axes, rows: list[dict[str, Any]]) -> None:
     """Draw p/q, the band and what Cactus emits against the target mass to the left."""
     left = [row["target_mass_below"] for row in rows] + [1.0]
     for key, colour, label, width in (
-        ("p", style.INK, "draft p/q", 1.0),
+        ("p", "#c9c9c9", "draft p/q", 4.5),
         ("cactus", style.COLOUR["cactus"], "Cactus emits", 1.4),
         ("band", style.COLOUR["band_delta"], "the optimum", 2.4),
     ):
