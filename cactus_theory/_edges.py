@@ -5,6 +5,7 @@ linear in the edges except f, so one Newton step solves both L = U = ε and D = 
 linearised ε. Rows that have not converged after ``MOST_STEPS`` are left to the sorted path.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -104,24 +105,30 @@ def edges_for_budget(q: Rows, p: Rows, f: FDivergence, delta: PerRow) -> Edges:
     return Edges(lower, upper, ready & ~given_up)
 
 
-def edges_for_kl_price(q: Rows, p: Rows, f: FDivergence, price: float) -> Edges:
-    """Return the KL band's edges with b/a = e^{1/price}: one normalisation to solve."""
-    tables = Tables(q, p, f)
-    widen = torch.tensor(1 / price, dtype=torch.float64, device=q.device).exp()
-    least, most = 1 / widen.expand(q.shape[0]), torch.ones_like(tables.total)
+def edges_for_kl_price(q: Rows, p: Rows, price: float) -> Edges:
+    """Return the KL band's edges with b/a = e^{1/price}: one normalisation to solve.
+
+    Σ(h − p) = 0 in a alone, h = clip(p, aq, bq). Its slope is Σ_{h≠p} h / a, so every step
+    is a few passes over the rows; ``price`` must leave e^{1/price} finite.
+    """
+    widen = math.exp(1 / price)
+    least = torch.full_like(q[:, 0], 1 / widen)
+    most = torch.ones_like(least)
     lower = torch.sqrt(least)
     ready = torch.zeros_like(lower, dtype=torch.bool)
     for step in range(2 * MOST_STEPS):
-        upper = lower * widen
-        s = tables.sums(lower, upper)
-        error = s.lifted - s.cut
+        floor = q * lower[:, None]
+        h = torch.clamp(p, floor, floor * widen)
+        moved = h - p
+        error = moved.sum(-1)
         ready = error.abs() <= CLOSE
         if bool(ready.all()):
             break
         most, least = torch.where(error > 0, lower, most), torch.where(error < 0, lower, least)
-        newton = lower - error / (s.q_low + widen * s.q_high)
-        usable = (newton > least) & (newton < most)
+        newton = lower - lower * error / torch.where(moved == 0, 0.0, h).sum(-1)
         middle = (least + most) / 2
-        usable = usable & torch.tensor(step % 5 != 4, device=q.device)
+        if step % 5 == 4:
+            newton = middle
+        usable = (newton > least) & (newton < most)
         lower = torch.where(ready, lower, torch.where(usable, newton, middle))
     return Edges(lower, lower * widen, ready)

@@ -24,6 +24,8 @@ from cactus_theory.policies._base import (
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register
 
+LEAST_PRICE = 0.01  # e^{1/price} is finite down to 0.0015
+
 
 @register("band")
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Band(FixedTarget):
         if self._amount == math.inf:
             return None
         if self.knob == "price":
-            if isinstance(kind, KL) and self._amount > 0:
-                return edges_for_kl_price(q, p, kind, self._amount)
+            if isinstance(kind, KL) and self._amount > LEAST_PRICE:
+                return edges_for_kl_price(q, p, self._amount)
             return None
         delta = torch.full((q.shape[0],), self._amount, dtype=torch.float64, device=q.device)
         if isinstance(kind, Renyi):
