@@ -103,11 +103,22 @@ class Geometry:
         return price
 
     def strict_price(self) -> PerRow:
-        """Return the price of the first bit of divergence, at h = q."""
-        one = torch.ones_like(self.path.largest)
+        """Return the price of the first bit of divergence, at h = q; 0 if it buys nothing."""
         if isinstance(self.divergence, MaxDivergence):
             return torch.where(self.p > self.q, self.q, 0.0).sum(-1)
-        return one if isinstance(self.divergence, TotalVariation) else one * math.inf
+        inside = torch.isfinite(self.p / self.q)
+        cut = (inside & (self.p > self.q)).any(-1)
+        leak = self._leak_price() if self.path.free_support else 0.0
+        only_leak = torch.where(self.path.zero_mass > 0, leak, 0.0)
+        first = math.inf if self.generator.smooth else 1.0
+        return torch.where(cut, first, only_leak)
+
+    def _leak_price(self) -> float:
+        """Return dA/dδ at h = q where only tokens without target mass can gain."""
+        f = self.generator
+        kink = 0.0 if f.smooth else 0.5  # total variation also saves ½ where h < q
+        price = 1 / (f.slope_at_infinity - f.slope_at_one + kink)
+        return price / self.divergence.a if isinstance(self.divergence, Renyi) else price
 
     def for_budget(self, delta: PerRow) -> PerRow:
         """Return ε of the best band within ``delta``, on rows where the budget binds."""

@@ -201,3 +201,30 @@ def test_an_acceptance_out_of_reach_is_refused():
 def test_a_frontier_needs_two_points():
     with pytest.raises(ValueError, match=r"points: must lie in \[2, inf\]; got 1"):
         ct.frontier(Q, P, points=1)
+
+
+FIRST_GAINS = {
+    # target, draft, what the first bit of divergence can buy
+    "nothing": (tensor(0.6, 0.4, 0.0), tensor(0.6, 0.4, 0.0)),
+    "only a leak": (tensor(0.6, 0.4, 0.0), tensor(0.5, 0.3, 0.2)),
+    "a raised token": (tensor(0.6, 0.4, 0.0), tensor(0.3, 0.5, 0.2)),
+}
+
+
+@pytest.mark.parametrize("support", ["target", "free"])
+@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize("case", FIRST_GAINS)
+def test_price_of_the_first_bit(case, spec, support):
+    q, p = FIRST_GAINS[case]
+    kind = ct.divergence(spec)
+    found = ct.optimal_acceptance(q, p, divergence=spec, delta=0.0, support=support).price
+    leaks = support == "free" and math.isfinite(getattr(kind, "slope_at_infinity", math.inf))
+    if case == "a raised token":
+        flat = {"total_variation": 1.0, "max_divergence": 0.4}
+        assert found.item() == pytest.approx(flat.get(spec, math.inf))
+    elif case == "nothing" or (not leaks and "renyi" not in spec):
+        assert found == 0
+    else:
+        step = 1e-6
+        further = ct.optimal_acceptance(q, p, divergence=spec, delta=step, support=support)
+        assert found.item() == pytest.approx((further.acceptance.item() - 0.8) / step, rel=5e-3)

@@ -7,7 +7,6 @@ target and p of the draft. Methods trust their rows (the public functions check 
 they compute in float64. ``p=None`` stands for a draft that is certain of its token.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields
@@ -165,4 +164,4 @@ def _all_tokens(q: Tensor) -> Tensor:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.17g}" if isinstance(value, float) and not math.isinf(value) else str(value)
+    return repr(value) if isinstance(value, float) else str(value)
