@@ -9,7 +9,7 @@ Source: Hao & Mou 2026 (arXiv 2604.04987).
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory.policies._base import (
@@ -21,6 +21,9 @@ from cactus_theory.policies._base import (
     keep_probability,
     normalised_or,
 )
+
+Refused = Float[Tensor, "rows refused"]
+Refilled = Float[Tensor, "rows refilled"]
 
 
 class PerProposal(Policy):
@@ -64,15 +67,21 @@ class PerProposal(Policy):
         """Return the exact emitted law in O(V log V) a row.
 
         out(x) = min(p_x, γ_x) + Σ_n (R_n/Z_n)(s_n q_x − p_x)₊ with R_n = (p_n − γ_n)₊ and
-        Z_n = Σ_y (s_n q_y − p_y)₊. Sorting by p/q turns Z into a lookup, sorting by s the sum.
+        Z_n = Σ_y (s_n q_y − p_y)₊. What can be refused has p > q, what can be refilled p < q:
+        each side is packed and sorted alone, then every sum over one is a lookup in the other.
         """
+        shape, vocab = q.shape, q.shape[-1]
+        q, p = q.reshape(-1, vocab), p.reshape(-1, vocab)
         gamma = self.gamma(q)
-        scale = self._scale(q, gamma)
-        rejected = (p - gamma).clamp(min=0.0)
-        ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), torch.inf)
-        weight = rejected / _shortfall(q, ratio, scale)
-        weight = torch.where(rejected > 0, weight, 0.0)
-        return torch.minimum(p, gamma) + _refill(q, p, ratio, scale, weight)
+        _, scale, lost = _sorted(p > gamma, -self._scale(q, gamma), p - gamma)
+        scale = -scale
+        refilled, ratio, held = _sorted(p < q, p / torch.where(p < q, q, 1.0), q)
+        shortfall = _shortfall(held, ratio, scale)
+        used = (lost > 0) & (shortfall > 0)
+        weight = torch.where(used, lost / torch.where(used, shortfall, 1.0), 0.0)
+        emitted = torch.minimum(p, gamma)
+        extra = _refill(held, p.gather(-1, refilled), ratio, scale, weight)
+        return emitted.scatter_add(-1, refilled, extra).reshape(shape)
 
     def _scale(self, q_n: Tensor, gamma: Tensor) -> Tensor:
         """Return s = (1 − γ)/(1 − q_n), 0 where q_n = 1."""
@@ -80,31 +89,46 @@ class PerProposal(Policy):
         return torch.where(rest > 0, (1 - gamma) / torch.where(rest > 0, rest, 1.0), 0.0)
 
 
-def _shortfall(q: Tensor, ratio: Tensor, scale: Tensor) -> Tensor:
-    """Return Z(s) = Σ_y (s q_y − p_y)₊ at each s of ``scale``, by one sort of p/q.
+def _sorted(chosen: Bool[Tensor, "*batch vocab"], key: Rows, mass: Rows) -> tuple[Tensor, ...]:
+    """Return the chosen tokens of each row by rising key: their indices, keys and masses.
+
+    Rows that choose fewer than the fullest end in places with index 0, key ∞ and mass 0.
+    """
+    count = chosen.sum(-1, keepdim=True)
+    most = int(count.max())
+    slot = torch.where(chosen, chosen.cumsum(-1) - 1, most)
+    tokens = torch.arange(key.shape[-1], device=key.device).expand_as(key)
+    places = slot.new_zeros(len(key), most + 1).scatter(-1, slot, tokens)[:, :most]
+    filled = torch.arange(most, device=key.device) < count
+    keys, order = torch.where(filled, key.gather(-1, places), torch.inf).sort(-1)
+    places, filled = places.gather(-1, order), filled.gather(-1, order)
+    return (
+        torch.where(filled, places, 0),
+        keys,
+        torch.where(filled, mass.gather(-1, places), 0.0),
+    )
+
+
+def _shortfall(q: Refilled, ratio: Refilled, scale: Refused) -> Refused:
+    """Return Z(s) = Σ_y (s q_y − p_y)₊ at each s of ``scale``, tokens sorted by p/q.
 
     Accumulated from non-negative pieces, so small values keep their relative accuracy.
     """
-    order = ratio.argsort(-1)
-    knots = ratio.gather(-1, order)
-    below = q.gather(-1, order).cumsum(-1)
-    # tokens with q = 0 sit at the end with an infinite ratio and are never below any s ≤ 1
-    steps = torch.where(torch.isfinite(knots[..., 1:]), knots[..., 1:] - knots[..., :-1], 0.0)
-    at_knot = torch.cat(
-        [torch.zeros_like(below[..., :1]), (steps * below[..., :-1]).cumsum(-1)], -1
-    )
-    index = torch.searchsorted(knots.contiguous(), scale.contiguous()) - 1
+    if ratio.shape[-1] == 0:
+        return torch.zeros_like(scale)
+    below = q.cumsum(-1)
+    steps = torch.where(torch.isfinite(ratio[:, 1:]), ratio.diff(dim=-1), 0.0)
+    at_knot = torch.cat([torch.zeros_like(q[:, :1]), (steps * below[:, :-1]).cumsum(-1)], -1)
+    index = torch.searchsorted(ratio, scale) - 1
     last = index.clamp(min=0)
-    value = at_knot.gather(-1, last) + (scale - knots.gather(-1, last)) * below.gather(-1, last)
+    value = at_knot.gather(-1, last) + (scale - ratio.gather(-1, last)) * below.gather(-1, last)
     return torch.where(index >= 0, value, 0.0)
 
 
-def _refill(q: Tensor, p: Tensor, ratio: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
-    """Return Σ_n weight_n (s_n q_x − p_x)₊ for every x, by one sort of s."""
-    order = scale.argsort(-1, descending=True)
-    scale, weight = scale.gather(-1, order), weight.gather(-1, order)
-    zero = torch.zeros_like(scale[..., :1])
+def _refill(q: Refilled, p: Refilled, ratio: Refilled, scale: Refused, weight: Refused) -> Refilled:
+    """Return Σ_n weight_n (s_n q_x − p_x)₊ for the sorted x, with s falling."""
+    zero = torch.zeros_like(q[:, :1]) if q.shape[-1] else q.new_zeros(len(q), 1)
     mass = torch.cat([zero, weight.cumsum(-1)], -1)
-    scaled = torch.cat([zero, (weight * scale).cumsum(-1)], -1)
-    above = torch.searchsorted(-scale.contiguous(), -ratio.contiguous())  # s_n > p_x/q_x
+    scaled = torch.cat([zero, torch.where(weight > 0, weight * scale, 0.0).cumsum(-1)], -1)
+    above = torch.searchsorted(-scale, -ratio)  # how many s_n > p_x/q_x
     return (scaled.gather(-1, above) * q - mass.gather(-1, above) * p).clamp(min=0.0)
