@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,9 @@ from .rows import load_prompts
 
 # two float64 evaluations of one formula in different summation orders, V up to 151,936
 AGREEMENT = 1e-9
+# closed forms against stored answers of convex programs, which are good to about 1e-9
+PROGRAM_TOLERANCE = 1e-6
+REFERENCE = HERE.parent / "tests" / "data" / "reference.npz"
 VOCABULARIES = (7, 1000, 32_000, 151_936)
 ROWS = 4
 CHECKED = (
@@ -59,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     source = provenance("python -m simulations gpu-check") | {"device": _name(device)}
     checks = [_show(row) for row in _checks(device, args.seed)]
+    checks += [_show(row) for row in _reference_checks(device)]
     times = [_show(row) for row in _times(device, args)]
     decoded = _decode(device, args)
     for row in decoded:
@@ -119,6 +124,29 @@ def _checks(device: torch.device, seed: int) -> Iterator[dict[str, Any]]:
                     "largest_difference": error,
                     "passed": error <= AGREEMENT,
                 }
+
+
+def _reference_checks(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield one row a divergence and support: the distance to the stored programs."""
+    with np.load(REFERENCE) as stored:
+        groups = sorted(set(zip(stored["divergence"], stored["support"], strict=True)))
+        for spec, support in groups:
+            mine = (stored["divergence"] == spec) & (stored["support"] == support)
+            q, p, delta, acceptance = (
+                torch.from_numpy(stored[name][mine]).to(device)
+                for name in ("target_probs", "draft_probs", "delta", "acceptance")
+            )
+            closed = ct.optimal_acceptance(
+                q, p, divergence=str(spec), delta=delta, support=str(support)
+            )
+            error = float((closed.acceptance - acceptance).abs().max())
+            yield {
+                "vocabulary": q.shape[-1],
+                "rows": f"stored programs, support {support}",
+                "quantity": f"optimal acceptance, {spec}",
+                "largest_difference": error,
+                "passed": error <= PROGRAM_TOLERANCE,
+            }
 
 
 def _quantities() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:

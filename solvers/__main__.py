@@ -12,7 +12,7 @@ import numpy as np
 
 from cactus_theory._arguments import as_tensor, check_pair
 from cactus_theory._files import load_rows
-from solvers import optimal, per_proposal
+from solvers import optimal, per_proposal, reference
 
 Parser = argparse.ArgumentParser
 Results = Iterator[Any]
@@ -74,6 +74,15 @@ def _optimal(args: argparse.Namespace) -> Results:
         yield optimal.solve(q, p, args.divergence, delta=args.delta, support=args.support)
 
 
+def _reference_arguments(parser: Parser) -> None:
+    parser.add_argument("--out", default=reference.OUT, help="the .npz to write")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _reference(args: argparse.Namespace) -> Results:
+    yield reference.save(args.out)
+
+
 COMMANDS = {
     "per-proposal": Command(
         "raise one drafted token as far as a budget allows (the Cactus program)",
@@ -82,6 +91,9 @@ COMMANDS = {
     ),
     "optimal": Command(
         "maximise acceptance under a budget on what is emitted", _optimal_arguments, _optimal
+    ),
+    "reference": Command(
+        "store solved programs for machines without a solver", _reference_arguments, _reference
     ),
 }
 
