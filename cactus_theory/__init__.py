@@ -4,6 +4,7 @@ from cactus_theory.band import Frontier, OptimalAcceptance, frontier, optimal_ac
 from cactus_theory.divergences import divergence
 from cactus_theory.emitted import Audit, audit, emitted_law
 from cactus_theory.policies import Budget, Declaration, Policy, policies, policy, register
+from cactus_theory.policies._custom import rule
 from cactus_theory.verify import ChainVerdict, verify_chain
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "policies",
     "policy",
     "register",
+    "rule",
     "verify_chain",
 ]

@@ -39,6 +39,7 @@ class Declaration:
     at_least_speculative : acceptance is never below lossless speculative sampling.
     continuous : acceptance is continuous in the rows.
     support : ``target`` if no token with q = 0 is ever emitted, else ``free``.
+    optimal : no rule that keeps the same budget accepts more.
     """
 
     direction: int = 0
@@ -48,3 +49,4 @@ class Declaration:
     at_least_speculative: bool = False
     continuous: bool = True
     support: Literal["target", "free"] = "target"
+    optimal: bool = False

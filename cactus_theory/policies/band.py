@@ -59,7 +59,7 @@ class Band(FixedTarget):
         if self.delta is None:
             return Declaration(-1, math.inf, None, between=True, at_least_speculative=True)
         budget = Budget(self.divergence, self.delta, "emitted")
-        return Declaration(1, 0.0, budget, between=True, at_least_speculative=True)
+        return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, optimal=True)
 
     def edges(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
         """Return (a, b) of each row, (..., 1): without a sort where Newton settles, else sorted.

@@ -43,7 +43,7 @@ class CactusExact(PerProposal):
     def declares(self) -> Declaration:
         """Return: the divergence of every proposal within delta."""
         budget = Budget(self.divergence, self.delta, "per proposal")
-        return Declaration(1, 0.0, budget, between=True, at_least_speculative=True)
+        return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, optimal=True)
 
     def raised(self, q_n: Values) -> Values:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""

@@ -1,12 +1,17 @@
-"""Hypothesis strategies for probability rows, pairs of rows and budgets.
+"""Hypothesis strategies for probability rows, pairs of rows, chains, budgets and whole problems.
 
-They lean towards what breaks samplers: zeros, certain tokens, entries of 1e-30 beside
-entries of 0.3, rows that differ by one rounding, budgets of 0 and ∞. Every strategy takes
-keywords only and returns float64 tensors unless a dtype is named.
+They lean towards what breaks samplers: zeros, certain tokens, entries of 1e-30 or 1e-310
+beside entries of 0.3, ties missed by one rounding, drafts that keep proposing rare tokens,
+budgets of 0 and ∞. Every strategy takes keywords only and returns float64 tensors unless a
+dtype is named. They shrink to few tokens and round numbers. For rows whose answer is known
+see :mod:`cactus_theory.testing.families`.
 """
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,17 +20,36 @@ from cactus_theory import _arguments as check
 check.optional_module("hypothesis", "testing")
 from hypothesis import strategies as st  # noqa: E402
 
-__all__ = ["acceptances", "budgets", "distributions", "pairs", "weights"]
+__all__ = [
+    "Chain",
+    "acceptances",
+    "any_pairs",
+    "budgets",
+    "chains",
+    "dirichlet",
+    "distributions",
+    "drafted",
+    "float32_pairs",
+    "near_ties",
+    "one_hot",
+    "over_proposing",
+    "pairs",
+    "subnormal_tails",
+    "weights",
+    "zipf",
+]
 
 # the smallest weight beside weights of order one
 TINY_EXPONENT = 30
 # near ties: factors this many float64 roundings away from 1
 TIE_ULPS = 4
+# float64 loses digits below 2.2e-308
+SUBNORMAL_EXPONENTS = (308, 323)
 
 
 def weights(*, zeros: bool = True, tiny: bool = True) -> st.SearchStrategy[float]:
-    """Draw one unnormalised entry: of order one, 10^−k down to 1e-30, exactly 1, or 0."""
-    kinds = [st.floats(0.01, 1.0), st.just(1.0)]
+    """Draw one unnormalised entry: a whole number up to 9, any float of order one, 10^−k, or 0."""
+    kinds = [st.integers(1, 9).map(float), st.floats(0.01, 1.0)]
     if tiny:
         kinds.append(st.integers(1, TINY_EXPONENT).map(lambda k: 10.0**-k))
     if zeros:
@@ -87,9 +111,151 @@ def pairs(
     return target.to(dtype), draft.to(dtype)
 
 
+@st.composite
+def one_hot(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10) -> Tensor:
+    """Draw a row (V,) that is certain of one token."""
+    vocab = draw(st.integers(min_vocab, max_vocab))
+    return torch.eye(vocab, dtype=torch.float64)[draw(st.integers(0, vocab - 1))]
+
+
+@st.composite
+def dirichlet(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10) -> Tensor:
+    """Draw a row (V,) of Dirichlet(10^k, …, 10^k), k from 3 (flat) to −3 (nearly one-hot).
+
+    Small entries keep their size: gammas are drawn through their logarithms.
+    """
+    vocab = draw(st.integers(min_vocab, max_vocab))
+    concentration = 10.0 ** draw(st.integers(-3, 3))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    # Gamma(a) = Gamma(a + 1) · U^{1/a}
+    logs = np.log(random.gamma(concentration + 1, size=vocab))
+    logs += np.log(random.uniform(1e-300, 1, size=vocab)) / concentration
+    return torch.from_numpy(logs).softmax(-1)
+
+
+@st.composite
+def zipf(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10) -> Tensor:
+    """Draw a row (V,) ∝ rank^{−s}, 0 ≤ s ≤ 6, ranks in any order."""
+    vocab = draw(st.integers(min_vocab, max_vocab))
+    slope = draw(st.integers(0, 12)) / 2
+    ranks = draw(st.permutations(range(1, vocab + 1)))
+    row = torch.tensor(ranks, dtype=torch.float64) ** -slope
+    return row / row.sum()
+
+
+@st.composite
+def near_ties(draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10) -> Tensor:
+    """Draw a row (V,) whose entries are equal or differ by up to four float64 roundings."""
+    vocab = draw(st.integers(min_vocab, max_vocab))
+    steps = draw(st.lists(st.integers(-TIE_ULPS, TIE_ULPS), min_size=vocab, max_size=vocab))
+    row = 1 + torch.tensor(steps, dtype=torch.float64) * 2.0**-52
+    return row / row.sum()
+
+
+@st.composite
+def subnormal_tails(draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10) -> Tensor:
+    """Draw a row (V,) with entries down to 1e-323, where float64 has lost its digits."""
+    vocab = draw(st.integers(min_vocab, max_vocab))
+    tail = st.integers(*SUBNORMAL_EXPONENTS).map(lambda k: float(f"1e-{k}"))
+    entries = draw(st.lists(st.one_of(weights(tiny=False), tail), min_size=vocab, max_size=vocab))
+    entries[draw(st.integers(0, vocab - 1))] = 1.0
+    row = torch.tensor(entries, dtype=torch.float64)
+    return row / row.sum()
+
+
+@st.composite
+def over_proposing(
+    draw: st.DrawFn, *, min_vocab: int = 3, max_vocab: int = 40
+) -> tuple[Tensor, Tensor]:
+    """Draw (target, draft) where the draft spreads its mass over many tokens rare in q.
+
+    The worst case of per-proposal budgets: each drafted token looks affordable by itself,
+    and together they carry the emitted law far away from q.
+    """
+    vocab = draw(st.integers(min_vocab, max_vocab))
+    rare = draw(st.integers(1, vocab - 1))
+    tail, share = draw(st.integers(1, 9)) / 10, draw(st.integers(5, 10)) / 10
+    target, draft = torch.empty(2, vocab, dtype=torch.float64)
+    target[:rare], target[rare:] = tail / rare, (1 - tail) / (vocab - rare)
+    draft[:rare], draft[rare:] = share / rare, (1 - share) / (vocab - rare)
+    return target / target.sum(), draft / draft.sum()
+
+
+@st.composite
+def float32_pairs(
+    draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10
+) -> tuple[Tensor, Tensor]:
+    """Draw (target, draft) rounded to float32 and stored as float64: sums miss 1 by 1e-8."""
+    rows = draw(pairs(min_vocab=min_vocab, max_vocab=max_vocab, dtype=torch.float32))
+    return rows[0].double(), rows[1].double()
+
+
+@st.composite
+def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tuple[Tensor, Tensor]:
+    """Draw (target, draft) of any of the kinds above; over-proposing drafts may have 12 tokens."""
+    sizes: dict[str, Any] = {"min_vocab": min_vocab, "max_vocab": max_vocab}
+    kind = draw(st.sampled_from(("pair", "pair", "rare", "mixed", "mixed")))
+    if kind == "pair":
+        return draw(pairs(**sizes))
+    if kind == "rare" and max_vocab >= 3:
+        vocab = draw(st.sampled_from((3, max_vocab, 2 * max_vocab)))
+        return draw(over_proposing(min_vocab=vocab, max_vocab=vocab))
+    vocab = draw(st.integers(min_vocab, max_vocab))
+    sizes = {"min_vocab": vocab, "max_vocab": vocab}
+    kinds = [distributions(**sizes), one_hot(**sizes), zipf(**sizes), dirichlet(**sizes)]
+    if vocab > 1:
+        kinds += [near_ties(**sizes), subnormal_tails(**sizes)]
+    row = st.one_of(kinds)
+    return draw(row), draw(row)
+
+
+@st.composite
+def drafted(
+    draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6
+) -> tuple[Tensor, Tensor, int]:
+    """Draw (target, draft, n) with a token n that the draft can propose."""
+    target, draft = draw(any_pairs(min_vocab=min_vocab, max_vocab=max_vocab))
+    return target, draft, draw(st.sampled_from(draft.nonzero()[:, 0].tolist()))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One row for ``verify_chain``, without its batch axis.
+
+    Attributes
+    ----------
+    target_probs : (K + 1, V). ``draft_probs`` : (K, V).
+    draft_token_ids : (K,) int64, tokens the draft can propose, then −1 behind a short draft.
+    """
+
+    target_probs: Tensor
+    draft_probs: Tensor
+    draft_token_ids: Tensor
+
+
+@st.composite
+def chains(draw: st.DrawFn, *, max_length: int = 4, max_vocab: int = 6) -> Chain:
+    """Draw target rows, draft rows and drafted tokens of one chain, 0 ≤ K ≤ max_length."""
+    length, vocab = draw(st.integers(0, max_length)), draw(st.integers(1, max_vocab))
+    rows = [draw(pairs(min_vocab=vocab, max_vocab=vocab)) for _ in range(length + 1)]
+    drafted_length = draw(st.integers(0, length))
+    ids = [
+        draw(st.sampled_from(p.nonzero()[:, 0].tolist())) if i < drafted_length else -1
+        for i, (_, p) in enumerate(rows[:length])
+    ]
+    return Chain(
+        torch.stack([q for q, _ in rows]),
+        torch.stack([p for _, p in rows])[:length],
+        torch.tensor(ids, dtype=torch.int64),
+    )
+
+
 def budgets(*, zero: bool = True, infinite: bool = True) -> st.SearchStrategy[float]:
-    """Draw a budget δ: 0, ∞, or anything between 1e-12 and 100 with every scale as likely."""
-    kinds = [st.floats(-12, 2).map(lambda exponent: 10.0**exponent)]
+    """Draw a budget δ: 10^k (1e-12 … 1e6), 0, ∞, or any float from 1e-12 to 100."""
+    kinds = [
+        st.integers(-12, 6).map(lambda exponent: 10.0**exponent),
+        st.floats(-12, 2).map(lambda exponent: 10.0**exponent),
+    ]
     if zero:
         kinds.append(st.just(0.0))
     if infinite:
