@@ -1,7 +1,10 @@
 """Read rows of probabilities or logits from the file formats that people have; write .npy."""
 
 import csv
+import io
 import json
+import os
+import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -60,10 +63,38 @@ def save_rows(path: str, rows: np.ndarray) -> None:
     """
     if Path(path).suffix.lower() != ".npy":
         raise ValueError(f"{path}: the suffix must be .npy; got {Path(path).suffix!r}")
+    content = io.BytesIO()
+    np.save(content, rows, allow_pickle=False)
+    write_whole(path, content.getvalue())
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Write ``content`` to ``path``: all of it, or nothing if the disk or a kill intervenes.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
+    place = Path(path)
     try:
-        np.save(path, rows, allow_pickle=False)
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, place)
+        except BaseException:
+            os.unlink(name)
+            raise
     except OSError as error:
         raise OSError(f"{path}: must be a writable file; {error.strerror or error}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _read(path: str, file: Path, suffix: str, key: str) -> Any:

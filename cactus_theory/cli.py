@@ -1,10 +1,7 @@
 """The command line: ``cactus-theory solve | audit | generate``."""
 
 import argparse
-import json
-import math
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,13 +9,14 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory import _arguments as check
+from cactus_theory._files import load_rows, save_rows
+from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import names as policy_names
 
 # What bad input raises; anything else is our mistake and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
-ROWS_SHOWN = 20
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,6 +61,11 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--logits", action="store_true", help="the files hold logits")
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    parser.add_argument("--csv", metavar="FILE.csv", help="also save one line per row")
+    parser.add_argument(
+        "--plot", metavar="FILE.png", help="draw one row: the band, the frontier, policies on it"
+    )
+    parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw")
 
 
 def _add_policy(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +106,6 @@ def chosen_policy(args: argparse.Namespace) -> Policy:
 
 
 def _pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    from cactus_theory._files import load_rows
-
     return tuple(  # type: ignore[return-value]
         load_rows(path, logits=args.logits) for path in (args.target, args.draft)
     )
@@ -122,14 +123,38 @@ def _solve(args: argparse.Namespace) -> int:
         for name in ("acceptance", "divergence", "lower", "upper", "price", "gap")
     }
     if args.out:
-        _save(args.out, found.target)
+        save_rows(args.out, found.target)
+    header = {"divergence": ct.divergence(args.divergence).spec, knob: getattr(args, knob)}
+    _save(args, q, p, header, columns, found.divergence)
     if args.json:
-        header = {"divergence": ct.divergence(args.divergence).spec, knob: getattr(args, knob)}
-        return _print_json(header | {"vocabulary": int(q.shape[-1])} | columns)
+        return print_json(header | {"vocabulary": int(q.shape[-1])} | columns)
     amount = f"{knob} = {getattr(args, knob):g}"
-    print(f"optimal acceptance, {ct.divergence(args.divergence).spec}, {amount}")
-    _print_rows(columns)
+    print(f"optimal acceptance, {header['divergence']}, {amount}")
+    print_rows(columns)
     return 0
+
+
+def _save(
+    args: argparse.Namespace,
+    q: np.ndarray,
+    p: np.ndarray,
+    header: dict[str, Any],
+    columns: dict[str, Any],
+    spent: np.ndarray,
+    rule: Policy | None = None,
+) -> None:
+    """Write what ``--csv`` and ``--plot`` ask for."""
+    if args.csv:
+        save_csv(args.csv, columns, header)
+    if args.plot:
+        from cactus_theory._plot import save_plot
+
+        rows, drafts = (x.reshape(-1, x.shape[-1]) for x in (q, p))
+        if not 0 <= args.row < len(rows):
+            raise ValueError(f"--row: must lie in [0, {len(rows) - 1}]; got {args.row}")
+        delta = float(np.asarray(spent).reshape(-1)[args.row])
+        divergence = ct.divergence(args.divergence).spec
+        save_plot(args.plot, rows[args.row], drafts[args.row], divergence, delta, rule)
 
 
 def _audit(args: argparse.Namespace) -> int:
@@ -147,12 +172,13 @@ def _audit(args: argparse.Namespace) -> int:
     if report.over_share is not None:
         columns["share over budget"] = report.over_share
     budget = report.declares.budget
+    _save(args, q, p, {"policy": report.policy}, columns, spent, rule)
     if args.json:
         declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}
         header = {"policy": report.policy, "declares": declared}
-        return _print_json(header | {"divergences": report.divergences} | columns)
+        return print_json(header | {"divergences": report.divergences} | columns)
     print(f"{report.policy} declares: {'no budget' if budget is None else budget}")
-    _print_rows(columns)
+    print_rows(columns)
     print("mean divergences of the emitted law from the target:")
     for spec, value in report.divergences.items():
         print(f"  {spec:<20} {np.mean(value):.6g}")
@@ -184,66 +210,12 @@ def _generate(args: argparse.Namespace) -> int:
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
     if args.json:
-        return _print_json({"policy": rule.spec, "text": text} | statistics)
+        return print_json({"policy": rule.spec, "text": text} | statistics)
     print(args.prompt + text)
     for name, value in statistics.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):<28} {shown}", file=sys.stderr)
     return 0
-
-
-def _save(path: str, rows: np.ndarray) -> None:
-    if not path.endswith(".npy"):
-        raise ValueError(f"--out: must end in .npy; got {path!r}")
-    from cactus_theory._files import save_rows
-
-    save_rows(path, rows)
-
-
-def _plain(value: Any) -> Any:
-    """Return ``value`` as JSON knows it; infinities and NaN become strings, as JSON has none."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def _print_json(payload: dict[str, Any]) -> int:
-    print(json.dumps(_plain(payload)))
-    return 0
-
-
-def _print_rows(columns: dict[str, Any]) -> None:
-    """Print named per-row values: one row as a list, a batch as a table with its mean."""
-    arrays = {name: np.atleast_1d(np.asarray(value)).reshape(-1) for name, value in columns.items()}
-    count = len(next(iter(arrays.values())))
-    if count == 1:
-        for name, value in arrays.items():
-            print(f"  {name:<30} {_cell(value[0])}")
-        return
-    _print_table(arrays, count)
-
-
-def _print_table(arrays: dict[str, np.ndarray], count: int) -> None:
-    widths = {name: max(12, len(name)) for name in arrays}
-    line: Callable[[str, Callable[[str], str]], str] = lambda head, cell: "  ".join(  # noqa: E731
-        [f"{head:>6}"] + [f"{cell(name):>{width}}" for name, width in widths.items()]
-    )
-    print(line("row", lambda name: name))
-    for row in range(min(count, ROWS_SHOWN)):
-        print(line(str(row), lambda name, row=row: _cell(arrays[name][row])))
-    if count > ROWS_SHOWN:
-        print(f"   … {count - ROWS_SHOWN} more rows (--json prints all)")
-    print(line("mean", lambda name: _cell(arrays[name].astype(float).mean())))
-
-
-def _cell(value: Any) -> str:
-    return str(bool(value)) if isinstance(value, bool | np.bool_) else f"{float(value):.6g}"
 
 
 if __name__ == "__main__":

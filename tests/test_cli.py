@@ -1,10 +1,12 @@
 """The command line as a user meets it: real files, real output, one line for bad input."""
 
+import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.image
 import numpy as np
 import pytest
 
@@ -73,6 +75,38 @@ def test_a_batch_prints_a_line_a_row(tmp_path: Path, capsys) -> None:
     assert "mean" in out and out.count("0.722057") == 4
 
 
+def test_csv_holds_every_row_to_the_last_digit(tmp_path: Path, capsys) -> None:
+    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
+    for path, row in zip(paths, (Q, P), strict=True):
+        np.save(path, np.array([row, row[::-1]]))
+    out = tmp_path / "rows.csv"
+    assert main(["audit", *paths, "--policy", "cactus:delta=0.25", "--csv", str(out)]) == 0
+    notes, *lines = out.read_text().splitlines()
+    assert notes == "# policy: cactus:delta=0.25"
+    table = list(csv.DictReader(lines))
+    report = ct.audit(
+        ct.policy("cactus:delta=0.25"), np.array([Q, Q[::-1]]), np.array([P, P[::-1]])
+    )
+    assert [float(row["acceptance"]) for row in table] == report.acceptance.tolist()
+    assert [row["within"] for row in table] == [str(value) for value in report.within.tolist()]
+
+
+@pytest.mark.parametrize("divergence", ["kl", "total_variation", "max_divergence", "renyi:a=2"])
+@pytest.mark.parametrize("command", [("solve", "--delta", "0.1"), ("audit", "--policy", "typical")])
+def test_plot_draws_a_row_with_zeros(
+    tmp_path: Path, capsys, command: tuple[str, ...], divergence: str
+) -> None:
+    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
+    np.save(paths[0], np.array([Q, [0.0, 0.3, 0.7]]))
+    np.save(paths[1], np.array([P, [0.5, 0.0, 0.5]]))
+    out = tmp_path / "row.png"
+    extra = ["--divergence", divergence, "--plot", str(out), "--row", "1"]
+    assert main([command[0], *paths, *command[1:], *extra]) == 0
+    image = matplotlib.image.imread(out)
+    assert min(image.shape[:2]) > 400 and image.std() > 0.05
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -84,6 +118,11 @@ def test_a_batch_prints_a_line_a_row(tmp_path: Path, capsys) -> None:
         (("audit", "{q}", "{p}", "--policy", "cactus"), "needs the knob delta"),
         (("audit", "{q}", "{p}", "--policy", "cactus:delta=x"), "delta: must be a number"),
         (("audit", "{q}", "{p}", "--policy", "cactus", "--set", "k"), "--set"),
+        (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.svg"), "--plot: must end in .png"),
+        (("solve", "{q}", "{p}", "--delta", "1", "--csv", "x.txt"), "--csv: must end in .csv"),
+        (("solve", "{q}", "{p}", "--delta", "1", "--out", "x.txt"), "x.txt"),
+        (("solve", "{q}", "{p}", "--delta", "1", "--plot", "no/x.png"), "no/x.png"),
+        (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.png", "--row", "1"), "--row"),
         (("solve", "{bad}", "{p}", "--delta", "1"), "sum to 1"),
         (("solve", "{short}", "{p}", "--delta", "1"), "vocabulary"),
         (
