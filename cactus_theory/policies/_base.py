@@ -38,6 +38,18 @@ def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(total > 0, residual / torch.where(total > 0, total, 1.0), fallback)
 
 
+def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
+    """Return the positive part of ``difference`` (..., V), or ``fallback`` rows if it is empty.
+
+    Works in the memory of ``difference``. The rows are not normalised.
+    """
+    positive = difference.clamp_(min=0.0)
+    total = positive.sum(-1, keepdim=True)
+    if not positive.is_cuda and bool((total > 0).all()):
+        return positive
+    return torch.where(total > 0, positive, fallback)
+
+
 def draft_row(q: Tensor, p: Tensor | None, n: Tensor) -> Tensor:
     """Return p as float64, or the one-hot rows (..., V) of a draft certain of ``n`` (...)."""
     if p is not None:
@@ -77,14 +89,16 @@ class Policy(ABC):
 
     def decide(
         self, q: Rows, p: Rows | None, n: Id
-    ) -> tuple[Float[Tensor, "*batch"], Callable[[Bool[Tensor, "*batch"]], Tensor]]:
-        """Return φ of one drafted token per row, and a function from a mask to recovery rows.
+    ) -> tuple[Float[Tensor, "*batch"], Callable[[Any], Tensor]]:
+        """Return φ of one drafted token per row, and a function from an index to recovery rows.
 
-        A rule that solves something per row overrides this to solve it once.
+        The index selects among the batch shape: a mask, or one tensor of positions per axis.
+        Recovery rows are proportional to g; they need not sum to 1. A rule that solves
+        something per row overrides this to solve it once.
         """
 
-        def recover(refused: Tensor) -> Tensor:
-            return self.recovery(q[refused], None if p is None else p[refused], n[refused])
+        def recover(at: Any) -> Tensor:
+            return self.recovery(q[at], None if p is None else p[at], n[at])
 
         return self.acceptance(q, p, n[..., None])[..., 0], recover
 
@@ -149,6 +163,18 @@ class FixedTarget(SharedRecovery):
             return target.gather(-1, n[..., None])[..., 0].clamp(max=1.0)
         target = self.target(q.double(), p.double())
         return keep_probability(target.gather(-1, n), p.double().gather(-1, n))
+
+    def decide(
+        self, q: Rows, p: Rows | None, n: Id
+    ) -> tuple[Float[Tensor, "*batch"], Callable[[Any], Tensor]]:
+        """Return φ and, on demand, (h − p)₊ in the rows' own precision."""
+
+        def recover(at: Any) -> Tensor:
+            own_q = q[at]
+            own_p = draft_row(own_q, None, n[at]) if p is None else p[at]
+            return residual_or(self.target(own_q, own_p) - own_p, own_q)
+
+        return self.acceptance(q, p, n[..., None])[..., 0], recover
 
     def recovery_row(self, q: Rows, p: Rows) -> Rows:
         """Return (h − p)₊ normalised, q where nothing can be rejected."""

@@ -7,6 +7,8 @@ Source: Hao & Mou 2026 (arXiv 2604.04987).
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,6 +22,7 @@ from cactus_theory.policies._base import (
     draft_row,
     keep_probability,
     normalised_or,
+    residual_or,
 )
 
 Refused = Float[Tensor, "rows refused"]
@@ -62,6 +65,24 @@ class PerProposal(Policy):
         """Return (h⁽ⁿ⁾ − p)₊ normalised, q where nothing can be rejected."""
         proposal = self.proposal(q, draft_row(q, p, n), n[..., None])[..., 0, :]
         return normalised_or((proposal - draft_row(q, p, n)).clamp(min=0.0), q.double())
+
+    def decide(
+        self, q: Rows, p: Rows | None, n: Id
+    ) -> tuple[Float[Tensor, "*batch"], Callable[[Any], Tensor]]:
+        """Return φ and, on demand, (s_n q − p)₊: what is refused at n has p_n > γ_n ≥ s_n q_n."""
+        q_n = q.gather(-1, n[..., None])[..., 0].double()
+        gamma = self.gamma(q_n)
+
+        def recover(at: Any) -> Tensor:
+            own_q = q[at]
+            scaled = own_q * self._scale(q_n[at], gamma[at])[..., None].to(own_q.dtype)
+            if p is None:  # certain of n, which was refused
+                return residual_or(scaled.scatter_(-1, n[at][..., None], 0.0), own_q)
+            return residual_or(scaled.sub_(p[at]), own_q)
+
+        if p is None:
+            return gamma, recover
+        return keep_probability(gamma, p.gather(-1, n[..., None])[..., 0].double()), recover
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact emitted law in O(V log V) a row.

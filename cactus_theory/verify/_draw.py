@@ -8,18 +8,50 @@ Generators = torch.Generator | list[torch.Generator] | None
 Coins = tuple[Tensor, Tensor]
 
 
+# From this many entries on, sums of blocks find the block first: they vectorise, a running
+# sum does not.
+BLOCKED_FROM = 8192
+BLOCK = 512
+
+
 def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
     """Return the first index of positive mass whose cumulative mass exceeds draw × total.
 
     Rows need not be normalised; ``draw`` lies in [0, 1). A token of zero mass is never
-    returned, not even by draw = 0 or by the last float below 1.
+    returned, not even by draw = 0 or by the last float below 1. Sums are float64, those
+    inside a block of a long float32 row float32.
     """
-    cumulative = rows.double().cumsum(-1)
-    threshold = draw.double()[:, None] * cumulative[:, -1:]
+    if rows.shape[-1] >= BLOCKED_FROM:
+        return _pick_blocked(rows, draw)
+    cumulative = rows.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    return _first_beyond(cumulative, draw[:, None] * total)[:, 0]
+
+
+def _first_beyond(
+    cumulative: Float[Tensor, "rows n"], threshold: Float[Tensor, "rows 1"]
+) -> Int[Tensor, "rows 1"]:
+    """Return the first index whose cumulative mass exceeds the threshold, of positive mass."""
     index = torch.searchsorted(cumulative, threshold, right=True)
-    # draw·total may round up to total: fall back on the index where the total was reached
+    # a threshold may round up to the total: fall back on the index where that was reached
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
-    return torch.minimum(index, last)[:, 0]
+    return torch.minimum(index, last)
+
+
+def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
+    whole = rows.shape[-1] // BLOCK
+    head = rows[:, : whole * BLOCK].view(len(rows), whole, BLOCK).sum(-1).double()
+    tail = rows[:, whole * BLOCK :].sum(-1, keepdim=True).double()
+    cumulative = torch.cat([head, tail], -1).cumsum(-1)
+    threshold = draw[:, None] * cumulative[:, -1:]
+    block = _first_beyond(cumulative, threshold)
+    before = cumulative.gather(-1, block) - torch.cat([head, tail], -1).gather(-1, block)
+    inside = block * BLOCK + torch.arange(BLOCK, device=rows.device)
+    real = inside < rows.shape[-1]
+    entries = rows.gather(-1, inside.clamp(max=rows.shape[-1] - 1))
+    entries = torch.where(real, entries, 0.0).cumsum(-1, dtype=torch.float64)
+    left = (threshold - before).clamp(min=0.0)  # sums of blocks and entries round differently
+    return (block * BLOCK + _first_beyond(entries, left))[:, 0]
 
 
 def toss(lengths: Int[Tensor, "batch"], width: int, generator: Generators) -> Coins:

@@ -11,6 +11,7 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.verify._draw import Coins, Generators, pick, toss
+from cactus_theory.verify._step import settle
 
 
 @dataclass(frozen=True)
@@ -99,22 +100,11 @@ def _verify(
     draw: Float[Tensor, "batch"],
 ) -> ChainVerdict:
     """Decide one rule's rows; ``p`` and ``q`` are read at drafted tokens and one row each."""
-    batch, width = ids.shape
-    rows = torch.arange(batch, device=ids.device)
-    phi, recover = rule.decide(q[:, :width], p, ids.clamp(min=0)) if width else (accept, None)
-    kept = (accept < phi) & (ids >= 0)
-    accepted = kept.long().cumprod(-1).sum(-1)
-    final = q[rows, accepted].double()
-    refused = accepted < lengths
-    if recover is not None and bool(refused.any()):
-        here = torch.arange(width, device=ids.device) == accepted[:, None]
-        final[refused] = recover(here & refused[:, None])
-    output = torch.full((batch, width + 1), -1, dtype=torch.int64, device=ids.device)
-    output[:, :width] = torch.where(
-        torch.arange(width, device=ids.device) < accepted[:, None], ids, -1
-    )
-    output[rows, accepted] = pick(final, draw)
-    return ChainVerdict(output, accepted)
+    width = ids.shape[1]
+    if not width:
+        return ChainVerdict(pick(q[:, 0], draw)[:, None], torch.zeros_like(lengths))
+    decision = rule.decide(q[:, :width], p, ids.clamp(min=0))
+    return ChainVerdict(*settle(decision, q, ids, lengths, accept, draw))
 
 
 def _checked(

@@ -1,5 +1,6 @@
 import torch
 
+from cactus_theory.verify import _draw
 from cactus_theory.verify._draw import pick, toss
 from tests.verify.exact import LAST_COIN
 
@@ -28,3 +29,20 @@ def test_coins_are_uniform_float64_in_the_half_open_interval():
         assert accept.dtype == draw.dtype == torch.float64
         assert ((accept >= 0) & (accept < 1)).all()
         assert abs(accept.mean() - 0.5) < 0.06  # nine standard errors of 2,000 coins
+
+
+def test_long_rows_are_searched_by_blocks_with_the_same_answer(monkeypatch):
+    source = torch.Generator().manual_seed(1)
+    rows = torch.rand(64, 9001, generator=source, dtype=torch.float64)
+    rows *= torch.rand(rows.shape, generator=source) < 0.02  # most tokens are impossible
+    rows[:8, 700:] = 0
+    rows[8:16, :8900] = 0
+    draw = torch.rand(64, generator=source, dtype=torch.float64)
+    draw[::5], draw[1::5] = 0.0, LAST_COIN
+    fast = pick(rows, draw)
+    assert (rows.gather(-1, fast[:, None]) > 0).all()
+    single = pick(rows.float(), draw)
+    assert (rows.gather(-1, single[:, None]) > 0).all()
+    monkeypatch.setattr(_draw, "BLOCKED_FROM", 10**9)
+    assert fast.tolist() == pick(rows, draw).tolist()
+    assert (fast != single).sum() <= 1  # float32 may tip a coin at an edge

@@ -1,0 +1,114 @@
+"""One verification step on trusted rows: nothing is checked, only what is needed is read.
+
+Drafted tokens are decided from gathered entries; one recovery or bonus row is built a row of
+the batch. On a CPU flags are read on the host, which costs nothing there and spares the rows
+that nobody asked for; elsewhere everything stays on the device and the step never waits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cactus_theory.policies import Policy
+from cactus_theory.verify._draw import pick
+
+Recover = Callable[[Any], Tensor]
+Decision = tuple[Float[Tensor, "batch K"], Recover]
+
+
+def decide_mixed(
+    rules: tuple[Policy, ...],
+    choice: Int[Tensor, "batch K"] | None,
+    q: Float[Tensor, "batch K vocab"],
+    p: Float[Tensor, "batch K vocab"] | None,
+    ids: Int[Tensor, "batch K"],
+) -> Decision:
+    """Return φ of every drafted token and a function from an index to recovery rows.
+
+    Token i of row b is judged by ``rules[choice[b, i]]``; without ``choice`` by the only rule.
+    """
+    if choice is None:
+        return rules[0].decide(q, p, ids)
+    decisions = [rule.decide(q, p, ids) for rule in rules]
+    phi = torch.stack([own for own, _ in decisions]).gather(0, choice[None])[0]
+
+    def recover(at: Any) -> Tensor:
+        which = choice[at]
+        rows = decisions[0][1](at)
+        for number, (_, own) in enumerate(decisions[1:], 1):
+            rows = torch.where((which == number)[:, None], own(at).to(rows.dtype), rows)
+        return rows
+
+    return phi, recover
+
+
+def settle(
+    decision: Decision,
+    q: Float[Tensor, "batch K1 vocab"],
+    ids: Int[Tensor, "batch K"],
+    lengths: Int[Tensor, "batch"] | None,
+    accept: Float[Tensor, "batch K"],
+    draw: Float[Tensor, "batch"],
+) -> tuple[Int[Tensor, "batch width"], Int[Tensor, "batch"]]:
+    """Return (B, K + 1) emitted ids padded with −1 and (B,) accepted counts.
+
+    ``lengths`` (B,) tells how many tokens each row drafted, None stands for K everywhere.
+    """
+    phi, recover = decision
+    kept = accept < phi
+    if lengths is not None:
+        kept &= _steps(ids) < lengths[:, None]
+    if ids.is_cuda:
+        return _on_device(recover, kept, q, ids, lengths, draw)
+    return _on_host(recover, kept, q, ids, lengths, draw)
+
+
+def _on_host(
+    recover: Recover,
+    kept: Bool[Tensor, "batch K"],
+    q: Float[Tensor, "batch K1 vocab"],
+    ids: Int[Tensor, "batch K"],
+    lengths: Int[Tensor, "batch"] | None,
+    draw: Float[Tensor, "batch"],
+) -> tuple[Tensor, Tensor]:
+    width = ids.shape[1]
+    counts = [(flags + [False]).index(False) for flags in kept.tolist()]
+    drafted = [width] * len(counts) if lengths is None else lengths.tolist()
+    refused = [row for row, count in enumerate(counts) if count < drafted[row]]
+    passed = [row for row, count in enumerate(counts) if count >= drafted[row]]
+    output = ids.new_full((len(counts), width + 1), -1)
+    for row, count in enumerate(counts):
+        output[row, :count] = ids[row, :count]
+    for rows, build in ((refused, recover), (passed, q.__getitem__)):
+        if rows:
+            at = torch.tensor(rows), torch.tensor([counts[row] for row in rows])
+            everyone = len(rows) == len(counts)
+            output[at] = pick(build(at), draw if everyone else draw[at[0]])
+    return output, torch.tensor(counts)
+
+
+def _on_device(
+    recover: Recover,
+    kept: Bool[Tensor, "batch K"],
+    q: Float[Tensor, "batch K1 vocab"],
+    ids: Int[Tensor, "batch K"],
+    lengths: Int[Tensor, "batch"] | None,
+    draw: Float[Tensor, "batch"],
+) -> tuple[Tensor, Tensor]:
+    width = ids.shape[1]
+    accepted = kept.long().cumprod(-1).sum(-1)
+    rows = torch.arange(len(ids), device=ids.device)
+    refused = accepted < (width if lengths is None else lengths)
+    recovered = recover((rows, accepted.clamp(max=width - 1)))
+    bonus = q[rows, accepted].to(recovered.dtype)
+    output = torch.full((len(ids), width + 1), -1, dtype=torch.int64, device=ids.device)
+    output[:, :width] = torch.where(_steps(ids) < accepted[:, None], ids, -1)
+    token = pick(torch.where(refused[:, None], recovered, bonus), draw)
+    return output.scatter(1, accepted[:, None], token[:, None]), accepted
+
+
+def _steps(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1], device=ids.device)
