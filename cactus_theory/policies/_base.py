@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.policies._declaration import Declaration

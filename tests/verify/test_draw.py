@@ -36,7 +36,7 @@ def test_long_rows_are_searched_by_blocks_with_the_same_answer(monkeypatch):
     rows = torch.rand(64, 9001, generator=source, dtype=torch.float64)
     rows *= torch.rand(rows.shape, generator=source) < 0.02  # most tokens are impossible
     rows[:8, 700:] = 0
-    rows[8:16, :8900] = 0
+    rows[8:16, :8900], rows[:, -1] = 0, 0.3
     draw = torch.rand(64, generator=source, dtype=torch.float64)
     draw[::5], draw[1::5] = 0.0, LAST_COIN
     fast = pick(rows, draw)
