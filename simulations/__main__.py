@@ -9,6 +9,7 @@ import sys
 COMMANDS = {
     "train-pair": ("simulations.train_pair.command", "train and ship the target/draft pair"),
     "demo": ("simulations.demo", "the main job: log, solve, audit, decode, tabulate, draw"),
+    "throughput": ("simulations.throughput.command", "policies and baselines end to end; resumes"),
     "frontier": ("simulations.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "overspend": ("simulations.overspend", "how far the published rule exceeds its budget (CSV)"),
     "bench": ("simulations.bench", "time the closed forms against named alternatives"),

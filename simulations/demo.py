@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -27,6 +26,7 @@ from cactus_theory.decoding import Pair, load_pair
 from .decode_table import measure, run_count
 from .results import provenance, write_csv, write_json
 from .rows import load_prompts, log_rows
+from .terminal import empty_table, shown
 
 HERE = Path(__file__).resolve().parent
 POLICIES = (
@@ -48,7 +48,6 @@ LOGGED_TOKENS = 32
 DRAWN_REJECTIONS = (0.3, 0.5)
 PICTURES = ("policies", "band_row")
 TABLE_WIDTH = 148
-ROUNDING = 1e-12  # shown as 0; the CSV keeps every digit
 PROGRAM_TOLERANCE = 1e-6
 
 
@@ -115,7 +114,7 @@ def _solve_one(console: Console, q: Tensor, p: Tensor, pair: Pair) -> list[dict[
     elapsed = time.perf_counter() - started
     program = optimal.solve(q[row].numpy(), p[row].numpy(), divergence="kl", delta=SOLVED_DELTA)
     distance = abs(float(closed.acceptance) - program.acceptance)
-    table = _empty_table("", "acceptance", "price dA/dδ", "proof of optimality", "seconds")
+    table = empty_table("", "acceptance", "price dA/dδ", "proof of optimality", "seconds")
     table.add_row("lossless", f"{1 - float(rejected[row]):.9f}", "", "", "")
     table.add_row(
         "closed form",
@@ -178,7 +177,7 @@ def _audit_all(
 ) -> list[dict[str, Any]]:
     """Audit every policy on every logged row, exactly."""
     console.rule("what every policy really emits on those rows (exact, nothing sampled)")
-    table = _empty_table(
+    table = empty_table(
         "policy", "acceptance", "emitted\nKL", "largest", "best\nacceptance\nat that KL",
         "least KL\nat that\nacceptance", "declared budget", "held", "proposals\nover",
     )  # fmt: skip
@@ -186,7 +185,7 @@ def _audit_all(
     for spec in specs:
         record = _audited(ct.policy(spec), q, p)
         records.append(record)
-        table.add_row(*(_shown(record[key]) for key in record))
+        table.add_row(*(shown(record[key]) for key in record))
     console.print(table)
     return records
 
@@ -228,7 +227,7 @@ def _decode_all(
 
 
 def _table(rows: list[dict[str, Any]], args: argparse.Namespace) -> Table:
-    table = _empty_table(
+    table = empty_table(
         "policy", "knob", "K", "tokens/s", "speed-up", "AL", "tokens\n/call", "emitted KL\n/token",
         "largest\nrow KL", "declared budget", "held", "proposals\nover",
     )  # fmt: skip
@@ -241,27 +240,8 @@ def _table(rows: list[dict[str, Any]], args: argparse.Namespace) -> Table:
         "emitted_kl_per_token largest_row_kl declares held share_over_budget"
     ).split()
     for row in filter(lambda row: row["tuned"], rows):
-        table.add_row(*(_shown(row[key]) for key in keys))
+        table.add_row(*(shown(row[key]) for key in keys))
     return table
-
-
-def _empty_table(*heads: str) -> Table:
-    """Return a table whose cells are never cut."""
-    table = Table(box=SIMPLE_HEAD, title_style="bold")
-    for head in heads:
-        words = head in ("policy", "knob", "declared budget", "", "proof of optimality")
-        table.add_column(head, justify="left" if words else "right", no_wrap=True)
-    return table
-
-
-def _shown(value: Any) -> str:
-    if value is None or value == "":
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    if not isinstance(value, float):
-        return str(value)
-    return "0" if abs(value) < ROUNDING else f"{value:.4g}"
 
 
 def _draw(console: Console, out: Path) -> None:

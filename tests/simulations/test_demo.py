@@ -58,5 +58,5 @@ def test_the_rehearsal_checks_and_decodes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("simulations.gpu_check.VOCABULARIES", (7, 300))
     assert main(["gpu-check", "--device", "cpu", *SMALL, "--out", str(tmp_path)]) == 0
     checks = read(tmp_path / "checks.csv")
-    assert len(checks) == 2 * 5 * 15 and all(row["passed"] == "True" for row in checks)
+    assert len(checks) == 2 * 5 * 15 + 20 and all(row["passed"] == "True" for row in checks)
     assert len(read(tmp_path / "times.csv")) == 8

@@ -1,0 +1,1 @@
+"""End-to-end throughput of policies and baselines, with quality beside speed."""
