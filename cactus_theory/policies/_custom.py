@@ -195,11 +195,16 @@ class FunctionRule(_Function):
     """A policy whose acceptance is a plain function of (q, p, n)."""
 
     def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return what the function says of every drafted token."""
+        """Return what the function says; tokens with p = 0 are not asked for."""
         wide = q[..., None, :].expand(*n.shape, q.shape[-1])
         drafts = draft_row(wide, None, n).to(q.dtype) if p is None else p[..., None, :]
-        rows = (wide, drafts.expand(wide.shape))
-        return self._ask_tokens(self.source.function, *rows, n, ()).reshape(n.shape)
+        drafts = drafts.expand(wide.shape)
+        drafted = drafts.gather(-1, n[..., None])[..., 0] > 0
+        phi = (q.gather(-1, n) > 0).double()
+        phi[drafted] = self._ask_tokens(
+            self.source.function, wide[drafted], drafts[drafted], n[drafted], ()
+        )
+        return phi
 
     def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
         """Return what ``recovery`` says where n can be rejected, q elsewhere."""

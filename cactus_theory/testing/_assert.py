@@ -1,0 +1,77 @@
+"""The door for pytest: hold a rule to its laws inside a test suite."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cactus_theory import _arguments as check
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.testing._examples import examples as draw_examples
+from cactus_theory.testing._runner import Report, check_rule
+from cactus_theory.testing._text import message
+from cactus_theory.testing.laws import LAWS
+from cactus_theory.verify import verify_chain
+
+
+def assert_policy_laws(
+    rule: Policy | str,
+    *,
+    laws: Iterable[str] | None = None,
+    examples: int = 200,
+    seed: int = 0,
+    rows: tuple[Any, Any] | None = None,
+    verify: Callable[..., Any] = verify_chain,
+) -> Report:
+    """Check a rule against every law that it has to obey; raise AssertionError if one is broken.
+
+    The message shows, for each broken law, the simplest rows found, what was expected and
+    what was found. The report of a rule that obeys is returned.
+
+    Parameters
+    ----------
+    rule : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
+    laws : names out of ``laws.LAWS``; all of them by default.
+    examples : pairs of rows to draw; ``seed`` fixes which.
+    rows : (target, draft) to check instead, (V,) or (R, V).
+    verify : the verification step that has to follow the rule, like ``ct.verify_chain``.
+
+    Raises
+    ------
+    AssertionError
+        A law is broken.
+    ValueError, TypeError
+        An unknown law, rows that are no distributions, a rule that is none.
+    """
+    if isinstance(rule, type) and issubclass(rule, Policy):
+        rule = rule()
+    found = find_policy(rule)
+    chosen = list(LAWS) if laws is None else list(laws)
+    for name in chosen:
+        check.one_of("laws", name, tuple(LAWS))
+    if rows is None:
+        groups = draw_examples(int(check.number("examples", examples, 1)), seed)
+    else:
+        q, p = check.probability_rows(*rows)
+        groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
+    report = check_rule(found, groups, laws=chosen, verify=verify)
+    if not report.passed:
+        raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
+    return report
+
+
+def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) -> list[Any]:
+    """Return (rule, law) pytest parameters, one per law that the rule has to obey.
+
+    ``@pytest.mark.parametrize(("rule", "law"), law_cases([my_rule]))`` gives every law a test
+    of its own, named after both.
+    """
+    import pytest
+
+    found = [find_policy(rule) for rule in rules]
+    chosen = [LAWS[check.one_of("laws", name, tuple(LAWS))] for name in laws or LAWS]
+    return [
+        pytest.param(rule, law.name, id=f"{rule.spec}-{law.name}")
+        for rule in found
+        for law in chosen
+        if law.applies(rule)
+    ]

@@ -1,0 +1,307 @@
+"""Check a rule against laws on a pool of rows and keep the simplest counterexample of each."""
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from cactus_theory.policies import Policy
+from cactus_theory.testing._examples import Group
+from cactus_theory.testing._shrink import shrink
+from cactus_theory.testing.laws import LAWS, Behaviour, Law
+from cactus_theory.verify import verify_chain
+
+# after this many rows on which the rule never comes back, no more are tried
+MOST_HANGS = 2
+
+
+class Hang(Exception):
+    """A rule did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One way in which a law is broken, on the simplest rows found.
+
+    Attributes
+    ----------
+    target, draft : the rows; empty if the rule could not be asked at all.
+    about, expected, found : the number that is wrong, what it should be and what it is.
+    margin : how far inside the law, hence negative; −∞ where there is no number.
+    emitted : what the rule emits on these rows, empty if it could not be asked.
+    """
+
+    law: str
+    statement: str
+    target: list[float]
+    draft: list[float]
+    about: str
+    expected: str
+    found: str
+    margin: float
+    emitted: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a law fared.
+
+    Attributes
+    ----------
+    verdict : ``holds``, ``fails``, ``not declared``, or ``not checked`` if no row was of the
+        kind that the law speaks of.
+    examples : rows it was checked on. ``worst`` : the smallest margin met, None without rows.
+    """
+
+    law: str
+    statement: str
+    verdict: str
+    examples: int
+    worst: float | None
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that a check found out about a rule."""
+
+    rule: str
+    declares: str
+    laws: list[Verdict]
+
+    @property
+    def passed(self) -> bool:
+        """Return whether no law is broken."""
+        return all(v.verdict != "fails" for v in self.laws)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Return the counterexamples."""
+        return [v.finding for v in self.laws if v.finding is not None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"passed": self.passed} | asdict(self)
+
+
+@dataclass
+class Worst:
+    """The entry with the smallest margin among some rows."""
+
+    margin: float = float("inf")
+    row: int = 0
+    about: str = ""
+    expected: str = ""
+    found: str = ""
+    counted: int = 0
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise Hang after so many seconds, where the system can interrupt Python at all."""
+    possible = (
+        seconds is not None
+        and hasattr(signal, "setitimer")
+        and threading.current_thread() is threading.main_thread()
+    )
+    if not possible:
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> NoReturn:
+        raise Hang(f"no answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def measure(law: Law, seen: Behaviour, limit: float | None = None) -> Worst:
+    """Return the worst entry of a law on a batch; a rule's own exceptions pass through."""
+    worst, counted = Worst(), set()
+    with warnings.catch_warnings(), time_limit(limit):
+        warnings.simplefilter("ignore")
+        for bounds in law.measure(seen):
+            margins = bounds.margins()
+            owners = torch.arange(len(margins)) if bounds.rows is None else bounds.rows
+            used = (margins < torch.inf).reshape(len(margins), -1).any(-1)
+            counted |= set(owners[used].tolist())
+            if margins.numel() and float(margins.min()) < worst.margin:
+                flat = int(margins.argmin())
+                index = tuple(
+                    int(i) for i in torch.unravel_index(torch.tensor(flat), margins.shape)
+                )
+                worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
+    worst.counted = len(counted)
+    return worst
+
+
+@dataclass
+class Checker:
+    """A rule, the laws to check and how; see :func:`check_rule`."""
+
+    rule: Policy
+    verify: Callable[..., Any] = verify_chain
+    limit: float | None = None
+    shrink_seconds: float = 10.0
+
+    def behaviour(self, group: Group) -> Behaviour:
+        """Return the rule on a batch of rows."""
+        return Behaviour(self.rule, *group, self.verify)
+
+    def without_crashes(
+        self, law: Law, groups: Iterable[Group]
+    ) -> tuple[list[Behaviour], list[tuple[Group, Exception]]]:
+        """Return the rule on the rows where the law can be asked; the others with their errors."""
+        sound, crashed, hangs = [], [], 0
+        for group in groups:
+            seen = self.behaviour(group)
+            try:
+                measure(law, seen, self.limit)
+                sound.append(seen)
+            except Exception as error:  # noqa: BLE001  whatever foreign code raises
+                alone: list[tuple[Group, Exception | None]] = []
+                for i in range(len(group[0])):
+                    row = (group[0][i : i + 1], group[1][i : i + 1])
+                    caught = None if hangs >= MOST_HANGS else self.error_on(law, row)
+                    hangs += isinstance(caught, Hang)
+                    if hangs < MOST_HANGS or caught is not None:
+                        alone.append((row, caught))
+                bad = [(row, e) for row, e in alone if e is not None]
+                crashed += bad or [(group, error)]
+                good = [row for row, e in alone if e is None] if bad else []
+                if good and hangs < MOST_HANGS:
+                    joined = tuple(torch.cat(rows) for rows in zip(*good, strict=True))
+                    sound.append(self.behaviour((joined[0], joined[1])))
+        return sound, crashed
+
+    def error_on(self, law: Law, group: Group) -> Exception | None:
+        """Return what the rule raises there, if anything."""
+        try:
+            measure(law, self.behaviour(group), self.limit)
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
+
+    def crash(self, law: Law, group: Group, error: Exception) -> Finding:
+        """Return the finding for rows on which the rule raised."""
+        q, p = group[0][0], group[1][0]
+        if len(group[0]) == 1:
+
+            def again(q: Tensor, p: Tensor) -> bool:
+                return type(self.error_on(law, (q[None], p[None]))) is type(error)
+
+            q, p = shrink(q, p, again, self.shrink_seconds)
+            error = self.error_on(law, (q[None], p[None])) or error
+        said = " ".join(str(error).split())
+        return Finding(
+            law.name,
+            law.statement,
+            q.tolist(),
+            p.tolist(),
+            "the rule itself",
+            "an answer",
+            f"{type(error).__name__}: {said}"[:500],
+            -float("inf"),
+        )
+
+    def counterexample(self, law: Law, group: Group, worst: Worst) -> Finding:
+        """Return the finding for a broken law, on rows as simple as possible."""
+
+        def broken(q: Tensor, p: Tensor) -> bool:
+            try:
+                return measure(law, self.behaviour((q[None], p[None])), self.limit).margin < 0
+            except Exception:  # noqa: BLE001
+                return False
+
+        q, p = group[0][worst.row], group[1][worst.row]
+        if broken(q, p):
+            q, p = shrink(q, p, broken, self.shrink_seconds)
+            seen = self.behaviour((q[None], p[None]))
+            worst = measure(law, seen, self.limit)
+        else:
+            seen = self.behaviour((q[None], p[None]))
+        emitted = seen.emitted[0].tolist()
+        return Finding(
+            law.name,
+            law.statement,
+            q.tolist(),
+            p.tolist(),
+            worst.about,
+            worst.expected,
+            worst.found,
+            worst.margin,
+            emitted,
+        )
+
+    def judge(self, law: Law, behaviours: list[Behaviour]) -> Verdict:
+        """Return how the law fares on all rows."""
+        counted, least, failing = 0, float("inf"), None
+        for seen in behaviours:
+            try:
+                worst = measure(law, seen, self.limit)
+            except Exception:  # noqa: BLE001
+                _, crashed = self.without_crashes(law, [(seen.q, seen.p)])
+                if not crashed:
+                    continue
+                finding = self.crash(law, *crashed[0])
+                return Verdict(law.name, law.statement, "fails", counted, finding.margin, finding)
+            counted += worst.counted
+            least = min(least, worst.margin)
+            if worst.margin < 0 and failing is None:
+                failing = (seen, worst)
+        if failing is not None:
+            seen, worst = failing
+            finding = self.counterexample(law, (seen.q, seen.p), worst)
+            return Verdict(law.name, law.statement, "fails", counted, least, finding)
+        if not counted:
+            return Verdict(law.name, law.statement, "not checked", 0, None)
+        return Verdict(law.name, law.statement, "holds", counted, least)
+
+
+def check_rule(
+    rule: Policy,
+    groups: Iterable[Group],
+    *,
+    laws: Iterable[str] | None = None,
+    verify: Callable[..., Any] = verify_chain,
+    limit: float | None = None,
+    progress: Callable[[str], None] = lambda law: None,
+    done: Callable[[Verdict], None] = lambda verdict: None,
+) -> Report:
+    """Return how ``rule`` fares under every law, or the named ones, on batches of rows.
+
+    ``limit`` is in seconds for one call; ``progress`` hears a law's name before it is checked,
+    ``done`` its verdict.
+    """
+    checker = Checker(rule, verify, limit)
+    chosen = list(LAWS) if laws is None else list(laws)
+    first = LAWS["answers"]
+    verdicts = []
+    progress(first.name)
+    behaviours, crashed = checker.without_crashes(first, groups)
+    for name in chosen:
+        law = LAWS[name]
+        progress(name)
+        if law is first and crashed:
+            finding = checker.crash(law, *crashed[0])
+            count = sum(len(seen.q) for seen in behaviours) + len(crashed)
+            verdict = Verdict(name, law.statement, "fails", count, finding.margin, finding)
+        elif not law.applies(rule):
+            verdict = Verdict(name, law.statement, "not declared", 0, None)
+        else:
+            verdict = checker.judge(law, behaviours)
+        verdicts.append(verdict)
+        done(verdict)
+    return Report(rule.spec, str(rule.declares), verdicts)

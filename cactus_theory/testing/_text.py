@@ -1,0 +1,78 @@
+"""How a counterexample reads: the message, the table, and a test to paste."""
+
+import math
+import re
+from typing import Any
+
+from cactus_theory.testing._runner import Finding, Report
+
+SHOWN = 12
+
+
+def number(x: float) -> str:
+    """Return a margin such as ``-0.0267`` or ``+1e-09``."""
+    return f"{x:+.3g}" if math.isfinite(x) else ("none" if x > 0 else "-")
+
+
+def row(values: list[float], shown: int | None = SHOWN) -> str:
+    """Return ``[0.5, 0.5]``, long rows cut short."""
+    parts = [repr(x) if float(f"{x:.6g}") == x or shown is None else f"{x:.6g}" for x in values]
+    if shown is not None and len(parts) > shown:
+        parts = [*parts[:shown], f"… {len(values) - shown} more"]
+    return f"[{', '.join(parts)}]"
+
+
+def message(rule: str, finding: Finding) -> str:
+    """Return the failure as a reader needs it: law, rows, expected, found, margin."""
+    lines = [f"{rule} breaks the law {finding.law}", f"  law       {finding.statement}"]
+    if finding.target:
+        lines.append(f"  target q  {row(finding.target)}")
+        lines.append(f"  draft  p  {row(finding.draft)}")
+    if finding.emitted:
+        lines.append(f"  emitted   {row(finding.emitted)}")
+    lines.append(f"  where     {finding.about}")
+    lines.append(f"  expected  {finding.expected}")
+    lines.append(f"  found     {finding.found}")
+    if math.isfinite(finding.margin):
+        lines.append(f"  margin    {number(finding.margin)}")
+    return "\n".join(lines)
+
+
+def table(report: Report) -> str:
+    """Return law × verdict × examples × worst margin."""
+    head = ("law", "verdict", "examples", "worst margin")
+    cells = [head]
+    for v in report.laws:
+        margin = "" if v.worst is None else number(v.worst)
+        cells.append((v.law, v.verdict, str(v.examples or ""), margin))
+    widths = [max(len(line[i]) for line in cells) for i in range(4)]
+    return "\n".join(
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip()
+        for a, b, c, d in cells
+    )
+
+
+def pasted_test(source: str, finding: Finding) -> str:
+    """Return a pytest test that fails as long as the rule in ``file.py:name`` breaks the law."""
+    file, _, name = source.rpartition(":")
+    module = re.split(r"[\\/]", file)[-1].removesuffix(".py")
+    plain = module.isidentifier()
+    how = f"from {module} import {name}" if plain else f"{name} = load_rule({source!r})"
+    also = "assert_policy_laws" if plain else "assert_policy_laws, load_rule"
+    return (
+        f"from cactus_theory.testing import {also}\n{how}\n\n\n"
+        f"def test_{name}_{finding.law}():\n"
+        f"    # {finding.about}: expected {finding.expected}, found {finding.found}\n"
+        f"    q = {row(finding.target, None)}\n"
+        f"    p = {row(finding.draft, None)}\n"
+        f"    assert_policy_laws({name}, laws=[{finding.law!r}], rows=(q, p))\n"
+    )
+
+
+def payload(report: Report, source: str) -> dict[str, Any]:
+    """Return the report as JSON knows it, with the tests to paste."""
+    plain = report.as_dict()
+    for verdict, found in zip(plain["laws"], report.laws, strict=True):
+        if found.finding is not None:
+            verdict["finding"]["test"] = pasted_test(source, found.finding)
+    return plain

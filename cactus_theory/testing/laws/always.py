@@ -1,0 +1,110 @@
+"""Laws that every rule has to obey, whatever it declares."""
+
+from collections.abc import Iterator
+
+import torch
+
+from cactus_theory.testing.laws._behaviour import Behaviour
+from cactus_theory.testing.laws._law import EXACT, Bounds, law
+
+# probabilities are compared with 0 and 1 to the last few roundings
+PROBABILITY = 1e-12
+
+
+@law()
+def answers(seen: Behaviour) -> Iterator[Bounds]:
+    """The rule answers every question with finite numbers of the right shape, in time."""
+    finite = seen.phi.isfinite().double()
+    yield Bounds(finite, 1, 1, "is the acceptance of token {0} a number", 0.0, seen.drafted)
+    finite = seen.recovered.isfinite().all(-1).double()
+    about = "is the recovery row after token {0} all numbers"
+    yield Bounds(finite, 1, 1, about, 0.0, seen.drafted)
+
+
+@law()
+def acceptance_is_a_probability(seen: Behaviour) -> Iterator[Bounds]:
+    """0 ≤ φ(n) ≤ 1 for every token n that can be drafted."""
+    yield Bounds(seen.phi, 0, 1, "acceptance of token {0}", PROBABILITY, seen.drafted)
+
+
+@law()
+def recovery_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
+    """g(·|n) ≥ 0 and Σ g = 1 for every token n that can be drafted, rejected or not."""
+    g = seen.recovered
+    about = "recovery probability of token {1} after token {0}"
+    yield Bounds(g, 0, 1, about, PROBABILITY, seen.drafted[..., None].expand(g.shape))
+    yield Bounds(g.sum(-1), 1, 1, "sum of the recovery row after token {0}", EXACT, seen.drafted)
+
+
+@law()
+def emitted_law_sums_to_one(seen: Behaviour) -> Iterator[Bounds]:
+    """Σ out = 1 with out(x) = p φ(x) + Σ p_n (1 − φ(n)) g(x|n), and ``emitted`` returns it."""
+    yield Bounds(seen.emitted.sum(-1), 1, 1, "sum of the emitted law")
+    fast = seen.rule.emitted(seen.q.double(), seen.p.double())
+    yield Bounds(fast, seen.emitted, seen.emitted, "what emitted() says of token {0}")
+
+
+@law()
+def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
+    """A row's answers do not depend on the rows that are asked about in the same call."""
+    rows = len(seen.q)
+    q, p = (torch.cat([row, row.roll(1, -1), row.flip(-1)]) for row in (seen.q, seen.p))
+    together = seen.on(q, p)
+    steady = seen.steady[:, None].expand(seen.q.shape)
+    alone = seen.phi
+    about = "acceptance of token {0} among other rows"
+    yield Bounds(together.phi[:rows], alone, alone, about, EXACT, steady & seen.drafted)
+    alone = seen.emitted
+    about = "emitted probability of token {0} among other rows"
+    yield Bounds(together.emitted[:rows], alone, alone, about, EXACT, steady)
+    for row in range(min(rows, 3)):
+        single = seen.rule.acceptance(seen.q[row], seen.p[row], seen.tokens[row])
+        expected, judged = seen.phi[row : row + 1], (steady & seen.drafted)[row : row + 1]
+        about = "acceptance of token {0} without a batch axis"
+        own = torch.tensor([row])
+        yield Bounds(single[None], expected, expected, about, EXACT, judged, own)
+
+
+@law()
+def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
+    """Moving every token one place moves the answers along (rows with exact ties excluded)."""
+    moved = seen.on(seen.q.roll(1, -1), seen.p.roll(1, -1))
+    ordered = seen.q.sort(-1).values
+    tied = ((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] > 0)).any(-1)
+    judged = (seen.steady & ~tied)[:, None].expand(seen.q.shape)
+    found = moved.phi.roll(-1, -1)
+    about = "acceptance of token {0} after moving all tokens"
+    yield Bounds(found, seen.phi, seen.phi, about, EXACT, judged & seen.drafted)
+    found = moved.emitted.roll(-1, -1)
+    about = "emitted probability of token {0} after moving all tokens"
+    yield Bounds(found, seen.emitted, seen.emitted, about, EXACT, judged)
+
+
+@law()
+def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
+    """Adding tokens with q = p = 0 changes nothing, and they are never emitted."""
+    q, p = (torch.nn.functional.pad(row, (1, 2)) for row in (seen.q, seen.p))
+    wide = seen.on(q, p)
+    steady = seen.steady[:, None].expand(seen.q.shape)
+    about = "acceptance of token {0} beside impossible tokens"
+    yield Bounds(wide.phi[:, 1:-2], seen.phi, seen.phi, about, EXACT, steady & seen.drafted)
+    about = "emitted probability of token {0} beside impossible tokens"
+    yield Bounds(wide.emitted[:, 1:-2], seen.emitted, seen.emitted, about, EXACT, steady)
+    added = torch.cat([wide.emitted[:, :1], wide.emitted[:, -2:]], -1)
+    yield Bounds(added, 0, 0, "emitted probability of an added impossible token", 0.0)
+
+
+@law()
+def certain_drafts(seen: Behaviour) -> Iterator[Bounds]:
+    """p=None means a draft that is certain of n: the answers equal those for a one-hot row."""
+    rows, vocab = seen.q.shape
+    wide = seen.q[:, None, :].expand(rows, vocab, vocab)
+    hot = torch.eye(vocab, dtype=seen.q.dtype).expand(rows, vocab, vocab)
+    expected = seen.rule.acceptance(wide, hot, seen.tokens[..., None])[..., 0]
+    found = seen.rule.acceptance(seen.q, None, seen.tokens)
+    yield Bounds(found, expected, expected, "acceptance of token {0} with p=None")
+    row = seen.rule.recovery(wide, hot, seen.tokens)
+    found = seen.rule.recovery(wide, None, seen.tokens)
+    refused = (expected < 1)[..., None].expand(row.shape)
+    about = "recovery probability of token {1} after token {0} with p=None"
+    yield Bounds(found, row, row, about, EXACT, refused)

@@ -1,0 +1,170 @@
+"""Laws that a rule has to obey because it declares so."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cactus_theory.band import optimal_acceptance
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.emitted import proposal_costs
+from cactus_theory.policies import Policy
+from cactus_theory.testing.laws._behaviour import Behaviour, at_knob, knob_ladder
+from cactus_theory.testing.laws._law import EXACT, Bounds, law
+
+# float32 rows carry 7 digits; what a rule makes of them may lose three more
+NARROW = 1e-4
+# the largest float64 below 1, the last value a coin can take
+LAST_COIN = 1 - 2.0**-53
+# a per-proposal optimum is one that this relative step towards 1 would push over its budget
+STEP = 1e-6
+
+
+def _has_strict_point(rule: Policy) -> bool:
+    strict = rule.declares.strict
+    return strict is not None and at_knob(rule, strict) is not None
+
+
+def _at_least(seen: Behaviour) -> Tensor:
+    return torch.minimum(seen.p, seen.q).sum(-1)
+
+
+@law(lambda rule: rule.declares.direction != 0 and len(knob_ladder(rule)) > 1)
+def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
+    """Σ p φ never falls as the knob moves in the declared direction (declares ``direction``)."""
+    ladder = knob_ladder(seen.rule)
+    shares = torch.stack([seen.on(seen.q, seen.p, rule=r).kept.sum(-1) for _, r in ladder], -1)
+    values = [value for value, _ in ladder]
+    direction = seen.rule.declares.direction
+    word = "gain" if direction > 0 else "loss"
+
+    def about(index: tuple[int, ...]) -> str:
+        low, high = values[index[1]], values[index[1] + 1]
+        return f"{word} of acceptance from {seen.rule.knob}={low:g} to {high:g}"
+
+    yield Bounds(direction * shares.diff(dim=-1), 0, None, about)
+
+
+@law(_has_strict_point)
+def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
+    """With the knob at its strict point the emitted law is q (declares ``strict``)."""
+    strict = seen.rule.declares.strict
+    assert strict is not None
+    exact = seen.on(seen.q, seen.p, rule=at_knob(seen.rule, strict))
+    about = f"emitted probability of token {{0}} at {seen.rule.knob}={strict:g}"
+    yield Bounds(exact.emitted, seen.q, seen.q, about)
+
+
+@law(lambda rule: rule.declares.budget is not None)
+def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
+    """D ≤ budget: of the emitted law, or of the row behind every proposal (declares ``budget``)."""
+    budget = seen.rule.declares.budget
+    assert budget is not None
+    kind, most = find_divergence(budget.divergence), budget.amount
+    allowed = EXACT * (1 + min(most, 1e9))
+    if budget.scope == "emitted":
+        spent = kind.value(seen.emitted, seen.q)
+        yield Bounds(spent, None, most, f"{budget.divergence} of the emitted law", allowed)
+        return
+    least = _least_cost(seen)
+    about = f"least {budget.divergence} of a row that accepts token {{0}} so often"
+    yield Bounds(least, None, most, about, allowed, seen.drafted)
+    if _has_proposals(seen):
+        costs = proposal_costs(seen.rule, seen.q, seen.p, kind)
+        about = f"{budget.divergence} of the row behind token {{0}}"
+        yield Bounds(costs, None, most, about, allowed, seen.drafted)
+
+
+def _has_proposals(seen: Behaviour) -> bool:
+    if hasattr(seen.rule, "gamma"):
+        return True
+    return seen.rule.proposal(seen.q[:1], seen.p[:1], seen.tokens[:1]) is not None
+
+
+def _raised(seen: Behaviour) -> Tensor:
+    """Return the least h_n that keeps token n with φ(n), never below q_n."""
+    return torch.maximum(seen.kept, seen.q)
+
+
+def _two_point(seen: Behaviour, raised: Tensor) -> Tensor:
+    """Return D of q scaled off n so that h_n is ``raised``: the cheapest such row."""
+    budget = seen.rule.declares.budget
+    assert budget is not None
+    h = torch.stack([raised, 1 - raised], -1).clamp(0, 1)
+    return find_divergence(budget.divergence).value(h, torch.stack([seen.q, 1 - seen.q], -1))
+
+
+def _least_cost(seen: Behaviour) -> Tensor:
+    return _two_point(seen, _raised(seen))
+
+
+@law(lambda rule: rule.declares.between)
+def stays_between(seen: Behaviour) -> Iterator[Bounds]:
+    """min(p, q) ≤ out ≤ max(p, q) for every token (declares ``between``)."""
+    low, high = torch.minimum(seen.p, seen.q), torch.maximum(seen.p, seen.q)
+    yield Bounds(seen.emitted, low, high, "emitted probability of token {0}")
+
+
+@law(lambda rule: rule.declares.at_least_speculative)
+def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
+    """Σ p φ ≥ Σ min(p, q), what lossless sampling accepts (declares ``at_least_speculative``)."""
+    yield Bounds(seen.kept.sum(-1), _at_least(seen), None, "acceptance")
+
+
+@law()
+def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
+    """The same rows in float32 and in float64 are treated alike to 1e-4.
+
+    Rules with jumps (``continuous=False``) are judged where moving the rows by 1e-4 meets none.
+    """
+    q, p = seen.q.float(), seen.p.float()
+    single, wide = seen.on(q, p), seen.on(q.double(), p.double())
+    judged = wide.steady[:, None].expand(seen.q.shape)
+    about = "accepted mass of token {0} in float32"
+    yield Bounds(single.kept, wide.kept, wide.kept, about, NARROW, judged)
+    about = "emitted probability of token {0} in float32"
+    yield Bounds(single.emitted, wide.emitted, wide.emitted, about, NARROW, judged)
+
+
+@law(lambda rule: rule.declares.support == "target")
+def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
+    """A token with q = 0 is never emitted, not by coin 0 nor by 1 − 2⁻⁵³ (declares ``support``)."""
+    absent = seen.q == 0
+    about = "acceptance of token {0}, which has q = 0"
+    yield Bounds(seen.phi, 0, 0, about, 0.0, absent & seen.drafted)
+    refused = (seen.rejected > 0)[..., None] & absent[:, None, :]
+    about = "recovery probability of token {1}, which has q = 0, after token {0}"
+    yield Bounds(seen.recovered, 0, 0, about, 0.0, refused)
+    row, n = seen.drafted.nonzero().T
+    edges = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)
+    coin, draw = (c.repeat(len(n)) for c in torch.cartesian_prod(edges, edges).T)
+    row, n = row.repeat_interleave(4), n.repeat_interleave(4)
+    target = seen.q[row][:, None, :].expand(-1, 2, -1)
+    coins = (coin[:, None], draw)
+    verdict = seen.verify(seen.rule, target, seen.p[row][:, None, :], n[:, None], coins=coins)
+    token = verdict.output_token_ids[:, 0]
+    # unnamed tokens are the verifier's mistake, and another law's business
+    wrong = absent[row, token.clamp(0, seen.q.shape[-1] - 1)].double()
+    emitted = torch.zeros_like(seen.q).index_put((row, n), wrong, accumulate=True)
+    about = "impossible tokens emitted by extreme coins after drafting token {0}"
+    yield Bounds(emitted, 0, 0, about, 0.0)
+
+
+@law(lambda rule: rule.declares.optimal and rule.declares.budget is not None)
+def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
+    """No rule within the same budget accepts more, by a dual bound (declares ``optimal``).
+
+    For a budget per proposal: raising h_n further would break it.
+    """
+    budget = seen.rule.declares.budget
+    assert budget is not None
+    if budget.scope == "emitted":
+        best = optimal_acceptance(seen.q, seen.p, divergence=budget.divergence, delta=budget.amount)
+        yield Bounds(seen.kept.sum(-1), best.acceptance - best.gap, None, "acceptance")
+        return
+    raised = _raised(seen)
+    # 1/q, the largest ratio h/q there is, has to be a number
+    judged = seen.drafted & (seen.phi < 1) & (1 / seen.q).isfinite() & (raised < 1 - EXACT)
+    more = _two_point(seen, raised + STEP * (1 - raised))
+    about = f"{budget.divergence} of accepting token {{0}} slightly more often"
+    yield Bounds(more, budget.amount, None, about, EXACT * (1 + min(budget.amount, 1e9)), judged)

@@ -1,0 +1,167 @@
+"""Laws about the step that tosses the coins: it has to do what φ and g say."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cactus_theory.testing.laws._behaviour import Behaviour
+from cactus_theory.testing.laws._law import Bounds, law
+
+# a draw this close to the border of two tokens may fall on either side
+BORDER = 1e-9
+# rows, and drafted tokens in them, whose coins are enumerated
+MOST_ROWS, MOST_PAIRS = 10, 40
+COINS, CHAINS = 4, 8
+# the largest float64 below 1, the last value a coin can take
+LAST_COIN = 1 - 2.0**-53
+# chance that a correct rule fails the seeded χ² test on one row
+FALSE_ALARM = 1e-6
+DRAWS = 2000
+
+
+def _edges(phi: Tensor) -> Tensor:
+    """Return coins at which a decision may turn: 0, just below φ, φ and the last one, (…, 4, V)."""
+    below = torch.nextafter(phi[:, 1], torch.zeros_like(phi[:, 1]))
+    coins = [torch.zeros_like(below), below, phi[:, 2], torch.ones_like(below)]
+    return torch.stack(coins, 1).nan_to_num(0.0).clamp(0, LAST_COIN)
+
+
+def _first(cumulative: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the token a draw points at, and whether that is clear of any border."""
+    index = (cumulative <= draw[..., None]).sum(-1).clamp(max=cumulative.shape[-1] - 1)
+    clear = ((cumulative - draw[..., None]).abs() > BORDER).all(-1)
+    return index, clear
+
+
+@law()
+def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
+    """A drafted token is kept iff its coin < φ; a rejected one is replaced by g's quantile.
+
+    Enumerated over coins: 0, just below φ, φ itself and 1 − 2⁻⁵³ for the acceptance, the
+    middle of every token's share for the draw.
+    """
+    rows, vocab = min(MOST_ROWS, len(seen.q)), seen.q.shape[-1]
+    row, n = seen.drafted[:rows].nonzero().T
+    row, n = row[:MOST_PAIRS], n[:MOST_PAIRS]
+    shape = (len(n), COINS, vocab)
+    each, ids = (x[:, None, None].expand(shape).reshape(-1, 1) for x in (row, n))
+    bonus = seen.q[:rows].flip(-1)
+    target = torch.stack([seen.q[:rows], bonus], 1)[each[:, 0]]
+    draft = seen.p[each]
+    # asked in the very shape of the verifier's question, so that φ agrees to the last bit
+    phi = seen.rule.acceptance(target[:, :1], draft, ids[..., None]).reshape(shape)
+    coin = _edges(phi.double())
+    g = seen.recovered[row, n]
+    draw = (g.cumsum(-1) - g / 2).clamp(0, LAST_COIN)[:, None, :].expand(shape)
+    verdict = seen.verify(
+        seen.rule, target, draft, ids, coins=(coin.reshape(-1, 1), draw.reshape(-1)), validate=False
+    )
+    kept = coin < phi
+    token = torch.arange(vocab).expand(shape)
+    clear = kept | (g > BORDER)[:, None, :].expand(shape)
+
+    def about(index: tuple[int, ...]) -> str:
+        pair, c, d = index
+        return (
+            f"token emitted after drafting {int(n[pair])} (φ = {float(phi[index])!r}) "
+            f"with coin {float(coin[pair, c, d])!r} and draw {float(draw[pair, c, d]):.6g}"
+        )
+
+    found = verdict.output_token_ids[:, 0].reshape(shape)
+    expected = torch.where(kept, n[:, None, None], token)
+    yield Bounds(found, expected, expected, about, 0.0, clear, row)
+    behind, sure = _first(bonus.cumsum(-1)[row][:, None, None, :].expand(*shape, vocab), draw)
+    found = verdict.output_token_ids[:, 1].reshape(shape)
+    expected = torch.where(kept, behind, -1)
+
+    def about_bonus(index: tuple[int, ...]) -> str:
+        return "bonus token (−1 for none) behind the " + about(index)
+
+    yield Bounds(found, expected, expected, about_bonus, 0.0, sure | ~kept, row)
+
+
+@law()
+def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
+    """In a chain of three drafted tokens each is judged by its own rows, up to a rejection."""
+    rows = min(MOST_ROWS, len(seen.q))
+    q, p = seen.q[:rows], seen.p[:rows]
+    places = [seen.on(turn(q), turn(p)) for turn in (_same, _flipped, _rolled)]
+    bonus = (q + 1 / q.shape[-1]) / 2
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.stack(
+        [torch.multinomial(s.p, CHAINS, replacement=True, generator=generator) for s in places], -1
+    )
+    coins = torch.rand(rows, CHAINS, 4, dtype=torch.float64, generator=generator)
+    accept, draw = coins[..., :3], coins[..., 3]
+    phi = torch.stack([s.phi.gather(-1, ids[..., i]) for i, s in enumerate(places)], -1)
+    accepted = (accept < phi).long().cumprod(-1).sum(-1)
+    each = torch.arange(rows)[:, None].expand(rows, CHAINS)
+    laws = [s.recovered[each, ids[..., i]] for i, s in enumerate(places)]
+    finals = torch.stack([*laws, bonus[:, None, :].expand(laws[0].shape)], -2)
+    final = finals[each, torch.arange(CHAINS), accepted]
+    token, clear = _first(final.cumsum(-1), draw)
+    position = torch.arange(4)
+    padded = torch.nn.functional.pad(ids, (0, 1), value=-1)
+    expected = torch.where(position < accepted[..., None], padded, -1)
+    expected = torch.where(position == accepted[..., None], token[..., None], expected)
+    target = torch.stack([*(s.q for s in places), bonus], 1)
+    draft = torch.stack([s.p for s in places], 1)
+    flat = each.reshape(-1)
+    verdict = seen.verify(
+        seen.rule,
+        target[flat],
+        draft[flat],
+        ids.reshape(-1, 3),
+        coins=(accept.reshape(-1, 3), draw.reshape(-1)),
+        validate=False,
+    )
+    found = verdict.output_token_ids.reshape(expected.shape)
+    counts = clear[..., None] | (position < accepted[..., None])
+
+    def about(index: tuple[int, ...]) -> str:
+        row, trial, place = index
+        return (
+            f"token at place {place} after drafting {ids[row, trial].tolist()} from the row, "
+            "the row reversed and the row moved by one"
+        )
+
+    yield Bounds(found, expected, expected, about, 0.0, counts)
+
+
+@law()
+def frequencies_follow_the_law(seen: Behaviour) -> Iterator[Bounds]:
+    """Tokens drawn with a generator occur as often as the emitted law says.
+
+    χ² over seeded draws on one row; a correct rule fails with probability 1e-6.
+    """
+    q, p = seen.q[:1], seen.p[:1]
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.multinomial(p, DRAWS, replacement=True, generator=generator).T
+    rows = q.expand(DRAWS, 2, -1), p.expand(DRAWS, 1, -1)
+    verdict = seen.verify(seen.rule, *rows, ids, generator=generator)
+    tokens = verdict.output_token_ids[:, 0]
+    count = torch.bincount(tokens.clamp(min=0), minlength=q.shape[-1]).double()
+    expected = seen.emitted[0] * DRAWS
+    common = expected > 5
+    # rare tokens are put together so that every cell is expected to be filled
+    seen_cells = torch.cat([count[common], count[~common].sum()[None]])
+    cells = torch.cat([expected[common], expected[~common].sum()[None]])
+    filled = cells > 1e-6
+    distance = ((seen_cells - cells) ** 2 / cells.clamp(min=1e-6))[filled].sum()
+    freedom = max(int(filled.sum()) - 1, 1)
+    chance = torch.special.gammaincc(torch.tensor(freedom / 2).double(), distance / 2)
+    about = "chance of frequencies at least as odd"
+    yield Bounds(chance[None], FALSE_ALARM, None, about, 0.0, rows=torch.tensor([0]))
+
+
+def _same(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _flipped(rows: Tensor) -> Tensor:
+    return rows.flip(-1)
+
+
+def _rolled(rows: Tensor) -> Tensor:
+    return rows.roll(1, -1)
