@@ -11,6 +11,7 @@ COMMANDS = {
     "demo": ("simulations.demo", "the main job: log, solve, audit, decode, tabulate, draw"),
     "throughput": ("simulations.throughput.command", "policies and baselines end to end; resumes"),
     "frontier": ("simulations.frontier", "acceptance against emitted KL on real rows (CSV)"),
+    "constant-price": ("simulations.constant_price", "constant price against constant δ (CSV)"),
     "overspend": ("simulations.overspend", "how far the published rule exceeds its budget (CSV)"),
     "bench": ("simulations.bench", "time the closed forms against named alternatives"),
     "gpu-check": ("simulations.gpu_check", "check and time the device path"),
