@@ -120,6 +120,11 @@ _LEFT_SIDES = {
 }
 
 
+def left_side(row: Scaled, kind: FDivergence) -> Any:
+    """Return Σ q f(h/q) over the tokens with q > 0, a convex expression."""
+    return _LEFT_SIDES[kind.name](row, kind)
+
+
 @dataclass(frozen=True)
 class Budget:
     """D(h‖q) ≤ δ as constraints, and how their dual values read.
@@ -183,7 +188,7 @@ def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:
     if isinstance(kind, Renyi):
         return _renyi_budget(row, kind, delta)
     assert isinstance(kind, FDivergence)
-    left = _LEFT_SIDES[kind.name](row, kind)
+    left = left_side(row, kind)
     if isinstance(row.z, float):
         return Budget([left <= delta], delta)
     return Budget([left + kind.slope_at_infinity * row.z <= delta], delta)

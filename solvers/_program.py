@@ -70,10 +70,24 @@ def divergence_of(kind: Divergence, h: np.ndarray, q: np.ndarray, z: float = 0.0
     return float(kind.value(torch.from_numpy(h), torch.from_numpy(q)))
 
 
-def _attempts(program: Program) -> list[tuple[str, dict]]:
+def believable(problem: Any, solver: str, options: dict) -> bool:
+    """Solve ``problem`` without a word; return whether it has values that deserve a check."""
+    cp = _conic.cvxpy()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an inaccurate status: the answer is checked
+            problem.solve(solver=solver, **options)
+    except (cp.SolverError, ArithmeticError, ValueError):
+        return False
+    return all(
+        variable.value is not None and np.isfinite(variable.value).all()
+        for variable in problem.variables()
+    )
+
+
+def attempts(linear: bool) -> list[tuple[str, dict]]:
     """Return solvers to try in turn; linear programs go to a simplex method first."""
     interior = [("CLARABEL", _TIGHT), ("CLARABEL", {}), ("CLARABEL", _TIGHT)]
-    linear = _conic.is_linear(program.kind) or math.isinf(program.delta)
     return [("HIGHS", {}), *interior] if linear else interior
 
 
@@ -86,13 +100,7 @@ def _run(program: Program, scale: np.ndarray, solver: str, options: dict) -> Ans
     budget = _conic.budget(row, program.kind, program.delta)
     total = row.total == 1
     problem = cp.Problem(cp.Maximize(program.objective(row)), [*budget.constraints, total])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an inaccurate status: the answer is checked
-            problem.solve(solver=solver, **options)
-    except (cp.SolverError, ArithmeticError, ValueError):
-        return None
-    if w.value is None or total.dual_value is None:
+    if not believable(problem, solver, options) or total.dual_value is None:
         return None
     outside = 0.0 if program.zero_cap is None else float(z.value)
     return _assess(program, scale * w.value, outside, budget, total, (solver, problem.status))
@@ -148,7 +156,8 @@ def solve(program: Program, scale: np.ndarray) -> Answer:
         cvxpy is missing.
     """
     faults = []
-    for solver, options in _attempts(program):
+    linear = _conic.is_linear(program.kind) or math.isinf(program.delta)
+    for solver, options in attempts(linear):
         answer = _run(program, scale, solver, options)
         fault = _fault(answer, program.delta)
         if answer is not None and fault is None:

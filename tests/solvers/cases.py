@@ -38,9 +38,9 @@ DIVERGENCES = (
 LINEAR = ("total_variation", "max_divergence")
 
 
-def examples(spec: str) -> hypothesis.settings:
+def examples(spec: str, most: int = 200) -> hypothesis.settings:
     """Return how many examples a divergence gets: most for the main one."""
-    count = 500 if THOROUGH else 200 if spec == "kl" else 25
+    count = 500 if THOROUGH else most if spec == "kl" else 50
     return hypothesis.settings(
         max_examples=count,
         derandomize=True,

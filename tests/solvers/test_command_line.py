@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from solvers import __main__ as command_line
-from solvers import optimal, per_proposal
+from solvers import design, optimal, per_proposal, sequence
 
 Q, P = np.array([0.30, 0.35, 0.35]), np.array([0.05, 0.80, 0.15])
+COSTS = np.array([0.0, 1.0, 2.0])
 
 
 @pytest.fixture
 def files(tmp_path):
     np.save(tmp_path / "target.npy", Q)
     np.save(tmp_path / "draft.npy", P)
+    np.save(tmp_path / "costs.npy", COSTS)
     np.save(tmp_path / "batch.npy", np.stack([P, Q]))
     return {path.stem: str(path) for path in tmp_path.glob("*.npy")}
 
@@ -49,6 +51,53 @@ def test_the_per_proposal_program_as_text(files, capsys):
     assert printed["solver"] == "CLARABEL"
 
 
+def test_a_design_as_json(files, capsys):
+    arguments = "--delta .2 --budget reverse_kl=.3 --protect 0 --cap 2 --cap 2=1.1 --floor 2=.2"
+    code, out, error = run(
+        capsys, "design", files["target"], files["draft"], *arguments.split(),
+        "--expect", f"{files['costs']}=0.9", "--json",
+    )  # fmt: skip
+    assert (code, error) == (0, "")
+    (row,) = json.loads(out)["rows"]
+    expected = (
+        design.Design(Q, P)
+        .budget("kl", 0.2)
+        .budget("reverse_kl", 0.3)
+        .protect(0)
+        .cap(2)
+        .cap(1.1, 2)
+        .floor({2: 0.2})
+        .expect(COSTS, at_most=0.9)
+        .solve()
+    )
+    assert row["target"] == pytest.approx(expected.target.tolist(), abs=1e-9)
+    assert row["duals"]["cap"].keys() == {"0", "1", "2"}
+    assert set(row) == set(vars(expected))
+    assert list(row["slacks"]) == [
+        "budget kl", "budget reverse_kl", "protect", "cap", "cap 2", "floor 2",
+        f"expectation {files['costs']}",
+    ]  # fmt: skip
+
+
+def test_a_design_as_text(files, capsys):
+    arguments = (files["target"], files["batch"], "--cap", 1.5)
+    code, out, _ = run(capsys, "design", *arguments)
+    assert code == 0
+    assert out.count("acceptance  ") == 2 and "row 1" in out
+    assert "binds" in out
+
+
+def test_one_budget_over_a_batch(files, capsys):
+    arguments = (files["target"], files["batch"], "--delta", 0.1, "--json")
+    _, out, _ = run(capsys, "sequence", *arguments)
+    (row,) = json.loads(out)["rows"]
+    expected = sequence.solve(np.stack([Q, Q]), np.stack([P, Q]), delta=0.1)
+    assert row["total_acceptance"] == pytest.approx(expected.total_acceptance)
+    assert len(row["acceptance"]) == 2
+    _, out, _ = run(capsys, "sequence", *arguments[:-1])
+    assert "total_acceptance" in out and "row 0" not in out
+
+
 def test_a_batch_gives_one_result_a_row(files, capsys):
     arguments = ("--delta", 0.1, "--divergence", "reverse_kl", "--support", "free", "--json")
     _, out, _ = run(capsys, "optimal", files["target"], files["batch"], *arguments)
@@ -78,6 +127,15 @@ def test_logits_and_infinite_prices(tmp_path, capsys):
         ("optimal", ["target", "draft"], ["--delta", 1, "--divergence", "l2"], "must be one of"),
         ("per-proposal", ["target"], ["--delta", 0.1, "--token", 7], "token: must lie in [0, 2]"),
         ("per-proposal", ["wrong"], ["--delta", 0.1, "--token", 0], "must sum to 1"),
+        ("design", ["target", "draft"], ["--protect", "1,x"], "--protect: must be numbers"),
+        ("design", ["target", "draft"], ["--protect", "3"], "token: must lie in [0, 2]"),
+        ("design", ["target", "draft"], ["--floor", "x=1"], "--floor: must read NAME=NUMBER"),
+        ("design", ["target", "draft"], ["--budget", "kl"], "--budget: must read NAME=NUMBER"),
+        ("design", ["target", "draft"], ["--budget", "1"], "--budget: must name something"),
+        ("design", ["target", "draft"], ["--cap", "2", "--cap", "3"], "got 'cap' twice"),
+        ("design", ["target", "draft"], ["--floor", "1=.9", "--cap", "1"], "no row keeps all of"),
+        ("design", ["target", "draft"], ["--expect", "absent.npy=1"], "absent.npy: must be a read"),
+        ("sequence", ["target", "draft"], ["--delta", 1, "--divergence", "renyi:a=2"], "summed"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(

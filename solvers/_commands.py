@@ -1,0 +1,166 @@
+"""The programs on the command line: what each is given, and what it yields per row."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cactus_theory._arguments import as_tensor, check_pair
+from cactus_theory._files import load_rows
+from solvers import optimal, per_proposal, reference, sequence
+from solvers.design import Design
+
+Parser = argparse.ArgumentParser
+Results = Iterator[Any]
+
+
+class Command(NamedTuple):
+    """A program on the command line: its help, its arguments, and what it yields per row."""
+
+    about: str
+    arguments: Callable[[Parser], None]
+    solve: Callable[[argparse.Namespace], Results]
+
+
+def _common(parser: Parser) -> None:
+    parser.add_argument("--divergence", default="kl", help="kl, alpha:a=0.5, renyi:a=2, …")
+    parser.add_argument("--delta", type=float, required=True, help="budget ≥ 0, nats for kl")
+    parser.add_argument("--logits", action="store_true", help="the files hold logits")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _per_proposal_arguments(parser: Parser) -> None:
+    parser.add_argument("target", help="rows of the target: .npy .npz .safetensors .csv .json")
+    parser.add_argument("--token", type=int, required=True, help="drafted token, from 0")
+    _common(parser)
+
+
+def _optimal_arguments(parser: Parser) -> None:
+    parser.add_argument("target", help="rows of the target: .npy .npz .safetensors .csv .json")
+    parser.add_argument("draft", help="rows of the draft, as many")
+    parser.add_argument("--support", choices=optimal.SUPPORTS, default="target")
+    _common(parser)
+
+
+def _per_proposal(args: argparse.Namespace) -> Results:
+    rows = load_rows(args.target, logits=args.logits)
+    for target in rows.reshape(-1, rows.shape[-1]):
+        yield per_proposal.solve(target, args.token, divergence=args.divergence, delta=args.delta)
+
+
+def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of both files, (N, V) each, broadcast to one shape."""
+    target, draft = (load_rows(path, logits=args.logits) for path in (args.target, args.draft))
+    check_pair(
+        as_tensor(args.target, target), as_tensor(args.draft, draft), (args.target, args.draft)
+    )
+    try:
+        shape = np.broadcast_shapes(target.shape, draft.shape)
+    except ValueError:
+        raise ValueError(
+            f"{args.draft}: shape must broadcast with {args.target} {target.shape}; "
+            f"got {draft.shape}"
+        ) from None
+    rows = [np.broadcast_to(x, shape).reshape(-1, shape[-1]) for x in (target, draft)]
+    return rows[0], rows[1]
+
+
+def _optimal(args: argparse.Namespace) -> Results:
+    for q, p in zip(*_pairs(args), strict=True):
+        yield optimal.solve(q, p, args.divergence, delta=args.delta, support=args.support)
+
+
+def _design_arguments(parser: Parser) -> None:
+    parser.add_argument("target", help="rows of the target: .npy .npz .safetensors .csv .json")
+    parser.add_argument("draft", help="rows of the draft, as many")
+    add = parser.add_argument
+    add("--divergence", default="kl", help="of --delta: kl, alpha:a=0.5, renyi:a=2, …")
+    add("--delta", type=float, help="budget ≥ 0, nats for kl; none without it")
+    several: dict[str, Any] = {"action": "append", "default": []}
+    add("--budget", **several, metavar="SPEC=DELTA", help="another budget; may be repeated")
+    add("--protect", metavar="3,5,…", help="tokens never likelier than under the target")
+    add("--cap", **several, metavar="[TOKEN=]RATIO", help="h ≤ RATIO·q; may be repeated")
+    add("--floor", **several, metavar="TOKEN=MASS", help="h ≥ MASS; may be repeated")
+    add("--expect", **several, metavar="FILE=LIMIT", help="Σ c h ≤ LIMIT, c (V,) from FILE")
+    add("--logits", action="store_true", help="the rows are logits")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _design(args: argparse.Namespace) -> Results:
+    for q, p in zip(*_pairs(args), strict=True):
+        design = Design(q, p)
+        if args.delta is not None:
+            design = design.budget(args.divergence, args.delta)
+        for spec, delta in _settings("--budget", args.budget, str):
+            design = design.budget(spec, delta)
+        if args.protect is not None:
+            design = design.protect(_numbers("--protect", args.protect))
+        for text in args.cap:
+            alone = "=" not in text
+            (pair,) = _settings("--cap", [f"0={text}" if alone else text], int)
+            design = design.cap(pair[1], None if alone else pair[0])
+        for token, mass in _settings("--floor", args.floor, int):
+            design = design.floor({token: mass})
+        for path, limit in _settings("--expect", args.expect, str):
+            design = design.expect(load_rows(path), at_most=limit, name=f"expectation {path}")
+        yield design.solve()
+
+
+def _settings(flag: str, texts: list[str], key: Callable[[str], Any]) -> list[tuple[Any, float]]:
+    """Return the pairs of texts such as ``7=0.2``; what stands before the last = is the key."""
+    pairs = []
+    for text in texts:
+        left, _, right = text.rpartition("=")
+        try:
+            pairs.append((key(left), float(right)))
+        except ValueError:
+            raise ValueError(
+                f"{flag}: must read NAME=NUMBER, tokens as numbers; got {text!r}"
+            ) from None
+        if not left:
+            raise ValueError(f"{flag}: must name something before =; got {text!r}")
+    return pairs
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(item) for item in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag}: must be numbers of tokens, as in 3,5; got {text!r}") from None
+
+
+def _sequence_arguments(parser: Parser) -> None:
+    parser.add_argument("target", help="rows of the target, one a position")
+    parser.add_argument("draft", help="rows of the draft, as many")
+    _common(parser)
+
+
+def _sequence(args: argparse.Namespace) -> Results:
+    yield sequence.solve(*_pairs(args), args.divergence, delta=args.delta)
+
+
+def _reference_arguments(parser: Parser) -> None:
+    parser.add_argument("--out", default=reference.OUT, help="the .npz to write")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _reference(args: argparse.Namespace) -> Results:
+    yield reference.save(args.out)
+
+
+COMMANDS = {
+    "per-proposal": Command(
+        "raise one drafted token as far as a budget allows (the Cactus program)",
+        _per_proposal_arguments,
+        _per_proposal,
+    ),
+    "optimal": Command(
+        "maximise acceptance under a budget on what is emitted", _optimal_arguments, _optimal
+    ),
+    "design": Command("maximise acceptance under rules of one's own", _design_arguments, _design),
+    "sequence": Command("split one budget over many positions", _sequence_arguments, _sequence),
+    "reference": Command(
+        "store solved programs for machines without a solver", _reference_arguments, _reference
+    ),
+}

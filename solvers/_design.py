@@ -1,0 +1,224 @@
+"""Solve a design, prove the answer, or name the rules that cannot be kept together."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers import _conic, _program
+from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
+from solvers._quantities import Quantities
+from solvers._rules import BudgetRule, Built, CustomRule, LimitRule, Rule
+from solvers._separable import Lagrangian
+from solvers.per_proposal import raised_ceiling
+
+if TYPE_CHECKING:
+    from solvers.design import DesignedRow
+
+# rounds of scaling what is not at a limit, after putting the rest exactly there
+POLISHING = 8
+# a slack below this binds, in a report
+BINDS = 1e-6
+
+
+class Infeasible(ValueError):
+    """No row keeps all rules; ``rules`` is a set in conflict that has no smaller one inside."""
+
+    def __init__(self, rules: Sequence[str]) -> None:
+        self.rules = tuple(rules)
+        super().__init__(f"rules: no row keeps all of: {'; '.join(self.rules)}")
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A program in one scaling, solved or not, with its row cleaned."""
+
+    of: Quantities
+    rules: dict[str, Built]
+    total: Any
+    status: str
+    h: np.ndarray | None
+    solver: str
+
+
+def _scale(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> np.ndarray:
+    """Return a guess of the row's size: the draft, kept between the target and the budgets."""
+    inside = q > 0
+    ceiling = np.ones(int(inside.sum()))
+    for rule in rules:
+        if isinstance(rule, BudgetRule):
+            ceiling = np.minimum(ceiling, raised_ceiling(q[inside], rule.kind, rule.delta))
+    return np.clip(p[inside], q[inside], ceiling)
+
+
+def _attempt(
+    q: np.ndarray,
+    p: np.ndarray,
+    rules: Sequence[Rule],
+    scale: np.ndarray,
+    how: tuple[str, dict],
+) -> _Attempt:
+    cp = _conic.cvxpy()
+    of = Quantities(q, p, _conic.Scaled(q[q > 0], scale, cp.Variable(len(scale), nonneg=True)))
+    built = {rule.name: rule.build(of) for rule in rules}
+    total = of.row.total == 1
+    constraints = [total, *(c for rule in built.values() for c in rule.constraints)]
+    problem = cp.Problem(cp.Maximize(of.acceptance), constraints)
+    found = _program.believable(problem, *how) and total.dual_value is not None
+    h = _cleaned(scale * of.row.w.value, q[q > 0], built) if found else None
+    return _Attempt(of, built, total, problem.status or "no answer", h, how[0])
+
+
+def _cleaned(raw: np.ndarray, q: np.ndarray, rules: dict[str, Built]) -> np.ndarray:
+    """Return the row inside its limits to the last digit, summing to 1 up to rounding."""
+    box = Lagrangian.of(q, q)
+    for rule in rules.values():
+        if isinstance(getattr(rule, "rule", None), LimitRule):
+            rule.charge(box, raw)
+    h = np.clip(raw, box.low, np.maximum(box.low, box.high))
+    for _ in range(POLISHING):
+        free = (h > box.low) & (h < box.high)
+        mass = h[free].sum()
+        if mass <= 0:
+            break
+        h[free] *= (1 - h[~free].sum()) / mass
+        h = np.clip(h, box.low, np.maximum(box.low, box.high))
+    return h
+
+
+def _fault(attempt: _Attempt) -> str | None:
+    """Return which rule the attempt's row breaks, if any."""
+    h = attempt.h
+    if h is None:
+        return attempt.status
+    if not abs(h.sum() - 1) <= FEASIBILITY:
+        return f"{attempt.status}, but the row sums to {h.sum():.9g}"
+    for name, rule in attempt.rules.items():
+        if not rule.slack(h) >= -FEASIBILITY:
+            return f"{attempt.status}, but {name} is exceeded by {-rule.slack(h):.3g}"
+    return None
+
+
+def _bound(attempt: _Attempt) -> float:
+    """Return the upper bound at the attempt's multipliers, ∞ where a rule has no tangent."""
+    of, h = attempt.of, attempt.h
+    assert h is not None
+    lagrangian = Lagrangian.of(of.row.q, of.p[of.inside])
+    lagrangian.add_linear(float(np.sum(attempt.total.dual_value)), 1.0, 1.0)
+    if not all([rule.charge(lagrangian, h) for rule in attempt.rules.values()]):
+        return math.inf
+    bound = lagrangian.bound()
+    return bound if math.isfinite(bound) else math.inf
+
+
+def _value(attempt: _Attempt) -> float:
+    assert attempt.h is not None
+    return float(np.minimum(attempt.of.p[attempt.of.inside], attempt.h).sum())
+
+
+def solve(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> dict[str, Any]:
+    """Return the fields of a solved design; see :meth:`solvers.design.Design.solve`."""
+    started = time.perf_counter()
+    strict = [r for r in rules if isinstance(r, BudgetRule) and r.delta == 0]
+    if strict:
+        return _strict(q, p, rules, strict[0], started)
+    faults, refused, earlier = [], 0, None
+    scale = _scale(q, p, rules)
+    for how in _program.attempts(all(rule.linear for rule in rules)):
+        attempt = _attempt(q, p, rules, scale, how)
+        fault = _fault(attempt)
+        refused += "infeasible" in attempt.status
+        if fault is None:
+            value, bound = _value(attempt), _bound(attempt)
+            if abs(bound - value) <= OPTIMALITY:
+                return _fields(attempt, bound, "dual bound", started)
+            again = earlier is not None and abs(value - earlier) <= OPTIMALITY
+            if again and bound > value and any(isinstance(r, CustomRule) for r in rules):
+                return _fields(attempt, max(value, earlier or 0.0), "two scalings", started)
+            fault = f"{attempt.status}, but {value:.9g} misses its bound {bound:.9g}"
+            earlier = value
+        faults.append(f"{how[0]}: {fault}")
+        inside = q[q > 0]
+        scale = inside if attempt.h is None else np.maximum(attempt.h, SMALLEST_SCALE * inside)
+    if refused > 1:
+        raise Infeasible(_conflict(q, p, list(rules)))
+    raise SolverGaveUp(
+        f"solver: the row must keep every rule within {FEASIBILITY:g} and meet its bound within "
+        f"{OPTIMALITY:g}; got {'; '.join(faults)}"
+    )
+
+
+def _strict(
+    q: np.ndarray, p: np.ndarray, rules: Sequence[Rule], zero: BudgetRule, started: float
+) -> dict[str, Any]:
+    """Return h = q, the only row within a budget of 0, if it keeps the other rules."""
+    row = _conic.Scaled(q[q > 0], q[q > 0], _conic.cvxpy().Variable(int((q > 0).sum())))
+    slacks = {rule.name: rule.build(Quantities(q, p, row)).slack(row.q) for rule in rules}
+    broken = [name for name, slack in slacks.items() if slack < -FEASIBILITY]
+    if broken:
+        raise Infeasible([zero.name, broken[0]])
+    value = float(np.minimum(p, q).sum())
+    return {
+        "target": q, "acceptance": value, "lossless": value, "slacks": slacks,
+        "duals": dict.fromkeys(slacks, math.nan), "bound": value, "gap": 0.0,
+        "proof": "only row", "solver": "identity", "status": "exact",
+        "seconds": time.perf_counter() - started,
+    }  # fmt: skip
+
+
+def _fields(attempt: _Attempt, bound: float, proof: str, started: float) -> dict[str, Any]:
+    of, h = attempt.of, attempt.h
+    assert h is not None
+    target, value = np.zeros_like(of.q), _value(attempt)
+    target[of.inside] = h
+    return {
+        "target": target, "acceptance": value, "lossless": float(np.minimum(of.p, of.q).sum()),
+        "slacks": {name: rule.slack(h) for name, rule in attempt.rules.items()},
+        "duals": {name: rule.price() for name, rule in attempt.rules.items()},
+        "bound": bound, "gap": bound - value, "proof": proof,
+        "solver": attempt.solver, "status": attempt.status,
+        "seconds": time.perf_counter() - started,
+    }  # fmt: skip
+
+
+def _conflict(q: np.ndarray, p: np.ndarray, rules: list[Rule]) -> list[str]:
+    """Return a set in conflict: what is left when every rule that can go has gone."""
+    for rule in list(rules):
+        fewer = [other for other in rules if other is not rule]
+        if fewer and _impossible(q, p, fewer):
+            rules = fewer
+    return [rule.name for rule in rules]
+
+
+def _impossible(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> bool:
+    """Return whether the solver finds no row that keeps ``rules``."""
+    how = _program.attempts(all(rule.linear for rule in rules))[0]
+    attempt = _attempt(q, p, rules, _scale(q, p, rules), how)
+    return "infeasible" in attempt.status
+
+
+def report(row: "DesignedRow") -> str:
+    """Return a design in plain text: what it reaches, the proof, and one line a rule."""
+    lines = [
+        f"acceptance  {row.acceptance:.9g}   (lossless {row.lossless:.9g})",
+        f"proof       {row.proof}, {row.bound:.9g} at most; gap {row.gap:.1e}",
+        f"solver      {row.solver}, {row.status}, {row.seconds:.3f} s",
+    ]
+    width = max((len(name) for name in row.slacks), default=0)
+    for name, slack in row.slacks.items():
+        state = "binds" if slack <= BINDS else f"slack {slack:.4g}"
+        lines.append(f"rule        {name:<{width}}  {state:<16}  {_priced(row.duals[name])}")
+    return "\n".join(lines)
+
+
+def _priced(dual: float | dict[int, float]) -> str:
+    if not isinstance(dual, dict):
+        return f"price {dual:.6g}"
+    paying = {token: price for token, price in dual.items() if price > BINDS}
+    top = sorted(paying, key=paying.__getitem__, reverse=True)[:4]
+    shown = ", ".join(f"{paying[token]:.4g} at {token}" for token in top)
+    more = f" and {len(paying) - len(top)} more" if len(paying) > len(top) else ""
+    return f"price {shown}{more}" if paying else "price 0"

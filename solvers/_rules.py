@@ -1,0 +1,231 @@
+"""The kinds of constraint a design is made of: each builds, measures and prices itself."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory.divergences import Divergence, MaxDivergence, Renyi
+from solvers import _conic, _rows
+from solvers._program import divergence_of
+from solvers._quantities import Quantities
+from solvers._separable import Lagrangian
+
+Dual = float | dict[int, float]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A named constraint on the row being designed.
+
+    ``build`` returns its cvxpy constraints. Once solved, ``slack`` is the least distance to
+    the limit (negative: broken), ``price`` what one more unit of the limit would buy, and
+    ``charge`` enters both into a bound.
+    """
+
+    name: str
+
+    linear = True
+
+    def build(self, of: Quantities) -> "Built":
+        """Return the rule's constraints in the scaled variables of a program."""
+        raise NotImplementedError
+
+
+class Built:
+    """A rule inside one program."""
+
+    constraints: list[Any]
+
+    def slack(self, h: np.ndarray) -> float:
+        """Return the distance to the limit at the row ``h`` (m,) on tokens with q > 0."""
+        raise NotImplementedError
+
+    def price(self) -> Dual:
+        """Return the dual value, in acceptance per unit of the limit."""
+        raise NotImplementedError
+
+    def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
+        """Enter the rule into ``lagrangian``; return whether that could be done at ``h``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BudgetRule(Rule):
+    """D(h‖q) ≤ δ, of any divergence."""
+
+    kind: Divergence
+    delta: float
+
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        """Return whether a simplex method can solve it."""
+        return _conic.is_linear(self.kind) or math.isinf(self.delta)
+
+    def build(self, of: Quantities) -> Built:
+        """Return the budget in the form that suits its divergence."""
+        return _BuiltBudget(self, of.row.q, _conic.budget(of.row, self.kind, self.delta))
+
+
+class _BuiltBudget(Built):
+    def __init__(self, rule: BudgetRule, q: np.ndarray, budget: _conic.Budget) -> None:
+        self.rule, self.q, self.budget = rule, q, budget
+        self.constraints = budget.constraints
+
+    def slack(self, h: np.ndarray) -> float:
+        return self.rule.delta - divergence_of(self.rule.kind, h, self.q)
+
+    def price(self) -> Dual:
+        return self.budget.price
+
+    def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
+        kind, delta = self.rule.kind, self.rule.delta
+        if isinstance(kind, MaxDivergence):
+            lagrangian.narrow(0.0, math.exp(min(delta, _conic.LARGEST_EXPONENT)) * self.q)
+            return True
+        f, amount = _rows.generator_of(kind), delta
+        if isinstance(kind, Renyi):
+            amount = float(kind.to_alpha(torch.tensor(delta, dtype=torch.float64)))
+        assert f is not None
+        lagrangian.add_divergence(self.budget.slope, f, amount)
+        lagrangian.add_linear(self.budget.tilt * self.budget.slope, 1.0, 1.0)
+        return True
+
+
+@dataclass(frozen=True)
+class LimitRule(Rule):
+    """h ≤ limit (``sign`` 1) or h ≥ limit (−1) on some tokens."""
+
+    tokens: np.ndarray
+    limit: np.ndarray
+    sign: int
+
+    def build(self, of: Quantities) -> Built:
+        """Return the limits on those of the tokens that can have mass at all."""
+        return _BuiltLimit(self, of)
+
+
+class _BuiltLimit(Built):
+    def __init__(self, rule: LimitRule, of: Quantities) -> None:
+        self.rule = rule
+        live = of.inside[rule.tokens]
+        self.places = (np.cumsum(of.inside) - 1)[rule.tokens[live]]
+        self.limit, self.tokens = rule.limit[live], rule.tokens[live]
+        self.scale = of.row.s[self.places]
+        room = rule.sign * (of.row.w[self.places] - self.limit / self.scale)
+        self.constraints = [room <= 0] if len(self.places) else []
+
+    def slack(self, h: np.ndarray) -> float:
+        room = self.rule.sign * (self.limit - h[self.places])
+        return float(room.min(initial=math.inf))
+
+    def price(self) -> Dual:
+        prices = dict.fromkeys(self.rule.tokens.tolist(), 0.0)
+        if self.constraints:
+            duals = np.maximum(self.constraints[0].dual_value, 0.0) / self.scale
+            prices |= dict(zip(self.tokens.tolist(), duals.tolist(), strict=True))
+        return prices
+
+    def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
+        end = np.full_like(lagrangian.q, math.inf)
+        end[self.places] = self.rule.sign * self.limit
+        lagrangian.narrow(*((0.0, end) if self.rule.sign > 0 else (-end, 1.0)))
+        return True
+
+
+@dataclass(frozen=True)
+class ExpectationRule(Rule):
+    """Σ c h ≤ limit; the unit of the constraint is the largest |c|."""
+
+    values: np.ndarray
+    limit: float
+
+    def build(self, of: Quantities) -> Built:
+        """Return the one linear inequality."""
+        return _BuiltExpectation(self, of)
+
+
+class _BuiltExpectation(Built):
+    def __init__(self, rule: ExpectationRule, of: Quantities) -> None:
+        self.values, self.limit = rule.values[of.inside], rule.limit
+        self.unit = float(np.abs(self.values).max(initial=0.0)) or 1.0
+        mean = (self.values * of.row.s / self.unit) @ of.row.w
+        self.constraints = [mean <= self.limit / self.unit]
+
+    def slack(self, h: np.ndarray) -> float:
+        return (self.limit - float(self.values @ h)) / self.unit
+
+    def price(self) -> Dual:
+        return max(0.0, float(self.constraints[0].dual_value)) / self.unit
+
+    def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
+        price = self.price()
+        assert isinstance(price, float)
+        lagrangian.add_linear(price, self.values, self.limit)
+        return True
+
+
+@dataclass(frozen=True)
+class CustomRule(Rule):
+    """Whatever convex ≤, ≥ or == constraints a function of the named quantities returns."""
+
+    make: Callable[[Quantities], Any]
+
+    linear = False
+
+    def build(self, of: Quantities) -> Built:
+        """Return the function's constraints.
+
+        Raises
+        ------
+        TypeError
+            Not a cvxpy ≤, ≥ or ==, or a list of them.
+        ValueError
+            Not convex, or about other variables than the named quantities.
+        """
+        made = self.make(of)
+        constraints = list(made) if isinstance(made, list | tuple) else [made]
+        for constraint in constraints:
+            self._check(constraint, of)
+        return _BuiltCustom(constraints, of)
+
+    def _check(self, constraint: Any, of: Quantities) -> None:
+        kinds = _conic.cvxpy().constraints
+        if not isinstance(constraint, kinds.Inequality | kinds.Equality):
+            raise TypeError(f"{self.name}: must return cvxpy ≤, ≥ or ==; got {constraint!r}")
+        if {variable.id for variable in constraint.variables()} != {of.row.w.id}:
+            raise ValueError(f"{self.name}: must be about the named quantities; got {constraint}")
+        if not constraint.is_dcp():
+            raise ValueError(f"{self.name}: must be convex by cvxpy's rules; got {constraint}")
+
+
+class _BuiltCustom(Built):
+    def __init__(self, constraints: list[Any], of: Quantities) -> None:
+        self.constraints, self.row = constraints, of.row
+
+    def slack(self, h: np.ndarray) -> float:
+        self.row.w.value = h / self.row.s
+        return -max((float(np.max(c.violation())) for c in self.constraints), default=0.0)
+
+    def price(self) -> Dual:
+        prices = [float(np.sum(c.dual_value)) for c in self.constraints]
+        return prices[0] if len(prices) == 1 else dict(enumerate(prices))
+
+    def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
+        """Charge for the constraints' tangents at ``h``, which no feasible row violates."""
+        self.row.w.value = h / self.row.s
+        for constraint in self.constraints:
+            slopes = constraint.expr.grad[self.row.w]
+            if slopes is None:
+                return False
+            sign = -math.inf if isinstance(constraint, _conic.cvxpy().constraints.Equality) else 0.0
+            duals = np.maximum(np.ravel(constraint.dual_value, order="F"), sign)
+            row = (slopes @ duals) / self.row.s
+            if not np.isfinite(row).all():
+                return False
+            value = float(duals @ np.ravel(constraint.expr.value, order="F"))
+            lagrangian.add_linear(1.0, row, float(row @ h) - value)
+        return True

@@ -1,0 +1,182 @@
+r"""Design a row under constraints of one's own, on top of the optimal program.
+
+.. math:: \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \in Δ,\; h ≪ q,\;\text{your rules}
+
+>>> from solvers.design import Design
+>>> import numpy as np
+>>> q, p = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+>>> row = Design(q, p).budget("kl", 0.1).cap(1.5).solve()
+>>> round(row.target[2], 6)
+0.3
+
+Any number of divergences, protected tokens, floors, caps on the ratio h/q, expectations,
+and cvxpy constraints over named quantities. Nothing is believed that is not proved: the row
+must keep every rule within 1e-7 and meet a bound from the solver's own multipliers.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import Divergence
+from solvers import _design, _rows
+from solvers._quantities import Quantities
+from solvers._rules import BudgetRule, CustomRule, Dual, ExpectationRule, LimitRule, Rule
+
+Infeasible = _design.Infeasible
+Tokens = int | Iterable[int]
+
+
+@dataclass(frozen=True)
+class DesignedRow:
+    """A solved design.
+
+    Attributes
+    ----------
+    target : (V,) float64, the row h to verify against instead of q.
+    acceptance, lossless : Σ min(p, h), and Σ min(p, q) for comparison.
+    slacks : by rule, how far it is from binding; its most binding token for limits.
+    duals : by rule, acceptance bought by one more unit of its limit; by token for limits.
+    bound, gap : proven upper bound on the acceptance, and bound minus acceptance.
+    proof : ``dual bound``, or ``two scalings`` where a rule has no tangent at the optimum:
+        then two solves in differently scaled variables agree, and bound is that agreement.
+    solver, status, seconds : what solved it, what it said, wall time.
+    """
+
+    target: np.ndarray
+    acceptance: float
+    lossless: float
+    slacks: dict[str, float]
+    duals: dict[str, Dual]
+    bound: float
+    gap: float
+    proof: str
+    solver: str
+    status: str
+    seconds: float
+
+    def report(self) -> str:
+        """Return what was found in a few lines of plain text."""
+        return _design.report(self)
+
+
+@dataclass(frozen=True)
+class Design:
+    """A target row, a draft row and the rules so far; every method returns a new design.
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (V,) probabilities q and p of one dtype.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Not a pair of rows, an unknown divergence, a token or a number out of range, a name
+        that is taken: each method checks what it is given.
+    """
+
+    target_probs: Any
+    draft_probs: Any
+    rules: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        q, p = _rows.one_pair(self.target_probs, self.draft_probs)
+        object.__setattr__(self, "target_probs", q)
+        object.__setattr__(self, "draft_probs", p)
+
+    def budget(self, divergence: str | Divergence, delta: float) -> "Design":
+        """Add D(h‖q) ≤ delta, in the divergence's unit (nats for KL)."""
+        kind, amount = _rows.budget(divergence, delta)
+        return self._with(BudgetRule(f"budget {kind.spec}", kind, amount))
+
+    def protect(self, tokens: Tokens, name: str = "protect") -> "Design":
+        """Add h ≤ q on ``tokens``: they are never emitted more often than by the target."""
+        at = self._tokens(tokens)
+        return self._with(LimitRule(name, at, self.target_probs[at], 1))
+
+    def cap(self, ratio: float, tokens: Tokens | None = None, name: str | None = None) -> "Design":
+        """Add h ≤ ratio · q on ``tokens`` or everywhere."""
+        ratio = check.number("ratio", ratio, 0.0)
+        at = np.arange(len(self.target_probs)) if tokens is None else self._tokens(tokens)
+        name = name or ("cap" if tokens is None else f"cap {_listed(at)}")
+        return self._with(LimitRule(name, at, np.minimum(ratio * self.target_probs[at], 1.0), 1))
+
+    def floor(self, floors: Mapping[int, float]) -> "Design":
+        """Add h ≥ floors[token] for each token, every one a rule of its own."""
+        design = self
+        for token, value in floors.items():
+            at, least = self._tokens(token), check.number(f"floor {token}", value, 0.0, 1.0)
+            if least > 0 and self.target_probs[at[0]] == 0:
+                raise ValueError(
+                    f"floor {token}: must be 0 where the target is 0, as h is; got {value!r}"
+                )
+            design = design._with(LimitRule(f"floor {token}", at, np.array([least]), -1))
+        return design
+
+    def expect(
+        self,
+        values: Any,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+        name: str = "expectation",
+    ) -> "Design":
+        """Add Σ values·h ≤ at_most, or ≥ at_least; ``values`` (V,) may have any sign."""
+        if (at_most is None) == (at_least is None):
+            raise ValueError(f"{name}: exactly one of at_most and at_least must be given")
+        row = np.asarray(values, dtype=np.float64)
+        if row.shape != self.target_probs.shape or not np.isfinite(row).all():
+            raise ValueError(
+                f"{name}: values must be {len(self.target_probs)} finite numbers; "
+                f"got shape {row.shape}"
+            )
+        sign, limit = (1, at_most) if at_least is None else (-1, at_least)
+        limit = check.number(name, limit, -np.inf)
+        return self._with(ExpectationRule(name, sign * row, sign * limit))
+
+    def require(self, name: str, make: Callable[[Quantities], Any]) -> "Design":
+        """Add the cvxpy constraints that ``make`` returns, given the named quantities.
+
+        ``make`` gets ``h``, ``q``, ``p``, ``ratio``, ``accepted``, ``acceptance``,
+        ``rejection`` and ``divergence(spec)``; it returns convex ≤, ≥ or == constraints, one
+        or a list: ``lambda v: v.divergence("kl") + v.rejection <= 0.4``.
+        """
+        return self._with(CustomRule(name, make))
+
+    def solve(self) -> DesignedRow:
+        """Maximise acceptance within the rules.
+
+        Raises
+        ------
+        Infeasible
+            A ValueError: no row keeps all rules; ``rules`` names a set of them in conflict,
+            none of which can be left out.
+        SolverGaveUp
+            A RuntimeError: no answer passed its own check.
+        ModuleNotFoundError
+            cvxpy is missing.
+        """
+        return DesignedRow(**_design.solve(self.target_probs, self.draft_probs, self.rules))
+
+    def _with(self, rule: Rule) -> "Design":
+        if any(rule.name == other.name for other in self.rules):
+            raise ValueError(f"rules: must have names of their own; got {rule.name!r} twice")
+        design = copy.copy(self)  # the rows are checked and normalised once
+        object.__setattr__(design, "rules", (*self.rules, rule))
+        return design
+
+    def _tokens(self, tokens: Tokens) -> np.ndarray:
+        several = list(tokens) if isinstance(tokens, Iterable) else [tokens]
+        size = len(self.target_probs)
+        at = [_rows.token_index(token, size) for token in several]
+        if not at or len(set(at)) < len(at):
+            raise ValueError(f"tokens: must be distinct and at least one; got {tokens!r}")
+        return np.array(at)
+
+
+def _listed(tokens: np.ndarray) -> str:
+    return ",".join(map(str, tokens.tolist()))

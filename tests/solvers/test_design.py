@@ -1,0 +1,273 @@
+"""Designs: nothing extra is the optimum, every rule is kept, and what binds has its price."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cactus_theory as ct
+from solvers import _rules
+from solvers.design import Design
+from tests.solvers.cases import DIVERGENCES, Tally, budgets, examples, pairs
+
+cp = pytest.importorskip("cvxpy")
+
+VALUE = 1e-6
+KEPT = 1e-7
+PRICE = 1e-3
+Q, P = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])
+
+
+def proven(row, q, p):
+    h = row.target
+    assert h.min() >= 0 and not h[q == 0].any()
+    assert h.sum() == pytest.approx(1, abs=1e-9)
+    assert row.acceptance == pytest.approx(np.minimum(p, h).sum(), abs=1e-12)
+    assert min(row.slacks.values(), default=0) >= -KEPT
+    assert row.gap == row.bound - row.acceptance and abs(row.gap) <= VALUE
+
+
+@pytest.mark.parametrize("spec", DIVERGENCES)
+def test_a_budget_alone_is_the_optimum(spec):
+    tally = Tally()
+    name = f"budget {ct.divergence(spec).spec}"
+
+    @examples(spec, most=50)
+    @given(pairs(), budgets())
+    def agree(rows, delta):
+        q, p = rows
+        row = tally.solve(Design(q, p).budget(spec, delta).solve)
+        if row is None:
+            return
+        proven(row, q, p)
+        closed = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
+        assert tally.record("acceptance", abs(row.acceptance - closed.acceptance)) <= VALUE
+        clear = spec not in ("total_variation", "max_divergence") and closed.price > 1e-3
+        if clear and closed.divergence > delta - 1e-9:
+            assert tally.record("price", abs(row.duals[name] / closed.price - 1)) <= PRICE
+
+    agree()
+    tally.check(spec)
+
+
+def test_no_rule_at_all_is_the_draft():
+    row = Design(Q, P).solve()
+    np.testing.assert_allclose(row.target, P, atol=1e-6)
+    assert row.acceptance == pytest.approx(1, abs=VALUE) and row.duals == {}
+
+
+@given(pairs(), budgets(), st.floats(1.05, 4), st.integers(0, 31), st.floats(0.1, 0.9))
+def test_random_rules_are_kept_and_proved(rows, delta, ratio, token, share):
+    q, p = rows
+    token %= len(q)
+    cost = np.linspace(-1, 1, len(q))
+    design = (
+        Design(q, p)
+        .budget("kl", delta)
+        .budget("squared_hellinger", delta / 2)
+        .cap(ratio)
+        .protect(token)
+        .floor({token: share * q[token]})
+        .expect(cost, at_most=max(cost @ q, 0.0))
+    )
+    row = design.solve()
+    proven(row, q, p)
+    h = row.target
+    assert h[token] <= q[token] and (h <= ratio * q).all()
+    assert h[token] >= share * q[token]
+    best = ct.optimal_acceptance(q, p, delta=delta).acceptance
+    assert np.minimum(p, q).sum() - VALUE <= row.acceptance <= best + VALUE
+
+
+def bought(design, looser, rule, step, token=None):
+    """Return the rule's dual value and the acceptance that ``step`` more of it really buys."""
+    row, more = design.solve(), looser.solve()
+    dual = row.duals[rule] if token is None else row.duals[rule][token]
+    assert row.slacks[rule] == pytest.approx(0, abs=1e-6)
+    return dual, (more.acceptance - row.acceptance) / step
+
+
+STEP = 1e-4
+COST = np.array([0.0, 0.0, 1.0, 3.0])
+BASE = Design(Q, P).budget("kl", 0.2)
+
+
+@pytest.mark.parametrize(
+    "design, looser, rule, step, token",
+    [
+        (BASE, Design(Q, P).budget("kl", 0.2 + STEP), "budget kl", STEP, None),
+        (BASE.cap(1.5), BASE.cap(1.5 + STEP), "cap", 0.1 * STEP, 3),
+        (
+            BASE.expect(COST, at_most=0.6),
+            BASE.expect(COST, at_most=0.6 + STEP),
+            "expectation",
+            STEP,
+            None,
+        ),
+        (
+            BASE.expect(-COST, at_least=-0.6),
+            BASE.expect(-COST, at_least=-0.6 - STEP),
+            "expectation",
+            STEP,
+            None,
+        ),
+        (BASE.floor({0: 0.38}), BASE.floor({0: 0.38 - STEP}), "floor 0", STEP, 0),
+        (
+            BASE.require("mean", lambda v: v.h @ COST <= 0.6),
+            BASE.require("mean", lambda v: v.h @ COST <= 0.6 + STEP),
+            "mean",
+            STEP,
+            None,
+        ),
+    ],
+    ids=["budget", "cap", "at most", "at least", "floor", "custom"],
+)
+def test_a_binding_rule_is_priced_at_what_it_costs(design, looser, rule, step, token):
+    dual, rise = bought(design, looser, rule, step, token)
+    assert dual > 0.05
+    assert dual == pytest.approx(rise, rel=0.02)
+
+
+def test_a_protected_token_is_held_and_priced():
+    row = BASE.protect([2, 3]).solve()
+    proven(row, Q, P)
+    assert (row.target[2:] <= Q[2:]).all()
+    assert row.duals["protect"][3] > 0.1 and set(row.duals["protect"]) == {2, 3}
+    assert BASE.solve().target[3] > Q[3] + 0.05
+    # everything that the draft offers beyond the target is protected: nothing is gained
+    assert row.acceptance == pytest.approx(np.minimum(Q, P).sum(), abs=VALUE)
+
+
+def test_a_slack_rule_is_free():
+    row = BASE.cap(40.0).protect(0).floor({3: 0.01}).expect(COST, at_most=9.0).solve()
+    assert row.acceptance == pytest.approx(BASE.solve().acceptance, abs=VALUE)
+    for name in ("cap", "protect", "floor 3", "expectation"):
+        dual = row.duals[name]
+        assert max(dual.values() if isinstance(dual, dict) else [dual]) < 1e-6
+        assert row.slacks[name] > 1e-3
+
+
+def test_several_divergences_at_once():
+    both = BASE.budget("reverse_kl", 0.1).budget("max_divergence", 0.5).solve()
+    proven(both, Q, P)
+    for spec, delta in (("kl", 0.2), ("reverse_kl", 0.1), ("max_divergence", 0.5)):
+        spent = float(ct.divergence(spec).value(*as_tensors(both.target, Q)))
+        assert spent <= delta + KEPT
+        alone = ct.optimal_acceptance(Q, P, divergence=spec, delta=delta)
+        assert both.acceptance <= alone.acceptance + VALUE
+
+
+def as_tensors(*rows):
+    import torch
+
+    return [torch.from_numpy(row) for row in rows]
+
+
+def test_the_cap_is_the_max_divergence_band():
+    row = Design(Q, P).cap(math.exp(0.3)).solve()
+    closed = ct.optimal_acceptance(Q, P, divergence="max_divergence", delta=0.3)
+    assert row.acceptance == pytest.approx(closed.acceptance, abs=1e-9)
+    assert row.solver == "HIGHS"
+
+
+CUSTOM = {
+    "two tokens together": lambda v: v.h[2] + v.h[3] <= 0.45,
+    "an equation": lambda v: v.h[2] == 2 * v.h[3],
+    "entropy at least": lambda v: cp.sum(cp.entr(v.h)) >= 1.32,
+    "sum of divergences": lambda v: v.divergence("kl") + v.divergence("reverse_kl") <= 0.1,
+    "rejection and spending": lambda v: v.rejection + v.divergence("pearson_chi2") <= 0.4,
+    "a norm": lambda v: cp.norm(v.h - v.q, 2) <= 0.1,
+    "ratios in order": lambda v: [v.ratio[3] <= v.ratio[2], v.ratio[2] <= 1.4],
+    "what is kept": lambda v: v.accepted[0] >= 0.1,
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_cvxpy_constraints_over_named_quantities(name):
+    row = BASE.require(name, CUSTOM[name]).solve()
+    proven(row, Q, P)
+    # the same program in plain h, on a row small enough for that to work
+    h = cp.Variable(4, nonneg=True)
+
+    class Plain:
+        q, p, ratio, accepted = Q, P, h / Q, cp.minimum(P, h)
+        rejection = 1 - cp.sum(cp.minimum(P, h))
+
+        @staticmethod
+        def divergence(spec):
+            return {
+                "kl": cp.sum(cp.kl_div(h, Q)),
+                "reverse_kl": cp.sum(cp.kl_div(Q, h)),
+                "pearson_chi2": cp.sum(cp.multiply(1 / Q, cp.square(h - Q))),
+            }[spec]
+
+    Plain.h = h
+    made = CUSTOM[name](Plain)
+    rules = made if isinstance(made, list) else [made]
+    base = [cp.sum(h) == 1, cp.sum(cp.kl_div(h, Q)) <= 0.2]
+    problem = cp.Problem(cp.Maximize(cp.sum(cp.minimum(P, h))), [*base, *rules])
+    problem.solve(solver="CLARABEL")
+    assert row.acceptance == pytest.approx(problem.value, abs=VALUE)
+
+
+NEAR = Design(Q, P).require("near", lambda v: cp.norm1(v.h - v.q) <= 0.2)
+
+
+def test_a_rule_with_a_kink():
+    row = NEAR.solve()
+    closed = ct.optimal_acceptance(Q, P, divergence="total_variation", delta=0.1)
+    assert row.acceptance == pytest.approx(closed.acceptance, abs=VALUE)
+    # TV is half the norm: a unit of the norm buys half of what a unit of TV does
+    assert row.duals["near"] == pytest.approx(closed.price / 2, rel=PRICE)
+
+
+def test_a_rule_without_a_tangent_is_proved_by_two_scalings(monkeypatch):
+    monkeypatch.setattr(_rules._BuiltCustom, "charge", lambda self, lagrangian, h: False)
+    row, best = BASE.require("mean", lambda v: v.h @ COST <= 0.6).solve(), WITH_MEAN.solve()
+    assert row.proof == "two scalings"
+    assert row.acceptance == pytest.approx(best.acceptance, abs=VALUE)
+    assert 0 <= row.gap <= VALUE
+
+
+WITH_MEAN = BASE.expect(COST, at_most=0.6)
+
+
+def test_tokens_the_target_excludes_stay_out():
+    q, p = np.array([0.6, 0.4, 0.0]), np.array([0.2, 0.3, 0.5])
+    row = Design(q, p).budget("reverse_kl", 0.5).cap(3.0).protect(2).floor({2: 0.0}).solve()
+    assert row.target[2] == 0
+    proven(row, q, p)
+    assert row.duals["protect"] == {2: 0.0}
+
+
+def test_a_budget_of_zero_is_the_target():
+    row = BASE.budget("reverse_kl", 0.0).protect(3).solve()
+    np.testing.assert_allclose(row.target, Q, rtol=1e-15)
+    assert (row.proof, row.gap, row.acceptance) == ("only row", 0.0, row.lossless)
+
+
+def test_a_vocabulary_of_thousands():
+    noise = np.random.default_rng(3)
+    q, p = (np.maximum(noise.dirichlet(np.full(4000, 0.3)), 1e-9) for _ in range(2))
+    q, p = q / q.sum(), p / p.sum()
+    row = Design(q, p).budget("kl", 0.1).cap(2.0).protect(range(50)).solve()
+    proven(row, q, p)
+    assert row.acceptance < ct.optimal_acceptance(q, p, delta=0.1).acceptance
+
+
+def test_the_report_names_what_binds():
+    text = BASE.protect([2, 3]).cap(2.0).solve().report()
+    lines = text.splitlines()
+    assert lines[0].startswith("acceptance  0.6") and "lossless 0.6" in lines[0]
+    assert "dual bound" in lines[1]
+    assert any(line.startswith("rule        protect    binds") and "at 3" in line for line in lines)
+    assert any("cap" in line and "slack" in line and "price 0" in line for line in lines)
+
+
+def test_a_design_is_a_value():
+    one = Design(Q, P).budget("kl", 0.1)
+    two = one.cap(1.5)
+    assert len(one.rules) == 1 and len(two.rules) == 2
+    assert one.solve().acceptance > two.solve().acceptance

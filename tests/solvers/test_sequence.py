@@ -1,0 +1,159 @@
+"""One budget over many positions: the program finds what a band of constant price is."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+import cactus_theory as ct
+from solvers import _conic, _program, optimal, sequence
+from tests.solvers.cases import DIVERGENCES, THOROUGH, pairs
+
+VALUE = 1e-6
+PRICE = 1e-3
+SUMMED = tuple(s for s in DIVERGENCES if not s.startswith(("renyi", "max")))
+PRICED = tuple(s for s in SUMMED if s != "total_variation")
+EXAMPLES = 100 if THOROUGH else 12
+
+
+def batches():
+    """Return lists of pairs padded with zeros to one vocabulary, as two arrays."""
+    return st.lists(pairs(), min_size=1, max_size=4).map(_stacked)
+
+
+def _stacked(rows):
+    width = max(len(q) for q, _ in rows)
+    return tuple(
+        np.stack([np.pad(row[side], (0, width - len(row[side]))) for row in rows])
+        for side in (0, 1)
+    )
+
+
+def band(spec, q, p, price):
+    return ct.optimal_acceptance(q, p, divergence=spec, price=price)
+
+
+def constant_price(spec, q, p, delta):
+    """Return the bands of the one price at which they spend ``delta`` together."""
+
+    def over(log):
+        return band(spec, q, p, math.exp(log)).divergence.sum() - delta
+
+    if over(-30.0) <= 0:
+        return band(spec, q, p, 0.0)
+    return band(spec, q, p, math.exp(brentq(over, -30.0, 12.0, xtol=1e-13)))
+
+
+@pytest.mark.parametrize("spec", PRICED)
+@settings(max_examples=EXAMPLES)
+@given(batches(), st.floats(0.02, 1.0))
+def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
+    q, p = rows
+    try:
+        program = sequence.solve(q, p, spec, delta=delta)
+    except _program.SolverGaveUp:
+        pytest.fail(f"{spec} gave up")
+    bands = constant_price(spec, q, p, delta)
+    assert program.total_acceptance == pytest.approx(bands.acceptance.sum(), abs=VALUE)
+    assert program.total_divergence <= delta + 1e-7
+    assert abs(program.gap) <= VALUE
+    assert program.target.sum(-1) == pytest.approx(np.ones(len(q)), abs=1e-12)
+    assert not program.target[q == 0].any()
+    price = bands.price.max()
+    if price > 1e-3 and bands.divergence.sum() > delta - 1e-9:
+        assert program.price == pytest.approx(price, rel=PRICE)
+        np.testing.assert_allclose(program.divergence, bands.divergence, atol=1e-3)
+
+
+def test_ten_real_sized_positions():
+    noise = np.random.default_rng(5)
+    q, p = (noise.dirichlet(np.full(64, 0.5), size=10) + 1e-6 for _ in range(2))
+    q, p = (rows / rows.sum(-1, keepdims=True) for rows in (q, p))
+    program = sequence.solve(q, p, delta=1.0)
+    bands = constant_price("kl", q, p, 1.0)
+    assert program.total_divergence == pytest.approx(1.0, abs=1e-6)
+    assert bands.divergence.sum() == pytest.approx(1.0, abs=1e-9)
+    assert program.total_acceptance == pytest.approx(bands.acceptance.sum(), abs=VALUE)
+    assert program.price == pytest.approx(bands.price[0], rel=PRICE)
+    even = ct.optimal_acceptance(q, p, delta=0.1).acceptance.sum()
+    assert program.total_acceptance > even + 1e-3
+
+
+def test_total_variation_buys_the_same_wherever_it_is_spent():
+    noise = np.random.default_rng(6)
+    q, p = (noise.dirichlet(np.ones(6), size=4) for _ in range(2))
+    program = sequence.solve(q, p, "total_variation", delta=0.3)
+    lossless = np.minimum(q, p).sum()
+    assert program.total_acceptance == pytest.approx(lossless + 0.3, abs=1e-9)
+    assert program.price == pytest.approx(1) and program.solver == "HIGHS"
+
+
+@pytest.mark.parametrize("spec", SUMMED)
+def test_one_position_is_the_optimal_program(spec):
+    q, p = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.5, 0.2, 0.1])
+    one = optimal.solve(q, p, spec, delta=0.05)
+    program = sequence.solve(q[None], p[None], spec, delta=0.05)
+    assert program.total_acceptance == pytest.approx(one.acceptance, abs=VALUE)
+    assert program.price == pytest.approx(one.price, rel=PRICE)
+
+
+Q = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
+P = np.array([[0.2, 0.7, 0.1], [0.2, 0.2, 0.6]])
+
+
+def test_the_ends():
+    strict = sequence.solve(Q, P, delta=0)
+    np.testing.assert_allclose(strict.target, Q, rtol=1e-15)
+    assert (strict.price, strict.gap, strict.solver) == (math.inf, 0.0, "identity")
+    assert sequence.solve(Q, Q, delta=0).price == 0
+    whole = sequence.solve(Q, P, delta=math.inf)
+    assert whole.total_acceptance == pytest.approx(2, abs=VALUE) and whole.price == 0
+    slack = sequence.solve(Q, P, delta=9.0)
+    assert slack.total_acceptance == pytest.approx(2, abs=VALUE)
+    assert slack.price == pytest.approx(0, abs=1e-6)
+
+
+def test_a_position_that_gains_nothing_spends_nothing():
+    program = sequence.solve(Q, P, delta=0.1)
+    assert program.divergence[1] < 1e-8 and program.divergence[0] == pytest.approx(0.1, abs=1e-6)
+
+
+def test_torch_rows_are_taken():
+    program = sequence.solve(torch.tensor(Q), torch.tensor(P), delta=0.1)
+    assert program.total_acceptance == pytest.approx(
+        sequence.solve(Q, P, delta=0.1).total_acceptance
+    )
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"target_probs": Q[0], "draft_probs": P[0]}, r"must be rows \(T, V\)"),
+        ({"target_probs": 2 * Q}, "must sum to 1"),
+        ({"divergence": "renyi:a=0.5"}, "must be an f-divergence to be summed"),
+        ({"divergence": "max_divergence"}, "must be an f-divergence to be summed"),
+        ({"delta": -1}, "delta: must lie in"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    arguments = {"target_probs": Q, "draft_probs": P, "divergence": "kl", "delta": 0.1, **change}
+    with pytest.raises(ValueError, match=message):
+        sequence.solve(**arguments)
+
+
+@pytest.mark.parametrize("wrong, message", [(0.9, "exceeds"), (1.1, "misses its bound")])
+def test_a_wrong_left_side_is_noticed(monkeypatch, wrong, message):
+    right = _conic._LEFT_SIDES["kl"]
+    monkeypatch.setitem(_conic._LEFT_SIDES, "kl", lambda row, f: wrong * right(row, f))
+    with pytest.raises(RuntimeError, match=message):
+        sequence.solve(Q, P, delta=0.05)
+
+
+def test_a_solver_without_an_answer_is_reported(monkeypatch):
+    monkeypatch.setattr(_program, "believable", lambda *args: False)
+    with pytest.raises(_program.SolverGaveUp, match="CLARABEL: no answer"):
+        sequence.solve(Q, P, delta=0.1)
