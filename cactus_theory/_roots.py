@@ -11,7 +11,8 @@ Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 # Bisection alone needs 53 halvings to exhaust float64 on [0, 1] and some more near 0.
 MOST_STEPS = 140
-# The function is a sum of many rounded terms: closer to the budget than this is equal to it.
+# The function is a sum of many rounded terms: closer to the budget than this, on either side,
+# is equal to it.
 BUDGET_ULPS = 4e-16
 
 
@@ -42,7 +43,7 @@ def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values)
         over = torch.where(advance, trial, over)
         value = torch.where(advance, there, value)
         slope = torch.where(advance, steepness, slope)
-        active = active & (value > budget + close)
+        active = active & (value > budget + close) & ~(kept & (there >= budget - close))
     return torch.where(value <= budget + close, over, under)
 
 
