@@ -1,4 +1,4 @@
-"""The command line: ``cactus-theory solve | audit | generate``."""
+"""The command line: ``cactus-theory solve | audit | check | generate``."""
 
 import argparse
 import sys
@@ -14,6 +14,7 @@ from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import names as policy_names
+from cactus_theory.testing import _command as testing
 
 # What bad input raises; anything else is our mistake and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
@@ -46,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_rows(audit)
     _add_policy(audit)
     audit.set_defaults(run=_audit)
+    checking = commands.add_parser("check", help="hold a rule of your own to its laws")
+    testing.add_arguments(checking)
+    checking.set_defaults(run=testing.run)
     generate = commands.add_parser("generate", help="decode a prompt with a draft model")
     _add_generate(generate)
     _add_policy(generate)

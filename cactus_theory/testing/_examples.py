@@ -36,7 +36,7 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
             phases=[Phase.generate],
             database=None,
             deadline=None,
-            suppress_health_check=tuple(HealthCheck),
+            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         )
         seed(start)(drawing(given(strategies.any_pairs())(keep)))()
         start += 1

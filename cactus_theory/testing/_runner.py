@@ -20,6 +20,8 @@ from cactus_theory.verify import verify_chain
 
 # after this many rows on which the rule never comes back, no more are tried
 MOST_HANGS = 2
+# a row that hung once is taken to hang again after so many seconds
+HANG_AGAIN = 1.0
 
 
 class Hang(Exception):
@@ -133,6 +135,8 @@ def measure(law: Law, seen: Behaviour, limit: float | None = None) -> Worst:
     with warnings.catch_warnings(), time_limit(limit):
         warnings.simplefilter("ignore")
         for bounds in law.measure(seen):
+            if worst.margin < 0:  # what a law says first is easiest to understand
+                break
             margins = bounds.margins()
             owners = torch.arange(len(margins)) if bounds.rows is None else bounds.rows
             used = (margins < torch.inf).reshape(len(margins), -1).any(-1)
@@ -163,33 +167,56 @@ class Checker:
     def without_crashes(
         self, law: Law, groups: Iterable[Group]
     ) -> tuple[list[Behaviour], list[tuple[Group, Exception]]]:
-        """Return the rule on the rows where the law can be asked; the others with their errors."""
-        sound, crashed, hangs = [], [], 0
+        """Return the rule on the rows where the law can be asked; the others with their errors.
+
+        After a few rows on which the rule hangs, the rest is not asked any more.
+        """
+        sound: list[Behaviour] = []
+        crashed: list[tuple[Group, Exception]] = []
         for group in groups:
             seen = self.behaviour(group)
             try:
                 measure(law, seen, self.limit)
                 sound.append(seen)
             except Exception as error:  # noqa: BLE001  whatever foreign code raises
-                alone: list[tuple[Group, Exception | None]] = []
-                for i in range(len(group[0])):
-                    row = (group[0][i : i + 1], group[1][i : i + 1])
-                    caught = None if hangs >= MOST_HANGS else self.error_on(law, row)
-                    hangs += isinstance(caught, Hang)
-                    if hangs < MOST_HANGS or caught is not None:
-                        alone.append((row, caught))
-                bad = [(row, e) for row, e in alone if e is not None]
+                good, bad = self.one_by_one(law, group)
                 crashed += bad or [(group, error)]
-                good = [row for row, e in alone if e is None] if bad else []
-                if good and hangs < MOST_HANGS:
-                    joined = tuple(torch.cat(rows) for rows in zip(*good, strict=True))
-                    sound.append(self.behaviour((joined[0], joined[1])))
+                if good and bad:
+                    rows = (torch.stack([group[side][i] for i in good]) for side in (0, 1))
+                    sound.append(self.behaviour((next(rows), next(rows))))
+                if sum(isinstance(e, Hang) for _, e in crashed) >= MOST_HANGS:
+                    break
         return sound, crashed
 
-    def error_on(self, law: Law, group: Group) -> Exception | None:
+    def one_by_one(self, law: Law, group: Group) -> tuple[list[int], list[tuple[Group, Exception]]]:
+        """Return which rows of a group are sound, and the others with their errors."""
+        good: list[int] = []
+        bad: list[tuple[Group, Exception]] = []
+        for i in range(len(group[0])):
+            row = (group[0][i : i + 1], group[1][i : i + 1])
+            error = self.error_on(law, row, self.row_limit)
+            if error is None:
+                good.append(i)
+                continue
+            bad.append((row, error))
+            if sum(isinstance(e, Hang) for _, e in bad) >= MOST_HANGS:
+                break
+        return good, bad
+
+    def with_numbers(self, seen: Behaviour) -> Behaviour:
+        """Return the behaviour on the rows where every answer is a finite number."""
+        finite = seen.phi.isfinite().all(-1) & seen.recovered.isfinite().flatten(1).all(-1)
+        return seen if bool(finite.all()) else self.behaviour((seen.q[finite], seen.p[finite]))
+
+    @property
+    def row_limit(self) -> float | None:
+        """Return the time for a single row."""
+        return None if self.limit is None else self.limit / 5
+
+    def error_on(self, law: Law, group: Group, limit: float | None) -> Exception | None:
         """Return what the rule raises there, if anything."""
         try:
-            measure(law, self.behaviour(group), self.limit)
+            measure(law, self.behaviour(group), limit)
         except Exception as error:  # noqa: BLE001
             return error
         return None
@@ -198,12 +225,13 @@ class Checker:
         """Return the finding for rows on which the rule raised."""
         q, p = group[0][0], group[1][0]
         if len(group[0]) == 1:
+            limit = None if self.row_limit is None else min(self.row_limit, HANG_AGAIN)
 
             def again(q: Tensor, p: Tensor) -> bool:
-                return type(self.error_on(law, (q[None], p[None]))) is type(error)
+                return type(self.error_on(law, (q[None], p[None]), limit)) is type(error)
 
             q, p = shrink(q, p, again, self.shrink_seconds)
-            error = self.error_on(law, (q[None], p[None])) or error
+            error = self.error_on(law, (q[None], p[None]), limit) or error
         said = " ".join(str(error).split())
         return Finding(
             law.name,
@@ -302,6 +330,8 @@ def check_rule(
             verdict = Verdict(name, law.statement, "not declared", 0, None)
         else:
             verdict = checker.judge(law, behaviours)
+        if law is first:  # one mistake, one finding: the other laws speak of the sound rows
+            behaviours = [b for b in map(checker.with_numbers, behaviours) if len(b.q)]
         verdicts.append(verdict)
         done(verdict)
     return Report(rule.spec, str(rule.declares), verdicts)

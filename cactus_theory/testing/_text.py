@@ -41,7 +41,7 @@ def message(rule: str, finding: Finding) -> str:
 def table(report: Report) -> str:
     """Return law × verdict × examples × worst margin."""
     head = ("law", "verdict", "examples", "worst margin")
-    cells = [head]
+    cells: list[tuple[str, str, str, str]] = [head]
     for v in report.laws:
         margin = "" if v.worst is None else number(v.worst)
         cells.append((v.law, v.verdict, str(v.examples or ""), margin))

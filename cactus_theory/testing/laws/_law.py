@@ -12,6 +12,8 @@ from cactus_theory.testing.laws._behaviour import Behaviour
 
 # sums of a few dozen float64 terms, each at most 1, and roots solved to that accuracy
 EXACT = 1e-9
+# bounds for what only has to be a number
+FINITE = torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Bounds:
             None if b is None else float(_number(b).expand(self.found.shape)[index])
             for b in (self.low, self.high)
         )
-        if low is not None and low == high:
+        if high == FINITE:
+            expected = "a finite number"
+        elif low is not None and low == high:
             expected = text(low)
         elif low is None or high is None:
             expected = f"at most {text(high)}" if low is None else f"at least {text(low)}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from cactus_theory.testing.laws._behaviour import Behaviour
-from cactus_theory.testing.laws._law import EXACT, Bounds, law
+from cactus_theory.testing.laws._law import EXACT, FINITE, Bounds, law
 
 # probabilities are compared with 0 and 1 to the last few roundings
 PROBABILITY = 1e-12
@@ -14,11 +14,11 @@ PROBABILITY = 1e-12
 @law()
 def answers(seen: Behaviour) -> Iterator[Bounds]:
     """The rule answers every question with finite numbers of the right shape, in time."""
-    finite = seen.phi.isfinite().double()
-    yield Bounds(finite, 1, 1, "is the acceptance of token {0} a number", 0.0, seen.drafted)
-    finite = seen.recovered.isfinite().all(-1).double()
-    about = "is the recovery row after token {0} all numbers"
-    yield Bounds(finite, 1, 1, about, 0.0, seen.drafted)
+    most = FINITE
+    yield Bounds(seen.phi, -most, most, "acceptance of token {0}", 0.0, seen.drafted)
+    about = "recovery probability of token {1} after token {0}"
+    drafted = seen.drafted[..., None].expand(seen.recovered.shape)
+    yield Bounds(seen.recovered, -most, most, about, 0.0, drafted)
 
 
 @law()

@@ -1,0 +1,181 @@
+"""Check a rule in a process of its own: whatever it does there becomes a finding."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cactus_theory.testing._load import split_source
+from cactus_theory.testing._runner import Finding, Report, Verdict
+from cactus_theory.testing.laws import LAWS
+
+# beside the time for one question: starting Python and drawing rows, making a finding small
+PATIENCE = 60.0
+SAID = 400
+
+
+class Refused(ValueError):
+    """The request itself makes no sense; the rule is not to blame."""
+
+
+@dataclass
+class Progress:
+    """What is known about a run so far."""
+
+    rule: str
+    declares: str = ""
+    law: str = "answers"
+    verdicts: list[Verdict] = field(default_factory=list)
+    ended: bool = False
+    broken: str = ""
+
+
+def check_file(
+    source: str,
+    *,
+    examples: int,
+    seed: int = 0,
+    laws: list[str] | None = None,
+    timeout: float = 30.0,
+    progress: Callable[[str, int, int], None] = lambda law, number, total: None,
+) -> Report:
+    """Return how the rule ``file.py:name`` fares; it runs in a process of its own.
+
+    ``timeout`` is in seconds for one question to the rule (one law on one batch of rows).
+
+    Raises
+    ------
+    Refused, OSError, TypeError
+        No such file or name, or a name that is no rule.
+    """
+    split_source(source)
+    chosen = list(LAWS) if laws is None else laws
+    options = {
+        "source": source,
+        "examples": examples,
+        "seed": seed,
+        "laws": chosen,
+        "timeout": timeout,
+        "trace": "",
+    }
+    state = Progress(rule=source.rpartition(":")[2])
+    with tempfile.TemporaryFile() as printed:
+        for event in run(options, timeout + PATIENCE, printed):
+            take(state, event)
+            if event["event"] == "law" and event["law"] in chosen:
+                progress(event["law"], chosen.index(event["law"]) + 1, len(chosen))
+        if state.ended:
+            return Report(state.rule, state.declares, state.verdicts)
+        said = _tail(printed)
+    rows = _last_row(options | {"trace": state.law}, timeout) if state.declares else ([], [])
+    return _cut_short(state, chosen, rows, said)
+
+
+def take(state: Progress, event: dict[str, Any]) -> None:
+    """Enter what the worker said."""
+    kind = event["event"]
+    if kind == "refused":
+        raise Refused(event["message"])
+    if kind == "broken":
+        state.broken = event["message"]
+    elif kind == "loaded":
+        state.rule, state.declares = event["rule"], event["declares"]
+    elif kind == "law":
+        state.law = event["law"]
+    elif kind == "verdict":
+        plain = event["verdict"]
+        finding = None if plain["finding"] is None else Finding(**plain["finding"])
+        state.verdicts.append(Verdict(**{**plain, "finding": finding}))
+    elif kind == "dead" and not state.broken:
+        state.broken = event["message"]
+    elif kind == "end":
+        state.ended = True
+
+
+def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[str, Any]]:
+    """Start a worker and yield what it says; the last event of one that died is ``dead``."""
+    home = str(Path(__file__).resolve().parents[2])
+    paths = filter(None, [home, os.environ.get("PYTHONPATH")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cactus_theory.testing._worker", json.dumps(options)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=printed,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        text=True,
+        encoding="utf-8",
+    )
+    lines: queue.Queue[str | None] = queue.Queue()
+    assert process.stdout is not None
+    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+    reader.start()
+    ended = False
+    try:
+        while True:
+            line = lines.get(timeout=silence)
+            if line is None:
+                break
+            event = json.loads(line)
+            ended |= event["event"] in ("end", "broken", "refused")
+            yield event
+        code = process.wait()
+        if not ended:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            yield {"event": "dead", "message": f"the process ended with {how}"}
+    except queue.Empty:
+        yield {"event": "dead", "message": f"no answer within {silence:g} s"}
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stdout.close()
+
+
+def _read(stream: Any, lines: "queue.Queue[str | None]") -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _last_row(options: dict[str, Any], silence: float) -> tuple[list[float], list[float]]:
+    """Return the (target, draft) rows on which the rule's process ends or falls silent."""
+    last: tuple[list[float], list[float]] = ([], [])
+    with tempfile.TemporaryFile() as printed:
+        for event in run(options, max(silence, 20.0), printed):
+            if event["event"] == "row":
+                last = (event["target"], event["draft"])
+            elif event["event"] == "dead":
+                died = "exit code 0" not in event["message"]
+                return last if died else ([], [])
+    return [], []
+
+
+def _tail(printed: Any) -> str:
+    printed.seek(0)
+    return " ".join(printed.read().decode("utf-8", "replace").split())[-SAID:]
+
+
+def _cut_short(
+    state: Progress, chosen: list[str], rows: tuple[list[float], list[float]], said: str
+) -> Report:
+    """Return the report of a run that did not come to its end."""
+    law = LAWS[state.law]
+    found = state.broken + (f"; it last printed: {said}" if said and state.declares else "")
+    finding = Finding(
+        law.name, law.statement, *rows, "the rule itself", "an answer", found, -float("inf")
+    )
+    verdicts = {v.law: v for v in state.verdicts}
+    verdicts[law.name] = Verdict(law.name, law.statement, "fails", 0, finding.margin, finding)
+    order = chosen if law.name in chosen else [law.name, *chosen]
+    rest = (
+        verdicts.get(name, Verdict(name, LAWS[name].statement, "not checked", 0, None))
+        for name in order
+    )
+    return Report(state.rule, state.declares, list(rest))

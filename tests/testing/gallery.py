@@ -1,0 +1,423 @@
+"""Planted faults: rules and verifiers that are wrong in one way each, and what catches them.
+
+Every fault was, or could have been, made in earnest. ``law`` is the law that has to catch
+it; ``right`` is the same thing without the fault, which every law must let through.
+Run as a module to rewrite the table in GALLERY.md.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import cactus_theory as ct
+from cactus_theory.policies import (
+    Budget,
+    Declaration,
+    FixedTarget,
+    PerProposal,
+    Policy,
+    SharedRecovery,
+)
+from cactus_theory.policies._base import draft_row, keep_probability, normalised_or
+
+PAGE = Path(__file__).with_name("GALLERY.md")
+EXAMPLES = 2000
+COUNTS = (50, 300, EXAMPLES)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault.
+
+    Attributes
+    ----------
+    title : the mistake in words. ``law`` : the law that must catch it.
+    rule, verify : what is wrong. ``right`` : the rule without the fault, if there is one.
+    """
+
+    title: str
+    law: str
+    rule: Policy
+    right: Policy | None = None
+    verify: Callable[..., Any] = ct.verify_chain
+
+
+def spread(row):
+    """Return a row divided by its sum, uniform if it is empty."""
+    total = row.sum()
+    return row / total if total > 0 else np.full(len(row), 1 / len(row))
+
+
+def above_zero(row):
+    return np.maximum(row, 0)
+
+
+# budgets ------------------------------------------------------------------------------------
+
+
+@ct.rule(budget="kl <= delta per proposal", direction=1, strict=0.0, at_least_speculative=True)
+def taylor(q, p, n, *, delta=0.25):
+    raised = min(1, q[n] + np.sqrt(2 * delta * q[n] * (1 - q[n])))
+    return min(1, raised / p[n])
+
+
+@dataclass(frozen=True)
+class Averaged(ct.policy("cactus_exact", delta=0.1).__class__):
+    name = "per_proposal_as_emitted"
+
+    @property
+    def declares(self):
+        return Declaration(1, 0.0, Budget("kl", self.delta, "emitted"), between=True)
+
+
+@ct.rule(budget="kl <= 0 emitted")
+def argmax_recovery(q, p, n):
+    return min(1, q[n] / p[n])
+
+
+argmax_recovery = ct.rule(
+    argmax_recovery.source.function,
+    recovery=lambda q, p, n: np.eye(len(q))[q.argmax()],
+    budget="kl <= 0 emitted",
+)
+
+
+@ct.rule(budget="kl <= 0 emitted")
+def lossless(q, p, n):
+    return min(1, q[n] / p[n])
+
+
+recovers_from_q = ct.rule(
+    lossless.source.function, recovery=lambda q, p, n: q, budget="kl <= 0 emitted"
+)
+
+
+@ct.rule(budget="kl <= 0 emitted")
+def swapped_rows(q, p, n):
+    return min(1, p[n] / q[n]) if q[n] > 0 else 0.0
+
+
+# knobs --------------------------------------------------------------------------------------
+
+
+def lenient(q, p, n, *, leniency=1.0):
+    return min(1, q[n] / (leniency * p[n]))
+
+
+KNOB: dict[str, Any] = {"strict": 1.0, "knob_range": (0.1, 1.0)}
+lenience = ct.rule(lenient, direction=-1, **KNOB)
+reversed_knob = ct.rule(lenient, direction=1, **KNOB)
+
+
+@ct.rule(direction=1, strict=0.0, knob_range=(0.0, 10.0))
+def ignored_knob(q, p, n, *, delta=0.5):
+    return min(1, 1.3 * q[n] / p[n])
+
+
+# recovery -----------------------------------------------------------------------------------
+
+
+unnormalised = ct.rule(
+    lossless.source.function, recovery=lambda q, p, n: above_zero(q - p), budget="kl <= 0 emitted"
+)
+normalised = ct.rule(
+    lossless.source.function,
+    recovery=lambda q, p, n: spread(above_zero(q - p)),
+    budget="kl <= 0 emitted",
+)
+blind = ct.rule(lenient, recovery=lambda q, p, n: spread(above_zero(1 - p)))
+one_token_short = ct.rule(
+    lossless.source.function,
+    recovery=lambda q, p, n: np.append(spread(above_zero(q - p)[:-1]), 0.0) if len(q) > 1 else q,
+)
+
+
+class Named:
+    """A rule without knobs, named after its class."""
+
+    @property
+    def name(self):
+        return type(self).__name__
+
+    @property
+    def spec(self):
+        return self.name
+
+
+class ClippedTarget(Named, FixedTarget):
+    """Emits clip(p, q/2, 2q), normalised."""
+
+    def target(self, q, p):
+        return normalised_or(torch.minimum(torch.maximum(p, q / 2), 2 * q), q)
+
+
+class ResidualFromTheWrongRow(ClippedTarget):
+    def recovery_row(self, q, p):
+        return normalised_or((q - p).clamp(min=0.0), q)
+
+
+# numbers ------------------------------------------------------------------------------------
+
+
+@ct.rule
+def no_ceiling(q, p, n):
+    return q[n] / p[n]
+
+
+@ct.rule(continuous=False)
+def zero_times_log_zero(q, p, n):
+    with np.errstate(all="ignore"):
+        entropy = -(q * np.log(q)).sum()
+    return float(q[n] > 0.1) if entropy < 1 else float(q[n] > 0) if entropy >= 1 else entropy
+
+
+@ct.rule
+def crashes_on_certain_rows(q, p, n):
+    return min(1, q[n] / p[n] / (1 / (q < 1).sum() if (q < 1).sum() else [][0]))
+
+
+def second_moment(q, p, n, *, delta=2.0):
+    variance = (q**2).sum() + q[n] - ((q**2).sum() + q[n] ** 2)  # q_n(1 − q_n), badly
+    raised = q[n] + np.sqrt(max(2 * delta * variance, 0))
+    return min(1, raised / p[n])
+
+
+cancellation = ct.rule(second_moment)
+
+
+@ct.rule
+def smoothed(q, p, n):
+    return min(1, (0.9 * q[n] + 0.1 * q[n] * len(q)) / p[n])
+
+
+# batches ------------------------------------------------------------------------------------
+
+
+class StaleDraftRow(Named, SharedRecovery):
+    """Judges a token by the draft row of the row before it."""
+
+    def acceptance(self, q, p, n):
+        rows = draft_row(q, None, n[..., 0]) if p is None else p.double()
+        stale = rows.roll(1, 0) if rows.ndim > 1 else rows
+        return keep_probability(q.double().gather(-1, n), stale.gather(-1, n))
+
+    def recovery_row(self, q, p):
+        return normalised_or((q - p).clamp(min=0.0), q)
+
+
+class ForgetsCertainDrafts(Named, SharedRecovery):
+    """Takes p=None for a uniform draft."""
+
+    def acceptance(self, q, p, n):
+        rows = torch.full_like(q, 1 / q.shape[-1]) if p is None else p
+        return keep_probability(q.double().gather(-1, n), rows.double().gather(-1, n))
+
+    def recovery_row(self, q, p):
+        return normalised_or((q - p).clamp(min=0.0), q)
+
+
+# other promises -----------------------------------------------------------------------------
+
+
+@ct.rule(at_least_speculative=True, continuous=False)
+def typical_claims_speed(q, p, n):
+    return float(q[n] > 0.3)
+
+
+@ct.rule(between=True, continuous=False)
+def peaked_target(q, p):
+    top = np.where(q == q.max(), q, 0.0)
+    return spread(top)
+
+
+@ct.rule(between=True, support="free")
+def mixture(q, p):
+    return (q + p) / 2
+
+
+@ct.rule(budget="kl <= delta emitted", optimal=True)
+def timid(q, p, n, *, delta=0.3):
+    return min(1, q[n] / p[n])
+
+
+@ct.rule
+def leaks(q, p, n):
+    return min(1, (q[n] + 1e-9) / p[n])
+
+
+class HalfTheBudget(Named, PerProposal):
+    """Declares the best use of δ and spends δ/2."""
+
+    delta = 0.4
+
+    @property
+    def declares(self):
+        return Declaration(budget=Budget("pearson_chi2", self.delta, "per proposal"), optimal=True)
+
+    def raised(self, q_n):
+        return (q_n + (self.delta / 2 * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)
+
+
+# verifiers ----------------------------------------------------------------------------------
+
+
+def inclusive(rule, q, p, ids, *, coins=None, generator=None, validate=True):
+    """Keep a token where its coin equals φ, too."""
+    if coins is not None:
+        lower = torch.nextafter(coins[0], torch.full_like(coins[0], -1.0))
+        coins = (lower, coins[1])
+    return ct.verify_chain(rule, q, p, ids, coins=coins, generator=generator, validate=False)
+
+
+def stale_position(rule, q, p, ids, **options):
+    """Judge every position by the draft row of the one before it."""
+    return ct.verify_chain(rule, q, p.roll(1, 1), ids, **options)
+
+
+def bonus_from_the_first_row(rule, q, p, ids, **options):
+    """Draw the bonus token from the first target row instead of the last."""
+    rows = torch.cat([q[:, :-1], q[:, :1]], 1)
+    return ct.verify_chain(rule, rows, p, ids, **options)
+
+
+def squared_coins(rule, q, p, ids, *, coins=None, generator=None, validate=True):
+    """Toss coins that are not uniform."""
+    if coins is None:
+        both = torch.rand(len(ids), ids.shape[1] + 1, generator=generator, dtype=torch.float64)
+        coins = (both[:, :-1] ** 2, both[:, -1])
+    return ct.verify_chain(rule, q, p, ids, coins=coins, validate=validate)
+
+
+PLAIN = ct.policy("speculative")
+EXACT = ct.policy("cactus_exact", delta=0.3)
+
+FAULTS = (
+    Fault("second-order rule sold as a KL guarantee", "budget_holds", taylor),
+    Fault("per-proposal budget declared as emitted", "budget_holds", Averaged(0.1)),
+    Fault("argmax recovery declared lossless", "budget_holds", argmax_recovery, lossless),
+    Fault("recovers from q instead of the residual", "budget_holds", recovers_from_q, lossless),
+    Fault("p/q in the acceptance instead of q/p", "budget_holds", swapped_rows, lossless),
+    Fault(
+        "knob declared the wrong way round", "acceptance_follows_the_knob", reversed_knob, lenience
+    ),
+    Fault("knob is ignored", "strict_point_is_lossless", ignored_knob),
+    Fault("residual is not normalised", "recovery_is_a_distribution", unnormalised, normalised),
+    Fault("recovery ignores q", "no_token_without_target_mass", blind, lenience),
+    Fault(
+        "vocabulary off by one in the recovery",
+        "names_of_tokens_do_not_matter",
+        one_token_short,
+        lossless,
+    ),
+    Fault(
+        "residual taken from q instead of h",
+        "emitted_law_sums_to_one",
+        ResidualFromTheWrongRow(),
+        ClippedTarget(),
+    ),
+    Fault("min(1, ·) forgotten", "acceptance_is_a_probability", no_ceiling, lossless),
+    Fault("entropy with 0 · log 0", "answers", zero_times_log_zero),
+    Fault("crashes where nothing is uncertain", "answers", crashes_on_certain_rows),
+    Fault("variance by cancellation in float32", "float32_agrees", cancellation),
+    Fault("adds 1e-9 to every q", "no_token_without_target_mass", leaks, lossless),
+    Fault(
+        "depends on the size of the vocabulary",
+        "impossible_tokens_do_not_matter",
+        smoothed,
+        lossless,
+    ),
+    Fault("draft row of the row before", "batch_equals_loop", StaleDraftRow(), PLAIN),
+    Fault("p=None taken for a uniform draft", "certain_drafts", ForgetsCertainDrafts(), PLAIN),
+    Fault(
+        "threshold rule sold as never slower", "never_slower_than_speculative", typical_claims_speed
+    ),
+    Fault("target sharper than q declared between", "stays_between", peaked_target, mixture),
+    Fault("lossless rule declared optimal for a budget", "nothing_accepts_more", timid),
+    Fault(
+        "half the budget declared optimal (per proposal)", "nothing_accepts_more", HalfTheBudget()
+    ),
+    Fault("inclusive coin test", "coins_decide_as_declared", EXACT, verify=inclusive),
+    Fault(
+        "inclusive test lets coin 0 through",
+        "no_token_without_target_mass",
+        EXACT,
+        verify=inclusive,
+    ),
+    Fault(
+        "draft row of the position before", "chains_follow_the_rule", EXACT, verify=stale_position
+    ),
+    Fault(
+        "bonus token from the wrong row",
+        "chains_follow_the_rule",
+        EXACT,
+        verify=bonus_from_the_first_row,
+    ),
+    Fault("coins that are not uniform", "frequencies_follow_the_law", EXACT, verify=squared_coins),
+)
+
+
+def caught(fault: Fault, laws=None):
+    """Return the first report in which the law fails, and how many examples it took."""
+    from cactus_theory.testing._examples import examples
+    from cactus_theory.testing._runner import check_rule
+
+    for count in COUNTS:
+        chosen = [fault.law] if laws is None else laws
+        report = check_rule(fault.rule, examples(count), laws=chosen, verify=fault.verify)
+        if any(v.law == fault.law and v.verdict == "fails" for v in report.laws):
+            return report, count
+    return None, EXAMPLES
+
+
+def table() -> str:
+    """Return the page: fault, law, examples needed, what was expected and found, the rows."""
+    from cactus_theory.testing._text import number, row
+    from cactus_theory.testing.laws import LAWS
+
+    lines = [
+        "# What the property tests catch",
+        "",
+        "Rules and verifiers with one planted fault each (`tests/testing/gallery.py`), the law",
+        "that catches it, and the simplest rows found. *Margin* is how far a number is inside the",
+        "law: negative is broken, “-” stands for an answer that is no number. *Also broken* are",
+        "other laws that the same fault violates. Rewrite with `python -m tests.testing.gallery`.",
+        "",
+        "| fault | caught by | examples | counterexample | expected | found | margin "
+        "| also broken |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for fault in FAULTS:
+        start = time.perf_counter()
+        _, count = caught(fault)
+        report, _ = caught(fault, list(LAWS))
+        by = {f.law: f for f in report.findings}
+        f = by.pop(fault.law)
+        rows = f"q = {row(f.target, 5)}, p = {row(f.draft, 5)}: {f.about}"
+        others = ", ".join(by) or "none"
+        cells = (
+            fault.title,
+            f.law,
+            f"≤ {count}",
+            rows,
+            f.expected,
+            f.found,
+            number(f.margin),
+            others,
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        print(f"{time.perf_counter() - start:6.2f} s  {fault.title}")
+    lines += ["", "## The laws", "", "| law | statement |", "|---|---|"]
+    lines += [
+        f"| {law.name} | {law.statement.replace('|', chr(92) + '|')} |" for law in LAWS.values()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    PAGE.write_text(table(), encoding="utf-8")

@@ -1,0 +1,45 @@
+"""Every planted fault is caught by the law it breaks; the same rules without faults pass."""
+
+import re
+import time
+
+import pytest
+
+from cactus_theory.testing import assert_policy_laws
+from tests.conftest import THOROUGH
+from tests.testing.gallery import FAULTS, PAGE, Fault, caught
+
+SECONDS = 60
+RIGHT = {fault.right.spec: fault.right for fault in FAULTS if fault.right is not None}
+
+
+def name(fault: Fault) -> str:
+    return fault.title.replace(" ", "-")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=name)
+def test_it_is_caught_by_its_law(fault):
+    start = time.perf_counter()
+    report, count = caught(fault)
+    assert report is not None, f"{fault.law} holds on {count} examples"
+    finding = report.findings[0]
+    assert finding.margin < 0 and finding.about and finding.expected != finding.found
+    assert len(finding.target) <= 4, "a counterexample should fit on a line"
+    assert time.perf_counter() - start < SECONDS
+
+
+@pytest.mark.parametrize("spec", RIGHT)
+def test_the_same_rule_without_the_fault_passes(spec):
+    assert_policy_laws(RIGHT[spec], examples=10_000 if THOROUGH else 200)
+
+
+def test_there_are_enough_and_every_law_catches_something():
+    from cactus_theory.testing.laws import LAWS
+
+    assert len({fault.title for fault in FAULTS}) >= 15
+    assert {fault.law for fault in FAULTS} == set(LAWS)
+
+
+def test_the_page_lists_them_all():
+    listed = re.findall(r"^\| (.+?) \| (\w+) \| ≤", PAGE.read_text(encoding="utf-8"), flags=re.M)
+    assert listed == [(fault.title, fault.law) for fault in FAULTS]
