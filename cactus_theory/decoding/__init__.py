@@ -1,16 +1,28 @@
 """Decode text with a target and a draft model from Hugging Face."""
 
+from cactus_theory.decoding.drafters import Cascade, Drafter, EarlyExit, ModelDrafter, NGram
+from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.load import Pair, load_pair
 from cactus_theory.decoding.loop import generate
 from cactus_theory.decoding.plain import generate_plain
 from cactus_theory.decoding.result import GenerationResult
+from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
 from cactus_theory.decoding.vocabulary import check_same_vocabulary
 
 __all__ = [
+    "Between",
+    "ByPosition",
+    "Cascade",
+    "Drafter",
+    "EarlyExit",
     "GenerationResult",
+    "ModelDrafter",
+    "NGram",
     "Pair",
+    "Schedule",
     "check_same_vocabulary",
     "generate",
     "generate_plain",
     "load_pair",
+    "speculative_generate",
 ]

@@ -1,65 +1,104 @@
-"""A key/value cache of fixed size whose rollback is one assignment.
+"""Keys and values of a batch in memory taken once, with a length per row.
 
-Every layer owns room for ``capacity`` positions and hands the model a view of the first
-``length`` of them. Ordinary causal attention then applies: no mask for one token, the
-library's own causal (and sliding-window) mask for several tokens behind a prefix. Positions
-behind ``length`` are never read; the next forward pass overwrites them.
+Every layer owns room for ``capacity`` positions a row at an address that never changes. What
+lies behind a row's length is never read and is overwritten by the next forward pass, so a
+rollback is one assignment. :class:`RowLayer` shows one row to a Hugging Face model under the
+layer protocol of its caches.
 """
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
 
-States = Float[Tensor, "batch heads new width"]
+States = Float[Tensor, "one heads new width"]
 ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 
 
-class PreallocatedLayer:
-    """Keys and values of one attention layer, (B, heads, capacity, width) each.
+class RaggedCache:
+    """Keys and values of every layer, (B, capacity, heads, width) each.
 
-    Follows the layer protocol of ``transformers.cache_utils`` without importing it.
+    Attributes
+    ----------
+    lengths : cached positions of each row.
+    keys, values : one tensor a layer, None until the first states tell their shape.
+    """
+
+    def __init__(self, layers: int, batch: int, capacity: int) -> None:
+        self.batch, self.capacity = batch, capacity
+        self.lengths = [0] * batch
+        self.keys: list[Tensor | None] = [None] * layers
+        self.values: list[Tensor | None] = [None] * layers
+
+    def take(self, layer: int, heads: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the memory of a layer, taken at the first call.
+
+        It starts as zeros: masked positions still enter a sum, with weight 0.
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            shape = (self.batch, self.capacity, heads, width)
+            keys = self.keys[layer] = like.new_zeros(shape)
+            values = self.values[layer] = like.new_zeros(shape)
+        return keys, values
+
+    def rollback(self, row: int, length: int) -> None:
+        """Keep the first ``length`` positions of a row; nothing is copied.
+
+        Raises
+        ------
+        ValueError
+            A length that is negative or exceeds what is cached.
+        """
+        if not 0 <= length <= self.lengths[row]:
+            raise ValueError(f"length: must lie in [0, {self.lengths[row]}]; got {length}")
+        self.lengths[row] = length
+
+
+class RowLayer:
+    """One layer of one row, as a Hugging Face model asks for it.
+
+    Hands the model views of the first ``length`` positions. Ordinary causal attention then
+    applies: no mask for one token, the library's own causal (and sliding-window) mask for
+    several tokens behind a prefix.
     """
 
     is_sliding = False
     is_compileable = False
+    is_croppable = False
     supports_early_init = False
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, cache: RaggedCache, layer: int, row: int) -> None:
+        self.cache, self.layer, self.row = cache, layer, row
         self.length = 0
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
 
     @property
     def is_initialized(self) -> bool:
         """Return whether memory has been taken, which the first update does."""
-        return self.keys is not None
+        return self.cache.keys[self.layer] is not None
 
     def lazy_initialization(self, key_states: States, value_states: States) -> None:
         """Take memory in the shape, dtype and device of the first states."""
-        self.keys = _room(key_states, self.capacity)
-        self.values = _room(value_states, self.capacity)
+        self.cache.take(self.layer, key_states.shape[1], key_states.shape[3], key_states)
 
     def update(
         self, key_states: States, value_states: States, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write new states behind ``length`` and return views of everything up to them."""
-        if self.keys is None or self.values is None:
-            self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
-        if end > self.capacity:
+        _, heads, new, width = key_states.shape
+        keys, values = self.cache.take(self.layer, heads, width, key_states)
+        end = self.length + new
+        if end > self.cache.capacity:
             raise ValueError(
-                f"key_states: the cache holds {self.capacity} positions; got position {end}"
+                f"key_states: the cache holds {self.cache.capacity} positions; got position {end}"
             )
-        keys, values = self.keys, self.values
-        keys[:, :, self.length : end] = key_states  # type: ignore[index]
-        values[:, :, self.length : end] = value_states  # type: ignore[index]
+        one = slice(self.row, self.row + 1)
+        keys[one, self.length : end] = key_states.transpose(1, 2)
+        values[one, self.length : end] = value_states.transpose(1, 2)
         self.length = end
-        return keys[:, :, :end], values[:, :, :end]  # type: ignore[index]
+        return keys[one, :end].transpose(1, 2), values[one, :end].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys the next forward pass sees, and their offset 0."""
@@ -71,7 +110,7 @@ class PreallocatedLayer:
 
     def get_max_length(self) -> int:
         """Return the capacity."""
-        return self.capacity
+        return self.cache.capacity
 
     get_max_cache_shape = get_max_length  # its name in older releases
 
@@ -80,8 +119,16 @@ class PreallocatedLayer:
         self.length = 0
 
 
-def allocate(model: Any, capacity: int) -> Any:
-    """Return a ``transformers`` cache of ``capacity`` positions for a causal LM.
+def row_cache(cache: RaggedCache, row: int) -> Any:
+    """Return a ``transformers`` cache that shows one row of ``cache``."""
+    library = check.optional_module("transformers.cache_utils", "llm")
+    library.CacheLayerMixin.register(RowLayer)
+    layers = [RowLayer(cache, layer, row) for layer in range(len(cache.keys))]
+    return library.Cache(layers=layers)
+
+
+def allocate(model: Any, batch: int, capacity: int) -> RaggedCache:
+    """Return a cache for a causal LM, (B, capacity) positions.
 
     Raises
     ------
@@ -89,38 +136,16 @@ def allocate(model: Any, capacity: int) -> Any:
         A model with layers other than full or sliding-window attention, whose state cannot
         be rolled back.
     """
-    library = check.optional_module("transformers.cache_utils", "llm")
-    library.CacheLayerMixin.register(PreallocatedLayer)
     config = text_config(model)
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in ATTENTION_LAYERS:
             raise ValueError(
                 f"model: every layer must be one of {', '.join(ATTENTION_LAYERS)}; got {kind!r}"
             )
-    layers = [PreallocatedLayer(capacity) for _ in range(config.num_hidden_layers)]
-    return library.Cache(layers=layers)
-
-
-def rollback(cache: Any, length: int) -> None:
-    """Keep the first ``length`` positions; nothing is copied.
-
-    Raises
-    ------
-    ValueError
-        A length that is negative or exceeds what is cached.
-    """
-    for layer in cache.layers:
-        if not 0 <= length <= layer.length:
-            raise ValueError(f"length: must lie in [0, {layer.length}]; got {length}")
-        layer.length = length
+    return RaggedCache(config.num_hidden_layers, batch, capacity)
 
 
 def text_config(model: Any) -> Any:
     """Return the part of a model's configuration that describes its text decoder."""
     config = model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
-def _room(states: Tensor, capacity: int) -> Tensor:
-    batch, heads, _, width = states.shape
-    return torch.empty(batch, heads, capacity, width, dtype=states.dtype, device=states.device)

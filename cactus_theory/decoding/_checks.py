@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._cache import text_config
-from cactus_theory.decoding._text import GrowingText
+from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.vocabulary import check_ids
 
 
@@ -18,13 +18,17 @@ def whole_number(name: str, value: Any, low: int) -> int:
     return value
 
 
-def opened_text(
+def opened_texts(
     models: dict[str, Any],
     input_ids: Tensor,
+    attention_mask: Tensor | None,
     max_new_tokens: int,
     eos_token_ids: int | Iterable[int] | None,
-) -> GrowingText:
-    """Return the prompt (1, T) with room for ``max_new_tokens``, checked against the models."""
+) -> tuple[Texts, list[int]]:
+    """Return prompts with room for ``max_new_tokens``, and the padding in front of each.
+
+    Checks them against the models.
+    """
     whole_number("max_new_tokens", max_new_tokens, 1)
     _check_prompt(input_ids)
     first = next(iter(models))
@@ -35,17 +39,39 @@ def opened_text(
                 f"{name}: device must equal that of {first} ({models[first].device}); "
                 f"got {model.device}"
             )
+    padding = _padding(input_ids, attention_mask)
+    prompts = [ids[pad:] for ids, pad in zip(input_ids.tolist(), padding, strict=True)]
     device = models[first].device
-    return GrowingText(input_ids.to(device), max_new_tokens, _end_tokens(eos_token_ids))
+    return Texts(prompts, max_new_tokens, _end_tokens(eos_token_ids), device), padding
+
+
+def _padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[int]:
+    """Return how many places in front of each prompt are masked."""
+    batch, length = input_ids.shape
+    if attention_mask is None:
+        return [0] * batch
+    if tuple(attention_mask.shape) != (batch, length):
+        raise ValueError(
+            f"attention_mask: shape must be that of input_ids {(batch, length)}; "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    rows = attention_mask.bool().tolist()
+    for row in rows:
+        if not row[-1] or row != sorted(row):
+            raise ValueError(
+                "attention_mask: must be 0 on padding in front of a prompt and 1 behind it; "
+                f"got {[int(value) for value in row]}"
+            )
+    return [row.index(True) for row in rows]
 
 
 def _check_prompt(input_ids: Any) -> None:
     if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
         found = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
         raise TypeError(f"input_ids: must be an int64 tensor; got {found}")
-    if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
+    if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise ValueError(
-            f"input_ids: shape must be (1, T) with at least one token; got {tuple(input_ids.shape)}"
+            f"input_ids: shape must be (B, T) with at least one token; got {tuple(input_ids.shape)}"
         )
 
 

@@ -6,34 +6,43 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory import _arguments as check
 from cactus_theory.decoding.result import MeterReading, VerifiedRows
-from cactus_theory.divergences import divergence
-from cactus_theory.emitted import emitted_law
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
+from cactus_theory.policies._base import draft_row
 
 # Rows wait until so many entries (8 MiB of float64) have come together.
 BATCHED_ENTRIES = 2**20
+Choice = Int[Tensor, "rows"]
 
 
 class Meter:
-    """Adds D_kl(out‖q) over verified rows, up to and including each round's first rejection.
+    """Adds D(out‖q) over verified rows, up to and including each round's first rejection.
 
-    ``out`` is the exact emitted law of the rule. By the chain rule the expected sum bounds
-    the KL of whole texts from the target's.
+    ``out`` is the exact emitted law of the rule that judged the row. By the chain rule the
+    expected sum bounds the KL of whole texts from the target's.
     """
 
-    def __init__(self, rule: Policy) -> None:
-        self.rule = rule
-        self.waiting: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, rules: tuple[Policy, ...], divergence: str | Divergence = "kl") -> None:
+        self.rules = rules
+        self.divergence = find_divergence(divergence)
+        self.waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         self.entries = 0
         self.rows = 0
         self.total = self.largest = self.expected = 0.0
 
     def add(
-        self, target_probs: Float[Tensor, "rows vocab"], draft_probs: Float[Tensor, "rows vocab"]
+        self,
+        target_probs: Float[Tensor, "rows vocab"],
+        draft_probs: Float[Tensor, "rows vocab"],
+        choice: Choice | None,
     ) -> None:
-        """Take note of one round's verified rows."""
-        self.waiting.append((target_probs, draft_probs))
+        """Take note of verified rows, each judged by the chosen rule (the only one if None)."""
+        if choice is None:
+            choice = torch.zeros(len(target_probs), dtype=torch.int64, device=target_probs.device)
+        self.waiting.append((target_probs, draft_probs, choice))
         self.rows += len(target_probs)
         self.entries += target_probs.numel()
         if self.entries >= BATCHED_ENTRIES:
@@ -50,17 +59,29 @@ class Meter:
             largest_row_kl=self.largest,
             expected_accepted=self.expected,
             accepted=accepted,
+            divergence=self.divergence.spec,
         )
 
     def _work_off(self) -> None:
         if not self.waiting:
             return
-        q, p = (torch.cat(rows) for rows in zip(*self.waiting, strict=True))
+        q, p, choice = (torch.cat(part) for part in zip(*self.waiting, strict=True))
         self.waiting, self.entries = [], 0
-        spent = divergence("kl").value(emitted_law(self.rule, q, p), q).clamp(min=0.0)
+        q, p = check.normalised(q), check.normalised(p)
+        for number, rule in enumerate(self.rules):
+            if len(self.rules) == 1:
+                self._measure(rule, q, p)
+            elif bool((mine := choice == number).any()):
+                self._measure(rule, q[mine], p[mine])
+
+    def _measure(self, rule: Policy, q: Tensor, p: Tensor) -> None:
+        self.expected += float((p * rule.keep(q, p)).sum())
+        budget = rule.declares.budget
+        if budget is not None and budget.scope == "emitted" and budget.amount == 0:
+            return  # what is emitted is q
+        spent = self.divergence.value(rule.emitted(q, p), q).clamp(min=0.0)
         self.total += float(spent.sum())
         self.largest = max(self.largest, float(spent.max()))
-        self.expected += float((p * self.rule.keep(q, p)).sum())
 
 
 class Recorder:
@@ -78,13 +99,31 @@ class Recorder:
     ) -> None:
         """Keep one round's verified rows, of which the first ``accepted`` were accepted."""
         flags = torch.arange(len(draft_token_ids), device=draft_token_ids.device) < accepted
-        self.rounds.append((target_probs, draft_probs, draft_token_ids, flags))
+        self.rounds.append((target_probs, draft_probs, draft_token_ids.clone(), flags))
 
     def rows(self, vocab: int) -> VerifiedRows:
-        """Return everything kept, stacked over rounds."""
+        """Return everything kept, stacked over rounds, as float64 rows that sum to 1."""
         if not self.rounds:
             nothing = torch.empty(0, vocab, dtype=torch.float64)
             ids = torch.empty(0, dtype=torch.int64)
             return VerifiedRows(nothing, nothing.clone(), ids, ids.bool())
-        parts: list[Any] = [torch.cat(part) for part in zip(*self.rounds, strict=True)]
-        return VerifiedRows(*parts)
+        q, p, ids, flags = (torch.cat(part) for part in zip(*self.rounds, strict=True))
+        return VerifiedRows(check.normalised(q), check.normalised(p), ids, flags)
+
+
+def verified(
+    row: int, count: int, q: Tensor, p: Tensor | None, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return copies of a row's first ``count`` target and draft rows, (count, V) each."""
+    own_q, own_ids = q[row, :count].clone(), ids[row, :count]
+    if p is None:
+        return own_q, draft_row(own_q, None, own_ids)
+    return own_q, p[row, :count].clone()
+
+
+def observers(
+    rules: tuple[Policy, ...], meter: bool | str | Divergence, record: bool
+) -> tuple[Any, Any]:
+    """Return a meter and a recorder, None where they are not wanted."""
+    wanted = "kl" if meter is True else meter
+    return (Meter(rules, wanted) if wanted else None), (Recorder() if record else None)

@@ -1,6 +1,7 @@
-"""From logits to probabilities, and the uniform numbers that choose among them."""
+"""The uniform numbers that choose among tokens: one stream per row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -9,42 +10,75 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 
-Uniforms = Callable[[int], Tensor]
+Uniforms = Callable[[int], "np.ndarray | Tensor"]
+Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
-def probabilities(
-    logits: Float[Tensor, "*batch vocab"], temperature: float
-) -> Float[Tensor, "*batch vocab"]:
-    """Return softmax(logits / temperature) as float64 rows; temperature 0 gives one-hot rows.
+class Coins:
+    """Uniform float64 numbers of [0, 1), each row's from a stream of its own.
 
-    Float64 throughout, because the acceptance rules compare ratios of small probabilities.
-    At temperature 0 a row is exactly 1 at the largest logit, the first one on ties.
+    A row takes two numbers for every token it may draft and one for the token that follows,
+    however many the rows beside it take: it behaves as if alone.
     """
-    if temperature == 0:
-        best = logits.argmax(-1, keepdim=True)
-        return torch.zeros_like(logits, dtype=torch.float64).scatter_(-1, best, 1.0)
-    scaled = logits.double()
-    return (scaled if temperature == 1 else scaled / temperature).softmax(-1)
+
+    def __init__(
+        self, batch: int, seed: int | Sequence[int], generator: Generators, device: torch.device
+    ) -> None:
+        self.device = device
+        self.streams = _streams(batch, seed, generator)
+
+    def toss(self, wanted: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (draft (B, K), accept (B, K), draw (B,)) for rows drafting up to ``wanted``."""
+        width = max(wanted)
+        if len(wanted) == 1:
+            drawn = self.streams[0](2 * width + 1)
+            row = torch.as_tensor(drawn).to(self.device)[None]
+            return row[:, :width], row[:, width : 2 * width], row[:, -1]
+        table = np.zeros((len(wanted), 2 * width + 1))
+        for row, (stream, own) in enumerate(zip(self.streams, wanted, strict=True)):
+            numbers = np.asarray(stream(2 * own + 1))
+            table[row, :own], table[row, width : width + own] = numbers[:own], numbers[own:-1]
+            table[row, -1] = numbers[-1]
+        rows = torch.from_numpy(table).to(self.device)
+        return rows[:, :width], rows[:, width : 2 * width], rows[:, -1]
 
 
-def uniforms(seed: int, generator: torch.Generator | None, device: torch.device) -> Uniforms:
-    """Return a function that gives the next ``count`` float64 numbers of [0, 1).
+def _streams(batch: int, seed: int | Sequence[int], generator: Generators) -> list[Uniforms]:
+    """Return one source a row: generators if there are any, else NumPy streams from seeds.
 
-    They come from ``generator`` if there is one, else from a NumPy stream that ``seed``
-    starts; the global state of either library is neither read nor changed.
+    The global state of either library is neither read nor changed.
     """
     if generator is not None:
-        source = generator
-
-        def from_generator(count: int) -> Tensor:
-            drawn = torch.rand(count, generator=source, dtype=torch.float64, device=source.device)
-            return drawn.to(device)
-
-        return from_generator
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        sources = [generator] if isinstance(generator, torch.Generator) else list(generator)
+        if len(sources) != batch:
+            raise ValueError(
+                f"generator: must be one per row of input_ids ({batch}); got {len(sources)}"
+            )
+        return [_from_generator(source) for source in sources]
+    if isinstance(seed, Sequence) and not isinstance(seed, str):
+        seeds = list(seed)
+    elif _whole(seed):
+        seeds = [seed + row for row in range(batch)]
+    else:
         raise ValueError(f"seed: must be an integer of at least 0; got {seed!r}")
-    stream = np.random.default_rng(seed)
-    return lambda count: torch.from_numpy(stream.random(count)).to(device)
+    if len(seeds) != batch:
+        raise ValueError(f"seed: must be one per row of input_ids ({batch}); got {len(seeds)}")
+    for own in seeds:
+        if not _whole(own) or own < 0:
+            raise ValueError(f"seed: must be an integer of at least 0; got {own!r}")
+    return [np.random.default_rng(own).random for own in seeds]
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _from_generator(source: torch.Generator) -> Uniforms:
+    def draw(count: int) -> Float[Tensor, "count"]:
+        drawn = torch.rand(count, generator=source, dtype=torch.float64, device=source.device)
+        return drawn.cpu()
+
+    return draw
 
 
 def checked_temperature(temperature: float) -> float:

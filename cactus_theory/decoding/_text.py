@@ -1,55 +1,112 @@
-"""The token ids of one text while it grows, in memory taken once."""
+"""The token ids of a batch of texts while they grow, in memory taken once."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+Stop = Callable[[Int[Tensor, "1 length"]], bool]
 
-class GrowingText:
-    """Prompt and generated ids in one buffer (1, prompt + max_new_tokens).
+
+class Texts:
+    """Prompts and generated ids, each row from its own position 0: (B, longest + room).
 
     Attributes
     ----------
-    length : tokens that are settled; drafted ones lie behind them.
-    new_ids : the generated ids so far.
-    ended : whether an end-of-text token was generated.
+    lengths : settled tokens of each row; drafted ones lie behind them.
+    ids : the same as lists, prompt included.
+    prompts : tokens of each prompt.
+    ended : whether a row's text ended by itself.
+    stop : asked after every token of a row, beside the end-of-text ids; None for nothing.
     """
 
     def __init__(
-        self, prompt: Int[Tensor, "1 prompt"], max_new_tokens: int, eos: frozenset[int]
+        self, prompts: Sequence[Sequence[int]], room: int, eos: frozenset[int], device: torch.device
     ) -> None:
-        self.length = prompt.shape[1]
-        self.buffer = torch.empty(
-            1, self.length + max_new_tokens, dtype=torch.int64, device=prompt.device
-        )
-        self.buffer[:, : self.length] = prompt
-        self.eos = eos
-        self.new_ids: list[int] = []
-        self.ended = False
+        self.ids = [list(prompt) for prompt in prompts]
+        self.prompts = [len(prompt) for prompt in prompts]
+        self.limits = [length + room for length in self.prompts]
+        self.lengths = list(self.prompts)
+        self.ended = [False] * len(prompts)
+        self.eos, self.device = eos, device
+        self.stop: Stop | None = None
+        self.capacity = max(self.limits)
+        # one place more than any text needs takes what finished rows are given
+        rows = [ids + [0] * (self.capacity + 1 - len(ids)) for ids in self.ids]
+        self.buffer = torch.tensor(rows, dtype=torch.int64, device=device)
 
     @property
-    def room(self) -> int:
-        """Return how many tokens may still be generated; 0 once the text has ended."""
-        return 0 if self.ended else self.buffer.shape[1] - self.length
+    def batch(self) -> int:
+        """Return the number of rows."""
+        return len(self.ids)
 
-    def behind(self, start: int, drafted: int = 0) -> Int[Tensor, "1 some"]:
-        """Return the ids from position ``start`` to the last settled or drafted one."""
-        return self.buffer[:, start : self.length + drafted]
+    @property
+    def open(self) -> bool:
+        """Return whether any row may still grow."""
+        return any(self.room(row) for row in range(self.batch))
 
-    def propose(self, offset: int, token: Int[Tensor, "1"]) -> None:
-        """Write drafted token number ``offset`` behind the settled ones."""
-        self.buffer[:, self.length + offset] = token
+    def room(self, row: int) -> int:
+        """Return how many tokens a row may still get; 0 once its text has ended."""
+        return 0 if self.ended[row] else self.limits[row] - self.lengths[row]
 
-    def settle(self, token_ids: Int[Tensor, "1 some"]) -> list[int]:
-        """Append ids up to the first end of text and return those that were appended."""
-        ids: list[int] = token_ids[0].tolist()
+    def new_ids(self, row: int) -> list[int]:
+        """Return the generated ids of a row."""
+        return self.ids[row][self.prompts[row] :]
+
+    def take(self, starts: Sequence[int], counts: Sequence[int]) -> Int[Tensor, "batch most"]:
+        """Return ``counts[b]`` ids from position ``starts[b]`` on, drafted ones included.
+
+        What stands behind them in shorter rows are ids of no meaning.
+        """
+        most = max(counts)
+        if self.batch == 1:
+            return self.buffer[:, starts[0] : starts[0] + most]
+        at = torch.tensor(starts, device=self.device)[:, None]
+        at = (at + torch.arange(most, device=self.device)).clamp(max=self.capacity)
+        return self.buffer.gather(1, at)
+
+    def propose(self, offset: int, token: Int[Tensor, "batch"]) -> None:
+        """Write drafted token number ``offset`` of every row behind its settled ones."""
+        self._write([length + offset for length in self.lengths], token)
+
+    def prefix(self, row: int, drafted: int) -> Int[Tensor, "1 length"]:
+        """Return a row's settled ids and its first ``drafted`` drafted ones."""
+        return self.buffer[row : row + 1, : self.lengths[row] + drafted]
+
+    def settle(self, emitted: Sequence[Sequence[int]], last: Int[Tensor, "batch"]) -> list[int]:
+        """Append ids to every row, up to its first end; return how many each row took.
+
+        ``last`` (B,) is the last id of each row, on the device; those before it were drafted
+        and stand in the buffer already.
+        """
+        self._write(
+            [
+                length + max(len(ids), 1) - 1
+                for length, ids in zip(self.lengths, emitted, strict=True)
+            ],
+            last,
+        )
+        return [self._append(row, ids) for row, ids in enumerate(emitted)]
+
+    def _append(self, row: int, ids: Sequence[int]) -> int:
         for count, token in enumerate(ids, 1):
-            if token in self.eos:
-                self.ended = True
-                ids = ids[:count]
-                break
-        end = self.length + len(ids)
-        self.buffer[:, self.length : end] = token_ids[:, : len(ids)]
-        self.length = end
-        self.new_ids += ids
-        return ids
+            self.ids[row].append(token)
+            self.lengths[row] += 1
+            self.ended[row] = token in self.eos or (
+                self.stop is not None and self.stop(self.prefix(row, 0))
+            )
+            if self.ended[row]:
+                return count
+        return len(ids)
+
+    def _write(self, at: Sequence[int], token: Int[Tensor, "batch"]) -> None:
+        if self.batch == 1:
+            self.buffer[0, at[0]] = token[0]
+            return
+        places = [
+            min(place, self.capacity) if self.room(row) else self.capacity
+            for row, place in enumerate(at)
+        ]
+        rows = torch.arange(self.batch, device=self.device)
+        self.buffer[rows, torch.tensor(places, device=self.device)] = token

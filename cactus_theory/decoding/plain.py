@@ -1,16 +1,20 @@
 """Token-by-token decoding with the target alone: the baseline of every speed-up."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._checks import opened_text
-from cactus_theory.decoding._model import CachedModel
-from cactus_theory.decoding._sampling import checked_temperature, probabilities, uniforms
-from cactus_theory.decoding.result import GenerationResult, Stopwatch
-from cactus_theory.verify._draw import pick
+from cactus_theory.decoding._checks import opened_texts
+from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding._rules import Rules
+from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
+from cactus_theory.decoding._text import Stop
+from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding.loop import per_round
+from cactus_theory.decoding.pace import FixedPace
+from cactus_theory.decoding.result import GenerationResult
 
 
 def generate_plain(
@@ -18,15 +22,18 @@ def generate_plain(
     input_ids: Tensor,
     *,
     max_new_tokens: int,
+    attention_mask: Tensor | None = None,
     temperature: float = 1.0,
+    logits_processor: Sequence[Any] = (),
     eos_token_ids: int | Iterable[int] | None = None,
-    seed: int = 0,
-    generator: torch.Generator | None = None,
-    on_tokens: Callable[[list[int]], None] | None = None,
+    stop: Stop | None = None,
+    seed: int | Sequence[int] = 0,
+    generator: Generators = None,
+    on_tokens: Callable[[Any], None] | None = None,
 ) -> GenerationResult:
-    """Sample from the target alone, one token a forward pass.
+    """Sample from the target alone, one token a row and forward pass.
 
-    Uses the same cache, the same probabilities and the same draws as
+    Uses the same forward pass, cache, probabilities and draws as
     :func:`cactus_theory.decoding.generate`, whose arguments it shares.
 
     Raises
@@ -35,27 +42,12 @@ def generate_plain(
         As :func:`cactus_theory.decoding.generate`.
     """
     temperature = checked_temperature(temperature)
-    text = opened_text({"target_model": target_model}, input_ids, max_new_tokens, eos_token_ids)
-    target = CachedModel(target_model, text.buffer.shape[1])
-    uniform = uniforms(seed, generator, text.buffer.device)
-    clock = Stopwatch()
+    models = {"target_model": target_model}
+    texts, padding = opened_texts(models, input_ids, attention_mask, max_new_tokens, eos_token_ids)
+    texts.stop = stop
+    coins = Coins(texts.batch, seed, generator, texts.device)
+    warp = Warp(temperature, logits_processor, padding)
+    rules = Rules("speculative", texts)
     with torch.inference_mode():
-        while text.room:
-            fed = text.behind(target.length)
-            clock.lap("other")
-            logits = target.feed(fed, 1)
-            clock.lap("target")
-            token = pick(probabilities(logits[:, 0], temperature), uniform(1))
-            new = text.settle(token[None])
-            clock.lap("other")
-            if on_tokens is not None:
-                on_tokens(new)
-                clock.lap("callback")
-    return GenerationResult(
-        output_token_ids=torch.tensor([text.new_ids]),
-        ended=text.ended,
-        target_calls=target.calls,
-        draft_calls=0,
-        accepted_histogram=(target.calls,),
-        seconds=clock.seconds(),
-    )
+        decode = Decode(target_model, None, texts, rules, warp, coins, FixedPace(0), 0)
+        return decode.run(per_round(on_tokens, texts.batch))

@@ -1,7 +1,8 @@
 """What a decode hands back: the tokens, what they took, and what they cost in fidelity."""
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
@@ -39,12 +40,13 @@ class Seconds:
 
 @dataclass(frozen=True)
 class MeterReading:
-    """Emitted KL over the verified rows, in nats.
+    """Emitted divergence over the verified rows, exact.
 
     Attributes
     ----------
+    divergence : which; the fields named kl hold it whichever it is, in its unit (nats for KL).
     rows : verified rows, up to and including the first rejection of every round.
-    kl : Σ D_kl(out‖q) over them; ``kl_per_row`` and ``kl_per_token`` divide it by the rows
+    kl : Σ D(out‖q) over them; ``kl_per_row`` and ``kl_per_token`` divide it by the rows
         and by all emitted tokens (a bonus token costs nothing).
     largest_row_kl : the largest single row.
     expected_accepted : Σ over those rows of Σ p φ, which ``accepted`` equals on average.
@@ -58,6 +60,7 @@ class MeterReading:
     largest_row_kl: float
     expected_accepted: float
     accepted: int
+    divergence: str = "kl"
 
 
 @dataclass(frozen=True)
@@ -75,21 +78,25 @@ class VerifiedRows:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """Generated tokens and statistics.
+    """Generated tokens and statistics, over all rows of the batch.
 
     Attributes
     ----------
-    output_token_ids : (1, N) int64, the new tokens, the end-of-text token included.
-    ended : whether the text ended by itself.
-    target_calls, draft_calls : forward passes; the prompt is part of the first one.
-    accepted_histogram : entry a counts the target calls with a accepted tokens. Drafted
+    output_token_ids : (B, N) int64, the new tokens of each row, the end-of-text token
+        included, padded with −1 to the longest row.
+    ended : whether every text ended by itself.
+    target_calls, draft_calls : forward passes of the batch; the prompt is part of the first.
+    accepted_histogram : entry a counts the rounds of a row with a accepted tokens. Drafted
         tokens behind an end of text count nowhere.
     seconds : where the time went.
-    meter : emitted KL, None when it was off.
+    meter : emitted divergence, None when it was off.
     rows : the verified rows, None unless they were recorded.
+    row_lengths : new tokens of each row.
+    row_ended : whether each text ended by itself.
+    rounds : (drafted, accepted, ended inside) → how many rounds of a row did that.
     """
 
-    output_token_ids: Int[Tensor, "1 new"]
+    output_token_ids: Int[Tensor, "batch new"]
     ended: bool
     target_calls: int
     draft_calls: int
@@ -97,11 +104,14 @@ class GenerationResult:
     seconds: Seconds
     meter: MeterReading | None = None
     rows: VerifiedRows | None = None
+    row_lengths: tuple[int, ...] = ()
+    row_ended: tuple[bool, ...] = ()
+    rounds: dict[tuple[int, int, bool], int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         """Return the number of new tokens."""
-        return self.output_token_ids.shape[1]
+        return int((self.output_token_ids >= 0).sum())
 
     @property
     def num_accepted(self) -> int:
@@ -109,14 +119,34 @@ class GenerationResult:
         return sum(count * calls for count, calls in enumerate(self.accepted_histogram))
 
     @property
+    def row_calls(self) -> int:
+        """Return target calls counted once per row that took part; target_calls if B = 1."""
+        return sum(self.accepted_histogram)
+
+    @property
     def accepted_per_call(self) -> float:
         """Return the mean accepted length AL, without recovered and bonus tokens."""
-        return self.num_accepted / self.target_calls
+        return self.num_accepted / self.row_calls
 
     @property
     def tokens_per_call(self) -> float:
-        """Return new tokens per target call, recovered and bonus tokens included."""
-        return self.num_tokens / self.target_calls
+        """Return new tokens per row and target call, recovered and bonus tokens included."""
+        return self.num_tokens / self.row_calls
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Return, for each place in a draft, the share of tokens kept among those reached."""
+        width = max((drafted for drafted, _, _ in self.rounds), default=0)
+        shares = []
+        for place in range(width):
+            reached = sum(
+                times
+                for (drafted, accepted, ended), times in self.rounds.items()
+                if accepted > place or (accepted == place < drafted and not ended)
+            )
+            kept = sum(times for (_, own, _), times in self.rounds.items() if own > place)
+            shares.append(kept / reached if reached else math.nan)
+        return tuple(shares)
 
     @property
     def tokens_per_second(self) -> float:
@@ -131,17 +161,21 @@ class GenerationResult:
             "target_calls": self.target_calls,
             "draft_calls": self.draft_calls,
             "accepted_histogram": list(self.accepted_histogram),
+            "acceptance_by_position": list(self.acceptance_by_position),
             "accepted_per_call": self.accepted_per_call,
             "tokens_per_call": self.tokens_per_call,
             "tokens_per_second": self.tokens_per_second,
             "seconds": self.seconds.total,
+            **{f"{part}_seconds": getattr(self.seconds, part) for part in DECODING_PARTS},
             "overhead": self.seconds.overhead,
         }
         if self.meter is not None:
+            name = self.meter.divergence
             figures |= {
-                "emitted_kl_per_row": self.meter.kl_per_row,
-                "emitted_kl_per_token": self.meter.kl_per_token,
-                "largest_row_kl": self.meter.largest_row_kl,
+                f"emitted_{name}_per_row": self.meter.kl_per_row,
+                f"emitted_{name}_per_token": self.meter.kl_per_token,
+                f"largest_row_{name}": self.meter.largest_row_kl,
+                "meter_seconds": self.seconds.meter,
             }
         return figures
 

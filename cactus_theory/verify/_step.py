@@ -5,7 +5,7 @@ the batch. On a CPU flags are read on the host, which costs nothing there and sp
 that nobody asked for; elsewhere everything stays on the device and the step never waits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,80 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.policies import Policy
+from cactus_theory.policies._base import keep_probability
+from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.policies.speculative import Speculative
 from cactus_theory.verify._draw import pick
 
 Recover = Callable[[Any], Tensor]
 Decision = tuple[Float[Tensor, "batch K"], Recover]
+
+
+# rules that decide from the drafted entries of the rows alone
+GATHERED = (PerProposal, Speculative)
+
+
+def decide(
+    rule: Policy,
+    q: Float[Tensor, "batch K vocab"],
+    p: Float[Tensor, "batch K vocab"] | None,
+    ids: Int[Tensor, "batch K"],
+    accept: Float[Tensor, "batch K"],
+    lengths: Sequence[int] | None = None,
+) -> Decision:
+    """Return what a rule decides, asking it only about tokens that need asking.
+
+    A rule that solves something per row and never keeps less than lossless sampling is asked
+    where lossless sampling would refuse, and not behind a row's first refusal; elsewhere φ
+    is the lossless one.
+    """
+    screened = rule.declares.at_least_speculative and not isinstance(rule, GATHERED)
+    if p is None or q.is_cuda or not screened:
+        return rule.decide(q, p, ids)
+    return _Screened(rule, q, p, ids, accept, lengths).decision()
+
+
+class _Screened:
+    """Rows of a batch on their way to their first refusal."""
+
+    def __init__(
+        self,
+        rule: Policy,
+        q: Float[Tensor, "batch K vocab"],
+        p: Float[Tensor, "batch K vocab"],
+        ids: Int[Tensor, "batch K"],
+        accept: Float[Tensor, "batch K"],
+        lengths: Sequence[int] | None,
+    ) -> None:
+        self.rule, self.q, self.p, self.ids, self.accept = rule, q, p, ids, accept
+        self.recovered: dict[int, Tensor] = {}
+        q_n, p_n = (rows.gather(-1, ids[..., None])[..., 0].double() for rows in (q, p))
+        self.phi = keep_probability(q_n, p_n)
+        batch, width = ids.shape
+        drafted = [width] * batch if lengths is None else lengths
+        doubts = (accept >= self.phi).tolist()
+        self.left = {
+            row: [place for place in range(drafted[row]) if doubts[row][place]]
+            for row in range(batch)
+        }
+
+    def decision(self) -> Decision:
+        """Ask about each row's first doubt, then about the next one of rows that go on."""
+        while waiting := [row for row, places in self.left.items() if places]:
+            at = torch.tensor(waiting), torch.tensor([self.left[row].pop(0) for row in waiting])
+            phi, recover = self.rule.decide(self.q[at], self.p[at], self.ids[at])
+            self.phi[at] = phi
+            refused = self.accept[at] >= phi
+            if bool(refused.any()):
+                stopped = [row for row, stop in zip(waiting, refused.tolist(), strict=True) if stop]
+                self.recovered |= dict(zip(stopped, recover(refused), strict=True))
+                for row in stopped:
+                    self.left[row] = []
+        return self.phi, self.recover
+
+    def recover(self, at: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the recovery rows at each row's first refusal."""
+        return torch.stack([self.recovered[row] for row in at[0].tolist()])
 
 
 def decide_mixed(

@@ -11,7 +11,7 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.verify._draw import Coins, Generators, pick, toss
-from cactus_theory.verify._step import settle
+from cactus_theory.verify._step import decide, settle
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def _verify(
     width = ids.shape[1]
     if not width:
         return ChainVerdict(pick(q[:, 0], draw)[:, None], torch.zeros_like(lengths))
-    decision = rule.decide(q[:, :width], p, ids.clamp(min=0))
+    drafted = None if ids.is_cuda else lengths.tolist()
+    decision = decide(rule, q[:, :width], p, ids.clamp(min=0), accept, drafted)
     return ChainVerdict(*settle(decision, q, ids, lengths, accept, draw))
 
 

@@ -1,10 +1,11 @@
-"""A cache with rollback must give the logits of a full recomputation."""
+"""Both forward passes over the cache must give the logits of a full recomputation."""
 
 import pytest
 import torch
 import transformers
 
-from cactus_theory.decoding._cache import allocate, rollback
+from cactus_theory.decoding._cache import RaggedCache, allocate, row_cache
+from cactus_theory.decoding._lean import recognises
 from cactus_theory.decoding._model import CachedModel
 
 ROUNDS = [(7, 0), (1, 0), (5, 3), (2, 2), (9, 8), (1, 0), (4, 1), (1, 0)]  # feed, take back
@@ -14,83 +15,156 @@ def random_ids(count, vocab, generator):
     return torch.randint(0, vocab, (1, count), generator=generator)
 
 
-def compare_with_recomputation(model, vocab, tolerance):
+def full_logits(model, text):
+    return model(input_ids=text, use_cache=False).logits
+
+
+def compare_with_recomputation(model, vocab, tolerance, lean):
     generator = torch.Generator().manual_seed(3)
-    cached = CachedModel(model, 64)
+    cached = CachedModel(model, 64, lean=lean)
+    assert (cached.lean is not None) == lean
     text = torch.empty(1, 0, dtype=torch.int64)
     with torch.inference_mode():
         for feed, back in ROUNDS:
             new = random_ids(feed, vocab, generator)
             text = torch.cat([text, new], 1)
-            logits = cached.feed(new, feed)
-            full = model(input_ids=text, use_cache=False).logits[:, -feed:]
+            logits = cached.feed(new, [feed], [feed])
+            full = full_logits(model, text)[:, -feed:]
             assert logits.shape == full.shape
             assert (logits - full).abs().max() < tolerance
-            cached.rollback(text.shape[1] - back)
+            cached.rollback(0, text.shape[1] - back)
             text = text[:, : text.shape[1] - back]
 
 
-def test_equals_full_recomputation_in_float64(tiny):
-    compare_with_recomputation(tiny[0], 24, 1e-10)
-
-
-def test_equals_full_recomputation_on_a_real_model(stories):
-    compare_with_recomputation(stories.target, 512, 1e-4)
-
-
-def test_equals_full_recomputation_with_eager_attention(make_model):
-    model = make_model(attn_implementation="eager")  # its softmax is float32
-    compare_with_recomputation(model, 24, 1e-4)
-
-
-def test_equals_full_recomputation_with_sliding_windows():
-    config = transformers.MistralConfig(
+def family(name, **options):
+    config = getattr(transformers, f"{name}Config")(
         vocab_size=24,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        sliding_window=5,
+        **options,
     )
-    compare_with_recomputation(transformers.MistralForCausalLM(config).double().eval(), 24, 1e-10)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
+        with torch.no_grad():  # biases start as zeros and norms as ones: neither would show
+            for weight in model.parameters():
+                weight.add_(0.05 * torch.randn_like(weight))
+    return model
+
+
+def test_the_library_pass_equals_full_recomputation(tiny):
+    compare_with_recomputation(tiny[0], 24, 1e-10, lean=False)
+
+
+# the library's norms are float32 whatever the model is
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_the_lean_pass_equals_full_recomputation(name):
+    options = {"sliding_window": None} if name == "Mistral" else {}
+    if name == "Llama":
+        options = {"attention_bias": True, "mlp_bias": False}
+    compare_with_recomputation(family(name, **options), 24, 2e-5, lean=True)
+
+
+def test_equals_full_recomputation_on_a_real_model(stories):
+    for lean in (False, True):
+        compare_with_recomputation(stories.target, 512, 1e-4, lean)
+
+
+def test_equals_full_recomputation_with_eager_attention(make_model):
+    model = make_model(attn_implementation="eager")  # its softmax is float32
+    compare_with_recomputation(model, 24, 1e-4, lean=False)
+
+
+def test_equals_full_recomputation_with_sliding_windows():
+    model = family("Mistral", sliding_window=5)
+    assert not recognises(model, 64)
+    compare_with_recomputation(model, 24, 1e-10, lean=False)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_ragged_rows_equal_each_row_alone(tiny, lean):
+    """Rows consume and take back different numbers of tokens; some consume none."""
+    model = tiny[0]
+    generator = torch.Generator().manual_seed(8)
+    batch = CachedModel(model, 40, 5, slack=1, lean=lean)
+    texts = [torch.empty(1, 0, dtype=torch.int64) for _ in range(5)]
+    with torch.inference_mode():
+        for _ in range(7):
+            counts = torch.randint(0, 6, (5,), generator=generator).tolist()
+            new = torch.randint(0, 24, (5, max(counts)), generator=generator)
+            keep = [min(count, 1 + row % 3) for row, count in enumerate(counts)]
+            logits = batch.feed(new, counts, keep)
+            for row, count in enumerate(counts):
+                texts[row] = torch.cat([texts[row], new[row : row + 1, :count]], 1)
+                if keep[row]:
+                    full = full_logits(model, texts[row])[0, -keep[row] :]
+                    assert (logits[row, : keep[row]] - full).abs().max() < 2e-5
+                back = max(0, texts[row].shape[1] - row % 4)
+                batch.rollback(row, back)
+                texts[row] = texts[row][:, :back]
+    assert len({len(text[0]) for text in texts}) > 2
 
 
 def test_agrees_with_the_dynamic_cache(tiny):
     target = tiny[0]
     generator = torch.Generator().manual_seed(5)
-    dynamic, cached = transformers.DynamicCache(config=target.config), CachedModel(target, 40)
+    dynamic = transformers.DynamicCache(config=target.config)
+    cached = CachedModel(target, 40, lean=False)
     with torch.inference_mode():
         for count in (6, 1, 4, 1):
             new = random_ids(count, 24, generator)
             theirs = target(input_ids=new, past_key_values=dynamic, use_cache=True).logits
-            assert (cached.feed(new, count) - theirs).abs().max() < 1e-10
+            assert (cached.feed(new, [count], [count]) - theirs).abs().max() < 1e-10
 
 
-def test_rollback_copies_nothing(tiny):
-    cache = allocate(tiny[0], 16)
+@pytest.mark.parametrize("lean", [False, True])
+def test_rollback_copies_nothing(tiny, lean):
+    model = CachedModel(tiny[0], 16, lean=lean)
     with torch.inference_mode():
-        tiny[0](input_ids=torch.arange(6)[None], past_key_values=cache)
-        memory = [layer.keys.data_ptr() for layer in cache.layers]
-        rollback(cache, 2)
-        tiny[0](input_ids=torch.arange(3)[None], past_key_values=cache)
-    assert cache.get_seq_length() == 5
-    assert [layer.keys.data_ptr() for layer in cache.layers] == memory
+        model.feed(torch.arange(6)[None], [6], [1])
+        memory = [keys.data_ptr() for keys in model.cache.keys]
+        model.rollback(0, 2)
+        model.feed(torch.arange(3)[None], [3], [1])
+    assert model.lengths == [5]
+    assert [keys.data_ptr() for keys in model.cache.keys] == memory
 
 
 def test_refuses_lengths_it_does_not_hold(tiny):
-    cache = allocate(tiny[0], 4)
+    cache = RaggedCache(2, 1, 4)
     with pytest.raises(ValueError, match=r"length: must lie in \[0, 0\]; got 1"):
-        rollback(cache, 1)
+        cache.rollback(0, 1)
     with (
         torch.inference_mode(),
         pytest.raises(ValueError, match="the cache holds 4 positions; got position 5"),
     ):
-        tiny[0](input_ids=torch.arange(5)[None], past_key_values=cache)
+        tiny[0](input_ids=torch.arange(5)[None], past_key_values=row_cache(cache, 0))
 
 
 def test_refuses_layers_that_cannot_be_rolled_back(make_model):
     model = make_model()
     model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match="model: every layer .* got 'linear_attention'"):
-        allocate(model, 8)
+        allocate(model, 1, 8)
+
+
+def test_recognises_nothing_that_was_changed(make_model):
+    plain = make_model()
+    assert recognises(plain, 64)
+    adapted = make_model()
+    projection = adapted.model.layers[1].self_attn.q_proj
+
+    class Adapted(type(projection)):
+        pass
+
+    projection.__class__ = Adapted
+    assert not recognises(adapted, 64)
+    hooked = make_model()
+    hooked.model.layers[0].register_forward_hook(lambda *given: None)
+    assert not recognises(hooked, 64)
+    gpt = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=24, n_embd=32, n_layer=2, n_head=4)
+    )
+    assert not recognises(gpt, 64)

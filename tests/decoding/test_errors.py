@@ -47,7 +47,7 @@ def test_refuses_bad_numbers(tiny, options, message):
     [
         ([[1, 2]], TypeError, "input_ids: must be an int64 tensor; got list"),
         (torch.ones(1, 3), TypeError, "got torch.float32"),
-        (torch.ones(2, 3, dtype=torch.int64), ValueError, r"shape must be \(1, T\) .* \(2, 3\)"),
+        (torch.ones(3, dtype=torch.int64), ValueError, r"shape must be \(B, T\) .* got \(3,\)"),
         (torch.ones(1, 0, dtype=torch.int64), ValueError, r"at least one token; got \(1, 0\)"),
         (torch.tensor([[3, 24]]), ValueError, r"ids must lie in \[0, 24\); got 24"),
         (torch.tensor([[-1, 3]]), ValueError, r"ids must lie in \[0, 24\); got -1"),

@@ -126,8 +126,9 @@ def test_the_recorded_rows_are_the_models_rows(tiny):
     rows = result.rows
     for q, p in zip(rows.target_probs, rows.draft_probs, strict=True):
         position = (full[0] - q).abs().amax(-1).argmin()
-        assert (full[0][position] - q).abs().max() < 1e-9
-        assert (full[1][position] - p).abs().max() < 1e-9
+        # the library's norms are float32 whatever the model is
+        assert (full[0][position] - q).abs().max() < 1e-6
+        assert (full[1][position] - p).abs().max() < 1e-6
 
 
 def test_expected_and_realised_acceptance_agree(tiny):

@@ -1,0 +1,192 @@
+"""A forward pass of Llama-like models without the library's overhead per module.
+
+Reads the weights of the Hugging Face modules and calls PyTorch directly: the same function of
+the same weights up to rounding, for a batch whose rows have different lengths. Models it does
+not recognise (other families, quantised or adapted layers, hooks) take the library's own
+forward pass instead; see :mod:`cactus_theory.decoding._model`.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from cactus_theory.decoding._cache import RaggedCache, text_config
+
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
+# small layers are bound by calls, not by arithmetic: their projections are joined into one
+JOINED_ENTRIES = 2**24
+
+
+def recognises(model: Any, capacity: int) -> bool:
+    """Return whether :class:`LeanModel` computes exactly this model."""
+    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith(
+        "transformers."
+    ):
+        return False
+    if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+        return False
+    if "forward" in vars(model) or not _plain(model.lm_head):
+        return False
+    if getattr(model.model.rotary_emb, "rope_type", None) not in ROTARY:
+        return False
+    return _attends_fully(model, capacity) and all(map(_plain_layer, model.model.layers))
+
+
+def _attends_fully(model: Any, capacity: int) -> bool:
+    config = text_config(model)
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    return window is None or window >= capacity or "sliding_attention" not in kinds
+
+
+def _plain(module: Any) -> bool:
+    return type(module) is nn.Linear
+
+
+def _plain_layer(layer: Any) -> bool:
+    own, mlp = layer.self_attn, layer.mlp
+    return all(
+        _plain(module)
+        for module in (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
+        + (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    )
+
+
+class LeanModel:
+    """The forward pass of one recognised model over one cache."""
+
+    def __init__(self, model: Any, cache: RaggedCache) -> None:
+        self.cache = cache
+        self.embedding = model.model.embed_tokens.weight
+        self.head, self.norm = model.lm_head, _norm(model.model.norm)
+        weights = sum(w.numel() for w in model.model.layers[0].parameters())
+        joined = weights * len(model.model.layers) <= JOINED_ENTRIES
+        self.layers = [_Layer(layer, joined) for layer in model.model.layers]
+        self.width = model.model.layers[0].self_attn.head_dim
+        positions = torch.arange(cache.capacity, device=self.embedding.device)[None]
+        cos, sin = model.model.rotary_emb(self.embedding, position_ids=positions)
+        half = self.width // 2
+        self.cos = cos[0, :, None]
+        self.sin = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], -1)
+        self.hidden: Tensor | None = None
+
+    def __call__(
+        self, token_ids: Int[Tensor, "batch new"], ragged: bool
+    ) -> Float[Tensor, "batch new hidden"]:
+        """Return the normalised hidden states of new tokens behind each row's length.
+
+        Their keys and values are written; the lengths stay as they are. ``ragged`` tells
+        that lengths differ between rows.
+        """
+        batch, new = token_ids.shape
+        x = F.embedding(token_ids.reshape(-1), self.embedding)
+        start = self.cache.lengths[0]
+        end = min(max(self.cache.lengths) + new, self.cache.capacity)
+        if ragged:
+            starts = torch.tensor(self.cache.lengths, device=x.device)[:, None]
+            # what a row does not consume may reach behind the memory: its last place takes it
+            at = (starts + torch.arange(new, device=x.device)).clamp(max=self.cache.capacity - 1)
+            place: Any = (torch.arange(batch, device=x.device)[:, None], at)
+            flat = at.reshape(-1)
+            cos, sin = self.cos[flat], self.sin[flat]
+            mask = _visible(at, end)[:, None]
+        else:
+            place = (slice(None), slice(start, end))
+            cos, sin = self.cos[start:end], self.sin[start:end]
+            if batch > 1 and new > 1:
+                cos, sin = cos.repeat(batch, 1, 1), sin.repeat(batch, 1, 1)
+            mask = None
+            if new > 1 and start:
+                mask = _visible(torch.arange(start, end, device=x.device), end)
+        shape = (batch, new)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, shape, cos, sin, self._memory(number, layer, x), place, end, mask)
+        return self.norm(x).view(batch, new, -1)
+
+    def logits(self, hidden: Float[Tensor, "*some hidden"]) -> Float[Tensor, "*some vocab"]:
+        """Return the logits of hidden states."""
+        return F.linear(hidden, self.head.weight, self.head.bias)
+
+    def _memory(self, number: int, layer: "_Layer", x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cache.take(number, layer.kv_heads, self.width, x)
+
+
+class _Layer:
+    """Weights of one decoder layer, and what happens to the residual stream (N, hidden)."""
+
+    def __init__(self, layer: Any, joined: bool) -> None:
+        own, mlp = layer.self_attn, layer.mlp
+        self.width, self.scale = own.head_dim, own.scaling
+        self.heads = own.q_proj.out_features // self.width
+        self.kv_heads = own.k_proj.out_features // self.width
+        self.before, self.between = (
+            _norm(layer.input_layernorm),
+            _norm(layer.post_attention_layernorm),
+        )
+        self.qkv = _joined([own.q_proj, own.k_proj, own.v_proj], joined)
+        self.gates = _joined([mlp.gate_proj, mlp.up_proj], joined)
+        self.q_norm = _norm(own.q_norm) if hasattr(own, "q_norm") else None
+        self.k_norm = _norm(own.k_norm) if hasattr(own, "k_norm") else None
+        self.out, self.down = own.o_proj, mlp.down_proj
+        self.activation = F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
+        self.inner = mlp.down_proj.in_features
+
+    def __call__(
+        self,
+        x: Float[Tensor, "N hidden"],
+        shape: tuple[int, int],
+        cos: Tensor,
+        sin: Tensor,
+        memory: tuple[Tensor, Tensor],
+        place: Any,
+        end: int,
+        mask: Bool[Tensor, "..."] | None,
+    ) -> Float[Tensor, "N hidden"]:
+        states = self.qkv(self.before(x)).view(len(x), -1, self.width)
+        turned = self.heads + self.kv_heads
+        both = states[:, :turned]
+        if self.q_norm is not None and self.k_norm is not None:
+            q_part, k_part = both[:, : self.heads], both[:, self.heads :]
+            both = torch.cat([self.q_norm(q_part), self.k_norm(k_part)], 1)
+        both = (both * cos).addcmul_(both.roll(self.width // 2, -1), sin)
+        keys, values = memory
+        keys[place] = both[:, self.heads :].view(*shape, self.kv_heads, self.width)
+        values[place] = states[:, turned:].view(*shape, self.kv_heads, self.width)
+        seen = F.scaled_dot_product_attention(
+            both[:, : self.heads].view(*shape, self.heads, self.width).transpose(1, 2),
+            keys[:, :end].transpose(1, 2),
+            values[:, :end].transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None and shape[1] > 1,
+            scale=self.scale,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        seen = seen.transpose(1, 2).reshape(len(x), -1)
+        x = F.linear(seen, self.out.weight, self.out.bias).add_(x)
+        gates = self.gates(self.between(x))
+        inner = self.activation(gates[:, : self.inner]).mul_(gates[:, self.inner :])
+        return F.linear(inner, self.down.weight, self.down.bias).add_(x)
+
+
+def _visible(at: Int[Tensor, "*batch new"], end: int) -> Bool[Tensor, "*batch new end"]:
+    """Return which of the first ``end`` positions each token at position ``at`` may see."""
+    return torch.arange(end, device=at.device) <= at[..., None]
+
+
+def _norm(module: Any) -> Any:
+    weight, epsilon = module.weight, module.variance_epsilon
+    shape = weight.shape
+    return lambda x: F.rms_norm(x, shape, weight, epsilon)
+
+
+def _joined(parts: list[Any], joined: bool) -> Any:
+    """Return one call for projections of the same input, their outputs side by side."""
+    if not joined:
+        return lambda x: torch.cat([F.linear(x, part.weight, part.bias) for part in parts], -1)
+    weight = torch.cat([part.weight.detach() for part in parts])
+    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
+    return lambda x: F.linear(x, weight, bias)

@@ -1,0 +1,226 @@
+"""One decode of a batch, round by round: draft, verify in one forward pass, take back."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.decoding._cache import text_config
+from cactus_theory.decoding._meter import Meter, Recorder, verified
+from cactus_theory.decoding._model import CachedModel
+from cactus_theory.decoding._rules import Rules
+from cactus_theory.decoding._sampling import Coins
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding.drafters import Drafter, Proposal, Setting
+from cactus_theory.decoding.drafters._base import nothing
+from cactus_theory.decoding.pace import Pace, Round
+from cactus_theory.decoding.result import GenerationResult, Stopwatch
+from cactus_theory.verify._draw import pick
+from cactus_theory.verify._step import settle
+
+OnRound = Callable[[list[list[int]]], None]
+
+
+class Decode:
+    """The state of one decode of B texts."""
+
+    def __init__(
+        self,
+        target_model: Any,
+        drafter: Drafter | None,
+        texts: Texts,
+        rules: Rules,
+        warp: Warp,
+        coins: Coins,
+        pace: Pace,
+        width: int,
+        observers: tuple[Meter | None, Recorder | None] = (None, None),
+    ) -> None:
+        self.clock = Stopwatch()
+        self.target = CachedModel(target_model, texts.capacity, texts.batch, slack=1)
+        self.texts, self.rules, self.warp, self.coins, self.pace = texts, rules, warp, coins, pace
+        setting = Setting(target_model, texts, warp, self.clock, width)
+        self.drafting = None if drafter is None else drafter.begin(setting)
+        self.meter, self.recorder = observers
+        self.rounds: dict[tuple[int, int, bool], int] = {}
+        self.width = width
+
+    def run(self, on_round: OnRound | None) -> GenerationResult:
+        """Decode until every row has ended or is full."""
+        self.clock.lap("other")
+        while self.texts.open:
+            new = self.round(self.pace.width())
+            if on_round is not None:
+                on_round(new)
+                self.clock.lap("callback")
+        return self.result()
+
+    def round(self, width: int) -> list[list[int]]:
+        """Give every open row at least one token; return the new ids of each row."""
+        before = dict(self.clock.parts)
+        texts = self.texts
+        wanted = [max(min(width, texts.room(row) - 1), 0) for row in range(texts.batch)]
+        draft_coins, accept, draw = self.coins.toss(wanted)
+        steps = self.drafting.calls if self.drafting else 0
+        drafted = self._propose(wanted, draft_coins)
+        steps = (self.drafting.calls if self.drafting else 0) - steps
+        q = self._score(drafted.counts)
+        choice = self.rules.choose(drafted.token_ids) if drafted.token_ids.numel() else None
+        tokens, last = self._verdict(q, drafted, choice, accept, draw)
+        self.clock.lap("verify")
+        new = self._settle(tokens, last)
+        self._observe(q, drafted, choice, new, tokens)
+        self._note(before, drafted.counts, new, tokens, steps)
+        return new
+
+    def _propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+        if self.drafting is None or not any(wanted):
+            return nothing(self.texts)
+        proposal = self.drafting.propose(wanted, coins)
+        self.clock.lap("other")
+        return proposal
+
+    def _score(self, drafted: Sequence[int]) -> Float[Tensor, "batch K1 vocab"]:
+        """Return the target's rows behind the settled text and behind each drafted token."""
+        texts, lengths = self.texts, self.target.lengths
+        opened = [texts.room(row) > 0 for row in range(texts.batch)]
+        keep = [count + 1 if on else 0 for count, on in zip(drafted, opened, strict=True)]
+        counts = [
+            length - cached + kept - 1 if kept else 0
+            for length, cached, kept in zip(texts.lengths, lengths, keep, strict=True)
+        ]
+        fed = texts.take(lengths, counts)
+        self.clock.lap("other")
+        logits = self.target.feed(fed, counts, keep)
+        self.clock.lap("target")
+        return self.warp(logits, texts, 0, drafted)
+
+    def _verdict(
+        self,
+        q: Float[Tensor, "batch K1 vocab"],
+        drafted: Proposal,
+        choice: Int[Tensor, "batch K"] | None,
+        accept: Float[Tensor, "batch wide"],
+        draw: Float[Tensor, "batch"],
+    ) -> tuple[list[list[int]], Int[Tensor, "batch"]]:
+        """Return the ids each row emits, and the last of them on the device."""
+        width, ids, counts = max(drafted.counts), drafted.token_ids, drafted.counts
+        self.clock.lap("other")
+        if not width:
+            last = pick(q[:, 0], draw)
+            return [[token] for token in last.tolist()], last
+        accept = accept[:, :width]
+        decision = self.rules.decide(choice, q[:, :width], drafted.probs, ids, accept, counts)
+        full = min(counts) == width
+        lengths = None if full else torch.tensor(counts, device=ids.device)
+        output, accepted = settle(decision, q, ids, lengths, accept, draw)
+        last = output.gather(1, accepted[:, None])[:, 0]
+        # the one transfer of a round
+        return [[token for token in row if token >= 0] for row in output.tolist()], last
+
+    def _settle(self, tokens: list[list[int]], last: Int[Tensor, "batch"]) -> list[list[int]]:
+        """Append the tokens of open rows and take the models back to them."""
+        texts = self.texts
+        opened = [texts.room(row) > 0 for row in range(texts.batch)]
+        tokens = [own if on else [] for own, on in zip(tokens, opened, strict=True)]
+        taken = texts.settle(tokens, last)
+        new = [own[:count] for own, count in zip(tokens, taken, strict=True)]
+        for row, on in enumerate(opened):
+            if on:  # the last token is fed next round
+                self.target.rollback(row, texts.lengths[row] - 1)
+                self.rules.advance(row, new[row])
+        if self.drafting is not None:
+            self.drafting.settle()
+        self.clock.lap("other")
+        return new
+
+    def _observe(
+        self,
+        q: Tensor,
+        drafted: Proposal,
+        choice: Tensor | None,
+        new: list[list[int]],
+        tokens: list[list[int]],
+    ) -> None:
+        """Show the meter and the recorder the rows that were verified."""
+        if self.meter is None and self.recorder is None:
+            return
+        for row, own in enumerate(new):
+            count = min(drafted.counts[row], len(own))
+            if not count:
+                continue
+            q_rows, p_rows = verified(row, count, q, drafted.probs, drafted.token_ids)
+            if self.meter is not None:
+                self.meter.add(q_rows, p_rows, None if choice is None else choice[row, :count])
+            if self.recorder is not None:
+                accepted = min(len(tokens[row]) - 1, len(own))
+                self.recorder.add(q_rows, p_rows, drafted.token_ids[row, :count], accepted)
+        self.clock.lap("meter")
+
+    def _note(
+        self,
+        before: dict[str, float],
+        drafted: Sequence[int],
+        new: list[list[int]],
+        tokens: list[list[int]],
+        steps: int,
+    ) -> None:
+        """Count what happened and let the pace learn from it."""
+        kept = refused = 0
+        for own, emitted, count in zip(tokens, new, drafted, strict=True):
+            if not emitted:
+                continue
+            accepted = min(len(own) - 1, len(emitted))
+            cut = len(emitted) <= len(own) - 1  # ended inside the accepted draft
+            kind = (count, accepted, cut)
+            self.rounds[kind] = self.rounds.get(kind, 0) + 1
+            kept += accepted
+            refused += accepted < count and not cut
+        now = self.clock.parts
+        spent = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in now}
+        self.pace.note(
+            Round(
+                drafted=sum(drafted),
+                accepted=kept,
+                refused=refused,
+                emitted=sum(map(len, new)),
+                steps=max(steps, max(drafted), 1),
+                draft_seconds=spent.get("draft", 0.0),
+                target_seconds=spent.get("target", 0.0),
+                seconds=sum(s for part, s in spent.items() if part not in ("meter", "callback")),
+            )
+        )
+
+    def result(self) -> GenerationResult:
+        """Return tokens and statistics."""
+        texts = self.texts
+        histogram = [0] * (self.width + 1)
+        for (_, accepted, _), times in self.rounds.items():
+            histogram[accepted] += times
+        new = [texts.new_ids(row) for row in range(texts.batch)]
+        longest = max(map(len, new))
+        padded = [ids + [-1] * (longest - len(ids)) for ids in new]
+        self.clock.lap("other")
+        accepted = sum(count * calls for count, calls in enumerate(histogram))
+        reading = recorded = None
+        if self.meter is not None:
+            reading = self.meter.reading(accepted, sum(map(len, new)))
+        if self.recorder is not None:
+            recorded = self.recorder.rows(text_config(self.target.model).vocab_size)
+        self.clock.lap("meter")
+        return GenerationResult(
+            output_token_ids=torch.tensor(padded),
+            ended=all(texts.ended),
+            target_calls=self.target.calls,
+            draft_calls=0 if self.drafting is None else self.drafting.calls,
+            accepted_histogram=tuple(histogram),
+            seconds=self.clock.seconds(),
+            meter=reading,
+            rows=recorded,
+            row_lengths=tuple(map(len, new)),
+            row_ended=tuple(texts.ended),
+            rounds=self.rounds,
+        )

@@ -1,0 +1,103 @@
+"""From logits to the rows that tokens are drawn from and verified against."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding._text import Texts
+
+# processors that look at a row of scores alone; any other is called position by position
+CONTEXT_FREE = frozenset(
+    {
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+
+
+class Warp:
+    """softmax(logits / temperature) after Hugging Face processors; temperature 0 is greedy.
+
+    At temperature 0 a row is exactly 1 at the largest processed logit, the first one on ties.
+    Rows keep the precision of the logits, at least float32, and their memory: nothing of the
+    size of the logits is allocated, unless a processor does so.
+
+    Processors see the ids that the library's own loop would show them: the prompt with its
+    padding in front (a row's first token stands in for the padding, so that no rule about
+    used tokens meets one that the row does not hold), then everything up to the position.
+    """
+
+    def __init__(
+        self, temperature: float, processors: Sequence[Any] = (), padding: Sequence[int] = ()
+    ) -> None:
+        self.temperature, self.processors = temperature, list(processors)
+        self.padding = padding
+
+    @property
+    def greedy(self) -> bool:
+        """Return whether every row is certain of its token."""
+        return self.temperature == 0
+
+    def __call__(
+        self,
+        logits: Float[Tensor, "batch some vocab"],
+        texts: Texts,
+        first: int,
+        drafted: Sequence[int],
+        out: Tensor | None = None,
+    ) -> Float[Tensor, "batch some vocab"]:
+        """Return probabilities, written into ``out`` or over the logits.
+
+        Row (b, i) continues the settled text of row b and its first ``first + i`` drafted
+        tokens; row b has meaning up to ``first + i = drafted[b]``.
+        """
+        scores = self.scores(logits, texts, first, drafted)
+        if self.greedy:
+            best = scores.argmax(-1, keepdim=True)
+            return (scores if out is None else out).zero_().scatter_(-1, best, 1.0)
+        if self.temperature != 1:
+            scores = scores.div_(self.temperature)
+        return torch.softmax(scores, -1, out=scores if out is None else out)
+
+    def scores(
+        self,
+        logits: Float[Tensor, "batch some vocab"],
+        texts: Texts,
+        first: int,
+        drafted: Sequence[int],
+    ) -> Float[Tensor, "batch some vocab"]:
+        """Return the processed logits, temperature not yet applied."""
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        for processor in self.processors:
+            if type(processor).__name__ in CONTEXT_FREE:
+                flat = logits.reshape(-1, logits.shape[-1])
+                logits = processor(texts.buffer[:, :1], flat).reshape(logits.shape)
+            else:
+                self._in_context(processor, logits, texts, first, drafted)
+        return logits
+
+    def _in_context(
+        self, processor: Any, logits: Tensor, texts: Texts, first: int, drafted: Sequence[int]
+    ) -> None:
+        for row in range(texts.batch):
+            last = min(drafted[row] - first + 1, logits.shape[1]) if texts.room(row) else 0
+            for offset in range(last):
+                ids = texts.prefix(row, first + offset)
+                if self.padding and self.padding[row]:
+                    ids = torch.cat([ids[:, :1].expand(1, self.padding[row]), ids], 1)
+                # processors may hold a state per row: show each its row of a whole batch
+                shown = ids.expand(texts.batch, -1), logits[row, offset].expand(texts.batch, -1)
+                logits[row, offset] = processor(*(part.clone() for part in shown))[row]

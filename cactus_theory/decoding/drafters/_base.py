@@ -1,0 +1,97 @@
+"""What every drafter is: told about a decode, asked for tokens, told what became of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding.result import Stopwatch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One decode, as its drafter sees it.
+
+    ``width`` is the largest number of tokens ever asked for at once.
+    """
+
+    target_model: Any
+    texts: Texts
+    warp: Warp
+    clock: Stopwatch
+    width: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted tokens of a batch.
+
+    Attributes
+    ----------
+    token_ids : (B, K) int64; what stands behind a row's ``counts`` has no meaning.
+    counts : drafted tokens of each row, at most K.
+    probs : (B, K, V), the rows the tokens were drawn from, or None if the drafter is certain
+        of its tokens.
+    """
+
+    token_ids: Int[Tensor, "batch K"]
+    counts: list[int]
+    probs: Float[Tensor, "batch K vocab"] | None
+
+
+class Drafting(ABC):
+    """A drafter at work on one decode.
+
+    Attributes
+    ----------
+    calls : forward passes of a draft model so far.
+    """
+
+    calls: int = 0
+
+    @abstractmethod
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+        """Draft up to ``wanted[b]`` tokens behind the settled text of row b.
+
+        Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a token.
+        """
+
+    def settle(self) -> None:  # noqa: B027  most drafters keep no state of their own
+        """Take notice of the tokens that became part of the texts."""
+
+
+class Drafter(ABC):
+    """A way to guess the tokens to come. Subclasses hold options; decodes share nothing."""
+
+    @abstractmethod
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Refuse a target it cannot draft for; return models whose limits must be kept."""
+        return {}
+
+
+def nothing(texts: Texts) -> Proposal:
+    """Return a proposal without tokens."""
+    ids = torch.empty(texts.batch, 0, dtype=torch.int64, device=texts.device)
+    return Proposal(ids, [0] * texts.batch, None)
+
+
+def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Proposal:
+    """Return tokens that their drafter is certain of, written behind the texts."""
+    counts = [len(ids) for ids in drafts]
+    width = max(counts)
+    if not width:
+        return nothing(texts)
+    rows = [list(ids) + [0] * (width - len(ids)) for ids in drafts]
+    token_ids = torch.tensor(rows, dtype=torch.int64, device=texts.device)
+    for offset in range(width):
+        texts.propose(offset, token_ids[:, offset])
+    return Proposal(token_ids, counts, None)

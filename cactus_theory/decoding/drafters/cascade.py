@@ -1,0 +1,81 @@
+"""Ask a cheap drafter first and another one where it has nothing to say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Proposal, Setting
+from cactus_theory.decoding.drafters.ngram import NGram
+
+
+@dataclass(frozen=True)
+class Cascade(Drafter):
+    """Draft with ``first``; rows for which it finds nothing are drafted by ``second``."""
+
+    second: Drafter
+    first: Drafter = NGram()
+
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return CascadeDrafting(setting, self.first, self.second)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Refuse what either drafter refuses."""
+        return self.first.check(target_model) | self.second.check(target_model)
+
+
+class CascadeDrafting(Drafting):
+    """Both drafters at work."""
+
+    def __init__(self, setting: Setting, first: Drafter, second: Drafter) -> None:
+        self.texts = setting.texts
+        self.first, self.second = first.begin(setting), second.begin(setting)
+
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+        """Return the first drafter's tokens where it has any, else the second's."""
+        cheap = self.first.propose(wanted, coins)
+        left = [0 if found else own for own, found in zip(wanted, cheap.counts, strict=True)]
+        if not any(left):
+            return cheap
+        if not any(cheap.counts):
+            return self._asked(wanted, coins)
+        other = self._asked(left, coins)
+        found = torch.tensor([count > 0 for count in cheap.counts], device=self.texts.device)
+        return self._merged(cheap, other, found)
+
+    def _asked(self, wanted: Sequence[int], coins: Tensor) -> Proposal:
+        proposal = self.second.propose(wanted, coins)
+        self.calls = self.first.calls + self.second.calls
+        return proposal
+
+    def _merged(self, cheap: Proposal, other: Proposal, found: Tensor) -> Proposal:
+        width = max(cheap.token_ids.shape[1], other.token_ids.shape[1])
+        ids = torch.where(
+            found[:, None], _wide(cheap.token_ids, width), _wide(other.token_ids, width)
+        )
+        for offset in range(width):
+            self.texts.propose(offset, ids[:, offset])
+        counts = [a or b for a, b in zip(cheap.counts, other.counts, strict=True)]
+        if other.probs is None:
+            return Proposal(ids, counts, None)
+        # a row that is certain of its tokens says so in the other rows' notation
+        probs = F.pad(other.probs, (0, 0, 0, width - other.probs.shape[1]))
+        certain = torch.zeros_like(probs).scatter_(-1, ids[..., None], 1.0)
+        beyond = torch.arange(width, device=ids.device) >= other.token_ids.shape[1]
+        return Proposal(
+            ids, counts, torch.where((found[:, None] | beyond)[..., None], certain, probs)
+        )
+
+    def settle(self) -> None:
+        """Let both take notice."""
+        self.first.settle()
+        self.second.settle()
+
+
+def _wide(token_ids: Tensor, width: int) -> Tensor:
+    return F.pad(token_ids, (0, width - token_ids.shape[1]))

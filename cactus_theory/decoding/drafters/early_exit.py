@@ -1,0 +1,63 @@
+"""Draft with the target's own first layers."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from cactus_theory.decoding._cache import text_config
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
+from cactus_theory.decoding.drafters.model import ModelDrafting
+
+
+@dataclass(frozen=True)
+class EarlyExit(Drafter):
+    """Draft with the first ``layers`` layers of the target, its final norm and its head.
+
+    Needs no second model; drafts well only if the target was trained to exit early.
+    """
+
+    layers: int
+    greedy: bool = False
+
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return ModelDrafting(setting, first_layers(setting.target_model, self.layers), self.greedy)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Refuse targets whose layers are not a list at ``model.layers``, or are too few."""
+        first_layers(target_model, self.layers)
+        return {}
+
+
+def first_layers(model: Any, layers: int) -> Any:
+    """Return a view of a causal LM that ends after its first layers; weights are shared.
+
+    Raises
+    ------
+    ValueError
+        A model without ``model.layers``, or a number of layers outside [1, its number).
+    """
+    stack = getattr(getattr(model, "model", None), "layers", None)
+    if not isinstance(stack, nn.ModuleList):
+        raise ValueError(
+            f"target_model: must hold its layers at model.layers; got {type(model).__name__}"
+        )
+    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers < len(stack):
+        raise ValueError(f"layers: must be an integer in [1, {len(stack)}); got {layers!r}")
+    short = _shallow(model)
+    short.model = _shallow(model.model)
+    short.model.layers = stack[:layers]
+    short.config = short.model.config = config = copy.deepcopy(text_config(model))
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return short
+
+
+def _shallow(module: Any) -> Any:
+    """Return a module of the same class with the same children in a table of its own."""
+    double = copy.copy(module)
+    double._modules = dict(module._modules)
+    return double

@@ -1,0 +1,88 @@
+"""Draft with a smaller causal LM of the same vocabulary."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding._model import CachedModel
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Proposal, Setting, nothing
+from cactus_theory.decoding.vocabulary import check_model_vocabularies
+from cactus_theory.verify._draw import pick
+
+
+@dataclass(frozen=True)
+class ModelDrafter(Drafter):
+    """Draft with ``model``, token by token, under the target's temperature and processors.
+
+    ``greedy`` takes its likeliest token instead of a sampled one: it is then certain of its
+    tokens, and the acceptance rules treat them so.
+    """
+
+    model: Any
+    greedy: bool = False
+
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return ModelDrafting(setting, self.model, self.greedy)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Refuse a model of another vocabulary."""
+        check_model_vocabularies(target_model, self.model)
+        return {"draft_model": self.model}
+
+
+class ModelDrafting(Drafting):
+    """A draft model with its cache, which lags behind the texts by what it has not drafted."""
+
+    def __init__(self, setting: Setting, model: Any, greedy: bool) -> None:
+        self.texts, self.warp, self.clock = setting.texts, setting.warp, setting.clock
+        self.model = CachedModel(model, self.texts.capacity, self.texts.batch, slack=1)
+        self.certain = greedy or self.warp.greedy
+        self.width = setting.width
+        self.probs: Tensor | None = None
+
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+        """Sample (or take the likeliest of) one token per step and row."""
+        width = max(wanted)
+        if not width:
+            return nothing(self.texts)
+        tokens = [self._step(offset, wanted, coins[:, offset]) for offset in range(width)]
+        probs = None if self.probs is None else self.probs[:, :width]
+        self.clock.lap("other")
+        return Proposal(torch.stack(tokens, 1), list(wanted), probs)
+
+    def _step(self, offset: int, wanted: Sequence[int], coin: Tensor) -> Tensor:
+        lengths = self.model.lengths
+        counts = [
+            length + offset - cached if own > offset else 0
+            for length, cached, own in zip(self.texts.lengths, lengths, wanted, strict=True)
+        ]
+        fed = self.texts.take(lengths, counts)
+        self.clock.lap("other")
+        logits = self.model.feed(fed, counts, [1] * len(counts))
+        self.calls = self.model.calls
+        self.clock.lap("draft")
+        if self.certain:
+            token = self.warp.scores(logits, self.texts, offset, wanted)[:, 0].argmax(-1)
+        else:
+            probs = self._memory(logits)[:, offset : offset + 1]
+            token = pick(self.warp(logits, self.texts, offset, wanted, out=probs)[:, 0], coin)
+        self.texts.propose(offset, token)
+        return token
+
+    def _memory(self, logits: Tensor) -> Tensor:
+        """Return room for the rows of one round, taken once."""
+        if self.probs is None:
+            half = logits.dtype in (torch.float16, torch.bfloat16)
+            shape = (logits.shape[0], self.width, logits.shape[-1])
+            self.probs = logits.new_zeros(shape, dtype=torch.float32 if half else logits.dtype)
+        return self.probs
+
+    def settle(self) -> None:
+        """Take back what was drafted and not kept, and the last token, which is fed next."""
+        for row, cached in enumerate(self.model.lengths):
+            self.model.rollback(row, min(cached, self.texts.lengths[row] - 1))

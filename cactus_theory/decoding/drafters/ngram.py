@@ -1,0 +1,70 @@
+"""Draft by looking up what followed the last tokens earlier in the same text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding._checks import whole_number
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Proposal, Setting, write
+
+Table = dict[tuple[int, ...], int]
+
+
+@dataclass(frozen=True)
+class NGram(Drafter):
+    """Repeat what followed the latest earlier occurrence of the last tokens (prompt lookup).
+
+    The longest match of ``longest`` down to ``shortest`` tokens wins. Certain of its tokens;
+    drafts nothing where nothing matches. Costs no forward pass.
+    """
+
+    longest: int = 3
+    shortest: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number("shortest", self.shortest, 1)
+        whole_number("longest", self.longest, self.shortest)
+
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return NGramDrafting(setting.texts, range(self.longest, self.shortest - 1, -1))
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Accept any target."""
+        return {}
+
+
+class NGramDrafting(Drafting):
+    """For every row, where each sequence of n tokens last ended before the end of the text."""
+
+    def __init__(self, texts: Texts, sizes: range) -> None:
+        self.texts, self.sizes = texts, sizes
+        self.tables: list[Table] = [{} for _ in range(texts.batch)]
+        self.indexed = [0] * texts.batch
+
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+        """Copy up to ``wanted[b]`` tokens from behind the match."""
+        return write(self.texts, [self.look_up(row, count) for row, count in enumerate(wanted)])
+
+    def look_up(self, row: int, wanted: int) -> list[int]:
+        """Return up to ``wanted`` tokens for a row."""
+        ids = self.texts.ids[row]
+        self._index(row, ids)
+        for size in self.sizes:
+            end = self.tables[row].get(tuple(ids[-size:])) if len(ids) > size else None
+            if end is not None:
+                return ids[end : end + wanted]
+        return []
+
+    def _index(self, row: int, ids: list[int]) -> None:
+        """Note where sequences end, up to the one before the last token."""
+        table = self.tables[row]
+        for end in range(self.indexed[row] + 1, len(ids)):
+            for size in self.sizes:
+                if size <= end:
+                    table[tuple(ids[end - size : end])] = end
+        self.indexed[row] = max(self.indexed[row], len(ids) - 1)

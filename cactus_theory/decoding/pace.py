@@ -1,0 +1,149 @@
+"""How many tokens to draft a round: fixed, adapted to the text, or none while plain is faster."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from cactus_theory.decoding._checks import whole_number
+
+# a round counts for this share of the running acceptance, and a measured second likewise
+FORGETTING = 0.05
+# what acceptance is taken to be before any draft was verified, worth this many tokens
+FIRST_GUESS = 0.7
+FIRST_WEIGHT = 8.0
+# rounds of a kind the gate measures before it compares, and how soon it looks again
+PROBE = 4
+LOOK_AGAIN = 64
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did, over all rows: sums of counts, seconds by part."""
+
+    drafted: int
+    accepted: int
+    refused: int
+    emitted: int
+    steps: int
+    draft_seconds: float
+    target_seconds: float
+    seconds: float
+
+
+class Pace(ABC):
+    """Decides K, the number of drafted tokens, before each round."""
+
+    @abstractmethod
+    def width(self) -> int:
+        """Return K for the next round; 0 takes a plain step."""
+
+    def note(self, done: Round) -> None:  # noqa: B027  a fixed pace learns nothing
+        """Take notice of a round."""
+
+
+class FixedPace(Pace):
+    """Always the same K."""
+
+    def __init__(self, width: int) -> None:
+        self.fixed = width
+
+    def width(self) -> int:
+        """Return K."""
+        return self.fixed
+
+
+class AdaptivePace(Pace):
+    r"""The K ≤ ``most`` that promises most tokens per second.
+
+    With running acceptance a and c = seconds of a drafted token / seconds of a target call,
+    maximises :math:`(1 - a^{K+1}) / ((1 - a)(Kc + 1))`. K is chosen from what lies behind,
+    so the law of the text does not change.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.tried, self.kept = FIRST_WEIGHT, FIRST_GUESS * FIRST_WEIGHT
+        self.draft = self.target = 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Return the running probability that a verified token is kept."""
+        return self.kept / self.tried
+
+    @property
+    def cost_ratio(self) -> float:
+        """Return seconds of a drafted token over seconds of a target call, 0.2 unmeasured."""
+        return self.draft / self.target if self.target and self.draft else 0.2
+
+    def width(self) -> int:
+        """Return the K of most tokens per second."""
+        return max(range(1, self.most + 1), key=self.speed)
+
+    def speed(self, width: int) -> float:
+        """Return expected tokens per target call, over its cost in target calls."""
+        a = min(self.acceptance, 1 - 1e-9)
+        return (1 - a ** (width + 1)) / (1 - a) / (width * self.cost_ratio + 1)
+
+    def note(self, done: Round) -> None:
+        """Let acceptance and costs follow."""
+        if not done.drafted:
+            return
+        keep = 1 - FORGETTING
+        self.tried = keep * self.tried + done.accepted + done.refused
+        self.kept = keep * self.kept + done.accepted
+        self.draft = keep * self.draft + done.draft_seconds / done.steps
+        self.target = keep * self.target + done.target_seconds
+
+
+class Gate(Pace):
+    """Drafts while that is faster than not drafting, measured on this machine and text.
+
+    Times ``PROBE`` speculative rounds and ``PROBE`` plain steps, then takes, before every
+    round, the kind of fewer seconds per emitted token, of which the kind in use keeps a
+    running mean. Looks at the other kind again at intervals that double from ``LOOK_AGAIN``
+    rounds. The first round after a turn, which catches up, is not counted.
+    """
+
+    def __init__(self, inner: Pace) -> None:
+        self.inner = inner
+        self.seconds = {True: 0.0, False: 0.0}
+        self.tokens = {True: 0.0, False: 0.0}
+        self.interval, self.since = LOOK_AGAIN, 0
+        self.turn(True)
+
+    def turn(self, drafting: bool) -> None:
+        """Go on with a kind for at least ``PROBE`` counted rounds."""
+        self.drafting, self.fresh, self.left = drafting, True, PROBE + 1
+
+    def cost(self, drafting: bool) -> float:
+        """Return running seconds per emitted token of a kind, infinite while unmeasured."""
+        return self.seconds[drafting] / self.tokens[drafting] if self.tokens[drafting] else math.inf
+
+    def width(self) -> int:
+        """Return the inner pace's K, or 0."""
+        return self.inner.width() if self.drafting else 0
+
+    def note(self, done: Round) -> None:
+        """Learn from a round and decide what the next one is."""
+        self.inner.note(done)
+        now, other = self.drafting, not self.drafting
+        if not self.fresh:
+            self.seconds[now] = (1 - FORGETTING) * self.seconds[now] + done.seconds
+            self.tokens[now] = (1 - FORGETTING) * self.tokens[now] + done.emitted
+        self.fresh = False
+        self.left -= 1
+        self.since += 1
+        if self.left > 0:
+            return
+        if self.since >= self.interval:
+            self.seconds[other] = self.tokens[other] = 0.0
+            self.interval, self.since = 2 * self.interval, 0
+        if not self.tokens[other] or self.cost(other) < self.cost(now):
+            self.turn(other)
+
+
+def pace(num_draft_tokens: int, adaptive: bool, gate: bool) -> Pace:
+    """Return the pace that the arguments of :func:`cactus_theory.decoding.generate` ask for."""
+    width = whole_number("num_draft_tokens", num_draft_tokens, 1)
+    inner = AdaptivePace(width) if adaptive else FixedPace(width)
+    return Gate(inner) if gate else inner
