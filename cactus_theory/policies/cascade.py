@@ -1,0 +1,71 @@
+"""Speculative cascades: let the draft speak where it seems to know."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory.policies._base import FixedTarget, Rows
+from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._registry import register
+
+
+@register("cascade_opt")
+@dataclass(frozen=True)
+class CascadeOpt(FixedTarget):
+    r"""Lossless sampling on h = p where :math:`\max p ≥ \max q − α\,TV(p, q)`, else on h = q.
+
+    Bounds no divergence and emits tokens that the target excludes. α = −∞ is lossless.
+    Source: Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding,
+    arXiv 2405.19261), the rule called OPT.
+    """
+
+    alpha: float
+    knob = "alpha"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", check.number("alpha", self.alpha, -math.inf))
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: no budget; between p and q, as it is one of them."""
+        return Declaration(
+            1, -math.inf, None, True, at_least_speculative=True, continuous=False, support="free"
+        )
+
+    def target(self, q: Rows, p: Rows) -> Rows:
+        """Return p where the draft is deferred to, else q."""
+        apart = (p - q).abs().sum(-1) / 2
+        slack = torch.where(apart > 0, self.alpha * apart, 0.0)  # ∞·0: the rows are the same
+        return torch.where((p.amax(-1) >= q.amax(-1) - slack)[..., None], p, q)
+
+
+@register("cascade_token")
+@dataclass(frozen=True)
+class CascadeToken(FixedTarget):
+    r"""Lossless sampling on :math:`h_v = p_v 1[v ∈ T] + (1 − p(T))\,q_v`.
+
+    :math:`T = \{v: q_v ≥ (1−α) \max q\}`: the draft is taken at its word for tokens that the
+    target also ranks high. Neither between p and q nor always faster than lossless sampling;
+    acceptance need not grow with α. α = −∞ is lossless, α = 1 is h = p.
+    Source: Narasimhan et al. 2025 (arXiv 2405.19261), the token-specific rule.
+    """
+
+    alpha: float
+    knob = "alpha"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", check.number("alpha", self.alpha, -math.inf, 1))
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: no budget; tokens without target mass are excluded unless α = 1."""
+        support = "free" if self.alpha == 1 else "target"
+        return Declaration(0, -math.inf, None, continuous=False, support=support)
+
+    def target(self, q: Rows, p: Rows) -> Rows:
+        """Return p on the trusted tokens plus what is left of q."""
+        trusted = torch.where(q >= (1 - self.alpha) * q.amax(-1, keepdim=True), p, 0.0)
+        left = (1 - trusted.sum(-1, keepdim=True)).clamp(min=0.0)
+        return trusted + left * q

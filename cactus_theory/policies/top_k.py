@@ -1,0 +1,75 @@
+"""Keep what is among the target's k likeliest tokens."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cactus_theory.policies._base import Ids, Rows, SharedRecovery, normalised_or
+from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._registry import register
+
+
+@dataclass(frozen=True)
+class _AmongTop(SharedRecovery):
+    """Keep n iff q_n is at least the k-th largest entry of q and positive; ties are kept."""
+
+    k: int
+    knob = "k"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", whole("k", self.k))
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: no budget; acceptance grows with k."""
+        return Declaration(direction=1, continuous=False)
+
+    def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
+        """Return which tokens are kept."""
+        least = q.topk(min(self.k, q.shape[-1]), -1).values[..., -1:]
+        return (q >= least) & (q > 0)
+
+    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return 1 for the kept tokens, 0 for the others."""
+        return self.chosen(q).gather(-1, n).double()
+
+
+@register("top_k")
+@dataclass(frozen=True)
+class TopK(_AmongTop):
+    """Keep n iff it is among the target's k likeliest tokens (ties kept, q_n > 0).
+
+    Recovers from q on that set, renormalised. Bounds no divergence, is not between p and q,
+    and may accept less than lossless sampling. Source: the top-k baseline of Hao & Mou 2026
+    (arXiv 2604.04987), with a recovery that weighs by q.
+    """
+
+    def recovery_row(self, q: Rows, p: Rows) -> Rows:
+        """Return q on the kept tokens, renormalised."""
+        return normalised_or(torch.where(self.chosen(q), q, 0.0), q)
+
+
+@register("top_k_uniform")
+@dataclass(frozen=True)
+class TopKUniform(_AmongTop):
+    """Keep as ``top_k`` does and recover evenly over that set, however unlikely its members.
+
+    The recovery without weights is that of the published code (its name is ours).
+    """
+
+    def recovery_row(self, q: Rows, p: Rows) -> Rows:
+        """Return the uniform row over the kept tokens."""
+        return normalised_or(self.chosen(q).to(q.dtype), q)
+
+
+def whole(name: str, value: object) -> int:
+    """Return ``value`` as an integer of at least 1."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = 0.5
+    if isinstance(value, bool) or number < 1 or number != number // 1 or number == float("inf"):
+        raise ValueError(f"{name}: must be a whole number of at least 1; got {value!r}")
+    return int(number)

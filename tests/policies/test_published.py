@@ -1,0 +1,204 @@
+"""Rules from the literature: their numbers, limits, identities and known weaknesses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+import cactus_theory as ct
+from tests.rows import KINDS, pair
+
+CLOSE = 1e-12
+LINEAR_PROGRAM = 1e-9  # HiGHS is exact up to its feasibility tolerance
+SEEDS = st.integers(0, 10_000)
+Q = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0], dtype=torch.float64)
+P = torch.tensor([0.1, 0.2, 0.2, 0.2, 0.3], dtype=torch.float64)
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def same(value, expected, atol=CLOSE):
+    torch.testing.assert_close(value, torch.as_tensor(expected).double(), rtol=0, atol=atol)
+
+
+def drawn(seed, vocabulary):
+    """Return four pairs of rows of two kinds."""
+    kinds = KINDS[seed % 4], KINDS[seed // 4 % 4]
+    return pair(4, vocabulary, seed=seed, kinds=kinds)
+
+
+def accepted(rule, q=Q, p=P):
+    return (p * rule.keep(q, p)).sum(-1)
+
+
+@given(SEEDS, st.sampled_from([0.05, 0.3, 0.8, 1.0]))
+def test_lenience_is_the_optimum_for_the_max_divergence(seed, lenience):
+    q, p = drawn(seed, 9)
+    rule = ct.policy("lenience", lenience=lenience)
+    best = ct.optimal_acceptance(q, p, divergence="max_divergence", delta=-math.log(lenience))
+    same(accepted(rule, q, p), best.acceptance)
+    spent = ct.divergence("max_divergence").value(ct.emitted_law(rule, q, p), q)
+    assert (spent <= -math.log(lenience) + CLOSE).all()
+
+
+@given(SEEDS, st.sampled_from([0.1, 0.5, 1.0]))
+def test_linear_and_squared_distillspec_are_leniences(seed, epsilon):
+    q, p = drawn(seed, 7)
+    for form, lenience in (("lin", epsilon), ("sq", epsilon**2)):
+        own = ct.policy("distillspec", epsilon=epsilon, form=form)
+        same(
+            ct.emitted_law(own, q, p),
+            ct.emitted_law(ct.policy("lenience", lenience=lenience), q, p),
+        )
+
+
+def test_exponential_distillspec_raises_rare_tokens_without_bound():
+    rule = ct.policy("distillspec:epsilon=0.5,form=exp")
+    same(rule.raised(tensor(0.25, 1e-12, 0.0, 1.0)), tensor(0.5, 1e-6, 0.0, 1.0))
+    assert rule.declares.budget is None
+
+
+@given(SEEDS, st.sampled_from([0.0, 0.2, 0.7, 1.0]))
+def test_the_mixture_is_an_optimum_for_total_variation(seed, alpha):
+    q, p = drawn(seed, 8)
+    apart = ct.divergence("total_variation").value(p, q)
+    best = ct.optimal_acceptance(
+        q, p, divergence="total_variation", delta=alpha * apart, support="free"
+    )
+    rule = ct.policy("mixture", alpha=alpha)
+    same(accepted(rule, q, p), best.acceptance)
+    same(accepted(rule, q, p), 1 - (1 - alpha) * apart)
+
+
+@given(SEEDS, st.sampled_from([0.02, 0.2, 0.6]), st.sampled_from([None, 0.5]))
+def test_typical_exact_solves_its_program(seed, epsilon, alpha):
+    q, p = (row[0] for row in drawn(seed, 6))
+    rule = ct.policy("typical_exact", epsilon=epsilon, alpha=alpha)
+    allowed = rule.allowance(q).item()
+    seen = q > 0
+    costs = -q[seen].log().numpy()
+    for place, token in enumerate(seen.nonzero()[:, 0].tolist()):
+        found = linprog(
+            -np.eye(len(costs))[place],
+            A_ub=[costs],
+            b_ub=[allowed],
+            A_eq=[np.ones(len(costs))],
+            b_eq=[1.0],
+            bounds=(0, 1),
+        )
+        raised = rule.raised(q, torch.tensor([token])).item()
+        if found.status == 0:  # infeasible where no row is within the allowance
+            assert raised == pytest.approx(-found.fun, abs=LINEAR_PROGRAM)
+        else:
+            assert raised == float(token == int(q.argmax()))
+
+
+@given(SEEDS, st.sampled_from([0.05, 0.09, 0.4]))
+def test_typical_rounds_the_exact_rule_down(seed, epsilon):
+    q, p = drawn(seed, 9)
+    tokens = torch.arange(9).expand(q.shape)
+    exact = ct.policy("typical_exact", epsilon=epsilon)
+    kept = ct.policy("typical", epsilon=epsilon).keep(q, p)
+    top = tokens == q.argmax(-1, keepdim=True)
+    away = (q - exact.allowance(q).neg().exp()).abs() > 1e-12  # at the threshold one is strict
+    whole = (exact.raised(q, tokens) == 1) & (q > 0)
+    assert ((whole == (kept == 1)) | top | ~away).all()
+
+
+def test_top_k_by_hand():
+    rule = ct.policy("top_k", k=2)
+    same(rule.keep(Q, P), tensor(1, 1, 0, 0, 0))
+    same(rule.recovery(Q, P, torch.tensor(3)), tensor(4 / 7, 3 / 7, 0, 0, 0))
+    same(ct.emitted_law(rule, Q, P), tensor(0.1 + 0.7 * 4 / 7, 0.2 + 0.7 * 3 / 7, 0, 0, 0))
+    even = ct.policy("top_k_uniform", k=2)
+    same(even.recovery(Q, P, torch.tensor(3)), tensor(0.5, 0.5, 0, 0, 0))
+    ties = tensor(0.4, 0.2, 0.2, 0.2)
+    same(rule.keep(ties, ties), torch.ones(4))
+    same(ct.policy("top_k", k=99).keep(Q, P), tensor(1, 1, 1, 1, 0))
+
+
+def test_fuzzy_is_all_or_nothing():
+    apart = ct.divergence("kl").value(Q, P).item()  # rows swapped: finite
+    for threshold, expected in ((apart * 0.999, P), (apart * 1.001, Q), (0.0, P)):
+        rule = ct.policy("fuzzy", threshold=threshold, divergence="kl")
+        same(ct.emitted_law(rule, P, Q), expected)
+    same(ct.emitted_law(ct.policy("fuzzy", threshold=0.9), Q, P), P)  # emits where q = 0
+    same(ct.emitted_law(ct.policy("fuzzy:threshold=9,divergence=kl"), Q, P), Q)  # D = infinity
+
+
+def test_cascades_by_hand():
+    q, p = tensor(0.6, 0.3, 0.1), tensor(0.5, 0.1, 0.4)  # TV 0.3, tops 0.6 and 0.5
+    for alpha, expected in ((0.3, q), (0.34, p), (-math.inf, q), (math.inf, p)):
+        same(ct.emitted_law(ct.policy("cascade_opt", alpha=alpha), q, p), expected)
+    same(ct.emitted_law(ct.policy("cascade_token:alpha=0.5"), q, p), tensor(0.74, 0.22, 0.04))
+    same(ct.emitted_law(ct.policy("cascade_token:alpha=1"), q, p), p)
+
+
+def test_the_token_cascade_leaves_the_interval_and_may_accept_less():
+    q, p = tensor(0.5, 0.3, 0.2), tensor(0.5, 0.3, 0.2)
+    rule = ct.policy("cascade_token:alpha=0")
+    law = ct.emitted_law(rule, q, p)
+    assert law[0] > 0.5 + 0.2  # 0.5 + 0.5·0.5, though p and q are the same
+    assert accepted(rule, q, p) < accepted(ct.policy("speculative"), q, p) - 0.2
+
+
+def test_acceptance_of_the_token_cascade_may_fall_as_alpha_rises():
+    q, p = tensor(0.5, 0.3, 0.2), tensor(0.1, 0.1, 0.8)
+    less, more = (accepted(ct.policy("cascade_token", alpha=a), q, p) for a in (0.0, 0.5))
+    assert more < less - 0.01
+
+
+def test_tempered_and_truncated_by_hand():
+    rule = ct.policy("tempered", temperature=0.5)
+    same(ct.emitted_law(rule, Q, P), Q**2 / (Q**2).sum())
+    same(ct.emitted_law(ct.policy("tempered:temperature=inf"), Q, P), tensor(1, 1, 1, 1, 0) / 4)
+    same(ct.emitted_law(ct.policy("tempered:temperature=1e-3"), Q, P), tensor(1, 0, 0, 0, 0))
+    cut = ct.policy("truncated", top_p=0.65)
+    same(ct.emitted_law(cut, Q, P), tensor(4 / 7, 3 / 7, 0, 0, 0))
+    spent = ct.divergence("kl").value(ct.emitted_law(cut, Q, P), Q).item()
+    assert spent == pytest.approx(-math.log(0.7)) and spent <= cut.declares.budget.amount
+    same(ct.emitted_law(ct.policy("truncated", top_k=1), Q, P), tensor(1, 0, 0, 0, 0))
+    same(ct.emitted_law(ct.policy("truncated", top_p=1.0), Q, P), Q)
+
+
+@given(SEEDS, st.sampled_from(["kl", "reverse_kl", "pearson_chi2", "renyi:a=2"]))
+def test_for_a_certain_draft_the_band_is_the_per_proposal_optimum(seed, spec):
+    q, _ = (row[:1] for row in drawn(seed, 6))
+    q = (q + 1e-6) / (q + 1e-6).sum()
+    for token in range(6):
+        p, n = torch.zeros_like(q), torch.tensor([[token]])
+        p[0, token] = 1.0
+        band = ct.policy("band", delta=0.2, divergence=spec)
+        exact = ct.policy("cactus_exact", delta=0.2, divergence=spec)
+        same(band.acceptance(q, None, n), exact.acceptance(q, None, n), atol=1e-9)
+        same(ct.emitted_law(band, q, p), ct.emitted_law(exact, q, p), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("lenience:lenience=0", r"lenience: must lie in \(0, 1\]"),
+        ("distillspec:epsilon=1.5", r"epsilon: must lie in \(0, 1\]"),
+        ("distillspec:epsilon=0.5,form=cubic", "form: must be one of lin, sq, exp"),
+        ("mixture:alpha=-0.1", r"alpha: must lie in \[0, 1\]"),
+        ("top_k:k=0", "k: must be a whole number of at least 1; got '0'"),
+        ("top_k:k=2.5", "k: must be a whole number"),
+        ("top_k:k=many", "k: must be a whole number"),
+        ("fuzzy:threshold=-1", "threshold: must lie in"),
+        ("fuzzy:threshold=1,divergence=kll", "kll"),
+        ("cascade_token:alpha=2", "alpha: must lie in"),
+        ("tempered:temperature=0", "temperature: must lie in"),
+        ("truncated:top_p=0", "top_p: must lie in"),
+        ("truncated:top_k=inf", "top_k: must be a whole number"),
+        ("typical_exact:epsilon=2", "epsilon: must lie in"),
+    ],
+)
+def test_bad_knobs_are_one_line(spec, said):
+    with pytest.raises(ValueError, match=said):
+        ct.policy(spec)
