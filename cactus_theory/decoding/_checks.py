@@ -25,7 +25,7 @@ def opened_texts(
     max_new_tokens: int,
     eos_token_ids: int | Iterable[int] | None,
 ) -> tuple[Texts, list[int]]:
-    """Return prompts with room for ``max_new_tokens``, and the padding in front of each.
+    """Return prompts with room for ``max_new_tokens``, and how many places each leaves out.
 
     Checks them against the models.
     """
@@ -39,30 +39,32 @@ def opened_texts(
                 f"{name}: device must equal that of {first} ({models[first].device}); "
                 f"got {model.device}"
             )
-    padding = _padding(input_ids, attention_mask)
-    prompts = [ids[pad:] for ids, pad in zip(input_ids.tolist(), padding, strict=True)]
+    shown = _shown(input_ids, attention_mask)
+    rows = zip(input_ids.tolist(), shown, strict=True)
+    prompts = [[token for token, on in zip(*row, strict=True) if on] for row in rows]
     device = models[first].device
-    return Texts(prompts, max_new_tokens, _end_tokens(eos_token_ids), device), padding
+    texts = Texts(prompts, max_new_tokens, _end_tokens(eos_token_ids), device)
+    return texts, [own.count(False) for own in shown]
 
 
-def _padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[int]:
-    """Return how many places in front of each prompt are masked."""
+def _shown(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool]]:
+    """Return which tokens of each prompt the models see; masked ones take no position."""
     batch, length = input_ids.shape
     if attention_mask is None:
-        return [0] * batch
+        return [[True] * length] * batch
     if tuple(attention_mask.shape) != (batch, length):
         raise ValueError(
             f"attention_mask: shape must be that of input_ids {(batch, length)}; "
             f"got {tuple(attention_mask.shape)}"
         )
-    rows = attention_mask.bool().tolist()
-    for row in rows:
-        if not row[-1] or row != sorted(row):
+    shown = attention_mask.bool().tolist()
+    for row, own in enumerate(shown):
+        if not own[-1]:
             raise ValueError(
-                "attention_mask: must be 0 on padding in front of a prompt and 1 behind it; "
-                f"got {[int(value) for value in row]}"
+                "attention_mask: must be 1 on the last token of a prompt (pad in front); "
+                f"got 0 in row {row}"
             )
-    return [row.index(True) for row in rows]
+    return shown
 
 
 def _check_prompt(input_ids: Any) -> None:

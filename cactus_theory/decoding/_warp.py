@@ -25,6 +25,8 @@ CONTEXT_FREE = frozenset(
         "TypicalLogitsWarper",
     }
 )
+# processors that compare stretches of ids: padding of any kind would be one more stretch
+UNPADDED = frozenset({"NoRepeatNGramLogitsProcessor"})
 
 
 class Warp:
@@ -96,8 +98,13 @@ class Warp:
             last = min(drafted[row] - first + 1, logits.shape[1]) if texts.room(row) else 0
             for offset in range(last):
                 ids = texts.prefix(row, first + offset)
-                if self.padding and self.padding[row]:
+                if self._pads(processor, row):
                     ids = torch.cat([ids[:, :1].expand(1, self.padding[row]), ids], 1)
                 # processors may hold a state per row: show each its row of a whole batch
                 shown = ids.expand(texts.batch, -1), logits[row, offset].expand(texts.batch, -1)
                 logits[row, offset] = processor(*(part.clone() for part in shown))[row]
+
+    def _pads(self, processor: Any, row: int) -> bool:
+        if not self.padding or type(processor).__name__ in UNPADDED:
+            return False
+        return self.padding[row] > 0

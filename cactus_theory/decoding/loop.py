@@ -59,7 +59,7 @@ def generate(
         of B of these.
     num_draft_tokens : K ≥ 1; fewer are drafted where fewer than K + 1 tokens have room.
     max_new_tokens : never exceeded; T + max_new_tokens must fit both models' positions.
-    attention_mask : (B, T), 0 on the padding in front of shorter prompts; None for none.
+    attention_mask : (B, T), 0 on padding (in front of shorter prompts), which takes no position.
     temperature : of both models; 0 is greedy.
     logits_processor : Hugging Face processors, applied to both models before the temperature.
     eos_token_ids : tokens that end a text, anywhere in a round; None for none.

@@ -77,6 +77,8 @@ class Between(Schedule):
 
     def choose(self, state: bool, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
         """Return 1 inside a section, else 0."""
+        if not len(drafted):
+            return drafted
         opened = torch.isin(drafted, drafted.new_tensor(self.opening))
         closed = torch.isin(drafted, drafted.new_tensor(self.closing))
         count = torch.arange(1, len(drafted) + 1, device=drafted.device)

@@ -3,11 +3,20 @@
 import pytest
 import torch
 
-from cactus_theory.decoding import generate, generate_plain
+from cactus_theory.decoding import (
+    Cascade,
+    EarlyExit,
+    ModelDrafter,
+    NGram,
+    generate,
+    generate_plain,
+)
+from tests.conftest import THOROUGH
 
 POLICIES = ["speculative", "cactus:delta=0.5", "band:delta=0.2"]
 PROMPTS = [[1, 5, 9], [2], [3, 3, 3, 7, 11, 4]]
 STORY_STARTS = ["Once upon a time", "Tom and Lily went to the park. They saw"]
+NEW = 16
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -23,6 +32,54 @@ def test_equals_plain_greedy(tiny, policy, width):
         assert mixed.meter.kl == 0
         accepted += mixed.num_accepted
     assert 0 < accepted < 24 * len(PROMPTS)  # the draft is neither useless nor the target
+
+
+@pytest.fixture(scope="module")
+def two_hundred(tiny):
+    """200 prompts of 1 to 12 tokens, left-padded, and the target's greedy texts."""
+    source = torch.Generator().manual_seed(12)
+    lengths = torch.randint(1, 13, (200,), generator=source)
+    ids = torch.randint(0, 24, (200, 12), generator=source)
+    mask = (torch.arange(12) >= 12 - lengths[:, None]).long()
+    plain = generate_plain(
+        tiny[0], ids, attention_mask=mask, max_new_tokens=NEW, temperature=0.0, eos_token_ids=6
+    )
+    return ids, mask, plain.output_token_ids
+
+
+@pytest.mark.parametrize("name", ["model", "ngram", "early exit", "cascade"])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
+    target, model = tiny
+    draft = {
+        "model": model,
+        "ngram": NGram(),
+        "early exit": EarlyExit(1),
+        "cascade": Cascade(ModelDrafter(model)),
+    }[name]
+    ids, mask, plain = two_hundred
+    rows = range(0, 200 if THOROUGH or batch > 1 else 40, batch)
+    accepted = 0
+    for start in rows:
+        own = slice(start, start + batch)
+        shortest = 0 if batch > 1 else int((mask[start] == 0).sum())
+        result = generate(
+            target,
+            draft,
+            ids[own, shortest:],
+            attention_mask=mask[own, shortest:],
+            policy="speculative",
+            num_draft_tokens=4,
+            max_new_tokens=NEW,
+            temperature=0.0,
+            eos_token_ids=6,
+            meter=False,
+        )
+        for row, length in enumerate(result.row_lengths):
+            text = result.output_token_ids[row, :length].tolist()
+            assert text == [token for token in plain[start + row].tolist() if token >= 0]
+        accepted += result.num_accepted
+    assert accepted > len(rows) * batch
 
 
 @pytest.mark.parametrize("policy", ["speculative", "cactus:delta=0.5"])

@@ -1,0 +1,159 @@
+"""generate(custom_generate=…) gives what generate gives without the hook, faster."""
+
+import pytest
+import torch
+import transformers
+
+from cactus_theory.decoding import NGram, speculative_generate
+from tests.decoding.test_ragged import padded, prompts
+
+IDS, MASK = padded(prompts(seed=9), pad=6)
+GREEDY = {"do_sample": False, "max_new_tokens": 14, "pad_token_id": 6}
+
+
+def both(tiny, **options):
+    """Return the library's own output and ours for the same arguments."""
+    target, draft = tiny
+    given = {"input_ids": IDS, "attention_mask": MASK} | GREEDY | options
+    plain = target.generate(**given)
+    ours = target.generate(
+        **given,
+        custom_generate=speculative_generate,
+        draft_model=draft,
+        policy="speculative",
+        num_draft_tokens=4,
+    )
+    return plain, ours
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.5},
+        {"bad_words_ids": [[3], [4, 9], [15, 2]]},
+        {"min_new_tokens": 6, "eos_token_id": [7, 13, 15]},
+        {"eos_token_id": [7, 13, 15]},
+        {"eos_token_id": 15, "repetition_penalty": 1.2, "suppress_tokens": [2, 11]},
+        {"max_new_tokens": 1},
+        {"max_length": 12, "max_new_tokens": None},
+        {"forced_eos_token_id": 5},
+    ],
+    ids=str,
+)
+def test_greedy_batches_equal_the_librarys(tiny, options):
+    plain, ours = both(tiny, **options)
+    assert ours.tolist() == plain.tolist()
+
+
+def test_single_prompts_equal_the_librarys_without_a_mask(tiny):
+    for row in prompts(seed=10):
+        ids = torch.tensor([row])
+        plain, ours = both(
+            tiny, input_ids=ids, attention_mask=torch.ones_like(ids), repetition_penalty=1.3
+        )
+        assert ours.tolist() == plain.tolist()
+
+
+def test_rules_about_stretches_of_text_see_no_padding(tiny):
+    """The library counts padding as text here; a row must get what it gets alone."""
+    _, batch = both(tiny, no_repeat_ngram_size=2)
+    for row, ids in enumerate(prompts(seed=9)):
+        own = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
+        alone, _ = both(tiny, **own, no_repeat_ngram_size=2)
+        new = alone[0, len(ids) :].tolist()
+        assert batch[row, IDS.shape[1] :].tolist()[: len(new)] == new
+
+
+class StopAt(transformers.StoppingCriteria):
+    def __init__(self, tokens):
+        self.tokens = torch.tensor(tokens)
+
+    def __call__(self, input_ids, scores, **given):
+        return torch.isin(input_ids[:, -1], self.tokens)
+
+
+def test_stopping_criteria_are_asked_after_every_token(tiny):
+    criteria = transformers.StoppingCriteriaList([StopAt([15, 7])])
+    plain, ours = both(tiny, stopping_criteria=criteria)
+    assert ours.tolist() == plain.tolist()
+    unstopped, _ = both(tiny)
+    assert plain.tolist() != unstopped.tolist()
+
+
+def sampled(tiny, **options):
+    target, draft = tiny
+    given = {"input_ids": IDS, "attention_mask": MASK, "do_sample": True, "max_new_tokens": 9}
+    return target.generate(
+        **given | {"pad_token_id": 6} | options,
+        custom_generate=speculative_generate,
+        draft_model=draft,
+    )
+
+
+def test_sampling_follows_the_seed_or_the_global_one(tiny):
+    first, again = (sampled(tiny, seed=3).tolist() for _ in range(2))
+    assert first == again != sampled(tiny, seed=4).tolist()
+    texts = []
+    with torch.random.fork_rng():
+        for _ in range(2):
+            torch.manual_seed(5)
+            texts.append(sampled(tiny).tolist())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"temperature": 1e-4}, {"top_p": 1e-6}])
+def test_sampling_warpers_reach_both_models(tiny, options):
+    """Each of these leaves one token, the greedy one."""
+    plain, _ = both(tiny, max_new_tokens=9)
+    output = sampled(tiny, **options, return_dict_in_generate=True)
+    assert output.sequences.tolist() == plain.tolist()
+    assert output.result.num_accepted > 5
+
+
+def test_a_dictionary_holds_the_statistics(tiny):
+    output = sampled(
+        tiny, return_dict_in_generate=True, policy="cactus:delta=0.5", meter=True, seed=1
+    )
+    assert output.sequences.tolist() == output["sequences"].tolist()
+    assert output.result.meter.kl > 0
+    assert 7 * 4 < output.result.num_tokens <= 7 * 9
+    assert isinstance(output, transformers.generation.GenerateDecoderOnlyOutput)
+
+
+def test_progress_sees_every_token(tiny):
+    rounds = []
+    output = sampled(tiny, on_tokens=rounds.append, eos_token_id=15)
+    for row, text in enumerate(output[:, IDS.shape[1] :].tolist()):
+        seen = [token for new in rounds for token in new[row]]
+        assert seen == text[: len(seen)]
+        assert seen[-1] == 15 or len(seen) == 9
+    target, draft = tiny
+    seen = []
+    single = target.generate(
+        IDS[2:3],
+        max_new_tokens=9,
+        custom_generate=speculative_generate,
+        draft_model=NGram(),
+        on_tokens=seen.extend,
+        pad_token_id=6,
+    )
+    assert seen == single[0, IDS.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_model": None}, "draft_model: must be a causal LM or a drafter; got None"),
+        ({"num_beams": 2}, "num_beams: must be 1 for speculative decoding; got 2"),
+        (
+            {"output_scores": True, "return_dict_in_generate": True},
+            "output_scores: must be False for speculative decoding; got True",
+        ),
+    ],
+)
+def test_refuses_what_it_cannot_honour(tiny, options, message):
+    target, draft = tiny
+    given = {"custom_generate": speculative_generate, "draft_model": draft, "pad_token_id": 6}
+    with pytest.raises(ValueError, match=message):
+        target.generate(IDS[2:3], max_new_tokens=4, **given | options)

@@ -1,0 +1,188 @@
+"""A batch of unequal rows must give each row what it gets alone, token for token.
+
+Float64 models: in float32 the size of a batch changes sums in the last place, which can tip
+a coin.
+"""
+
+import pytest
+import torch
+import transformers
+
+from cactus_theory.decoding import (
+    Between,
+    Cascade,
+    EarlyExit,
+    ModelDrafter,
+    NGram,
+    generate,
+    generate_plain,
+)
+from tests.conftest import THOROUGH
+
+LENGTHS = [3, 1, 9, 4, 2, 6, 1]  # seven prompts
+SEEDS = [11, 4, 9, 100, 3, 8, 2]
+POLICIES = ["speculative", "cactus:delta=0.4", "band:delta=0.2", "band:price=1.5", "typical"]
+ROUNDS = range(6 if THOROUGH else 1)
+
+
+def prompts(vocab=24, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, vocab, (n,), generator=source).tolist() for n in LENGTHS]
+
+
+def padded(rows, pad=0):
+    longest = max(map(len, rows))
+    ids = [[pad] * (longest - len(row)) + row for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def together(target, draft, rows, seeds, **options):
+    ids, mask = padded(rows)
+    result = generate(target, draft, ids, attention_mask=mask, seed=seeds, **options)
+    texts = result.output_token_ids.tolist()
+    return [text[:length] for text, length in zip(texts, result.row_lengths, strict=True)], result
+
+
+def alone(target, draft, row, seed, **options):
+    return generate(target, draft, torch.tensor([row]), seed=seed, **options)
+
+
+def compare(target, draft, rows, options, policy="speculative"):
+    batch, result = together(target, draft, rows, SEEDS, policy=policy, **options)
+    histogram = 0
+    for number, (text, row, seed) in enumerate(zip(batch, rows, SEEDS, strict=True)):
+        single = alone(target, draft, row, seed, policy=policy, **options)
+        assert text == single.output_token_ids[0].tolist()
+        assert result.row_ended[number] == single.ended
+        histogram = histogram + torch.tensor(single.accepted_histogram)
+    assert torch.equal(torch.tensor(result.accepted_histogram), histogram)
+    return result
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("trial", ROUNDS)
+def test_seven_rows_equal_each_alone(tiny, policy, trial):
+    options = {"max_new_tokens": 25, "num_draft_tokens": 5, "eos_token_ids": (7, 13, 15)}
+    result = compare(*tiny, prompts(seed=trial), options, policy)
+    assert len(set(result.row_lengths)) > 3  # rows end at different times
+    assert sum(count > 0 for count in result.accepted_histogram) > 3
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [NGram(), EarlyExit(1), "greedy", "cascade", "cascade greedy"],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_every_drafter_keeps_rows_apart(tiny, draft):
+    target, model = tiny
+    drafters = {
+        "greedy": ModelDrafter(model, greedy=True),
+        "cascade": Cascade(ModelDrafter(model), NGram(2, 1)),
+        "cascade greedy": Cascade(ModelDrafter(model, greedy=True), NGram(2, 2)),
+    }
+    drafter = drafters[draft] if isinstance(draft, str) else draft
+    options = {"max_new_tokens": 30, "num_draft_tokens": 4, "eos_token_ids": 7}
+    result = compare(target, drafter, prompts(seed=5), options, "cactus:delta=0.3")
+    assert result.num_accepted > 5
+
+
+def test_rows_may_have_policies_of_their_own(tiny):
+    rows = prompts(seed=2)
+    policies = ["speculative", "cactus:delta=1", Between("typical", opening=3, closing=4)]
+    policies += ["band:delta=0.3", "speculative", "typical", "cactus:delta=1"]
+    options = {"max_new_tokens": 20, "num_draft_tokens": 4}
+    batch, result = together(*tiny, rows, SEEDS, policy=policies, **options)
+    spent = 0.0
+    for text, row, seed, policy in zip(batch, rows, SEEDS, policies, strict=True):
+        single = alone(*tiny, row, seed, policy=policy, **options)
+        assert text == single.output_token_ids[0].tolist()
+        spent += single.meter.kl
+    assert result.meter.kl == pytest.approx(spent, abs=1e-9)
+    assert spent > 0.1
+
+
+def test_generators_per_row_equal_each_alone(tiny):
+    rows = prompts(seed=3)
+    options = {"policy": "cactus:delta=0.3", "max_new_tokens": 12}
+    ids, mask = padded(rows)
+    sources = [torch.Generator().manual_seed(seed) for seed in SEEDS]
+    batch = generate(*tiny, ids, attention_mask=mask, generator=sources, **options)
+    for number, (row, seed) in enumerate(zip(rows, SEEDS, strict=True)):
+        source = torch.Generator().manual_seed(seed)
+        single = generate(*tiny, torch.tensor([row]), generator=source, **options)
+        assert batch.output_token_ids[number].tolist() == single.output_token_ids[0].tolist()
+
+
+def test_one_seed_counts_up_over_rows(tiny):
+    rows = prompts(seed=4)
+    batch, _ = together(*tiny, rows, 40, policy="speculative", max_new_tokens=9)
+    single = alone(*tiny, rows[2], 42, policy="speculative", max_new_tokens=9)
+    assert batch[2] == single.output_token_ids[0].tolist()
+
+
+def test_plain_rows_equal_each_alone(tiny):
+    rows = prompts(seed=6)
+    ids, mask = padded(rows)
+    options = {"max_new_tokens": 14, "eos_token_ids": 7, "temperature": 0.9}
+    batch = generate_plain(tiny[0], ids, attention_mask=mask, seed=SEEDS, **options)
+    for number, (row, seed) in enumerate(zip(rows, SEEDS, strict=True)):
+        single = generate_plain(tiny[0], torch.tensor([row]), seed=seed, **options)
+        text = batch.output_token_ids[number, : batch.row_lengths[number]]
+        assert text.tolist() == single.output_token_ids[0].tolist()
+
+
+def test_models_without_a_lean_pass_batch_too():
+    config = transformers.GPT2Config(
+        vocab_size=24,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        target = transformers.GPT2LMHeadModel(config).double().eval()
+        with torch.no_grad():
+            target.lm_head.weight.mul_(20)
+    options = {"max_new_tokens": 15, "num_draft_tokens": 3, "eos_token_ids": 7}
+    result = compare(target, NGram(), prompts(seed=7), options, "cactus:delta=0.5")
+    assert result.num_accepted > 3
+
+
+def test_unequal_rows_are_not_all_alike(tiny):
+    """The comparison has power: another seed gives other tokens."""
+    rows = prompts()
+    batch, _ = together(*tiny, rows, SEEDS, policy="speculative", max_new_tokens=10)
+    other = [
+        alone(*tiny, row, seed + 1, policy="speculative", max_new_tokens=10)
+        for row, seed in zip(rows, SEEDS, strict=True)
+    ]
+    different = [
+        text != single.output_token_ids[0].tolist()
+        for text, single in zip(batch, other, strict=True)
+    ]
+    assert sum(different) >= 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": [1, 2]}, r"seed: must be one per row of input_ids \(7\); got 2"),
+        ({"seed": 1.5}, "seed: must be an integer of at least 0; got 1.5"),
+        ({"generator": torch.Generator()}, r"generator: must be one per row .*\(7\); got 1"),
+        ({"policy": ["speculative"] * 3}, r"policy: must be one or one per row .*\(7\); got 3"),
+        ({"attention_mask": torch.ones(7, 2)}, r"attention_mask: shape must .*\(7, 9\); got"),
+        (
+            {"attention_mask": torch.zeros(7, 9)},
+            "attention_mask: must be 1 on the last token .* row 0",
+        ),
+    ],
+)
+def test_refuses_what_does_not_fit_the_rows(tiny, options, message):
+    ids, mask = padded(prompts())
+    given = {"policy": "speculative", "max_new_tokens": 4, "attention_mask": mask} | options
+    with pytest.raises(ValueError, match=message):
+        generate(*tiny, ids, **given)
