@@ -63,7 +63,7 @@ def run_gate(rounds, plain_seconds, speculative_seconds, tokens=2):
 
 def test_the_gate_measures_both_kinds_and_takes_the_faster():
     for fast, slow in ((1.0, 1.5), (1.0, 2.9)):
-        kinds = run_gate(400, lambda _: fast, lambda _, slow=slow: slow)
+        kinds = run_gate(400, lambda _, fast=fast: fast, lambda _, slow=slow: slow)
         expected = slow / 2 < fast
         assert kinds[: PROBE + 1] == [True] * (PROBE + 1)
         assert kinds[PROBE + 1 : 2 * PROBE + 2] == [False] * (PROBE + 1)
