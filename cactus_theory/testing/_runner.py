@@ -1,11 +1,12 @@
 """Check a rule against laws on a pool of rows and keep the simplest counterexample of each."""
 
+import math
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -139,7 +140,8 @@ def measure(law: Law, seen: Behaviour, limit: float | None = None) -> Worst:
                 break
             margins = bounds.margins()
             owners = torch.arange(len(margins)) if bounds.rows is None else bounds.rows
-            used = (margins < torch.inf).reshape(len(margins), -1).any(-1)
+            counts = torch.ones(margins.shape) if bounds.counts is None else bounds.counts
+            used = counts.reshape(len(margins), -1).any(-1)
             counted |= set(owners[used].tolist())
             if margins.numel() and float(margins.min()) < worst.margin:
                 flat = int(margins.argmin())
@@ -249,9 +251,10 @@ class Checker:
 
         def broken(q: Tensor, p: Tensor) -> bool:
             try:
-                return measure(law, self.behaviour((q[None], p[None])), self.limit).margin < 0
+                margin = measure(law, self.behaviour((q[None], p[None])), self.limit).margin
             except Exception:  # noqa: BLE001
                 return False
+            return margin < 0 and math.isfinite(margin) == math.isfinite(worst.margin)
 
         q, p = group[0][worst.row], group[1][worst.row]
         if broken(q, p):
@@ -334,4 +337,15 @@ def check_rule(
             behaviours = [b for b in map(checker.with_numbers, behaviours) if len(b.q)]
         verdicts.append(verdict)
         done(verdict)
-    return Report(rule.spec, str(rule.declares), verdicts)
+    return Report(rule.spec, declared(rule), verdicts)
+
+
+def declared(rule: Policy) -> str:
+    """Return what a rule declares, in words."""
+    said = rule.declares
+    parts = [
+        f"{entry.name} {getattr(said, entry.name)}".replace("_", " ").removesuffix(" True")
+        for entry in fields(said)
+        if getattr(said, entry.name) != entry.default
+    ]
+    return "declares " + ("; ".join(parts) or "nothing") + f" (support {said.support})"

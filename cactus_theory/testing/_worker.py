@@ -15,7 +15,7 @@ import torch
 
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._load import BrokenRule, load_rule
-from cactus_theory.testing._runner import Verdict, check_rule, measure
+from cactus_theory.testing._runner import Verdict, check_rule, declared, measure
 from cactus_theory.testing.laws import LAWS, Behaviour
 
 Say = Callable[..., None]
@@ -34,7 +34,7 @@ def main(options: dict[str, Any]) -> None:
         say(event="refused", message=" ".join(str(error).split()))
         return
     groups = examples(options["examples"], options["seed"])
-    say(event="loaded", rule=rule.spec, declares=str(rule.declares))
+    say(event="loaded", rule=rule.spec, declares=declared(rule))
     if options["trace"]:
         law = LAWS[options["trace"]]
         for q, p in groups:

@@ -43,8 +43,8 @@ __all__ = [
 TINY_EXPONENT = 30
 # near ties: factors this many float64 roundings away from 1
 TIE_ULPS = 4
-# float64 loses digits below 2.2e-308
-SUBNORMAL_EXPONENTS = (308, 323)
+# how many powers of ten a tail spans, and the deepest one whose ratio p/q is still a number
+TAIL_SPREAD, DEEPEST_RATIO = 15, 307
 
 
 def weights(*, zeros: bool = True, tiny: bool = True) -> st.SearchStrategy[float]:
@@ -153,10 +153,12 @@ def near_ties(draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10) -> Te
 
 
 @st.composite
-def subnormal_tails(draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10) -> Tensor:
-    """Draw a row (V,) with entries down to 1e-323, where float64 has lost its digits."""
+def subnormal_tails(
+    draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10, deepest: int = 323
+) -> Tensor:
+    """Draw a row (V,) with entries down to 10^−deepest; below 1e-308 float64 loses its digits."""
     vocab = draw(st.integers(min_vocab, max_vocab))
-    tail = st.integers(*SUBNORMAL_EXPONENTS).map(lambda k: float(f"1e-{k}"))
+    tail = st.integers(deepest - TAIL_SPREAD, deepest).map(lambda k: float(f"1e-{k}"))
     entries = draw(st.lists(st.one_of(weights(tiny=False), tail), min_size=vocab, max_size=vocab))
     entries[draw(st.integers(0, vocab - 1))] = 1.0
     row = torch.tensor(entries, dtype=torch.float64)
@@ -192,7 +194,10 @@ def float32_pairs(
 
 @st.composite
 def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tuple[Tensor, Tensor]:
-    """Draw (target, draft) of any of the kinds above; over-proposing drafts may have 12 tokens."""
+    """Draw (target, draft) of any of the kinds above; over-proposing drafts have up to 2V tokens.
+
+    Tails reach down to 1e-307, so that every ratio p/q is a number.
+    """
     sizes: dict[str, Any] = {"min_vocab": min_vocab, "max_vocab": max_vocab}
     kind = draw(st.sampled_from(("pair", "pair", "rare", "mixed", "mixed")))
     if kind == "pair":
@@ -204,7 +209,7 @@ def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tup
     sizes = {"min_vocab": vocab, "max_vocab": vocab}
     kinds = [distributions(**sizes), one_hot(**sizes), zipf(**sizes), dirichlet(**sizes)]
     if vocab > 1:
-        kinds += [near_ties(**sizes), subnormal_tails(**sizes)]
+        kinds += [near_ties(**sizes), subnormal_tails(**sizes, deepest=DEEPEST_RATIO)]
     row = st.one_of(kinds)
     return draw(row), draw(row)
 

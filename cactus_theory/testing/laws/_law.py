@@ -109,7 +109,7 @@ def law(
         function: Callable[[Behaviour], Iterator[Bounds]],
     ) -> Callable[[Behaviour], Iterator[Bounds]]:
         lines = (function.__doc__ or "").strip().split("\n\n")[0]
-        statement = " ".join(lines.split())
+        statement = " ".join(lines.replace("``", "").split())
         name = function.__name__
         LAWS[name] = Law(name, statement, applies, function)
         return function

@@ -15,15 +15,21 @@ MOST_ROWS, MOST_PAIRS = 10, 40
 COINS, CHAINS = 4, 8
 # the largest float64 below 1, the last value a coin can take
 LAST_COIN = 1 - 2.0**-53
+# coins this far from φ cannot be mistaken for it; fractions of 2^20 are computed exactly
+ROUNDING, SHORT = 1e-12, 2.0**20
 # chance that a correct rule fails the seeded χ² test on one row
 FALSE_ALARM = 1e-6
 DRAWS = 2000
 
 
 def _edges(phi: Tensor) -> Tensor:
-    """Return coins at which a decision may turn: 0, just below φ, φ and the last one, (…, 4, V)."""
-    below = torch.nextafter(phi[:, 1], torch.zeros_like(phi[:, 1]))
-    coins = [torch.zeros_like(below), below, phi[:, 2], torch.ones_like(below)]
+    """Return coins at which a decision may turn: 0, below φ, φ and above it, (…, 4, V).
+
+    A verifier may compute φ in another order: only a short binary fraction is met exactly.
+    """
+    short = (phi * SHORT == (phi * SHORT).round())[:, 0]
+    at = torch.where(short, phi[:, 0], 0.0)
+    coins = [torch.zeros_like(at), phi[:, 1] - ROUNDING, at, phi[:, 3] + ROUNDING]
     return torch.stack(coins, 1).nan_to_num(0.0).clamp(0, LAST_COIN)
 
 
@@ -38,8 +44,8 @@ def _first(cumulative: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
 def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     """A drafted token is kept iff its coin < φ; a rejected one is replaced by g's quantile.
 
-    Enumerated over coins: 0, just below φ, φ itself and 1 − 2⁻⁵³ for the acceptance, the
-    middle of every token's share for the draw.
+    Enumerated over coins: 0, just below φ, φ itself and just above it for the acceptance,
+    the middle of every token's share for the draw.
     """
     rows, vocab = min(MOST_ROWS, len(seen.q)), seen.q.shape[-1]
     row, n = seen.drafted[:rows].nonzero().T
@@ -59,7 +65,10 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     )
     kept = coin < phi
     token = torch.arange(vocab).expand(shape)
-    clear = kept | (g > BORDER)[:, None, :].expand(shape)
+    # 1 less a rounding may be 1 to a verifier
+    sharp = ((coin - phi).abs() >= ROUNDING / 2) | (coin == phi) | (phi == 0)
+    sharp &= ~((phi < 1) & (phi > 1 - ROUNDING))
+    clear = sharp & (kept | (g > BORDER)[:, None, :].expand(shape))
 
     def about(index: tuple[int, ...]) -> str:
         pair, c, d = index
@@ -78,7 +87,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     def about_bonus(index: tuple[int, ...]) -> str:
         return "bonus token (−1 for none) behind the " + about(index)
 
-    yield Bounds(found, expected, expected, about_bonus, 0.0, sure | ~kept, row)
+    yield Bounds(found, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
 
 
 @law()
@@ -135,14 +144,17 @@ def frequencies_follow_the_law(seen: Behaviour) -> Iterator[Bounds]:
 
     χ² over seeded draws on one row; a correct rule fails with probability 1e-6.
     """
-    q, p = seen.q[:1], seen.p[:1]
+    if not bool(seen.steady.any()):
+        return
+    chosen = seen.steady.nonzero()[0]
+    q, p = seen.q[chosen], seen.p[chosen]
     generator = torch.Generator().manual_seed(0)
     ids = torch.multinomial(p, DRAWS, replacement=True, generator=generator).T
     rows = q.expand(DRAWS, 2, -1), p.expand(DRAWS, 1, -1)
-    verdict = seen.verify(seen.rule, *rows, ids, generator=generator)
+    verdict = seen.verify(seen.rule, *rows, ids, generator=generator, validate=False)
     tokens = verdict.output_token_ids[:, 0]
     count = torch.bincount(tokens.clamp(min=0), minlength=q.shape[-1]).double()
-    expected = seen.emitted[0] * DRAWS
+    expected = seen.emitted[chosen[0]] * DRAWS
     common = expected > 5
     # rare tokens are put together so that every cell is expected to be filled
     seen_cells = torch.cat([count[common], count[~common].sum()[None]])
@@ -152,7 +164,7 @@ def frequencies_follow_the_law(seen: Behaviour) -> Iterator[Bounds]:
     freedom = max(int(filled.sum()) - 1, 1)
     chance = torch.special.gammaincc(torch.tensor(freedom / 2).double(), distance / 2)
     about = "chance of frequencies at least as odd"
-    yield Bounds(chance[None], FALSE_ALARM, None, about, 0.0, rows=torch.tensor([0]))
+    yield Bounds(chance[None], FALSE_ALARM, None, about, 0.0, rows=chosen)
 
 
 def _same(rows: Tensor) -> Tensor:
