@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--draft", type=Path, default=HERE / "pair" / "draft", help="draft model folder")
     add("--prompts", type=Path, default=HERE / "data" / "prompts.jsonl", help="JSON lines")
     add("--num-prompts", type=int, default=8)
-    add("--num-draft-tokens", type=int, nargs="+", default=[2, 4], metavar="K", help="to try")
+    add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K", help="to try")
     add("--max-new-tokens", type=int, default=48, metavar="N")
     add("--repeats", type=int, default=3, help="timed runs; their median is shown")
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC")
