@@ -2,6 +2,8 @@
 
 ``theory``: the optimum, its policy form, exact laws and audits at real vocabulary sizes,
 beside one softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
+``verify``: one verification step of a batch, beside the straightforward dense way.
+``decode``: tokens per second of a model pair, beside Hugging Face assisted generation.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import cactus_theory as ct
 
 from .results import provenance, write_csv
 
+HERE = Path(__file__).resolve().parent
+PAIR, PROMPTS = HERE / "pair", HERE / "data" / "prompts.jsonl"
 DELTA = 0.1
 LARGE, MEDIUM = 151_936, 32_000
 PROGRAM_SIZES = (1_000, 10_000)
@@ -29,20 +33,41 @@ BATCH = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("what", choices=("theory",), help="which benchmark")
+    parser.add_argument("what", choices=("theory", "verify", "decode"), help="which benchmark")
     parser.add_argument("--repeats", type=int, default=7, help="the median is reported")
     parser.add_argument("--programs", type=int, default=5, help="rows solved by CLARABEL a size")
-    parser.add_argument("--out", type=Path, default=Path("build/bench/theory.csv"))
+    parser.add_argument("--target", type=Path, default=PAIR / "target", help="of decode")
+    parser.add_argument("--draft", type=Path, default=PAIR / "draft", help="of decode")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="of decode, JSON lines")
+    parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
 
 
 def run(args: argparse.Namespace) -> int:
     """Time everything, print a table, write the CSV."""
     torch.set_num_threads(1)
+    args.out = args.out or Path("build/bench") / f"{args.what}.csv"
+    if args.what != "theory":
+        return _run_module(args)
     rows = []
     for row in _all(args):
         rows.append(row)
         print(f"{row['milliseconds']:>12.3f} ms  {row['job']}  {row['note']}", flush=True)
     write_csv(args.out, rows, provenance("python -m simulations bench theory"))
+    return 0
+
+
+def _run_module(args: argparse.Namespace) -> int:
+    """Run a benchmark that has a file of its own."""
+    if args.what == "verify":
+        from . import bench_verify as bench
+
+        rows = bench.measure(args.repeats)
+    else:
+        from . import bench_decode as bench
+
+        rows = bench.measure(args.target, args.draft, args.prompts, args.repeats)
+    bench.report(rows)
+    write_csv(args.out, rows, provenance(f"python -m simulations bench {args.what}"))
     return 0
 
 
