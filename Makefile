@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.cactus-theory
 export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough lint figures bench gpu-check clean
+.PHONY: help setup demo test test-thorough mutate lint figures bench gpu-check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ test: $(STAMP)  ## the test suite
 
 test-thorough: $(STAMP)  ## the same with many more examples (tens of minutes)
 	@CACTUS_THEORY_THOROUGH=1 $(BIN)/python -m pytest -q
+
+mutate: $(STAMP)  ## make mistakes in a copy of the core; the tests must notice (< 25 minutes)
+	@$(BIN)/python -m tests.mutation
 
 lint: $(STAMP)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

@@ -1,0 +1,198 @@
+"""One small mistake each, as (file under cactus_theory, what is there, what replaces it).
+
+What is there occurs exactly once in its file. EXPLAINED names mistakes that no test can
+see, with the reason.
+"""
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """A mistake to make in a copy of the package."""
+
+    file: str
+    old: str
+    new: str
+
+
+MUTATIONS = tuple(
+    Mutation(*parts)
+    for parts in (
+        # divergences
+        ("divergences.py", "return torch.xlogy(t, t)", "return -torch.xlogy(t, t)"),
+        ("divergences.py", "outside * price", "0 * outside"),
+        ("divergences.py", "return (t - 1).abs() / 2", "return (t - 1).abs()"),
+        ("divergences.py", "return 1 - t**-2\n", "return 1 - t**-1\n"),
+        (
+            "divergences.py",
+            "torch.expm1((self.a - 1) * delta) / (self.a",
+            "torch.expm1(self.a * delta) / (self.a",
+        ),
+        ("divergences.py", "return ratio.amax(-1).log()", "return ratio.amin(-1).log()"),
+        # the optimum
+        ("_path.py", "self.largest = (q - p)", "self.largest = (p - 2 * q)"),
+        (
+            "_path.py",
+            "capped = (rejection - self.zero_mass).clamp(min=0.0)",
+            "capped = rejection",
+        ),
+        (
+            "_path.py",
+            "edge = (rejection + _pick(self.p_below, index))",
+            "edge = (rejection - _pick(self.p_below, index))",
+        ),
+        (
+            "_path.py",
+            "return index, self._between_neighbours(edge, index).clamp(max=1.0)",
+            "return index, self._between_neighbours(edge, index).clamp(max=0.9)",
+        ),
+        ("_roots.py", "kept = there <= budget", "kept = there > budget"),
+        ("band.py", "price = 1 / point.slope\n        if", "price = 2 / point.slope\n        if"),
+        (
+            "band.py",
+            "level = -price * (f.slope(point.lower)",
+            "level = price * (f.slope(point.lower)",
+        ),
+        (
+            "band.py",
+            "strict = rejection >= path.largest",
+            "strict = rejection > path.largest + 1",
+        ),
+        ("_edges.py", "widen = math.exp(1 / price)", "widen = math.exp(price)"),
+        (
+            "_edges.py",
+            "down, up = f.slope(lower) - f.slope_at_one, f.slope(upper) - f.slope_at_one",
+            "up, down = f.slope(lower) - f.slope_at_one, f.slope(upper) - f.slope_at_one",
+        ),
+        # policies
+        (
+            "policies/_base.py",
+            "torch.where(drafted > 0, ratio.clamp(max=1.0), (raised > 0).double())",
+            "torch.where(drafted > 0, ratio, (raised > 0).double())",
+        ),
+        (
+            "policies/_base.py",
+            "torch.where(total > 0, residual / torch.where(total > 0, total, 1.0), fallback)",
+            "torch.where(total > 0, residual, fallback)",
+        ),
+        ("policies/_base.py", "rejected = p * (1 - phi)", "rejected = p * phi"),
+        (
+            "policies/_base.py",
+            "return kept + lost * self.recovery_row(q, p)",
+            "return kept + self.recovery_row(q, p)",
+        ),
+        (
+            "policies/_base.py",
+            "return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)",
+            "return normalised_or((q - p).clamp(min=0.0), q)",
+        ),
+        (
+            "policies/_base.py",
+            "return residual_or(self.target(own_q, own_p) - own_p, own_q)",
+            "return residual_or(own_p - self.target(own_q, own_p), own_q)",
+        ),
+        (
+            "policies/_base.py",
+            "return keep_probability(target.gather(-1, n), p.double().gather(-1, n))",
+            "return keep_probability(p.double().gather(-1, n), target.gather(-1, n))",
+        ),
+        (
+            "policies/_per_proposal.py",
+            "torch.where(rest > 0, (1 - gamma) / torch.where(rest > 0, rest, 1.0), 0.0)",
+            "torch.where(rest > 0, (1 + gamma) / torch.where(rest > 0, rest, 1.0), 0.0)",
+        ),
+        (
+            "policies/_per_proposal.py",
+            "return rows.scatter(-1, n[..., None], gamma[..., None])",
+            "return rows",
+        ),
+        (
+            "policies/_per_proposal.py",
+            "emitted = torch.minimum(p, gamma)",
+            "emitted = torch.minimum(p, q)",
+        ),
+        (
+            "policies/_per_proposal.py",
+            "index = torch.searchsorted(ratio, scale) - 1",
+            "index = torch.searchsorted(ratio, scale)",
+        ),
+        (
+            "policies/_per_proposal.py",
+            "return residual_or(scaled.sub_(p[at]), own_q)",
+            "return residual_or(scaled, own_q)",
+        ),
+        ("policies/cactus.py", "2 * self.delta * q_n", "self.delta * q_n"),
+        ("policies/cactus.py", "q_n * (1 - q_n)", "q_n * (1 + q_n)"),
+        (
+            "policies/cactus_exact.py",
+            "value = q_n * f.centred(up) + rest * f.centred(down)",
+            "value = q_n * f.centred(up) - rest * f.centred(down)",
+        ),
+        ("policies/band.py", "torch.maximum(p, lower * q)", "torch.minimum(p, lower * q)"),
+        (
+            "policies/band.py",
+            "budget = Budget(self.divergence, self.delta, ",
+            "budget = Budget(self.divergence, self.delta / 2, ",
+        ),
+        (
+            "policies/typical.py",
+            "(q.gather(-1, n).double() > self.threshold(q))",
+            "(q.gather(-1, n).double() >= self.threshold(q))",
+        ),
+        ("policies/typical.py", "(-entropy).exp()", "entropy.exp()"),
+        (
+            "policies/speculative.py",
+            "keep_probability(q_n, p.gather(-1, n).double())",
+            "keep_probability(p.gather(-1, n).double(), q_n)",
+        ),
+        # the verification step
+        ("verify/_step.py", "kept = accept < phi", "kept = accept <= phi"),
+        (
+            "verify/_step.py",
+            "refused = self.accept[at] >= phi",
+            "refused = self.accept[at] > phi",
+        ),
+        (
+            "verify/_step.py",
+            "refused = [row for row, count in enumerate(counts) if count < drafted[row]]",
+            "refused = [row for row, count in enumerate(counts) if count <= drafted[row]]",
+        ),
+        (
+            "verify/_step.py",
+            "kept &= _steps(ids) < lengths[:, None]",
+            "kept &= _steps(ids) <= lengths[:, None]",
+        ),
+        (
+            "verify/_draw.py",
+            "index = torch.searchsorted(cumulative, threshold, right=True)",
+            "index = torch.searchsorted(cumulative, threshold)",
+        ),
+        (
+            "verify/_draw.py",
+            "length + 1, generator=source",
+            "length + 2, generator=source",
+        ),
+        # the decode loop
+        (
+            "decoding/_round.py",
+            "self.target.rollback(row, texts.lengths[row] - 1)",
+            "self.target.rollback(row, texts.lengths[row])",
+        ),
+        ("decoding/_cache.py", "end = self.length + new", "end = self.length + new - 1"),
+        (
+            "decoding/_round.py",
+            "keep = [count + 1 if on else 0",
+            "keep = [count if on else 0",
+        ),
+        # the emitted law
+        (
+            "emitted.py",
+            "torch.where(drafted, costs, 0.0).amax(-1), over",
+            "torch.where(drafted, costs, 0.0).amin(-1), over",
+        ),
+        ("emitted.py", "accepted = (p * rule.keep(q, p)).sum(-1)", "accepted = p.sum(-1)"),
+    )
+)
+
+# what replaces the code → why nothing can see it
+EXPLAINED: dict[str, str] = {}
