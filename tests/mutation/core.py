@@ -1,0 +1,20 @@
+"""The tests that every mistake is shown to; together they take at most 45 s."""
+
+# files, and single tests of larger files
+CORE = (
+    "tests/decoding/test_cache.py",
+    "tests/decoding/test_greedy.py::test_equals_plain_greedy[",
+    "tests/decoding/test_ragged.py::test_seven_rows_equal_each_alone",
+    "tests/test_band.py::test_ordinary_rows",
+    "tests/test_band.py::test_delta_price_and_acceptance",
+    "tests/test_band.py::test_price_is_what",
+    "tests/test_band_ends.py",
+    "tests/test_divergences.py",
+    "tests/test_emitted.py::test_audit",
+    "tests/test_emitted.py::test_fast_law_equals_enumeration_on_rough_rows",
+    "tests/test_policies.py",
+    "tests/testing/test_registry_laws.py",
+    "tests/verify/test_chain.py::test_rows_of_different_lengths",
+    "tests/verify/test_chain.py::test_one_generator_per_row",
+    "tests/verify/test_chain.py::test_extreme_coins",
+)
