@@ -155,7 +155,10 @@ class Envelope:
             point = solve_band(geometry, "price", torch.full_like(q[:, 0], price)).point
             accepted.append(1 - point.rejection.mean().item())
             spent.append(point.divergence.mean().item())
-        return cls(np.array(prices), np.array(accepted), np.array(spent))
+        points = np.array([prices, accepted, spent])
+        # once every row is the draft's own, a lower price changes nothing
+        rises = (np.diff(points[1:], prepend=-np.inf) > 0).all(0)
+        return cls(*points[:, rises])
 
     def compare(self, acceptance: float, kl: float) -> Row:
         """Return the least KL at equal acceptance and the best acceptance at equal KL.
