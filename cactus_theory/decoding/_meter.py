@@ -11,10 +11,11 @@ from cactus_theory.decoding.result import MeterReading, VerifiedRows
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import draft_row
+from cactus_theory.policies._base import FixedTarget, draft_row
+from cactus_theory.policies._per_proposal import PerProposal
 
-# Rows wait until so many entries (8 MiB of float64) have come together.
-BATCHED_ENTRIES = 2**20
+# Rows wait until so many entries (2 MiB of float64) have come together: few calls, warm caches.
+BATCHED_ENTRIES = 2**18
 Choice = Int[Tensor, "rows"]
 
 
@@ -75,13 +76,22 @@ class Meter:
                 self._measure(rule, q[mine], p[mine])
 
     def _measure(self, rule: Policy, q: Tensor, p: Tensor) -> None:
-        self.expected += float((p * rule.keep(q, p)).sum())
         budget = rule.declares.budget
-        if budget is not None and budget.scope == "emitted" and budget.amount == 0:
-            return  # what is emitted is q
-        spent = self.divergence.value(rule.emitted(q, p), q).clamp(min=0.0)
+        lossless = budget is not None and budget.scope == "emitted" and budget.amount == 0
+        emitted = q if lossless else rule.emitted(q, p)
+        self.expected += _accepted(rule, q, p, emitted)
+        if lossless:
+            return
+        spent = self.divergence.value(emitted, q).clamp(min=0.0)
         self.total += float(spent.sum())
         self.largest = max(self.largest, float(spent.max()))
+
+
+def _accepted(rule: Policy, q: Tensor, p: Tensor, emitted: Tensor) -> float:
+    """Return Σ p φ over rows: Σ min(p, out) for rules that are lossless for what they emit."""
+    if isinstance(rule, FixedTarget | PerProposal):
+        return float(torch.minimum(p, emitted).sum())
+    return float((p * rule.keep(q, p)).sum())
 
 
 class Recorder:

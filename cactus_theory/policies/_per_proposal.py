@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.policies._base import (
@@ -26,7 +26,6 @@ from cactus_theory.policies._base import (
 )
 
 Refused = Float[Tensor, "rows refused"]
-Refilled = Float[Tensor, "rows refilled"]
 
 
 class PerProposal(Policy):
@@ -88,21 +87,23 @@ class PerProposal(Policy):
         """Return the exact emitted law in O(V log V) a row.
 
         out(x) = min(p_x, γ_x) + Σ_n (R_n/Z_n)(s_n q_x − p_x)₊ with R_n = (p_n − γ_n)₊ and
-        Z_n = Σ_y (s_n q_y − p_y)₊. What can be refused has p > q, what can be refilled p < q:
-        each side is packed and sorted alone, then every sum over one is a lookup in the other.
+        Z_n = Σ_y (s_n q_y − p_y)₊. Only tokens that can be refused are sorted, by s; every
+        other token finds how many of them lie above its p/q, and all sums go by that number.
         """
         shape, vocab = q.shape, q.shape[-1]
         q, p = q.reshape(-1, vocab), p.reshape(-1, vocab)
         gamma = self.gamma(q)
         _, scale, lost = _sorted(p > gamma, -self._scale(q, gamma), p - gamma)
         scale = -scale
-        refilled, ratio, held = _sorted(p < q, p / torch.where(p < q, q, 1.0), q)
-        shortfall = _shortfall(held, ratio, scale)
-        used = (lost > 0) & (shortfall > 0)
-        weight = torch.where(used, lost / torch.where(used, shortfall, 1.0), 0.0)
-        emitted = torch.minimum(p, gamma)
-        extra = _refill(held, p.gather(-1, refilled), ratio, scale, weight)
-        return emitted.scatter_add(-1, refilled, extra).reshape(shape)
+        kept = torch.minimum(p, gamma)
+        if scale.shape[-1] == 0:
+            return kept.reshape(shape)
+        ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), torch.inf)
+        above = torch.searchsorted(-scale, ratio.neg_())  # how many s_n > p_x/q_x
+        shortfall = _shortfall(q, p, above, scale)
+        # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
+        weight = torch.where(lost > 0, lost / torch.maximum(shortfall, lost), 0.0)
+        return kept.add_(_refill(q, p, above, scale, weight)).reshape(shape)
 
     def _scale(self, q_n: Tensor, gamma: Tensor) -> Tensor:
         """Return s = (1 − γ)/(1 − q_n), 0 where q_n = 1."""
@@ -130,26 +131,25 @@ def _sorted(chosen: Bool[Tensor, "*batch vocab"], key: Rows, mass: Rows) -> tupl
     )
 
 
-def _shortfall(q: Refilled, ratio: Refilled, scale: Refused) -> Refused:
-    """Return Z(s) = Σ_y (s q_y − p_y)₊ at each s of ``scale``, tokens sorted by p/q.
+def _shortfall(q: Rows, p: Rows, above: Int[Tensor, "rows vocab"], scale: Refused) -> Refused:
+    """Return Z(s) = Σ_y (s q_y − p_y)₊ at each s of ``scale``, which falls.
 
-    Accumulated from non-negative pieces, so small values keep their relative accuracy.
+    Token y counts for the first ``above`` of them.
     """
-    if ratio.shape[-1] == 0:
-        return torch.zeros_like(scale)
-    below = q.cumsum(-1)
-    steps = torch.where(torch.isfinite(ratio[:, 1:]), ratio.diff(dim=-1), 0.0)
-    at_knot = torch.cat([torch.zeros_like(q[:, :1]), (steps * below[:, :-1]).cumsum(-1)], -1)
-    index = torch.searchsorted(ratio, scale) - 1
-    last = index.clamp(min=0)
-    value = at_knot.gather(-1, last) + (scale - ratio.gather(-1, last)) * below.gather(-1, last)
-    return torch.where(index >= 0, value, 0.0)
+
+    def beyond(mass: Tensor) -> Tensor:
+        totals = mass.new_zeros(len(mass), scale.shape[-1] + 1).scatter_add_(-1, above, mass)
+        return totals[:, 1:].flip(-1).cumsum(-1).flip(-1)
+
+    value = scale * beyond(q) - beyond(p)
+    return torch.where(torch.isfinite(scale), value, 0.0)
 
 
-def _refill(q: Refilled, p: Refilled, ratio: Refilled, scale: Refused, weight: Refused) -> Refilled:
-    """Return Σ_n weight_n (s_n q_x − p_x)₊ for the sorted x, with s falling."""
-    zero = torch.zeros_like(q[:, :1]) if q.shape[-1] else q.new_zeros(len(q), 1)
+def _refill(
+    q: Rows, p: Rows, above: Int[Tensor, "rows vocab"], scale: Refused, weight: Refused
+) -> Rows:
+    """Return Σ_n weight_n (s_n q_x − p_x)₊ for every x, with s falling."""
+    zero = torch.zeros_like(weight[:, :1])
     mass = torch.cat([zero, weight.cumsum(-1)], -1)
     scaled = torch.cat([zero, torch.where(weight > 0, weight * scale, 0.0).cumsum(-1)], -1)
-    above = torch.searchsorted(-scale, -ratio)  # how many s_n > p_x/q_x
-    return (scaled.gather(-1, above) * q - mass.gather(-1, above) * p).clamp(min=0.0)
+    return (scaled.gather(-1, above).mul_(q)).sub_(mass.gather(-1, above).mul_(p)).clamp_(min=0.0)
