@@ -67,7 +67,7 @@ def emitted(ax: Axes, rows: Rows) -> None:
         wide = dashes == "-"
         place = {"ha": "center", "shift": (6, 9)} if wide else {"shift": (2, -8)}
         style.label(ax, text, PEAK if wide else (x[0], y[0]), style.INK, **place)
-    promise(ax, (1e-3, 1), "promised", shift=(2, -6))
+    promise(ax, (1e-3, 1), "δ itself", shift=(2, -6))
 
 
 def real_rows(ax: Axes, rows: Rows) -> None:
