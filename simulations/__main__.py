@@ -13,6 +13,7 @@ COMMANDS = {
     "frontier": ("simulations.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("simulations.constant_price", "constant price against constant δ (CSV)"),
     "overspend": ("simulations.overspend", "how far the published rule exceeds its budget (CSV)"),
+    "design-example": ("simulations.design_example", "a row under constraints of one's own (CSV)"),
     "bench": ("simulations.bench", "time the closed forms against named alternatives"),
     "gpu-check": ("simulations.gpu_check", "check and time the device path"),
 }
