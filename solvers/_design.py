@@ -45,13 +45,19 @@ class _Attempt:
 
 
 def _scale(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> np.ndarray:
-    """Return a guess of the row's size: the draft, kept between the target and the budgets."""
+    """Return a guess of the row's size: the draft, kept between the target and the limits."""
     inside = q > 0
     ceiling = np.ones(int(inside.sum()))
+    floor, limit = np.zeros_like(q), np.ones_like(q)
     for rule in rules:
         if isinstance(rule, BudgetRule):
             ceiling = np.minimum(ceiling, raised_ceiling(q[inside], rule.kind, rule.delta))
-    return np.clip(p[inside], q[inside], ceiling)
+        if isinstance(rule, LimitRule) and rule.sign > 0:
+            limit[rule.tokens] = np.minimum(limit[rule.tokens], rule.limit)
+        elif isinstance(rule, LimitRule):
+            floor[rule.tokens] = np.maximum(floor[rule.tokens], rule.limit)
+    guess = np.minimum(np.clip(p[inside], q[inside], ceiling), limit[inside])
+    return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
 
 
 def _attempt(
@@ -141,8 +147,10 @@ def solve(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> dict[str, Any]
             fault = f"{attempt.status}, but {value:.9g} misses its bound {bound:.9g}"
             earlier = value
         faults.append(f"{how[0]}: {fault}")
+        # the next attempt is scaled by this answer, or half way to the target if there was none
         inside = q[q > 0]
-        scale = inside if attempt.h is None else np.maximum(attempt.h, SMALLEST_SCALE * inside)
+        guess = np.sqrt(scale * inside) if attempt.h is None else attempt.h
+        scale = np.maximum(guess, SMALLEST_SCALE * inside)
     if refused > 1:
         raise Infeasible(_conflict(q, p, list(rules)))
     raise SolverGaveUp(

@@ -17,7 +17,7 @@ VALUE = 1e-6
 PRICE = 1e-3
 SUMMED = tuple(s for s in DIVERGENCES if not s.startswith(("renyi", "max")))
 PRICED = tuple(s for s in SUMMED if s != "total_variation")
-EXAMPLES = 100 if THOROUGH else 12
+EXAMPLES = 100 if THOROUGH else 8
 
 
 def batches():
@@ -43,9 +43,9 @@ def constant_price(spec, q, p, delta):
     def over(log):
         return band(spec, q, p, math.exp(log)).divergence.sum() - delta
 
-    if over(-30.0) <= 0:
+    if over(-12.0) <= 0:
         return band(spec, q, p, 0.0)
-    return band(spec, q, p, math.exp(brentq(over, -30.0, 12.0, xtol=1e-13)))
+    return band(spec, q, p, math.exp(brentq(over, -12.0, 12.0, xtol=1e-9)))
 
 
 @pytest.mark.parametrize("spec", PRICED)
@@ -64,7 +64,7 @@ def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
     assert program.target.sum(-1) == pytest.approx(np.ones(len(q)), abs=1e-12)
     assert not program.target[q == 0].any()
     price = bands.price.max()
-    if price > 1e-3 and bands.divergence.sum() > delta - 1e-9:
+    if price > 1e-3 and bands.divergence.sum() > delta - 1e-7:
         assert program.price == pytest.approx(price, rel=PRICE)
         np.testing.assert_allclose(program.divergence, bands.divergence, atol=1e-3)
 
@@ -76,7 +76,7 @@ def test_ten_real_sized_positions():
     program = sequence.solve(q, p, delta=1.0)
     bands = constant_price("kl", q, p, 1.0)
     assert program.total_divergence == pytest.approx(1.0, abs=1e-6)
-    assert bands.divergence.sum() == pytest.approx(1.0, abs=1e-9)
+    assert bands.divergence.sum() == pytest.approx(1.0, abs=1e-7)
     assert program.total_acceptance == pytest.approx(bands.acceptance.sum(), abs=VALUE)
     assert program.price == pytest.approx(bands.price[0], rel=PRICE)
     even = ct.optimal_acceptance(q, p, delta=0.1).acceptance.sum()
