@@ -12,7 +12,7 @@ CORE = (
     "tests/test_divergences.py",
     "tests/test_emitted.py::test_audit",
     "tests/test_emitted.py::test_fast_law_equals_enumeration_on_rough_rows",
-    "tests/test_policies.py",
+    "tests/policies/test_rules.py",
     "tests/testing/test_registry_laws.py",
     "tests/verify/test_chain.py::test_rows_of_different_lengths",
     "tests/verify/test_chain.py::test_one_generator_per_row",

@@ -15,7 +15,7 @@ COUNT = 10_000 if THOROUGH else 300
 PER_NAME = 1000 if THOROUGH else 2
 
 # The published rule declares the budget it was derived from; it does not keep it below 1.2564
-# nats, which is what `test_policies.py` measures.
+# nats, which tests/policies measures.
 OVERSPENDS = {spec for spec, rule in RULES.items() if rule.name == "cactus" and rule.delta < 1.2564}
 
 
