@@ -19,7 +19,7 @@ from cactus_theory.decoding.drafters._base import nothing
 from cactus_theory.decoding.pace import Pace, Round
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify._draw import pick
-from cactus_theory.verify._step import settle
+from cactus_theory.verify._step import on_host, settle
 
 OnRound = Callable[[list[list[int]]], None]
 
@@ -116,10 +116,17 @@ class Decode:
         decision = self.rules.decide(choice, q[:, :width], drafted.probs, ids, accept, counts)
         full = min(counts) == width
         lengths = None if full else torch.tensor(counts, device=ids.device)
-        output, accepted = settle(decision, q, ids, lengths, accept, draw)
-        last = output.gather(1, accepted[:, None])[:, 0]
-        # the one transfer of a round
-        return [[token for token in row if token >= 0] for row in output.tolist()], last
+        if ids.is_cuda:
+            output, accepted = settle(decision, q, ids, lengths, accept, draw)
+            last = output.gather(1, accepted[:, None])[:, 0]
+            # the one transfer of a round
+            return [[token for token in row if token >= 0] for row in output.tolist()], last
+        kept = accept < decision[0]
+        if lengths is not None:
+            kept &= torch.arange(width) < lengths[:, None]
+        numbers, last = on_host(decision[1], kept, q, counts, draw)
+        rows = zip(ids.tolist(), numbers, last.tolist(), strict=True)
+        return [[*own[:count], token] for own, count, token in rows], last
 
     def _settle(self, tokens: list[list[int]], last: Int[Tensor, "batch"]) -> list[list[int]]:
         """Append the tokens of open rows and take the models back to them."""

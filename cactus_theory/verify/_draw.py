@@ -33,6 +33,8 @@ def _first_beyond(
 ) -> Int[Tensor, "rows 1"]:
     """Return the first index whose cumulative mass exceeds the threshold, of positive mass."""
     index = torch.searchsorted(cumulative, threshold, right=True)
+    if not index.is_cuda and int(index.max()) < cumulative.shape[-1]:
+        return index
     # a threshold may round up to the total: fall back on the index where that was reached
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
     return torch.minimum(index, last)

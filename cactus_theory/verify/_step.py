@@ -84,9 +84,10 @@ class _Screened:
                     self.left[row] = []
         return self.phi, self.recover
 
-    def recover(self, at: tuple[Tensor, Tensor]) -> Tensor:
+    def recover(self, at: tuple[Any, Any]) -> Tensor:
         """Return the recovery rows at each row's first refusal."""
-        return torch.stack([self.recovered[row] for row in at[0].tolist()])
+        rows = [0] if isinstance(at[0], slice) else at[0].tolist()
+        return torch.stack([self.recovered[row] for row in rows])
 
 
 def decide_mixed(
@@ -133,31 +134,36 @@ def settle(
         kept &= _steps(ids) < lengths[:, None]
     if ids.is_cuda:
         return _on_device(recover, kept, q, ids, lengths, draw)
-    return _on_host(recover, kept, q, ids, lengths, draw)
+    drafted = None if lengths is None else lengths.tolist()
+    counts, last = on_host(recover, kept, q, drafted, draw)
+    accepted = torch.tensor(counts)
+    output = torch.full((len(ids), ids.shape[1] + 1), -1, dtype=torch.int64)
+    output[:, :-1] = torch.where(_steps(ids) < accepted[:, None], ids, -1)
+    return output.scatter_(1, accepted[:, None], last[:, None]), accepted
 
 
-def _on_host(
+def on_host(
     recover: Recover,
     kept: Bool[Tensor, "batch K"],
     q: Float[Tensor, "batch K1 vocab"],
-    ids: Int[Tensor, "batch K"],
-    lengths: Int[Tensor, "batch"] | None,
+    drafted: Sequence[int] | None,
     draw: Float[Tensor, "batch"],
-) -> tuple[Tensor, Tensor]:
-    width = ids.shape[1]
+) -> tuple[list[int], Int[Tensor, "batch"]]:
+    """Return accepted counts and the (B,) tokens that follow them."""
     counts = [(flags + [False]).index(False) for flags in kept.tolist()]
-    drafted = [width] * len(counts) if lengths is None else lengths.tolist()
+    if drafted is None:
+        drafted = [kept.shape[1]] * len(counts)
+    if len(counts) == 1:  # views instead of copies
+        at: Any = slice(0, 1), counts[0]
+        return counts, pick((recover if counts[0] < drafted[0] else q.__getitem__)(at), draw)
     refused = [row for row, count in enumerate(counts) if count < drafted[row]]
     passed = [row for row, count in enumerate(counts) if count >= drafted[row]]
-    output = ids.new_full((len(counts), width + 1), -1)
-    for row, count in enumerate(counts):
-        output[row, :count] = ids[row, :count]
+    last = torch.empty(len(counts), dtype=torch.int64)
     for rows, build in ((refused, recover), (passed, q.__getitem__)):
         if rows:
             at = torch.tensor(rows), torch.tensor([counts[row] for row in rows])
-            everyone = len(rows) == len(counts)
-            output[at] = pick(build(at), draw if everyone else draw[at[0]])
-    return output, torch.tensor(counts)
+            last[at[0]] = pick(build(at), draw[at[0]])
+    return counts, last
 
 
 def _on_device(

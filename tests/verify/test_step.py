@@ -28,11 +28,19 @@ def test_host_and_device_paths_agree(spec, certain):
     rule = ct.policy(spec)
     phi, recover = rule.decide(q[:, :5], p, ids)
     kept = (accept < phi) & (torch.arange(5) < lengths[:, None])
-    host = _step._on_host(recover, kept, q, ids, lengths, draw)
-    device = _step._on_device(recover, kept, q, ids, lengths, draw)
-    assert torch.equal(host[0], device[0])
-    assert torch.equal(host[1], device[1])
-    assert 0 < int((host[1] < lengths).sum()) < 40
+    counts, last = _step.on_host(recover, kept, q, lengths.tolist(), draw)
+    output, accepted = _step._on_device(recover, kept, q, ids, lengths, draw)
+    assert counts == accepted.tolist()
+    assert torch.equal(last, output.gather(1, accepted[:, None])[:, 0])
+    assert ((output >= 0).sum(-1) == accepted + 1).all()
+    assert 0 < int((accepted < lengths).sum()) < 40
+    host, again = _step.settle((phi, recover), q, ids, lengths, accept, draw)
+    assert torch.equal(host, output) and torch.equal(again, accepted)
+    for row, count in enumerate(counts):
+        one = slice(row, row + 1)
+        own = rule.decide(q[one, :5], None if p is None else p[one], ids[one])
+        drafted = lengths[one].tolist()
+        assert _step.on_host(own[1], kept[one], q[one], drafted, draw[one]) == ([count], last[row])
 
 
 def test_mixed_rules_decide_as_each_alone():
