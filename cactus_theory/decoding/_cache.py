@@ -6,6 +6,7 @@ rollback is one assignment. :class:`RowLayer` shows one row to a Hugging Face mo
 layer protocol of its caches.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -55,6 +56,24 @@ class RaggedCache:
         if not 0 <= length <= self.lengths[row]:
             raise ValueError(f"length: must lie in [0, {self.lengths[row]}]; got {length}")
         self.lengths[row] = length
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order; a row that changes its place is copied.
+
+        Rows must be given so that none is overwritten before it is copied:
+        ``rows[place] >= place``.
+        """
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            if keys is None or values is None:
+                continue
+            for place, row in enumerate(rows):
+                if place != row:
+                    used = slice(0, self.lengths[row])
+                    keys[place, used] = keys[row, used]
+                    values[place, used] = values[row, used]
+            self.keys[layer], self.values[layer] = keys[: len(rows)], values[: len(rows)]
+        self.lengths[:] = [self.lengths[row] for row in rows]
+        self.batch = len(rows)
 
 
 class RowLayer:

@@ -68,6 +68,14 @@ class CachedModel:
         """Forget all but the first ``length`` tokens of a row."""
         self.cache.rollback(row, length)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order (no row before its old place)."""
+        if self.lean is not None:
+            self.cache.keep(rows)
+            return
+        self.rows = [self.rows[row] for row in rows]  # each knows its place in memory
+        self.lengths[:] = [self.lengths[row] for row in rows]
+
     def _row_by_row(
         self, token_ids: Int[Tensor, "batch new"], counts: Sequence[int], keep: Sequence[int]
     ) -> Float[Tensor, "batch kept vocab"]:

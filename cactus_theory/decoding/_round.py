@@ -19,7 +19,7 @@ from cactus_theory.decoding.drafters._base import nothing
 from cactus_theory.decoding.pace import Pace, Round
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify._draw import pick
-from cactus_theory.verify._step import on_host, settle
+from cactus_theory.verify._step import emit
 
 OnRound = Callable[[list[list[int]]], None]
 
@@ -47,6 +47,9 @@ class Decode:
         self.meter, self.recorder = observers
         self.rounds: dict[tuple[int, int, bool], int] = {}
         self.width = width
+        self.batch = texts.batch
+        self.places = list(range(texts.batch))
+        self.finished: dict[int, tuple[list[int], bool]] = {}
 
     def run(self, on_round: OnRound | None) -> GenerationResult:
         """Decode until every row has ended or is full."""
@@ -59,10 +62,10 @@ class Decode:
         return self.result()
 
     def round(self, width: int) -> list[list[int]]:
-        """Give every open row at least one token; return the new ids of each row."""
+        """Give every text that is not finished at least one token; return the new ids of all."""
         before = dict(self.clock.parts)
         texts = self.texts
-        wanted = [max(min(width, texts.room(row) - 1), 0) for row in range(texts.batch)]
+        wanted = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
         draft_coins, accept, draw = self.coins.toss(wanted)
         steps = self.drafting.calls if self.drafting else 0
         drafted = self._propose(wanted, draft_coins)
@@ -74,7 +77,29 @@ class Decode:
         new = self._settle(tokens, last)
         self._observe(q, drafted, choice, new, tokens)
         self._note(before, drafted.counts, new, tokens, steps)
-        return new
+        everywhere: list[list[int]] = [[] for _ in range(self.batch)]
+        for place, own in zip(self.places, new, strict=True):
+            everywhere[place] = own
+        self._retire()
+        return everywhere
+
+    def _retire(self) -> None:
+        """Put the texts that are finished aside and close the gaps they leave."""
+        texts = self.texts
+        opened = [texts.room(row) > 0 for row in range(texts.batch)]
+        if all(opened):
+            return
+        for row, on in enumerate(opened):
+            if not on:
+                self.finished[self.places[row]] = (texts.new_ids(row), texts.ended[row])
+        rows = closed_up(opened)
+        if not rows:
+            return
+        parts = [texts, self.target, self.coins, self.rules, self.warp, self.drafting]
+        for part in parts:
+            if part is not None:
+                part.keep(rows)
+        self.places = [self.places[row] for row in rows]
 
     def _propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
         if self.drafting is None or not any(wanted):
@@ -86,11 +111,10 @@ class Decode:
     def _score(self, drafted: Sequence[int]) -> Float[Tensor, "batch K1 vocab"]:
         """Return the target's rows behind the settled text and behind each drafted token."""
         texts, lengths = self.texts, self.target.lengths
-        opened = [texts.room(row) > 0 for row in range(texts.batch)]
-        keep = [count + 1 if on else 0 for count, on in zip(drafted, opened, strict=True)]
+        keep = [count + 1 for count in drafted]
         counts = [
-            length - cached + kept - 1 if kept else 0
-            for length, cached, kept in zip(texts.lengths, lengths, keep, strict=True)
+            length - cached + count
+            for length, cached, count in zip(texts.lengths, lengths, drafted, strict=True)
         ]
         fed = texts.take(lengths, counts)
         self.clock.lap("other")
@@ -114,31 +138,16 @@ class Decode:
             return [[token] for token in last.tolist()], last
         accept = accept[:, :width]
         decision = self.rules.decide(choice, q[:, :width], drafted.probs, ids, accept, counts)
-        full = min(counts) == width
-        lengths = None if full else torch.tensor(counts, device=ids.device)
-        if ids.is_cuda:
-            output, accepted = settle(decision, q, ids, lengths, accept, draw)
-            last = output.gather(1, accepted[:, None])[:, 0]
-            # the one transfer of a round
-            return [[token for token in row if token >= 0] for row in output.tolist()], last
-        kept = accept < decision[0]
-        if lengths is not None:
-            kept &= torch.arange(width) < lengths[:, None]
-        numbers, last = on_host(decision[1], kept, q, counts, draw)
-        rows = zip(ids.tolist(), numbers, last.tolist(), strict=True)
-        return [[*own[:count], token] for own, count, token in rows], last
+        return emit(decision, q, ids, counts, accept, draw)
 
     def _settle(self, tokens: list[list[int]], last: Int[Tensor, "batch"]) -> list[list[int]]:
-        """Append the tokens of open rows and take the models back to them."""
+        """Append the tokens of each row and take the models back to them."""
         texts = self.texts
-        opened = [texts.room(row) > 0 for row in range(texts.batch)]
-        tokens = [own if on else [] for own, on in zip(tokens, opened, strict=True)]
         taken = texts.settle(tokens, last)
         new = [own[:count] for own, count in zip(tokens, taken, strict=True)]
-        for row, on in enumerate(opened):
-            if on:  # the last token is fed next round
-                self.target.rollback(row, texts.lengths[row] - 1)
-                self.rules.advance(row, new[row])
+        for row, length in enumerate(texts.lengths):
+            self.target.rollback(row, length - 1)  # the last token is fed next round
+            self.rules.advance(row, new[row])
         if self.drafting is not None:
             self.drafting.settle()
         self.clock.lap("other")
@@ -178,8 +187,6 @@ class Decode:
         """Count what happened and let the pace learn from it."""
         kept = refused = 0
         for own, emitted, count in zip(tokens, new, drafted, strict=True):
-            if not emitted:
-                continue
             accepted = min(len(own) - 1, len(emitted))
             cut = len(emitted) <= len(own) - 1  # ended inside the accepted draft
             kind = (count, accepted, cut)
@@ -203,11 +210,12 @@ class Decode:
 
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
-        texts = self.texts
         histogram = [0] * (self.width + 1)
         for (_, accepted, _), times in self.rounds.items():
             histogram[accepted] += times
-        new = [texts.new_ids(row) for row in range(texts.batch)]
+        finished = [self.finished[place] for place in range(self.batch)]
+        new = [ids for ids, _ in finished]
+        ended = tuple(own for _, own in finished)
         longest = max(map(len, new))
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         self.clock.lap("other")
@@ -220,7 +228,7 @@ class Decode:
         self.clock.lap("meter")
         return GenerationResult(
             output_token_ids=torch.tensor(padded),
-            ended=all(texts.ended),
+            ended=all(ended),
             target_calls=self.target.calls,
             draft_calls=0 if self.drafting is None else self.drafting.calls,
             accepted_histogram=tuple(histogram),
@@ -228,6 +236,13 @@ class Decode:
             meter=reading,
             rows=recorded,
             row_lengths=tuple(map(len, new)),
-            row_ended=tuple(texts.ended),
+            row_ended=ended,
             rounds=self.rounds,
         )
+
+
+def closed_up(opened: Sequence[bool]) -> list[int]:
+    """Return the open rows so that gaps are filled from the end and few rows move."""
+    rows = [row for row, on in enumerate(opened) if on]
+    movers = [row for row in reversed(rows) if row >= len(rows)]
+    return [row if on else movers.pop(0) for row, on in enumerate(opened[: len(rows)])]

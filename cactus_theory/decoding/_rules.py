@@ -44,6 +44,12 @@ class Rules:
             for schedule, ids in zip(self.schedules, texts.ids, strict=True)
         ]
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        for name in ("own", "schedules", "states"):
+            values = getattr(self, name)
+            setattr(self, name, [values[row] for row in rows])
+
     def choose(self, ids: Int[Tensor, "batch K"]) -> Choice | None:
         """Return the number of the rule for each drafted token, None if there is one rule."""
         if len(self.rules) == 1:

@@ -27,6 +27,10 @@ class Coins:
         self.device = device
         self.streams = _streams(batch, seed, generator)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        self.streams = [self.streams[row] for row in rows]
+
     def toss(self, wanted: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return (draft (B, K), accept (B, K), draw (B,)) for rows drafting up to ``wanted``."""
         width = max(wanted)

@@ -32,7 +32,7 @@ class Texts:
         self.eos, self.device = eos, device
         self.stop: Stop | None = None
         self.capacity = max(self.limits)
-        # one place more than any text needs takes what finished rows are given
+        # one place more than any text needs takes what is drafted beside a full row
         rows = [ids + [0] * (self.capacity + 1 - len(ids)) for ids in self.ids]
         self.buffer = torch.tensor(rows, dtype=torch.int64, device=device)
 
@@ -45,6 +45,14 @@ class Texts:
     def open(self) -> bool:
         """Return whether any row may still grow."""
         return any(self.room(row) for row in range(self.batch))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order; the others are forgotten."""
+        for name in ("ids", "prompts", "limits", "lengths", "ended"):
+            own = getattr(self, name)
+            setattr(self, name, [own[row] for row in rows])
+        self.buffer[: len(rows)] = self.buffer[list(rows)]
+        self.buffer = self.buffer[: len(rows)]
 
     def room(self, row: int) -> int:
         """Return how many tokens a row may still get; 0 once its text has ended."""
@@ -81,10 +89,7 @@ class Texts:
         and stand in the buffer already.
         """
         self._write(
-            [
-                length + max(len(ids), 1) - 1
-                for length, ids in zip(self.lengths, emitted, strict=True)
-            ],
+            [length + len(ids) - 1 for length, ids in zip(self.lengths, emitted, strict=True)],
             last,
         )
         return [self._append(row, ids) for row, ids in enumerate(emitted)]
@@ -104,9 +109,5 @@ class Texts:
         if self.batch == 1:
             self.buffer[0, at[0]] = token[0]
             return
-        places = [
-            min(place, self.capacity) if self.room(row) else self.capacity
-            for row, place in enumerate(at)
-        ]
-        rows = torch.arange(self.batch, device=self.device)
-        self.buffer[rows, torch.tensor(places, device=self.device)] = token
+        places = torch.tensor(at, device=self.device).clamp(max=self.capacity)
+        self.buffer[torch.arange(self.batch, device=self.device), places] = token

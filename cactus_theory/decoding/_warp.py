@@ -46,6 +46,12 @@ class Warp:
     ) -> None:
         self.temperature, self.processors = temperature, list(processors)
         self.padding = padding
+        # where each row stood in the batch that the processors were made for
+        self.places, self.batch = list(range(len(padding))), max(len(padding), 1)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        self.places = [self.places[row] for row in rows]
 
     @property
     def greedy(self) -> bool:
@@ -95,16 +101,17 @@ class Warp:
         self, processor: Any, logits: Tensor, texts: Texts, first: int, drafted: Sequence[int]
     ) -> None:
         for row in range(texts.batch):
-            last = min(drafted[row] - first + 1, logits.shape[1]) if texts.room(row) else 0
+            last = min(drafted[row] - first + 1, logits.shape[1])
             for offset in range(last):
                 ids = texts.prefix(row, first + offset)
-                if self._pads(processor, row):
-                    ids = torch.cat([ids[:, :1].expand(1, self.padding[row]), ids], 1)
+                place = self.places[row] if self.places else 0
+                if self._pads(processor, place):
+                    ids = torch.cat([ids[:, :1].expand(1, self.padding[place]), ids], 1)
                 # processors may hold a state per row: show each its row of a whole batch
-                shown = ids.expand(texts.batch, -1), logits[row, offset].expand(texts.batch, -1)
-                logits[row, offset] = processor(*(part.clone() for part in shown))[row]
+                shown = ids.expand(self.batch, -1), logits[row, offset].expand(self.batch, -1)
+                logits[row, offset] = processor(*(part.clone() for part in shown))[place]
 
-    def _pads(self, processor: Any, row: int) -> bool:
+    def _pads(self, processor: Any, place: int) -> bool:
         if not self.padding or type(processor).__name__ in UNPADDED:
             return False
-        return self.padding[row] > 0
+        return self.padding[place] > 0

@@ -142,6 +142,34 @@ def settle(
     return output.scatter_(1, accepted[:, None], last[:, None]), accepted
 
 
+def emit(
+    decision: Decision,
+    q: Float[Tensor, "batch K1 vocab"],
+    ids: Int[Tensor, "batch K"],
+    drafted: Sequence[int],
+    accept: Float[Tensor, "batch K"],
+    draw: Float[Tensor, "batch"],
+) -> tuple[list[list[int]], Int[Tensor, "batch"]]:
+    """Return the ids each row emits, as lists, and the last of them as a (B,) tensor.
+
+    What :func:`settle` returns, with the least traffic: one transfer from a device.
+    """
+    width = ids.shape[1]
+    full = min(drafted) == width
+    lengths = None if full else torch.tensor(drafted, device=ids.device)
+    if ids.is_cuda:
+        output, accepted = settle(decision, q, ids, lengths, accept, draw)
+        last = output.gather(1, accepted[:, None])[:, 0]
+        return [[token for token in row if token >= 0] for row in output.tolist()], last
+    phi, recover = decision
+    kept = accept < phi
+    if lengths is not None:
+        kept &= _steps(ids) < lengths[:, None]
+    counts, last = on_host(recover, kept, q, drafted, draw)
+    rows = zip(ids.tolist(), counts, last.tolist(), strict=True)
+    return [[*own[:count], token] for own, count, token in rows], last
+
+
 def on_host(
     recover: Recover,
     kept: Bool[Tensor, "batch K"],

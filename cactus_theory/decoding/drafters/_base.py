@@ -62,6 +62,10 @@ class Drafting(ABC):
         Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a token.
         """
 
+    @abstractmethod
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order (no row before its old place)."""
+
     def settle(self) -> None:  # noqa: B027  most drafters keep no state of their own
         """Take notice of the tokens that became part of the texts."""
 

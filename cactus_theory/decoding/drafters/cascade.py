@@ -71,6 +71,11 @@ class CascadeDrafting(Drafting):
             ids, counts, torch.where((found[:, None] | beyond)[..., None], certain, probs)
         )
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Let both go on with these rows only."""
+        self.first.keep(rows)
+        self.second.keep(rows)
+
     def settle(self) -> None:
         """Let both take notice."""
         self.first.settle()

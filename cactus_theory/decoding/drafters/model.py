@@ -82,6 +82,12 @@ class ModelDrafting(Drafting):
             self.probs = logits.new_zeros(shape, dtype=torch.float32 if half else logits.dtype)
         return self.probs
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.model.keep(rows)
+        if self.probs is not None:
+            self.probs = self.probs[: len(rows)]
+
     def settle(self) -> None:
         """Take back what was drafted and not kept, and the last token, which is fed next."""
         for row, cached in enumerate(self.model.lengths):

@@ -50,6 +50,11 @@ class NGramDrafting(Drafting):
         """Copy up to ``wanted[b]`` tokens from behind the match."""
         return write(self.texts, [self.look_up(row, count) for row, count in enumerate(wanted)])
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.tables = [self.tables[row] for row in rows]
+        self.indexed = [self.indexed[row] for row in rows]
+
     def look_up(self, row: int, wanted: int) -> list[int]:
         """Return up to ``wanted`` tokens for a row."""
         ids = self.texts.ids[row]
