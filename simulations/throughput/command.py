@@ -29,12 +29,16 @@ HERE = Path(__file__).resolve().parents[1]
 BASELINES = ("plain", "hf_plain", "hf_assisted", "hf_mixture:0.5")
 POLICIES = (
     "speculative",
+    "tempered:temperature=0.9",
+    "truncated:top_p=0.95",
+    "mixture:alpha=0.5",
     "typical",
     "cactus:delta=0.01",
     "cactus:delta=0.1",
     "cactus:delta=1",
     "band:delta=0.1",
     "band:price=2",
+    "band:price=1",
     "band:price=0.5",
 )
 SHOWN = {
@@ -63,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-prompts", type=int, default=16)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
-    add("--num-draft-tokens", type=int, nargs="+", default=[2, 4], metavar="K")
+    add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
     add("--max-new-tokens", type=int, default=64, metavar="N")
     add("--repeats", type=int, default=3, help="timed repeats after one untimed, metered one")

@@ -16,8 +16,6 @@ from cactus_theory.decoding import GenerationResult, Pair, generate, generate_pl
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
 from .quality import parses_so_far, target_log_likelihood
 
-SEEDS_APART = 1_000  # groups never share a seed
-
 
 @dataclass(frozen=True)
 class Work:
@@ -56,11 +54,12 @@ def decode(work: Work, config: Config, number: int, metered: bool) -> dict[str, 
 def _ours(
     work: Work, config: Config, prompts: list[Sequence[int]], seeds: list[int], metered: bool
 ) -> GenerationResult:
-    ids = torch.tensor([list(prompts[0])], device=work.pair.target.device)
+    ids, mask = _left_padded(prompts, work.pair.target)
     shared: dict[str, Any] = {
+        "attention_mask": mask,
         "eos_token_ids": work.pair.target.generation_config.eos_token_id,
         "max_new_tokens": work.max_new_tokens,
-        "seed": seeds[0],
+        "seed": seeds,
     }
     if config.method == PLAIN:
         return generate_plain(work.pair.target, ids, **shared)
@@ -150,6 +149,7 @@ def _counts(result: GenerationResult) -> dict[str, Any]:
     seconds = result.seconds
     return {
         "target_calls": result.target_calls,
+        "row_calls": result.row_calls,
         "accepted": result.num_accepted,
         "histogram": list(result.accepted_histogram),
         "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],

@@ -80,10 +80,10 @@ def _ratio(own: list[list[dict[str, Any]]], rival: list[list[dict[str, Any]]]) -
 
 
 def _calls(judged: list[dict[str, Any]], timed: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    calls = sum(record["target_calls"] for record in judged)
+    calls = sum(record["row_calls"] for record in judged)
     parts = [sum(part) for part in zip(*(r["parts"] for rs in timed for r in rs), strict=True)]
     return {
-        "target_calls": calls,
+        "target_calls": sum(record["target_calls"] for record in judged),
         "accepted_per_call": sum(record["accepted"] for record in judged) / calls,
         "tokens_per_call": sum(record["tokens"] for record in judged) / calls,
         "outside_forwards": sum(parts[2:]) / sum(parts),
