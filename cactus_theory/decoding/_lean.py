@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.decoding._cache import RaggedCache, text_config
@@ -93,7 +93,7 @@ class LeanModel:
             place: Any = (torch.arange(batch, device=x.device)[:, None], at)
             flat = at.reshape(-1)
             cos, sin = self.cos[flat], self.sin[flat]
-            mask = _visible(at, end)[:, None]
+            mask = _mask(at, end, x)[:, None]
         else:
             place = (slice(None), slice(start, end))
             cos, sin = self.cos[start:end], self.sin[start:end]
@@ -101,7 +101,7 @@ class LeanModel:
                 cos, sin = cos.repeat(batch, 1, 1), sin.repeat(batch, 1, 1)
             mask = None
             if new > 1 and start:
-                mask = _visible(torch.arange(start, end, device=x.device), end)
+                mask = _mask(torch.arange(start, end, device=x.device), end, x)
         shape = (batch, new)
         for number, layer in enumerate(self.layers):
             x = layer(x, shape, cos, sin, self._memory(number, layer, x), place, end, mask)
@@ -123,12 +123,9 @@ class _Layer:
         self.width, self.scale = own.head_dim, own.scaling
         self.heads = own.q_proj.out_features // self.width
         self.kv_heads = own.k_proj.out_features // self.width
-        self.before, self.between = (
-            _norm(layer.input_layernorm),
-            _norm(layer.post_attention_layernorm),
-        )
-        self.qkv = _joined([own.q_proj, own.k_proj, own.v_proj], joined)
-        self.gates = _joined([mlp.gate_proj, mlp.up_proj], joined)
+        projections, gates = [own.q_proj, own.k_proj, own.v_proj], [mlp.gate_proj, mlp.up_proj]
+        self.qkv = _normed(layer.input_layernorm, projections, joined)
+        self.gates = _normed(layer.post_attention_layernorm, gates, joined)
         self.q_norm = _norm(own.q_norm) if hasattr(own, "q_norm") else None
         self.k_norm = _norm(own.k_norm) if hasattr(own, "k_norm") else None
         self.out, self.down = own.o_proj, mlp.down_proj
@@ -144,9 +141,9 @@ class _Layer:
         memory: tuple[Tensor, Tensor],
         place: Any,
         end: int,
-        mask: Bool[Tensor, "..."] | None,
+        mask: Float[Tensor, "..."] | None,
     ) -> Float[Tensor, "N hidden"]:
-        states = self.qkv(self.before(x)).view(len(x), -1, self.width)
+        states = self.qkv(x).view(len(x), -1, self.width)
         turned = self.heads + self.kv_heads
         both = states[:, :turned]
         if self.q_norm is not None and self.k_norm is not None:
@@ -167,14 +164,17 @@ class _Layer:
         )
         seen = seen.transpose(1, 2).reshape(len(x), -1)
         x = F.linear(seen, self.out.weight, self.out.bias).add_(x)
-        gates = self.gates(self.between(x))
+        gates = self.gates(x)
         inner = self.activation(gates[:, : self.inner]).mul_(gates[:, self.inner :])
         return F.linear(inner, self.down.weight, self.down.bias).add_(x)
 
 
-def _visible(at: Int[Tensor, "*batch new"], end: int) -> Bool[Tensor, "*batch new end"]:
-    """Return which of the first ``end`` positions each token at position ``at`` may see."""
-    return torch.arange(end, device=at.device) <= at[..., None]
+def _mask(at: Int[Tensor, "*batch new"], end: int, like: Tensor) -> Tensor:
+    """Return what is added to the scores (..., new, end): −∞ behind each token's position."""
+    hidden = torch.arange(end, device=at.device) > at[..., None]
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=at.device).masked_fill_(
+        hidden, -torch.inf
+    )
 
 
 def _norm(module: Any) -> Any:
@@ -183,10 +183,26 @@ def _norm(module: Any) -> Any:
     return lambda x: F.rms_norm(x, shape, weight, epsilon)
 
 
-def _joined(parts: list[Any], joined: bool) -> Any:
-    """Return one call for projections of the same input, their outputs side by side."""
-    if not joined:
-        return lambda x: torch.cat([F.linear(x, part.weight, part.bias) for part in parts], -1)
-    weight = torch.cat([part.weight.detach() for part in parts])
-    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
-    return lambda x: F.linear(x, weight, bias)
+def _normed(norm: Any, parts: list[Any], joined: bool) -> Any:
+    """Return one call for a norm and the projections of its output, side by side.
+
+    Joined, the norm's weight is folded into theirs, and what is left of it is one division:
+    x / √(mean x² + ε) = √d · x / √(‖x‖² + dε).
+    """
+    before = _norm(norm)
+    if not joined or norm.weight.dtype not in (torch.float32, torch.float64):
+        return lambda x: torch.cat(
+            [F.linear(before(x), part.weight, part.bias) for part in parts], -1
+        )
+    width = norm.weight.shape[0]
+    folded = norm.weight.detach() * width**0.5
+    weight = torch.cat([part.weight.detach() for part in parts]) * folded
+    biases = [part.bias for part in parts]
+    bias = None if biases[0] is None else torch.cat([own.detach() for own in biases])
+    least = weight.new_tensor(width * norm.variance_epsilon).sqrt()
+
+    def call(x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return F.linear(x / torch.hypot(length, least), weight, bias)
+
+    return call
