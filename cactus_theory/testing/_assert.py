@@ -12,6 +12,9 @@ from cactus_theory.testing._text import message
 from cactus_theory.testing.laws import LAWS
 from cactus_theory.verify import verify_chain
 
+# to make one counterexample small
+SHRINK_SECONDS = 10.0
+
 
 def assert_policy_laws(
     rule: Policy | str,
@@ -32,7 +35,7 @@ def assert_policy_laws(
     rule : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
     laws : names out of ``laws.LAWS``; all of them by default.
     examples : pairs of rows to draw; ``seed`` fixes which.
-    rows : (target, draft) to check instead, (V,) or (R, V).
+    rows : (target, draft) to check instead and to report as they are, (V,) or (R, V).
     verify : the verification step that has to follow the rule, like ``ct.verify_chain``.
 
     Raises
@@ -53,7 +56,8 @@ def assert_policy_laws(
     else:
         q, p = check.probability_rows(*rows)
         groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
-    report = check_rule(found, groups, laws=chosen, verify=verify)
+    seconds = SHRINK_SECONDS if rows is None else 0.0
+    report = check_rule(found, groups, laws=chosen, verify=verify, shrink_seconds=seconds)
     if not report.passed:
         raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
     return report

@@ -308,15 +308,17 @@ def check_rule(
     laws: Iterable[str] | None = None,
     verify: Callable[..., Any] = verify_chain,
     limit: float | None = None,
+    shrink_seconds: float = 10.0,
     progress: Callable[[str], None] = lambda law: None,
     done: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Report:
     """Return how ``rule`` fares under every law, or the named ones, on batches of rows.
 
-    ``limit`` is in seconds for one call; ``progress`` hears a law's name before it is checked,
+    ``limit`` is in seconds for one call, ``shrink_seconds`` for making one counterexample small
+    (0 keeps the rows as they are); ``progress`` hears a law's name before it is checked,
     ``done`` its verdict.
     """
-    checker = Checker(rule, verify, limit)
+    checker = Checker(rule, verify, limit, shrink_seconds)
     chosen = list(LAWS) if laws is None else list(laws)
     first = LAWS["answers"]
     verdicts = []

@@ -8,6 +8,7 @@ see :mod:`cactus_theory.testing.families`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +73,16 @@ def distributions(
     With ``zeros`` some tokens may be impossible, up to rows certain of one token; with
     ``tiny`` entries go down to 1e-30. The sum misses 1 by rounding in ``dtype`` only.
     """
-    vocab = draw(st.integers(min_vocab, max_vocab))
-    entries = draw(st.lists(weights(zeros=zeros, tiny=tiny), min_size=vocab, max_size=vocab))
-    if sum(entries) == 0:
-        entries[draw(st.integers(0, vocab - 1))] = 1.0
+    entry = weights(zeros=zeros, tiny=tiny)
+    return _row(draw(st.lists(entry, min_size=min_vocab, max_size=max_vocab))).to(dtype)
+
+
+def _row(entries: Sequence[float]) -> Tensor:
+    """Return the entries divided by their sum, the first token certain if all are 0."""
     row = torch.tensor(entries, dtype=torch.float64)
-    return (row / row.sum()).to(dtype)
+    if not row.any():
+        row[0] = 1.0
+    return row / row.sum()
 
 
 @st.composite
@@ -95,18 +100,19 @@ def pairs(
     The draft is independent of the target, equal to it, the target in another order, or
     the target moved by a few float64 roundings.
     """
-    kinds = {"min_vocab": min_vocab, "max_vocab": max_vocab, "zeros": zeros, "tiny": tiny}
-    target = draw(distributions(**kinds))
-    vocab = len(target)
+    # lists of pairs of entries, so that leaving out a token is one step of shrinking
     relation = draw(st.sampled_from(("independent", "independent", "equal", "shuffled", "near")))
+    entry = weights(zeros=zeros, tiny=tiny)
+    others = {"independent": entry, "near": st.integers(-TIE_ULPS, TIE_ULPS)}
+    both = st.tuples(entry, others.get(relation, st.just(0)))
+    entries, other = zip(*draw(st.lists(both, min_size=min_vocab, max_size=max_vocab)), strict=True)
+    target = _row(entries)
     if relation == "independent":
-        draft = draw(distributions(**{**kinds, "min_vocab": vocab, "max_vocab": vocab}))
+        draft = _row(other)
     elif relation == "shuffled":
-        draft = target[torch.tensor(draw(st.permutations(range(vocab))))]
+        draft = target[torch.tensor(draw(st.permutations(range(len(target)))))]
     else:
-        ulps = st.integers(-TIE_ULPS, TIE_ULPS) if relation == "near" else st.just(0)
-        steps = draw(st.lists(ulps, min_size=vocab, max_size=vocab))
-        draft = target * (1 + torch.tensor(steps, dtype=torch.float64) * 2.0**-52)
+        draft = target * (1 + torch.tensor(other, dtype=torch.float64) * 2.0**-52)
         draft = draft / draft.sum()
     return target.to(dtype), draft.to(dtype)
 

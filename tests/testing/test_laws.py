@@ -1,0 +1,171 @@
+"""Bounds, counterexamples and the door for pytest."""
+
+import math
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.testing import assert_policy_laws, law_cases
+from cactus_theory.testing._examples import examples
+from cactus_theory.testing._runner import Hang, check_rule, time_limit
+from cactus_theory.testing._shrink import shrink
+from cactus_theory.testing._text import row
+from cactus_theory.testing.laws import LAWS, Bounds, knob_ladder
+from tests.testing.gallery import lenience, no_ceiling, reversed_knob, unnormalised
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("found", "low", "high", "margin"),
+    [
+        (0.5, 0, 1, 0.6),
+        (1.3, 0, 1, -0.2),
+        (-0.3, 0, 1, -0.2),
+        (0.2, None, 1, 0.9),
+        (2.0, 1, None, 1.1),
+        (0.7, 0.7, 0.7, 0.1),
+        (INF, 0, INF, 0.1),
+        (INF, 0, 1, -INF),
+        (NAN, 0, 1, -INF),
+        (0.5, NAN, NAN, -INF),
+    ],
+)
+def test_margins(found, low, high, margin):
+    bounds = Bounds(torch.tensor([found], dtype=torch.float64), low, high, "x", allowed=0.1)
+    assert bounds.margins().item() == pytest.approx(margin)
+
+
+def test_entries_that_do_not_count():
+    counts = torch.tensor([[True, False]])
+    bounds = Bounds(torch.tensor([[0.5, 7.0]]), 0, 1, "token {0}", 0.0, counts)
+    assert bounds.margins().tolist() == [[0.5, INF]]
+    assert bounds.describe((0, 1)) == ("token 1", "between 0 and 1", "7")
+
+
+def test_every_law_says_what_it_says():
+    assert len(LAWS) == 19
+    for name, law in LAWS.items():
+        assert law.name == name and law.statement.endswith(".") and "``" not in law.statement
+
+
+def test_examples_are_reproducible_and_as_many_as_asked():
+    pool = examples(120, 3)
+    assert sum(len(q) for q, _ in pool) == 120
+    assert [q.shape[1] for q, _ in pool] == sorted({q.shape[1] for q, _ in pool})
+    examples.cache_clear()
+    again = examples(120, 3)
+    assert all(
+        torch.equal(a, b)
+        for x, y in zip(pool, again, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+    other = examples(120, 4)
+    assert any(
+        x.shape != y.shape or not torch.equal(x, y)
+        for (x, _), (y, _) in zip(pool, other, strict=False)
+    )
+
+
+def test_shrinking_ends_at_what_matters():
+    generator = torch.Generator().manual_seed(0)
+    q, p = torch.rand(2, 9, generator=generator, dtype=torch.float64).softmax(-1)
+
+    def fails(q, p):
+        return bool(((p > 2 * q) & (q > 0.03)).any())
+
+    assert not fails(q, p)
+    p = torch.zeros(9, dtype=torch.float64)
+    p[4], p[7] = 0.7123, 0.2877
+    assert fails(q, p)
+    smallest = shrink(q, p, fails)
+    assert [r.tolist() for r in smallest] in (
+        [[0.4, 0.6], [1.0, 0.0]],
+        [[0.1, 0.9], [1.0, 0.0]],
+    ) or (len(smallest[0]) <= 3 and fails(*smallest))
+    assert all(len(repr(x)) <= 4 for r in smallest for x in r.tolist())
+
+
+def test_the_message_tells_the_whole_story():
+    with pytest.raises(AssertionError) as caught:
+        assert_policy_laws(unnormalised, examples=100, laws=["recovery_is_a_distribution"])
+    said = str(caught.value)
+    for part in ("recovery_is_a_distribution", "g(·|n) ≥ 0", "target q", "draft  p", "emitted"):
+        assert part in said
+    assert "expected  1" in said and "found     0." in said and "margin    -0." in said
+
+
+def test_given_rows_are_checked_as_they_are():
+    q, p = [0.6, 0.4], [0.2, 0.8]
+    with pytest.raises(AssertionError, match="target q  .* 0.4"):
+        assert_policy_laws(no_ceiling, laws=["acceptance_is_a_probability"], rows=(q, p))
+    report = assert_policy_laws("speculative", rows=([q, p], [p, q]))
+    assert report.passed and report.laws[0].examples == 2
+
+
+def test_what_the_door_refuses():
+    with pytest.raises(ValueError, match="laws: must be one of"):
+        assert_policy_laws("speculative", laws=["no_such_law"])
+    with pytest.raises(ValueError, match="target_probs: every row must sum to 1"):
+        assert_policy_laws("speculative", rows=([0.5, 0.6], [0.5, 0.5]))
+    with pytest.raises(TypeError, match="policy: must be a spec string or a Policy"):
+        assert_policy_laws(3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "law"),
+    law_cases(["speculative", lenience], ["answers", "acceptance_follows_the_knob"]),
+)
+def test_one_test_per_law(rule, law):
+    assert_policy_laws(rule, laws=[law], examples=30)
+
+
+def test_law_cases_leave_out_what_is_not_declared():
+    assert [case.id for case in law_cases(["speculative"], ["answers", "stays_between"])] == [
+        "speculative-answers",
+        "speculative-stays_between",
+    ]
+    names = {case.values[1] for case in law_cases(["typical"])}
+    assert "stays_between" not in names and "budget_holds" not in names and "answers" in names
+
+
+def test_ladders():
+    values = [value for value, _ in knob_ladder(ct.policy("cactus", delta=0.2))]
+    assert values == sorted(values) and {0.0, 0.2, INF} <= set(values)
+    assert [value for value, _ in knob_ladder(reversed_knob)] == [0.1, 0.5, 1.0]
+    assert knob_ladder(ct.policy("speculative")) == []
+
+
+def test_laws_that_do_not_apply_are_not_declared():
+    report = check_rule(ct.policy("typical"), examples(30))
+    verdicts = {v.law: v.verdict for v in report.laws}
+    assert verdicts["stays_between"] == "not declared" and report.passed
+    assert report.declares.startswith("declares direction -1; continuous False")
+
+
+def test_an_exception_is_a_finding_on_the_smallest_rows():
+    def fussy(q, p, n):
+        if len(q) > 2 and q[n] == 0:
+            raise KeyError("no such token")
+        return min(1, q[n] / p[n])
+
+    report = check_rule(ct.rule(fussy), examples(200))
+    first = report.laws[0]
+    assert first.verdict == "fails" and first.finding.found == "KeyError: 'no such token'"
+    assert len(first.finding.target) == 3
+    rest = {v.law: v.verdict for v in report.laws}
+    assert rest["acceptance_is_a_probability"] == "holds"  # judged on the other rows
+
+
+def test_a_time_limit_interrupts():
+    with pytest.raises(Hang, match=r"no answer within 0.05 s"), time_limit(0.05):
+        while True:
+            pass
+    with time_limit(0.05):
+        pass
+
+
+def test_long_rows_are_cut_in_messages():
+    assert row([0.25] * 14) == f"[{', '.join(['0.25'] * 12)}, … 2 more]"
+    assert row([1 / 3], None) == "[0.3333333333333333]" and row([1 / 3]) == "[0.333333]"
