@@ -6,7 +6,7 @@ r"""Design a row under constraints of one's own, on top of the optimal program.
 >>> import numpy as np
 >>> q, p = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 >>> row = Design(q, p).budget("kl", 0.1).cap(1.5).solve()
->>> round(row.target[2], 6)
+>>> round(float(row.target[2]), 6)
 0.3
 
 Any number of divergences, protected tokens, floors, caps on the ratio h/q, expectations,
