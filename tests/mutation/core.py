@@ -10,6 +10,7 @@ CORE = (
     "tests/test_band.py::test_price_is_what",
     "tests/test_band_ends.py",
     "tests/test_divergences.py",
+    "tests/test_edges.py",
     "tests/test_emitted.py::test_audit",
     "tests/test_emitted.py::test_fast_law_equals_enumeration_on_rough_rows",
     "tests/policies/test_rules.py",

@@ -195,4 +195,8 @@ MUTATIONS = tuple(
 )
 
 # what replaces the code → why nothing can see it
-EXPLAINED: dict[str, str] = {}
+EXPLAINED = {
+    "level = price * (f.slope(point.lower)": (
+        "the multiplier of Σh = 1 enters as μ(1 − Σ q u), which is 0 on every band"
+    ),
+}

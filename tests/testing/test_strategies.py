@@ -41,7 +41,7 @@ def valid(row, tolerance=1e-9):
 def draws(strategy):
     """Return what a strategy draws, nothing made small."""
     found = []
-    DRAW(given(strategy)(found.append))()
+    DRAW(given(strategy)(lambda value: found.append(value)))()
     return found
 
 
