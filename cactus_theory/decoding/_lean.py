@@ -7,6 +7,7 @@ forward pass instead; see :mod:`cactus_theory.decoding._model`.
 """
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.decoding._cache import RaggedCache, text_config
+from cactus_theory.decoding._linear import Linear, joined
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
@@ -56,23 +58,48 @@ def _plain_layer(layer: Any) -> bool:
     )
 
 
+class _Weights:
+    """What the forward pass reads of a model, joined and packed if the model is small."""
+
+    def __init__(self, model: Any) -> None:
+        inner, head = model.model, model.lm_head
+        weights = sum(w.numel() for w in inner.layers.parameters())
+        small = weights <= JOINED_ENTRIES
+        self.embedding, self.norm = inner.embed_tokens.weight, _norm(inner.norm)
+        self.layers = [_Layer(layer, small) for layer in inner.layers]
+        self.head = Linear(head.weight, head.bias) if small else head
+
+
+# weights of the models in use, for as long as these live and keep them unchanged
+_PREPARED: WeakKeyDictionary[Any, tuple[Any, _Weights]] = WeakKeyDictionary()
+
+
+def _prepared(model: Any) -> _Weights:
+    """Return the weights of a model, prepared once as long as nothing changes them."""
+    parameters = list(model.parameters())
+    if any(weight.is_inference() for weight in parameters):  # these do not tell of changes
+        return _Weights(model)
+    state = [(weight.data_ptr(), weight._version) for weight in parameters]
+    known = _PREPARED.get(model)
+    if known is None or known[0] != state:
+        known = _PREPARED[model] = (state, _Weights(model))
+    return known[1]
+
+
 class LeanModel:
     """The forward pass of one recognised model over one cache."""
 
     def __init__(self, model: Any, cache: RaggedCache) -> None:
         self.cache = cache
-        self.embedding = model.model.embed_tokens.weight
-        self.head, self.norm = model.lm_head, _norm(model.model.norm)
-        weights = sum(w.numel() for w in model.model.layers[0].parameters())
-        joined = weights * len(model.model.layers) <= JOINED_ENTRIES
-        self.layers = [_Layer(layer, joined) for layer in model.model.layers]
+        weights = _prepared(model)
+        self.embedding, self.norm, self.head = weights.embedding, weights.norm, weights.head
+        self.layers = weights.layers
         self.width = model.model.layers[0].self_attn.head_dim
         positions = torch.arange(cache.capacity, device=self.embedding.device)[None]
         cos, sin = model.model.rotary_emb(self.embedding, position_ids=positions)
         half = self.width // 2
         self.cos = cos[0, :, None]
         self.sin = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], -1)
-        self.hidden: Tensor | None = None
 
     def __call__(
         self, token_ids: Int[Tensor, "batch new"], ragged: bool
@@ -109,7 +136,7 @@ class LeanModel:
 
     def logits(self, hidden: Float[Tensor, "*some hidden"]) -> Float[Tensor, "*some vocab"]:
         """Return the logits of hidden states."""
-        return F.linear(hidden, self.head.weight, self.head.bias)
+        return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
 
     def _memory(self, number: int, layer: "_Layer", x: Tensor) -> tuple[Tensor, Tensor]:
         return self.cache.take(number, layer.kv_heads, self.width, x)
@@ -118,17 +145,19 @@ class LeanModel:
 class _Layer:
     """Weights of one decoder layer, and what happens to the residual stream (N, hidden)."""
 
-    def __init__(self, layer: Any, joined: bool) -> None:
+    def __init__(self, layer: Any, small: bool) -> None:
         own, mlp = layer.self_attn, layer.mlp
         self.width, self.scale = own.head_dim, own.scaling
         self.heads = own.q_proj.out_features // self.width
         self.kv_heads = own.k_proj.out_features // self.width
         projections, gates = [own.q_proj, own.k_proj, own.v_proj], [mlp.gate_proj, mlp.up_proj]
-        self.qkv = _normed(layer.input_layernorm, projections, joined)
-        self.gates = _normed(layer.post_attention_layernorm, gates, joined)
+        self.qkv = _normed(layer.input_layernorm, projections, small)
+        self.gates = _normed(layer.post_attention_layernorm, gates, small)
         self.q_norm = _norm(own.q_norm) if hasattr(own, "q_norm") else None
         self.k_norm = _norm(own.k_norm) if hasattr(own, "k_norm") else None
         self.out, self.down = own.o_proj, mlp.down_proj
+        if small:
+            self.out, self.down = (Linear(part.weight, part.bias) for part in (self.out, self.down))
         self.activation = F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
         self.inner = mlp.down_proj.in_features
 
@@ -163,10 +192,10 @@ class _Layer:
             enable_gqa=self.heads != self.kv_heads,
         )
         seen = seen.transpose(1, 2).reshape(len(x), -1)
-        x = F.linear(seen, self.out.weight, self.out.bias).add_(x)
+        x = self.out(seen).add_(x)
         gates = self.gates(x)
         inner = self.activation(gates[:, : self.inner]).mul_(gates[:, self.inner :])
-        return F.linear(inner, self.down.weight, self.down.bias).add_(x)
+        return self.down(inner).add_(x)
 
 
 def _mask(at: Int[Tensor, "*batch new"], end: int, like: Tensor) -> Tensor:
@@ -183,26 +212,26 @@ def _norm(module: Any) -> Any:
     return lambda x: F.rms_norm(x, shape, weight, epsilon)
 
 
-def _normed(norm: Any, parts: list[Any], joined: bool) -> Any:
+def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
     """Return one call for a norm and the projections of its output, side by side.
 
-    Joined, the norm's weight is folded into theirs, and what is left of it is one division:
-    x / √(mean x² + ε) = √d · x / √(‖x‖² + dε).
+    In small models the norm's weight is folded into theirs, and what is left of it is one
+    division: x / √(mean x² + ε) = √d · x / √(‖x‖² + dε).
     """
-    before = _norm(norm)
-    if not joined or norm.weight.dtype not in (torch.float32, torch.float64):
-        return lambda x: torch.cat(
-            [F.linear(before(x), part.weight, part.bias) for part in parts], -1
-        )
+    if not small or norm.weight.dtype not in (torch.float32, torch.float64):
+        before = _norm(norm)
+
+        def apart(x: Tensor) -> Tensor:
+            normed = before(x)
+            return torch.cat([part(normed) for part in parts], -1)
+
+        return apart
     width = norm.weight.shape[0]
-    folded = norm.weight.detach() * width**0.5
-    weight = torch.cat([part.weight.detach() for part in parts]) * folded
-    biases = [part.bias for part in parts]
-    bias = None if biases[0] is None else torch.cat([own.detach() for own in biases])
-    least = weight.new_tensor(width * norm.variance_epsilon).sqrt()
+    linear = Linear(*joined(parts, norm.weight.detach() * width**0.5))
+    least = linear.weight.new_tensor(width * norm.variance_epsilon).sqrt()
 
     def call(x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return F.linear(x / torch.hypot(length, least), weight, bias)
+        return linear(x / torch.hypot(length, least))
 
     return call
