@@ -1,6 +1,6 @@
 """One small mistake each, as (file under cactus_theory, what is there, what replaces it).
 
-What is there occurs exactly once in its file. EXPLAINED names mistakes that no test can
+Every occurrence of what is there is replaced. EXPLAINED names mistakes that no test can
 see, with the reason.
 """
 
@@ -108,13 +108,13 @@ MUTATIONS = tuple(
         ),
         (
             "policies/_per_proposal.py",
-            "emitted = torch.minimum(p, gamma)",
-            "emitted = torch.minimum(p, q)",
+            "kept = torch.minimum(p, gamma)",
+            "kept = torch.minimum(p, q)",
         ),
         (
             "policies/_per_proposal.py",
-            "index = torch.searchsorted(ratio, scale) - 1",
-            "index = torch.searchsorted(ratio, scale)",
+            "totals[:, 1:].flip(-1).cumsum(-1).flip(-1)",
+            "totals[:, :-1].flip(-1).cumsum(-1).flip(-1)",
         ),
         (
             "policies/_per_proposal.py",
@@ -175,14 +175,14 @@ MUTATIONS = tuple(
         # the decode loop
         (
             "decoding/_round.py",
-            "self.target.rollback(row, texts.lengths[row] - 1)",
-            "self.target.rollback(row, texts.lengths[row])",
+            "self.target.rollback(row, length - 1)",
+            "self.target.rollback(row, length)",
         ),
         ("decoding/_cache.py", "end = self.length + new", "end = self.length + new - 1"),
         (
             "decoding/_round.py",
-            "keep = [count + 1 if on else 0",
-            "keep = [count if on else 0",
+            "keep = [count + 1 for count in drafted]",
+            "keep = [max(count, 1) for count in drafted]",
         ),
         # the emitted law
         (
