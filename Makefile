@@ -47,4 +47,4 @@ gpu-check: $(STAMP)  ## device against float64 CPU; says so where there is no GP
 	@$(BIN)/python -m simulations gpu-check
 
 clean:  ## remove what was built; keep what was committed
-	rm -rf $(VENV) build demo dist *.egg-info
+	rm -rf $(VENV) build demo throughput dist *.egg-info

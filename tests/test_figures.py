@@ -6,7 +6,11 @@ pytest.importorskip("matplotlib")
 
 from paper_figures.__main__ import HERE, main, names  # noqa: E402
 
-NEEDS = {"acceptance_kl": ("acceptance_kl",), "overspend": ("overspend", "acceptance_kl")}
+NEEDS = {
+    "acceptance_kl": ("acceptance_kl",),
+    "overspend": ("overspend", "acceptance_kl"),
+    "throughput": ("throughput",),
+}
 
 
 def missing(name):
