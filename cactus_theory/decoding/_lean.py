@@ -62,12 +62,14 @@ class _Weights:
     """What the forward pass reads of a model, joined and packed if the model is small."""
 
     def __init__(self, model: Any) -> None:
-        inner, head = model.model, model.lm_head
-        weights = sum(w.numel() for w in inner.layers.parameters())
-        small = weights <= JOINED_ENTRIES
+        inner, head, small = model.model, model.lm_head, _small(model)
         self.embedding, self.norm = inner.embed_tokens.weight, _norm(inner.norm)
         self.layers = [_Layer(layer, small) for layer in inner.layers]
         self.head = Linear(head.weight, head.bias) if small else head
+
+
+def _small(model: Any) -> bool:
+    return sum(weight.numel() for weight in model.model.layers.parameters()) <= JOINED_ENTRIES
 
 
 # weights of the models in use, for as long as these live and keep them unchanged
@@ -77,9 +79,11 @@ _PREPARED: WeakKeyDictionary[Any, tuple[Any, _Weights]] = WeakKeyDictionary()
 def _prepared(model: Any) -> _Weights:
     """Return the weights of a model, prepared once as long as nothing changes them."""
     parameters = list(model.parameters())
-    if any(weight.is_inference() for weight in parameters):  # these do not tell of changes
-        return _Weights(model)
-    state = [(weight.data_ptr(), weight._version) for weight in parameters]
+    state: list[Any] = [weight.data_ptr() for weight in parameters]
+    if _small(model):  # its weights are copied: a sum tells whether the copies are still true
+        state.append(
+            torch.stack([weight.detach().double().sum() for weight in parameters]).tolist()
+        )
     known = _PREPARED.get(model)
     if known is None or known[0] != state:
         known = _PREPARED[model] = (state, _Weights(model))

@@ -41,7 +41,7 @@ def decide(
     is the lossless one.
     """
     screened = rule.declares.at_least_speculative and not isinstance(rule, GATHERED)
-    if p is None or q.is_cuda or not screened:
+    if q.is_cuda or not screened:
         return rule.decide(q, p, ids)
     return _Screened(rule, q, p, ids, accept, lengths).decision()
 
@@ -53,15 +53,18 @@ class _Screened:
         self,
         rule: Policy,
         q: Float[Tensor, "batch K vocab"],
-        p: Float[Tensor, "batch K vocab"],
+        p: Float[Tensor, "batch K vocab"] | None,
         ids: Int[Tensor, "batch K"],
         accept: Float[Tensor, "batch K"],
         lengths: Sequence[int] | None,
     ) -> None:
         self.rule, self.q, self.p, self.ids, self.accept = rule, q, p, ids, accept
         self.recovered: dict[int, Tensor] = {}
-        q_n, p_n = (rows.gather(-1, ids[..., None])[..., 0].double() for rows in (q, p))
-        self.phi = keep_probability(q_n, p_n)
+        q_n = q.gather(-1, ids[..., None])[..., 0].double()
+        if p is None:
+            self.phi = q_n
+        else:
+            self.phi = keep_probability(q_n, p.gather(-1, ids[..., None])[..., 0].double())
         batch, width = ids.shape
         drafted = [width] * batch if lengths is None else lengths
         doubts = (accept >= self.phi).tolist()
@@ -74,7 +77,8 @@ class _Screened:
         """Ask about each row's first doubt, then about the next one of rows that go on."""
         while waiting := [row for row, places in self.left.items() if places]:
             at = torch.tensor(waiting), torch.tensor([self.left[row].pop(0) for row in waiting])
-            phi, recover = self.rule.decide(self.q[at], self.p[at], self.ids[at])
+            own_p = None if self.p is None else self.p[at]
+            phi, recover = self.rule.decide(self.q[at], own_p, self.ids[at])
             self.phi[at] = phi
             refused = self.accept[at] >= phi
             if bool(refused.any()):

@@ -72,3 +72,29 @@ def test_recovery_on_demand_is_the_recovery_law():
             law = rule.recovery(q[:, 0], None if own_p is None else p[:, 0], ids[:, 0])
             assert (lazy - law)[refusable].abs().max() < 1e-12
             assert refusable.any()
+
+
+class Counted(type(ct.policy("band:delta=0.1"))):
+    """A band that counts the rows it is asked about."""
+
+    asked = 0
+
+    def decide(self, q, p, n):
+        type(self).asked += n.numel()
+        return super().decide(q, p, n)
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_a_rule_is_asked_only_where_lossless_sampling_would_refuse(certain):
+    q, p, ids, lengths, accept, draw = rows(60, 5, seed=6)
+    p = None if certain else p
+    Counted.asked = 0
+    rule = Counted(delta=0.1)
+    lazy = _step.decide(rule, q[:, :5], p, ids, accept, lengths.tolist())
+    asked = Counted.asked
+    eager = ct.policy("band:delta=0.1").decide(q[:, :5], p, ids)
+    assert torch.equal(
+        _step.settle(lazy, q, ids, lengths, accept, draw)[0],
+        _step.settle(eager, q, ids, lengths, accept, draw)[0],
+    )
+    assert 0 < asked < int(lengths.sum()) / 2
