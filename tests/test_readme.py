@@ -22,3 +22,12 @@ def test_every_make_target_it_names_exists() -> None:
 def test_every_file_it_shows_exists() -> None:
     for path in re.findall(r"\]\(([^)]+\.(?:png|csv|md))\)", README):
         assert (ROOT / path).is_file(), path
+
+
+def test_it_lists_every_rule_with_its_knobs_and_declaration() -> None:
+    import cactus_theory as ct
+
+    for name, entry in ct.policies().items():
+        knobs = ", ".join(entry["knobs"]) or "–"
+        assert f"| `{name}` | {knobs} | {entry['declares'].rstrip('.')} |" in README
+    assert len(ct.policies()) == 16 and "Sixteen" in README

@@ -63,12 +63,19 @@ def policy(spec: str | Policy, **knobs: Any) -> Policy:
 
 
 def policies() -> dict[str, dict[str, Any]]:
-    """Return, for every rule, its knobs (name to default, None if required) and its docstring."""
+    """Return every rule's knobs (name to default, None if required), summary and declaration.
+
+    The declaration is in words; ``policy(spec).declares`` has it with its numbers.
+    """
     listing = {}
     for name, kind in _REGISTRY.items():
         knobs = {
             field.name: None if field.default is MISSING else field.default
             for field in fields(kind)  # type: ignore[arg-type]
         }
-        listing[name] = {"knobs": knobs, "summary": (kind.__doc__ or "").strip().splitlines()[0]}
+        listing[name] = {
+            "knobs": knobs,
+            "summary": (kind.__doc__ or "").strip().splitlines()[0],
+            "declares": (kind.declares.__doc__ or "").strip().removeprefix("Return: "),
+        }
     return listing

@@ -35,7 +35,7 @@ class DistillSpec(RaisedTest):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the emitted max-divergence within −ln ε or −2 ln ε; no budget for ``exp``."""
+        """Return: the emitted max-divergence within −ln ε or −2 ln ε; no budget for exp."""
         budget = None
         if self.form != "exp":
             amount = -math.log(self.epsilon) * (2 if self.form == "sq" else 1)

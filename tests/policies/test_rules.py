@@ -176,3 +176,9 @@ def test_other_types_are_refused():
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="name: must not be registered already; got 'cactus'"):
         register("cactus")(FixedTarget)
+
+
+def test_the_listing_says_what_every_rule_declares():
+    for name, entry in ct.policies().items():
+        assert entry["declares"] and not entry["declares"].startswith("Return"), name
+        assert entry["summary"].endswith((".", ":"))
