@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate, generate_plain
+from cactus_theory.decoding.result import GenerationResult, Seconds
 from cactus_theory.divergences import divergence
 from cactus_theory.emitted import emitted_law
 from cactus_theory.policies import policy
@@ -158,3 +159,53 @@ def test_progress_sees_every_token_once(tiny):
     assert seen == result.output_token_ids[0].tolist()
     assert plain_seen == plain.output_token_ids[0].tolist()
     assert plain.accepted_histogram == (9,)
+
+
+def test_acceptance_by_position_counts_what_was_reached():
+    """3 drafts of 3 kept to 0, 2 and 3 tokens, one of 2 kept whole, one cut by an end."""
+    rounds = {
+        (3, 0, False): 1,
+        (3, 2, False): 1,
+        (3, 3, False): 1,
+        (2, 2, False): 1,
+        (3, 1, True): 1,
+    }
+    result = GenerationResult(
+        torch.ones(1, 1, dtype=torch.long), False, 5, 0, (1, 1, 2, 1), Seconds(), rounds=rounds
+    )
+    assert result.acceptance_by_position == (4 / 5, 3 / 3, 1 / 2)
+    assert result.accepted_per_call == 8 / 5
+
+
+def test_everything_kept_shows_at_every_position(tiny):
+    whole = run(tiny, "cactus:delta=inf", width=3, new=40)
+    assert whole.acceptance_by_position == (1.0, 1.0, 1.0)
+    some = run(tiny, "speculative", width=3, new=40)
+    assert all(0 < share < 1 for share in some.acceptance_by_position)
+
+
+def test_a_draft_cut_by_the_end_refuses_nothing(tiny):
+    target = tiny[0]
+    tokens = generate_plain(target, PROMPT, max_new_tokens=8, temperature=0.0)
+    end = tokens.output_token_ids[0].tolist()[1]
+    result = generate(
+        target, target, PROMPT, policy="speculative", num_draft_tokens=6, max_new_tokens=8,
+        temperature=0.0, eos_token_ids=end,
+    )  # fmt: skip
+    assert all(share == 1 for share in result.acceptance_by_position if share == share)
+
+
+@pytest.mark.parametrize("name", ["pearson_chi2", "total_variation"])
+def test_the_meter_reads_any_divergence(tiny, name):
+    result = run(tiny, "cactus:delta=0.3", new=30, seed=2, record_rows=True, meter=name)
+    law = emitted_law(policy("cactus:delta=0.3"), result.rows.target_probs, result.rows.draft_probs)
+    spent = divergence(name).value(law, result.rows.target_probs)
+    assert result.meter.kl == pytest.approx(float(spent.sum()), abs=1e-10)
+    assert f"emitted_{name}_per_token" in result.statistics()
+
+
+def test_every_second_has_a_name(tiny):
+    figures = run(tiny, new=20).statistics()
+    parts = [figures[f"{part}_seconds"] for part in ("draft", "target", "verify", "other")]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == pytest.approx(figures["seconds"])

@@ -102,6 +102,13 @@ def swapped_rows(q, p, n):
     return min(1, p[n] / q[n]) if q[n] > 0 else 0.0
 
 
+unjustified = ct.rule(
+    lambda q, p, n: min(1, 1.2 * q[n] / p[n]),
+    proposal=lambda q, p, n: q,
+    budget="kl <= 0.5 per proposal",
+)
+
+
 # knobs --------------------------------------------------------------------------------------
 
 
@@ -305,6 +312,7 @@ FAULTS = (
     Fault(
         "knob declared the wrong way round", "acceptance_follows_the_knob", reversed_knob, lenience
     ),
+    Fault("proposal row gives less than is accepted", "budget_holds", unjustified),
     Fault("knob is ignored", "strict_point_is_lossless", ignored_knob),
     Fault("residual is not normalised", "recovery_is_a_distribution", unnormalised, normalised),
     Fault("recovery ignores q", "no_token_without_target_mass", blind, lenience),

@@ -70,16 +70,17 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     least = _least_cost(seen)
     about = f"least {budget.divergence} of a row that accepts token {{0}} so often"
     yield Bounds(least, None, most, about, allowed, seen.drafted)
-    if _has_proposals(seen):
-        costs = proposal_costs(seen.rule, seen.q, seen.p, kind)
-        about = f"{budget.divergence} of the row behind token {{0}}"
-        yield Bounds(costs, None, most, about, allowed, seen.drafted)
-
-
-def _has_proposals(seen: Behaviour) -> bool:
-    if hasattr(seen.rule, "gamma"):
-        return True
-    return seen.rule.proposal(seen.q[:1], seen.p[:1], seen.tokens[:1]) is not None
+    rows = seen.rule.proposal(seen.q, seen.p, seen.tokens)
+    if rows is None:
+        return
+    about = "sum of the row behind token {0}"
+    yield Bounds(rows.sum(-1), 1, 1, about, counts=seen.drafted)
+    own = rows.diagonal(dim1=-2, dim2=-1)
+    about = "what the row behind token {0} gives that token, which is accepted more often"
+    yield Bounds(own, seen.kept, None, about, counts=seen.drafted)
+    costs = proposal_costs(seen.rule, seen.q, seen.p, kind)
+    about = f"{budget.divergence} of the row behind token {{0}}"
+    yield Bounds(costs, None, most, about, allowed, seen.drafted)
 
 
 def _raised(seen: Behaviour) -> Tensor:

@@ -12,8 +12,8 @@ from simulations.train_pair.command import add_arguments, command_line, run
 
 TINY = (
     "--vocab-size 300 --target-layers 2 --target-width 32 "
-    "--draft-width 32 --draft-head-size 32 --steps 6 --draft-steps 4 --distil-steps 4 --pool-chunks 2 "
-    "--pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32 --precision float32"
+    "--draft-width 32 --draft-head-size 32 --steps 6 --draft-steps 4 --distil-steps 4 "
+    "--pool-chunks 2 --pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32 --precision float32"
 )
 
 
