@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.cactus-theory
 export OMP_NUM_THREADS ?= 1
+# one process a core, few enough that each has memory for a model and a solver
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-thorough mutate lint figures bench gpu-check clean
 
@@ -17,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[solvers,testing,llm,figures]' pytest beartype ruff pyright
+	  -e '.[solvers,testing,llm,figures]' pytest pytest-xdist beartype ruff pyright
 	@touch $@
 
 setup: $(STAMP)  ## create .venv with the tested versions
@@ -26,10 +28,10 @@ demo: $(STAMP)  ## the main job: two models in, one table and two pictures out (
 	@$(BIN)/python -m simulations demo
 
 test: $(STAMP)  ## the test suite
-	@$(BIN)/python -m pytest -q
+	@$(PYTEST)
 
 test-thorough: $(STAMP)  ## the same with many more examples (tens of minutes)
-	@CACTUS_THEORY_THOROUGH=1 $(BIN)/python -m pytest -q
+	@CACTUS_THEORY_THOROUGH=1 $(PYTEST)
 
 mutate: $(STAMP)  ## make mistakes in a copy of the core; the tests must notice (< 25 minutes)
 	@$(BIN)/python -m tests.mutation
