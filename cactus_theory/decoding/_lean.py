@@ -72,17 +72,21 @@ def _small(model: Any) -> bool:
     return sum(weight.numel() for weight in model.model.layers.parameters()) <= JOINED_ENTRIES
 
 
+def _exact(weight: Tensor) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
 # weights of the models in use, for as long as these live and keep them unchanged
 _PREPARED: WeakKeyDictionary[Any, tuple[Any, _Weights]] = WeakKeyDictionary()
 
 
 def _prepared(model: Any) -> _Weights:
     """Return the weights of a model, prepared once as long as nothing changes them."""
-    parameters = list(model.parameters())
+    parameters = [weight.detach() for weight in model.parameters()]
     state: list[Any] = [weight.data_ptr() for weight in parameters]
-    if _small(model):  # its weights are copied: a sum tells whether the copies are still true
+    if _small(model):  # its weights are copied: their sums tell whether the copies are still true
         state.append(
-            torch.stack([weight.detach().double().sum() for weight in parameters]).tolist()
+            torch.stack([weight.sum(dtype=_exact(weight)) for weight in parameters]).tolist()
         )
     known = _PREPARED.get(model)
     if known is None or known[0] != state:
