@@ -236,7 +236,7 @@ def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
         return apart
     width = norm.weight.shape[0]
     linear = Linear(*joined(parts, norm.weight.detach() * width**0.5))
-    least = linear.weight.new_tensor(width * norm.variance_epsilon).sqrt()
+    least = linear.turned.new_tensor(width * norm.variance_epsilon).sqrt()
 
     def call(x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
