@@ -1,8 +1,9 @@
 """``python -m simulations train-pair``: from standard library to shipped pair.
 
-Six stages, each resumed or skipped when its file in ``--work-dir`` says so: corpus and
+Seven stages, each resumed or skipped when its file in ``--work-dir`` says so: corpus and
 tokenizer, target on text, draft on text, samples of the target, draft distilled on them,
-report. Training is bit-identical however often it was interrupted.
+draft trained for its acceptance, report. Training is bit-identical however often it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from . import ship
 from .corpus import fingerprint, held_out, read_corpus, standard_library, training
-from .distil import PoolPlan, build_pool, distil_loss, distil_plan, mixed_batches
+from .distil import (
+    PoolPlan,
+    build_pool,
+    distil_loss,
+    distil_plan,
+    mixed_batches,
+    overlap_loss,
+    overlap_plan,
+)
 from .model import Shape, build, load, save
 from .tokenizer import encode_stream, train_tokenizer
 from .train import Outcome, Plan, fit, text_batches, text_loss
@@ -27,8 +36,8 @@ PAIR = Path(__file__).resolve().parent.parent / "pair"
 DRAFT_WARMUP = 30
 POSITIVE = (
     "vocab_size target_layers target_width target_head_size draft_layers draft_width "
-    "draft_head_size steps draft_steps distil_steps pool_chunks pool_rows batch_size length "
-    "overlap_rows threads"
+    "draft_head_size steps draft_steps distil_steps overlap_steps pool_chunks "
+    "pool_rows batch_size length overlap_rows threads"
 ).split()
 
 
@@ -48,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hold-steps", type=int, default=0, help="steps of the target before any fall")
     add("--draft-steps", type=int, default=1000, help="training steps of the draft on text")
     add("--distil-steps", type=int, default=1500, help="distillation steps of the draft")
+    add("--overlap-steps", type=int, default=1000, help="steps of the draft on its acceptance")
     add("--pool-chunks", type=int, default=24, help="batches of samples the target writes")
     add("--pool-rows", type=int, default=128, help="sequences in one batch of samples")
     add("--pool-share", type=float, default=0.75, help="share of samples in a distillation batch")
@@ -55,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", type=int, default=256, help="tokens of a training sequence")
     add("--rate", type=float, default=2.5e-3, help="peak learning rate of the target")
     add("--draft-rate", type=float, default=4e-3, help="peak learning rate of the draft")
+    add("--overlap-rate", type=float, default=1.5e-3, help="peak learning rate of those steps")
     add("--overlap-rows", type=int, default=128, help="held-out continuations the report scores")
     add("--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of training")
     add("--seed", type=int, default=0)
@@ -107,7 +118,7 @@ def train_target(args: argparse.Namespace, stream, folder: Path) -> Outcome:
 
 
 def train_draft(args: argparse.Namespace, stream, target, folder: Path) -> dict[str, Outcome]:
-    """Train the draft on text, then on the target's distribution, and store it."""
+    """Train the draft on text, on the target's distribution, on acceptance; store it."""
     shape = Shape(args.draft_layers, args.draft_width, args.draft_head_size)
     draft = build(shape, args.vocab_size, args.seed + 1)
     plan = _text_plan(args, args.draft_steps, args.draft_rate, args.seed + 1)
@@ -119,11 +130,15 @@ def train_draft(args: argparse.Namespace, stream, target, folder: Path) -> dict[
     pool_plan = PoolPlan(args.pool_chunks, args.pool_rows, args.length + 1, args.seed)
     pool = build_pool(target, stream, pool_plan, args.work_dir / "samples")
     batches = mixed_batches(pool, text, args.pool_share)
-    plan = distil_plan(args.distil_steps, plan, args.draft_rate)
+    own = distil_plan(args.distil_steps, plan, args.draft_rate)
     checkpoint = args.work_dir / "draft-distilled.pt"
-    distilled = fit(draft, plan, batches, distil_loss(target), checkpoint, label="draft, distilled")
+    distilled = fit(draft, own, batches, distil_loss(target), checkpoint, label="draft, distilled")
+
+    own = overlap_plan(args.overlap_steps, plan, args.overlap_rate)
+    checkpoint = args.work_dir / "draft-matched.pt"
+    matched = fit(draft, own, batches, overlap_loss(target), checkpoint, label="draft, matched")
     save(draft, folder)
-    return {"draft_text": on_text, "draft_distilled": distilled}
+    return {"draft_text": on_text, "draft_distilled": distilled, "draft_matched": matched}
 
 
 def _text_plan(args: argparse.Namespace, steps: int, rate: float, seed: int) -> Plan:
@@ -138,7 +153,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"{flag} must be at least 1, got {getattr(args, name)}")
     if not 0 <= args.pool_share <= 1:
         raise ValueError(f"--pool-share must be in [0, 1], got {args.pool_share}")
-    for flag, rate in (("--rate", args.rate), ("--draft-rate", args.draft_rate)):
+    for name in ("rate", "draft_rate", "overlap_rate"):
+        flag, rate = "--" + name.replace("_", "-"), getattr(args, name)
         if not 0 < rate < 1:
             raise ValueError(f"{flag} must be in (0, 1), got {rate}")
     if not 0 < args.decay <= 1:

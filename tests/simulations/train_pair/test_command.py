@@ -13,7 +13,8 @@ from simulations.train_pair.command import add_arguments, command_line, run
 TINY = (
     "--vocab-size 300 --target-layers 2 --target-width 32 "
     "--draft-width 32 --draft-head-size 32 --steps 6 --draft-steps 4 --distil-steps 4 "
-    "--pool-chunks 2 --pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32 --precision float32"
+    "--overlap-steps 4 --pool-chunks 2 --pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32 "
+    "--precision float32"
 )
 
 
@@ -94,6 +95,8 @@ def test_work_dir_of_another_run_is_refused(first, corpus_folder, capsys):
         ("--pool-share 1.5", "--pool-share must be in [0, 1], got 1.5"),
         ("--rate 0", "--rate must be in (0, 1), got 0.0"),
         ("--draft-rate nan", "--draft-rate must be in (0, 1), got nan"),
+        ("--overlap-rate 1", "--overlap-rate must be in (0, 1), got 1.0"),
+        ("--overlap-steps 0", "--overlap-steps must be at least 1, got 0"),
         ("--seed -1", "--seed must not be negative, got -1"),
         ("--vocab-size 20", "vocab_size must be at least 257, got 20"),
         ("--target-width 48", "head size must divide width, got 32 and 48"),

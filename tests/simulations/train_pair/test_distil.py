@@ -10,6 +10,7 @@ from simulations.train_pair.distil import (
     build_pool,
     distil_loss,
     mixed_batches,
+    overlap_loss,
     prefixes,
     sample,
 )
@@ -49,6 +50,20 @@ def test_loss_vanishes_at_the_target_and_teaches_the_draft_only(models):
     distil_loss(target)(draft, window).backward()
     assert all(p.grad is None for p in target.parameters())
     assert all(p.grad is not None for p in draft.parameters())
+
+
+def test_overlap_loss_is_the_chance_of_rejection(models):
+    target, draft = models
+    window = torch.randint(300, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        q = target(window[:, :-1]).logits.double().softmax(-1)
+        p = draft(window[:, :-1]).logits.double().softmax(-1)
+    got = overlap_loss(target)(draft, window)
+    assert got.item() == pytest.approx(0.5 * (q - p).abs().sum(-1).mean().item(), abs=1e-5)
+    assert got.item() > 1e-3
+    target.zero_grad()
+    got.backward()
+    assert all(p.grad is None for p in target.parameters())
 
 
 def test_samples_follow_the_model():
