@@ -67,7 +67,12 @@ def _run_module(args: argparse.Namespace) -> int:
 
         rows = bench.measure(args.target, args.draft, args.prompts, args.repeats)
     bench.report(rows)
-    write_csv(args.out, rows, provenance(f"python -m simulations bench {args.what}"))
+    names = {name: getattr(args, name) for name in ("target", "draft", "prompts")}
+    own = {"target": PAIR / "target", "draft": PAIR / "draft", "prompts": PROMPTS}
+    flags = [f" --{k} {v.name}" for k, v in names.items() if v != own[k]]
+    write_csv(
+        args.out, rows, provenance(f"python -m simulations bench {args.what}{''.join(flags)}")
+    )
     return 0
 
 

@@ -6,6 +6,7 @@ no confidence threshold. Jobs are interleaved over repeats; a row's speed is the
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 import warnings
@@ -91,6 +92,7 @@ def _jobs(pair: Pair, texts: Sequence[Sequence[int]], room: int) -> dict[str, tu
 
 
 def _library(pair: Pair, room: int, assisted: bool) -> Job:
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns about its own call
     config = pair.draft.generation_config
     config.num_assistant_tokens = WIDTH
     config.num_assistant_tokens_schedule = "constant"

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+# Fields of a JSON line that may hold the prompt, in the order they are looked for.
+PROMPT_FIELDS = ("prompt", "question", "turns", "text")
 Rows = Float[Tensor, "rows vocab"]
 
 
@@ -30,11 +32,27 @@ def load_model(folder: str | Path) -> Any:
 
 
 def load_prompts(path: str | Path, tokenizer_folder: str | Path) -> list[list[int]]:
-    """Return the token ids of each ``prompt`` in a JSON-lines file."""
+    """Return the token ids of each prompt of :func:`prompts_of`."""
     load = _transformers().AutoTokenizer.from_pretrained
     tokenizer = load(tokenizer_folder, local_files_only=True)
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return [tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines if line.strip()]
+    return [tokenizer(text)["input_ids"] for text in prompts_of(Path(path))]
+
+
+def prompts_of(path: Path) -> list[str]:
+    """Return the prompts of a JSON-lines file (fields ``prompt``, ``question``, ``turns``).
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, a line that is no JSON object or holds no prompt.
+    """
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            found.append(_prompt(path.name, number, line))
+    if not found:
+        raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
+    return found
 
 
 @torch.inference_mode()
@@ -110,6 +128,22 @@ def _progress(prompts: Sequence[Sequence[int]]) -> Any:
     console = Console(stderr=True)
     shown = console.is_terminal
     return track(prompts, "logging rows", console=console, disable=not shown)
+
+
+def _prompt(file: str, number: int, line: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--prompts: line {number} of {file} must be JSON; {error}") from None
+    record = record if isinstance(record, dict) else {}
+    value = next((record[name] for name in PROMPT_FIELDS if name in record), None)
+    value = value[0] if isinstance(value, list) and value else value
+    if not isinstance(value, str) or not value:
+        raise ValueError(
+            f"--prompts: line {number} of {file} must hold a text under one of "
+            f"{', '.join(PROMPT_FIELDS)}; got {line[:60]!r}"
+        )
+    return value
 
 
 def _transformers() -> Any:

@@ -19,9 +19,10 @@ from rich.progress import Progress
 from cactus_theory.decoding import load_pair
 
 from ..results import provenance, write_csv, write_json
+from ..rows import prompts_of
 from ..terminal import empty_table, shown
 from . import table
-from .grid import Config, configs, described, jobs, prompts_of
+from .grid import Config, configs, described, jobs
 from .journal import Journal
 from .methods import Work, decode
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import cactus_theory as ct
@@ -14,8 +12,6 @@ import cactus_theory as ct
 PLAIN, HF_PLAIN, HF_ASSISTED, HF_MIXTURE = "plain", "hf_plain", "hf_assisted", "hf_mixture"
 UNDRAFTED = (PLAIN, HF_PLAIN)
 SINGLE_ROW = (HF_ASSISTED, HF_MIXTURE)  # the library refuses them more than one row
-# Fields of a JSON line that may hold the prompt, in the order they are looked for.
-PROMPT_FIELDS = ("prompt", "question", "turns", "text")
 
 
 @dataclass(frozen=True)
@@ -84,42 +80,9 @@ def jobs(lines: Sequence[Config], prompts: int, repeats: int) -> Iterator[Job]:
                     yield Job(config, repeat, start // config.batch)
 
 
-def prompts_of(path: Path) -> list[str]:
-    """Return the prompts of a JSON-lines file (fields ``prompt``, ``question``, ``turns``).
-
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read, a line that is no JSON object or holds no prompt.
-    """
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            found.append(_prompt(path.name, number, line))
-    if not found:
-        raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
-    return found
-
-
 def described(lines: Sequence[Config]) -> list[dict[str, Any]]:
     """Return the configs as JSON knows them."""
     return [asdict(line) for line in lines]
-
-
-def _prompt(file: str, number: int, line: str) -> str:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--prompts: line {number} of {file} must be JSON; {error}") from None
-    record = record if isinstance(record, dict) else {}
-    value = next((record[name] for name in PROMPT_FIELDS if name in record), None)
-    value = value[0] if isinstance(value, list) and value else value
-    if not isinstance(value, str) or not value:
-        raise ValueError(
-            f"--prompts: line {number} of {file} must hold a text under one of "
-            f"{', '.join(PROMPT_FIELDS)}; got {line[:60]!r}"
-        )
-    return value
 
 
 def _checked_baseline(spec: str) -> str:

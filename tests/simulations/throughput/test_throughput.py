@@ -13,7 +13,8 @@ import pytest
 from simulations.__main__ import main
 from simulations.results import read_csv
 from simulations.throughput import command, table
-from simulations.throughput.grid import Config, configs, jobs, prompts_of
+from simulations.rows import prompts_of
+from simulations.throughput.grid import Config, configs, jobs
 from simulations.throughput.journal import Journal
 from simulations.throughput.quality import parses_so_far
 
