@@ -103,12 +103,16 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
     """Start a worker and yield what it says; the last event of one that died is ``dead``."""
     home = str(Path(__file__).resolve().parents[2])
     paths = filter(None, [home, os.environ.get("PYTHONPATH")])
+    # what Hypothesis stores of other code must not appear beside the user's rule
+    stored = os.path.join(tempfile.gettempdir(), "cactus-theory-hypothesis")
     process = subprocess.Popen(
         [sys.executable, "-m", "cactus_theory.testing._worker", json.dumps(options)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=printed,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env={"HYPOTHESIS_STORAGE_DIRECTORY": stored}
+        | os.environ
+        | {"PYTHONPATH": os.pathsep.join(paths)},
         text=True,
         encoding="utf-8",
     )
