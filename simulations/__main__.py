@@ -15,6 +15,7 @@ COMMANDS = {
     "overspend": ("simulations.overspend", "how far the published rule exceeds its budget (CSV)"),
     "design-example": ("simulations.design_example", "a row under constraints of one's own (CSV)"),
     "bench": ("simulations.bench", "time the closed forms against named alternatives"),
+    "measured": ("simulations.measured", "write the README's tables from the committed CSV"),
     "gpu-check": ("simulations.gpu_check", "check and time the device path"),
 }
 

@@ -100,6 +100,12 @@ def write_json(path: str | Path, payload: Any) -> None:
         file.write("\n")
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text``; all of the file or nothing."""
+    with _replacing(Path(path)) as file:
+        file.write(text)
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[TextIO]:
     """Give a new file that takes the place of ``path`` only if nothing raised."""

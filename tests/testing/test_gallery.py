@@ -43,3 +43,8 @@ def test_there_are_enough_and_every_law_catches_something():
 def test_the_page_lists_them_all():
     listed = re.findall(r"^\| (.+?) \| (\w+) \| ≤", PAGE.read_text(encoding="utf-8"), flags=re.M)
     assert listed == [(fault.title, fault.law) for fault in FAULTS]
+
+
+def test_the_readme_counts_the_faults():
+    readme = PAGE.parents[2] / "README.md"
+    assert f"[{len(FAULTS)} planted faults](" in readme.read_text(encoding="utf-8")
