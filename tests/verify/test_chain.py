@@ -197,6 +197,10 @@ def test_one_generator_per_row_makes_a_row_behave_as_if_alone():
                 rule, q[one, : k + 1], p[one, :k], ids[one, :k], generator=[own]
             )
             assert torch.equal(verdict.output_token_ids[row, : k + 1], alone.output_token_ids[0])
+        # a coin a drafted token and one draw, each step: no number is passed over
+        counted = torch.Generator().manual_seed(100 + row)
+        torch.rand(5 * (k + 1), generator=counted, dtype=torch.float64)
+        assert torch.equal(own.get_state(), counted.get_state())
 
 
 def test_a_generator_fixes_the_step():
