@@ -37,6 +37,8 @@ PerRow = Float[Tensor, "rows"]
 SUPPORTS = ("target", "free")
 # slack when asking for exactly the acceptance that a row can reach
 ACCEPTANCE_SLACK = 1e-12
+# ln b is looked for up to here, in so many halvings
+LARGEST_LOG, STEEP_STEPS = 700.0, 64
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,35 @@ class Geometry:
             return torch.minimum(torch.maximum(over, self.path.smallest), self.path.largest)
         budget = self.divergence.to_alpha(delta) if isinstance(self.divergence, Renyi) else delta
         return reject_for_budget(self.path, budget)
+
+    def steep(self, point: Point, delta: PerRow) -> Point:
+        """Return the band in rows where a and b met at 1 although there is a budget.
+
+        Only tokens of ratios like 1e30 can gain there, and less than an ulp of ε, which says
+        nothing about b: Σ_{p>q} q f(b) = δ does. Other rows are returned as they are.
+        """
+        f = self.generator
+        met = (point.slope <= 0) & (delta > 0) & f.smooth
+        if isinstance(self.divergence, MaxDivergence) or not bool(met.any()):
+            return point
+        budget = self.divergence.to_alpha(delta) if isinstance(self.divergence, Renyi) else delta
+        cut = torch.isfinite(self.p / self.q) & (self.p > self.q)
+        mass = torch.where(cut, self.q, 0.0).sum(-1)
+        low, high = torch.zeros_like(mass), torch.full_like(mass, LARGEST_LOG)
+        for _ in range(STEEP_STEPS):
+            middle = (low + high) / 2
+            within = mass * f.centred(middle.exp()) <= budget
+            low, high = torch.where(within, middle, low), torch.where(within, high, middle)
+        upper, one = low.exp(), torch.ones_like(low)
+        slope = f.slope(upper) - f.slope_at_one
+        met = met & (mass > 0) & (slope > 0)
+        return Point(
+            point.rejection,
+            torch.where(met, one, point.lower),
+            torch.where(met, upper, point.upper),
+            torch.where(met, mass * f.centred(upper), point.divergence),
+            torch.where(met, slope, point.slope),
+        )
 
     def rows(self, point: Point) -> Rows:
         """Return clip(p, aq, bq); zero tokens of q get nothing, or their leak when free."""
@@ -220,7 +251,9 @@ def solve_band(geometry: Geometry, knob: str, amount: PerRow) -> Band:
     point = path.at(rejection)
     if knob == "delta" and isinstance(geometry.divergence, MaxDivergence):
         # ε says little about b when the tokens cut are all but impossible; the budget says it
-        point = replace(point, upper=torch.minimum(point.upper, amount.exp()))
+        point = replace(point, upper=torch.where(strict | slack, point.upper, amount.exp()))
+    elif knob == "delta":
+        point = geometry.steep(point, torch.where(strict | slack, 0.0, amount))
     return Band(geometry, point, strict, slack)
 
 

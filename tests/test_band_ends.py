@@ -228,3 +228,20 @@ def test_price_of_the_first_bit(case, spec, support):
         step = 1e-6
         further = ct.optimal_acceptance(q, p, divergence=spec, delta=step, support=support)
         assert found.item() == pytest.approx((further.acceptance.item() - 0.8) / step, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    "spec", ["pearson_chi2", "renyi:a=2", "renyi:a=5", "alpha:a=3", "max_divergence", "kl"]
+)
+@pytest.mark.parametrize("least", [1e-30, 1e-150, 1e-305])
+def test_tokens_that_can_gain_less_than_an_ulp(spec, least):
+    """The gain itself is lost in A, not so the edge, the price and the certificate."""
+    q, p = (torch.tensor(row, dtype=torch.float64) for row in ([1.0, least], [0.3333, 0.6667]))
+    best = ct.optimal_acceptance(q, p, divergence=spec, delta=0.1)
+    assert abs(float(best.gap)) <= 1e-12 and float(best.acceptance) >= 0.3333
+    assert 0 < float(best.price) < 1
+    assert float(best.divergence) <= 0.1 * (1 + 1e-9) or spec == "max_divergence"
+    assert float(best.upper) > 1
+    if spec == "max_divergence":
+        assert float(best.upper) == pytest.approx(math.exp(0.1), rel=1e-15)
+    assert float(best.target.sum()) == pytest.approx(1, abs=1e-15)

@@ -24,6 +24,9 @@ Id = Int[Tensor, "*batch"]
 
 # rows built at once by the O(V²) enumeration: 2^24 float64 entries are 128 MiB
 ENUMERATION_ENTRIES = 2**24
+# sums of whole rows against a threshold: ties such as those of uniform rows must not be
+# decided by the order in which the tokens were added up
+TIE = 1e-12
 
 
 def keep_probability(raised: Tensor, drafted: Tensor) -> Tensor:

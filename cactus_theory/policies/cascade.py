@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from cactus_theory import _arguments as check
-from cactus_theory.policies._base import FixedTarget, Rows
+from cactus_theory.policies._base import TIE, FixedTarget, Rows
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
 
@@ -38,7 +38,7 @@ class CascadeOpt(FixedTarget):
         """Return p where the draft is deferred to, else q."""
         apart = (p - q).abs().sum(-1) / 2
         slack = torch.where(apart > 0, self.alpha * apart, 0.0)  # ∞·0: the rows are the same
-        return torch.where((p.amax(-1) >= q.amax(-1) - slack)[..., None], p, q)
+        return torch.where((p.amax(-1) >= q.amax(-1) - slack - TIE)[..., None], p, q)
 
 
 @register("cascade_token")

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.policies._base import Ids, Rows, SharedRecovery, draft_row
+from cactus_theory.policies._base import TIE, Ids, Rows, SharedRecovery, draft_row
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
 
@@ -47,7 +47,7 @@ class Typical(SharedRecovery):
 
     def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return 1 where q_n exceeds the threshold, else 0."""
-        return (q.gather(-1, n).double() > self.threshold(q)).double()
+        return (q.gather(-1, n).double() > self.threshold(q) * (1 + TIE)).double()
 
     def recovery_row(self, q: Rows, p: Rows) -> Rows:
         """Return the one-hot row of the likeliest token, or q."""

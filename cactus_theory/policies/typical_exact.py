@@ -8,7 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.policies._base import Ids, Rows, SharedRecovery, draft_row, keep_probability
+from cactus_theory.policies._base import (
+    TIE,
+    Ids,
+    Rows,
+    SharedRecovery,
+    draft_row,
+    keep_probability,
+)
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
 
@@ -56,7 +63,7 @@ class TypicalExact(SharedRecovery):
         excess = torch.where(surprise > least, surprise - least, 1.0)
         share = ((allowed - least) / excess).clamp(0.0, 1.0)
         share = torch.where(torch.isinf(surprise), 0.0, share)
-        return torch.where((surprise <= allowed) | (n == _first_top(q, place)), 1.0, share)
+        return torch.where((surprise <= allowed + TIE) | (n == _first_top(q, place)), 1.0, share)
 
     def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, h_n/p_n)."""

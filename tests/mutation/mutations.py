@@ -136,8 +136,8 @@ MUTATIONS = tuple(
         ),
         (
             "policies/typical.py",
-            "(q.gather(-1, n).double() > self.threshold(q))",
-            "(q.gather(-1, n).double() >= self.threshold(q))",
+            "self.threshold(q) * (1 + TIE)",
+            "self.threshold(q) * (1 - TIE)",
         ),
         ("policies/typical.py", "(-entropy).exp()", "entropy.exp()"),
         (

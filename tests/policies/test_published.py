@@ -202,3 +202,19 @@ def test_for_a_certain_draft_the_band_is_the_per_proposal_optimum(seed, spec):
 def test_bad_knobs_are_one_line(spec, said):
     with pytest.raises(ValueError, match=said):
         ct.policy(spec)
+
+
+@pytest.mark.parametrize(
+    "spec", ["typical_exact:epsilon=1", "typical:epsilon=1", "cascade_opt:alpha=1"]
+)
+@pytest.mark.parametrize("vocab", [3, 5, 7, 11, 49])
+def test_ties_of_uniform_rows_are_not_decided_by_rounding(spec, vocab):
+    rule = ct.policy(spec)
+    even = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
+    certain = torch.zeros(vocab, dtype=torch.float64)
+    certain[0] = 1.0
+    q, p = (certain, even) if spec.startswith("cascade") else (even, even)
+    expected = rule.keep(q, p)
+    for padded in range(6):
+        wide_q, wide_p = (torch.nn.functional.pad(row, (padded, 2 * padded)) for row in (q, p))
+        assert torch.equal(rule.keep(wide_q, wide_p)[padded : padded + vocab], expected)

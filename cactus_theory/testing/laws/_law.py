@@ -12,6 +12,8 @@ from cactus_theory.testing.laws._behaviour import Behaviour
 
 # sums of a few dozen float64 terms, each at most 1, and roots solved to that accuracy
 EXACT = 1e-9
+# what the order of the terms may change of a sum over a row
+ROUNDING = 1e-15
 # bounds for what only has to be a number
 FINITE = torch.finfo(torch.float64).max
 
@@ -25,7 +27,7 @@ class Bounds:
     found : (N, …) numbers of the rule. ``low``, ``high`` : what they must lie between.
     about : what one number is, given its index behind the first: ``"acceptance of token {0}"``,
         or a function of the whole index.
-    allowed : what rounding may add.
+    allowed : what rounding may add; (N, …) if that depends on the entry.
     counts : (N, …) bool, the entries that the law speaks of; None for all.
     rows : (N,) the row that each entry of the first axis is about; None if N counts the rows.
     """
@@ -34,7 +36,7 @@ class Bounds:
     low: Any
     high: Any
     about: str | Callable[[tuple[int, ...]], str]
-    allowed: float = EXACT
+    allowed: float | Tensor = EXACT
     counts: Tensor | None = None
     rows: Tensor | None = None
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from cactus_theory.testing.laws._behaviour import Behaviour
-from cactus_theory.testing.laws._law import EXACT, FINITE, Bounds, law
+from cactus_theory.testing.laws._law import EXACT, FINITE, ROUNDING, Bounds, law
 
 # probabilities are compared with 0 and 1 to the last few roundings
 PROBABILITY = 1e-12
@@ -74,7 +75,7 @@ def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     judged = (seen.steady & ~tied)[:, None].expand(seen.q.shape)
     found = moved.phi.roll(-1, -1)
     about = "acceptance of token {0} after moving all tokens"
-    yield Bounds(found, seen.phi, seen.phi, about, EXACT, judged & seen.drafted)
+    yield Bounds(found, seen.phi, seen.phi, about, _resummed(seen), judged & seen.drafted)
     found = moved.emitted.roll(-1, -1)
     about = "emitted probability of token {0} after moving all tokens"
     yield Bounds(found, seen.emitted, seen.emitted, about, EXACT, judged)
@@ -87,7 +88,8 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     wide = seen.on(q, p)
     steady = seen.steady[:, None].expand(seen.q.shape)
     about = "acceptance of token {0} beside impossible tokens"
-    yield Bounds(wide.phi[:, 1:-2], seen.phi, seen.phi, about, EXACT, steady & seen.drafted)
+    judged = steady & seen.drafted
+    yield Bounds(wide.phi[:, 1:-2], seen.phi, seen.phi, about, _resummed(seen), judged)
     about = "emitted probability of token {0} beside impossible tokens"
     yield Bounds(wide.emitted[:, 1:-2], seen.emitted, seen.emitted, about, EXACT, steady)
     added = torch.cat([wide.emitted[:, :1], wide.emitted[:, -2:]], -1)
@@ -108,3 +110,8 @@ def certain_drafts(seen: Behaviour) -> Iterator[Bounds]:
     refused = (expected < 1)[..., None].expand(row.shape)
     about = "recovery probability of token {1} after token {0} with p=None"
     yield Bounds(found, row, row, about, EXACT, refused)
+
+
+def _resummed(seen: Behaviour) -> Tensor:
+    """Return what φ may change by where sums are taken in another order: that much of p φ."""
+    return EXACT + ROUNDING / seen.p.clamp(min=ROUNDING)
