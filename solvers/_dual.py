@@ -20,6 +20,9 @@ import torch
 from cactus_theory.divergences import Divergence, FDivergence, MaxDivergence, Renyi
 from solvers._conic import LARGEST_EXPONENT
 
+# below it 1/λ may overflow; λ = 0 proves a bound as well
+SMALLEST_SLOPE = 1e-150
+
 
 def _inverse_slope(f: FDivergence, y: float) -> float:
     """Return the ratio where f′ reaches y: 0 below its range, ∞ above it."""
@@ -88,7 +91,8 @@ def lagrange_bound(
     generator = kind.generator if isinstance(kind, Renyi) else kind
     assert isinstance(generator, FDivergence)
     amount = _generator_budget(kind, delta)
-    slope = slope if math.isfinite(amount) else 0.0  # an overflowing budget binds nowhere
+    if not math.isfinite(amount) or slope < SMALLEST_SLOPE:
+        slope = 0.0  # an overflowing budget binds nowhere
     spend = slope * amount if slope else 0.0
     bound = spend + mu + _inside(generator, q, cap, slope, mu)
     return bound if zero_cap is None else bound + _outside(generator, zero_cap, slope, mu)

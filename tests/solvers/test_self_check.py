@@ -86,3 +86,10 @@ def test_no_leaking_row_beats_a_bound_either(spec, rows, z, slope, level):
     value = np.minimum(p_in, (1 - z) * q_in).sum() + min(z, 0.3)
     bound = lagrange_bound(kind, q_in, p_in, spent, (slope, level), 0.3)
     assert value <= bound + 1e-9 * (1 + abs(bound))
+
+
+@pytest.mark.parametrize("level", [1.0, 2.0])
+def test_a_multiplier_too_small_to_divide_by_still_proves_a_bound(level):
+    one = np.ones(1)
+    bound = lagrange_bound(divergence("reverse_kl"), one, one, 0.0, (5e-324, level), 0.3)
+    assert 1 <= bound < np.inf

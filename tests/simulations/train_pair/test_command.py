@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from simulations.train_pair.command import add_arguments, command_line, run
 
 TINY = (
-    "--vocab-size 300 --target-layers 2 --target-width 32 "
-    "--draft-width 32 --draft-head-size 32 --steps 6 --draft-steps 4 --distil-steps 4 "
+    "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
+    "--draft-width 32 --steps 6 --draft-steps 4 --distil-steps 4 "
     "--overlap-steps 4 --pool-chunks 2 --pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32 "
     "--precision float32"
 )
