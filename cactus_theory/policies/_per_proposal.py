@@ -93,12 +93,15 @@ class PerProposal(Policy):
         shape, vocab = q.shape, q.shape[-1]
         q, p = q.reshape(-1, vocab), p.reshape(-1, vocab)
         gamma = self.gamma(q)
-        _, scale, lost = _sorted(p > gamma, -self._scale(q, gamma), p - gamma)
-        scale = -scale
+        places, filled = _chosen(p > gamma)
+        q_n, p_n, gamma_n = (part.gather(-1, places) for part in (q, p, gamma))
+        scale = torch.where(filled, self._scale(q_n, gamma_n), -torch.inf)
+        scale, order = scale.sort(-1, descending=True)
+        lost = torch.where(filled, p_n - gamma_n, 0.0).gather(-1, order)
         kept = torch.minimum(p, gamma)
         if scale.shape[-1] == 0:
             return kept.reshape(shape)
-        ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), torch.inf)
+        ratio = (p / q).nan_to_num_(nan=torch.inf, posinf=torch.inf)
         above = torch.searchsorted(-scale, ratio.neg_())  # how many s_n > p_x/q_x
         shortfall = _shortfall(q, p, above, scale)
         # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
@@ -106,29 +109,18 @@ class PerProposal(Policy):
         return kept.add_(_refill(q, p, above, scale, weight)).reshape(shape)
 
     def _scale(self, q_n: Tensor, gamma: Tensor) -> Tensor:
-        """Return s = (1 − γ)/(1 − q_n), 0 where q_n = 1."""
-        rest = 1 - q_n
-        return torch.where(rest > 0, (1 - gamma) / torch.where(rest > 0, rest, 1.0), 0.0)
+        """Return s = (1 − γ)/(1 − q_n), 0 where q_n = 1 (and with it γ)."""
+        return (1 - gamma) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
 
 
-def _sorted(chosen: Bool[Tensor, "*batch vocab"], key: Rows, mass: Rows) -> tuple[Tensor, ...]:
-    """Return the chosen tokens of each row by rising key: their indices, keys and masses.
-
-    Rows that choose fewer than the fullest end in places with index 0, key ∞ and mass 0.
-    """
-    count = chosen.sum(-1, keepdim=True)
+def _chosen(chosen: Bool[Tensor, "rows vocab"]) -> tuple[Int[Tensor, "rows most"], Tensor]:
+    """Return the chosen tokens of each row, first places first, and which places are taken."""
+    rows, tokens = chosen.nonzero(as_tuple=True)
+    count = torch.bincount(rows, minlength=len(chosen))
+    slot = torch.arange(len(rows), device=rows.device) - (count.cumsum(0) - count)[rows]
     most = int(count.max())
-    slot = torch.where(chosen, chosen.cumsum(-1) - 1, most)
-    tokens = torch.arange(key.shape[-1], device=key.device).expand_as(key)
-    places = slot.new_zeros(len(key), most + 1).scatter(-1, slot, tokens)[:, :most]
-    filled = torch.arange(most, device=key.device) < count
-    keys, order = torch.where(filled, key.gather(-1, places), torch.inf).sort(-1)
-    places, filled = places.gather(-1, order), filled.gather(-1, order)
-    return (
-        torch.where(filled, places, 0),
-        keys,
-        torch.where(filled, mass.gather(-1, places), 0.0),
-    )
+    places = rows.new_zeros(len(chosen), most).index_put_((rows, slot), tokens)
+    return places, torch.arange(most, device=rows.device) < count[:, None]
 
 
 def _shortfall(q: Rows, p: Rows, above: Int[Tensor, "rows vocab"], scale: Refused) -> Refused:

@@ -1,5 +1,6 @@
 """Cactus as published."""
 
+import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -38,3 +39,9 @@ class Cactus(PerProposal):
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
         return (q_n + (2 * self.delta * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)
+
+    def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Return γ, whose formula already is 0 at 0, 1 at 1 and never below q_n."""
+        if not 0 < self.delta < math.inf:
+            return super().gamma(q_n)
+        return self.raised(q_n.double().clamp(max=1.0))

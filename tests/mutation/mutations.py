@@ -19,7 +19,7 @@ MUTATIONS = tuple(
     Mutation(*parts)
     for parts in (
         # divergences
-        ("divergences.py", "return torch.xlogy(t, t)", "return -torch.xlogy(t, t)"),
+        ("divergences.py", "return t * t.clamp(min=", "return -t * t.clamp(min="),
         ("divergences.py", "outside * price", "0 * outside"),
         ("divergences.py", "return (t - 1).abs() / 2", "return (t - 1).abs()"),
         ("divergences.py", "return 1 - t**-2\n", "return 1 - t**-1\n"),
@@ -98,8 +98,8 @@ MUTATIONS = tuple(
         ),
         (
             "policies/_per_proposal.py",
-            "torch.where(rest > 0, (1 - gamma) / torch.where(rest > 0, rest, 1.0), 0.0)",
-            "torch.where(rest > 0, (1 + gamma) / torch.where(rest > 0, rest, 1.0), 0.0)",
+            "return (1 - gamma) / (1 - q_n).clamp_(",
+            "return (1 + gamma) / (1 - q_n).clamp_(",
         ),
         (
             "policies/_per_proposal.py",
