@@ -72,19 +72,22 @@ class FDivergence(Divergence):
 
     def centred(self, t: Tensor) -> Tensor:
         """Return f(t) − f′(1)(t−1), which is never negative and sums to the same divergence."""
-        return self.f(t) if self.slope_at_one == 0 else self.f(t) - self.slope_at_one * (t - 1)
+        if self.slope_at_one == 0:
+            return self.f(t)
+        return self.f(t).sub_(t - 1, alpha=self.slope_at_one)
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         """Return D(emitted‖target) of rows (..., V) as float64 (...)."""
         h, q = emitted.double(), target.double()
         ratio = h / q
         if bool((q > SAFE_RATIO).all()):  # no ratio overflows: three passes fewer
-            return (q * self.centred(ratio)).sum(-1)
+            return (q * self.centred(ratio)).sum(-1).clamp_(min=0.0)
         inside = torch.isfinite(ratio)  # q = 0, or so small that h/q overflows
         terms = torch.where(inside, q * self.centred(torch.where(inside, ratio, 1.0)), 0.0)
         outside = torch.where(inside, 0.0, h).sum(-1)
         price = self.slope_at_infinity - self.slope_at_one
-        return terms.sum(-1) + torch.where(outside > 0, outside * price, 0.0)
+        whole = terms.sum(-1) + torch.where(outside > 0, outside * price, 0.0)
+        return whole.clamp_(min=0.0)  # a rounded sum may lie below
 
 
 class KL(FDivergence):

@@ -63,7 +63,7 @@ class Decode:
 
     def round(self, width: int) -> list[list[int]]:
         """Give every text that is not finished at least one token; return the new ids of all."""
-        before = dict(self.clock.parts)
+        before = dict(self.clock.parts) if self.pace.learns else {}
         texts = self.texts
         wanted = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
         draft_coins, accept, draw = self.coins.toss(wanted)
@@ -193,6 +193,8 @@ class Decode:
             self.rounds[kind] = self.rounds.get(kind, 0) + 1
             kept += accepted
             refused += accepted < count and not cut
+        if not self.pace.learns:
+            return
         now = self.clock.parts
         spent = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in now}
         self.pace.note(

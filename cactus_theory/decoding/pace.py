@@ -31,7 +31,14 @@ class Round:
 
 
 class Pace(ABC):
-    """Decides K, the number of drafted tokens, before each round."""
+    """Decides K, the number of drafted tokens, before each round.
+
+    Attributes
+    ----------
+    learns : whether rounds are shown to it.
+    """
+
+    learns = True
 
     @abstractmethod
     def width(self) -> int:
@@ -43,6 +50,8 @@ class Pace(ABC):
 
 class FixedPace(Pace):
     """Always the same K."""
+
+    learns = False
 
     def __init__(self, width: int) -> None:
         self.fixed = width

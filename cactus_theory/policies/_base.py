@@ -31,8 +31,7 @@ TIE = 1e-12
 
 def keep_probability(raised: Tensor, drafted: Tensor) -> Tensor:
     """Return min(1, raised/drafted), 0 where nothing may be emitted, 1 where p = 0 < raised."""
-    ratio = raised / torch.where(drafted > 0, drafted, 1.0)
-    return torch.where(drafted > 0, ratio.clamp(max=1.0), (raised > 0).double())
+    return (raised / drafted).nan_to_num_(nan=0.0).clamp_(max=1.0)  # 0/0 is 0, x/0 is 1
 
 
 def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Cactus(PerProposal):
 
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
-        return (q_n + (2 * self.delta * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)
+        return ((1 - q_n) * q_n).mul_(2 * self.delta).sqrt_().add_(q_n).clamp_(max=1.0)
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ, whose formula already is 0 at 0, 1 at 1 and never below q_n."""

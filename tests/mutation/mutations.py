@@ -121,8 +121,8 @@ MUTATIONS = tuple(
             "return residual_or(scaled.sub_(p[at]), own_q)",
             "return residual_or(scaled, own_q)",
         ),
-        ("policies/cactus.py", "2 * self.delta * q_n", "self.delta * q_n"),
-        ("policies/cactus.py", "q_n * (1 - q_n)", "q_n * (1 + q_n)"),
+        ("policies/cactus.py", "mul_(2 * self.delta)", "mul_(self.delta)"),
+        ("policies/cactus.py", "(1 - q_n) * q_n", "(1 + q_n) * q_n"),
         (
             "policies/cactus_exact.py",
             "value = q_n * f.centred(up) + rest * f.centred(down)",
