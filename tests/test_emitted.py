@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cactus_theory as ct
-from cactus_theory.policies import FixedTarget, PerProposal, Policy
+from cactus_theory.policies import FixedTarget, PerProposal, Policy, _per_proposal
 from cactus_theory.testing import strategies
 from tests.formulas import TEN
 from tests.rows import pair
@@ -55,6 +55,22 @@ def test_fast_law_equals_enumeration(spec):
         close(law, Policy.emitted(rule, q, p))
         phi = rule.keep(q, p)
         assert ((phi >= 0) & (phi <= 1)).all()
+
+
+@pytest.mark.parametrize("spec", ["cactus:delta=0.01", "cactus_exact:delta=0.01", "cactus:delta=0"])
+def test_terms_added_singly_or_sorted_are_the_same_law(spec, monkeypatch):
+    rule = RULES.get(spec) or ct.policy(spec)
+    kinds = (("smooth", "spiky"), ("smooth", "smooth"), ("zeros", "zeros"), ("spiky", "smooth"))
+    rows = [pair(4, 40, seed=i, kinds=kind) for i, kind in enumerate(kinds)]
+    q, p = (torch.cat([*part, rows[0][0]]) for part in zip(*rows, strict=True))
+    refused = (p > rule.gamma(q)).sum(-1)
+    assert refused.min() == 0  # the last four, where p is q
+    assert refused.max() > 8
+    expected = Policy.emitted(rule, q, p)
+    for few in (0, 8, 40):  # all sorted, both in one batch, all singly
+        monkeypatch.setattr(_per_proposal, "FEW_REFUSED", few)
+        close(rule.emitted(q, p), expected)
+        close(torch.stack([rule.emitted(*row) for row in zip(q, p, strict=True)]), expected)
 
 
 @given(

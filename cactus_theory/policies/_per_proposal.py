@@ -26,6 +26,11 @@ from cactus_theory.policies._base import (
 )
 
 Refused = Float[Tensor, "rows refused"]
+Tokens = Int[Tensor, "refused"]
+
+# A row that refuses at most so many tokens is refilled by passes over it, one a token. Measured
+# against sorting: as fast at 8 of 151,936 tokens, at half the time for 1; faster up to 16 of 2,048.
+FEW_REFUSED = 8
 
 
 class PerProposal(Policy):
@@ -87,26 +92,54 @@ class PerProposal(Policy):
         """Return the exact emitted law in O(V log V) a row.
 
         out(x) = min(p_x, γ_x) + Σ_n (R_n/Z_n)(s_n q_x − p_x)₊ with R_n = (p_n − γ_n)₊ and
-        Z_n = Σ_y (s_n q_y − p_y)₊. Only tokens that can be refused are sorted, by s; every
-        other token finds how many of them lie above its p/q, and all sums go by that number.
+        Z_n = Σ_y (s_n q_y − p_y)₊. A row that refuses few tokens adds their terms up one by
+        one; one that refuses many sorts them by s.
         """
         shape, vocab = q.shape, q.shape[-1]
         q, p = q.reshape(-1, vocab), p.reshape(-1, vocab)
         gamma = self.gamma(q)
+        law = torch.minimum(p, gamma)
+        rows, tokens = (p > gamma).nonzero(as_tuple=True)
+        count = torch.bincount(rows, minlength=len(q))
+        few = count <= FEW_REFUSED
+        if not few.all():
+            own = few[rows]
+            many = (~few).nonzero()[:, 0]
+            law[many] += self._refilled_sorted(q[many], p[many], gamma[many])
+            rows, tokens = rows[own], tokens[own]
+        self._refill_singly(law, q, p, gamma, rows, tokens)
+        return law.reshape(shape)
+
+    def _refill_singly(
+        self, law: Rows, q: Rows, p: Rows, gamma: Rows, rows: Tokens, tokens: Tokens
+    ) -> None:
+        """Add to ``law`` what recovers each refused token, a few whole rows at a time."""
+        at_once = max(1, q.numel() // q.shape[-1])
+        for row, token in zip(rows.split(at_once), tokens.split(at_once), strict=True):
+            gamma_n = gamma[row, token]
+            lost = p[row, token] - gamma_n
+            scale = self._scale(q[row, token], gamma_n)
+            raised = q.index_select(0, row).mul_(scale[:, None])
+            raised.sub_(p.index_select(0, row)).clamp_(min=0.0)
+            # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
+            weight = lost / torch.maximum(raised.sum(-1), lost)
+            law.index_add_(0, row, raised.mul_(weight[:, None]))
+
+    def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
+        """Return Σ_n (R_n/Z_n)(s_n q − p)₊ with the refused tokens sorted by s.
+
+        Every token finds how many s lie above its p/q, and all sums go by that number.
+        """
         places, filled = _chosen(p > gamma)
         q_n, p_n, gamma_n = (part.gather(-1, places) for part in (q, p, gamma))
         scale = torch.where(filled, self._scale(q_n, gamma_n), -torch.inf)
         scale, order = scale.sort(-1, descending=True)
         lost = torch.where(filled, p_n - gamma_n, 0.0).gather(-1, order)
-        kept = torch.minimum(p, gamma)
-        if scale.shape[-1] == 0:
-            return kept.reshape(shape)
         ratio = (p / q).nan_to_num_(nan=torch.inf, posinf=torch.inf)
         above = torch.searchsorted(-scale, ratio.neg_())  # how many s_n > p_x/q_x
         shortfall = _shortfall(q, p, above, scale)
-        # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
         weight = torch.where(lost > 0, lost / torch.maximum(shortfall, lost), 0.0)
-        return kept.add_(_refill(q, p, above, scale, weight)).reshape(shape)
+        return _refill(q, p, above, scale, weight)
 
     def _scale(self, q_n: Tensor, gamma: Tensor) -> Tensor:
         """Return s = (1 − γ)/(1 − q_n), 0 where q_n = 1 (and with it γ)."""

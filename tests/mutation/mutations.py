@@ -108,8 +108,8 @@ MUTATIONS = tuple(
         ),
         (
             "policies/_per_proposal.py",
-            "kept = torch.minimum(p, gamma)",
-            "kept = torch.minimum(p, q)",
+            "law = torch.minimum(p, gamma)",
+            "law = torch.minimum(p, q)",
         ),
         (
             "policies/_per_proposal.py",
@@ -120,6 +120,11 @@ MUTATIONS = tuple(
             "policies/_per_proposal.py",
             "return residual_or(scaled.sub_(p[at]), own_q)",
             "return residual_or(scaled, own_q)",
+        ),
+        (
+            "policies/_per_proposal.py",
+            "weight = lost / torch.maximum(raised.sum(-1), lost)",
+            "weight = lost",
         ),
         ("policies/cactus.py", "mul_(2 * self.delta)", "mul_(self.delta)"),
         ("policies/cactus.py", "(1 - q_n) * q_n", "(1 + q_n) * q_n"),
