@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.decoding._cache import RaggedCache, text_config
-from cactus_theory.decoding._linear import Linear, joined
+from cactus_theory.decoding._linear import Linear, exact_in_half, joined
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
@@ -63,7 +63,8 @@ class _Weights:
 
     def __init__(self, model: Any) -> None:
         inner, head, small = model.model, model.lm_head, _small(model)
-        self.embedding, self.norm = inner.embed_tokens.weight, _norm(inner.norm)
+        self.embedding = inner.embed_tokens.weight
+        self.norm = _quick_norm(inner.norm) if small and _quick(inner.norm) else _norm(inner.norm)
         self.layers = [_Layer(layer, small) for layer in inner.layers]
         self.head = Linear(head.weight, head.bias) if small else head
 
@@ -223,10 +224,10 @@ def _norm(module: Any) -> Any:
 def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
     """Return one call for a norm and the projections of its output, side by side.
 
-    In small models the norm's weight is folded into theirs, and what is left of it is one
-    division: x / √(mean x² + ε) = √d · x / √(‖x‖² + dε).
+    In small models all that is left of the norm is x / √(mean x² + ε): its weight is folded into
+    theirs, unless these are exact in half precision and stay so.
     """
-    if not small or norm.weight.dtype not in (torch.float32, torch.float64):
+    if not small or not _quick(norm):
         before = _norm(norm)
 
         def apart(x: Tensor) -> Tensor:
@@ -234,12 +235,30 @@ def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
             return torch.cat([part(normed) for part in parts], -1)
 
         return apart
-    width = norm.weight.shape[0]
-    linear = Linear(*joined(parts, norm.weight.detach() * width**0.5))
-    least = linear.turned.new_tensor(width * norm.variance_epsilon).sqrt()
+    weight, bias = joined(parts)
+    if exact_in_half(weight):
+        before, linear = _quick_norm(norm), Linear(weight, bias)
+        return lambda x: linear(before(x))
+    gain, length = _gain(norm), _length(norm)
+    folded = Linear(weight * gain, bias)
+    return lambda x: folded(x / length(x))
 
-    def call(x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return linear(x / torch.hypot(length, least))
 
-    return call
+def _quick(norm: Any) -> bool:
+    return norm.weight.dtype in (torch.float32, torch.float64)
+
+
+def _quick_norm(norm: Any) -> Any:
+    """Return the norm as x·√d·w / √(‖x‖² + dε), at half the time of the general one."""
+    gain, length = _gain(norm), _length(norm)
+    return lambda x: (x * gain).div_(length(x))
+
+
+def _gain(norm: Any) -> Tensor:
+    return norm.weight.detach() * norm.weight.shape[0] ** 0.5
+
+
+def _length(norm: Any) -> Any:
+    """Return x ↦ √(‖x‖² + dε) (..., 1)."""
+    least = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
+    return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)

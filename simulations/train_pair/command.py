@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=PAIR, help="where the finished pair goes")
     add("--corpus", type=Path, default=None, help="folder of .py files (the standard library)")
     add("--vocab-size", type=int, default=2048)
-    for name, layers, width, head in (("target", 5, 256, 64), ("draft", 1, 128, 32)):
+    for name, layers, width, head in (("target", 11, 192, 64), ("draft", 1, 128, 32)):
         add(f"--{name}-layers", type=int, default=layers)
         add(f"--{name}-width", type=int, default=width)
         add(f"--{name}-head-size", type=int, default=head)

@@ -59,13 +59,24 @@ def test_the_library_pass_equals_full_recomputation(tiny):
     compare_with_recomputation(tiny[0], 24, 1e-10, lean=False)
 
 
+OPTIONS = {
+    "Llama": {"attention_bias": True, "mlp_bias": False},
+    "Mistral": {"sliding_window": None},
+    "Qwen2": {},
+    "Qwen3": {},
+}
+
+
 # the library's norms are float32 whatever the model is
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_the_lean_pass_equals_full_recomputation(name):
-    options = {"sliding_window": None} if name == "Mistral" else {}
-    if name == "Llama":
-        options = {"attention_bias": True, "mlp_bias": False}
-    compare_with_recomputation(family(name, **options), 24, 2e-5, lean=True)
+    compare_with_recomputation(family(name, **OPTIONS[name]), 24, 2e-5, lean=True)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_so_it_does_on_weights_stored_in_half_precision(name):
+    model = family(name, **OPTIONS[name]).half().float()
+    compare_with_recomputation(model, 24, 2e-5, lean=True)
 
 
 def test_equals_full_recomputation_on_a_real_model(stories):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cactus_theory.decoding._linear import PACKED_FROM, Linear
+from cactus_theory.decoding._linear import HALF_UP_TO, PACKED_FROM, Linear
 from cactus_theory.decoding._model import CachedModel
 from cactus_theory.decoding._round import closed_up
 
@@ -24,6 +24,74 @@ def test_both_kernels_compute_the_same_map(rows, dtype, biased):
     found = Linear(weight, bias)(x)
     assert found.dtype == dtype
     assert (found - exact).abs().max() < (1e-4 if dtype == torch.float32 else 1e-10)
+
+
+def half_exact(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).half().float()
+
+
+needs_kernel = pytest.mark.skipif(Linear(torch.eye(2)).half is None, reason="needs FBGEMM")
+
+
+def kernel_calls(linear, x, monkeypatch):
+    """Return the image of ``x`` and how often the half-precision kernel was asked for it."""
+    kernel, calls = torch.fbgemm_linear_fp16_weight_fp32_activation, []
+
+    def counted(*args):
+        calls.append(args)
+        return kernel(*args)
+
+    monkeypatch.setattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", counted)
+    return linear(x), len(calls)
+
+
+@needs_kernel
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("biased", [False, True])
+def test_weights_exact_in_half_precision_lose_nothing(rows, biased, monkeypatch):
+    weight, x = half_exact(70, 50), half_exact(rows, 50, seed=2) / 3
+    weight[0, :10] = 2.0**-24 * torch.arange(10)  # down to the last subnormal number
+    weight[0, 10:] = 0.0
+    bias = half_exact(70, seed=1) if biased else None
+    linear = Linear(weight, bias)
+    assert linear.half is not None
+    found, calls = kernel_calls(linear, x, monkeypatch)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert calls == 1
+    assert (found - exact).abs().max() < 1e-4
+    if not biased:
+        assert (found - exact)[:, 0].abs().max() < 1e-6 * exact[:, 0].abs().max()
+
+
+def test_other_weights_keep_their_precision():
+    weight = half_exact(70, 50)
+    for changed in (weight * (1 + 2.0**-12), weight * 2.0**20, weight * 2.0**-20, weight.double()):
+        assert Linear(changed).half is None
+    assert Linear(weight.half()).half is None  # its rows would be half too
+
+
+@needs_kernel
+def test_much_work_goes_to_the_kernel_of_many_threads(monkeypatch):
+    linear = Linear(half_exact(700, 500))
+    x = half_exact(1 + HALF_UP_TO // 350_000, 500, seed=2)
+    found, calls = kernel_calls(linear, x, monkeypatch)
+    assert calls == 0
+    assert (found - x.double() @ linear.turned.double()).abs().max() < 1e-3
+
+
+@needs_kernel
+def test_a_kernel_that_is_missing_or_wrong_is_not_used(monkeypatch):
+    weight, x = half_exact(70, 50), half_exact(3, 50, seed=2) / 3
+    exact = x.double() @ weight.double().t()
+    name = "fbgemm_linear_fp16_weight_fp32_activation"
+    wrong = getattr(torch, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, name, lambda *args: 1.001 * wrong(*args))
+        assert Linear(weight).half is None
+    monkeypatch.delattr(torch, name)
+    linear = Linear(weight)
+    assert linear.half is None
+    assert (linear(x) - exact).abs().max() < 1e-4
 
 
 def logits(model):
