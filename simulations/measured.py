@@ -7,12 +7,15 @@ block between the two markers is replaced; a test compares it with the CSV.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .results import read_csv, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
+PAIR = ROOT / "simulations" / "pair"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 Row = Mapping[str, str]
 
@@ -37,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
 def tables(data: Path) -> str:
     """Return every table, each under the command, day and machine that made it."""
-    parts = [throughput, decode, theory, verify]
-    return "\n".join(part(data) for part in parts)
+    parts = [throughput(data), decode(data), theory(data), verify(data), shipped(PAIR)]
+    return "\n".join(parts)
 
 
 def throughput(data: Path) -> str:
@@ -127,11 +130,44 @@ def verify(data: Path) -> str:
     return _table("One verification step, float32", made, head, lines)
 
 
-def _table(title: str, made: Row, head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def shipped(pair: Path) -> str:
+    """Return the table of the two models, from the report their training wrote."""
+    report = json.loads((pair / "report.json").read_text(encoding="utf-8"))
+    lines = []
+    for name in ("target", "draft"):
+        config = json.loads((pair / name / "config.json").read_text(encoding="utf-8"))
+        held_out = report["held_out"][name]
+        stages = [own for stage, own in report["training"].items() if stage.startswith(name)]
+        lines.append(
+            (
+                name, f"{config['num_hidden_layers']} × {config['hidden_size']}",
+                f"{report['parameters'][name] / 1e6:.2f} M",
+                f"{sum(own['tokens'] for own in stages) / 1e6:.1f} M",
+                f"{sum(own['seconds'] for own in stages) / 60:.0f} min",
+                f"{held_out['nats_per_token']:.3f}", f"{held_out['bits_per_byte']:.3f}",
+            )
+        )  # fmt: skip
+    overlap = report["overlap_on_target_samples"]["mean"]
+    title = f"The shipped pair: Σ min(p, q) is {overlap:.3f} along the target's own samples"
+    head = (
+        "model", "layers × width", "parameters", "tokens seen", "trained in",
+        "nats a held-out token", "bits a held-out byte",
+    )  # fmt: skip
+    made = report | {"torch": report["versions"]["torch"]}
+    return _table(title, made, head, lines, medians=False)
+
+
+def _table(
+    title: str,
+    made: Mapping[str, Any],
+    head: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    medians: bool = True,
+) -> str:
     said = f"`{made['command']}`; {made['machine']}, torch {made['torch']}, {made['date']}"
     rule = ["---"] * len(head)
     rows = [f"| {' | '.join(line)} |" for line in (head, rule, *lines)]
-    return f"\n**{title}** ({said}; medians)\n\n" + "\n".join(rows) + "\n"
+    return f"\n**{title}** ({said}{'; medians' * medians})\n\n" + "\n".join(rows) + "\n"
 
 
 def _named(row: Row) -> str:

@@ -107,7 +107,7 @@ class Texts:
 
     def _write(self, at: Sequence[int], token: Int[Tensor, "batch"]) -> None:
         if self.batch == 1:
-            self.buffer[0, at[0]] = token[0]
+            self.buffer.select(1, at[0]).copy_(token)
             return
         places = torch.tensor(at, device=self.device).clamp(max=self.capacity)
         self.buffer[torch.arange(self.batch, device=self.device), places] = token
