@@ -81,7 +81,7 @@ class FDivergence(Divergence):
         h, q = emitted.double(), target.double()
         ratio = h / q
         if not q.numel() or float(q.amin()) > SAFE_RATIO:  # no ratio overflows: three passes fewer
-            return (q * self.centred(ratio)).sum(-1).clamp_(min=0.0)
+            return self.centred(ratio).mul_(q).sum(-1).clamp_(min=0.0)
         inside = torch.isfinite(ratio)  # q = 0, or so small that h/q overflows
         terms = torch.where(inside, q * self.centred(torch.where(inside, ratio, 1.0)), 0.0)
         outside = torch.where(inside, 0.0, h).sum(-1)

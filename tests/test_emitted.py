@@ -65,9 +65,9 @@ def test_terms_added_singly_or_sorted_are_the_same_law(spec, monkeypatch):
     q, p = (torch.cat([*part, rows[0][0]]) for part in zip(*rows, strict=True))
     refused = (p > rule.gamma(q)).sum(-1)
     assert refused.min() == 0  # the last four, where p is q
-    assert refused.max() > 8
+    assert refused.max() > 12
     expected = Policy.emitted(rule, q, p)
-    for few in (0, 8, 40):  # all sorted, both in one batch, all singly
+    for few in (0, 6, 40):  # all sorted, both in one batch, all singly
         monkeypatch.setattr(_per_proposal, "FEW_REFUSED", few)
         close(rule.emitted(q, p), expected)
         close(torch.stack([rule.emitted(*row) for row in zip(q, p, strict=True)]), expected)

@@ -34,12 +34,14 @@ POLICIES = (
     "truncated:top_p=0.95",
     "mixture:alpha=0.5",
     "typical",
+    "cactus:delta=0.002",
     "cactus:delta=0.01",
     "cactus:delta=0.1",
     "cactus:delta=1",
     "band:delta=0.1",
     "band:price=2",
     "band:price=1",
+    "band:price=0.7",
     "band:price=0.5",
 )
 SHOWN = {
