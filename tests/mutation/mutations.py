@@ -97,6 +97,12 @@ MUTATIONS = tuple(
             "return keep_probability(p.double().gather(-1, n), target.gather(-1, n))",
         ),
         (
+            "decoding/_lean.py",
+            "return lambda x: (x * gain).div_(length(x))",
+            "return lambda x: x / length(x)",
+        ),
+        ("decoding/_linear.py", "weight).all()", "weight).any()"),
+        (
             "policies/_per_proposal.py",
             "return (1 - gamma) / (1 - q_n).clamp_(",
             "return (1 + gamma) / (1 - q_n).clamp_(",
