@@ -19,7 +19,7 @@ MUTATIONS = tuple(
     Mutation(*parts)
     for parts in (
         # divergences
-        ("divergences.py", "return t * t.clamp(min=", "return -t * t.clamp(min="),
+        ("divergences.py", ".log_().mul_(t)", ".log_().mul_(-t)"),
         ("divergences.py", "outside * price", "0 * outside"),
         ("divergences.py", "return (t - 1).abs() / 2", "return (t - 1).abs()"),
         ("divergences.py", "return 1 - t**-2\n", "return 1 - t**-1\n"),
@@ -67,8 +67,8 @@ MUTATIONS = tuple(
         # policies
         (
             "policies/_base.py",
-            "torch.where(drafted > 0, ratio.clamp(max=1.0), (raised > 0).double())",
-            "torch.where(drafted > 0, ratio, (raised > 0).double())",
+            "return (raised / drafted).nan_to_num_(nan=0.0).clamp_(max=1.0)",
+            "return (raised / drafted).nan_to_num_(nan=0.0)",
         ),
         (
             "policies/_base.py",
