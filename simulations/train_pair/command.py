@@ -173,9 +173,10 @@ def settings(args: argparse.Namespace) -> dict[str, int | float | str]:
 
 
 def command_line(args: argparse.Namespace) -> str:
-    """Return the command with every flag that is not at its default."""
+    """Return the command with every flag not at its default, folders left out."""
     defaults = vars(_defaults())
-    changed = {k: v for k, v in settings(args).items() if v != defaults[k]}
+    given = settings(args) | {"threads": args.threads}
+    changed = {k: v for k, v in given.items() if v != defaults[k]}
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in changed.items()]
     return " ".join(["python -m simulations train-pair", *flags])
 

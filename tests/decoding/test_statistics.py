@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cactus_theory.decoding import generate, generate_plain
+from cactus_theory.decoding import _meter, generate, generate_plain
 from cactus_theory.decoding.result import GenerationResult, Seconds
 from cactus_theory.divergences import divergence
 from cactus_theory.emitted import emitted_law
@@ -209,3 +209,23 @@ def test_every_second_has_a_name(tiny):
     parts = [figures[f"{part}_seconds"] for part in ("draft", "target", "verify", "other")]
     assert all(part > 0 for part in parts)
     assert sum(parts) == pytest.approx(figures["seconds"])
+
+
+@pytest.mark.parametrize("spec", ["cactus:delta=0.1", "band:delta=0.1"])
+def test_the_meter_adds_the_same_however_rows_are_grouped(spec, monkeypatch):
+    source = torch.Generator().manual_seed(0)
+    q, p = torch.randn(2, 60, 24, generator=source).double().mul(3).softmax(-1)
+    parts = [1, 4, 3, 5, 5, 11, 1, 2, 5, 23]  # fitting a group, filling it, larger than it
+    readings = []
+    for entries in (10**6, 5 * 24, 24, 1):
+        monkeypatch.setattr(_meter, "BATCHED_ENTRIES", entries)
+        meter = _meter.Meter((policy(spec),))
+        for own_q, own_p in zip(q.split(parts), p.split(parts), strict=True):
+            meter.add(own_q, own_p, None)
+        reading = meter.reading(1, 1)
+        assert reading.rows == 60
+        readings.append([reading.kl, reading.largest_row_kl, reading.expected_accepted])
+    law = emitted_law(policy(spec), q, p)
+    assert readings[0][0] == pytest.approx(float(divergence("kl").value(law, q).sum()), rel=1e-12)
+    for other in readings[1:]:
+        assert other == pytest.approx(readings[0], rel=1e-12)
