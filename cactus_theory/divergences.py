@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 
+LARGEST_EXPONENT = 700.0  # e^x is finite in float64 up to here
 SAFE_RATIO = 1e-300  # a probability over one above this is finite
 
 
@@ -51,12 +52,14 @@ class FDivergence(Divergence):
     slope_at_infinity : f′(∞), possibly infinite.
     slope_at_one : f′(1); subtracting slope_at_one·(t−1) leaves the divergence unchanged.
     smooth : whether f is differentiable and strictly convex.
+    scale_free : whether f′(b) − f′(a) depends on b/a alone.
     """
 
     at_zero = 0.0
     slope_at_infinity = math.inf
     slope_at_one = 0.0
     smooth = True
+    scale_free = False
 
     def f(self, t: Tensor) -> Tensor:
         """Return the generator at the ratio t = h/q ≥ 0."""
@@ -70,7 +73,22 @@ class FDivergence(Divergence):
         """Return the ratio t with f′(t) = y."""
         raise NotImplementedError
 
-    def centred(self, t: Tensor) -> Tensor:
+    def lower_edge(self, upper: float, step: float) -> float:
+        """Return a ≥ 0 with f′(b) − f′(a) = ``step``, 0 where f′ does not fall that far."""
+        least = float(self.slope(torch.zeros((), dtype=torch.float64)))
+        wanted = float(self.slope(torch.tensor(upper, dtype=torch.float64))) - step
+        if not wanted > least:
+            return 0.0
+        return float(self.slope_inverse(torch.tensor(wanted, dtype=torch.float64)))
+
+    def upper_edge(self, lower: float, step: float) -> float:
+        """Return b with f′(b) − f′(a) = ``step``, ∞ where f′ does not rise that far."""
+        wanted = float(self.slope(torch.tensor(lower, dtype=torch.float64))) + step
+        if not wanted < self.slope_at_infinity:
+            return math.inf
+        return float(self.slope_inverse(torch.tensor(wanted, dtype=torch.float64)))
+
+    def centred(self, t: Tensor, out: Tensor | None = None) -> Tensor:
         """Return f(t) − f′(1)(t−1), which is never negative and sums to the same divergence."""
         if self.slope_at_one == 0:
             return self.f(t)
@@ -95,6 +113,7 @@ class KL(FDivergence):
 
     name = "kl"
     slope_at_one = 1.0
+    scale_free = True
 
     def f(self, t: Tensor) -> Tensor:
         # twice as fast as xlogy
@@ -105,6 +124,12 @@ class KL(FDivergence):
 
     def slope_inverse(self, y: Tensor) -> Tensor:
         return (y - 1).exp()
+
+    def lower_edge(self, upper: float, step: float) -> float:
+        return upper * math.exp(-step)
+
+    def upper_edge(self, lower: float, step: float) -> float:
+        return lower * math.exp(step) if step < LARGEST_EXPONENT else math.inf
 
 
 class ReverseKL(FDivergence):

@@ -117,27 +117,15 @@ def _spent(rule: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | No
     kind = find_divergence(budget.divergence)
     if budget.scope == "emitted":
         return kind.value(law, q), None
-    costs = proposal_costs(rule, q, p, kind)
+    costs = rule.proposal_divergence(q, p, kind)
     drafted = p > 0
     over = torch.where(costs > budget.amount + BUDGET_TOLERANCE, p, 0.0).sum(-1)
     return torch.where(drafted, costs, 0.0).amax(-1), over
 
 
 def proposal_costs(rule: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
-    """Return D(h⁽ⁿ⁾‖q) for every token n, (R, V).
-
-    The row raised at n is q scaled off n, so its divergence from q is that of two points.
-    """
-    tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
-    if not hasattr(rule, "gamma"):
-        rows = rule.proposal(q, p, tokens)
-        if rows is None:
-            raise ValueError(
-                f"rule: {rule.spec} declares a per-proposal budget and has no proposal"
-            )
-        return kind.value(rows, q[:, None, :].expand_as(rows))
-    gamma = rule.gamma(q)  # type: ignore[attr-defined]
-    return kind.value(torch.stack([gamma, 1 - gamma], -1), torch.stack([q, 1 - q], -1))
+    """Return D(h⁽ⁿ⁾‖q) for every token n, (..., V), of a policy that has proposals."""
+    return rule.proposal_divergence(q, p, kind)
 
 
 def _optima(

@@ -4,7 +4,7 @@ import torch
 from cactus_theory import _roots
 from cactus_theory.divergences import KL
 from cactus_theory.policies._base import keep_probability
-from cactus_theory.verify._draw import pick
+from cactus_theory.verify.draw import pick
 
 pytest.importorskip("beartype", reason="shape annotations are checked with beartype")
 

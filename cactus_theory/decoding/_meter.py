@@ -12,8 +12,9 @@ from cactus_theory.decoding.result import MeterReading, VerifiedRows
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import FixedTarget, draft_row
+from cactus_theory.policies._base import FixedTarget, one_hot
 from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.verify.contract import Draft, Verifier, find_verifier
 
 # Rows wait until so many entries have come together, then are worked off in batches of at most
 # so many (192 KiB of float64): few calls, on arrays that stay in the core's own cache. Measured
@@ -32,8 +33,13 @@ class Meter:
     expected sum bounds the KL of whole texts from the target's.
     """
 
-    def __init__(self, rules: tuple[Policy, ...], divergence: str | Divergence = "kl") -> None:
-        self.rules = rules
+    def __init__(
+        self,
+        rules: tuple[Policy, ...],
+        divergence: str | Divergence = "kl",
+        verifier: str | Verifier = "chain",
+    ) -> None:
+        self.rules, self.verifier = rules, find_verifier(verifier)
         self.divergence = find_divergence(divergence)
         self.waiting: list[Waiting] = []
         self.only = torch.zeros(1, dtype=torch.int64)
@@ -88,22 +94,16 @@ class Meter:
                 self._measure(rule, q[mine], p[mine])
 
     def _measure(self, rule: Policy, q: Tensor, p: Tensor) -> None:
-        budget = rule.declares.budget
-        lossless = budget is not None and budget.scope == "emitted" and budget.amount == 0
-        emitted = q if lossless else rule.emitted(q, p)
-        self.expected += _accepted(rule, q, p, emitted)
-        if lossless:
+        emitted = self.verifier.emitted(rule, q, p)
+        # a policy that is lossless for what it emits accepts Σ min(p, out)
+        exact = isinstance(rule, FixedTarget | PerProposal)
+        kept = torch.minimum(p, emitted) if exact else p * rule.keep(q, p)
+        self.expected += float(kept.sum())
+        if emitted is q:  # looked at, not claimed: the very row of the target
             return
         spent = self.divergence.value(emitted, q).clamp(min=0.0)
         self.total += float(spent.sum())
         self.largest = max(self.largest, float(spent.max()))
-
-
-def _accepted(rule: Policy, q: Tensor, p: Tensor, emitted: Tensor) -> float:
-    """Return Σ p φ over rows: Σ min(p, out) for rules that are lossless for what they emit."""
-    if isinstance(rule, FixedTarget | PerProposal):
-        return float(torch.minimum(p, emitted).sum())
-    return float((p * rule.keep(q, p)).sum())
 
 
 def _groups(waiting: list[Waiting], size: int) -> Iterator[list[Waiting]]:
@@ -146,19 +146,18 @@ class Recorder:
         return VerifiedRows(check.normalised(q), check.normalised(p), ids, flags)
 
 
-def verified(
-    row: int, count: int, q: Tensor, p: Tensor | None, ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return copies of a row's first ``count`` target and draft rows, (count, V) each."""
-    own_q, own_ids = q[row, :count].clone(), ids[row, :count]
-    if p is None:
-        return own_q, draft_row(own_q, None, own_ids)
-    return own_q, p[row, :count].clone()
+def verified(row: int, charged: Any, q: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+    """Return copies of the charged target and draft rows of one text, (count, V) each."""
+    own_q = q[row, charged].clone()
+    if draft.probs is None:
+        return own_q, one_hot(draft.token_ids[row, charged], own_q)
+    return own_q, draft.probs[row, charged].clone()
 
 
 def observers(
-    rules: tuple[Policy, ...], meter: bool | str | Divergence, record: bool
+    rules: tuple[Policy, ...], meter: bool | str | Divergence, record: bool, verifier: Verifier
 ) -> tuple[Any, Any]:
     """Return a meter and a recorder, None where they are not wanted."""
     wanted = "kl" if meter is True else meter
-    return (Meter(rules, wanted) if wanted else None), (Recorder() if record else None)
+    reading = Meter(rules, wanted, verifier) if wanted else None
+    return reading, (Recorder() if record else None)

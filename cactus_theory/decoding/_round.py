@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._cache import text_config
@@ -14,12 +14,11 @@ from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
-from cactus_theory.decoding.drafters import Drafter, Proposal, Setting
+from cactus_theory.decoding.drafters import Drafter, Setting
 from cactus_theory.decoding.drafters._base import nothing
 from cactus_theory.decoding.pace import Pace, Round
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
-from cactus_theory.verify._draw import pick
-from cactus_theory.verify._step import emit
+from cactus_theory.verify.contract import Draft, Verdict, Verifier
 
 OnRound = Callable[[list[list[int]]], None]
 
@@ -37,6 +36,7 @@ class Decode:
         coins: Coins,
         pace: Pace,
         width: int,
+        verifier: Verifier,
         observers: tuple[Meter | None, Recorder | None] = (None, None),
     ) -> None:
         self.clock = Stopwatch()
@@ -45,6 +45,7 @@ class Decode:
         setting = Setting(target_model, texts, warp, self.clock, width)
         self.drafting = None if drafter is None else drafter.begin(setting)
         self.meter, self.recorder = observers
+        self.verifier = verifier
         self.rounds: dict[tuple[int, int, bool], int] = {}
         self.width = width
         self.batch = texts.batch
@@ -66,17 +67,22 @@ class Decode:
         before = dict(self.clock.parts) if self.pace.learns else {}
         texts = self.texts
         wanted = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
-        draft_coins, accept, draw = self.coins.toss(wanted)
+        draft_coins, accept, draw = self.coins.toss(wanted, self.verifier.coins)
         steps = self.drafting.calls if self.drafting else 0
-        drafted = self._propose(wanted, draft_coins)
+        draft = self._propose(wanted, draft_coins)
         steps = (self.drafting.calls if self.drafting else 0) - steps
-        q = self._score(drafted.counts)
-        choice = self.rules.choose(drafted.token_ids) if drafted.token_ids.numel() else None
-        tokens, last = self._verdict(q, drafted, choice, accept, draw)
+        q = self._score(draft)
+        assigned = self.rules.assign(q, draft)
+        self.clock.lap("other")
+        coins = accept[:, : self.verifier.coins(max(draft.lengths))]
+        verdict = self.verifier.verify(assigned, q, draft, coins, draw)
+        tokens = verdict.rows()
         self.clock.lap("verify")
-        new = self._settle(tokens, last)
-        self._observe(q, drafted, choice, new, tokens)
-        self._note(before, drafted.counts, new, tokens, steps)
+        new = self._settle(tokens, verdict)
+        self._observe(q, draft, assigned.choice, verdict, new, tokens)
+        for row, own in enumerate(new):
+            self.rules.advance(row, own)
+        self._note(before, draft.lengths, new, tokens, steps)
         everywhere: list[list[int]] = [[] for _ in range(self.batch)]
         for place, own in zip(self.places, new, strict=True):
             everywhere[place] = own
@@ -101,16 +107,16 @@ class Decode:
                 part.keep(rows)
         self.places = [self.places[row] for row in rows]
 
-    def _propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+    def _propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         if self.drafting is None or not any(wanted):
             return nothing(self.texts)
         proposal = self.drafting.propose(wanted, coins)
         self.clock.lap("other")
         return proposal
 
-    def _score(self, drafted: Sequence[int]) -> Float[Tensor, "batch K1 vocab"]:
-        """Return the target's rows behind the settled text and behind each drafted token."""
-        texts, lengths = self.texts, self.target.lengths
+    def _score(self, draft: Draft) -> Float[Tensor, "batch K1 vocab"]:
+        """Return the target's rows after the settled text and after each drafted token."""
+        texts, lengths, drafted = self.texts, self.target.lengths, draft.lengths
         keep = [count + 1 for count in drafted]
         counts = [
             length - cached + count
@@ -122,32 +128,13 @@ class Decode:
         self.clock.lap("target")
         return self.warp(logits, texts, 0, drafted)
 
-    def _verdict(
-        self,
-        q: Float[Tensor, "batch K1 vocab"],
-        drafted: Proposal,
-        choice: Int[Tensor, "batch K"] | None,
-        accept: Float[Tensor, "batch wide"],
-        draw: Float[Tensor, "batch"],
-    ) -> tuple[list[list[int]], Int[Tensor, "batch"]]:
-        """Return the ids each row emits, and the last of them on the device."""
-        width, ids, counts = max(drafted.counts), drafted.token_ids, drafted.counts
-        self.clock.lap("other")
-        if not width:
-            last = pick(q[:, 0], draw)
-            return [[token] for token in last.tolist()], last
-        accept = accept[:, :width]
-        decision = self.rules.decide(choice, q[:, :width], drafted.probs, ids, accept, counts)
-        return emit(decision, q, ids, counts, accept, draw)
-
-    def _settle(self, tokens: list[list[int]], last: Int[Tensor, "batch"]) -> list[list[int]]:
+    def _settle(self, tokens: list[list[int]], verdict: Verdict) -> list[list[int]]:
         """Append the tokens of each row and take the models back to them."""
         texts = self.texts
-        taken = texts.settle(tokens, last)
+        taken = texts.settle(tokens, verdict.last)
         new = [own[:count] for own, count in zip(tokens, taken, strict=True)]
         for row, length in enumerate(texts.lengths):
             self.target.rollback(row, length - 1)  # the last token is fed next round
-            self.rules.advance(row, new[row])
         if self.drafting is not None:
             self.drafting.settle()
         self.clock.lap("other")
@@ -156,24 +143,30 @@ class Decode:
     def _observe(
         self,
         q: Tensor,
-        drafted: Proposal,
+        draft: Draft,
         choice: Tensor | None,
+        verdict: Verdict,
         new: list[list[int]],
         tokens: list[list[int]],
     ) -> None:
-        """Show the meter and the recorder the rows that were verified."""
-        if self.meter is None and self.recorder is None:
+        """Show the meter, the recorder and the schedules the rows that were verified."""
+        if self.meter is None and self.recorder is None and not self.rules.observing:
             return
         for row, own in enumerate(new):
-            count = min(drafted.counts[row], len(own))
+            count = min(draft.lengths[row], len(own))
             if not count:
                 continue
-            q_rows, p_rows = verified(row, count, q, drafted.probs, drafted.token_ids)
+            charged = verdict.charged_rows(row, count)
+            accepted = min(len(tokens[row]) - 1, len(own))
+            self.rules.observe(row, charged, accepted, q, draft)
+            if self.meter is None and self.recorder is None:
+                continue
+            q_rows, p_rows = verified(row, charged, q, draft)
             if self.meter is not None:
-                self.meter.add(q_rows, p_rows, None if choice is None else choice[row, :count])
+                self.meter.add(q_rows, p_rows, None if choice is None else choice[row, charged])
             if self.recorder is not None:
-                accepted = min(len(tokens[row]) - 1, len(own))
-                self.recorder.add(q_rows, p_rows, drafted.token_ids[row, :count], accepted)
+                ids = draft.token_ids[row, charged]
+                self.recorder.add(q_rows, p_rows, ids, accepted)
         self.clock.lap("meter")
 
     def _note(

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.decoding._meter import verified
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.verify._step import Decision, decide, decide_mixed
-
-Choice = Int[Tensor, "batch K"]
+from cactus_theory.verify.contract import Assignment, Draft
 
 
 class Rules:
@@ -44,44 +44,54 @@ class Rules:
             for schedule, ids in zip(self.schedules, texts.ids, strict=True)
         ]
 
+    @property
+    def observing(self) -> bool:
+        """Return whether any schedule wants to see verified rows."""
+        return any(own is not None and _overrides(own, "observe") for own in self.schedules)
+
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, in this order."""
         for name in ("own", "schedules", "states"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in rows])
 
-    def choose(self, ids: Int[Tensor, "batch K"]) -> Choice | None:
-        """Return the number of the rule for each drafted token, None if there is one rule."""
+    def assign(self, q: Float[Tensor, "batch K1 vocab"], draft: Draft) -> Assignment:
+        """Return which policy judges which drafted token of this round."""
         if len(self.rules) == 1:
-            return None
-        return torch.stack([self._chosen(row, drafted) for row, drafted in enumerate(ids)])
+            return Assignment(self.rules)
+        chosen = [self._chosen(row, q, draft) for row in range(len(draft.token_ids))]
+        return Assignment(self.rules, torch.stack(chosen))
 
-    def _chosen(self, row: int, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        schedule, own = self.schedules[row], self.own[row]
+    def _chosen(self, row: int, q: Tensor, draft: Draft) -> Int[Tensor, "K"]:
+        schedule, own, drafted = self.schedules[row], self.own[row], draft.token_ids[row]
         if schedule is None:
             return torch.full_like(drafted, self.rules.index(own))  # type: ignore[arg-type]
-        numbers = [self.rules.index(rule) for rule in schedule.rules]
-        return drafted.new_tensor(numbers)[schedule.choose(self.states[row], drafted)]
+        if _overrides(schedule, "choose_by_rows"):
+            rows = verified(row, slice(0, len(drafted)), q, draft)
+            choice = schedule.choose_by_rows(self.states[row], drafted, *rows)
+        else:
+            choice = schedule.choose(self.states[row], drafted)
+        return drafted.new_tensor([self.rules.index(rule) for rule in schedule.rules])[choice]
 
-    def decide(
-        self,
-        choice: Choice | None,
-        q: Float[Tensor, "batch K vocab"],
-        p: Float[Tensor, "batch K vocab"] | None,
-        ids: Int[Tensor, "batch K"],
-        accept: Float[Tensor, "batch K"],
-        drafted: Sequence[int],
-    ) -> Decision:
-        """Return φ of every drafted token and recovery rows on demand."""
-        if choice is None:
-            return decide(self.rules[0], q, p, ids, accept, drafted)
-        return decide_mixed(self.rules, choice, q, p, ids)
+    def observe(self, row: int, charged: Any, accepted: int, q: Tensor, draft: Draft) -> None:
+        """Show the schedule of a row the rows that were verified, if it wants to see them."""
+        schedule = self.schedules[row]
+        if schedule is None or not _overrides(schedule, "observe"):
+            return
+        ids = draft.token_ids[row, charged]
+        kept = torch.arange(len(ids), device=ids.device) < accepted
+        rows = VerifiedRows(*verified(row, charged, q, draft), ids.clone(), kept)
+        self.states[row] = schedule.observe(self.states[row], rows)
 
     def advance(self, row: int, new_ids: Sequence[int]) -> None:
         """Let the schedule of a row take notice of its new tokens."""
         schedule = self.schedules[row]
         if schedule is not None:
             self.states[row] = schedule.advance(self.states[row], new_ids)
+
+
+def _overrides(schedule: Schedule, method: str) -> bool:
+    return getattr(type(schedule), method) is not getattr(Schedule, method)
 
 
 def _listed(policy: Any) -> Sequence[Any]:

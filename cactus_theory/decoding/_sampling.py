@@ -17,7 +17,8 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 class Coins:
     """Uniform float64 numbers of [0, 1), each row's from a stream of its own.
 
-    A row takes two numbers for every token it may draft and one for the token that follows,
+    A row takes one number for every token it may draft, the verifier's coins for them, and one
+    for the token that follows,
     however many the rows beside it take: it behaves as if alone.
     """
 
@@ -31,20 +32,25 @@ class Coins:
         """Go on with these rows only, in this order."""
         self.streams = [self.streams[row] for row in rows]
 
-    def toss(self, wanted: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (draft (B, K), accept (B, K), draw (B,)) for rows drafting up to ``wanted``."""
-        width = max(wanted)
+    def toss(
+        self, wanted: Sequence[int], coins: Callable[[int], int] = int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (draft (B, K), accept (B, C), draw (B,)) for rows drafting up to ``wanted``.
+
+        ``coins`` tells how many acceptance coins so many drafted tokens take.
+        """
+        width, both = max(wanted), max(own + coins(own) for own in wanted)
         if len(wanted) == 1:
-            drawn = self.streams[0](2 * width + 1)
+            drawn = self.streams[0](both + 1)
             row = torch.as_tensor(drawn).to(self.device)[None]
-            return row[:, :width], row[:, width : 2 * width], row[:, -1]
-        table = np.zeros((len(wanted), 2 * width + 1))
+            return row[:, :width], row[:, width:both], row[:, -1]
+        table = np.zeros((len(wanted), both + 1))
         for row, (stream, own) in enumerate(zip(self.streams, wanted, strict=True)):
-            numbers = np.asarray(stream(2 * own + 1))
-            table[row, :own], table[row, width : width + own] = numbers[:own], numbers[own:-1]
-            table[row, -1] = numbers[-1]
+            numbers = np.asarray(stream(own + coins(own) + 1))
+            table[row, :own], table[row, -1] = numbers[:own], numbers[-1]
+            table[row, width : width + coins(own)] = numbers[own:-1]
         rows = torch.from_numpy(table).to(self.device)
-        return rows[:, :width], rows[:, width : 2 * width], rows[:, -1]
+        return rows[:, :width], rows[:, width:both], rows[:, -1]
 
 
 def _streams(batch: int, seed: int | Sequence[int], generator: Generators) -> list[Uniforms]:

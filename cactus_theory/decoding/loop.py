@@ -18,6 +18,7 @@ from cactus_theory.decoding.pace import pace
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.divergences import Divergence
+from cactus_theory.verify.contract import Verifier, find_verifier
 
 Progress = Callable[[Any], None]
 
@@ -39,6 +40,7 @@ def generate(
     generator: Generators = None,
     adaptive: bool = False,
     gate: bool = False,
+    verifier: str | Verifier = "chain",
     meter: bool | str | Divergence = True,
     record_rows: bool = False,
     on_tokens: Progress | None = None,
@@ -68,6 +70,7 @@ def generate(
         generator per row, used instead.
     adaptive : choose K ≤ num_draft_tokens from the running acceptance and measured costs.
     gate : measure speculative rounds and plain steps and take the faster kind.
+    verifier : how drafts are verified, by name or a Verifier.
     meter : also add up the emitted KL, or the divergence named; its time is kept out of the
         decode's.
     record_rows : also return the verified rows.
@@ -82,6 +85,7 @@ def generate(
         Ids that are not integers, a draft that is neither a model nor a drafter.
     """
     speed = pace(num_draft_tokens, adaptive, gate)
+    judge = find_verifier(verifier)
     temperature = checked_temperature(temperature)
     drafter = as_drafter(draft_model)
     models = {"target_model": target_model} | drafter.check(target_model)
@@ -100,7 +104,8 @@ def generate(
             coins,
             speed,
             num_draft_tokens,
-            observers(rules.rules, meter, record_rows),
+            judge,
+            observers(rules.rules, meter, record_rows, judge),
         )
         return decode.run(per_round(on_tokens, texts.batch))
 

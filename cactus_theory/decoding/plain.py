@@ -15,6 +15,7 @@ from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.loop import per_round
 from cactus_theory.decoding.pace import FixedPace
 from cactus_theory.decoding.result import GenerationResult
+from cactus_theory.verify.contract import find_verifier
 
 
 def generate_plain(
@@ -49,5 +50,7 @@ def generate_plain(
     warp = Warp(temperature, logits_processor, padding)
     rules = Rules("speculative", texts)
     with torch.inference_mode():
-        decode = Decode(target_model, None, texts, rules, warp, coins, FixedPace(0), 0)
+        decode = Decode(
+            target_model, None, texts, rules, warp, coins, FixedPace(0), 0, find_verifier("chain")
+        )
         return decode.run(per_round(on_tokens, texts.batch))

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding._checks import whole_number
+from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 
@@ -27,7 +28,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> Any:
-        """Return the state behind a prompt."""
+        """Return the state after a prompt; every text begins with its own."""
 
     @abstractmethod
     def advance(self, state: Any, new_ids: Sequence[int]) -> Any:
@@ -39,6 +40,30 @@ class Schedule(ABC):
 
         The rule of token i may depend on ``drafted[:i]``, not on token i or later ones.
         """
+
+    def choose_by_rows(
+        self,
+        state: Any,
+        drafted: Int[Tensor, "K"],
+        target_probs: Float[Tensor, "K vocab"],
+        draft_probs: Float[Tensor, "K vocab"],
+    ) -> Int[Tensor, "K"]:
+        """Return the same, knowing the rows that the tokens are verified on.
+
+        Called instead of :meth:`choose` where a subclass overrides it. The rule of token i may
+        depend on ``drafted[:i]`` and on the rows up to and including number i: these are known
+        before the token is drawn. A policy with a state along a block is written so, as what
+        follows a refused token is never used.
+        """
+        return self.choose(state, drafted)
+
+    def observe(self, state: Any, rows: VerifiedRows) -> Any:
+        """Return the state after a round, given the rows whose emitted divergence counts.
+
+        Called before :meth:`advance` where a subclass overrides it: a ledger adds up here what
+        was spent. The rows are those up to and including the first refusal.
+        """
+        return state
 
 
 class Between(Schedule):

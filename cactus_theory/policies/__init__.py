@@ -15,18 +15,22 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which rules ar
     cascade,
     reshaped,
 )
-from cactus_theory.policies._base import FixedTarget, Policy, SharedRecovery
+from cactus_theory.policies._base import FixedTarget, Policy
 from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._entrywise import Entrywise
 from cactus_theory.policies._per_proposal import PerProposal
 from cactus_theory.policies._registry import policies, policy, register
+from cactus_theory.policies._residual import Decision, Residual
 
 __all__ = [
     "Budget",
+    "Decision",
     "Declaration",
+    "Entrywise",
     "FixedTarget",
     "PerProposal",
     "Policy",
-    "SharedRecovery",
+    "Residual",
     "band",
     "cactus",
     "cactus_exact",

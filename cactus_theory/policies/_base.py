@@ -4,19 +4,30 @@ Draft n ~ p and keep it with probability φ(n); otherwise emit one token from g(
 The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance
 :math:`A = Σ p_n φ(n)`. Rows are probabilities over a vocabulary of V tokens, q of the
 target and p of the draft. Methods trust their rows (the public functions check them);
-they compute in float64. ``p=None`` stands for a draft that is certain of its token.
+φ, g and the emitted law are computed in float64.
+
+``acceptance`` and ``recovery`` may be called with ``p=None``, a draft that is certain of its
+token. A subclass never meets it: :class:`Policy` hands its methods one-hot rows instead.
+
+A policy says two kinds of things about itself. What it *claims* is its ``declares``: audits
+and property tests hold it to that, and nothing else reads it. What a verifier may *rely on*
+are facts of the class, each with a property test of its own: ``entrywise``,
+``keeps_what_lossless_keeps`` and ``shared_recovery``.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._residual import Decision, Residual
 
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]
@@ -40,31 +51,62 @@ def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(total > 0, residual / torch.where(total > 0, total, 1.0), fallback)
 
 
-def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
-    """Return the positive part of ``difference`` (..., V), or ``fallback`` rows if it is empty.
-
-    Works in the memory of ``difference``. The rows are not normalised.
-    """
-    positive = difference.clamp_(min=0.0)
-    total = positive.sum(-1, keepdim=True)
-    if not positive.is_cuda and bool((total > 0).all()):
-        return positive
-    return torch.where(total > 0, positive, fallback)
-
-
-def draft_row(q: Tensor, p: Tensor | None, n: Tensor) -> Tensor:
-    """Return p as float64, or the one-hot rows (..., V) of a draft certain of ``n`` (...)."""
-    if p is not None:
-        return p.double()
-    row = torch.zeros((*n.shape, q.shape[-1]), dtype=torch.float64, device=q.device)
+def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]:
+    """Return rows (..., V) with 1 at ``n`` (...), of the dtype of ``like``: certain drafts."""
+    row = torch.zeros((*n.shape, like.shape[-1]), dtype=like.dtype, device=like.device)
     return row.scatter_(-1, n[..., None], 1.0)
 
 
+def _explicit_acceptance(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let ``acceptance`` answer for certain drafts through their one-hot rows."""
+
+    @wraps(method)
+    def acceptance(self: Any, q: Rows, p: Rows | None, n: Ids) -> Tensor:
+        if p is not None:
+            return method(self, q, p, n)
+        wide = q[..., None, :].expand(*n.shape, q.shape[-1])
+        return method(self, wide, one_hot(n, q), n[..., None])[..., 0]
+
+    return acceptance
+
+
+def _explicit_recovery(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let ``recovery`` answer for certain drafts through their one-hot rows."""
+
+    @wraps(method)
+    def recovery(self: Any, q: Rows, p: Rows | None, n: Id) -> Tensor:
+        return method(self, q, one_hot(n, q) if p is None else p, n)
+
+    return recovery
+
+
 class Policy(ABC):
-    """An acceptance rule with its recovery; subclasses are frozen dataclasses of knobs."""
+    """An acceptance rule with its recovery; subclasses are frozen dataclasses of knobs.
+
+    Attributes
+    ----------
+    entrywise : class fact. φ(n) and the scale of the residual depend on q_n and p_n alone,
+        so a verifier reads whole rows only after a refusal; see :class:`Entrywise`.
+    keeps_what_lossless_keeps : class fact. φ(n) ≥ min(1, q_n/p_n), so a verifier asks only
+        about tokens that lossless sampling would refuse.
+    shared_recovery : class fact. The recovery law is the same whichever token was refused,
+        so the emitted law takes O(V) a row.
+    """
 
     name: ClassVar[str]
     knob: ClassVar[str | None] = None
+    entrywise: ClassVar[bool] = False
+    keeps_what_lossless_keeps: ClassVar[bool] = False
+    shared_recovery: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, explicit in (
+            ("acceptance", _explicit_acceptance),
+            ("recovery", _explicit_recovery),
+        ):
+            if name in vars(cls):
+                setattr(cls, name, explicit(vars(cls)[name]))
 
     @property
     def spec(self) -> str:
@@ -82,39 +124,64 @@ class Policy(ABC):
         return Declaration()
 
     @abstractmethod
-    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return φ(n), the probability of keeping each drafted token, float64."""
 
     @abstractmethod
-    def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
 
     def decide(
-        self, q: Rows, p: Rows | None, n: Id
-    ) -> tuple[Float[Tensor, "*batch"], Callable[[Any], Tensor]]:
-        """Return φ of one drafted token per row, and a function from an index to recovery rows.
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"],
+        n: Int[Tensor, "rows"],
+        coin: Float[Tensor, "rows"],
+    ) -> Decision:
+        """Return whether each drafted token is kept, and what replaces it if not.
 
-        The index selects among the batch shape: a mask, or one tensor of positions per axis.
-        Recovery rows are proportional to g; they need not sum to 1. A rule that solves
-        something per row overrides this to solve it once.
+        A token is kept iff its coin < φ. A policy that can tell so without φ, or that solves
+        something per row, overrides this; the decision must be the same up to rounding.
         """
-
-        def recover(at: Any) -> Tensor:
-            return self.recovery(q[at], None if p is None else p[at], n[at])
-
-        return self.acceptance(q, p, n[..., None])[..., 0], recover
+        kept = coin < self.acceptance(q, p, n[:, None])[:, 0]
+        if not kept.is_cuda and bool(kept.all()):
+            return Decision(kept, None)
+        return Decision(kept, Residual(rows=self.recovery(q, p, n)))
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
         """Return the row each drafted token was verified against, or None if there is none."""
         return None
+
+    def proposal_divergence(self, q: Rows, p: Rows, kind: Divergence) -> Rows:
+        """Return D(h⁽ⁿ⁾‖q) for every token n, (..., V).
+
+        Raises
+        ------
+        ValueError
+            A policy without proposals.
+        """
+        rows = self.proposal(q, p, _all_tokens(q))
+        if rows is None:
+            raise ValueError(
+                f"rule: {self.spec} declares a per-proposal budget and has no proposal"
+            )
+        return kind.value(rows, q[..., None, :].expand_as(rows))
 
     def keep(self, q: Rows, p: Rows) -> Rows:
         """Return φ of every token, (..., V)."""
         return self.acceptance(q, p, _all_tokens(q))
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return the exact law of the next token by enumerating drafted tokens, O(V²) a row."""
+        """Return the exact law of the next token.
+
+        pφ + (1 − A)·g, O(V) a row, where the recovery is shared; else by enumerating drafted
+        tokens, O(V²) a row.
+        """
         phi = self.keep(q, p)
+        if self.shared_recovery:
+            kept = p * phi
+            lost = (p - kept).clamp(min=0.0).sum(-1, keepdim=True)
+            return kept + lost * self.recovery(q, p, p.argmax(-1))
         rejected = p * (1 - phi)
         vocab = q.shape[-1]
         rows = [r.reshape(-1, vocab) for r in (q, p, rejected)]
@@ -128,59 +195,44 @@ class Policy(ABC):
         return out.reshape(q.shape)
 
 
-class SharedRecovery(Policy):
-    """A rule whose recovery row is the same whichever token was rejected."""
-
-    @abstractmethod
-    def recovery_row(self, q: Rows, p: Rows) -> Rows:
-        """Return the recovery law of each row."""
-
-    def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
-        """Return the recovery law; see :meth:`recovery_row`."""
-        return self.recovery_row(q.double(), draft_row(q, p, n))
-
-    def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return pφ + (1 − A)·g, O(V) a row."""
-        kept = p * self.keep(q, p)
-        lost = (p - kept).clamp(min=0.0).sum(-1, keepdim=True)
-        return kept + lost * self.recovery_row(q, p)
-
-
-class FixedTarget(SharedRecovery):
+class FixedTarget(Policy):
     """Lossless speculative sampling on a row h that does not depend on the drafted token.
 
     φ(n) = min(1, h_n/p_n), g ∝ (h − p)₊. The emitted law is h and the acceptance
     Σ min(p, h) = 1 − TV(p, h), the best possible for that h.
     """
 
+    shared_recovery = True
+
     @abstractmethod
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return the row h that is emitted instead of q."""
 
-    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, h_n/p_n)."""
-        if p is None:
-            wide = q[..., None, :].expand(*n.shape, q.shape[-1])
-            target = self.target(wide.double(), draft_row(wide, None, n))
-            return target.gather(-1, n[..., None])[..., 0].clamp(max=1.0)
         target = self.target(q.double(), p.double())
         return keep_probability(target.gather(-1, n), p.double().gather(-1, n))
 
-    def decide(
-        self, q: Rows, p: Rows | None, n: Id
-    ) -> tuple[Float[Tensor, "*batch"], Callable[[Any], Tensor]]:
-        """Return φ and, on demand, (h − p)₊ in the rows' own precision."""
-
-        def recover(at: Any) -> Tensor:
-            own_q = q[at]
-            own_p = draft_row(own_q, None, n[at]) if p is None else p[at]
-            return residual_or(self.target(own_q, own_p) - own_p, own_q)
-
-        return self.acceptance(q, p, n[..., None])[..., 0], recover
-
-    def recovery_row(self, q: Rows, p: Rows) -> Rows:
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (h − p)₊ normalised, q where nothing can be rejected."""
+        q, p = q.double(), p.double()
         return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)
+
+    def decide(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"],
+        n: Int[Tensor, "rows"],
+        coin: Float[Tensor, "rows"],
+    ) -> Decision:
+        """Return coin < h_n/p_n, and (h − p)₊, from the row h in the rows' own precision."""
+        target = self.target(q, p)
+        h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))
+        kept = coin < keep_probability(h_n, p_n)
+        if not kept.is_cuda and bool(kept.all()):
+            return Decision(kept, None)
+        left = (target - p).clamp_(min=0.0)
+        return Decision(kept, Residual(rows=torch.where(left.sum(-1, keepdim=True) > 0, left, q)))
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return h itself."""

@@ -22,7 +22,6 @@ from cactus_theory.policies._base import (
     Ids,
     Policy,
     Rows,
-    draft_row,
     normalised_or,
 )
 from cactus_theory.policies._declaration import Budget, Declaration
@@ -194,11 +193,10 @@ class _Function(Policy):
 class FunctionRule(_Function):
     """A policy whose acceptance is a plain function of (q, p, n)."""
 
-    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return what the function says; tokens with p = 0 are not asked for."""
         wide = q[..., None, :].expand(*n.shape, q.shape[-1])
-        drafts = draft_row(wide, None, n).to(q.dtype) if p is None else p[..., None, :]
-        drafts = drafts.expand(wide.shape)
+        drafts = p[..., None, :].expand(wide.shape)
         drafted = drafts.gather(-1, n[..., None])[..., 0] > 0
         phi = (q.gather(-1, n) > 0).double()
         phi[drafted] = self._ask_tokens(
@@ -206,9 +204,9 @@ class FunctionRule(_Function):
         )
         return phi
 
-    def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return what ``recovery`` says where n can be rejected, q elsewhere."""
-        drafts = (draft_row(q, None, n) if p is None else p).to(q.dtype)
+        drafts = p.to(q.dtype)
         if self.source.recovery is None:
             rows, own = q.double(), drafts.double()
             return normalised_or((rows - own).clamp(min=0.0), rows)

@@ -7,23 +7,14 @@ Source: Hao & Mou 2026 (arXiv 2604.04987).
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory.policies._base import (
-    Id,
-    Ids,
-    Policy,
-    Rows,
-    draft_row,
-    keep_probability,
-    normalised_or,
-    residual_or,
-)
+from cactus_theory.divergences import Divergence
+from cactus_theory.policies._base import Ids, Rows
+from cactus_theory.policies._entrywise import Entries, Entrywise
 
 Refused = Float[Tensor, "rows refused"]
 Tokens = Int[Tensor, "refused"]
@@ -34,9 +25,10 @@ Tokens = Int[Tensor, "refused"]
 FEW_REFUSED = 16
 
 
-class PerProposal(Policy):
+class PerProposal(Entrywise):
     """A rule given by γ as a function of q_n alone, with γ ≥ q_n."""
 
+    keeps_what_lossless_keeps = True
     delta: float
 
     @abstractmethod
@@ -54,40 +46,28 @@ class PerProposal(Policy):
         raised = self.raised(torch.where(inner, q_n, 0.5))
         return torch.where(inner, torch.maximum(raised, q_n).clamp(max=1.0), q_n)
 
-    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return min(1, γ_n/p_n): only the drafted entries of the rows are read."""
-        gamma = self.gamma(q.gather(-1, n))
-        return gamma if p is None else keep_probability(gamma, p.gather(-1, n).double())
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
+        """Return γ_n."""
+        return self.gamma(q_n)
+
+    def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
+        """Return s = (1 − γ)/(1 − q_n), 0 where q_n = 1 (and with it γ).
+
+        What is refused at n has p_n > γ_n ≥ s q_n: the raised entry leaves nothing there.
+        """
+        return (1 - ceiling) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"]:
         """Return h⁽ⁿ⁾ of every drafted token."""
         q_n = q.gather(-1, n).double()
         gamma = self.gamma(q_n)
-        rows = q.double()[..., None, :] * self._scale(q_n, gamma)[..., None]
+        rows = q.double()[..., None, :] * self.scale(q_n, gamma)[..., None]
         return rows.scatter(-1, n[..., None], gamma[..., None])
 
-    def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
-        """Return (h⁽ⁿ⁾ − p)₊ normalised, q where nothing can be rejected."""
-        proposal = self.proposal(q, draft_row(q, p, n), n[..., None])[..., 0, :]
-        return normalised_or((proposal - draft_row(q, p, n)).clamp(min=0.0), q.double())
-
-    def decide(
-        self, q: Rows, p: Rows | None, n: Id
-    ) -> tuple[Float[Tensor, "*batch"], Callable[[Any], Tensor]]:
-        """Return φ and, on demand, (s_n q − p)₊: what is refused at n has p_n > γ_n ≥ s_n q_n."""
-        q_n = q.gather(-1, n[..., None])[..., 0].double()
-        gamma = self.gamma(q_n)
-
-        def recover(at: Any) -> Tensor:
-            own_q = q[at]
-            scaled = own_q * self._scale(q_n[at], gamma[at])[..., None].to(own_q.dtype)
-            if p is None:  # certain of n, which was refused
-                return residual_or(scaled.scatter_(-1, n[at][..., None], 0.0), own_q)
-            return residual_or(scaled.sub_(p[at]), own_q)
-
-        if p is None:
-            return gamma, recover
-        return keep_probability(gamma, p.gather(-1, n[..., None])[..., 0].double()), recover
+    def proposal_divergence(self, q: Rows, p: Rows, kind: Divergence) -> Rows:
+        """Return D(h⁽ⁿ⁾‖q) of every token: q is scaled off n, so it is that of two points."""
+        gamma = self.gamma(q)
+        return kind.value(torch.stack([gamma, 1 - gamma], -1), torch.stack([q, 1 - q], -1))
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact emitted law in O(V log V) a row.
@@ -119,7 +99,7 @@ class PerProposal(Policy):
         for row, token in zip(rows.split(at_once), tokens.split(at_once), strict=True):
             gamma_n = gamma[row, token]
             lost = p[row, token] - gamma_n
-            scale = self._scale(q[row, token], gamma_n)
+            scale = self.scale(q[row, token], gamma_n)
             raised = q.index_select(0, row).mul_(scale[:, None])
             raised.sub_(p.index_select(0, row)).clamp_(min=0.0)
             # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
@@ -133,7 +113,7 @@ class PerProposal(Policy):
         """
         places, filled = _chosen(p > gamma)
         q_n, p_n, gamma_n = (part.gather(-1, places) for part in (q, p, gamma))
-        scale = torch.where(filled, self._scale(q_n, gamma_n), -torch.inf)
+        scale = torch.where(filled, self.scale(q_n, gamma_n), -torch.inf)
         scale, order = scale.sort(-1, descending=True)
         lost = torch.where(filled, p_n - gamma_n, 0.0).gather(-1, order)
         ratio = (p / q).nan_to_num_(nan=torch.inf, posinf=torch.inf)
@@ -141,10 +121,6 @@ class PerProposal(Policy):
         shortfall = _shortfall(q, p, above, scale)
         weight = torch.where(lost > 0, lost / torch.maximum(shortfall, lost), 0.0)
         return _refill(q, p, above, scale, weight)
-
-    def _scale(self, q_n: Tensor, gamma: Tensor) -> Tensor:
-        """Return s = (1 − γ)/(1 − q_n), 0 where q_n = 1 (and with it γ)."""
-        return (1 - gamma) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
 
 
 def _chosen(chosen: Bool[Tensor, "rows vocab"]) -> tuple[Int[Tensor, "rows most"], Tensor]:

@@ -4,16 +4,19 @@ import math
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies._base import TIE, FixedTarget, Rows
 from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._either import Either
 from cactus_theory.policies._registry import register
 
 
 @register("cascade_opt")
 @dataclass(frozen=True)
-class CascadeOpt(FixedTarget):
+class CascadeOpt(Either):
     r"""Lossless sampling on h = p where :math:`\max p ≥ \max q − α\,TV(p, q)`, else on h = q.
 
     Bounds no divergence and emits tokens that the target excludes. α = −∞ is lossless.
@@ -34,11 +37,12 @@ class CascadeOpt(FixedTarget):
             1, -math.inf, None, True, at_least_speculative=True, continuous=False, support="free"
         )
 
-    def target(self, q: Rows, p: Rows) -> Rows:
-        """Return p where the draft is deferred to, else q."""
+    def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
+        """Return whether the draft is deferred to."""
+        q, p = q.double(), p.double()
         apart = (p - q).abs().sum(-1) / 2
         slack = torch.where(apart > 0, self.alpha * apart, 0.0)  # ∞·0: the rows are the same
-        return torch.where((p.amax(-1) >= q.amax(-1) - slack - TIE)[..., None], p, q)
+        return p.amax(-1) >= q.amax(-1) - slack - TIE
 
 
 @register("cascade_token")

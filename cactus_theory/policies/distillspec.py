@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._raised import RaisedTest
+from cactus_theory.policies._entrywise import Raised
 from cactus_theory.policies._registry import register
 
 FORMS = ("lin", "sq", "exp")
@@ -16,7 +16,7 @@ FORMS = ("lin", "sq", "exp")
 
 @register("distillspec")
 @dataclass(frozen=True)
-class DistillSpec(RaisedTest):
+class DistillSpec(Raised):
     r"""Keep n with min(1, r(q_n)/p_n): r(q) = q/ε (lin), q/ε² (sq) or :math:`q^ε` (exp).
 
     ``lin`` is lenience ε and ``sq`` lenience ε²: both bound the emitted max-divergence. With
@@ -44,7 +44,9 @@ class DistillSpec(RaisedTest):
             -1, 1.0, budget, between=True, at_least_speculative=True, optimal=budget is not None
         )
 
-    def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    def ceiling(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> Float[Tensor, "*any"]:
         """Return r(q_n)."""
         if self.form == "exp":
             return q_n.pow(self.epsilon)

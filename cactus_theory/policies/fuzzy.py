@@ -2,22 +2,26 @@
 
 from dataclasses import dataclass
 
-import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.policies._base import FixedTarget, Rows
+from cactus_theory.policies._base import Rows
 from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._either import Either
 from cactus_theory.policies._registry import register
 
 
 @register("fuzzy")
 @dataclass(frozen=True)
-class Fuzzy(FixedTarget):
+class Fuzzy(Either):
     r"""Lossless sampling on :math:`h = p` where :math:`D(p\|q) < T`, else on :math:`h = q`.
 
     All or nothing: a row just beyond T gains nothing. Emits tokens that the target excludes
-    where the divergence is finite there. Source: Holsman et al. 2025 (Fuzzy Speculative
+    where the divergence is finite there. This is the recursive variant: beyond T it goes on
+    as lossless sampling. The variant called exact, which draws from q without a test there,
+    emits the same law and accepts less. Source: Holsman et al. 2025 (Fuzzy Speculative
     Decoding, arXiv 2502.20704).
     """
 
@@ -37,7 +41,7 @@ class Fuzzy(FixedTarget):
             1, 0.0, budget, True, at_least_speculative=True, continuous=False, support="free"
         )
 
-    def target(self, q: Rows, p: Rows) -> Rows:
-        """Return p on close rows, else q."""
+    def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
+        """Return whether the rows are close."""
         apart = find_divergence(self.divergence).value(p.double(), q.double())
-        return torch.where((apart < self.threshold)[..., None], p, q)
+        return apart < self.threshold

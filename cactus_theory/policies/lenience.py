@@ -8,13 +8,13 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._raised import RaisedTest
+from cactus_theory.policies._entrywise import Raised
 from cactus_theory.policies._registry import register
 
 
 @register("lenience")
 @dataclass(frozen=True)
-class Lenience(RaisedTest):
+class Lenience(Raised):
     r"""Keep n with :math:`\min(1, q_n/(ℓ p_n))`, 0 < ℓ ≤ 1.
 
     No token is emitted with more than :math:`q_n/ℓ`, and no rule with that guarantee accepts
@@ -35,6 +35,8 @@ class Lenience(RaisedTest):
         budget = Budget("max_divergence", -math.log(self.lenience), "emitted")
         return Declaration(-1, 1.0, budget, between=True, at_least_speculative=True, optimal=True)
 
-    def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    def ceiling(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> Float[Tensor, "*any"]:
         """Return q_n/ℓ."""
         return q_n / self.lenience

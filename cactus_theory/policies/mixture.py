@@ -2,15 +2,19 @@
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
+from torch import Tensor
+
 from cactus_theory import _arguments as check
-from cactus_theory.policies._base import FixedTarget, Rows
+from cactus_theory.policies._base import Rows
 from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._entrywise import Raised
 from cactus_theory.policies._registry import register
 
 
 @register("mixture")
 @dataclass(frozen=True)
-class Mixture(FixedTarget):
+class Mixture(Raised):
     r"""Lossless sampling on :math:`h = αp + (1−α)q`.
 
     TV(h, q) = α TV(p, q), and no rule within that much total variation accepts more:
@@ -30,6 +34,12 @@ class Mixture(FixedTarget):
         """Return: the emitted total variation within α; any token of the draft may appear."""
         budget = Budget("total_variation", self.alpha, "emitted")
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, support="free")
+
+    def ceiling(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> Float[Tensor, "*any"]:
+        """Return αp_n + (1−α)q_n, to which the residual (h − p)₊ ∝ (q − p)₊ belongs."""
+        return self.alpha * p_n + (1 - self.alpha) * q_n
 
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return αp + (1−α)q."""

@@ -6,17 +6,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory.policies._base import Ids, Rows, SharedRecovery, normalised_or
+from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
 
 
 @dataclass(frozen=True)
-class _AmongTop(SharedRecovery):
+class _AmongTop(Policy):
     """Keep n iff q_n is at least the k-th largest entry of q and positive; ties are kept."""
 
     k: int
     knob = "k"
+    shared_recovery = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", whole("k", self.k))
@@ -31,7 +32,7 @@ class _AmongTop(SharedRecovery):
         least = q.topk(min(self.k, q.shape[-1]), -1).values[..., -1:]
         return (q >= least) & (q > 0)
 
-    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return 1 for the kept tokens, 0 for the others."""
         return self.chosen(q).gather(-1, n).double()
 
@@ -46,8 +47,9 @@ class TopK(_AmongTop):
     (arXiv 2604.04987), with a recovery that weighs by q.
     """
 
-    def recovery_row(self, q: Rows, p: Rows) -> Rows:
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return q on the kept tokens, renormalised."""
+        q = q.double()
         return normalised_or(torch.where(self.chosen(q), q, 0.0), q)
 
 
@@ -56,12 +58,30 @@ class TopK(_AmongTop):
 class TopKUniform(_AmongTop):
     """Keep as ``top_k`` does and recover evenly over that set, however unlikely its members.
 
-    The recovery without weights is that of the published code (its name is ours).
+    The plainest recovery, for comparison; what the published code does is
+    ``top_k_published``.
     """
 
-    def recovery_row(self, q: Rows, p: Rows) -> Rows:
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return the uniform row over the kept tokens."""
-        return normalised_or(self.chosen(q).to(q.dtype), q)
+        q = q.double()
+        return normalised_or(self.chosen(q).double(), q)
+
+
+@register("top_k_published")
+@dataclass(frozen=True)
+class TopKPublished(_AmongTop):
+    r"""Keep as ``top_k`` does and recover :math:`∝ 1 − p_v` over that set.
+
+    What the published code of the top-k baseline does: the recovery sees the draft's row and
+    not the target's. (That code also keeps tokens with q = 0 where k exceeds the support;
+    this rule does not.) Source: the repository of Hao & Mou 2026 (arXiv 2604.04987).
+    """
+
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return 1 − p on the kept tokens, normalised; q if that is nothing."""
+        q = q.double()
+        return normalised_or(torch.where(self.chosen(q), (1 - p.double()).clamp(min=0.0), 0.0), q)
 
 
 def whole(name: str, value: object) -> int:

@@ -3,18 +3,20 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.policies._base import TIE, Ids, Rows, SharedRecovery, draft_row
+from cactus_theory._scratch import scratch
+from cactus_theory.policies._base import TIE, Id, Ids, Policy, Rows, one_hot
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
+from cactus_theory.policies._residual import Decision, Residual
 
 
 @register("typical")
 @dataclass(frozen=True)
-class Typical(SharedRecovery):
+class Typical(Policy):
     r"""Keep n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever the draft thought of it.
 
     Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
@@ -26,6 +28,7 @@ class Typical(SharedRecovery):
     alpha: float | None = None
     recover: str = "argmax"
     knob = "epsilon"
+    shared_recovery = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check.number("epsilon", self.epsilon, 0, 1))
@@ -45,10 +48,36 @@ class Typical(SharedRecovery):
         entropy = -torch.xlogy(rows, rows).sum(-1, keepdim=True)
         return (alpha * (-entropy).exp()).clamp(max=self.epsilon)
 
-    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return 1 where q_n exceeds the threshold, else 0."""
         return (q.gather(-1, n).double() > self.threshold(q) * (1 + TIE)).double()
 
-    def recovery_row(self, q: Rows, p: Rows) -> Rows:
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return the one-hot row of the likeliest token, or q."""
-        return draft_row(q, None, q.argmax(-1)) if self.recover == "argmax" else q
+        q = q.double()
+        return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
+
+    def decide(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"],
+        n: Int[Tensor, "rows"],
+        coin: Float[Tensor, "rows"],
+    ) -> Decision:
+        """Return q_n > min(ε, α e^{−H}); a row whose q_n exceeds ε need not be read."""
+        q_n = q.gather(-1, n[:, None])[:, 0].double()
+        kept = q_n > self.epsilon * (1 + TIE)
+        if q.is_cuda or not bool(kept.all()):
+            alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
+            kept = kept | (q_n > alpha * (-_entropy(q)).exp() * (1 + TIE))
+        if not kept.is_cuda and bool(kept.all()):
+            return Decision(kept, None)
+        rows = one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
+        return Decision(kept, Residual(rows=rows))
+
+
+def _entropy(q: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows"]:
+    """Return H(q) of rows in nats, from the rows' own precision in memory used again."""
+    logs = scratch("typical.logs", tuple(q.shape), q.dtype, q.device)
+    torch.clamp(q, min=torch.finfo(q.dtype).tiny, out=logs)  # 0·ln 0 is 0
+    return -logs.log_().mul_(q).sum(-1).double()

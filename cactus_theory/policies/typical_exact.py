@@ -10,11 +10,12 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory.policies._base import (
     TIE,
+    Id,
     Ids,
+    Policy,
     Rows,
-    SharedRecovery,
-    draft_row,
     keep_probability,
+    one_hot,
 )
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
@@ -22,7 +23,7 @@ from cactus_theory.policies._registry import register
 
 @register("typical_exact")
 @dataclass(frozen=True)
-class TypicalExact(SharedRecovery):
+class TypicalExact(Policy):
     r"""Raise the drafted token as far as a bound on the cross-entropy allows.
 
     .. math:: \max_h h_n \quad\text{s.t.}\quad h \in \Delta,\; -\sum_i h_i \ln q_i \le c,
@@ -37,6 +38,7 @@ class TypicalExact(SharedRecovery):
     epsilon: float = 0.09
     alpha: float | None = None
     knob = "epsilon"
+    shared_recovery = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check.number("epsilon", self.epsilon, 0, 1))
@@ -65,15 +67,16 @@ class TypicalExact(SharedRecovery):
         share = torch.where(torch.isinf(surprise), 0.0, share)
         return torch.where((surprise <= allowed + TIE) | (n == _first_top(q, place)), 1.0, share)
 
-    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, h_n/p_n)."""
         raised = self.raised(q, n)
-        kept = raised if p is None else keep_probability(raised, p.gather(-1, n).double())
+        kept = keep_probability(raised, p.gather(-1, n).double())
         return torch.where(q.gather(-1, n) > 0, kept, 0.0)
 
-    def recovery_row(self, q: Rows, p: Rows) -> Rows:
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return the one-hot row of the likeliest token."""
-        return draft_row(q, None, q.argmax(-1))
+        q = q.double()
+        return one_hot(q.argmax(-1), q)
 
 
 def _first_top(q: Rows, place: Tensor) -> Tensor:

@@ -1,32 +1,52 @@
 """Verify one chain of drafted tokens per row, token by token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.verify._draw import Coins, Generators, pick, toss
-from cactus_theory.verify._step import decide, settle
+from cactus_theory.verify._chain_device import chain_on_device
+from cactus_theory.verify._chain_host import ChainOnHost
+from cactus_theory.verify.contract import (
+    Assignment,
+    Draft,
+    Verdict,
+    Verifier,
+    register_verifier,
+)
+from cactus_theory.verify.draw import Coins, Generators, pick, toss
+
+ChainVerdict = Verdict
 
 
-@dataclass(frozen=True)
-class ChainVerdict:
-    """What a verification step emits.
+@register_verifier("chain")
+class Chain(Verifier):
+    """Token n at place i is kept iff its coin < φ(n), up to the first refusal.
 
-    Attributes
-    ----------
-    output_token_ids : (B, K + 1) int64, per row the accepted tokens, then one recovered or
-        bonus token, then −1.
-    num_accepted : (B,) int64, without the recovered or bonus token.
+    After it one token comes from the policy's recovery law; if all were kept, from the target
+    row that follows them. Needs nothing of a policy but φ and g.
     """
 
-    output_token_ids: Int[Tensor, "batch width"]
-    num_accepted: Int[Tensor, "batch"]
+    def verify(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch coins"],
+        draw: Float[Tensor, "batch"],
+    ) -> Verdict:
+        """Return what is emitted; whole rows are read only where a decision needs them."""
+        ids = draft.token_ids
+        if not ids.shape[1]:
+            last = pick(target_probs[:, 0], draw)
+            return Verdict(ids, torch.zeros_like(last), last)
+        if ids.is_cuda:
+            return Verdict(ids, *chain_on_device(assigned, target_probs, draft, accept, draw))
+        return Verdict(ids, *ChainOnHost(assigned, target_probs, draft, accept, draw).run())
 
 
 def verify_chain(
@@ -38,18 +58,18 @@ def verify_chain(
     generator: Generators = None,
     coins: Coins | None = None,
     validate: bool = True,
-) -> ChainVerdict:
+) -> Verdict:
     """Keep drafted tokens up to the first rejection, then emit one more token per row.
 
     Token n at position i is kept iff its coin < φ(n). After the first rejection the token
-    comes from the rule's recovery law; if all were kept, from the target row behind them.
+    comes from the rule's recovery law; if all were kept, from the target row after them.
 
     Parameters
     ----------
     rule : one policy, or one per row.
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
     draft_probs : (B, K, V) draft rows, or None if the draft was certain of its tokens.
-    draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows behind it are not read.
+    draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
     generator : one torch.Generator, or one per row (a row then behaves as if alone).
     coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
     validate : check values and divide rows by their float64 sum; False trusts the caller.
@@ -69,43 +89,20 @@ def verify_chain(
     valid = draft_token_ids >= 0
     lengths = valid.sum(-1)
     accept, draw = coins if coins is not None else toss(lengths, valid.shape[1], generator)
-    if len(rules) == 1:
-        return _verify(rules[0], target_probs, draft_probs, draft_token_ids, lengths, accept, draw)
-    parts = []
-    for row, own in enumerate(rules):
-        one = slice(row, row + 1)
-        p = None if draft_probs is None else draft_probs[one]
-        parts.append(
-            _verify(
-                own,
-                target_probs[one],
-                p,
-                draft_token_ids[one],
-                lengths[one],
-                accept[one],
-                draw[one],
-            )
-        )
-    outputs, counts = zip(*((v.output_token_ids, v.num_accepted) for v in parts), strict=True)
-    return ChainVerdict(torch.cat(outputs), torch.cat(counts))
+    draft = Draft(draft_token_ids.clamp(min=0), lengths, draft_probs)
+    return Chain().verify(_assigned(rules, draft_token_ids), target_probs, draft, accept, draw)
 
 
-def _verify(
-    rule: Policy,
-    q: Float[Tensor, "batch K1 vocab"],
-    p: Float[Tensor, "batch K vocab"] | None,
-    ids: Int[Tensor, "batch K"],
-    lengths: Int[Tensor, "batch"],
-    accept: Float[Tensor, "batch K"],
-    draw: Float[Tensor, "batch"],
-) -> ChainVerdict:
-    """Decide one rule's rows; ``p`` and ``q`` are read at drafted tokens and one row each."""
-    width = ids.shape[1]
-    if not width:
-        return ChainVerdict(pick(q[:, 0], draw)[:, None], torch.zeros_like(lengths))
-    drafted = None if ids.is_cuda else lengths.tolist()
-    decision = decide(rule, q[:, :width], p, ids.clamp(min=0), accept, drafted)
-    return ChainVerdict(*settle(decision, q, ids, lengths, accept, draw))
+def _assigned(rules: list[Policy], ids: Tensor) -> Assignment:
+    """Return one policy for everything, or the different ones with the rows they judge."""
+    different: list[Policy] = []
+    for rule in rules:
+        if rule not in different:  # a rule made of a function need not be hashable
+            different.append(rule)
+    if len(different) == 1:
+        return Assignment((different[0],))
+    own = ids.new_tensor([different.index(rule) for rule in rules])
+    return Assignment(tuple(different), own[:, None].expand(ids.shape))
 
 
 def _checked(
@@ -172,7 +169,7 @@ def _check_ids(ids: Tensor, vocab: int) -> None:
             f"draft_token_ids: must lie in [0, {vocab}) or be -1; got {int(ids[outside][0])}"
         )
     if bool(((ids[:, 1:] >= 0) & (ids[:, :-1] < 0)).any()):
-        raise ValueError("draft_token_ids: -1 must end a row's draft; got a token behind a -1")
+        raise ValueError("draft_token_ids: -1 must end a row's draft; got a token after a -1")
 
 
 def _check_coins(coins: Coins | None, batch: int, width: int) -> None:

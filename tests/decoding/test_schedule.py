@@ -1,11 +1,15 @@
 """A schedule changes the rule where it says, and nowhere else."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
-from cactus_theory.decoding import Between, ByPosition, generate
+import cactus_theory as ct
+from cactus_theory.decoding import Between, ByPosition, Schedule, generate
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._text import Texts
+from cactus_theory.verify import Draft
 
 PROMPT = torch.tensor([[1, 5, 9]])
 MARKED = Between("cactus:delta=5", opening=7, closing=(8, 9))
@@ -45,8 +49,74 @@ def test_rules_are_numbered_over_rows():
     texts = Texts([[7], [1], [2]], 4, frozenset(), torch.device("cpu"))
     rules = Rules([MARKED, "typical", "cactus:delta=5"], texts)
     assert [rule.spec for rule in rules.rules] == ["speculative", "cactus:delta=5.0", "typical"]
-    choice = rules.choose(torch.tensor([[3, 8, 3], [3, 3, 3], [3, 3, 3]]))
-    assert choice.tolist() == [[1, 1, 0], [2, 2, 2], [1, 1, 1]]
+    draft = Draft(torch.tensor([[3, 8, 3], [3, 3, 3], [3, 3, 3]]), [3, 3, 3], None)
+    assigned = rules.assign(torch.full((3, 4, 12), 1 / 12), draft)
+    assert assigned.policies == rules.rules
+    assert assigned.choice.tolist() == [[1, 1, 0], [2, 2, 2], [1, 1, 1]]
+
+
+class Ledger(Schedule):
+    """Relaxed until the emitted KL of the rows seen so far exceeds an allowance."""
+
+    rules = (ct.policy("speculative"), ct.policy("cactus:delta=1"))
+
+    def __init__(self, allowance):
+        self.allowance, self.seen = allowance, []
+
+    def begin(self, prompt):
+        return 0.0
+
+    def advance(self, state, new_ids):
+        return state
+
+    def choose(self, state, drafted):
+        return torch.full_like(drafted, int(state < self.allowance))
+
+    def observe(self, state, rows):
+        self.seen.append(rows)
+        law = ct.emitted_law(self.rules[1], rows.target_probs, rows.draft_probs)
+        return state + float(ct.divergence("kl").value(law, rows.target_probs).sum())
+
+
+def test_a_ledger_sees_every_verified_row_once(tiny):
+    ledger = Ledger(0.5)
+    found = generate(*tiny, PROMPT, policy=ledger, max_new_tokens=40, seed=3, record_rows=True)
+    for field in fields(found.rows):
+        seen = torch.cat([getattr(rows, field.name) for rows in ledger.seen])
+        recorded = getattr(found.rows, field.name)
+        assert torch.allclose(seen.double(), recorded.double(), atol=1e-6)
+    free = generate(*tiny, PROMPT, policy="cactus:delta=1", max_new_tokens=40, seed=3)
+    assert 0.5 <= found.meter.kl < free.meter.kl  # spent, then lossless
+
+
+class Cautious(Schedule):
+    """A state along the block: relaxed at a token only if the rows up to it are flat enough."""
+
+    rules = (ct.policy("speculative"), ct.policy("cactus:delta=1"))
+
+    def begin(self, prompt):
+        return None
+
+    def advance(self, state, new_ids):
+        return None
+
+    def choose(self, state, drafted):
+        raise AssertionError("choose_by_rows is asked instead")
+
+    def choose_by_rows(self, state, drafted, target_probs, draft_probs):
+        assert target_probs.shape == draft_probs.shape and len(target_probs) == len(drafted)
+        return (target_probs.amax(-1).cummax(0).values < 0.3).long()
+
+
+def test_a_schedule_may_go_by_the_rows(tiny):
+    found = generate(*tiny, PROMPT, policy=Cautious(), max_new_tokens=60, seed=5, record_rows=True)
+    sharp = found.rows.target_probs.amax(-1) >= 0.3
+    law = ct.emitted_law(
+        ct.policy("cactus:delta=1"), found.rows.target_probs, found.rows.draft_probs
+    )
+    most = ct.divergence("kl").value(law, found.rows.target_probs)
+    assert 0 < found.meter.kl <= float(most[~sharp].sum()) + 1e-9
+    assert sharp.any()
 
 
 def test_a_schedule_that_never_changes_is_its_rule(tiny):

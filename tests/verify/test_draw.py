@@ -1,7 +1,7 @@
 import torch
 
-from cactus_theory.verify import _draw
-from cactus_theory.verify._draw import pick, toss
+from cactus_theory.verify import draw as _draw
+from cactus_theory.verify.draw import pick, toss
 from tests.verify.exact import LAST_COIN
 
 

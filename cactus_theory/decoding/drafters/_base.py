@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.verify.contract import Draft
 
 
 @dataclass(frozen=True)
@@ -28,21 +29,7 @@ class Setting:
     width: int
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """Drafted tokens of a batch.
-
-    Attributes
-    ----------
-    token_ids : (B, K) int64; what stands behind a row's ``counts`` has no meaning.
-    counts : drafted tokens of each row, at most K.
-    probs : (B, K, V), the rows the tokens were drawn from, or None if the drafter is certain
-        of its tokens.
-    """
-
-    token_ids: Int[Tensor, "batch K"]
-    counts: list[int]
-    probs: Float[Tensor, "batch K vocab"] | None
+Proposal = Draft
 
 
 class Drafting(ABC):
@@ -56,7 +43,7 @@ class Drafting(ABC):
     calls: int = 0
 
     @abstractmethod
-    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Draft up to ``wanted[b]`` tokens behind the settled text of row b.
 
         Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a token.
@@ -82,13 +69,13 @@ class Drafter(ABC):
         return {}
 
 
-def nothing(texts: Texts) -> Proposal:
+def nothing(texts: Texts) -> Draft:
     """Return a proposal without tokens."""
     ids = torch.empty(texts.batch, 0, dtype=torch.int64, device=texts.device)
-    return Proposal(ids, [0] * texts.batch, None)
+    return Draft(ids, [0] * texts.batch, None)
 
 
-def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Proposal:
+def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
     """Return tokens that their drafter is certain of, written behind the texts."""
     counts = [len(ids) for ids in drafts]
     width = max(counts)
@@ -98,4 +85,4 @@ def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Proposal:
     token_ids = torch.tensor(rows, dtype=torch.int64, device=texts.device)
     for offset in range(width):
         texts.propose(offset, token_ids[:, offset])
-    return Proposal(token_ids, counts, None)
+    return Draft(token_ids, counts, None)

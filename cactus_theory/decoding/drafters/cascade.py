@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Proposal, Setting
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
 from cactus_theory.decoding.drafters.ngram import NGram
+from cactus_theory.verify.contract import Draft
 
 
 @dataclass(frozen=True)
@@ -36,40 +37,38 @@ class CascadeDrafting(Drafting):
         self.texts = setting.texts
         self.first, self.second = first.begin(setting), second.begin(setting)
 
-    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Return the first drafter's tokens where it has any, else the second's."""
         cheap = self.first.propose(wanted, coins)
-        left = [0 if found else own for own, found in zip(wanted, cheap.counts, strict=True)]
+        left = [0 if found else own for own, found in zip(wanted, cheap.lengths, strict=True)]
         if not any(left):
             return cheap
-        if not any(cheap.counts):
+        if not any(cheap.lengths):
             return self._asked(wanted, coins)
         other = self._asked(left, coins)
-        found = torch.tensor([count > 0 for count in cheap.counts], device=self.texts.device)
+        found = torch.tensor([count > 0 for count in cheap.lengths], device=self.texts.device)
         return self._merged(cheap, other, found)
 
-    def _asked(self, wanted: Sequence[int], coins: Tensor) -> Proposal:
+    def _asked(self, wanted: Sequence[int], coins: Tensor) -> Draft:
         proposal = self.second.propose(wanted, coins)
         self.calls = self.first.calls + self.second.calls
         return proposal
 
-    def _merged(self, cheap: Proposal, other: Proposal, found: Tensor) -> Proposal:
+    def _merged(self, cheap: Draft, other: Draft, found: Tensor) -> Draft:
         width = max(cheap.token_ids.shape[1], other.token_ids.shape[1])
         ids = torch.where(
             found[:, None], _wide(cheap.token_ids, width), _wide(other.token_ids, width)
         )
         for offset in range(width):
             self.texts.propose(offset, ids[:, offset])
-        counts = [a or b for a, b in zip(cheap.counts, other.counts, strict=True)]
+        counts = [a or b for a, b in zip(cheap.lengths, other.lengths, strict=True)]
         if other.probs is None:
-            return Proposal(ids, counts, None)
+            return Draft(ids, counts, None)
         # a row that is certain of its tokens says so in the other rows' notation
         probs = F.pad(other.probs, (0, 0, 0, width - other.probs.shape[1]))
         certain = torch.zeros_like(probs).scatter_(-1, ids[..., None], 1.0)
         beyond = torch.arange(width, device=ids.device) >= other.token_ids.shape[1]
-        return Proposal(
-            ids, counts, torch.where((found[:, None] | beyond)[..., None], certain, probs)
-        )
+        return Draft(ids, counts, torch.where((found[:, None] | beyond)[..., None], certain, probs))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Let both go on with these rows only."""

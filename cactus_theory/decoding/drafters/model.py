@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._model import CachedModel
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Proposal, Setting, nothing
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
 from cactus_theory.decoding.vocabulary import check_model_vocabularies
-from cactus_theory.verify._draw import pick
+from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draw import pick
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class ModelDrafting(Drafting):
         self.width = setting.width
         self.probs: Tensor | None = None
 
-    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Sample (or take the likeliest of) one token per step and row."""
         width = max(wanted)
         if not width:
@@ -53,7 +54,7 @@ class ModelDrafting(Drafting):
         tokens = [self._step(offset, wanted, coins[:, offset]) for offset in range(width)]
         probs = None if self.probs is None else self.probs[:, :width]
         self.clock.lap("other")
-        return Proposal(torch.stack(tokens, 1), list(wanted), probs)
+        return Draft(torch.stack(tokens, 1), list(wanted), probs)
 
     def _step(self, offset: int, wanted: Sequence[int], coin: Tensor) -> Tensor:
         lengths = self.model.lengths

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Proposal, Setting, write
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, write
+from cactus_theory.verify.contract import Draft
 
 Table = dict[tuple[int, ...], int]
 
@@ -46,7 +47,7 @@ class NGramDrafting(Drafting):
         self.tables: list[Table] = [{} for _ in range(texts.batch)]
         self.indexed = [0] * texts.batch
 
-    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Proposal:
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Copy up to ``wanted[b]`` tokens from behind the match."""
         return write(self.texts, [self.look_up(row, count) for row, count in enumerate(wanted)])
 

@@ -1,0 +1,1 @@
+"""The theorem of the band: the best acceptance under an honest budget."""

@@ -1,0 +1,226 @@
+r"""Decide about a drafted token under the band without solving the band.
+
+A token n with coin u is kept iff u p_n < b q_n, that is iff r = u p_n/q_n lies below the
+band's upper edge b. Whether it does is seen at r itself, without b:
+
+* at a price λ, f′(b) − f′(a) = 1/λ makes a = a(b) a function of b, and the excess
+  :math:`E(b) = Σ_i [\mathrm{clip}(p_i, a q_i, b q_i) − p_i]` rises in b and is 0 at the band's
+  own b: keep iff E(r) < 0, one pass over the row;
+* at a budget δ, :math:`Σ(aq − p)_+ = Σ(p − rq)_+` gives the a that belongs to r, and the
+  divergence D rises with r: keep iff D < δ, some passes.
+
+Only a refusal needs the band itself, for the residual (aq − p)₊: a few more passes find the
+root. Everything is in the precision of the rows and in memory used again; sums are of
+differences that vanish inside the band, so that the edges are as sharp as the rows.
+
+Rows may miss 1 by rounding. With t = Σp/Σq the band of the normalised rows has edges a/t and
+b/t, and nothing else changes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory._scratch import scratch
+from cactus_theory.divergences import FDivergence
+
+Rows = Float[Tensor, "rows vocab"]
+
+# q = 0 counts as this, so that p/q stays finite
+LEAST = {torch.float32: 1e-30, torch.float64: 1e-290}
+# a ratio above this can only come from a q that counts as LEAST, or from an edge without a limit
+MOST = {torch.float32: 1e25, torch.float64: 1e280}
+# how far a row's sum may be from 1 (relative), so how far beyond its limits an edge may lie
+SLACK = {torch.float32: 2e-4, torch.float64: 2e-9}
+# a secant step this small (relative) is the last one: the next would be its square
+SETTLED = {torch.float32: 2e-5, torch.float64: 2e-14}
+# bisection alone takes 60 halvings of ln b for float64; a secant takes about five steps
+MOST_STEPS = 100
+# every so many steps the bracket is halved whatever the secant says
+HALVED_EVERY = 6
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a band says of N tokens: which are kept, and the lower edge a of the others."""
+
+    kept: list[bool]
+    lower: list[float]
+
+
+class Ratios:
+    """p/q of rows (N, V) of one precision, and what clipping it to edges moves."""
+
+    def __init__(self, q: Rows, p: Rows) -> None:
+        self.dtype, self.target, self.draft = q.dtype, q, p
+        self.q = torch.clamp(q, min=LEAST[q.dtype], out=self.memory("safe"))
+        self.ratio = torch.div(p, self.q, out=self.memory("ratio"))
+        self.clipped = self.memory("clipped")
+
+    def memory(self, name: str) -> Tensor:
+        """Return memory of the rows' shape."""
+        shape = tuple(self.target.shape)
+        return scratch(f"decide.{name}", shape, self.dtype, self.target.device)
+
+    def totals(self) -> tuple[list[float], list[float]]:
+        """Return Σq and t = Σp/Σq of each row."""
+        target, draft = (row.sum(-1, dtype=torch.float64) for row in (self.target, self.draft))
+        return target.tolist(), (draft / target).tolist()
+
+    def most(self, row: int) -> float:
+        """Return the largest p/q of a row, tokens with q = 0 left out."""
+        most = float(self.ratio[row].amax())
+        if most > MOST[self.dtype]:
+            most = float(torch.where(self.target[row] > 0, self.ratio[row], 0.0).amax())
+        return most
+
+    def clip(self, lower: Sequence[float] | None, upper: Sequence[float] | None) -> Tensor:
+        """Return p/q held between an edge or two a row, in memory that the next call takes."""
+        ratio, out = self.ratio, self.clipped
+        low, high = self._edge(lower), self._edge(upper)
+        if len(ratio) == 1 or low is None or high is None:
+            return torch.clamp(ratio, low, high, out=out)  # type: ignore[call-overload]
+        torch.maximum(ratio, low, out=out)  # type: ignore[arg-type]
+        return torch.minimum(out, high, out=out)  # type: ignore[arg-type]
+
+    def _edge(self, edge: Sequence[float] | None) -> float | Tensor | None:
+        if edge is None or len(edge) == 1:
+            return None if edge is None else edge[0]
+        return torch.tensor(edge, dtype=self.dtype, device=self.q.device)[:, None]
+
+    def moved(self, lower: Sequence[float] | None, upper: Sequence[float] | None) -> list[float]:
+        """Return Σ q (clip(p/q) − p/q) of each row."""
+        return self.clip(lower, upper).sub_(self.ratio).mul_(self.q).sum(-1).tolist()
+
+
+class RisingRoot:
+    """Steps to the root of a rising function of x > 0, told its value at each ``x``.
+
+    Attributes
+    ----------
+    x : where the function is to be evaluated next; the root once ``done``.
+    """
+
+    def __init__(self, low: float, high: float, start: float, settled: float) -> None:
+        self.low, self.high, self.settled = low, high, settled
+        self.x = min(max(start, low), high)
+        self.done = high <= low
+        self.before: tuple[float, float] | None = None
+        self.steps = 0
+
+    def tell(self, value: float) -> None:
+        """Take notice of the value at ``x`` and move on."""
+        x, before = self.x, self.before
+        self.steps += 1
+        if value == 0:
+            self.done = True
+            return
+        if value > 0:
+            self.high = x
+        else:
+            self.low = x
+        following = math.sqrt(self.low * self.high)
+        if before is not None and before[1] != value and self.steps % HALVED_EVERY:
+            secant = x - value * (x - before[0]) / (value - before[1])
+            if self.low <= secant <= self.high:
+                following = secant
+        self.before, self.x = (x, value), following
+        self.done = abs(following - x) <= self.settled * x or self.steps >= MOST_STEPS
+
+
+def _settle(roots: list[RisingRoot], evaluate: Callable[[list[float]], list[float]]) -> list[float]:
+    """Return the roots of functions that are evaluated together."""
+    while not all(root.done for root in roots):
+        for root, value in zip(roots, evaluate([root.x for root in roots]), strict=True):
+            if not root.done:
+                root.tell(value)
+    return [root.x for root in roots]
+
+
+def _judge(
+    ratio: Sequence[float],
+    roots: list[RisingRoot],
+    evaluate: Callable[[list[float]], list[float]],
+    lower: Callable[[list[float]], list[float]],
+) -> Judged:
+    """Return what the first value, at r, says of each token; find the others' bands."""
+    limits = [root.high for root in roots]
+    first = evaluate([root.x for root in roots])
+    looked_at = zip(first, ratio, limits, strict=True)
+    kept = [value < 0 and own < limit for value, own, limit in looked_at]
+    for root, value, keep in zip(roots, first, kept, strict=True):
+        root.tell(value)
+        root.done = root.done or keep
+    return Judged(kept, lower(_settle(roots, evaluate)))
+
+
+@torch.no_grad()
+def decide_at_price(
+    q: Rows, p: Rows, ratio: Sequence[float], f: FDivergence, price: float
+) -> Judged:
+    """Return which tokens the band at ``price`` keeps, and a of the rows that refuse theirs.
+
+    ``ratio`` is u p_n/q_n of each row's token, ∞ where q_n = 0. ``f`` must be smooth, the price
+    positive and finite.
+    """
+    rows, step = Ratios(q, p), 1 / price
+    scales = [1.0] * len(q) if f.scale_free else rows.totals()[1]
+
+    def lower(uppers: list[float]) -> list[float]:
+        pairs = zip(scales, uppers, strict=True)
+        return [scale * f.lower_edge(upper / scale, step) for scale, upper in pairs]
+
+    def limit(row: int, scale: float) -> float:
+        """Return the largest b that can be the band's own: a ≤ 1 there, and b ≤ max p/q."""
+        most = scale * f.upper_edge(1.0, step)
+        return max(most if most < MOST[q.dtype] else rows.most(row), scale)
+
+    slack, settled = SLACK[q.dtype], SETTLED[q.dtype]
+    roots = [
+        RisingRoot(scale * (1 - slack), limit(row, scale) * (1 + slack), own, settled)
+        for row, (scale, own) in enumerate(zip(scales, ratio, strict=True))
+    ]
+    return _judge(ratio, roots, lambda upper: rows.moved(lower(upper), upper), lower)
+
+
+@torch.no_grad()
+def decide_at_budget(
+    q: Rows, p: Rows, ratio: Sequence[float], f: FDivergence, delta: float
+) -> Judged:
+    """Return which tokens the band of budget ``delta`` keeps, and a of the rows that refuse.
+
+    As :func:`decide_at_price`; the budget must be positive and finite.
+    """
+    rows = Ratios(q, p)
+    mass, scales = rows.totals()
+    slack, settled = SLACK[q.dtype], SETTLED[q.dtype]
+    starts = [scale / 2 for scale in scales]
+
+    def lower(uppers: list[float]) -> list[float]:
+        cut = rows.moved(None, uppers)
+        inner = [
+            RisingRoot(LEAST[q.dtype], scale * (1 + slack), start, settled)
+            for scale, start in zip(scales, starts, strict=True)
+        ]
+
+        def lifted(edges: list[float]) -> list[float]:
+            return [own + gone for own, gone in zip(rows.moved(edges, None), cut, strict=True)]
+
+        starts[:] = _settle(inner, lifted)
+        return list(starts)
+
+    def over(uppers: list[float]) -> list[float]:
+        clipped = rows.clip(lower(uppers), uppers)
+        clipped.div_(torch.tensor(scales, dtype=q.dtype, device=q.device)[:, None])
+        costs = f.centred(clipped, out=rows.memory("costs")).mul_(rows.q).sum(-1).tolist()
+        return [cost / own - delta for cost, own in zip(costs, mass, strict=True)]
+
+    roots = [
+        RisingRoot(scale * (1 - slack), max(rows.most(row), scale) * (1 + slack), own, settled)
+        for row, (scale, own) in enumerate(zip(scales, ratio, strict=True))
+    ]
+    return _judge(ratio, roots, over, lower)

@@ -1,0 +1,84 @@
+"""Policies that are a ceiling and a scale of the drafted entries alone.
+
+Keep n iff coin·p_n < c(q_n, p_n); after a refusal draw from (s·q − p)₊ with a scale
+s(q_n, c). A verifier needs one pass over a row, and only after a refusal.
+"""
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.policies._base import (
+    FixedTarget,
+    Id,
+    Ids,
+    Policy,
+    Rows,
+    keep_probability,
+    normalised_or,
+)
+from cactus_theory.policies._residual import Decision, Residual
+
+Entries = Float[Tensor, "*any"]
+
+
+class Entrywise(Policy):
+    """Keep n with min(1, c(q_n, p_n)/p_n), recover from (s·q − p)₊ normalised."""
+
+    entrywise = True
+
+    @abstractmethod
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
+        """Return c, from float64 entries; 0 where the token may not be emitted."""
+
+    def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
+        """Return s of the residual after the token was refused."""
+        return torch.ones_like(q_n)
+
+    def keep_entries(self, q_n: Entries, p_n: Entries) -> Entries:
+        """Return φ from the drafted entries, float64."""
+        return keep_probability(self.ceiling(q_n, p_n), p_n)
+
+    def residual_entries(self, q_n: Float[Tensor, "rows"], p_n: Float[Tensor, "rows"]) -> Residual:
+        """Return the residual after refusing tokens of these entries."""
+        return Residual(scale=self.scale(q_n, self.ceiling(q_n, p_n)))
+
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return min(1, c/p_n): only the drafted entries are read."""
+        return self.keep_entries(q.gather(-1, n).double(), p.gather(-1, n).double())
+
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return (s·q − p)₊ normalised, q where nothing can be rejected."""
+        q_n, p_n = (row.gather(-1, n[..., None])[..., 0].double() for row in (q, p))
+        scale = self.scale(q_n, self.ceiling(q_n, p_n))[..., None]
+        q, p = q.double(), p.double()
+        return normalised_or((scale * q - p).clamp(min=0.0), q)
+
+    def decide(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"],
+        n: Int[Tensor, "rows"],
+        coin: Float[Tensor, "rows"],
+    ) -> Decision:
+        """Return coin < c/p_n and the scale s."""
+        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
+        return Decision(coin < self.keep_entries(q_n, p_n), self.residual_entries(q_n, p_n))
+
+
+class Raised(Entrywise, FixedTarget):
+    r"""Entrywise with c ≥ q_n and s = 1: keep more than lossless sampling, recover as it does.
+
+    The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q), pointwise between p and q, and
+    A = Σ min(p, c): lossless sampling on that law as a fixed target does the same.
+    """
+
+    keeps_what_lossless_keeps = True
+
+    def target(self, q: Rows, p: Rows) -> Rows:
+        """Return what is emitted."""
+        kept = p.minimum(self.ceiling(q, p))
+        lost = (p - kept).sum(-1, keepdim=True)
+        return kept + lost * normalised_or((q - p).clamp(min=0.0), q)

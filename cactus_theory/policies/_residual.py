@@ -1,0 +1,77 @@
+"""What a token is drawn from after a refusal, as data."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Rows ∝ (s·q − p)₊ with one scale s a row, or rows given as they are.
+
+    Attributes
+    ----------
+    scale : (N,) float64, or None where the rows are given.
+    rows : (N, V), proportional to the recovery law; they need not sum to 1.
+    """
+
+    scale: Float[Tensor, "rows"] | None = None
+    rows: Float[Tensor, "rows vocab"] | None = None
+
+    def law(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"] | None,
+        n: Int[Tensor, "rows"],
+        out: Tensor | None = None,
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return rows proportional to the recovery law, in the precision of q.
+
+        ``p`` None stands for a draft certain of the token n. ``out`` is memory to write into.
+        Where nothing is left (rounding reaches it, or nothing can be refused) the row is q.
+        """
+        if self.rows is not None:
+            return self.rows
+        assert self.scale is not None
+        difference = torch.mul(q, self.scale.to(q.dtype)[:, None], out=out)
+        if p is None:  # certain of n, which was refused
+            difference.scatter_(-1, n[:, None], 0.0)
+        else:
+            difference.sub_(p)
+        return residual_or(difference, q)
+
+    def at(self, index: Tensor) -> "Residual":
+        """Return the residual of some of the rows."""
+        if self.rows is not None:
+            return Residual(rows=self.rows[index])
+        assert self.scale is not None
+        return Residual(scale=self.scale[index])
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy says of N drafted tokens, each with its coin.
+
+    Attributes
+    ----------
+    kept : (N,) whether the token is kept.
+    residual : of every token that was refused (of the others it has no meaning); None if a
+        policy saw that all were kept.
+    """
+
+    kept: Bool[Tensor, "rows"]
+    residual: Residual | None
+
+
+def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
+    """Return the positive part of ``difference`` (..., V), or ``fallback`` rows if it is empty.
+
+    Works in the memory of ``difference``. The rows are not normalised.
+    """
+    positive = difference.clamp_(min=0.0)
+    total = positive.sum(-1, keepdim=True)
+    if not positive.is_cuda and bool((total > 0).all()):
+        return positive
+    return torch.where(total > 0, positive, fallback)

@@ -1,0 +1,190 @@
+"""What verification is made of, as data: drafts in, verdicts out, verifiers between them.
+
+A decode loop, its caches and its meter know this page and nothing of any verifier: they hand
+over a :class:`Draft` with the target's rows and uniform numbers, and take a :class:`Verdict`.
+A new verifier is one file with one :func:`register_verifier`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.policies import Policy
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Drafted tokens of a batch.
+
+    Attributes
+    ----------
+    token_ids : (B, K) int64; what stands after a row's ``counts`` has no meaning.
+    counts : drafted tokens of each row, at most K; a list, or a tensor on the device.
+    probs : (B, K, V), the rows the tokens were drawn from, or None if the drafter is certain
+        of its tokens.
+    parents : (B, K) int64, the drafted token that each one follows, −1 for the settled text;
+        None for a chain, where each follows the one before it.
+    """
+
+    token_ids: Int[Tensor, "batch K"]
+    counts: list[int] | Int[Tensor, "batch"]
+    probs: Float[Tensor, "batch K vocab"] | None
+    parents: Int[Tensor, "batch K"] | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return ``counts`` as a list."""
+        return self.counts if isinstance(self.counts, list) else self.counts.tolist()
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which policy judges which drafted token.
+
+    Attributes
+    ----------
+    policies : the different policies.
+    choice : (B, K) numbers into them, None if there is one for everything.
+    """
+
+    policies: tuple[Policy, ...]
+    choice: Int[Tensor, "batch K"] | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification step emits.
+
+    Attributes
+    ----------
+    draft_token_ids : (B, K), as drafted.
+    num_accepted : (B,) int64, without the recovered or bonus token.
+    last : (B,) int64, the recovered or bonus token that follows the accepted ones.
+    path : (B, K) int64, the places in the draft of the accepted tokens, in order, −1 after
+        them; None where they are the first ones.
+    charged : for each row an index into the target's rows: those whose emitted divergence
+        counts. None where they are the rows up to and including the first refusal.
+    """
+
+    draft_token_ids: Int[Tensor, "batch K"]
+    num_accepted: Int[Tensor, "batch"]
+    last: Int[Tensor, "batch"]
+    path: Int[Tensor, "batch K"] | None = None
+    charged: Sequence[Any] | None = None
+
+    @cached_property
+    def accepted_token_ids(self) -> Int[Tensor, "batch K"]:
+        """Return the accepted tokens of each row, padded with ids of no meaning."""
+        if self.path is None:
+            return self.draft_token_ids
+        return self.draft_token_ids.gather(1, self.path.clamp(min=0))
+
+    @cached_property
+    def output_token_ids(self) -> Int[Tensor, "batch width"]:
+        """Return (B, K + 1): the accepted tokens, one recovered or bonus token, then −1."""
+        ids, accepted = self.accepted_token_ids, self.num_accepted[:, None]
+        place = torch.arange(ids.shape[1], device=ids.device)
+        output = ids.new_full((len(ids), ids.shape[1] + 1), -1)
+        output[:, :-1] = torch.where(place < accepted, ids, -1)
+        return output.scatter_(1, accepted, self.last[:, None])
+
+    def rows(self) -> list[list[int]]:
+        """Return the ids each row emits, as lists."""
+        if self.last.is_cuda:  # one transfer
+            output = self.output_token_ids.tolist()
+            return [[token for token in row if token >= 0] for row in output]
+        ids = self.accepted_token_ids.tolist()
+        ends = zip(ids, self.num_accepted.tolist(), self.last.tolist(), strict=True)
+        return [[*own[:count], token] for own, count, token in ends]
+
+    def charged_rows(self, row: int, tokens: int) -> Any:
+        """Return the index of a row's charged target rows, if ``tokens`` of it were taken."""
+        if self.charged is None:
+            return slice(0, tokens)
+        return self.charged[row][:tokens]
+
+
+class Verifier(ABC):
+    """A way to verify drafts; instances hold options and no state.
+
+    Attributes
+    ----------
+    needs_fixed_target : class fact, whether policies must have a row h of their own
+        (``FixedTarget``).
+    needs_next_draft_row : class fact, whether the draft's row after its last token is read.
+    drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
+    """
+
+    name: ClassVar[str]
+    needs_fixed_target: ClassVar[bool] = False
+    needs_next_draft_row: ClassVar[bool] = False
+    drafts: ClassVar[tuple[str, ...]] = ("chain",)
+
+    def coins(self, drafted: int) -> int:
+        """Return how many acceptance coins a row of so many drafted tokens takes."""
+        return drafted
+
+    @abstractmethod
+    def verify(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch coins"],
+        draw: Float[Tensor, "batch"],
+    ) -> Verdict:
+        """Return what is emitted, given every coin; rows are trusted.
+
+        ``target_probs[:, 0]`` follows the settled text and row i + 1 drafted token i.
+        """
+
+    def emitted(
+        self,
+        policy: Policy,
+        target_probs: Float[Tensor, "rows vocab"],
+        draft_probs: Float[Tensor, "rows vocab"],
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the exact law of the next token at charged rows, float64."""
+        return policy.emitted(target_probs, draft_probs)
+
+
+_VERIFIERS: dict[str, Verifier] = {}
+Kind = TypeVar("Kind", bound=type[Verifier])
+
+
+def register_verifier(name: str) -> Callable[[Kind], Kind]:
+    """Make a verifier available by name wherever one is chosen."""
+
+    def enter(kind: Kind) -> Kind:
+        if name in _VERIFIERS:
+            raise ValueError(f"name: must not be registered already; got {name!r}")
+        kind.name = name
+        _VERIFIERS[name] = kind()
+        return kind
+
+    return enter
+
+
+def verifiers() -> tuple[str, ...]:
+    """Return the registered names."""
+    return tuple(_VERIFIERS)
+
+
+def find_verifier(verifier: str | Verifier) -> Verifier:
+    """Return the verifier of that name, or the verifier itself.
+
+    Raises
+    ------
+    ValueError
+        A name that is not registered.
+    """
+    if isinstance(verifier, Verifier):
+        return verifier
+    return _VERIFIERS[check.one_of("verifier", verifier, verifiers())]

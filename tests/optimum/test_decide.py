@@ -1,0 +1,147 @@
+"""Decisions without solving: the same as the solved band, at the precision of the rows."""
+
+import math
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.optimum.decide import LEAST, RisingRoot, decide_at_budget, decide_at_price
+
+# what a float32 row may change of an emitted law, in total variation
+FLOAT32_LAW = 1e-6
+# halvings that find a threshold to 2e-14
+STEPS = 46
+PRICED = ("kl", "reverse_kl", "pearson_chi2", "squared_hellinger", "jensen_shannon", "alpha:a=0.5")
+PRICES = (0.05, 1.0, 20.0)
+
+
+def rows(count, vocab, dtype, seed=0, spread=2.0, noise=1.0, zeros=False):
+    source = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(count, vocab, generator=source, dtype=torch.float64)
+    stray = noise * torch.randn(count, vocab, generator=source, dtype=torch.float64)
+    q, p = logits, logits + stray
+    if zeros:
+        q = q.masked_fill(torch.rand(count, vocab, generator=source) < 0.2, -math.inf)
+        p = p.masked_fill(torch.rand(count, vocab, generator=source) < 0.2, -math.inf)
+    return q.softmax(-1).to(dtype), p.softmax(-1).to(dtype)
+
+
+def thresholds(q, p, kept):
+    """Return, for every token, the coin at which a decision turns, by bisection."""
+    low, high = torch.zeros(q.shape, dtype=torch.float64), torch.ones(q.shape, dtype=torch.float64)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        below = kept(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return low
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("price", PRICES)
+@pytest.mark.parametrize("divergence", PRICED)
+def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros):
+    q, p = rows(1, 9, torch.float64, seed=3, zeros=zeros)
+    rule = ct.policy("band", price=price, divergence=divergence)
+    tokens = torch.arange(9)
+    wide = q.expand(9, 9), p.expand(9, 9)
+    turn = thresholds(q[0], p[0], lambda coin: rule.decide(*wide, tokens, coin).kept)
+    phi = rule.acceptance(q, p, tokens[None])[0]
+    drafted = p[0] > 0
+    assert (turn - phi).abs()[drafted].max() < 1e-12
+
+
+@pytest.mark.parametrize("spec", ["price=2.0", "price=0.3", "delta=0.1", "delta=0.001"])
+@pytest.mark.parametrize("divergence", ["kl", "reverse_kl"])
+def test_float32_rows_move_the_emitted_law_by_less_than_a_millionth(spec, divergence):
+    """The law that float32 decisions emit, enumerated over tokens, against the float64 law."""
+    rule = ct.policy(f"band:{spec},divergence={divergence}")
+    worst = 0.0
+    for seed in range(2):
+        q, p = rows(1, 20, torch.float32, seed=seed, noise=2.0)
+        tokens = torch.arange(20)
+        wide = q.expand(20, 20).contiguous(), p.expand(20, 20).contiguous()
+        turn = thresholds(q[0], p[0], lambda coin, w=wide, t=tokens: rule.decide(*w, t, coin).kept)
+        refused = rule.decide(*wide, tokens, torch.full((20,), 1 - 2.0**-53, dtype=torch.float64))
+        exact_q, exact_p = (row.double() / row.double().sum() for row in (q[0], p[0]))
+        law = exact_p * turn
+        if refused.residual is not None:
+            residual = refused.residual.law(*wide, tokens).double()
+            residual = residual / residual.sum(-1, keepdim=True)
+            law = law + ((exact_p * (1 - turn))[:, None] * residual).sum(0)
+        apart = (law - rule.emitted(exact_q, exact_p)).abs().sum() / 2
+        worst = max(worst, float(apart))
+    assert worst < FLOAT32_LAW
+
+
+@pytest.mark.parametrize("divergence", ["kl", "reverse_kl"])
+def test_wide_float32_rows_that_miss_one_decide_as_their_normalised_selves(divergence):
+    """V = 151,936 and sums off by 1.5e-5, as float32 softmaxes leave them."""
+    q, p = rows(1, 151_936, torch.float32, spread=3.0)
+    q, p = q * (1 + 1.5e-5), p * (1 - 1.5e-5)
+    exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
+    for knob in ("price=2", "delta=0.05"):
+        rule = ct.policy(f"band:{knob},divergence={divergence}")
+        token = (exact[1] / exact[0]).argsort(-1)[:, -2000]
+        phi = rule.acceptance(*exact, token[:, None])[:, 0]
+        assert 0.1 < phi < 0.9
+        assert rule.decide(q, p, token, phi * (1 - 3e-6)).kept.all()
+        assert not rule.decide(q, p, token, phi * (1 + 3e-6)).kept.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_edges_of_the_decision_are_those_of_the_solved_band(dtype):
+    q, p = rows(30, 200, dtype, seed=5)
+    kl = ct.divergence("kl")
+    never = [math.inf] * 30
+    exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
+    close = 2e-5 if dtype == torch.float32 else 1e-12
+    for price in (0.3, 2.0):
+        found = decide_at_price(q, p, never, kl, price)
+        assert not any(found.kept)
+        solved = ct.optimal_acceptance(*exact, price=price)
+        lower = torch.tensor(found.lower, dtype=torch.float64)
+        assert ((lower - solved.lower).abs() / solved.lower).max() < close
+    found = decide_at_budget(q, p, never, kl, 0.05)
+    solved = ct.optimal_acceptance(*exact, delta=0.05)
+    lower = torch.tensor(found.lower, dtype=torch.float64)
+    assert ((lower - solved.lower).abs() / solved.lower).max() < close
+
+
+def test_a_row_decides_alone_as_among_others():
+    q, p = rows(12, 300, torch.float32, seed=6)
+    ratio = torch.linspace(0.5, 3.0, 12).tolist()
+    kl = ct.divergence("kl")
+    for decide, amount in ((decide_at_price, 2.0), (decide_at_budget, 0.05)):
+        together = decide(q, p, ratio, kl, amount)
+        for row in range(12):
+            alone = decide(q[row : row + 1], p[row : row + 1], ratio[row : row + 1], kl, amount)
+            assert alone.kept == together.kept[row : row + 1]
+            assert alone.lower == pytest.approx(together.lower[row : row + 1], rel=1e-5)
+
+
+def test_narrow_rows_are_decided_in_float32():
+    q, p = rows(8, 50, torch.bfloat16, seed=7)
+    rule = ct.policy("band:price=2")
+    tokens, coin = torch.arange(8), torch.full((8,), 0.5, dtype=torch.float64)
+    narrow = rule.decide(q, p, tokens, coin)
+    wide = rule.decide(q.float(), p.float(), tokens, coin)
+    assert torch.equal(narrow.kept, wide.kept)
+    assert torch.equal(narrow.residual.scale, wide.residual.scale)
+    assert torch.bfloat16 not in LEAST
+
+
+@pytest.mark.parametrize("power", [1, 3, 9])
+def test_the_root_of_a_rising_function(power):
+    root = RisingRoot(1e-9, 1e6, 3.0, 1e-14)
+    while not root.done:
+        root.tell(root.x**power - 2.0)
+    assert root.x == pytest.approx(2 ** (1 / power), rel=1e-12)
+    assert root.steps < 60
+
+
+def test_a_root_at_an_end_of_the_bracket():
+    root = RisingRoot(1.0, 4.0, 2.0, 1e-12)
+    while not root.done:
+        root.tell(1.0)  # positive everywhere: the lower end
+    assert root.x == pytest.approx(1.0, rel=1e-9)

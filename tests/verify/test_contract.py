@@ -1,0 +1,233 @@
+"""The contract: data in, data out; claims steer nothing; host and device decide alike."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.policies import Declaration, Entrywise, Policy
+from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
+from cactus_theory.verify._chain_device import chain_on_device
+from cactus_theory.verify._chain_host import ChainOnHost
+from tests.rules import RULES
+
+SPECS = [
+    "speculative",
+    "cactus:delta=0.2",
+    "band:delta=0.1",
+    "band:price=2",
+    "typical",
+    "fuzzy:threshold=0.1",
+]
+
+
+def rows(batch, width, vocab=12, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(batch, width + 1, vocab, generator=source, dtype=torch.float64)
+    noise = torch.randn(batch, width, vocab, generator=source, dtype=torch.float64)
+    q, p = logits.softmax(-1), (logits[:, :width] + noise).softmax(-1)
+    ids = torch.multinomial(p.flatten(0, 1), 1, generator=source).reshape(batch, width)
+    lengths = torch.randint(0, width + 1, (batch,), generator=source)
+    coins = torch.rand(batch, width + 1, generator=source, dtype=torch.float64)
+    return q, p, ids, lengths, coins[:, :width], coins[:, width]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("certain", [False, True])
+def test_host_and_device_decide_alike(spec, certain):
+    q, p, ids, lengths, accept, draw = rows(40, 5)
+    assigned, draft = Assignment((ct.policy(spec),)), Draft(ids, lengths, None if certain else p)
+    host = ChainOnHost(assigned, q, draft, accept, draw).run()
+    device = chain_on_device(assigned, q, draft, accept, draw)
+    assert torch.equal(host[0], device[0]) and torch.equal(host[1], device[1])
+    assert 0 < int((host[0] < lengths).sum()) < 40
+
+
+@pytest.mark.parametrize("where", [lambda *a: ChainOnHost(*a).run(), chain_on_device])
+@pytest.mark.parametrize("certain", [False, True])
+def test_tokens_of_several_policies_are_judged_as_by_each_alone(where, certain):
+    q, p, ids, lengths, accept, draw = rows(60, 4, seed=2)
+    draft = Draft(ids, lengths, None if certain else p)
+    policies = tuple(ct.policy(spec) for spec in SPECS)
+    choice = torch.randint(0, len(SPECS), (60, 1), generator=torch.Generator().manual_seed(3))
+    accepted, last = where(Assignment(policies, choice.expand(60, 4)), q, draft, accept, draw)
+    for number, policy in enumerate(policies):
+        alone = where(Assignment((policy,)), q, draft, accept, draw)
+        mine = choice[:, 0] == number
+        assert mine.any()
+        assert torch.equal(accepted[mine], alone[0][mine]) and torch.equal(
+            last[mine], alone[1][mine]
+        )
+
+
+def test_policies_may_change_along_a_row():
+    q, p, ids, _, accept, draw = rows(50, 4, seed=5)
+    policies = (ct.policy("speculative"), ct.policy("typical"))
+    choice = (torch.arange(4) >= 2).long().expand(50, 4)
+    draft = Draft(ids, [4] * 50, p)
+    mixed, _ = ChainOnHost(Assignment(policies, choice), q, draft, accept, draw).run()
+    kept = torch.stack(
+        [accept < rule.acceptance(q[:, :4], p, ids[..., None])[..., 0] for rule in policies]
+    )
+    flags = torch.where(choice == 0, kept[0], kept[1])
+    assert torch.equal(mixed, flags.long().cumprod(-1).sum(-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Boast(type(ct.policy("typical"))):
+    """Typical acceptance that claims to be lossless, between p and q, and never slower."""
+
+    @property
+    def declares(self):
+        return Declaration(
+            budget=ct.policy("speculative").declares.budget,
+            between=True,
+            at_least_speculative=True,
+            optimal=True,
+        )
+
+
+def test_a_false_claim_changes_nothing_that_is_emitted():
+    honest, boast = ct.policy("typical"), Boast()
+    q, p, ids, lengths, accept, draw = rows(200, 5, seed=7)
+    draft = Draft(ids, lengths, p)
+    found = [
+        Chain().verify(Assignment((rule,)), q, draft, accept, draw) for rule in (honest, boast)
+    ]
+    assert torch.equal(found[0].output_token_ids, found[1].output_token_ids)
+    assert torch.equal(ct.emitted_law(honest, q[:, :5], p), ct.emitted_law(boast, q[:, :5], p))
+
+
+@pytest.mark.parametrize("claims", [{"at_least_speculative": True}, {"budget": "kl <= 0 emitted"}])
+def test_a_false_claim_of_a_function_changes_nothing_either(claims):
+    def refuses_all(q, p, n):
+        return 0.0
+
+    q, p, ids, lengths, accept, draw = rows(20, 3, seed=8)
+    found = [
+        ct.verify_chain(rule, q, p, ids, coins=(accept, draw)).output_token_ids
+        for rule in (ct.rule(refuses_all), ct.rule(refuses_all, **claims))
+    ]
+    assert torch.equal(*found)
+    assert (found[0][:, 1:] == -1).all()
+
+
+def test_the_meter_looks_instead_of_believing():
+    from cactus_theory.decoding._meter import Meter
+
+    q, p, *_ = rows(6, 1)
+    meter = Meter((Boast(),))
+    meter.add(q[:, 0], p[:, 0], None)
+    law = ct.emitted_law(ct.policy("typical"), q[:, 0], p[:, 0])
+    expected = float(ct.divergence("kl").value(law, q[:, 0]).sum())
+    assert meter.reading(0, 1).kl == pytest.approx(expected, rel=1e-12) and expected > 0.1
+
+
+class Counted(type(ct.policy("band:delta=0.1"))):
+    """A band that counts the rows it is asked about."""
+
+    asked = 0
+
+    def decide(self, q, p, n, coin):
+        type(self).asked += n.numel()
+        return super().decide(q, p, n, coin)
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_a_policy_is_asked_only_where_lossless_sampling_would_refuse(certain):
+    q, p, ids, lengths, accept, draw = rows(60, 5, seed=6)
+    draft = Draft(ids, lengths, None if certain else p)
+    Counted.asked = 0
+    lazy = ChainOnHost(Assignment((Counted(delta=0.1),)), q, draft, accept, draw).run()
+    assert 0 < Counted.asked < int(lengths.sum()) / 2
+    eager = chain_on_device(Assignment((ct.policy("band:delta=0.1"),)), q, draft, accept, draw)
+    assert torch.equal(lazy[0], eager[0]) and torch.equal(lazy[1], eager[1])
+
+
+def moved_elsewhere(rows, n, factor):
+    """Return rows whose entries other than n are moved, n's left as it is."""
+    moved = rows.roll(1, -1) * factor + rows
+    kept = rows.gather(-1, n)
+    moved = moved.scatter(-1, n, 0.0)
+    return (moved / moved.sum(-1, keepdim=True) * (1 - kept)).scatter(-1, n, kept)
+
+
+@pytest.mark.parametrize("spec", [s for s, rule in RULES.items() if rule.entrywise])
+def test_entrywise_policies_read_the_drafted_entries_alone(spec):
+    rule = RULES[spec]
+    q, p, ids, _, coin, _ = rows(40, 1, seed=9)
+    q, p, n = q[:, 0], p[:, 0], ids
+    moved = moved_elsewhere(q, n, 0.7), moved_elsewhere(p, n, 0.3)
+    assert torch.equal(rule.acceptance(q, p, n), rule.acceptance(*moved, n))
+    here, there = (rule.decide(*pair, n[:, 0], coin[:, 0]).residual for pair in ((q, p), moved))
+    assert torch.equal(here.scale, there.scale)
+
+
+@pytest.mark.parametrize("spec", [s for s, r in RULES.items() if r.keeps_what_lossless_keeps])
+def test_capable_policies_never_refuse_what_lossless_sampling_keeps(spec):
+    rule = RULES[spec]
+    q, p, ids, *_ = rows(200, 1, seed=10)
+    q, p = q[:, 0], p[:, 0]
+    lossless = ct.policy("speculative").acceptance(q, p, ids)
+    assert (rule.acceptance(q, p, ids) >= lossless - 1e-12).all()
+    kept = rule.decide(q, p, ids[:, 0], (lossless[:, 0] - 1e-9).clamp(min=0)).kept
+    assert kept.all()
+
+
+@pytest.mark.parametrize("spec", [s for s, rule in RULES.items() if rule.shared_recovery])
+def test_a_shared_recovery_is_the_same_whichever_token_was_refused(spec):
+    rule = RULES[spec]
+    q, p, *_ = rows(10, 1, seed=11)
+    q, p = q[:, 0], p[:, 0]
+    laws = [rule.recovery(q, p, torch.full((10,), n)) for n in range(12)]
+    assert all(torch.equal(laws[0], law) for law in laws)
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_decisions_and_residuals_are_those_of_acceptance_and_recovery(spec):
+    rule = RULES[spec]
+    q, p, ids, _, coin, _ = rows(200, 1, seed=12)
+    q, p, n, coin = q[:, 0], p[:, 0], ids[:, 0], coin[:, 0]
+    phi = rule.acceptance(q, p, ids)[:, 0]
+    decision = rule.decide(q, p, n, coin)
+    clear = (phi - coin).abs() > 1e-11
+    assert torch.equal(decision.kept[clear], (coin < phi)[clear])
+    refused = ~decision.kept
+    if not refused.any():
+        return
+    law = decision.residual.law(q, p, n)[refused].double()
+    law = law / law.sum(-1, keepdim=True)
+    assert (law - rule.recovery(q, p, n)[refused]).abs().max() < 1e-9
+
+
+def test_verifiers_are_found_by_name():
+    assert "chain" in verifiers() and isinstance(find_verifier("chain"), Chain)
+    with pytest.raises(ValueError, match="verifier: must be one of .*chain.*; got 'knot'"):
+        find_verifier("knot")
+
+
+def test_a_verdict_selects_a_path():
+    ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    path = torch.tensor([[0, 2, -1], [-1, -1, -1]])
+    verdict = Verdict(ids, torch.tensor([2, 0]), torch.tensor([3, 4]), path, [[0, 1, 3], [0]])
+    assert verdict.output_token_ids.tolist() == [[5, 7, 3, -1], [4, -1, -1, -1]]
+    assert verdict.rows() == [[5, 7, 3], [4]]
+    assert verdict.charged_rows(0, 2) == [0, 1]
+    plain = Verdict(ids, torch.tensor([2, 0]), torch.tensor([3, 4]))
+    assert plain.rows() == [[5, 6, 3], [4]] and plain.charged_rows(0, 2) == slice(0, 2)
+
+
+def test_an_entrywise_policy_takes_one_file():
+    @dataclasses.dataclass(frozen=True)
+    class Half(Entrywise):
+        name = "half"
+
+        def ceiling(self, q_n, p_n):
+            return q_n / 2
+
+    q, p, ids, lengths, accept, draw = rows(30, 3, seed=13)
+    assert isinstance(Half(), Policy)
+    law = ct.emitted_law(Half(), q[:, :3], p)
+    assert (law.sum(-1) - 1).abs().max() < 1e-12
+    assert (ct.verify_chain(Half(), q, p, ids, coins=(accept, draw)).num_accepted <= 3).all()
