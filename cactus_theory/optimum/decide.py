@@ -57,14 +57,11 @@ class Ratios:
 
     def __init__(self, q: Rows, p: Rows) -> None:
         self.dtype, self.target, self.draft = q.dtype, q, p
-        self.q = torch.clamp(q, min=LEAST[q.dtype], out=self.memory("safe"))
-        self.ratio = torch.div(p, self.q, out=self.memory("ratio"))
-        self.clipped = self.memory("clipped")
-
-    def memory(self, name: str) -> Tensor:
-        """Return memory of the rows' shape."""
-        shape = tuple(self.target.shape)
-        return scratch(f"decide.{name}", shape, self.dtype, self.target.device)
+        memory = scratch("decide", (4, *q.shape), q.dtype, q.device).unbind(0)
+        self.q = torch.clamp(q, min=LEAST[q.dtype], out=memory[0])
+        self.ratio = torch.div(p, self.q, out=memory[1])
+        self.clipped, self.spare = memory[2:]
+        self.single = q.shape[0] == 1
 
     def totals(self) -> tuple[list[float], list[float]]:
         """Return Σq and t = Σp/Σq of each row."""
@@ -81,16 +78,14 @@ class Ratios:
     def clip(self, lower: Sequence[float] | None, upper: Sequence[float] | None) -> Tensor:
         """Return p/q held between an edge or two a row, in memory that the next call takes."""
         ratio, out = self.ratio, self.clipped
-        low, high = self._edge(lower), self._edge(upper)
-        if len(ratio) == 1 or low is None or high is None:
-            return torch.clamp(ratio, low, high, out=out)  # type: ignore[call-overload]
-        torch.maximum(ratio, low, out=out)  # type: ignore[arg-type]
-        return torch.minimum(out, high, out=out)  # type: ignore[arg-type]
-
-    def _edge(self, edge: Sequence[float] | None) -> float | Tensor | None:
-        if edge is None or len(edge) == 1:
-            return None if edge is None else edge[0]
-        return torch.tensor(edge, dtype=self.dtype, device=self.q.device)[:, None]
+        if self.single:
+            low, high = (None if edge is None else edge[0] for edge in (lower, upper))
+            return torch.clamp(ratio, low, high, out=out)
+        given = [edge for edge in (lower, upper) if edge is not None]
+        edges = torch.tensor(given, dtype=self.dtype, device=ratio.device)[..., None]
+        if lower is not None:
+            ratio = torch.maximum(ratio, edges[0], out=out)
+        return ratio if upper is None else torch.minimum(ratio, edges[-1], out=out)
 
     def moved(self, lower: Sequence[float] | None, upper: Sequence[float] | None) -> list[float]:
         """Return Σ q (clip(p/q) − p/q) of each row."""
@@ -216,7 +211,7 @@ def decide_at_budget(
     def over(uppers: list[float]) -> list[float]:
         clipped = rows.clip(lower(uppers), uppers)
         clipped.div_(torch.tensor(scales, dtype=q.dtype, device=q.device)[:, None])
-        costs = f.centred(clipped, out=rows.memory("costs")).mul_(rows.q).sum(-1).tolist()
+        costs = f.centred(clipped, out=rows.spare).mul_(rows.q).sum(-1).tolist()
         return [cost / own - delta for cost, own in zip(costs, mass, strict=True)]
 
     roots = [

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.policies._base import FixedTarget, Rows
-from cactus_theory.policies._residual import Decision, Residual
+from cactus_theory.policies._residual import UNSCALED, Decision, Residual
 
 
 class Either(FixedTarget):
@@ -33,4 +33,4 @@ class Either(FixedTarget):
         """Return what the row says, else what lossless sampling does: s = 1 after a refusal."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         kept = (coin * p_n < q_n) | self.takes_draft(q, p)
-        return Decision(kept, Residual(scale=torch.ones_like(q_n)))
+        return Decision(kept, Residual(scale=UNSCALED))

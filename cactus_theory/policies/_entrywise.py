@@ -19,7 +19,7 @@ from cactus_theory.policies._base import (
     keep_probability,
     normalised_or,
 )
-from cactus_theory.policies._residual import Decision, Residual
+from cactus_theory.policies._residual import UNSCALED, Decision, Residual
 
 Entries = Float[Tensor, "*any"]
 
@@ -76,6 +76,10 @@ class Raised(Entrywise, FixedTarget):
     """
 
     keeps_what_lossless_keeps = True
+
+    def residual_entries(self, q_n: Float[Tensor, "rows"], p_n: Float[Tensor, "rows"]) -> Residual:
+        """Return s = 1."""
+        return Residual(scale=UNSCALED)
 
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return what is emitted."""

@@ -6,6 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+# lossless sampling's own scale
+UNSCALED = 1.0
+
 
 @dataclass(frozen=True)
 class Residual:
@@ -13,11 +16,11 @@ class Residual:
 
     Attributes
     ----------
-    scale : (N,) float64, or None where the rows are given.
+    scale : (N,) float64, or one number for all; None where the rows are given.
     rows : (N, V), proportional to the recovery law; they need not sum to 1.
     """
 
-    scale: Float[Tensor, "rows"] | None = None
+    scale: Float[Tensor, "rows"] | float | None = None
     rows: Float[Tensor, "rows vocab"] | None = None
 
     def law(
@@ -34,20 +37,24 @@ class Residual:
         """
         if self.rows is not None:
             return self.rows
-        assert self.scale is not None
-        difference = torch.mul(q, self.scale.to(q.dtype)[:, None], out=out)
+        if isinstance(self.scale, float) and self.scale == UNSCALED and p is not None:
+            return residual_or(torch.sub(q, p, out=out), q)
+        difference = torch.mul(q, self._column(q.dtype), out=out)
         if p is None:  # certain of n, which was refused
             difference.scatter_(-1, n[:, None], 0.0)
         else:
             difference.sub_(p)
         return residual_or(difference, q)
 
+    def _column(self, dtype: torch.dtype) -> Float[Tensor, "rows 1"] | float:
+        assert self.scale is not None
+        return self.scale.to(dtype)[:, None] if isinstance(self.scale, Tensor) else self.scale
+
     def at(self, index: Tensor) -> "Residual":
         """Return the residual of some of the rows."""
         if self.rows is not None:
             return Residual(rows=self.rows[index])
-        assert self.scale is not None
-        return Residual(scale=self.scale[index])
+        return Residual(scale=self.scale[index] if isinstance(self.scale, Tensor) else self.scale)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ policy says so from the drafted entries, or where lossless sampling keeps it and
 never refuses that; of the others only the first undecided one of each row is asked about.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -23,7 +23,30 @@ from cactus_theory.verify.draw import pick
 # instead of copies of long ones
 ENTRIES = 2**15
 REFUSED, KEPT, OPEN = 0, 1, 2
-Place = tuple[int, int]
+
+
+class Places:
+    """N places (row of the batch, place in its draft), and what stands there in tensors."""
+
+    def __init__(self, places: Sequence[tuple[int, int]]) -> None:
+        self.places = places
+        self.rows = [row for row, _ in places]
+        if len(places) > 1:
+            self.index = torch.tensor(places).unbind(-1)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def of(self, values: Shaped[Tensor, "batch K *rest"]) -> Shaped[Tensor, "N *rest"]:
+        """Return what stands at the places: a view of one, a copy of several."""
+        if len(self.places) == 1:
+            row, place = self.places[0]
+            return values[row, place : place + 1]
+        return values[self.index]
+
+    def some(self, chosen: Sequence[int]) -> "Places":
+        """Return those of the places with these numbers."""
+        return Places([self.places[number] for number in chosen])
 
 
 class ChainOnHost:
@@ -47,15 +70,15 @@ class ChainOnHost:
             self.p_n = self.p.gather(-1, at)[..., 0].double()
         self.drafted = draft.lengths
         self.accepted = [0] * len(self.drafted)
-        self.last = torch.empty(len(self.drafted), dtype=torch.int64)
+        self.last = self.ids.new_empty(len(self.drafted))
         self.at_once = max(1, ENTRIES // q.shape[-1])
 
     def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return accepted counts and the token that follows them."""
         status = self._status().tolist()
-        waiting: Iterable[int] = range(len(self.drafted))
-        passed: list[Place] = []
-        refused: list[Place] = []
+        waiting = range(len(self.drafted))
+        passed: list[tuple[int, int]] = []
+        refused: list[tuple[int, int]] = []
         while waiting:
             asked = []
             for row in waiting:
@@ -67,101 +90,75 @@ class ChainOnHost:
                     passed.append((row, place))
                 else:
                     (asked if own[place] == OPEN else refused).append((row, place))
-            waiting = self._ask(asked)
-        self._recover(refused)
-        for places in _some(passed, self.at_once):
-            self._draw(_rows(self.q, places), places)
+            waiting = self._ask(asked) if asked else ()
+        for policy, places in self._by_policy(refused):
+            assert isinstance(policy, Entrywise)
+            residual = policy.residual_entries(places.of(self.q_n), places.of(self.p_n))
+            self._replace(residual, places.of(self.q), places)
+        for first in range(0, len(passed), self.at_once):
+            places = Places(passed[first : first + self.at_once])
+            self._draw(places.of(self.q), places)
         return torch.tensor(self.accepted), self.last
 
-    def _status(self) -> Int[Tensor, "batch K"]:
+    def _status(self) -> Shaped[Tensor, "batch K"]:
         """Return what is known of each token without reading its rows."""
         policies, choice = self.assigned.policies, self.assigned.choice
         status = [self._status_under(policy) for policy in policies]
-        return status[0] if choice is None else torch.stack(status).gather(0, choice[None])[0]
+        if choice is None:
+            return status[0]
+        return torch.stack([own.long() for own in status]).gather(0, choice[None])[0]
 
-    def _status_under(self, policy: Policy) -> Int[Tensor, "batch K"]:
+    def _status_under(self, policy: Policy) -> Shaped[Tensor, "batch K"]:
         if isinstance(policy, Entrywise):
-            return (self.accept < policy.keep_entries(self.q_n, self.p_n)).long()
+            return self.accept < policy.keep_entries(self.q_n, self.p_n)
         if not policy.keeps_what_lossless_keeps:
             return torch.full_like(self.ids, OPEN)
         # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
         sure = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
         return torch.where(self.accept * self.p_n < self.q_n * sure, KEPT, OPEN)
 
-    def _ask(self, asked: list[Place]) -> list[int]:
+    def _ask(self, asked: list[tuple[int, int]]) -> list[int]:
         """Ask about each row's first undecided token; return the rows that go on."""
         going_on = []
         for policy, places in self._by_policy(asked):
-            q, ids, coin = _rows(self.q, places), _at(self.ids, places), _at(self.accept, places)
-            p = one_hot(ids, q) if self.p is None else _rows(self.p, places)
-            decision = policy.decide(q, p, ids, coin)
-            kept = decision.kept.tolist()
+            q, ids = places.of(self.q), places.of(self.ids)
+            p = one_hot(ids, q) if self.p is None else places.of(self.p)
+            decision = policy.decide(q, p, ids, places.of(self.accept))
             stopped = []
-            for number, (row, place) in enumerate(places):
-                if kept[number]:
-                    self.accepted[row] = place + 1
+            for number, kept in enumerate(decision.kept.tolist()):
+                if kept:
+                    row = places.rows[number]
+                    self.accepted[row] += 1
                     going_on.append(row)
                 else:
                     stopped.append(number)
-            if stopped and decision.residual is not None:
-                self._replace(decision.residual, q, places, stopped)
+            if not stopped or decision.residual is None:
+                continue
+            if len(stopped) == len(places):
+                self._replace(decision.residual, q, places)
+            else:
+                index = torch.tensor(stopped)
+                self._replace(decision.residual.at(index), q[index], places.some(stopped))
         return going_on
 
-    def _recover(self, refused: list[Place]) -> None:
-        """Replace the tokens that were refused by their entries alone."""
-        for policy, places in self._by_policy(refused):
-            assert isinstance(policy, Entrywise)
-            residual = policy.residual_entries(_at(self.q_n, places), _at(self.p_n, places))
-            self._replace(residual, _rows(self.q, places), places, range(len(places)))
-
-    def _replace(
-        self,
-        residual: Residual,
-        q: Float[Tensor, "rows vocab"],
-        places: list[Place],
-        chosen: Sequence[int],
-    ) -> None:
-        """Draw the tokens that replace refused ones, those chosen among ``places``."""
-        if len(chosen) < len(places):
-            index = torch.tensor(chosen)
-            residual, q, places = residual.at(index), q[index], [places[i] for i in chosen]
-        p = None if self.p is None else _rows(self.p, places)
+    def _replace(self, residual: Residual, q: Float[Tensor, "rows vocab"], places: Places) -> None:
+        """Draw the tokens that replace refused ones."""
+        p = None if self.p is None else places.of(self.p)
         out = scratch("chain.residual", tuple(q.shape), q.dtype)
-        self._draw(residual.law(q, p, _at(self.ids, places), out), places)
+        self._draw(residual.law(q, p, places.of(self.ids), out), places)
 
-    def _draw(self, rows: Float[Tensor, "rows vocab"], places: list[Place]) -> None:
-        at = [row for row, _ in places]
-        if len(at) == len(self.drafted) == 1:
+    def _draw(self, rows: Float[Tensor, "rows vocab"], places: Places) -> None:
+        if len(self.drafted) == 1:
             self.last = pick(rows, self.draw)
             return
-        index = torch.tensor(at)
-        self.last[index] = pick(rows, self.draw[index])
+        self.last[places.rows] = pick(rows, self.draw[places.rows])
 
-    def _by_policy(self, places: list[Place]) -> Iterator[tuple[Policy, list[Place]]]:
+    def _by_policy(self, places: list[tuple[int, int]]) -> Iterator[tuple[Policy, Places]]:
         """Yield places that one policy judges, few enough to be worked on together."""
         policies, choice = self.assigned.policies, self.assigned.choice
         for number, policy in enumerate(policies):
             own = places
             if choice is not None:
                 own = [place for place in places if int(choice[place]) == number]
-            for some in _some(own, self.at_once):
-                yield policy, some
-
-
-def _some(places: list[Place], most: int) -> Iterator[list[Place]]:
-    for first in range(0, len(places), most):
-        yield places[first : first + most]
-
-
-def _rows(rows: Shaped[Tensor, "batch K vocab"], places: list[Place]) -> Tensor:
-    """Return (N, V) rows at places: a view of one, a copy of several."""
-    if len(places) == 1:
-        (row, place), *_ = places
-        return rows[row, place : place + 1]
-    batch, at = zip(*places, strict=True)
-    return rows[torch.tensor(batch), torch.tensor(at)]
-
-
-def _at(values: Tensor, places: list[Place]) -> Tensor:
-    """Return (N,) entries of (B, K) values at places."""
-    return _rows(values[..., None], places)[:, 0]
+            for first in range(0, len(own), self.at_once):
+                yield policy, Places(own[first : first + self.at_once])

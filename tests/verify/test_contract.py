@@ -161,7 +161,7 @@ def test_entrywise_policies_read_the_drafted_entries_alone(spec):
     moved = moved_elsewhere(q, n, 0.7), moved_elsewhere(p, n, 0.3)
     assert torch.equal(rule.acceptance(q, p, n), rule.acceptance(*moved, n))
     here, there = (rule.decide(*pair, n[:, 0], coin[:, 0]).residual for pair in ((q, p), moved))
-    assert torch.equal(here.scale, there.scale)
+    assert torch.equal(torch.as_tensor(here.scale), torch.as_tensor(there.scale))
 
 
 @pytest.mark.parametrize("spec", [s for s, r in RULES.items() if r.keeps_what_lossless_keeps])
