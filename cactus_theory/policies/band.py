@@ -9,9 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory._edges import Edges, edges_for_budget, edges_for_kl_price
-from cactus_theory.band import Geometry, chosen_knob, solve_band
-from cactus_theory.divergences import KL, FDivergence, Renyi
+from cactus_theory import optimum
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies._base import (
     FixedTarget,
@@ -24,8 +22,6 @@ from cactus_theory.policies._base import (
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register
 
-LEAST_PRICE = 0.01  # e^{1/price} is finite down to 0.0015
-
 
 @register("band")
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Band(FixedTarget):
     By ``delta`` every row may spend that much divergence; by ``price`` every row spends until
     one more unit of divergence buys less than that much acceptance, which is the best way to
     share a budget among rows. Keep n with min(1, b q_n/p_n). Source: theorem in
-    ``cactus_theory.band``; for reverse_kl this is mentored decoding (Tran-Thien 2023).
+    ``cactus_theory.optimum``; for reverse_kl this is mentored decoding (Tran-Thien 2023).
     """
 
     delta: float | None = None
@@ -44,7 +40,7 @@ class Band(FixedTarget):
 
     def __post_init__(self) -> None:
         kind = find_divergence(self.divergence)
-        name, amount, _ = chosen_knob(kind, delta=self.delta, price=self.price)
+        name, amount, _ = optimum.chosen_knob(kind, delta=self.delta, price=self.price)
         object.__setattr__(self, name, check.number(name, amount, 0))
         object.__setattr__(self, "divergence", kind.spec)
 
@@ -67,44 +63,9 @@ class Band(FixedTarget):
         b = ∞ and a = 0 stand for h = p.
         """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
-        found = self._newton(flat_q, flat_p)
-        if found is None:
-            lower, upper = self._sorted(flat_q, flat_p)
-        else:
-            lower, upper = found.lower, found.upper
-            left = (~found.done).nonzero()[:, 0]
-            if len(left):
-                lower[left], upper[left] = self._sorted(flat_q[left], flat_p[left])
+        found = optimum.edges(flat_q, flat_p, self.divergence, delta=self.delta, price=self.price)
         shape = (*q.shape[:-1], 1)
-        return lower.reshape(shape), upper.reshape(shape)
-
-    @property
-    def _amount(self) -> float:
-        return getattr(self, self.knob)
-
-    def _newton(self, q: Rows, p: Rows) -> Edges | None:
-        kind = find_divergence(self.divergence)
-        if self._amount == math.inf:
-            return None
-        if self.knob == "price":
-            if isinstance(kind, KL) and self._amount > LEAST_PRICE:
-                return edges_for_kl_price(q, p, self._amount)
-            return None
-        delta = torch.full((q.shape[0],), self._amount, dtype=torch.float64, device=q.device)
-        if isinstance(kind, Renyi):
-            kind, delta = kind.generator, kind.to_alpha(delta)
-        if not isinstance(kind, FDivergence) or not kind.smooth:
-            return None
-        return edges_for_budget(q, p, kind, delta)
-
-    def _sorted(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
-        amounts = torch.full(q.shape[:1], self._amount, dtype=torch.float64, device=q.device)
-        geometry = Geometry(q, p, find_divergence(self.divergence), "target")
-        band = solve_band(geometry, self.knob, amounts)
-        whole = (band.point.rejection <= 0) & ~band.strict
-        lower = torch.where(band.strict, 1.0, band.point.lower)
-        upper = torch.where(band.strict, 1.0, band.point.upper)
-        return torch.where(whole, 0.0, lower), torch.where(whole, torch.inf, upper)
+        return found[0].reshape(shape), found[1].reshape(shape)
 
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return clip(p, aq, bq), nothing where q = 0."""

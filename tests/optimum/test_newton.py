@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory._edges import edges_for_budget, edges_for_kl_price
+from cactus_theory.optimum.newton import newton_for_budget, newton_for_price
 from cactus_theory.divergences import FDivergence, divergence
 from tests.formulas import ALL
 from tests.rows import pair
