@@ -20,6 +20,10 @@ class KL(FDivergence):
         # twice as fast as xlogy
         return t.clamp(min=torch.finfo(t.dtype).tiny).log_().mul_(t)
 
+    def centred(self, t: Tensor, out: Tensor | None = None) -> Tensor:
+        result = torch.clamp(t, min=torch.finfo(t.dtype).tiny, out=out)
+        return result.log_().mul_(t).sub_(t).add_(1)
+
     def slope(self, t: Tensor) -> Tensor:
         return t.log() + 1
 

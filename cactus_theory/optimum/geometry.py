@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cactus_theory._scratch import scratch
 from cactus_theory.divergences import SAFE_RATIO, Divergence, FDivergence, TotalVariation
 from cactus_theory.optimum.path import Path
 from cactus_theory.optimum.roots import convex_root
@@ -93,8 +94,19 @@ class Geometry:
 
     def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
         """Return the generator's divergence of rows h from q, and D(h‖q)."""
-        generated = self.generator.value(rows, self.q)
+        if self.inside is None and len(rows):
+            ratio, out = self._scratch()
+            torch.div(rows, self.q, out=ratio)
+            cost = _sum_of(self.q, self.generator.centred(ratio, out=out))
+            generated = cost.clamp_(min=0.0)  # a rounded sum may lie below
+        else:
+            generated = self.generator.value(rows, self.q)
         return generated, self.divergence.from_generator(generated)
+
+    def _scratch(self) -> tuple[Rows, Rows]:
+        """Return memory for two arrays of the rows' shape."""
+        like = self.q.shape, self.q.dtype, self.q.device
+        return scratch("geometry.u", *like), scratch("geometry.v", *like)
 
     def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
         """Return D(h‖q) of bands of which the generator has the value ``generated``."""
@@ -174,13 +186,19 @@ class Geometry:
         q, p, f = self.q, self.p, self.generator
         price = 1 / self.slope(edges.lower, edges.upper)
         level = -price * f.centred_slope(edges.lower)
-        ratio = p / q if self.inside is None else torch.where(self.inside, p / q, 1.0)
-        u = torch.minimum(ratio.clamp_(min=edges.lower[:, None]), edges.upper[:, None])
-        costs = price[:, None] * f.centred(u) + level[:, None] * u
-        terms = torch.minimum(p, u * q) - q * costs
+        u, out = self._scratch()
+        torch.div(p, q, out=u)
         if self.inside is not None:
-            terms = torch.where(self.inside, terms, 0.0)
-        return price * generated + level + terms.sum(-1)
+            u[~self.inside] = 1.0  # there q u and q f(u) are charged nothing, or next to it
+        torch.minimum(torch.maximum(u, edges.lower[:, None], out=u), edges.upper[:, None], out=u)
+        kept = torch.minimum(p, torch.mul(q, u, out=out), out=out).sum(-1)
+        costs = price * _sum_of(q, f.centred(u, out=out)) + level * _sum_of(q, u)
+        return price * generated + level + kept - costs
+
+
+def _sum_of(one: Rows, other: Rows) -> PerRow:
+    """Return Σ one·other of each row."""
+    return torch.bmm(one[:, None], other[..., None])[:, 0, 0]
 
 
 class CeilingGeometry(Geometry):

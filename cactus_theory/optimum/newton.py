@@ -4,7 +4,7 @@ At edges (a, b) let L = Σ(aq − p)₊, U = Σ(p − bq)₊, both over q > 0, a
 is a band when L = U + P₀. Between two ratios p/q everything is linear in the edges except f.
 
 By budget, one step solves L = U + P₀ = ε and D = δ for the linearised ε. By price,
-f′(b) − f′(a) = 1/λ gives b as a function of a, and one equation in a is left. What does not
+f′(b) − f′(a) = 1/λ gives a as a function of b, and one equation in b is left. What does not
 settle, or would lose precision, is left to the sorted path: ``done`` says which rows those are.
 """
 
@@ -20,6 +20,7 @@ from cactus_theory.divergences import SAFE_RATIO, FDivergence
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
+Pairs = Float[Tensor, "rows 2"]
 
 MOST_STEPS = 24
 UNDAMPED = 8
@@ -30,12 +31,12 @@ STARTING_WIDTH, STARTING_SHARE = 1.5, 0.7
 CLOSE = 1e-14
 # a step this small, relative to the edge, is taken from a settled row: it costs nothing
 POLISH = 1e-6
+# by price, a step this small is taken in b itself: f′(b) has lost digits where f′(∞) is near
+NEAR = 1e-3
 # the cost inside the band is what is left of D(p‖q): above this it has lost that precision
 MOST_COST = 32.0
 # below, D and the price are all rounding; the sorted path adds up from the ratio 1 outwards
 LEAST_BUDGET, LEAST_PRICE = 1e-7, 0.01
-# an edge beyond any finite ratio, times q = 0 still 0
-NO_EDGE = 1e300
 # entries worked on at once: half a dozen such arrays stay in the cache
 AT_ONCE = 1 << 18
 
@@ -54,12 +55,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Sums:
-    """Masses of q and p and costs Σ q f(p/q) below a and above b, per row."""
+    """What lies beyond the edges (a, b): masses of q, L and U + P₀, each (R, 2).
 
-    q_low: PerRow
-    q_high: PerRow
-    lifted: PerRow
-    cut: PerRow
+    ``cost`` is Σ q f(p/q) over the tokens between the edges, (R,).
+    """
+
+    mass: Pairs
+    moved: Pairs
     cost: PerRow
 
 
@@ -76,7 +78,8 @@ class Tables:
         if not bool(ratio.amax() < torch.inf):  # NaN, for 0/0, is caught as well
             self._set_zeros_apart(p)
         self.least, self.most = ratio.amin(-1), ratio.amax(-1)
-        cost = torch.mul(weights[:, 0], f.centred(ratio), out=weights[:, 2])
+        cost = f.centred(ratio, out=scratch("newton.masks", (2, *shape), device=device)[0])
+        cost = torch.mul(weights[:, 0], cost, out=weights[:, 2])
         self.total = cost.sum(-1)
         self.finite = self.total
         if not bool((self.total < torch.inf).all()):
@@ -90,16 +93,16 @@ class Tables:
         self.ratio[outside] = 1.0
         self.weights[:, :2].masked_fill_(outside[:, None], 0.0)
 
-    def sums(self, lower: PerRow, upper: PerRow) -> Sums:
+    def sums(self, edges: Pairs) -> Sums:
         """Return the masked sums at the edges."""
         rows, _, vocab = self.weights.shape
         masks = scratch("newton.masks", (rows, 2, vocab), device=self.ratio.device)
-        torch.lt(self.ratio, lower[:, None], out=masks[:, 0])
-        torch.gt(self.ratio, upper[:, None], out=masks[:, 1])
-        found = torch.bmm(self.weights, masks.transpose(1, 2))
-        (q_low, q_high), (p_low, p_high), (low, high) = (s.unbind(-1) for s in found.unbind(1))
-        cut = p_high - upper * q_high + self.leaked
-        return Sums(q_low, q_high, lower * q_low - p_low, cut, self.finite - low - high)
+        torch.lt(self.ratio, edges[:, :1], out=masks[:, 0])
+        torch.gt(self.ratio, edges[:, 1:], out=masks[:, 1])
+        mass, drafted, cost = torch.bmm(self.weights, masks.transpose(1, 2)).unbind(1)
+        moved = edges * mass - drafted
+        moved = torch.stack([moved[:, 0], self.leaked - moved[:, 1]], -1)
+        return Sums(mass, moved, self.finite - cost.sum(-1))
 
 
 def newton_for_budget(q: Rows, p: Rows, f: FDivergence, delta: PerRow) -> Found:
@@ -136,30 +139,30 @@ def _for_budget(tables: Tables, delta: PerRow) -> Found:
     ready = lossless | whole
     hopeless = ~(tables.finite <= MOST_COST) | (delta < LEAST_BUDGET) | torch.isinf(delta)
     hopeless = hopeless & ~ready
-    lower, upper = _near(tables, delta)
+    edges = _near(tables, delta)
     for step in range(MOST_STEPS):
         if bool((ready | hopeless).all()):
             break
-        s = tables.sums(lower, upper)
-        spent = s.cost + s.q_low * f.centred(lower) + s.q_high * f.centred(upper)
-        close = (spent - delta).abs() + (s.lifted - s.cut).abs() <= CLOSE * (1 + delta)
-        a, b = _budget_step(f, s, lower, upper, spent - delta)
-        tiny = ((a - lower).abs() <= POLISH * lower) & ((b - upper).abs() <= POLISH * upper)
+        s = tables.sums(edges)
+        over = s.cost + (s.mass * f.centred(edges)).sum(-1) - delta
+        close = over.abs() + (s.moved[:, 0] - s.moved[:, 1]).abs() <= CLOSE * (1 + delta)
+        new = _budget_step(f, s, edges, over)
+        tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
         if step >= UNDAMPED and step % 2 == 0:  # a step may hop to and fro over a ratio
-            a, b = torch.where(tiny, a, (a + lower) / 2), torch.where(tiny, b, (b + upper) / 2)
-        move = ~ready & (~close | tiny)
+            new = torch.where(tiny[:, None], new, (new + edges) / 2)
+        usable = (new > 0) & (new < torch.inf) & (s.mass > 0)
+        # no token below a: halve it. None above b: leave it
+        new = torch.where(usable, new, edges * edges.new_tensor([0.5, 1.0]))
         # beyond the largest ratio with mass left over, the path may have ended
-        hopeless = hopeless | (tables.leaked > 0) & (s.q_high <= 0) & ~ready
+        hopeless = hopeless | ((tables.leaked > 0) & (s.mass[:, 1] <= 0) & ~ready)
+        edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
         ready = ready | close
-        lower = torch.where(move & (a > 0) & (s.q_low > 0), a, torch.where(move, lower / 2, lower))
-        upper = torch.where(move & (b < torch.inf) & (s.q_high > 0), b, upper)
-    return _found(tables, lower, upper, lossless, whole, whole, ready & ~hopeless)
+    return _found(tables, edges, lossless, whole, whole, ready & ~hopeless)
 
 
 def _found(
     tables: Tables,
-    lower: PerRow,
-    upper: PerRow,
+    edges: Pairs,
     lossless: Bool[Tensor, "rows"],
     whole: Bool[Tensor, "rows"],
     slack: Bool[Tensor, "rows"],
@@ -167,33 +170,33 @@ def _found(
 ) -> Found:
     """Return the edges with those of the path's ends filled in; a = b only where lossless."""
     whole, slack = whole & ~lossless, slack & ~lossless
-    lower = torch.where(lossless, 1.0, torch.where(whole, tables.least, lower))
-    upper = torch.where(lossless, 1.0, torch.where(slack, tables.most, upper))
-    apart = (upper > lower) & (upper < NO_EDGE)
+    lower = torch.where(lossless, 1.0, torch.where(whole, tables.least, edges[:, 0]))
+    upper = torch.where(lossless, 1.0, torch.where(slack, tables.most, edges[:, 1]))
+    apart = (upper > lower) & (upper < torch.inf)
     return Found(lower, upper, lossless, whole, slack, done & (apart | lossless | whole))
 
 
-def _budget_step(
-    f: FDivergence, s: Sums, lower: PerRow, upper: PerRow, over: PerRow
-) -> tuple[PerRow, PerRow]:
+def _budget_step(f: FDivergence, s: Sums, edges: Pairs, over: PerRow) -> Pairs:
     """Return the edges at which the linearised L, U and D agree."""
-    down, up = f.centred_slope(lower), f.centred_slope(upper)
-    wanted = (over - down * s.lifted + up * s.cut) / (up - down)
-    mean = (s.lifted + s.cut) / 2
+    down, up = f.centred_slope(edges).unbind(-1)
+    lifted, cut = s.moved.unbind(-1)
+    wanted = (over - down * lifted + up * cut) / (up - down)
+    mean = (lifted + cut) / 2
     # at the start both slopes are 0 and the step is undefined: halve instead
     wanted = torch.where(torch.isfinite(wanted) & (wanted > 0.05 * mean), wanted, 0.3 * mean)
-    a = (lower + (wanted - s.lifted) / s.q_low).clamp(max=1.0)
-    b = (upper - (wanted - s.cut) / s.q_high).clamp(min=1.0)
-    return a, b
+    step = (wanted[:, None] - s.moved) / s.mass
+    return torch.stack(
+        [(edges[:, 0] + step[:, 0]).clamp(max=1.0), (edges[:, 1] - step[:, 1]).clamp(min=1.0)], -1
+    )
 
 
-def _near(tables: Tables, delta: PerRow) -> tuple[PerRow, PerRow]:
+def _near(tables: Tables, delta: PerRow) -> Pairs:
     """Return edges to start from: those of a curvature f″(1), with a ratio beyond each."""
     curvature = tables.generator.curvature(torch.ones_like(delta[:1]))
     width = STARTING_WIDTH * (2 * delta / curvature).sqrt()
     upper = torch.minimum(width.exp(), tables.most**STARTING_SHARE)
     lower = torch.maximum((-width / 2).exp(), tables.least**STARTING_SHARE)
-    return lower.clamp(max=1.0), upper.clamp(min=1.0)
+    return torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
 
 
 def _for_price(tables: Tables, price: PerRow) -> Found:
@@ -202,37 +205,47 @@ def _for_price(tables: Tables, price: PerRow) -> Found:
     lossless, whole = torch.isinf(price), (price <= 1 / end) & (tables.leaked == 0)
     ready = lossless | whole
     hopeless = (price < LEAST_PRICE) & ~ready
-    least = f.ratio_at(f.slope_at_one - width)
-    most = torch.ones_like(least)
-    middle = f.ratio_at(f.slope_at_one - width / 2)
-    lower = torch.where(middle > least, middle, (least + most) / 2)
-    upper, q_high = most, torch.zeros_like(most)
+    least = torch.ones_like(price)
+    most = torch.minimum(f.ratio_at(f.slope_at_one + width), tables.most).clamp(min=1.0)
+    middle = f.ratio_at(f.slope_at_one + width / 2)
+    upper = torch.minimum(middle, tables.most**STARTING_SHARE).clamp(min=1.0)
+    lower = _partner(f, upper, width)
     for step in range(2 * MOST_STEPS):
-        upper = _partner(f, lower, width)
+        # beyond the largest ratio with mass left over, the path may have ended
+        hopeless = hopeless | ((tables.leaked > 0) & (upper >= tables.most) & ~ready)
         if bool((ready | hopeless).all()):
             break
-        s = tables.sums(lower, upper)
-        error = s.lifted - s.cut
-        steepness = s.q_low + s.q_high * _partner_slope(f, lower, upper)
-        newton = lower - error / steepness
+        s = tables.sums(torch.stack([lower, upper], -1))
+        error = s.moved[:, 0] - s.moved[:, 1]
+        newton = _price_step(f, s, lower, upper, error)
         close = error.abs() <= CLOSE
-        tiny = (newton - lower).abs() <= POLISH * lower
-        most, least = torch.where(error > 0, lower, most), torch.where(error < 0, lower, least)
-        usable = (newton > least) & (newton < most) & (step % 5 != 4)
-        moved = torch.where(usable, newton, (least + most) / 2)
-        q_high = torch.where(ready, q_high, s.q_high)
-        lower = torch.where(ready | (close & ~(tiny & usable)), lower, moved)
+        most, least = torch.where(error > 0, upper, most), torch.where(error < 0, upper, least)
+        usable = (newton > least) & (newton < most)
+        tiny = usable & ((newton - upper).abs() <= POLISH * upper)
+        if step % 5 == 4:  # halve now and then, should Newton crawl
+            usable = usable & close
+        moved = torch.where(usable, newton, (least * most).sqrt())
+        upper = torch.where(ready | (close & ~tiny), upper, moved)
+        lower = _partner(f, upper, width)
         ready = ready | close
-    slack = whole | ((tables.leaked > 0) & (q_high <= 0))
-    return _found(tables, lower, upper, lossless, whole, slack, ready & ~hopeless)
+    edges = torch.stack([lower, upper], -1)
+    return _found(tables, edges, lossless, whole, whole, ready & ~hopeless)
 
 
-def _partner(f: FDivergence, lower: PerRow, width: PerRow) -> PerRow:
-    """Return b with f′(b) = f′(a) + 1/λ."""
-    return f.ratio_at(f.slope(lower) + width).clamp(min=1.0, max=NO_EDGE)
+def _partner(f: FDivergence, upper: PerRow, width: PerRow) -> PerRow:
+    """Return a with f′(a) = f′(b) − 1/λ, 0 where f′ does not fall so low.
+
+    Found from b and not b from a: where f′(∞) is finite, b depends on the last digits of a.
+    """
+    return f.ratio_at(f.slope(upper) - width).clamp(max=1.0)
 
 
-def _partner_slope(f: FDivergence, lower: PerRow, upper: PerRow) -> PerRow:
-    """Return db/da = f″(a)/f″(b), 0 where there is no upper edge."""
-    slope = f.curvature(lower.clamp(min=SAFE_RATIO)) / f.curvature(upper)
-    return torch.where((upper < NO_EDGE) & torch.isfinite(slope), slope, 0.0)
+def _price_step(f: FDivergence, s: Sums, lower: PerRow, upper: PerRow, error: PerRow) -> PerRow:
+    """Return b after a Newton step: in f′(b), in which large steps go far; a small one in b."""
+    above, below = f.curvature(upper), f.curvature(lower.clamp(min=SAFE_RATIO))
+    rise = s.mass[:, 0] / below
+    rise = s.mass[:, 1] / above + torch.where((lower > 0) & torch.isfinite(rise), rise, 0.0)
+    back = error / rise
+    small = upper - back / above
+    near = (small - upper).abs() <= NEAR * upper
+    return torch.where(near, small, f.ratio_at(f.slope(upper) - back))

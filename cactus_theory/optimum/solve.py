@@ -99,7 +99,8 @@ class Band:
         accepted = torch.minimum(geometry.p, rows, out=out).sum(-1)
         generated, spent = geometry.measure(rows)
         price = geometry.price(edges.lower, edges.upper, spent)
-        price = torch.where(edges.lossless, geometry.lossless_price(), price)
+        if bool(edges.lossless.any()):
+            price = torch.where(edges.lossless, geometry.lossless_price(), price)
         gap = geometry.bound(edges, generated) - accepted
         exact = edges.lossless | edges.slack
         return (
