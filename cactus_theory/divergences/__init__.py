@@ -48,6 +48,9 @@ __all__ = [
     "register_divergence",
 ]
 
+NAMES: tuple[str, ...]
+EXAMPLES: tuple[str, ...]
+
 
 def __getattr__(name: str) -> Any:
     """Return NAMES and EXAMPLES as registered at the time of asking."""
