@@ -49,7 +49,7 @@ class PerProposalProgram:
 def two_point_cost(raised: Any, q_n: Any, f: FDivergence) -> torch.Tensor:
     """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)), the least D of any row with h_n = γ."""
     raised, q_n = (torch.as_tensor(x, dtype=torch.float64) for x in (raised, q_n))
-    return f.two_points(raised, q_n)
+    return f.two_points(raised, q_n)[0]
 
 
 def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 0.0) -> float:

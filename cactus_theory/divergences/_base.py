@@ -134,7 +134,10 @@ class FDivergence(Divergence):
         raise NotImplementedError
 
     def curvature(self, t: Tensor) -> Tensor:
-        """Return f″(t), by a central difference of f′ good to about nine digits."""
+        """Return f″(t), here by a central difference of f′ good to about nine digits.
+
+        Only speed depends on it: a class may give it exactly.
+        """
         step = CURVATURE_STEP * t
         return (self.slope(t + step) - self.slope(t - step)) / (2 * step)
 
@@ -159,14 +162,15 @@ class FDivergence(Divergence):
         ratio = self.slope_inverse(torch.where(inside, y, self.slope_at_one))
         return torch.where(inside, ratio, torch.where(y >= high, torch.inf, 0.0))
 
-    def two_points(self, raised: Tensor, q_n: Tensor) -> Tensor:
-        """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)), the least D of any row with h_n = γ."""
-        rest = 1 - q_n
-        return q_n * self.centred(raised / q_n) + rest * self.centred((1 - raised) / rest)
+    def two_points(self, raised: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)) and its derivative in γ.
 
-    def two_points_slope(self, raised: Tensor, q_n: Tensor) -> Tensor:
-        """Return the derivative of :meth:`two_points` in γ."""
-        return self.slope(raised / q_n) - self.slope((1 - raised) / (1 - q_n))
+        That is the least D of any row with h_n = γ.
+        """
+        rest = 1 - q_n
+        up, down = raised / q_n, (1 - raised) / rest
+        value = q_n * self.centred(up) + rest * self.centred(down)
+        return value, self.slope(up) - self.slope(down)
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         """Return D(emitted‖target) of rows (..., V) as float64 (...)."""

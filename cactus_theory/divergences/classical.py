@@ -30,6 +30,12 @@ class KL(FDivergence):
     def slope_inverse(self, y: Tensor) -> Tensor:
         return (y - 1).exp()
 
+    def ratio_at(self, y: Tensor) -> Tensor:
+        return self.slope_inverse(y)  # f′ takes every value
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return 1 / t
+
 
 @register_divergence
 class ReverseKL(FDivergence):
@@ -48,6 +54,9 @@ class ReverseKL(FDivergence):
 
     def slope_inverse(self, y: Tensor) -> Tensor:
         return -1 / y
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return t**-2
 
 
 @register_divergence
@@ -87,6 +96,9 @@ class PearsonChi2(FDivergence):
     def slope_inverse(self, y: Tensor) -> Tensor:
         return 1 + y / 2
 
+    def curvature(self, t: Tensor) -> Tensor:
+        return torch.full_like(t, 2.0)
+
 
 @register_divergence
 class NeymanChi2(FDivergence):
@@ -105,6 +117,9 @@ class NeymanChi2(FDivergence):
     def slope_inverse(self, y: Tensor) -> Tensor:
         return (1 - y) ** -0.5
 
+    def curvature(self, t: Tensor) -> Tensor:
+        return 2 * t**-3
+
 
 @register_divergence
 class SquaredHellinger(FDivergence):
@@ -122,6 +137,9 @@ class SquaredHellinger(FDivergence):
 
     def slope_inverse(self, y: Tensor) -> Tensor:
         return (1 - y) ** -2
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return t**-1.5 / 2
 
 
 @register_divergence
@@ -144,3 +162,6 @@ class JensenShannon(FDivergence):
     def slope_inverse(self, y: Tensor) -> Tensor:
         doubled = (2 * y).exp()
         return doubled / (2 - doubled)
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return 0.5 / (t * (1 + t))

@@ -48,6 +48,9 @@ class Alpha(FDivergence):
     def slope_inverse(self, y: Tensor) -> Tensor:
         return (1 + (self.a - 1) * y) ** (1 / (self.a - 1))
 
+    def curvature(self, t: Tensor) -> Tensor:
+        return t ** (self.a - 2)
+
 
 @register_divergence
 @dataclass(frozen=True)

@@ -53,35 +53,28 @@ class Found:
     done: Bool[Tensor, "rows"]
 
 
-@dataclass(frozen=True)
-class Sums:
-    """What lies beyond the edges (a, b): masses of q, L and U + P₀, each (R, 2).
-
-    ``cost`` is Σ q f(p/q) over the tokens between the edges, (R,).
-    """
-
-    mass: Pairs
-    moved: Pairs
-    cost: PerRow
-
-
 class Tables:
     """Ratios and weights of float64 rows (R, V) in reused memory, ready for masked sums."""
 
-    def __init__(self, q: Rows, p: Rows, f: FDivergence) -> None:
+    def __init__(self, q: Rows, p: Rows, f: FDivergence, costs: bool = True) -> None:
         shape, device = q.shape, q.device
         ratio = torch.div(p, q, out=scratch("newton.ratio", shape, device=device))
-        weights = scratch("newton.weights", (shape[0], 3, shape[1]), device=device)
+        weights = scratch("newton.weights", (shape[0], 2 + costs, shape[1]), device=device)
         self.generator, self.ratio, self.weights = f, ratio, weights
         weights[:, 0], weights[:, 1] = q, p
         self.leaked = torch.zeros_like(q[:, 0])
         if not bool(ratio.amax() < torch.inf):  # NaN, for 0/0, is caught as well
             self._set_zeros_apart(p)
         self.least, self.most = ratio.amin(-1), ratio.amax(-1)
-        cost = f.centred(ratio, out=scratch("newton.masks", (2, *shape), device=device)[0])
+        if costs:
+            self._add_costs()
+
+    def _add_costs(self) -> None:
+        shape, weights = self.ratio.shape, self.weights
+        memory = scratch("newton.masks", (2, *shape), device=self.ratio.device)[0]
+        cost = self.generator.centred(self.ratio, out=memory)
         cost = torch.mul(weights[:, 0], cost, out=weights[:, 2])
-        self.total = cost.sum(-1)
-        self.finite = self.total
+        self.total = self.finite = cost.sum(-1)
         if not bool((self.total < torch.inf).all()):
             # f(0) = ∞ at tokens that the draft excludes: they are lifted at any a > 0
             cost[~torch.isfinite(cost)] = 0.0
@@ -93,16 +86,13 @@ class Tables:
         self.ratio[outside] = 1.0
         self.weights[:, :2].masked_fill_(outside[:, None], 0.0)
 
-    def sums(self, edges: Pairs) -> Sums:
-        """Return the masked sums at the edges."""
+    def sums(self, edges: Pairs) -> tuple[Pairs, ...]:
+        """Return Σ q, Σ p and Σ q f(p/q) of what lies below a and of what lies above b."""
         rows, _, vocab = self.weights.shape
         masks = scratch("newton.masks", (rows, 2, vocab), device=self.ratio.device)
         torch.lt(self.ratio, edges[:, :1], out=masks[:, 0])
         torch.gt(self.ratio, edges[:, 1:], out=masks[:, 1])
-        mass, drafted, cost = torch.bmm(self.weights, masks.transpose(1, 2)).unbind(1)
-        moved = edges * mass - drafted
-        moved = torch.stack([moved[:, 0], self.leaked - moved[:, 1]], -1)
-        return Sums(mass, moved, self.finite - cost.sum(-1))
+        return torch.bmm(self.weights, masks.transpose(1, 2)).unbind(1)
 
 
 def newton_for_budget(q: Rows, p: Rows, f: FDivergence, delta: PerRow) -> Found:
@@ -112,7 +102,7 @@ def newton_for_budget(q: Rows, p: Rows, f: FDivergence, delta: PerRow) -> Found:
 
 def newton_for_price(q: Rows, p: Rows, f: FDivergence, price: PerRow) -> Found:
     """Return the bands at which one more unit of ``f`` buys ``price``, float64 rows (R, V)."""
-    return _by_parts(q, lambda at: _for_price(Tables(q[at], p[at], f), price[at]))
+    return _by_parts(q, lambda at: _for_price(Tables(q[at], p[at], f, costs=False), price[at]))
 
 
 def _by_parts(q: Rows, find: Callable[[slice], Found]) -> Found:
@@ -143,18 +133,19 @@ def _for_budget(tables: Tables, delta: PerRow) -> Found:
     for step in range(MOST_STEPS):
         if bool((ready | hopeless).all()):
             break
-        s = tables.sums(edges)
-        over = s.cost + (s.mass * f.centred(edges)).sum(-1) - delta
-        close = over.abs() + (s.moved[:, 0] - s.moved[:, 1]).abs() <= CLOSE * (1 + delta)
-        new = _budget_step(f, s, edges, over)
+        mass, drafted, cost = tables.sums(edges)
+        moved = edges * mass - drafted  # L and −U
+        over = tables.finite - delta + (mass * f.centred(edges) - cost).sum(-1)
+        close = over.abs() + (moved.sum(-1) - tables.leaked).abs() <= CLOSE * (1 + delta)
+        new = _budget_step(f, mass, moved, tables.leaked, edges, over)
         tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
         if step >= UNDAMPED and step % 2 == 0:  # a step may hop to and fro over a ratio
             new = torch.where(tiny[:, None], new, (new + edges) / 2)
-        usable = (new > 0) & (new < torch.inf) & (s.mass > 0)
+        usable = (new > 0) & (new < torch.inf) & (mass > 0)
         # no token below a: halve it. None above b: leave it
         new = torch.where(usable, new, edges * edges.new_tensor([0.5, 1.0]))
         # beyond the largest ratio with mass left over, the path may have ended
-        hopeless = hopeless | ((tables.leaked > 0) & (s.mass[:, 1] <= 0) & ~ready)
+        hopeless = hopeless | ((tables.leaked > 0) & (mass[:, 1] <= 0) & ~ready)
         edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
         ready = ready | close
     return _found(tables, edges, lossless, whole, whole, ready & ~hopeless)
@@ -176,17 +167,19 @@ def _found(
     return Found(lower, upper, lossless, whole, slack, done & (apart | lossless | whole))
 
 
-def _budget_step(f: FDivergence, s: Sums, edges: Pairs, over: PerRow) -> Pairs:
-    """Return the edges at which the linearised L, U and D agree."""
+def _budget_step(
+    f: FDivergence, mass: Pairs, moved: Pairs, leaked: PerRow, edges: Pairs, over: PerRow
+) -> Pairs:
+    """Return the edges at which the linearised L, U + P₀ and D agree."""
     down, up = f.centred_slope(edges).unbind(-1)
-    lifted, cut = s.moved.unbind(-1)
+    lifted, cut = moved[:, 0], leaked - moved[:, 1]
     wanted = (over - down * lifted + up * cut) / (up - down)
     mean = (lifted + cut) / 2
     # at the start both slopes are 0 and the step is undefined: halve instead
     wanted = torch.where(torch.isfinite(wanted) & (wanted > 0.05 * mean), wanted, 0.3 * mean)
-    step = (wanted[:, None] - s.moved) / s.mass
+    step = torch.stack([wanted - lifted, cut - wanted], -1) / mass
     return torch.stack(
-        [(edges[:, 0] + step[:, 0]).clamp(max=1.0), (edges[:, 1] - step[:, 1]).clamp(min=1.0)], -1
+        [(edges + step)[:, 0].clamp(max=1.0), (edges + step)[:, 1].clamp(min=1.0)], -1
     )
 
 
@@ -209,43 +202,43 @@ def _for_price(tables: Tables, price: PerRow) -> Found:
     most = torch.minimum(f.ratio_at(f.slope_at_one + width), tables.most).clamp(min=1.0)
     middle = f.ratio_at(f.slope_at_one + width / 2)
     upper = torch.minimum(middle, tables.most**STARTING_SHARE).clamp(min=1.0)
-    lower = _partner(f, upper, width)
+    edges = _with_partner(f, upper, width)
     for step in range(2 * MOST_STEPS):
+        upper = edges[:, 1]
         # beyond the largest ratio with mass left over, the path may have ended
         hopeless = hopeless | ((tables.leaked > 0) & (upper >= tables.most) & ~ready)
         if bool((ready | hopeless).all()):
             break
-        s = tables.sums(torch.stack([lower, upper], -1))
-        error = s.moved[:, 0] - s.moved[:, 1]
-        newton = _price_step(f, s, lower, upper, error)
-        close = error.abs() <= CLOSE
-        most, least = torch.where(error > 0, upper, most), torch.where(error < 0, upper, least)
-        usable = (newton > least) & (newton < most)
-        tiny = usable & ((newton - upper).abs() <= POLISH * upper)
+        mass, drafted = tables.sums(edges)
+        error = (edges * mass - drafted).sum(-1) - tables.leaked
+        new, size = _price_step(f, mass, edges, error)
+        above, close = error > 0, error.abs() <= CLOSE
+        most, least = torch.where(above, upper, most), torch.where(above, least, upper)
+        usable = (new > least) & (new < most)
+        tiny = usable & (size <= POLISH)
         if step % 5 == 4:  # halve now and then, should Newton crawl
             usable = usable & close
-        moved = torch.where(usable, newton, (least * most).sqrt())
-        upper = torch.where(ready | (close & ~tiny), upper, moved)
-        lower = _partner(f, upper, width)
-        ready = ready | close
-    edges = torch.stack([lower, upper], -1)
+        new = torch.where(usable, new, (least * most).sqrt())
+        new = torch.where(ready | (close & ~tiny), upper, new)
+        edges, ready = _with_partner(f, new, width), ready | close
     return _found(tables, edges, lossless, whole, whole, ready & ~hopeless)
 
 
-def _partner(f: FDivergence, upper: PerRow, width: PerRow) -> PerRow:
-    """Return a with f′(a) = f′(b) − 1/λ, 0 where f′ does not fall so low.
+def _with_partner(f: FDivergence, upper: PerRow, width: PerRow) -> Pairs:
+    """Return (a, b) with f′(a) = f′(b) − 1/λ; a is 0 where f′ does not fall so low.
 
     Found from b and not b from a: where f′(∞) is finite, b depends on the last digits of a.
     """
-    return f.ratio_at(f.slope(upper) - width).clamp(max=1.0)
+    return torch.stack([f.ratio_at(f.slope(upper) - width).clamp(max=1.0), upper], -1)
 
 
-def _price_step(f: FDivergence, s: Sums, lower: PerRow, upper: PerRow, error: PerRow) -> PerRow:
-    """Return b after a Newton step: in f′(b), in which large steps go far; a small one in b."""
-    above, below = f.curvature(upper), f.curvature(lower.clamp(min=SAFE_RATIO))
-    rise = s.mass[:, 0] / below
-    rise = s.mass[:, 1] / above + torch.where((lower > 0) & torch.isfinite(rise), rise, 0.0)
-    back = error / rise
-    small = upper - back / above
-    near = (small - upper).abs() <= NEAR * upper
-    return torch.where(near, small, f.ratio_at(f.slope(upper) - back))
+def _price_step(f: FDivergence, mass: Pairs, edges: Pairs, error: PerRow) -> tuple[PerRow, PerRow]:
+    """Return b after a Newton step, in f′(b), in which large steps go far; a small one in b.
+
+    Also the step's size relative to b.
+    """
+    upper, curvature = edges[:, 1], f.curvature(edges.clamp(min=SAFE_RATIO))
+    back = error / (mass / curvature).nansum(-1)  # no mass below a = 0, where f″ may be 0
+    step = back / curvature[:, 1]
+    size = step.abs() / upper
+    return torch.where(size <= NEAR, upper - step, f.ratio_at(f.slope(upper) - back)), size

@@ -55,8 +55,4 @@ class CactusExact(PerProposal):
 
 def raise_to_budget(f: FDivergence, q_n: Values, delta: Values) -> Values:
     """Return the largest γ in [q_n, 1] whose two-point divergence is within ``delta``."""
-
-    def evaluate(gamma: Tensor) -> tuple[Tensor, Tensor]:
-        return f.two_points(gamma, q_n), f.two_points_slope(gamma, q_n)
-
-    return convex_root(evaluate, torch.ones_like(q_n), q_n, delta)
+    return convex_root(lambda gamma: f.two_points(gamma, q_n), torch.ones_like(q_n), q_n, delta)

@@ -151,8 +151,8 @@ MUTATIONS = tuple(
         ("policies/cactus.py", "(1 - q_n) * q_n", "(1 + q_n) * q_n"),
         (
             "divergences/_base.py",
-            "q_n * self.centred(raised / q_n) + rest",
-            "q_n * self.centred(raised / q_n) - rest",
+            "q_n * self.centred(up) + rest",
+            "q_n * self.centred(up) - rest",
         ),
         ("policies/band.py", "torch.maximum(p, lower * q)", "torch.minimum(p, lower * q)"),
         (
