@@ -11,6 +11,7 @@ CORE = (
     "tests/optimum/test_promises.py::test_ordinary_rows",
     "tests/optimum/test_promises.py::test_delta_price_and_acceptance",
     "tests/optimum/test_promises.py::test_price_is_what",
+    "tests/optimum/test_two_ways.py::test_a_target_truncated",
     "tests/test_divergences.py",
     "tests/test_emitted.py::test_audit",
     "tests/test_emitted.py::test_fast_law_equals_enumeration_on_rough_rows",

@@ -77,7 +77,7 @@ MUTATIONS = tuple(
             "down, up = f.centred_slope(edges)",
             "up, down = f.centred_slope(edges)",
         ),
-        ("optimum/newton.py", "self.leaked - moved[:, 1]", "-moved[:, 1]"),
+        ("optimum/newton.py", "(moved.sum(-1) - tables.leaked).abs()", "moved.sum(-1).abs()"),
         ("optimum/solve.py", "left = (~found.done)", "left = (found.done)"),
         # policies
         (
