@@ -1,8 +1,8 @@
 """How many draft tokens may a speculative sampler accept, and what does it cost in fidelity?"""
 
-from cactus_theory.band import Frontier, OptimalAcceptance, frontier, optimal_acceptance
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import divergence, register_divergence
 from cactus_theory.emitted import Audit, audit, emitted_law
+from cactus_theory.optimum import Frontier, OptimalAcceptance, frontier, optimal_acceptance
 from cactus_theory.policies import Budget, Declaration, Policy, policies, policy, register
 from cactus_theory.policies._custom import rule
 from cactus_theory.verify import ChainVerdict, verify_chain
@@ -23,6 +23,7 @@ __all__ = [
     "policies",
     "policy",
     "register",
+    "register_divergence",
     "rule",
     "verify_chain",
 ]

@@ -56,13 +56,15 @@ def check_probabilities(name: str, probs: Tensor) -> None:
         raise ValueError(f"{name}: needs a last axis of at least one token; got {describe(probs)}")
     if probs.is_cuda or probs.numel() == 0:
         return
-    bad = ~torch.isfinite(probs)
-    if bad.any():
-        at = _first(bad)
-        raise ValueError(f"{name}: entries must be finite; got {probs[at].item()} at index {at}")
-    bad = probs < 0
-    if bad.any():
-        at = _first(bad)
+    least, most = probs.aminmax()
+    if not bool((least >= 0) & (most < torch.inf)):  # NaN is both least and most
+        bad = ~torch.isfinite(probs)
+        if bad.any():
+            at = _first(bad)
+            raise ValueError(
+                f"{name}: entries must be finite; got {probs[at].item()} at index {at}"
+            )
+        at = _first(probs < 0)
         raise ValueError(
             f"{name}: entries must not be negative; got {probs[at].item()} at index {at}"
         )
@@ -113,6 +115,8 @@ def probability_rows(target_probs: ArrayLike, draft_probs: ArrayLike) -> tuple[T
     check_pair(target, draft, names)
     check_probabilities(names[0], target)
     check_probabilities(names[1], draft)
+    if target.shape == draft.shape:
+        return normalised(target), normalised(draft)
     try:
         shape = torch.broadcast_shapes(target.shape, draft.shape)
     except RuntimeError:

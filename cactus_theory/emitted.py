@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.band import Geometry, solve_band
-from cactus_theory.divergences import EXAMPLES, Divergence
+from cactus_theory.divergences import Divergence, examples
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum import geometry_of, solve_band
 from cactus_theory.policies import Declaration, Policy
 
 # A budget counts as held if exceeded by no more than rounding of a sum over the vocabulary.
@@ -85,7 +85,7 @@ def audit(
     q, p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
     law = rule.emitted(q, p)
     accepted = (p * rule.keep(q, p)).sum(-1)
-    values = {spec: find_divergence(spec).value(law, q) for spec in EXAMPLES}
+    values = {spec: find_divergence(spec).value(law, q) for spec in examples()}
     values.setdefault(reference.spec, reference.value(law, q))
     spent, over = _spent(rule, q, p, law)
     budget = rule.declares.budget
@@ -132,11 +132,12 @@ def _optima(
     q: Tensor, p: Tensor, kind: Divergence, spent: Tensor, accepted: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the best acceptance at ``spent`` and the least divergence at ``accepted``."""
-    geometry = Geometry(q, p, kind, "target")
+    geometry = geometry_of(q, p, kind)
     equal_spend = solve_band(geometry, "delta", spent.clamp(min=0.0))
-    reachable = 1 - geometry.path.smallest
+    reachable = geometry.reachable
     equal_acceptance = solve_band(geometry, "acceptance", torch.minimum(accepted, reachable))
-    least = torch.where(equal_acceptance.strict, 0.0, kind.value(equal_acceptance.rows(), q))
+    lossless = equal_acceptance.edges.lossless
+    least = torch.where(lossless, 0.0, kind.value(equal_acceptance.rows(), q))
     beyond = accepted > reachable + BUDGET_TOLERANCE
     return torch.minimum(p, equal_spend.rows()).sum(-1), torch.where(beyond, torch.nan, least)
 

@@ -2,7 +2,7 @@
 
 Rows are logged along text that the target wrote; each policy is then evaluated on them
 exactly, nothing is sampled. The band at a constant price is the lower envelope: no rule of
-one position has less mean KL at the same mean acceptance (theorem in ``cactus_theory.band``).
+one position has less mean KL at the same mean acceptance (theorem in ``cactus_theory.optimum``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.band import Geometry, solve_band
 from cactus_theory.emitted import BUDGET_TOLERANCE, proposal_costs
 from cactus_theory.policies import Policy
 
@@ -149,12 +148,11 @@ class Envelope:
     @classmethod
     def of(cls, q: Rows, p: Rows, prices: tuple[float, ...]) -> Envelope:
         """Return the envelope solved at ``prices``, in falling order."""
-        geometry = Geometry(q, p, ct.divergence("kl"), "target")
         accepted, spent = [], []
         for price in prices:
-            point = solve_band(geometry, "price", torch.full_like(q[:, 0], price)).point
-            accepted.append(1 - point.rejection.mean().item())
-            spent.append(point.divergence.mean().item())
+            best = ct.optimal_acceptance(q, p, price=price)
+            accepted.append(best.acceptance.mean().item())
+            spent.append(best.divergence.mean().item())
         points = np.array([prices, accepted, spent])
         # once every row is the draft's own, a lower price changes nothing
         rises = (np.diff(points[1:], prepend=-np.inf) > 0).all(0)

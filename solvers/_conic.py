@@ -1,128 +1,23 @@
 r"""Write D(h‖q) ≤ δ for a conic solver, in variables that are all of order one.
 
-The row is :math:`h = s ∘ w` on the tokens with q > 0, plus a total mass z on the tokens
-with q = 0 (identically 0 unless the program allows it and f′(∞) < ∞). Solvers see w, whose
-entries are near one when s is near h; in plain h a vocabulary of a thousand tokens fails.
-With c = s/q the left-hand sides are :math:`Σ q f(c w) + f'(∞) z`, written with the atoms
-that cvxpy knows. The forms follow from the generators in :mod:`cactus_theory.divergences`.
+A budget is Σ q f(h/q) + f′(∞) z of its generator against the generator's budget; a class may
+have a form of its own, entered by :func:`budget_of`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 
-from cactus_theory import _arguments as check
-from cactus_theory.divergences import Divergence, FDivergence, MaxDivergence, Renyi
+from cactus_theory.divergences import Divergence, MaxDivergence, Renyi
+from solvers._left_sides import left_side, power, power_weights
+from solvers._scaled import Scaled
 
-# Exponents a with at most this denominator become a few second-order cones per token.
-LARGEST_DENOMINATOR = 64
 # e^x overflows float64 from 709.8; a budget beyond it binds nowhere.
 LARGEST_EXPONENT = 700.0
-
-
-def cvxpy() -> Any:
-    """Return the cvxpy module, or say which extra brings it."""
-    return check.optional_module("cvxpy", "solvers")
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """The row of a program: h = s∘w where q > 0, z in total where q = 0; all float64 (m,)."""
-
-    q: np.ndarray
-    s: np.ndarray
-    w: Any
-    z: Any = 0.0
-
-    @property
-    def h(self) -> Any:
-        """Return h where q > 0, as a cvxpy expression."""
-        return _times(self.s, self.w)
-
-    @property
-    def total(self) -> Any:
-        """Return Σh over the whole vocabulary."""
-        return self.s @ self.w + self.z
-
-
-def _times(left: np.ndarray, right: Any) -> Any:
-    return cvxpy().multiply(left, right)
-
-
-def _kl(row: Scaled, f: FDivergence) -> Any:
-    return (row.s * np.log(row.s / row.q)) @ row.w - row.s @ cvxpy().entr(row.w)
-
-
-def _reverse_kl(row: Scaled, f: FDivergence) -> Any:
-    return -(row.q @ cvxpy().log(row.w)) - row.q @ np.log(row.s / row.q)
-
-
-def _total_variation(row: Scaled, f: FDivergence) -> Any:
-    return cvxpy().sum(cvxpy().abs(row.h - row.q)) / 2
-
-
-def _pearson_chi2(row: Scaled, f: FDivergence) -> Any:
-    root = np.sqrt(row.q)
-    return cvxpy().sum_squares(_times(row.s / root, row.w) - root)
-
-
-def _neyman_chi2(row: Scaled, f: FDivergence) -> Any:
-    inverse = cvxpy().inv_pos(row.w)
-    return row.s @ row.w - 2 * row.q.sum() + (row.q**2 / row.s) @ inverse
-
-
-def _squared_hellinger(row: Scaled, f: FDivergence) -> Any:
-    overlap = np.sqrt(row.q * row.s) @ cvxpy().sqrt(row.w)
-    return row.s @ row.w + row.q.sum() - 2 * overlap
-
-
-def _jensen_shannon(row: Scaled, f: FDivergence) -> Any:
-    # ½Σ[rel_entr(h, m) + rel_entr(q, m)], m = (h + q)/2; rel_entr is homogeneous, so its
-    # arguments are divided by s and by q
-    mine = cvxpy().rel_entr(row.w, (row.w + row.q / row.s) / 2)
-    theirs = cvxpy().log((_times(row.s / row.q, row.w) + 1) / 2)
-    return (row.s @ mine - row.q @ theirs) / 2
-
-
-def _power(w: Any, a: float) -> Any:
-    """Return w^a: second-order cones for simple fractions, else power cones.
-
-    cvxpy would round other exponents to a fraction, which moves D by 1e-6.
-    """
-    if Fraction(a).limit_denominator(LARGEST_DENOMINATOR) == Fraction(a):
-        return cvxpy().power(w, a)
-    return cvxpy().power(w, a, approx=False)
-
-
-def _power_weights(row: Scaled, a: float) -> np.ndarray:
-    """Return q^{1−a} s^a, the weights of the power sum Σ h^a q^{1−a}."""
-    return row.q * (row.s / row.q) ** a
-
-
-def _alpha(row: Scaled, f: Any) -> Any:
-    a, gain = f.a, 1 / (f.a * (f.a - 1))
-    powers = (gain * _power_weights(row, a)) @ _power(row.w, a)
-    return powers + gain * ((a - 1) * row.q.sum() - a * (row.s @ row.w))
-
-
-_LEFT_SIDES = {
-    "kl": _kl,
-    "reverse_kl": _reverse_kl,
-    "total_variation": _total_variation,
-    "pearson_chi2": _pearson_chi2,
-    "neyman_chi2": _neyman_chi2,
-    "squared_hellinger": _squared_hellinger,
-    "jensen_shannon": _jensen_shannon,
-    "alpha": _alpha,
-}
-
-
-def left_side(row: Scaled, kind: FDivergence) -> Any:
-    """Return Σ q f(h/q) over the tokens with q > 0, a convex expression."""
-    return _LEFT_SIDES[kind.name](row, kind)
 
 
 @dataclass(frozen=True)
@@ -160,6 +55,67 @@ class Budget:
         return float(np.sum(total.dual_value)) + self.tilt * self.slope
 
 
+Form = Callable[[Scaled, Any, float], Budget]
+_FORMS: dict[type[Divergence], Form] = {}
+
+
+def budget_of(kind: type[Divergence]) -> Callable[[Form], Form]:
+    """Enter a function of (row, divergence, delta) as the form of a class's budget."""
+
+    def enter(form: Form) -> Form:
+        _FORMS[kind] = form
+        return form
+
+    return enter
+
+
+def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:
+    """Return D(h‖q) ≤ ``delta`` as cvxpy constraints; none at all for an infinite budget.
+
+    Raises
+    ------
+    ValueError
+        No form is known for this divergence.
+    """
+    if math.isinf(delta):
+        return Budget([], delta)
+    return _FORMS.get(type(kind), _generated)(row, kind, delta)
+
+
+def generator_budget(kind: Divergence, delta: float) -> float:
+    """Return the generator's budget that says D ≤ ``delta``."""
+    return float(kind.to_generator(torch.tensor(delta, dtype=torch.float64)))
+
+
+def most_of(kind: Divergence, delta: float) -> float:
+    """Return the ratio h/q that a pointwise budget allows, finite."""
+    ceiling = float(kind.ceiling(torch.tensor(delta, dtype=torch.float64)))
+    return min(ceiling, math.exp(LARGEST_EXPONENT))
+
+
+def _generated(row: Scaled, kind: Divergence, delta: float) -> Budget:
+    """Return the budget of the generator; its price converts as the optimum's does."""
+    f = kind.generator
+    if f is None:
+        raise ValueError(
+            f"divergence: must have a budget for cvxpy, entered with "
+            f"@budget_of({type(kind).__name__}) as in solvers/_conic.py; got {kind.spec!r}"
+        )
+    left = left_side(row, f)
+    if not isinstance(row.z, float):
+        left = left + f.slope_at_infinity * row.z
+    one, at = torch.tensor([1.0, delta], dtype=torch.float64)
+    weight = float(kind.price_from_generator(one, at))
+    return Budget([left <= generator_budget(kind, delta)], delta, weight=weight)
+
+
+@budget_of(MaxDivergence)
+def _max_divergence(row: Scaled, kind: MaxDivergence, delta: float) -> Budget:
+    most = most_of(kind, delta) * row.q
+    return Budget([row.w <= most / row.s], delta, weight=most / row.s)
+
+
+@budget_of(Renyi)
 def _renyi_budget(row: Scaled, kind: Renyi, delta: float) -> Budget:
     r"""Return the power-sum form Σ h^a q^{1−a} ≤ R (a > 1) or ≥ R (a < 1), R = e^{(a−1)δ}.
 
@@ -168,7 +124,7 @@ def _renyi_budget(row: Scaled, kind: Renyi, delta: float) -> Budget:
     a = kind.a
     right = math.exp(min((a - 1) * delta, LARGEST_EXPONENT))
     unit = max(right, 1.0)
-    powers = (_power_weights(row, a) / unit) @ _power(row.w, a)
+    powers = (power_weights(row, a) / unit) @ power(row.w, a)
     return Budget(
         [powers <= right / unit if a > 1 else powers >= right / unit],
         delta,
@@ -176,24 +132,3 @@ def _renyi_budget(row: Scaled, kind: Renyi, delta: float) -> Budget:
         multiplier=abs(a * (a - 1)) / unit,
         tilt=1 / (a - 1),
     )
-
-
-def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:
-    """Return D(h‖q) ≤ ``delta`` as cvxpy constraints; none at all for an infinite budget."""
-    if math.isinf(delta):
-        return Budget([], delta)
-    if isinstance(kind, MaxDivergence):
-        most = math.exp(min(delta, LARGEST_EXPONENT)) * row.q
-        return Budget([row.w <= most / row.s], delta, weight=most / row.s)
-    if isinstance(kind, Renyi):
-        return _renyi_budget(row, kind, delta)
-    assert isinstance(kind, FDivergence)
-    left = left_side(row, kind)
-    if isinstance(row.z, float):
-        return Budget([left <= delta], delta)
-    return Budget([left + kind.slope_at_infinity * row.z <= delta], delta)
-
-
-def is_linear(kind: Divergence) -> bool:
-    """Return whether the budget is linear, so that a simplex method solves it exactly."""
-    return kind.name in ("total_variation", "max_divergence")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from solvers import _conic, _program
+from solvers import _program
 from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
 from solvers._quantities import Quantities
 from solvers._rules import BudgetRule, Built, CustomRule, LimitRule, Rule
+from solvers._scaled import Scaled, cvxpy
 from solvers._separable import Lagrangian
 from solvers.per_proposal import raised_ceiling
 
@@ -67,8 +68,8 @@ def _attempt(
     scale: np.ndarray,
     how: tuple[str, dict],
 ) -> _Attempt:
-    cp = _conic.cvxpy()
-    of = Quantities(q, p, _conic.Scaled(q[q > 0], scale, cp.Variable(len(scale), nonneg=True)))
+    cp = cvxpy()
+    of = Quantities(q, p, Scaled(q[q > 0], scale, cp.Variable(len(scale), nonneg=True)))
     built = {rule.name: rule.build(of) for rule in rules}
     total = of.row.total == 1
     constraints = [total, *(c for rule in built.values() for c in rule.constraints)]
@@ -163,7 +164,7 @@ def _strict(
     q: np.ndarray, p: np.ndarray, rules: Sequence[Rule], zero: BudgetRule, started: float
 ) -> dict[str, Any]:
     """Return h = q, the only row within a budget of 0, if it keeps the other rules."""
-    row = _conic.Scaled(q[q > 0], q[q > 0], _conic.cvxpy().Variable(int((q > 0).sum())))
+    row = Scaled(q[q > 0], q[q > 0], cvxpy().Variable(int((q > 0).sum())))
     slacks = {rule.name: rule.build(Quantities(q, p, row)).slack(row.q) for rule in rules}
     broken = [name for name, slack in slacks.items() if slack < -FEASIBILITY]
     if broken:

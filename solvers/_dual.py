@@ -17,8 +17,8 @@ import math
 import numpy as np
 import torch
 
-from cactus_theory.divergences import Divergence, FDivergence, MaxDivergence, Renyi
-from solvers._conic import LARGEST_EXPONENT
+from cactus_theory.divergences import Divergence, FDivergence
+from solvers._conic import generator_budget, most_of
 
 # below it 1/λ may overflow; λ = 0 proves a bound as well
 SMALLEST_SLOPE = 1e-150
@@ -26,11 +26,7 @@ SMALLEST_SLOPE = 1e-150
 
 def _inverse_slope(f: FDivergence, y: float) -> float:
     """Return the ratio where f′ reaches y: 0 below its range, ∞ above it."""
-    if y >= f.slope_at_infinity:
-        return math.inf
-    if y <= float(f.slope(torch.tensor(0.0, dtype=torch.float64))):
-        return 0.0
-    return float(f.slope_inverse(torch.tensor(y, dtype=torch.float64)))
+    return float(f.ratio_at(torch.tensor(y, dtype=torch.float64)))
 
 
 def _costs(f: FDivergence, q: np.ndarray, h: np.ndarray, slope: float) -> np.ndarray:
@@ -79,18 +75,17 @@ def lagrange_bound(
 
     Parameters
     ----------
-    kind : the divergence; Rényi budgets are read as budgets of their alpha divergence.
+    kind : the divergence; its budget is read as that of its generator.
     q, cap : (m,) target and reward caps c on the tokens with q > 0.
     delta : budget, possibly infinite (then λ must be 0).
     multipliers : (λ, μ) of Σ q f(h/q) ≤ its budget and of Σh = 1.
     zero_cap : Σc over tokens with q = 0 if mass may go there, else None.
     """
     slope, mu = multipliers
-    if isinstance(kind, MaxDivergence):
-        return _max_divergence_bound(q, cap, delta, mu)
-    generator = kind.generator if isinstance(kind, Renyi) else kind
-    assert isinstance(generator, FDivergence)
-    amount = _generator_budget(kind, delta)
+    generator = kind.generator
+    if generator is None:
+        return _ceiling_bound(q, cap, most_of(kind, delta), mu)
+    amount = generator_budget(kind, delta)
     if not math.isfinite(amount) or slope < SMALLEST_SLOPE:
         slope = 0.0  # an overflowing budget binds nowhere
     spend = slope * amount if slope else 0.0
@@ -98,14 +93,8 @@ def lagrange_bound(
     return bound if zero_cap is None else bound + _outside(generator, zero_cap, slope, mu)
 
 
-def _generator_budget(kind: Divergence, delta: float) -> float:
-    if isinstance(kind, Renyi):
-        return float(kind.to_alpha(torch.tensor(delta, dtype=torch.float64)))
-    return delta
-
-
-def _max_divergence_bound(q: np.ndarray, cap: np.ndarray, delta: float, mu: float) -> float:
-    """Return μ + Σ sup over 0 ≤ h ≤ min(1, e^δ q), attained at an end or at c."""
-    most = np.minimum(1.0, math.exp(min(delta, LARGEST_EXPONENT)) * q)
+def _ceiling_bound(q: np.ndarray, cap: np.ndarray, ratio: float, mu: float) -> float:
+    """Return μ + Σ sup over 0 ≤ h ≤ min(1, ratio·q), attained at an end or at c."""
+    most = np.minimum(1.0, ratio * q)
     kinks = [np.zeros_like(q), np.minimum(cap, most), most]
     return mu + float(np.max([np.minimum(cap, h) - mu * h for h in kinks], axis=0).sum())

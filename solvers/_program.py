@@ -12,6 +12,7 @@ import torch
 from cactus_theory.divergences import Divergence
 from solvers import _conic
 from solvers._dual import lagrange_bound
+from solvers._scaled import Scaled, cvxpy
 
 # Interior-point answers are good to about 1e-9; the row may overspend by this, in D's unit.
 FEASIBILITY = 1e-7
@@ -50,7 +51,7 @@ class Program:
     delta: float
     q: np.ndarray
     cap: np.ndarray
-    objective: Callable[[_conic.Scaled], Any]
+    objective: Callable[[Scaled], Any]
     zero_cap: float | None = None
 
 
@@ -77,7 +78,7 @@ def divergence_of(kind: Divergence, h: np.ndarray, q: np.ndarray, z: float = 0.0
 
 def believable(problem: Any, solver: str, options: dict) -> bool:
     """Solve ``problem`` without a word; return whether it has values that deserve a check."""
-    cp = _conic.cvxpy()
+    cp = cvxpy()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an inaccurate status: the answer is checked
@@ -98,10 +99,10 @@ def attempts(linear: bool) -> list[tuple[str, dict]]:
 
 def _run(program: Program, scale: np.ndarray, solver: str, options: dict) -> Answer | None:
     """Return one solver's cleaned answer with its bound, or None if it has none."""
-    cp = _conic.cvxpy()
+    cp = cvxpy()
     w = cp.Variable(len(scale), nonneg=True)
     z: Any = 0.0 if program.zero_cap is None else cp.Variable(nonneg=True)
-    row = _conic.Scaled(program.q, scale, w, z)
+    row = Scaled(program.q, scale, w, z)
     budget = _conic.budget(row, program.kind, program.delta)
     total = row.total == 1
     problem = cp.Problem(cp.Maximize(program.objective(row)), [*budget.constraints, total])
@@ -161,7 +162,7 @@ def solve(program: Program, scale: np.ndarray) -> Answer:
         cvxpy is missing.
     """
     faults = []
-    linear = _conic.is_linear(program.kind) or math.isinf(program.delta)
+    linear = program.kind.linear or math.isinf(program.delta)
     for solver, options in attempts(linear):
         answer = _run(program, scale, solver, options)
         fault = _fault(answer, program.delta)

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from cactus_theory import _arguments as check
-from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from solvers import _conic
+from solvers._left_sides import left_side
+from solvers._scaled import Scaled, cvxpy
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Quantities:
 
     q: np.ndarray
     p: np.ndarray
-    row: _conic.Scaled
+    row: Scaled
 
     @property
     def h(self) -> Any:
@@ -41,12 +42,12 @@ class Quantities:
     @property
     def accepted(self) -> Any:
         """Return min(p, h) of each token."""
-        return _conic.cvxpy().minimum(self.p, self.h)
+        return cvxpy().minimum(self.p, self.h)
 
     @property
     def acceptance(self) -> Any:
         """Return Σ min(p, h)."""
-        cp, s = _conic.cvxpy(), self.row.s
+        cp, s = cvxpy(), self.row.s
         return s @ cp.minimum(self.p[self.inside] / s, self.row.w)
 
     @property
@@ -68,9 +69,9 @@ class Quantities:
             A Rényi or the max-divergence: ask for a budget on them instead.
         """
         kind = find_divergence(spec)
-        if not isinstance(kind, FDivergence):
+        if kind.generator is None or not kind.additive:
             raise ValueError(f"divergence: must be an f-divergence here; got {kind.spec!r}")
-        return _conic.left_side(self.row, kind)
+        return left_side(self.row, kind.generator)
 
     def _spread(self, scale: np.ndarray) -> Any:
         """Return scale∘w at the tokens with q > 0 among zeros."""

@@ -4,9 +4,10 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from cactus_theory import _arguments as check
-from cactus_theory.divergences import Divergence, FDivergence, Renyi
+from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 
 
@@ -32,26 +33,21 @@ def token_index(token: Any, vocabulary: int) -> int:
     return int(token)
 
 
-def generator_of(kind: Divergence) -> FDivergence | None:
-    """Return the f-divergence that a budget is about; None for the max-divergence."""
-    generator = kind.generator if isinstance(kind, Renyi) else kind
-    return generator if isinstance(generator, FDivergence) else None
-
-
-def strict_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = False) -> float:
+def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = False) -> float:
     """Return the slope of the best Σ min(p, h) at δ = 0, where h = q; 0 if nothing is gained.
 
     Where p > q > 0 the first bit of divergence has an infinite price, as f is flat at 1. Mass
     on tokens with q = 0, if ``free``, costs f′(∞) − f′(1) each.
     """
     raised = (p > q) & (q > 0)
-    generator = generator_of(kind)
-    if generator is None:
-        return float(q[raised].sum())
+    one, zero = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    f = kind.generator
+    if f is None:
+        return float(kind.ceiling_slope(one)) * float(q[raised].sum())
     if raised.any():
-        return math.inf if generator.smooth else 1.0
+        return 1 / f.kink if f.kink else math.inf
     if not (free and (p[q == 0] > 0).any()):
         return 0.0
-    kink = 0.0 if generator.smooth else 0.5  # total variation falls by ½ where h < q
-    price = 1 / (generator.slope_at_infinity - generator.slope_at_one + kink)
-    return price / kind.a if isinstance(kind, Renyi) else price
+    # with a kink, D falls where h < q by its half as well
+    price = one / (f.slope_at_infinity - f.slope_at_one + f.kink / 2)
+    return float(kind.price_from_generator(price, zero))

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from cactus_theory.divergences import Divergence, MaxDivergence, Renyi
-from solvers import _conic, _rows
+from cactus_theory.divergences import Divergence
+from solvers import _conic
 from solvers._program import divergence_of
 from solvers._quantities import Quantities
+from solvers._scaled import cvxpy
 from solvers._separable import Lagrangian
 
 Dual = float | dict[int, float]
@@ -63,7 +63,7 @@ class BudgetRule(Rule):
     @property
     def linear(self) -> bool:  # type: ignore[override]
         """Return whether a simplex method can solve it."""
-        return _conic.is_linear(self.kind) or math.isinf(self.delta)
+        return self.kind.linear or math.isinf(self.delta)
 
     def build(self, of: Quantities) -> Built:
         """Return the budget in the form that suits its divergence."""
@@ -83,14 +83,11 @@ class _BuiltBudget(Built):
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
         kind, delta = self.rule.kind, self.rule.delta
-        if isinstance(kind, MaxDivergence):
-            lagrangian.narrow(0.0, math.exp(min(delta, _conic.LARGEST_EXPONENT)) * self.q)
+        if kind.generator is None:
+            lagrangian.narrow(0.0, _conic.most_of(kind, delta) * self.q)
             return True
-        f, amount = _rows.generator_of(kind), delta
-        if isinstance(kind, Renyi):
-            amount = float(kind.to_alpha(torch.tensor(delta, dtype=torch.float64)))
-        assert f is not None
-        lagrangian.add_divergence(self.budget.slope, f, amount)
+        amount = _conic.generator_budget(kind, delta)
+        lagrangian.add_divergence(self.budget.slope, kind.generator, amount)
         lagrangian.add_linear(self.budget.tilt * self.budget.slope, 1.0, 1.0)
         return True
 
@@ -193,7 +190,7 @@ class CustomRule(Rule):
         return _BuiltCustom(constraints, of)
 
     def _check(self, constraint: Any, of: Quantities) -> None:
-        kinds = _conic.cvxpy().constraints
+        kinds = cvxpy().constraints
         if not isinstance(constraint, kinds.Inequality | kinds.Equality):
             raise TypeError(f"{self.name}: must return cvxpy ≤, ≥ or ==; got {constraint!r}")
         if {variable.id for variable in constraint.variables()} != {of.row.w.id}:
@@ -221,7 +218,7 @@ class _BuiltCustom(Built):
             slopes = constraint.expr.grad[self.row.w]
             if slopes is None:
                 return False
-            sign = -math.inf if isinstance(constraint, _conic.cvxpy().constraints.Equality) else 0.0
+            sign = -math.inf if isinstance(constraint, cvxpy().constraints.Equality) else 0.0
             duals = np.maximum(np.ravel(constraint.dual_value, order="F"), sign)
             row = (slopes @ duals) / self.row.s
             if not np.isfinite(row).all():

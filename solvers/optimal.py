@@ -15,7 +15,8 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
-from solvers import _conic, _program, _rows
+from solvers import _program, _rows
+from solvers._scaled import Scaled, cvxpy
 from solvers.per_proposal import raised_ceiling
 
 SUPPORTS = ("target", "free")
@@ -49,15 +50,15 @@ class OptimalProgram:
 
 def _may_leak(kind: Divergence) -> bool:
     """Return whether mass on tokens with q = 0 has a finite cost, f′(∞) < ∞."""
-    generator = _rows.generator_of(kind)
+    generator = kind.generator
     return generator is not None and math.isfinite(generator.slope_at_infinity)
 
 
 def _accepted(cap: np.ndarray, zero_cap: float | None) -> Any:
     """Return Σ min(p, h) as an expression; on q = 0 any split of z up to P₀ is as good."""
 
-    def objective(row: _conic.Scaled) -> Any:
-        cp = _conic.cvxpy()
+    def objective(row: Scaled) -> Any:
+        cp = cvxpy()
         inside = row.s @ cp.minimum(cap / row.s, row.w)
         return inside if zero_cap is None else inside + cp.minimum(row.z, zero_cap)
 
@@ -128,7 +129,7 @@ def solve(
     outside = float(p[~inside].sum())
     free = support == "free" and outside > 0 and _may_leak(kind)
     if delta == 0:
-        return _strict(q, p, _rows.strict_price(q, p, kind, free), started)
+        return _strict(q, p, _rows.lossless_price(q, p, kind, free), started)
     cap, zero_cap = p[inside], outside if free else None
     scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))
     objective = _accepted(cap, zero_cap)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from cactus_theory import _arguments as check
-from cactus_theory.divergences import Divergence, FDivergence, MaxDivergence, Renyi
+from cactus_theory.divergences import Divergence, FDivergence
 from solvers import _program, _rows
-from solvers._conic import LARGEST_EXPONENT, Scaled
+from solvers._conic import generator_budget, most_of
+from solvers._scaled import Scaled
 
 # Bisection in log γ starts from at most 700 nats: 40 halvings leave a factor below 1 + 1e-9.
 SCALE_HALVINGS = 40
@@ -48,16 +49,7 @@ class PerProposalProgram:
 def two_point_cost(raised: Any, q_n: Any, f: FDivergence) -> torch.Tensor:
     """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)), the least D of any row with h_n = γ."""
     raised, q_n = (torch.as_tensor(x, dtype=torch.float64) for x in (raised, q_n))
-    rest = f.centred((1 - raised) / (1 - q_n))
-    return q_n * f.centred(raised / q_n) + (1 - q_n) * rest
-
-
-def _generator_budget(kind: Divergence, delta: float) -> tuple[FDivergence, float]:
-    """Return the f-divergence and budget that say the same as D ≤ δ."""
-    if isinstance(kind, Renyi):
-        return kind.generator, float(kind.to_alpha(torch.tensor(delta, dtype=torch.float64)))
-    assert isinstance(kind, FDivergence)
-    return kind, delta
+    return f.two_points(raised, q_n)[0]
 
 
 def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 0.0) -> float:
@@ -80,10 +72,9 @@ def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 
         return q_n
     if math.isinf(delta):
         return 1.0
-    if isinstance(kind, MaxDivergence):
-        return min(1.0, math.exp(min(delta, LARGEST_EXPONENT)) * q_n)
-    f, amount = _generator_budget(kind, delta)
-    return _bracketed_root(q_n, f, amount)
+    if kind.generator is None:
+        return min(1.0, most_of(kind, delta) * q_n)
+    return _bracketed_root(q_n, kind.generator, generator_budget(kind, delta))
 
 
 def _bracketed_root(q_n: float, f: FDivergence, amount: float) -> float:
@@ -109,9 +100,10 @@ def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
     """
     if math.isinf(delta):
         return np.ones_like(q)
-    if isinstance(kind, MaxDivergence):
-        return np.minimum(1.0, math.exp(min(delta, LARGEST_EXPONENT)) * q)
-    f, amount = _generator_budget(kind, delta)
+    f = kind.generator
+    if f is None:
+        return np.minimum(1.0, most_of(kind, delta) * q)
+    amount = generator_budget(kind, delta)
     low, high = torch.from_numpy(q).log(), torch.zeros(len(q), dtype=torch.float64)
     for _ in range(SCALE_HALVINGS):
         middle = (low + high) / 2
@@ -162,7 +154,7 @@ def solve(
     kind, delta = _rows.budget(divergence, delta)
     token = _rows.token_index(token, len(q))
     if delta == 0 or q[token] in (0.0, 1.0):
-        price = _rows.strict_price(q, _one_hot(token, len(q)), kind)
+        price = _rows.lossless_price(q, _one_hot(token, len(q)), kind)
         answer = _program.Answer(q, 0.0, q[token], 0.0, price, q[token], "identity", "exact")
         return _finished(q, token, answer, started)
     inside = q > 0

@@ -16,9 +16,11 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
-from solvers import _conic, _program, _rows
+from solvers import _program, _rows
 from solvers._dual import lagrange_bound
+from solvers._left_sides import left_side
 from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
+from solvers._scaled import Scaled, cvxpy
 from solvers.per_proposal import raised_ceiling
 
 
@@ -91,11 +93,12 @@ def solve(
     q, p = (row.cpu().numpy().copy() for row in rows)
     if q.ndim != 2 or not len(q):
         raise ValueError(f"target_probs: must be rows (T, V); got {check.describe(rows[0])}")
-    kind, delta = _rows.budget(divergence, delta)
-    if not isinstance(kind, FDivergence):
-        raise ValueError(f"divergence: must be an f-divergence to be summed; got {kind.spec!r}")
+    asked, delta = _rows.budget(divergence, delta)
+    kind = asked.generator
+    if kind is None or not asked.additive:
+        raise ValueError(f"divergence: must be an f-divergence to be summed; got {asked.spec!r}")
     if delta == 0:
-        price = max(_rows.strict_price(*pair, kind) for pair in zip(q, p, strict=True))
+        price = max(_rows.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
         accepted = float(np.minimum(q, p).sum())
         return _finished(q, q, p, kind, (price, accepted, "identity", "exact"), started)
     positions = [_Position(a[a > 0], b[a > 0]) for a, b in zip(q, p, strict=True)]
@@ -114,7 +117,7 @@ def _solve(
     """Return the rows with price, bound, solver and status of the first believed attempt."""
     scales = [np.clip(at.p, at.q, raised_ceiling(at.q, kind, delta)) for at in positions]
     faults = []
-    for how in _program.attempts(_conic.is_linear(kind) or math.isinf(delta)):
+    for how in _program.attempts(kind.linear or math.isinf(delta)):
         found = _attempt(positions, scales, kind, delta, how)
         fault = "no answer" if found is None else _fault(positions, *found, kind, delta)
         if found is not None and fault is None:
@@ -137,9 +140,9 @@ def _attempt(
     delta: float,
     how: tuple[str, dict],
 ) -> tuple[list[np.ndarray], _Labels] | None:
-    cp = _conic.cvxpy()
+    cp = cvxpy()
     rows = [
-        _conic.Scaled(at.q, scale, cp.Variable(len(scale), nonneg=True))
+        Scaled(at.q, scale, cp.Variable(len(scale), nonneg=True))
         for at, scale in zip(positions, scales, strict=True)
     ]
     kept = [
@@ -147,7 +150,7 @@ def _attempt(
     ]
     totals = [row.total == 1 for row in rows]
     spent: list[Any] = (
-        [] if math.isinf(delta) else [sum(_conic.left_side(row, kind) for row in rows) <= delta]
+        [] if math.isinf(delta) else [sum(left_side(row, kind) for row in rows) <= delta]
     )
     problem = cp.Problem(cp.Maximize(sum(kept)), [*spent, *totals])
     if not _program.believable(problem, *how) or any(t.dual_value is None for t in totals):

@@ -6,12 +6,15 @@ import torch
 from hypothesis import given
 
 import cactus_theory as ct
+from cactus_theory import divergences
 from cactus_theory.divergences import EXAMPLES, NAMES, Divergence, FDivergence
 from cactus_theory.testing import strategies
 from tests.formulas import ALL, TEN, by_hand
 from tests.rows import KINDS, pair
 
-GENERATORS = tuple(spec for spec in ALL if isinstance(ct.divergence(spec), FDivergence))
+# whatever is registered, whether or not it has a formula by hand
+EVERY = tuple(dict.fromkeys((*ALL, *EXAMPLES)))
+GENERATORS = tuple(spec for spec in EVERY if isinstance(ct.divergence(spec), FDivergence))
 SMOOTH = tuple(spec for spec in GENERATORS if ct.divergence(spec).smooth)
 
 # two float64 evaluations of a sum of a few dozen terms of order one
@@ -27,8 +30,12 @@ def tensor(*values):
 
 
 def test_every_example_is_listed():
-    assert set(EXAMPLES) == set(TEN)
+    assert set(EXAMPLES) >= set(TEN)
     assert {spec.partition(":")[0] for spec in EXAMPLES} == set(NAMES)
+    assert divergences.NAMES == divergences.divergences()
+    assert divergences.EXAMPLES == divergences.examples()
+    with pytest.raises(AttributeError, match="no attribute 'OTHERS'"):
+        divergences.OTHERS  # noqa: B018  looking is what raises
 
 
 @pytest.mark.parametrize("spec", ALL)
@@ -88,6 +95,65 @@ def test_slope_inverse_undoes_slope(spec):
     t = tensor(1e-3, 0.3, 1.0, 1.7, 50.0)
     torch.testing.assert_close(kind.slope_inverse(kind.slope(t)), t, rtol=1e-9, atol=0)
     assert kind.slope(tensor(1.0)).item() == pytest.approx(kind.slope_at_one, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("spec", SMOOTH)
+def test_curvature_is_the_derivative_of_the_slope(spec):
+    kind = ct.divergence(spec)
+    t = tensor(0.01, 0.3, 0.9, 1.2, 3.0, 40.0)
+    by_difference = FDivergence.curvature(kind, t)
+    torch.testing.assert_close(kind.curvature(t), by_difference, rtol=1e-7, atol=0)
+    assert (kind.curvature(t) > 0).all() and kind.kink == 0
+
+
+@pytest.mark.parametrize("spec", SMOOTH)
+def test_ratios_beyond_the_range_of_the_slope(spec):
+    kind = ct.divergence(spec)
+    t = tensor(1e-3, 0.3, 1.0, 1.7, 50.0)
+    torch.testing.assert_close(kind.ratio_at(kind.slope(t)), t, rtol=1e-9, atol=0)
+    low, high = kind.slope(tensor(0.0)).item(), kind.slope_at_infinity
+    if math.isfinite(low):
+        assert kind.ratio_at(tensor(low, low - 1)).tolist() == [0.0, 0.0]
+    if math.isfinite(high):
+        assert kind.ratio_at(tensor(high, high + 1)).tolist() == [math.inf, math.inf]
+
+
+def test_a_kink_is_how_much_the_slope_jumps():
+    kind = ct.divergence("total_variation")
+    below, above = kind.slope(tensor(1 - 1e-9, 1 + 1e-9)).tolist()
+    assert kind.kink == above - below and kind.slope_at_one == (above + below) / 2
+
+
+@pytest.mark.parametrize("spec", GENERATORS)
+def test_two_points_are_a_row_of_two_tokens(spec):
+    kind = ct.divergence(spec)
+    raised, q_n = tensor(0.3, 0.8), tensor(0.2, 0.5)
+    value, slope = kind.two_points(raised, q_n)
+    rows = (torch.stack([x, 1 - x], -1) for x in (raised, q_n))
+    torch.testing.assert_close(value, kind.value(*rows))
+    step = 1e-6
+    rise = kind.two_points(raised + step, q_n)[0] - kind.two_points(raised - step, q_n)[0]
+    torch.testing.assert_close(slope, rise / (2 * step), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_geometry(spec):
+    """Budgets translate both ways, prices by the derivative; or there is a ceiling."""
+    kind = ct.divergence(spec)
+    delta = tensor(0.01, 0.1, 0.4)
+    if kind.generator is None:
+        ceiling, step = kind.ceiling(delta), 1e-6
+        torch.testing.assert_close(kind.from_ceiling(ceiling), delta)
+        rise = (kind.ceiling(delta + step) - kind.ceiling(delta - step)) / (2 * step)
+        torch.testing.assert_close(kind.ceiling_slope(ceiling), rise)
+        return
+    torch.testing.assert_close(kind.from_generator(kind.to_generator(delta)), delta)
+    step = 1e-6
+    rise = (kind.to_generator(delta + step) - kind.to_generator(delta - step)) / (2 * step)
+    torch.testing.assert_close(
+        kind.price_from_generator(torch.full_like(delta, 2.0), delta), 2 * rise
+    )
+    assert kind.additive == (kind.generator is kind)
 
 
 @pytest.mark.parametrize("spec", GENERATORS)

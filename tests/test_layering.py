@@ -66,10 +66,10 @@ def test_imports_point_one_way(folder, path):
         ("cactus_theory", "import solvers.optimal"),
         ("cactus_theory", "from simulations import pairs"),
         ("solvers", "from simulations.pairs import pair"),
-        ("solvers", "from cactus_theory.band import optimal_acceptance"),
+        ("solvers", "from cactus_theory.optimum import optimal_acceptance"),
         ("solvers", "from cactus_theory import optimal_acceptance"),
         ("solvers", "import cactus_theory"),
-        ("paper_figures", "import cactus_theory.band"),
+        ("paper_figures", "import cactus_theory.optimum"),
         ("simulations", "def late():\n    from paper_figures import style"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_wrong_import_is_seen(folder, line):
         ("solvers", "from cactus_theory.policies import policy"),
         ("solvers", "from . import _conic\nfrom ._dual import bound"),
         ("simulations", "import solvers.optimal, cactus_theory"),
-        ("cactus_theory", "from cactus_theory.band import frontier\nimport torch"),
+        ("cactus_theory", "from cactus_theory.optimum import frontier\nimport torch"),
     ],
 )
 def test_a_right_import_is_let_through(folder, line):

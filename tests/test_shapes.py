@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from cactus_theory import _roots
 from cactus_theory.divergences import KL
+from cactus_theory.optimum import roots
 from cactus_theory.policies._base import keep_probability
 from cactus_theory.verify.draw import pick
 
@@ -23,7 +23,7 @@ def test_a_wrong_dtype_raises():
     evaluate = lambda x: (x, torch.ones_like(x))  # noqa: E731
     whole = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(TypeError, match="over"):
-        _roots.convex_root(evaluate, whole, torch.zeros(2), torch.zeros(2))
+        roots.convex_root(evaluate, whole, torch.zeros(2), torch.zeros(2))
 
 
 def test_annotations_without_shapes_are_left_alone():

@@ -1,1 +1,27 @@
-"""The theorem of the band: the best acceptance under an honest budget."""
+r"""The theorem of the band in one place: the best acceptance under an honest budget.
+
+.. math:: \max_h \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
+
+For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤ b is optimal; the
+divergence only decides how far along the path of such bands. ``path`` has them sorted by p/q,
+``newton`` finds the edges without a sort, ``geometry`` translates budgets, prices and
+certificates, ``solve`` is the one entry, which the functions below and the policies share.
+Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
+2609.30474).
+"""
+
+from cactus_theory.optimum.acceptance import OptimalAcceptance, optimal_acceptance
+from cactus_theory.optimum.curve import Frontier, frontier
+from cactus_theory.optimum.geometry import geometry_of
+from cactus_theory.optimum.solve import chosen_knob, edges, solve_band
+
+__all__ = [
+    "Frontier",
+    "OptimalAcceptance",
+    "chosen_knob",
+    "edges",
+    "frontier",
+    "geometry_of",
+    "optimal_acceptance",
+    "solve_band",
+]

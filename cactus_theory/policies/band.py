@@ -9,9 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory._edges import Edges, edges_for_budget, edges_for_kl_price
-from cactus_theory.band import Geometry, chosen_knob, solve_band
-from cactus_theory.divergences import KL, Divergence, FDivergence, Renyi
+from cactus_theory import optimum
+from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.decide import LEAST, Judged, decide_at_budget, decide_at_price
 from cactus_theory.policies._base import FixedTarget, Ids, Rows, keep_probability
@@ -21,7 +20,6 @@ from cactus_theory.policies._residual import Decision, Residual
 
 # below, the divergence of float32 rows is mostly rounding
 LEAST_BUDGET = 1e-6
-LEAST_PRICE = 0.01  # e^{1/price} is finite down to 0.0015
 
 
 @register("band")
@@ -32,7 +30,7 @@ class Band(FixedTarget):
     By ``delta`` every row may spend that much divergence; by ``price`` every row spends until
     one more unit of divergence buys less than that much acceptance, which is the best way to
     share a budget among rows. Keep n with min(1, b q_n/p_n). Source: theorem in
-    ``cactus_theory.band``; for reverse_kl this is mentored decoding (Tran-Thien 2023).
+    ``cactus_theory.optimum``; for reverse_kl this is mentored decoding (Tran-Thien 2023).
     """
 
     delta: float | None = None
@@ -42,7 +40,7 @@ class Band(FixedTarget):
 
     def __post_init__(self) -> None:
         kind = find_divergence(self.divergence)
-        name, amount, _ = chosen_knob(kind, delta=self.delta, price=self.price)
+        name, amount, _ = optimum.chosen_knob(kind, delta=self.delta, price=self.price)
         object.__setattr__(self, name, check.number(name, amount, 0))
         object.__setattr__(self, "divergence", kind.spec)
 
@@ -70,44 +68,9 @@ class Band(FixedTarget):
         b = ∞ and a = 0 stand for h = p.
         """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
-        found = self._newton(flat_q, flat_p)
-        if found is None:
-            lower, upper = self._sorted(flat_q, flat_p)
-        else:
-            lower, upper = found.lower, found.upper
-            left = (~found.done).nonzero()[:, 0]
-            if len(left):
-                lower[left], upper[left] = self._sorted(flat_q[left], flat_p[left])
+        found = optimum.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
         shape = (*q.shape[:-1], 1)
-        return lower.reshape(shape), upper.reshape(shape)
-
-    @property
-    def _amount(self) -> float:
-        return getattr(self, self.knob)
-
-    def _newton(self, q: Rows, p: Rows) -> Edges | None:
-        kind = self.kind
-        if self._amount == math.inf:
-            return None
-        if self.knob == "price":
-            if isinstance(kind, KL) and self._amount > LEAST_PRICE:
-                return edges_for_kl_price(q, p, self._amount)
-            return None
-        delta = torch.full((q.shape[0],), self._amount, dtype=torch.float64, device=q.device)
-        if isinstance(kind, Renyi):
-            kind, delta = kind.generator, kind.to_alpha(delta)
-        if not isinstance(kind, FDivergence) or not kind.smooth:
-            return None
-        return edges_for_budget(q, p, kind, delta)
-
-    def _sorted(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
-        amounts = torch.full(q.shape[:1], self._amount, dtype=torch.float64, device=q.device)
-        geometry = Geometry(q, p, self.kind, "target")
-        band = solve_band(geometry, self.knob, amounts)
-        whole = (band.point.rejection <= 0) & ~band.strict
-        lower = torch.where(band.strict, 1.0, band.point.lower)
-        upper = torch.where(band.strict, 1.0, band.point.upper)
-        return torch.where(whole, 0.0, lower), torch.where(whole, torch.inf, upper)
+        return found[0].reshape(shape), found[1].reshape(shape)
 
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return clip(p, aq, bq), nothing where q = 0."""
@@ -146,29 +109,21 @@ class Band(FixedTarget):
 
     def _decides_in_place(self, q: Rows) -> bool:
         """Return whether the band needs no solving: by price or float32, away from the ends."""
-        generator = self._generator
+        generator = self.kind.generator
         if generator is None or not generator.smooth or q.is_cuda:
             return False
-        if self.price is not None:
-            return 0 < self.price < math.inf and isinstance(self.kind, FDivergence)
-        return q.dtype == torch.float32 and LEAST_BUDGET < self._amount < math.inf
+        if self.price is not None:  # the price of a generator is another one than its own
+            return 0 < self.price < math.inf and generator is self.kind
+        assert self.delta is not None
+        return q.dtype == torch.float32 and LEAST_BUDGET < self.delta < math.inf
 
     def _judged(self, q: Rows, p: Rows, ratio: list[float]) -> Judged:
-        generator = self._generator
+        generator = self.kind.generator
         assert generator is not None
         if self.price is not None:
             return decide_at_price(q, p, ratio, generator, self.price)
-        kind, delta = self.kind, self._amount
-        if isinstance(kind, Renyi):
-            delta = float(kind.to_alpha(torch.tensor(delta, dtype=torch.float64)))
-        return decide_at_budget(q, p, ratio, generator, delta)
-
-    @cached_property
-    def _generator(self) -> FDivergence | None:
-        kind = self.kind
-        if isinstance(kind, Renyi):
-            return kind.generator
-        return kind if isinstance(kind, FDivergence) else None
+        delta = self.kind.to_generator(torch.tensor(self.delta, dtype=torch.float64))
+        return decide_at_budget(q, p, ratio, generator, float(delta))
 
 
 def _kept(upper: Tensor, q_n: Tensor, p_n: Tensor) -> Tensor:

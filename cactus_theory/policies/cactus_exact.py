@@ -1,6 +1,5 @@
 """The per-proposal program that Cactus poses, solved exactly."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory._roots import convex_root
-from cactus_theory.divergences import FDivergence, MaxDivergence, Renyi
+from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.roots import convex_root
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._per_proposal import PerProposal
 from cactus_theory.policies._registry import register
@@ -49,21 +48,11 @@ class CactusExact(PerProposal):
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
         kind = find_divergence(self.divergence)
         delta = torch.full_like(q_n, self.delta)
-        if isinstance(kind, MaxDivergence):
-            return q_n * math.exp(min(self.delta, 700.0))
-        if isinstance(kind, Renyi):
-            kind, delta = kind.generator, kind.to_alpha(delta)
-        assert isinstance(kind, FDivergence)
-        return raise_to_budget(kind, q_n, delta)
+        if kind.generator is None:
+            return q_n * kind.ceiling(delta)
+        return raise_to_budget(kind.generator, q_n, kind.to_generator(delta))
 
 
 def raise_to_budget(f: FDivergence, q_n: Values, delta: Values) -> Values:
     """Return the largest γ in [q_n, 1] whose two-point divergence is within ``delta``."""
-    rest = 1 - q_n
-
-    def evaluate(gamma: Tensor) -> tuple[Tensor, Tensor]:
-        up, down = gamma / q_n, (1 - gamma) / rest
-        value = q_n * f.centred(up) + rest * f.centred(down)
-        return value, f.slope(up) - f.slope(down)
-
-    return convex_root(evaluate, torch.ones_like(q_n), q_n, delta)
+    return convex_root(lambda gamma: f.two_points(gamma, q_n), torch.ones_like(q_n), q_n, delta)

@@ -19,51 +19,66 @@ MUTATIONS = tuple(
     Mutation(*parts)
     for parts in (
         # divergences
-        ("divergences.py", ".log_().mul_(t)", ".log_().mul_(-t)"),
-        ("divergences.py", "outside * price", "0 * outside"),
-        ("divergences.py", "return (t - 1).abs() / 2", "return (t - 1).abs()"),
-        ("divergences.py", "return 1 - t**-2\n", "return 1 - t**-1\n"),
+        ("divergences/classical.py", ".log_().mul_(t)\n", ".log_().mul_(-t)\n"),
+        ("divergences/classical.py", ".sub_(t).add_(1)", ".sub_(t)"),
+        ("divergences/_base.py", "outside * price", "0 * outside"),
+        ("divergences/classical.py", "return (t - 1).abs() / 2", "return (t - 1).abs()"),
+        ("divergences/classical.py", "return 1 - t**-2\n", "return 1 - t**-1\n"),
         (
-            "divergences.py",
+            "divergences/orders.py",
             "torch.expm1((self.a - 1) * delta) / (self.a",
             "torch.expm1(self.a * delta) / (self.a",
         ),
-        ("divergences.py", "return ratio.amax(-1).log()", "return ratio.amin(-1).log()"),
-        # the optimum
-        ("_path.py", "self.largest = (q - p)", "self.largest = (p - 2 * q)"),
         (
-            "_path.py",
+            "divergences/max_divergence.py",
+            "return ratio.amax(-1).log()",
+            "return ratio.amin(-1).log()",
+        ),
+        # the optimum
+        ("optimum/path.py", "self.largest = (q - p)", "self.largest = (p - 2 * q)"),
+        (
+            "optimum/path.py",
             "capped = (rejection - self.zero_mass).clamp(min=0.0)",
             "capped = rejection",
         ),
         (
-            "_path.py",
+            "optimum/path.py",
             "edge = (rejection + _pick(self.p_below, index))",
             "edge = (rejection - _pick(self.p_below, index))",
         ),
         (
-            "_path.py",
+            "optimum/path.py",
             "return index, self._between_neighbours(edge, index).clamp(max=1.0)",
             "return index, self._between_neighbours(edge, index).clamp(max=0.9)",
         ),
-        ("_roots.py", "kept = there <= budget", "kept = there > budget"),
-        ("band.py", "price = 1 / point.slope\n        if", "price = 2 / point.slope\n        if"),
+        ("optimum/roots.py", "kept = there <= budget", "kept = there > budget"),
         (
-            "band.py",
-            "level = -price * (f.slope(point.lower)",
-            "level = price * (f.slope(point.lower)",
+            "optimum/geometry.py",
+            "price_from_generator(1 / self.slope(lower, upper), spent)",
+            "price_from_generator(2 / self.slope(lower, upper), spent)",
         ),
         (
-            "band.py",
-            "strict = rejection >= path.largest",
-            "strict = rejection > path.largest + 1",
+            "optimum/geometry.py",
+            "level = -price * f.centred_slope",
+            "level = price * f.centred_slope",
         ),
-        ("_edges.py", "widen = math.exp(1 / price)", "widen = math.exp(price)"),
         (
-            "_edges.py",
-            "down, up = f.slope(lower) - f.slope_at_one, f.slope(upper) - f.slope_at_one",
-            "up, down = f.slope(lower) - f.slope_at_one, f.slope(upper) - f.slope_at_one",
+            "optimum/solve.py",
+            "lossless = rejection >= path.largest",
+            "lossless = rejection > path.largest + 1",
         ),
+        (
+            "optimum/newton.py",
+            "f, width = tables.generator, 1 / price",
+            "f, width = tables.generator, price",
+        ),
+        (
+            "optimum/newton.py",
+            "down, up = f.centred_slope(edges)",
+            "up, down = f.centred_slope(edges)",
+        ),
+        ("optimum/newton.py", "(moved.sum(-1) - tables.leaked).abs()", "moved.sum(-1).abs()"),
+        ("optimum/solve.py", "left = (~found.done)", "left = (found.done)"),
         # policies
         (
             "policies/_base.py",
@@ -135,9 +150,9 @@ MUTATIONS = tuple(
         ("policies/cactus.py", "mul_(2 * self.delta)", "mul_(self.delta)"),
         ("policies/cactus.py", "(1 - q_n) * q_n", "(1 + q_n) * q_n"),
         (
-            "policies/cactus_exact.py",
-            "value = q_n * f.centred(up) + rest * f.centred(down)",
-            "value = q_n * f.centred(up) - rest * f.centred(down)",
+            "divergences/_base.py",
+            "q_n * self.centred(up) + rest",
+            "q_n * self.centred(up) - rest",
         ),
         ("policies/band.py", "torch.maximum(p, lower * q)", "torch.minimum(p, lower * q)"),
         (
@@ -207,7 +222,7 @@ MUTATIONS = tuple(
 
 # what replaces the code → why nothing can see it
 EXPLAINED = {
-    "level = price * (f.slope(point.lower)": (
+    "level = price * f.centred_slope": (
         "the multiplier of Σh = 1 enters as μ(1 − Σ q u), which is 0 on every band"
     ),
 }

@@ -12,6 +12,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
+from cactus_theory.divergences import EXAMPLES, divergence
 from solvers._program import SolverGaveUp
 
 THOROUGH = os.environ.get("CACTUS_THEORY_THOROUGH", "") not in ("", "0")
@@ -20,22 +21,8 @@ SMALLEST_ENTRY = 1e-4
 # The share of rows on which a solver may give up before a comparison counts for little.
 ALLOWED_TO_GIVE_UP = 0.02
 
-DIVERGENCES = (
-    "kl",
-    "reverse_kl",
-    "total_variation",
-    "pearson_chi2",
-    "neyman_chi2",
-    "squared_hellinger",
-    "jensen_shannon",
-    "max_divergence",
-    "alpha:a=0.5",
-    "alpha:a=-0.7",
-    "alpha:a=1.43",
-    "renyi:a=2",
-    "renyi:a=0.5",
-)
-LINEAR = ("total_variation", "max_divergence")
+DIVERGENCES = (*EXAMPLES, "alpha:a=-0.7", "alpha:a=1.43", "renyi:a=0.5")
+LINEAR = tuple(spec for spec in DIVERGENCES if divergence(spec).linear)
 
 
 def examples(spec: str, most: int = 200) -> hypothesis.settings:

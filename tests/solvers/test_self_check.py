@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cactus_theory.divergences import divergence
-from solvers import _conic, _program, optimal, per_proposal
+from solvers import _conic, _left_sides, _program, optimal, per_proposal
 from solvers._dual import lagrange_bound
 from tests.solvers.cases import DIVERGENCES, pairs
 
 Q, P = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
-CURVED = [name for name in _conic._LEFT_SIDES if name != "alpha"] + ["alpha:a=0.5"]
+CURVED = [kind(**kind.example).spec for kind in _left_sides._FORMS]
 
 
 @pytest.mark.parametrize("wrong", [0.9, 1.1], ids=["too loose", "too tight"])
 @pytest.mark.parametrize("spec", CURVED)
 def test_a_wrong_left_side_is_noticed(monkeypatch, spec, wrong):
-    name = divergence(spec).name
-    right = _conic._LEFT_SIDES[name]
-    monkeypatch.setitem(_conic._LEFT_SIDES, name, lambda row, f: wrong * right(row, f))
+    kind = type(divergence(spec))
+    right = _left_sides._FORMS[kind]
+    monkeypatch.setitem(_left_sides._FORMS, kind, lambda row, f: wrong * right(row, f))
     message = "exceeds" if wrong < 1 else "misses its bound"
     with pytest.raises(_program.SolverGaveUp, match=message):
         optimal.solve(Q, P, spec, delta=0.05)
@@ -31,8 +31,8 @@ def test_a_wrong_left_side_is_noticed(monkeypatch, spec, wrong):
 @pytest.mark.parametrize("wrong", [0.9, 1.1])
 @pytest.mark.parametrize("spec", ["renyi:a=2", "renyi:a=0.5"])
 def test_a_wrong_power_sum_is_noticed(monkeypatch, spec, wrong):
-    weights = _conic._power_weights
-    monkeypatch.setattr(_conic, "_power_weights", lambda row, a: wrong * weights(row, a))
+    weights = _conic.power_weights
+    monkeypatch.setattr(_conic, "power_weights", lambda row, a: wrong * weights(row, a))
     with pytest.raises(_program.SolverGaveUp):
         optimal.solve(Q, P, spec, delta=0.05)
 

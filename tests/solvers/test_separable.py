@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from cactus_theory.divergences import FDivergence, divergence
-from solvers import _conic
 from solvers._dual import lagrange_bound
 from solvers._quantities import Quantities
 from solvers._rules import CustomRule
+from solvers._scaled import Scaled
 from solvers._separable import Lagrangian
 from tests.solvers.cases import DIVERGENCES
 
@@ -75,7 +75,7 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_charged_by_its_tangent(name):
     q, p = rows(9, 5), rows(10, 5)
-    of = Quantities(q, p, _conic.Scaled(q, p, cp.Variable(5, nonneg=True)))
+    of = Quantities(q, p, Scaled(q, p, cp.Variable(5, nonneg=True)))
     built = CustomRule(name, RULES[name]).build(of)
     (constraint,) = built.constraints
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 import cactus_theory as ct
-from solvers import _conic, _program, optimal, sequence
+from cactus_theory.divergences import KL
+from solvers import _left_sides, _program, optimal, sequence
 from tests.solvers.cases import DIVERGENCES, THOROUGH, pairs
 
 VALUE = 1e-6
@@ -147,8 +148,8 @@ def test_wrong_arguments_are_named(change, message):
 
 @pytest.mark.parametrize("wrong, message", [(0.9, "exceeds"), (1.1, "misses its bound")])
 def test_a_wrong_left_side_is_noticed(monkeypatch, wrong, message):
-    right = _conic._LEFT_SIDES["kl"]
-    monkeypatch.setitem(_conic._LEFT_SIDES, "kl", lambda row, f: wrong * right(row, f))
+    right = _left_sides._FORMS[KL]
+    monkeypatch.setitem(_left_sides._FORMS, KL, lambda row, f: wrong * right(row, f))
     with pytest.raises(RuntimeError, match=message):
         sequence.solve(Q, P, delta=0.05)
 

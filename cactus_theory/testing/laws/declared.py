@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cactus_theory.band import optimal_acceptance
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import proposal_costs
+from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Policy
 from cactus_theory.testing.laws._behaviour import Behaviour, at_knob, knob_ladder
 from cactus_theory.testing.laws._law import EXACT, Bounds, law

@@ -245,3 +245,60 @@ def test_tokens_that_can_gain_less_than_an_ulp(spec, least):
     if spec == "max_divergence":
         assert float(best.upper) == pytest.approx(math.exp(0.1), rel=1e-15)
     assert float(best.target.sum()) == pytest.approx(1, abs=1e-15)
+
+
+STEEP = torch.tensor([1 - 1e-33, 1e-33], dtype=torch.float64), tensor(0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "upper", "price"),
+    [
+        # q b² = δ to rounding, so b = √(δ/q); A = b q gives dA/dδ = √(q/δ)/2
+        ("pearson_chi2", (1e-6 / 1e-33) ** 0.5, (1e-33 / 1e-6) ** 0.5 / 2),
+        # ln(1 + q b²) = δ
+        ("renyi:a=2", (1e-6 / 1e-33) ** 0.5, (1e-33 / 1e-6) ** 0.5 / 2),
+        # q b³/6 = δ, so b = (6δ/q)^{1/3} and dA/dδ = b q/(3δ)
+        ("alpha:a=3", (6e-6 / 1e-33) ** (1 / 3), (6e-6 / 1e-33) ** (1 / 3) * 1e-33 / 3e-6),
+    ],
+)
+def test_a_gain_below_an_ulp_from_a_row_that_shares_nothing(spec, upper, price):
+    q, p = STEEP
+    s = ct.optimal_acceptance(q, p, divergence=spec, delta=1e-6)
+    assert float(s.upper) == pytest.approx(upper, rel=1e-5)
+    assert float(s.price) == pytest.approx(price, rel=1e-5)
+    assert float(s.acceptance) == pytest.approx(upper * 1e-33, rel=1e-5)
+    assert float(s.divergence) == pytest.approx(1e-6, rel=1e-5)
+    assert abs(float(s.gap)) <= 1e-15 and float(s.target.sum()) == 1.0
+    rule = ct.policy("band", delta=1e-6, divergence=spec)
+    kept = rule.acceptance(q, p, torch.tensor([1]))
+    assert float(kept) == pytest.approx(upper * 1e-33, rel=1e-5)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_a_budget_below_rounding_leaves_ordinary_rows_lossless(spec):
+    """There f(b) is all rounding close to 1: no edge may be read off it."""
+    s = ct.optimal_acceptance(Q, P, divergence=spec, delta=1e-40)
+    torch.testing.assert_close(s.target, Q, rtol=0, atol=1e-7)
+    assert s.divergence <= 1e-14 and s.gap.abs() <= 1e-14
+    same(s.target.sum(), 1.0)
+
+
+def test_what_is_emitted_is_the_target_by_another_name():
+    s = ct.optimal_acceptance(Q, P, delta=0.1)
+    assert s.emitted is s.target
+    law = ct.emitted_law(ct.policy("band", delta=0.1), Q, P)
+    torch.testing.assert_close(s.emitted, law, rtol=0, atol=1e-12)
+
+
+def test_no_gradient_flows():
+    q = Q.clone().requires_grad_()
+    s = ct.optimal_acceptance(q, P, delta=0.1)
+    assert not s.acceptance.requires_grad and not s.upper.requires_grad
+
+
+def test_inference_mode_and_back():
+    outside = ct.optimal_acceptance(Q, P, delta=0.1)
+    with torch.inference_mode():
+        inside = ct.optimal_acceptance(Q, P, delta=0.1)
+    assert torch.equal(inside.target, outside.target)
+    assert torch.equal(ct.optimal_acceptance(Q, P, delta=0.1).target, outside.target)

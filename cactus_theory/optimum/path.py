@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory._roots import MOST_STEPS, convex_root
 from cactus_theory.divergences import FDivergence
+from cactus_theory.optimum.roots import MOST_STEPS
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
@@ -126,16 +126,6 @@ def _search(rising: Tensor, value: Tensor) -> Tensor:
 def _weighted(mass: Tensor, cost: Tensor) -> Tensor:
     """Return mass·cost where there is mass (0·∞ is 0 here: an empty set costs nothing)."""
     return torch.where(mass > 0, mass * torch.where(mass > 0, cost, 0.0), 0.0)
-
-
-def reject_for_budget(path: Path, budget: PerRow) -> PerRow:
-    """Return the smallest ε with D(h_ε‖q) ≤ budget; D is convex and falls in ε."""
-
-    def evaluate(rejection: Tensor) -> tuple[Tensor, Tensor]:
-        point = path.at(rejection)
-        return point.divergence, -point.slope
-
-    return convex_root(evaluate, path.smallest, path.largest, budget)
 
 
 def reject_for_price(path: Path, price: PerRow, price_at: Callable[[Point], PerRow]) -> PerRow:

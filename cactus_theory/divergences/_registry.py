@@ -1,0 +1,100 @@
+"""The one list of divergences: name and knobs to divergence."""
+
+import math
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences._base import Divergence
+
+Kind = TypeVar("Kind", bound=type[Divergence])
+_REGISTRY: dict[str, type[Divergence]] = {}
+# f(1) = 0 and f′(1) are read off at registration, up to rounding
+ROUNDING = 1e-9
+
+
+def register_divergence(kind: Kind) -> Kind:
+    """Make a divergence class available wherever a divergence is named.
+
+    That is ``ct.divergence``, the optimum, the band, audits, the command line, and the solvers,
+    which also need its form for cvxpy (``solvers/_left_sides.py``). The class carries its name,
+    its knobs as dataclass fields, an ``example`` of them if there are any, and its geometry (see
+    :class:`Divergence`); its generator is held to what it declares at 1.
+
+    Raises
+    ------
+    TypeError
+        Not a Divergence class.
+    ValueError
+        A name of the base or one that is taken, an example without all knobs, f(1) ≠ 0, or
+        f′(1) other than ``slope_at_one``.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Divergence)):
+        raise TypeError(f"divergence: must be a Divergence class; got {kind!r}")
+    if kind.name == Divergence.name or kind.name in _REGISTRY:
+        raise ValueError(f"name: must be set and not registered already; got {kind.name!r}")
+    if set(kind.example) != set(knobs_of(kind)):
+        raise ValueError(
+            f"example: must name the knobs {', '.join(knobs_of(kind)) or 'none'} of {kind.name}; "
+            f"got {kind.example!r}"
+        )
+    _check_generator(kind(**kind.example))
+    _REGISTRY[kind.name] = kind
+    return kind
+
+
+def _check_generator(example: Divergence) -> None:
+    """Raise unless the generator is 0 at 1 with the slope that it declares there."""
+    f, one = example.generator, torch.ones((), dtype=torch.float64)
+    if f is None:
+        return
+    if not abs(float(f.f(one))) <= ROUNDING:
+        raise ValueError(f"f: must be 0 at 1 ({example.spec}); got {float(f.f(one)):g}")
+    slope = float(f.slope(one))
+    if not math.isclose(slope, f.slope_at_one, rel_tol=ROUNDING, abs_tol=ROUNDING):
+        raise ValueError(
+            f"slope_at_one: must equal slope(1) ({example.spec}); "
+            f"got {f.slope_at_one:g} and {slope:g}"
+        )
+
+
+def knobs_of(kind: type[Divergence]) -> tuple[str, ...]:
+    """Return the names of a class's knobs."""
+    return tuple(field.name for field in fields(kind))
+
+
+def divergences() -> tuple[str, ...]:
+    """Return the registered names in order of registration."""
+    return tuple(_REGISTRY)
+
+
+def examples() -> tuple[str, ...]:
+    """Return one spec of each family, for tables and audits."""
+    return tuple(kind(**kind.example).spec for kind in _REGISTRY.values())
+
+
+def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
+    """Return the divergence named by ``spec``, such as ``"kl"`` or ``"renyi:a=2"``.
+
+    Raises
+    ------
+    ValueError
+        Unknown name or knob, a missing order, or an order outside its range.
+    """
+    if isinstance(spec, Divergence):
+        return spec
+    if not isinstance(spec, str):
+        raise TypeError(f"divergence: must be a spec string or a Divergence; got {spec!r}")
+    name, given = check.parse_spec(spec)
+    check.one_of("divergence", name, divergences())
+    if given.keys() & knobs.keys():
+        raise ValueError(f"divergence: a knob must be given once; got {spec!r} and {knobs!r}")
+    values: dict[str, Any] = {**given, **knobs}
+    wanted = knobs_of(_REGISTRY[name])
+    if set(values) != set(wanted):
+        plural = "s" if len(wanted) > 1 else ""
+        rule = f"needs exactly the knob{plural} {', '.join(wanted)}" if wanted else "takes no knobs"
+        raise ValueError(f"divergence: {name} {rule}; got {spec!r}")
+    return _REGISTRY[name](**values)

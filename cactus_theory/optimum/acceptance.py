@@ -1,0 +1,96 @@
+"""The best acceptance under an honest budget, row by row."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.geometry import geometry_of
+from cactus_theory.optimum.solve import chosen_knob, solve_band
+
+SUPPORTS = ("target", "free")
+
+
+@dataclass(frozen=True)
+class OptimalAcceptance:
+    """The optimum for each row; rows in the input's kind and dtype, scalars in float64.
+
+    Attributes
+    ----------
+    target : (..., V), the row h to verify against instead of q.
+    acceptance : (...), Σ min(p, h), the probability of keeping the drafted token.
+    divergence : (...), D(h‖q) spent, in the divergence's unit (nats for KL).
+    lower, upper : (...), the band's edges a and b; min and max of p/q where h = p.
+    price : (...), dA/dδ at the optimum: acceptance bought by one more unit of divergence.
+    gap : (...), certified bound minus acceptance; zero up to rounding, of either sign.
+    """
+
+    target: Any
+    acceptance: Any
+    divergence: Any
+    lower: Any
+    upper: Any
+    price: Any
+    gap: Any
+
+    @property
+    def emitted(self) -> Any:
+        """The law of the next emitted token when verifying against ``target``: the same row."""
+        return self.target
+
+
+def optimal_acceptance(
+    target_probs: Any,
+    draft_probs: Any,
+    *,
+    divergence: str | Divergence = "kl",
+    delta: Any = None,
+    price: Any = None,
+    acceptance: Any = None,
+    support: str = "target",
+) -> OptimalAcceptance:
+    r"""Maximise acceptance under a bound on the divergence of what is emitted.
+
+    .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\; D(h\|q) \le \delta
+
+    Exact up to float64 rounding for every divergence: Newton on masked sums, or one sort by p/q
+    and lookups where that does not settle. No gradient flows through it.
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (..., V) probabilities, torch or numpy, one dtype; rows may
+        miss 1 by the dtype's tolerance and are divided by their float64 sum.
+    divergence : spec string (``kl``, ``renyi:a=2``, …) or a Divergence.
+    delta : budget ≥ 0 (nats for KL), a number or an array broadcasting to (...).
+    price : instead of delta, dA/dδ ≥ 0 at which to stop; the same price on all rows is the
+        best way to spend a common budget.
+    acceptance : instead of delta, the acceptance to reach at the least divergence; rows
+        that reach it losslessly keep h = q.
+    support : ``target`` never emits a token with q = 0; ``free`` solves the program as posed.
+
+    Raises
+    ------
+    ValueError
+        Not a distribution, a knob missing or outside its range, an unknown divergence.
+    TypeError
+        Rows that are not floats or of two dtypes.
+    """
+    kind = find_divergence(divergence)
+    name, amount, most = chosen_knob(kind, delta=delta, price=price, acceptance=acceptance)
+    check.one_of("support", support, SUPPORTS)
+    q, p = check.probability_rows(target_probs, draft_probs)
+    batch = q.shape[:-1]
+    amounts = check.row_numbers(name, amount, batch, q.device, 0.0, most)
+    flat_q, flat_p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
+    with torch.no_grad():
+        geometry = geometry_of(flat_q, flat_p, kind, support)
+        solved = solve_band(geometry, name, amounts.reshape(-1)).measured()
+    scalars = {
+        name: check.scalar_like(value.reshape(batch), target_probs)
+        for name, value in solved.scalars().items()
+    }
+    target = check.like(solved.rows.reshape(q.shape), target_probs)
+    return OptimalAcceptance(target=target, **scalars)

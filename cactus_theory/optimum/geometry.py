@@ -1,0 +1,254 @@
+r"""A divergence on the bands of some rows: budgets, prices and certificates.
+
+The Lagrange dual gives a bound without any solver, the certificate
+:math:`A \le λδ + μ + Σ_i q_i[\min(ρ_i, u_i) − λ f(u_i) − μ u_i]` with ρ = p/q,
+u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a). A budget that bounds h/q by c has
+:math:`A \le Σ \min(p, cq)`.
+"""
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cactus_theory._scratch import scratch
+from cactus_theory.divergences import SAFE_RATIO, Divergence, FDivergence, TotalVariation
+from cactus_theory.optimum.path import Path
+from cactus_theory.optimum.roots import convex_root
+
+Rows = Float[Tensor, "rows vocab"]
+PerRow = Float[Tensor, "rows"]
+Flags = Bool[Tensor, "rows"]
+
+# ln b is looked for up to here, in so many halvings
+LARGEST_LOG, STEEP_STEPS = 700.0, 64
+# a gain this far below the mass of a row is lost in its sum; it needs tokens of so little mass
+ULP, COARSE = 2.0**-52, 1e-8
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The bands of some rows.
+
+    ``lower``, ``upper`` are a and b; ``leaked`` is the mass that h has where q = 0. ``lossless``
+    is h = q, ``slack`` the end of the path and ``whole`` an end with h = p.
+    """
+
+    lower: PerRow
+    upper: PerRow
+    leaked: PerRow
+    lossless: Flags
+    slack: Flags
+    whole: Flags
+
+    def of_rows(self, at: slice) -> "Edges":
+        """Return those of some of the rows."""
+        return Edges(*(getattr(self, field.name)[at] for field in fields(self)))
+
+
+class Geometry:
+    """A divergence whose budget translates to that of a generator, on float64 rows (R, V)."""
+
+    def __init__(self, q: Rows, p: Rows, divergence: Divergence, generator: FDivergence) -> None:
+        self.q, self.p, self.divergence, self.generator = q, p, divergence, generator
+        self.free = False
+
+    def leaking(self) -> "Geometry":
+        """Return the same with mass allowed on tokens with q = 0, if that has a finite cost."""
+        other = type(self)(self.q, self.p, self.divergence, self.generator)
+        other.free = math.isfinite(self.generator.slope_at_infinity)
+        return other
+
+    def of_rows(self, at: Tensor | slice) -> "Geometry":
+        """Return the same on some of the rows."""
+        other = type(self)(self.q[at], self.p[at], self.divergence, self.generator)
+        other.free = self.free
+        return other
+
+    @cached_property
+    def inside(self) -> Bool[Tensor, "rows vocab"] | None:
+        """Where p/q is finite; None for everywhere, which costs one pass to see."""
+        if not self.q.numel() or float(self.q.amin()) > SAFE_RATIO:
+            return None
+        return torch.isfinite(self.p / self.q)
+
+    @cached_property
+    def zero_mass(self) -> PerRow:
+        """P₀, the draft's mass on tokens that have none in the target."""
+        if self.inside is None:
+            return torch.zeros_like(self.q[:, 0])
+        return torch.where(self.inside, 0.0, self.p).sum(-1)
+
+    @cached_property
+    def path(self) -> Path:
+        """The sorted path of bands."""
+        return Path(self.q, self.p, self.generator, self.free)
+
+    @property
+    def reachable(self) -> PerRow:
+        """The largest acceptance on the path."""
+        return torch.ones_like(self.zero_mass) if self.free else 1 - self.zero_mass
+
+    def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
+        """Return the generator's divergence of rows h from q, and D(h‖q)."""
+        if self.inside is None and len(rows):
+            ratio, out = self._scratch()
+            torch.div(rows, self.q, out=ratio)
+            cost = _sum_of(self.q, self.generator.centred(ratio, out=out))
+            generated = cost.clamp_(min=0.0)  # a rounded sum may lie below
+        else:
+            generated = self.generator.value(rows, self.q)
+        return generated, self.divergence.from_generator(generated)
+
+    def _scratch(self) -> tuple[Rows, Rows]:
+        """Return memory for two arrays of the rows' shape."""
+        like = self.q.shape, self.q.dtype, self.q.device
+        return scratch("geometry.u", *like), scratch("geometry.v", *like)
+
+    def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
+        """Return D(h‖q) of bands of which the generator has the value ``generated``."""
+        return self.divergence.from_generator(generated)
+
+    def slope(self, lower: PerRow, upper: PerRow) -> PerRow:
+        """Return f′(b) − f′(a) = 1/λ, where b = ∞ has the slope f′(∞)."""
+        f = self.generator
+        far = torch.full_like(upper, f.slope_at_infinity - f.slope_at_one)
+        above = torch.where(torch.isinf(upper), far, f.centred_slope(upper))
+        return above - f.centred_slope(lower)
+
+    def price(self, lower: PerRow, upper: PerRow, spent: PerRow) -> PerRow:
+        """Return dA/dδ at the bands."""
+        return self.divergence.price_from_generator(1 / self.slope(lower, upper), spent)
+
+    def lossless_price(self) -> PerRow:
+        """Return the price of the first bit of divergence, at h = q; 0 if it buys nothing."""
+        f, cut = self.generator, self._raised().any(-1)
+        # the smaller one-sided slope at 1: what is freed where h < q
+        leak = 1 / (f.slope_at_infinity - f.slope_at_one + f.kink / 2)
+        none = torch.zeros_like(self.zero_mass)
+        priced = self.divergence.price_from_generator(torch.full_like(none, leak), none)
+        only_leak = torch.where((self.zero_mass > 0) & self.free, priced, none)
+        return torch.where(cut, 1 / f.kink if f.kink else math.inf, only_leak)
+
+    def _raised(self) -> Bool[Tensor, "rows vocab"]:
+        above = self.p > self.q
+        return above if self.inside is None else above & self.inside
+
+    def rejection(self, delta: PerRow) -> PerRow:
+        """Return the least ε of a band within ``delta``, where the budget binds."""
+        path, budget = self.path, self.divergence.to_generator(delta)
+
+        def evaluate(rejection: Tensor) -> tuple[Tensor, Tensor]:
+            point = path.at(rejection)
+            return point.divergence, -point.slope
+
+        return convex_root(evaluate, path.smallest, path.largest, budget)
+
+    def within(self, edges: Edges, delta: PerRow) -> Edges:
+        """Return the edges where ε is too coarse to say what the budget says of b.
+
+        Where a and b met at 1 although there is a budget, only tokens of ratios like 1e30 can
+        gain, and less than an ulp of ε: then a = 1 and Σ_{p>q} q f(min(b, p/q)) = δ.
+        """
+        f = self.generator
+        met = (self.slope(edges.lower, edges.upper) <= 0) & (delta > 0) & ~edges.slack
+        if not (f.smooth and bool(met.any())):
+            return edges
+        raised = self._raised()
+        mass = torch.where(raised, self.q, 0.0)
+        met = met & (mass.sum(-1) <= COARSE)
+        if not bool(met.any()):
+            return edges
+        ratio = torch.where(raised, self.p / self.q, 1.0)
+        budget = self.divergence.to_generator(delta)
+        low, high = torch.zeros_like(delta), torch.full_like(delta, LARGEST_LOG)
+        for _ in range(STEEP_STEPS):
+            middle = (low + high) / 2
+            cost = mass * f.centred(torch.minimum(ratio, middle.exp()[:, None]))
+            within = cost.sum(-1) <= budget
+            low, high = torch.where(within, middle, low), torch.where(within, high, middle)
+        upper = torch.minimum(low.exp(), ratio.amax(-1))
+        gain = (mass * (torch.minimum(ratio, upper[:, None]) - 1)).sum(-1)
+        # elsewhere it is f(b) that is lost, close to 1
+        met = met & (gain <= ULP) & (f.centred_slope(upper) > 0)
+        return replace(
+            edges,
+            lower=torch.where(met, 1.0, edges.lower),
+            upper=torch.where(met, upper, edges.upper),
+            lossless=edges.lossless & ~met,
+        )
+
+    def bound(self, edges: Edges, generated: PerRow) -> PerRow:
+        """Return the certified upper bound on the acceptance of any row spending as much."""
+        q, p, f = self.q, self.p, self.generator
+        price = 1 / self.slope(edges.lower, edges.upper)
+        level = -price * f.centred_slope(edges.lower)
+        u, out = self._scratch()
+        torch.div(p, q, out=u)
+        if self.inside is not None:
+            u[~self.inside] = 1.0  # there q u and q f(u) are charged nothing, or next to it
+        torch.minimum(torch.maximum(u, edges.lower[:, None], out=u), edges.upper[:, None], out=u)
+        kept = torch.minimum(p, torch.mul(q, u, out=out), out=out).sum(-1)
+        costs = price * _sum_of(q, f.centred(u, out=out)) + level * _sum_of(q, u)
+        return price * generated + level + kept - costs
+
+
+def _sum_of(one: Rows, other: Rows) -> PerRow:
+    """Return Σ one·other of each row."""
+    return torch.bmm(one[:, None], other[..., None])[:, 0, 0]
+
+
+class CeilingGeometry(Geometry):
+    """A divergence whose budget bounds h/q pointwise; its bands lie on the same path."""
+
+    def leaking(self) -> "Geometry":
+        """Return the same: no budget allows mass where q = 0."""
+        return self
+
+    def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
+        """Return D(h‖q) twice: no generator enters."""
+        spent = self.divergence.value(rows, self.q)
+        return spent, spent
+
+    def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
+        """Return the divergence whose ceiling is b, ln b for the max-divergence."""
+        return self.divergence.from_ceiling(upper)
+
+    def price(self, lower: PerRow, upper: PerRow, spent: PerRow) -> PerRow:
+        """Return dA/dδ = c′(δ) Σ_{p>bq} q at the ceiling c(δ) = b."""
+        cut = torch.where(self.p > upper[:, None] * self.q, self.q, 0.0).sum(-1)
+        return self.divergence.ceiling_slope(upper) * cut
+
+    def lossless_price(self) -> PerRow:
+        """Return c′(0) Σ_{p>q} q."""
+        one = torch.ones_like(self.zero_mass)
+        return self.price(one, one, torch.zeros_like(one))
+
+    def rejection(self, delta: PerRow) -> PerRow:
+        """Return Σ (p − c(δ) q)₊, on the path."""
+        over = (self.p - self.divergence.ceiling(delta)[:, None] * self.q).clamp(min=0.0).sum(-1)
+        return torch.minimum(torch.maximum(over, self.path.smallest), self.path.largest)
+
+    def within(self, edges: Edges, delta: PerRow) -> Edges:
+        """Return the edges with b as the budget says it: ε says little about it."""
+        upper = torch.where(
+            edges.lossless | edges.slack, edges.upper, self.divergence.ceiling(delta)
+        )
+        return replace(edges, upper=upper)
+
+    def bound(self, edges: Edges, generated: PerRow) -> PerRow:
+        """Return Σ min(p, bq)."""
+        return torch.minimum(self.p, edges.upper[:, None] * self.q).sum(-1)
+
+
+def geometry_of(q: Rows, p: Rows, divergence: Divergence, support: str = "target") -> Geometry:
+    """Return the geometry of a divergence on float64 rows (R, V) that sum to 1."""
+    generator = divergence.generator
+    if generator is None:
+        # the bands of a path are the same for all; a ceiling needs no costs along it
+        return CeilingGeometry(q, p, divergence, TotalVariation())
+    geometry = Geometry(q, p, divergence, generator)
+    return geometry.leaking() if support == "free" else geometry
