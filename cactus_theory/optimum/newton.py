@@ -43,13 +43,12 @@ AT_ONCE = 1 << 18
 
 @dataclass(frozen=True)
 class Found:
-    """Per row: the edges a ≤ 1 ≤ b; whether h = q, h = p, the path ended, and it is settled."""
+    """Per row: the edges a ≤ 1 ≤ b, whether h = q, whether h = p, and whether it is settled."""
 
     lower: PerRow
     upper: PerRow
     lossless: Bool[Tensor, "rows"]
     whole: Bool[Tensor, "rows"]
-    slack: Bool[Tensor, "rows"]
     done: Bool[Tensor, "rows"]
 
 
@@ -148,7 +147,7 @@ def _for_budget(tables: Tables, delta: PerRow) -> Found:
         hopeless = hopeless | ((tables.leaked > 0) & (mass[:, 1] <= 0) & ~ready)
         edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
         ready = ready | close
-    return _found(tables, edges, lossless, whole, whole, ready & ~hopeless)
+    return _found(tables, edges, lossless, whole, ready & ~hopeless)
 
 
 def _found(
@@ -156,15 +155,14 @@ def _found(
     edges: Pairs,
     lossless: Bool[Tensor, "rows"],
     whole: Bool[Tensor, "rows"],
-    slack: Bool[Tensor, "rows"],
     done: Bool[Tensor, "rows"],
 ) -> Found:
     """Return the edges with those of the path's ends filled in; a = b only where lossless."""
-    whole, slack = whole & ~lossless, slack & ~lossless
+    whole = whole & ~lossless
     lower = torch.where(lossless, 1.0, torch.where(whole, tables.least, edges[:, 0]))
-    upper = torch.where(lossless, 1.0, torch.where(slack, tables.most, edges[:, 1]))
+    upper = torch.where(lossless, 1.0, torch.where(whole, tables.most, edges[:, 1]))
     apart = (upper > lower) & (upper < torch.inf)
-    return Found(lower, upper, lossless, whole, slack, done & (apart | lossless | whole))
+    return Found(lower, upper, lossless, whole, done & (apart | lossless | whole))
 
 
 def _budget_step(
@@ -221,7 +219,7 @@ def _for_price(tables: Tables, price: PerRow) -> Found:
         new = torch.where(usable, new, (least * most).sqrt())
         new = torch.where(ready | (close & ~tiny), upper, new)
         edges, ready = _with_partner(f, new, width), ready | close
-    return _found(tables, edges, lossless, whole, whole, ready & ~hopeless)
+    return _found(tables, edges, lossless, whole, ready & ~hopeless)
 
 
 def _with_partner(f: FDivergence, upper: PerRow, width: PerRow) -> Pairs:

@@ -119,9 +119,8 @@ def solve_band(geometry: Geometry, knob: str, amount: PerRow) -> Band:
     found = _newton(geometry, knob, amount)
     if found is None:
         return Band(geometry, _sorted(geometry, knob, amount))
-    edges = Edges(
-        found.lower, found.upper, torch.zeros_like(amount), found.lossless, found.slack, found.whole
-    )
+    ends = found.lossless, found.whole.clone(), found.whole
+    edges = Edges(found.lower, found.upper, torch.zeros_like(amount), *ends)
     left = (~found.done).nonzero()[:, 0]
     if len(left):
         rest = _sorted(geometry.of_rows(left), knob, amount[left])
