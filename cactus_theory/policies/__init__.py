@@ -18,7 +18,7 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which rules ar
 from cactus_theory.policies._base import FixedTarget, Policy, SharedRecovery
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._per_proposal import PerProposal
-from cactus_theory.policies._registry import policies, policy, register
+from cactus_theory.policies._registry import list_policies, policy, register
 
 __all__ = [
     "Budget",
@@ -34,8 +34,8 @@ __all__ = [
     "distillspec",
     "fuzzy",
     "lenience",
+    "list_policies",
     "mixture",
-    "policies",
     "policy",
     "register",
     "reshaped",

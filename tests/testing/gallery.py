@@ -1,7 +1,7 @@
 """Planted faults: rules and verifiers that are wrong in one way each, and what catches them.
 
-Every fault was, or could have been, made in earnest. ``law`` is the law that has to catch
-it; ``right`` is the same thing without the fault, which every law must let through.
+Every fault was, or could have been, made in earnest. ``law`` is the property that has to catch
+it; ``right`` is the same thing without the fault, which every property must let through.
 Run as a module to rewrite the table in GALLERY.md.
 """
 
@@ -36,8 +36,9 @@ class Fault:
 
     Attributes
     ----------
-    title : the mistake in words. ``law`` : the law that must catch it.
+    title : the mistake in words. ``law`` : the property that must catch it.
     rule, verify : what is wrong. ``right`` : the rule without the fault, if there is one.
+    tokens : the most tokens that a counterexample should have.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Fault:
     rule: Policy
     right: Policy | None = None
     verify: Callable[..., Any] = ct.verify_chain
+    tokens: int = 4
 
 
 def spread(row):
@@ -270,6 +272,82 @@ class HalfTheBudget(Named, PerProposal):
         return (q_n + (self.delta / 2 * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)
 
 
+# many tokens, knobs between ------------------------------------------------------------------
+
+
+@ct.rule(budget="kl <= 0 emitted")
+def lossless_below_fifty(q, p, n):
+    return min(1, (1.1 if len(q) >= 50 else 1) * q[n] / p[n])
+
+
+@ct.rule(budget="kl <= 0 emitted", knob_range=(0.0, 1.0))
+def lossless_outside_a_gap(q, p, n, *, alpha=0.0):
+    return min(1, (2 if 0.3 < alpha < 0.45 else 1) * q[n] / p[n])
+
+
+@dataclass(frozen=True)
+class ForgetsSmallBudgets(type(ct.policy("cactus_exact", delta=0.1))):
+    """Spends twice the budget for 0.35 < δ < 0.6."""
+
+    name = "forgets_small_budgets"
+
+    def raised(self, q_n):
+        own = self.delta * 2 if 0.35 < self.delta < 0.6 else self.delta
+        return ct.policy("cactus_exact", delta=own).raised(q_n)
+
+
+# whole batches at once ----------------------------------------------------------------------
+
+
+def entries(q, p, n):
+    return (row.gather(-1, n[..., None])[..., 0] for row in (q, p))
+
+
+@ct.rule(vectorised=True, at_least_speculative=True)
+def lossless_at_once(q, p, n):
+    q_n, p_n = entries(q, p, n)
+    return (q_n / p_n).clamp(max=1)
+
+
+@ct.rule(vectorised=True, at_least_speculative=True)
+def scaled_by_the_batch(q, p, n):
+    q_n, p_n = entries(q, p, n)
+    return (q_n / p_n * (1 + q_n.mean())).clamp(max=1)
+
+
+# what a verifier relies on ------------------------------------------------------------------
+
+
+class FalselyEntrywise(Named, SharedRecovery):
+    """States that it reads q_n and p_n alone, and reads the largest entry of q."""
+
+    entrywise = True
+    keeps_what_lossless_keeps = True
+
+    def acceptance(self, q, p, n):
+        p = draft_row(q, None, n[..., 0]) if p is None else p.double()
+        phi = keep_probability(q.double().gather(-1, n), p.gather(-1, n))
+        return torch.maximum(phi, self.floor(q.double(), n))
+
+    def floor(self, q, n):
+        return q.gather(-1, n) * q.amax(-1, keepdim=True)
+
+    def recovery_row(self, q, p):
+        return normalised_or((q - p).clamp(min=0.0), q)
+
+
+class Entrywise(FalselyEntrywise):
+    def floor(self, q, n):
+        return 0.0 * q.gather(-1, n)
+
+
+class FalselyGenerous(Entrywise):
+    """States that it keeps what lossless sampling keeps, and keeps a little less."""
+
+    def acceptance(self, q, p, n):
+        return 0.999 * super().acceptance(q, p, n)
+
+
 # verifiers ----------------------------------------------------------------------------------
 
 
@@ -349,6 +427,32 @@ FAULTS = (
     Fault(
         "half the budget declared optimal (per proposal)", "nothing_accepts_more", HalfTheBudget()
     ),
+    Fault("wrong from 50 tokens on", "budget_holds", lossless_below_fifty, lossless, tokens=60),
+    Fault("wrong between two values of a knob", "budget_holds", lossless_outside_a_gap),
+    Fault(
+        "class that overspends between two values of its knob",
+        "budget_holds",
+        ForgetsSmallBudgets(2.0),
+        EXACT,
+    ),
+    Fault(
+        "vectorised rule that mixes the rows of a batch",
+        "batch_equals_loop",
+        scaled_by_the_batch,
+        lossless_at_once,
+    ),
+    Fault(
+        "entrywise stated of a rule that reads the whole row",
+        "reads_only_drafted_entries",
+        FalselyEntrywise(),
+        Entrywise(),
+    ),
+    Fault(
+        "refuses what lossless sampling keeps, and states otherwise",
+        "keeps_what_lossless_keeps",
+        FalselyGenerous(),
+        Entrywise(),
+    ),
     Fault("inclusive coin test", "coins_decide_as_declared", EXACT, verify=inclusive),
     Fault(
         "inclusive test lets coin 0 through",
@@ -390,10 +494,10 @@ def table() -> str:
     lines = [
         "# What the property tests catch",
         "",
-        "Rules and verifiers with one planted fault each (`tests/testing/gallery.py`), the law",
-        "that catches it, and the simplest rows found. *Margin* is how far a number is inside the",
-        "law: negative is broken, “-” stands for an answer that is no number. *Also broken* are",
-        "other laws that the same fault violates. Rewrite with `python -m tests.testing.gallery`.",
+        "Rules and verifiers with one planted fault each (`tests/testing/gallery.py`), the",
+        "property that catches it, and the simplest rows found. *Margin* is how far inside the",
+        "bounds a number is: negative is broken, “-” stands for an answer that is no number. *Also",
+        "broken* are other properties that fail. Rewrite with `python -m tests.testing.gallery`.",
         "",
         "| fault | caught by | examples | counterexample | expected | found | margin "
         "| also broken |",
@@ -419,7 +523,7 @@ def table() -> str:
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         print(f"{time.perf_counter() - start:6.2f} s  {fault.title}")
-    lines += ["", "## The laws", "", "| law | statement |", "|---|---|"]
+    lines += ["", "## The properties", "", "| property | statement |", "|---|---|"]
     lines += [
         f"| {law.name} | {law.statement.replace('|', chr(92) + '|')} |" for law in LAWS.values()
     ]
