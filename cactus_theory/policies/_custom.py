@@ -159,8 +159,8 @@ def _check_declared(declared: dict[str, Any], knob: str | None) -> None:
     strict = declared.get("strict")
     if strict is not None:
         check.number("strict", strict, -float("inf"))
-    for name in ("direction", "strict"):
-        if knob is None and declared.get(name) not in (None, 0):
+    for name, nothing in (("direction", 0), ("strict", None)):
+        if knob is None and declared.get(name, nothing) != nothing:
             raise ValueError(f"{name}: speaks of a knob, and the function has none after a *")
 
 

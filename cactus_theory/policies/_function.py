@@ -21,7 +21,6 @@ from cactus_theory.policies._base import (
     Ids,
     Policy,
     Rows,
-    draft_row,
     normalised_or,
 )
 from cactus_theory.policies._declaration import Budget, Declaration
@@ -218,6 +217,11 @@ def _as_tensor(answer: Any) -> Tensor:
     return torch.from_numpy(np.array(answer, dtype=np.float64))
 
 
+def _certain(q: Rows, n: Id) -> Rows:
+    """Return the one-hot rows of a draft that is certain of n."""
+    return torch.zeros_like(q).scatter_(-1, n[..., None], 1.0)
+
+
 def _picked(rows: Tensor, row: Tensor) -> Tensor:
     """Return some of the rows (R, V), without a copy if it is all of them in their order."""
     every = torch.arange(len(rows), device=rows.device)
@@ -238,7 +242,7 @@ class FunctionRule(FunctionPolicy):
         if p is None:
             drafted = torch.ones_like(n, dtype=torch.bool)
             wide = q[..., None, :].expand(*n.shape, q.shape[-1])
-            q, p = wide, draft_row(wide, None, n).to(q.dtype)
+            q, p = wide, _certain(wide, n)
         else:
             drafted = p.expand(q.shape).gather(-1, n) > 0
         row = torch.arange(n.numel(), device=n.device).reshape(n.shape)
@@ -250,7 +254,7 @@ class FunctionRule(FunctionPolicy):
 
     def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
         """Return what ``recovery`` says where n can be rejected, q elsewhere."""
-        drafts = (draft_row(q, None, n) if p is None else p).to(q.dtype)
+        drafts = _certain(q, n) if p is None else p.to(q.dtype)
         if self.source.recovery is None:
             rows, own = q.double(), drafts.double()
             return normalised_or((rows - own).clamp(min=0.0), rows)

@@ -318,22 +318,24 @@ def scaled_by_the_batch(q, p, n):
 # what a verifier relies on ------------------------------------------------------------------
 
 
-class FalselyEntrywise(Named, SharedRecovery):
+class FalselyEntrywise(Named, ct.Policy):
     """States that it reads q_n and p_n alone, and reads the largest entry of q."""
 
     entrywise = True
     keeps_what_lossless_keeps = True
+    shared_recovery = True
 
     def acceptance(self, q, p, n):
-        p = draft_row(q, None, n[..., 0]) if p is None else p.double()
-        phi = keep_probability(q.double().gather(-1, n), p.gather(-1, n))
+        p = torch.zeros_like(q).scatter(-1, n, 1.0) if p is None else p
+        phi = keep_probability(q.double().gather(-1, n), p.double().gather(-1, n))
         return torch.maximum(phi, self.floor(q.double(), n))
 
     def floor(self, q, n):
-        return q.gather(-1, n) * q.amax(-1, keepdim=True)
+        return (q.gather(-1, n) > 0) * q.amax(-1, keepdim=True) / 2
 
-    def recovery_row(self, q, p):
-        return normalised_or((q - p).clamp(min=0.0), q)
+    def recovery(self, q, p, n):
+        p = torch.zeros_like(q).scatter(-1, n[..., None], 1.0) if p is None else p
+        return normalised_or((q.double() - p).clamp(min=0.0), q.double())
 
 
 class Entrywise(FalselyEntrywise):
@@ -346,6 +348,13 @@ class FalselyGenerous(Entrywise):
 
     def acceptance(self, q, p, n):
         return 0.999 * super().acceptance(q, p, n)
+
+
+class FalselyShared(Entrywise):
+    """States one recovery law for all tokens, and leaves the refused token out of it."""
+
+    def recovery(self, q, p, n):
+        return normalised_or(q.double().scatter(-1, n[..., None], 0.0), q.double())
 
 
 # verifiers ----------------------------------------------------------------------------------
@@ -451,6 +460,12 @@ FAULTS = (
         "refuses what lossless sampling keeps, and states otherwise",
         "keeps_what_lossless_keeps",
         FalselyGenerous(),
+        Entrywise(),
+    ),
+    Fault(
+        "one recovery law stated, another one for every token",
+        "recovers_alike",
+        FalselyShared(),
         Entrywise(),
     ),
     Fault("inclusive coin test", "coins_decide_as_declared", EXACT, verify=inclusive),

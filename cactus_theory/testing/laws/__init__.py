@@ -32,6 +32,7 @@ from cactus_theory.testing.laws.declared import (
 from cactus_theory.testing.laws.relied_on import (
     keeps_what_lossless_keeps,
     reads_only_drafted_entries,
+    recovers_alike,
 )
 from cactus_theory.testing.laws._behaviour import Behaviour
 from cactus_theory.testing.laws._ladder import at_knob, knob_ladder, other_knobs
@@ -64,6 +65,7 @@ __all__ = [
     "nothing_accepts_more",
     "other_knobs",
     "reads_only_drafted_entries",
+    "recovers_alike",
     "recovery_is_a_distribution",
     "stays_between",
     "strict_point_is_lossless",

@@ -41,6 +41,25 @@ def keeps_what_lossless_keeps(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(seen.phi, least, None, "acceptance of token {0}", EXACT, seen.drafted)
 
 
+@law(
+    lambda rule: bool(getattr(rule, "shared_recovery", False)),
+    hint="g depends on the refused token: the class must not state shared_recovery",
+)
+def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
+    """g(·|n) is the same for every token n that may be refused (states ``shared_recovery``)."""
+    row, token = (part[seen.rejected[seen.pairs] > 0] for part in seen.pairs)
+    if not len(row):
+        return
+    first = torch.searchsorted(row, row)  # the rows rise
+    g = seen.recovered_at(row, token)
+
+    def about(index: tuple[int, ...]) -> str:
+        after, other = int(token[index[0]]), int(token[first[index[0]]])
+        return f"recovery probability of token {index[1]} after token {after}, as after {other}"
+
+    yield Bounds(g, g[first], g[first], about, EXACT, rows=row)
+
+
 def _evenly(rows: Tensor, token: Tensor) -> Tensor:
     own = rows.gather(-1, token[:, None])
     return (
