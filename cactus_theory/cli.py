@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line
 """
 
 import argparse
+import os
 import re
 import sys
 from typing import Any
@@ -30,7 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except REPORTED as error:
         print(f"cactus-theory {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from cactus_theory.testing.laws import Behaviour
 
-# a property asks each question up to so often (the knob's at 27 values of it)
-ASKED = 40
+# the first property asks each question about once, others up to so often (at values of a knob)
+ONCE, ASKED = 2, 40
 # beside that, a machine may become busier than it was at the first answers
 BUSIER = 5.0
 # a row that hung once is taken to hang again after so many seconds
@@ -65,20 +65,20 @@ class Clock:
         self.each = 0.0
         self._told = (-float("inf"), 0.0)
 
-    def limit(self, seen: Behaviour) -> float | None:
-        """Return the seconds for one property on some rows."""
+    def limit(self, seen: Behaviour, asked: int = ASKED) -> float | None:
+        """Return the seconds for a property that asks each question ``asked`` times."""
         if self.least is None:
             return None
-        seconds = self.least + ASKED * BUSIER * self.each * _questions(seen)
+        seconds = self.least + asked * BUSIER * self.each * _questions(seen)
         now = time.monotonic()
         if now - self._told[0] > QUIET or seconds > self._told[1]:
             self._told = now, seconds
             self.tell(seconds)
         return seconds
 
-    def limit_again(self, seen: Behaviour) -> float | None:
+    def limit_again(self, seen: Behaviour, asked: int = ASKED) -> float | None:
         """Return the seconds for a single row that may be the one without an answer."""
-        whole = self.limit(seen)
+        whole = self.limit(seen, asked)
         if whole is None or self.least is None:
             return None
         return whole - self.least + min(self.least / 5, HANG_AGAIN)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.testing._clock import Clock, Hang, time_limit
+from cactus_theory.testing._clock import ASKED, ONCE, Clock, Hang, time_limit
 from cactus_theory.testing._examples import Group
 from cactus_theory.testing._report import Finding, Verdict
 from cactus_theory.testing._shrink import shrink
@@ -96,7 +96,7 @@ class Checker:
         for seen in behaviours:
             try:
                 start = time.monotonic()
-                measure(law, seen, self.clock.limit(seen))
+                measure(law, seen, self.clock.limit(seen, _asked(law)))
                 self.clock.took(seen, time.monotonic() - start)
                 sound.append(seen)
             except Exception as error:  # noqa: BLE001  whatever foreign code raises
@@ -126,7 +126,7 @@ class Checker:
     def error_on(self, law: Law, seen: Behaviour) -> Exception | None:
         """Return what the rule raises there, if anything."""
         try:
-            measure(law, seen, self.clock.limit_again(seen))
+            measure(law, seen, self.clock.limit_again(seen, _asked(law)))
         except Exception as error:  # noqa: BLE001  whatever foreign code raises
             return error
         return None
@@ -168,7 +168,7 @@ class Checker:
         def broken(q: Tensor, p: Tensor) -> bool:
             other = seen.on(q[None], p[None])
             try:
-                margin = measure(law, other, self.clock.limit(other)).margin
+                margin = measure(law, other, self.clock.limit(other, _asked(law))).margin
             except Exception:  # noqa: BLE001  whatever foreign code raises
                 return False
             return margin < 0 and math.isfinite(margin) == math.isfinite(worst.margin)
@@ -178,7 +178,7 @@ class Checker:
         if broken(q, p):
             q, p = shrink(q, p, broken, self.shrink_seconds)
             found = seen.on(q[None], p[None])
-            worst = measure(law, found, self.clock.limit(found))
+            worst = measure(law, found, self.clock.limit(found, _asked(law)))
         return Finding(
             law.name,
             law.statement,
@@ -200,7 +200,7 @@ class Checker:
             if not law.applies(seen.rule):
                 continue
             try:
-                worst = measure(law, seen, self.clock.limit(seen))
+                worst = measure(law, seen, self.clock.limit(seen, _asked(law)))
             except Exception:  # noqa: BLE001  whatever foreign code raises
                 _, crashed = self.without_crashes(law, [seen])
                 if not crashed:
@@ -222,6 +222,11 @@ class Checker:
         if not counted:
             return Verdict(law.name, law.statement, "not checked", 0, None)
         return Verdict(law.name, law.statement, "holds", counted, least)
+
+
+def _asked(law: Law) -> int:
+    """Return how often a property asks each question."""
+    return ONCE if law.name == "answers" else ASKED
 
 
 def _at(seen: Behaviour) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cactus_theory.policies import Policy
 from cactus_theory.policies._function import VECTORISE, FunctionPolicy
-from cactus_theory.testing._clock import Clock, Hang, time_limit
+from cactus_theory.testing._clock import ONCE, Clock, Hang, time_limit
 from cactus_theory.testing._examples import Group
 from cactus_theory.testing._judge import Checker, measure
 from cactus_theory.testing._report import Finding, Report, Verdict, declared
@@ -100,7 +100,7 @@ def _time_one_row(checker: Checker, groups: list[Group]) -> None:
     try:
         measure(LAWS["answers"], seen, checker.clock.least + FIRST)
         start = time.monotonic()
-        measure(LAWS["answers"], seen.on(seen.q, seen.p), checker.clock.limit(seen))
+        measure(LAWS["answers"], seen.on(seen.q, seen.p), checker.clock.limit(seen, ONCE))
         checker.clock.took(seen, time.monotonic() - start)
     except Exception:  # noqa: BLE001, S110  found again, and reported, on these very rows
         pass

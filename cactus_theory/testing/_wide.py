@@ -7,11 +7,11 @@ from torch import Tensor
 # smaller entries become 0: float32 has them all, and rows of few tokens have the deeper tails
 LEAST = 1e-30
 # how many tokens a draft cut to its top proposes
-TOP = 32
+TOP = 16
 TARGETS = ("zipf", "zipf", "dirichlet", "flat", "zeros")
 DRAFTS = ("tempered", "independent", "top", "equal", "over")
 # in wider rows every draft is cut to its top, as what enumerates drafted tokens takes O(V) each
-DENSE = 128
+DENSE = 64
 
 
 def wide_row(random: np.random.Generator, vocab: int, kind: str) -> np.ndarray:
@@ -33,8 +33,8 @@ def wide_row(random: np.random.Generator, vocab: int, kind: str) -> np.ndarray:
 def wide_pair(vocab: int, seed: int, draft: str | None = None) -> tuple[Tensor, Tensor]:
     """Return (target, draft), float64 rows (V,); ``draft`` names the relation of the two.
 
-    ``tempered``: p ∝ q^a; ``top``: that on its 32 likeliest tokens; ``over``: half of p on
-    tokens that are rare in q; ``independent``; ``equal``. Beyond 128 tokens all are cut to 32.
+    ``tempered``: p ∝ q^a; ``top``: that on its 16 likeliest tokens; ``over``: half of p on
+    tokens that are rare in q; ``independent``; ``equal``. Beyond 64 tokens all are cut to 16.
     """
     random = np.random.default_rng(seed)
     q = wide_row(random, vocab, TARGETS[int(random.integers(len(TARGETS)))])

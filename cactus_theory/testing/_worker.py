@@ -30,7 +30,7 @@ def main(options: dict[str, Any]) -> None:
     say = _speaker()
     try:
         rule = load_rule(options["source"])
-        said = _declared(rule, options["source"])
+        said = declaration(rule, options["source"])
         for name in options["laws"] or ():
             check.one_of("--laws", name, tuple(LAWS))
     except (ValueError, TypeError, OSError) as error:
@@ -63,7 +63,7 @@ def main(options: dict[str, Any]) -> None:
     say(event="end", advice=report.advice)
 
 
-def _declared(rule: Policy, source: str) -> str:
+def declaration(rule: Policy, source: str) -> str:
     """Return what the rule declares; raise ValueError for a declaration that cannot be read."""
     try:
         said = rule.declares

@@ -37,6 +37,10 @@ class Known(Halfway):
     """Registered while the file is read."""
 
 
+class Draft(ct.Policy):
+    """Not finished: both methods are missing."""
+
+
 quarter = Halfway(0.25)
 priced = ct.policy("band", price=2.0)
 number = 3
@@ -104,6 +108,8 @@ def test_a_file_that_changed_is_read_again(folder: Path) -> None:
         ("mine.py:1x", ValueError, "must read file.py:name; got 'mine.py:1x'"),
         ("nowhere.py:x", OSError, "no such file; got 'nowhere.py'"),
         ("broken.py:x", ValueError, r"broken.py, line 2 \(1 / 0\): ZeroDivisionError: division"),
+        ("mine.py:Draft", TypeError, "mine.py:Draft is abstract; it lacks acceptance, recovery"),
+        ("typo.py:x", ValueError, r"line 3 \(@ct.rule\(contnuous=False\)\): TypeError: .* did you"),
         ("torn.py:x", ValueError, "torn.py, line 1: SyntaxError"),
         ("mine.py:scaled:beta=1", ValueError, "mine.py:scaled takes the knobs alpha; got 'beta'"),
         ("mine.py:scaled:alpha", ValueError, "knobs must read knob=value; got 'alpha'"),
@@ -112,6 +118,8 @@ def test_a_file_that_changed_is_read_again(folder: Path) -> None:
 )
 def test_what_is_wrong_is_named(folder: Path, source: str, kind: type, said: str) -> None:
     (folder / "broken.py").write_text("x = 1\n1 / 0\n", encoding="utf-8")
+    typo = "import cactus_theory as ct\n\n@ct.rule(contnuous=False)\ndef x(q, p, n): ...\n"
+    (folder / "typo.py").write_text(typo, encoding="utf-8")
     (folder / "torn.py").write_text("def f(:\n", encoding="utf-8")
     with pytest.raises(kind, match=said):
         ct.policy(source)
