@@ -3,7 +3,16 @@
 from cactus_theory.divergences import divergence, register_divergence
 from cactus_theory.emitted import Audit, audit, emitted_law
 from cactus_theory.optimum import Frontier, OptimalAcceptance, frontier, optimal_acceptance
-from cactus_theory.policies import Budget, Declaration, Policy, policies, policy, register
+from cactus_theory.policies import (
+    Budget,
+    Declaration,
+    FixedTarget,
+    PerProposal,
+    Policy,
+    list_policies,
+    policy,
+    register,
+)
 from cactus_theory.policies._custom import rule
 from cactus_theory.verify import ChainVerdict, verify_chain
 
@@ -12,15 +21,17 @@ __all__ = [
     "Budget",
     "ChainVerdict",
     "Declaration",
+    "FixedTarget",
     "Frontier",
     "OptimalAcceptance",
+    "PerProposal",
     "Policy",
     "audit",
     "divergence",
     "emitted_law",
     "frontier",
+    "list_policies",
     "optimal_acceptance",
-    "policies",
     "policy",
     "register",
     "register_divergence",

@@ -1,6 +1,12 @@
-"""The command line: ``cactus-theory solve | audit | check | generate``."""
+"""The command line: ``cactus-theory solve | audit | check | generate``.
+
+Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
+3 a property could not be decided in time (``check``).
+"""
 
 import argparse
+import os
+import re
 import sys
 from typing import Any
 
@@ -21,11 +27,16 @@ REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return 0, or 2 after one line on stderr for bad input."""
+    """Run one command; return its exit code, 2 after one line on stderr for bad input."""
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except REPORTED as error:
         print(f"cactus-theory {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -44,10 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     solve.add_argument("--out", metavar="FILE.npy", help="also save the optimal rows")
     solve.set_defaults(run=_solve)
     audit = commands.add_parser("audit", help="what a policy emits, costs and declares")
-    _add_rows(audit)
+    _add_rows(audit, "?")
+    audit.add_argument(
+        "--draft-tokens",
+        metavar="IDS",
+        help="instead of draft rows, the tokens that a certain draft proposed: 3,1,4 or a file",
+    )
     _add_policy(audit)
     audit.set_defaults(run=_audit)
-    checking = commands.add_parser("check", help="hold a rule of your own to its laws")
+    checking = commands.add_parser("check", help="look for rows on which a policy is wrong")
     testing.add_arguments(checking)
     checking.set_defaults(run=testing.run)
     generate = commands.add_parser("generate", help="decode a prompt with a draft model")
@@ -57,9 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_rows(parser: argparse.ArgumentParser) -> None:
+def _add_rows(parser: argparse.ArgumentParser, draft: str | None = None) -> None:
     parser.add_argument("target", help="target rows q: .npy .npz .safetensors .csv .json")
-    parser.add_argument("draft", help="draft rows p, same shape")
+    parser.add_argument("draft", nargs=draft, help="draft rows p, same shape")
     parser.add_argument(
         "--divergence", default="kl", help=f"one of {', '.join(DIVERGENCES)} (alpha:a=0.5)"
     )
@@ -74,10 +90,13 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 
 def _add_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--policy", required=True, help=f"one of {', '.join(policy_names())}; name:knob=value"
+        "--policy",
+        required=True,
+        action=Once,
+        help=f"one of {', '.join(policy_names())}, or FILE.py:NAME; with :knob=value,knob=value",
     )
-    parser.add_argument("--delta", type=float, help="the policy's delta")
-    parser.add_argument("--price", type=float, help="the policy's price")
+    parser.add_argument("--delta", type=float, action=Once, help="the policy's delta")
+    parser.add_argument("--price", type=float, action=Once, help="the policy's price")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KNOB=VALUE", help="any other knob"
     )
@@ -96,6 +115,24 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
 
 
+class Once(argparse.Action):
+    """Store a value; refuse a second one instead of forgetting the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Enter the value."""
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(
+                self, f"must be given once; got {getattr(namespace, self.dest)} and {values}"
+            )
+        setattr(namespace, self.dest, values)
+
+
 def chosen_policy(args: argparse.Namespace) -> Policy:
     """Return the policy that ``--policy``, ``--delta``, ``--price`` and ``--set`` name."""
     knobs: dict[str, Any] = {
@@ -105,6 +142,8 @@ def chosen_policy(args: argparse.Namespace) -> Policy:
         name, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"--set: must read KNOB=VALUE; got {item!r}")
+        if name in knobs:
+            raise ValueError(f"--set: {name} must be given once; got {item!r} again")
         knobs[name] = value
     return ct.policy(args.policy, **knobs)
 
@@ -161,10 +200,36 @@ def _save(
         save_plot(args.plot, rows[args.row], drafts[args.row], divergence, delta, rule)
 
 
+def _drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
+    """Return target rows, and draft rows or the tokens of certain drafts; the other is None."""
+    if (args.draft is None) == (args.draft_tokens is None):
+        given = "neither" if args.draft is None else "both"
+        raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {given}")
+    if args.draft_tokens is None:
+        return *_pair(args), None
+    q = load_rows(args.target, logits=args.logits)
+    ids = _token_ids(args.draft_tokens)
+    return q, None, ids.reshape(q.shape[:-1]) if ids.size == q[..., 0].size else ids
+
+
+def _token_ids(text: str) -> np.ndarray:
+    """Return the token ids of ``3,1,4``, or those in a file."""
+    if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
+        return np.array([int(part) for part in text.split(",")])
+    ids = load_rows(text)
+    if (ids != np.floor(ids)).any():
+        raise ValueError(f"--draft-tokens: must hold whole numbers; got {text!r}")
+    return ids.astype(np.int64)
+
+
 def _audit(args: argparse.Namespace) -> int:
-    q, p = _pair(args)
     rule = chosen_policy(args)
-    report = ct.audit(rule, q, p, divergence=args.divergence)
+    q, p, ids = _drafts(args)
+    report = ct.audit(rule, q, p, draft_token_ids=ids, divergence=args.divergence)
+    if ids is not None:
+        q = np.broadcast_to(q, (*report.acceptance.shape, q.shape[-1]))
+        p = np.zeros_like(q)
+        np.put_along_axis(p, ids[..., None], 1.0, -1)
     spent = report.divergences[report.reference]
     columns = {"acceptance": report.acceptance, report.reference: spent}
     columns |= {

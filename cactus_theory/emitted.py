@@ -16,7 +16,9 @@ from cactus_theory.policies import Declaration, Policy
 BUDGET_TOLERANCE = 1e-9
 
 
-def emitted_law(rule: Policy, target_probs: Any, draft_probs: Any) -> Any:
+def emitted_law(
+    rule: Policy, target_probs: Any, draft_probs: Any, *, draft_token_ids: Any = None
+) -> Any:
     """Return the exact law of the next emitted token.
 
     out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n).
@@ -24,13 +26,17 @@ def emitted_law(rule: Policy, target_probs: Any, draft_probs: Any) -> Any:
     Rows (..., V) in the input's kind and dtype, computed in float64: O(V log V) a row for
     raised rules, O(V) where the recovery is shared, O(V²) for any other rule.
 
+    A draft that was certain of its token (greedy, n-gram) has no rows: with ``draft_probs=None``
+    and ``draft_token_ids`` n (...), one token a row, out = φ(n) e_n + (1 − φ(n)) g(·|n).
+
     Raises
     ------
     ValueError, TypeError
-        Rows that are not distributions over one vocabulary, or a rule that is no Policy.
+        Rows that are not distributions over one vocabulary, ids that are no tokens of it,
+        both or neither of rows and ids, or a rule that is no Policy.
     """
     _check_rule(rule)
-    q, p = check.probability_rows(target_probs, draft_probs)
+    q, p = _rows(target_probs, draft_probs, draft_token_ids)
     return check.like(rule.emitted(q, p), target_probs)
 
 
@@ -67,11 +73,18 @@ class Audit:
 
 
 def audit(
-    rule: Policy, target_probs: Any, draft_probs: Any, *, divergence: str | Divergence = "kl"
+    rule: Policy,
+    target_probs: Any,
+    draft_probs: Any,
+    *,
+    draft_token_ids: Any = None,
+    divergence: str | Divergence = "kl",
 ) -> Audit:
     """Hold a rule to its word on given rows (..., V); everything is exact, nothing sampled.
 
     ``divergence`` names the one in which the optimum is compared. Shapes (...), float64.
+    For drafts that are certain of their tokens: ``draft_probs=None`` and ``draft_token_ids``
+    (...), as for :func:`emitted_law`.
 
     Raises
     ------
@@ -80,7 +93,7 @@ def audit(
     """
     _check_rule(rule)
     reference = find_divergence(divergence)
-    q, p = check.probability_rows(target_probs, draft_probs)
+    q, p = _rows(target_probs, draft_probs, draft_token_ids)
     batch = q.shape[:-1]
     q, p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
     law = rule.emitted(q, p)
@@ -140,6 +153,35 @@ def _optima(
     least = torch.where(lossless, 0.0, kind.value(equal_acceptance.rows(), q))
     beyond = accepted > reachable + BUDGET_TOLERANCE
     return torch.minimum(p, equal_spend.rows()).sum(-1), torch.where(beyond, torch.nan, least)
+
+
+def _rows(target_probs: Any, draft_probs: Any, draft_token_ids: Any) -> tuple[Tensor, Tensor]:
+    """Return checked float64 rows of target and draft, the draft's one-hot where it was certain."""
+    if (draft_probs is None) == (draft_token_ids is None):
+        given = "neither" if draft_probs is None else "both"
+        raise ValueError(
+            f"draft_probs, draft_token_ids: exactly one must be given; got {given} of them"
+        )
+    if draft_token_ids is None:
+        return check.probability_rows(target_probs, draft_probs)
+    target = check.as_tensor("target_probs", target_probs)
+    q, _ = check.probability_rows(target, target)
+    ids = torch.as_tensor(draft_token_ids, device=q.device)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"draft_token_ids: must hold whole numbers; got dtype {ids.dtype}")
+    vocab = q.shape[-1]
+    if ids.numel() and not ids.is_cuda and not bool(((ids >= 0) & (ids < vocab)).all()):
+        wrong = ids[(ids < 0) | (ids >= vocab)].flatten()[0].item()
+        raise ValueError(f"draft_token_ids: must lie in [0, {vocab}); got {wrong}")
+    try:
+        shape = torch.broadcast_shapes(q.shape[:-1], ids.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"draft_token_ids: shape must broadcast with the rows' {tuple(q.shape[:-1])}; "
+            f"got {tuple(ids.shape)}"
+        ) from None
+    certain = q.new_zeros(*shape, vocab)
+    return q.expand(certain.shape), certain.scatter_(-1, ids.expand(shape)[..., None].long(), 1.0)
 
 
 def _check_rule(rule: Any) -> None:

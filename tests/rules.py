@@ -41,7 +41,7 @@ def ladder(name: str, knob: str) -> list[ct.Policy]:
 
 def every_rule() -> dict[str, ct.Policy]:
     found = [ct.policy(spec) for spec in VARIANTS]
-    for name, entry in ct.policies().items():
+    for name, entry in ct.list_policies().items():
         if not entry["knobs"]:
             found.append(ct.policy(name))
         for knob in entry["knobs"]:
@@ -51,4 +51,4 @@ def every_rule() -> dict[str, ct.Policy]:
 
 RULES = every_rule()
 SPECS = tuple(RULES)
-KNOBS = tuple((name, knob) for name, entry in ct.policies().items() for knob in entry["knobs"])
+KNOBS = tuple((name, knob) for name, entry in ct.list_policies().items() for knob in entry["knobs"])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,43 @@ def test_audit_reports_the_overspend(files, capsys) -> None:
     assert found["declares"]["budget"]["scope"] == "per proposal"
 
 
+def test_audit_of_certain_drafts(files, tmp_path: Path, capsys) -> None:
+    rule = ("--policy", "cactus:delta=0.25")
+    found = run_json(capsys, "audit", files[0], "--draft-tokens", "1", *rule)
+    report = ct.audit(ct.policy("cactus:delta=0.25"), np.array(Q), None, draft_token_ids=1)
+    assert found["acceptance"] == pytest.approx(float(report.acceptance), abs=PRINTED)
+    np.save(tmp_path / "ids.npy", np.array([0, 2]))
+    np.save(tmp_path / "q2.npy", np.array([Q, Q]))
+    rows = str(tmp_path / "q2.npy"), "--draft-tokens", str(tmp_path / "ids.npy")
+    both = run_json(capsys, "audit", *rows, *rule, "--plot", str(tmp_path / "row.png"))
+    one = run_json(capsys, "audit", files[0], "--draft-tokens", "0,2", *rule)
+    assert both["acceptance"] == one["acceptance"] and len(one["acceptance"]) == 2
+    assert (tmp_path / "row.png").stat().st_size > 1000
+
+
+def test_a_policy_of_a_file_is_audited(files, tmp_path: Path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import cactus_theory as ct\n\n"
+        "@ct.rule\ndef mine(q, p, n, *, alpha=1.0):\n    return min(1, alpha * q[n] / p[n])\n"
+    )
+    source = f"{tmp_path / 'mine.py'}:mine"
+    found = run_json(capsys, "audit", *files, "--policy", f"{source}:alpha=.5")
+    assert found["policy"] == f"{source}:alpha=0.5"
+    assert found["acceptance"] == pytest.approx(0.3, abs=PRINTED)
+    assert run_json(capsys, "audit", *files, "--policy", source, "--set", "alpha=.5") == found
+
+
+@pytest.mark.parametrize("option", ["--policy", "--delta", "--price"])
+def test_what_is_given_twice_is_refused(files, capsys, option: str) -> None:
+    values = {"--policy": ("cactus:delta=1", "speculative")}.get(option, ("1", "2"))
+    twice = (option, values[0], option, values[1])
+    other = () if option == "--policy" else ("--policy", "cactus")
+    with pytest.raises(SystemExit) as raised:
+        main(["audit", *files, *other, *twice])
+    assert raised.value.code == 2
+    assert "must be given once; got" in capsys.readouterr().err
+
+
 def test_a_batch_prints_a_line_a_row(tmp_path: Path, capsys) -> None:
     paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
     for path, row in zip(paths, (Q, P), strict=True):
@@ -118,6 +156,22 @@ def test_plot_draws_a_row_with_zeros(
         (("audit", "{q}", "{p}", "--policy", "cactus"), "needs the knob delta"),
         (("audit", "{q}", "{p}", "--policy", "cactus:delta=x"), "delta: must be a number"),
         (("audit", "{q}", "{p}", "--policy", "cactus", "--set", "k"), "--set"),
+        (
+            ("audit", "{q}", "{p}", "--policy", "cactus", "--set", "delta=1", "--set", "delta=2"),
+            "delta must be given once",
+        ),
+        (
+            ("audit", "{q}", "{p}", "--policy", "speculative", "--delta", "1"),
+            "speculative takes the knobs none; got 'delta'",
+        ),
+        (("audit", "{q}", "--policy", "typical"), "exactly one must be given; got neither"),
+        (
+            ("audit", "{q}", "{p}", "--policy", "typical", "--draft-tokens", "1"),
+            "exactly one must be given; got both",
+        ),
+        (("audit", "{q}", "--policy", "typical", "--draft-tokens", "3"), "must lie in [0, 3)"),
+        (("audit", "{q}", "--policy", "typical", "--draft-tokens", "{q}"), "whole numbers"),
+        (("audit", "{q}", "{p}", "--policy", "no.py:x"), "no such file; got 'no.py'"),
         (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.svg"), "--plot: must end in .png"),
         (("solve", "{q}", "{p}", "--delta", "1", "--csv", "x.txt"), "--csv: must end in .csv"),
         (("solve", "{q}", "{p}", "--delta", "1", "--out", "x.txt"), "x.txt"),
@@ -143,11 +197,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert out == "" and len(err.strip().splitlines()) == 1 and said in err
 
 
-def test_a_missing_optional_package_names_its_extra(files) -> None:
-    hide = "import sys; sys.modules['transformers'] = None; from cactus_theory.cli import main; "
-    call = "sys.exit(main(['generate','--target','a','--draft','b','--prompt','x'," + (
-        "'--policy','speculative']))"
+def test_a_missing_optional_package_names_its_extra(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    models = ("--target", "a", "--draft", "b", "--prompt", "x")
+    assert main(["generate", *models, "--policy", "speculative"]) == 2
+    assert "cactus-theory[llm]" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error(files) -> None:
+    command = [sys.executable, "-m", "cactus_theory.cli", "solve", *files, "--delta", "0.1"]
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command)} | head -c 0"], capture_output=True, text=True
     )
-    done = subprocess.run([sys.executable, "-c", hide + call], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "cactus-theory[llm]" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr == ""

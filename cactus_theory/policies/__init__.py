@@ -19,7 +19,7 @@ from cactus_theory.policies._base import FixedTarget, Policy
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._entrywise import Entrywise
 from cactus_theory.policies._per_proposal import PerProposal
-from cactus_theory.policies._registry import policies, policy, register
+from cactus_theory.policies._registry import list_policies, policy, register
 from cactus_theory.policies._residual import Decision, Residual
 
 __all__ = [
@@ -38,8 +38,8 @@ __all__ = [
     "distillspec",
     "fuzzy",
     "lenience",
+    "list_policies",
     "mixture",
-    "policies",
     "policy",
     "register",
     "reshaped",

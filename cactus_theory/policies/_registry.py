@@ -1,27 +1,61 @@
-"""The one list of rules: name and knobs to policy."""
+"""The one list of policies: name and knobs to policy."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from cactus_theory import _arguments as check
+from cactus_theory.policies import _file, _knobs
 from cactus_theory.policies._base import Policy
 
-Kind = TypeVar("Kind", bound=type[Policy])
-_REGISTRY: dict[str, type[Policy]] = {}
+Kind = TypeVar("Kind", bound=type[Policy] | Policy)
+_REGISTRY: dict[str, type[Policy] | Policy] = {}
 
 
 def register(name: str) -> Callable[[Kind], Kind]:
-    """Make a policy class available to ``ct.policy``, the command line and every audit."""
+    """Make a policy class, or a function under ``@ct.rule``, available by name.
+
+    ``ct.policy``, the command line, every audit and every test find it then::
+
+        @ct.register("mine")
+        @ct.rule
+        def mine(q, p, n, *, alpha=0.5): ...
+
+    Raises
+    ------
+    ValueError
+        A name that is taken (the same file read again takes its own name), or no name.
+    TypeError
+        Neither a policy class nor a function under ``@ct.rule``.
+    """
+    if not isinstance(name, str) or not name or set(name) & set(":,= "):
+        raise ValueError(f"name: must be a word without ':', ',' or '='; got {name!r}")
 
     def enter(kind: Kind) -> Kind:
-        if name in _REGISTRY:
+        if name in _REGISTRY and _origin(_REGISTRY[name]) != _origin(kind):
             raise ValueError(f"name: must not be registered already; got {name!r}")
-        kind.name = name
-        _REGISTRY[name] = kind
-        return kind
+        if isinstance(kind, type) and issubclass(kind, Policy):
+            kind.name = name
+            kind.registered_as = name  # type: ignore[attr-defined]
+            _REGISTRY[name] = kind
+            return kind
+        if not hasattr(kind, "registered_under"):
+            raise TypeError(
+                f"register: must be a Policy class or a function under @ct.rule; got {kind!r}"
+            )
+        made = kind.registered_under(name)  # type: ignore[union-attr]
+        _REGISTRY[name] = made
+        return made
 
     return enter
+
+
+def _origin(kind: Any) -> tuple[str, str]:
+    """Return where a class or a function was written."""
+    written = kind if isinstance(kind, type) else getattr(kind, "function", kind)
+    return (
+        getattr(written, "__module__", ""),
+        getattr(written, "__qualname__", repr(written)),
+    )
 
 
 def names() -> tuple[str, ...]:
@@ -29,53 +63,75 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
-def policy(spec: str | Policy, **knobs: Any) -> Policy:
+def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     """Return the policy named by ``spec``, such as ``policy("band", price=2.0)``.
 
-    ``policy("band:price=2.0")`` means the same; see ``policies()`` for names and knobs.
+    ``policy("band:price=2.0")`` means the same; see :func:`list_policies` for names and knobs.
+    ``policy("my_file.py:my_rule:alpha=0.5")`` reads a policy of your own from its file. A
+    policy or a policy class instead of a name is returned at the given knobs. Values become
+    what the knob is annotated with: ``"3"`` an int, ``"true"`` a bool, ``"none"`` None.
 
     Raises
     ------
     ValueError
-        Unknown name, unknown or missing knob, or a knob outside its range.
+        Unknown name, unknown or missing knob, a knob outside its range, a file that cannot be
+        read.
+    TypeError
+        Neither a name nor a policy; a file's name that is no policy.
+    OSError
+        No such file.
     """
     if isinstance(spec, Policy):
-        return spec
+        return _knobs.with_knobs(spec, getattr(spec, "name", type(spec).__name__), knobs)
+    if isinstance(spec, type) and issubclass(spec, Policy):
+        return _knobs.built(spec, spec.__name__, spec.__name__, knobs)
     if not isinstance(spec, str):
         raise TypeError(f"policy: must be a spec string or a Policy; got {spec!r}")
-    name, given = check.parse_spec(spec)
-    check.one_of("policy", name, names())
-    kind = _REGISTRY[name]
+    if _file.names_a_file(spec):
+        path, name, rest = _file.split(spec)
+        return _file.policy_from(f"{path}:{name}", _together(spec, f"{name}:{rest}", knobs))
+    name = check.one_of("policy", check.parse_spec(spec)[0], names())
+    values = _together(spec, spec, knobs)
+    found = _REGISTRY[name]
+    if isinstance(found, type):
+        return _knobs.built(found, name, spec, values)
+    return _knobs.with_knobs(found, name, values)
+
+
+def _together(spec: str, written: str, knobs: dict[str, Any]) -> dict[str, Any]:
+    """Return the knobs of a spec and those beside it."""
+    _, given = check.parse_spec(written)
     twice = given.keys() & knobs.keys()
     if twice:
         raise ValueError(f"{min(twice)}: must be given once; got {spec!r} and {knobs!r}")
-    values: dict[str, Any] = {**given, **knobs}
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    for knob in values:
-        if knob not in known:
-            allowed = ", ".join(known) or "none"
-            raise ValueError(f"policy: {name} takes the knobs {allowed}; got {knob!r}")
-    for knob, field in known.items():
-        needed = field.default is MISSING and field.default_factory is MISSING
-        if needed and knob not in values:
-            raise ValueError(f"policy: {name} needs the knob {knob}; got {spec!r}")
-    return kind(**values)
+    return {**given, **knobs}
 
 
-def policies() -> dict[str, dict[str, Any]]:
-    """Return every rule's knobs (name to default, None if required), summary and declaration.
+def list_policies() -> dict[str, dict[str, Any]]:
+    """Return every policy's knobs (name to default, None if required), summary and declaration.
 
     The declaration is in words; ``policy(spec).declares`` has it with its numbers.
     """
-    listing = {}
-    for name, kind in _REGISTRY.items():
-        knobs = {
-            field.name: None if field.default is MISSING else field.default
-            for field in fields(kind)  # type: ignore[arg-type]
+    return {
+        name: {
+            "knobs": {
+                knob: None if entry.default is _knobs.MISSING else entry.default
+                for knob, entry in _knobs.of(found).items()
+            },
+            "summary": _summary(found),
+            "declares": _declares(found),
         }
-        listing[name] = {
-            "knobs": knobs,
-            "summary": (kind.__doc__ or "").strip().splitlines()[0],
-            "declares": (kind.declares.__doc__ or "").strip().removeprefix("Return: "),
-        }
-    return listing
+        for name, found in _REGISTRY.items()
+    }
+
+
+def _summary(found: type[Policy] | Policy) -> str:
+    if isinstance(found, type):
+        return (found.__doc__ or found.__name__).strip().splitlines()[0]
+    return found.summary  # type: ignore[attr-defined]
+
+
+def _declares(found: type[Policy] | Policy) -> str:
+    if isinstance(found, type):
+        return (found.declares.__doc__ or "").strip().removeprefix("Return: ")
+    return str(found.declares.budget or "no budget")

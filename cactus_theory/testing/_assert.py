@@ -1,4 +1,4 @@
-"""The door for pytest: hold a rule to its laws inside a test suite."""
+"""The door for pytest: hold a policy to its properties inside a test suite."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +7,8 @@ from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._examples import examples as draw_examples
-from cactus_theory.testing._runner import Report, check_rule
+from cactus_theory.testing._report import Report
+from cactus_theory.testing._runner import check_rule
 from cactus_theory.testing._text import message
 from cactus_theory.testing.laws import LAWS
 from cactus_theory.verify import verify_chain
@@ -25,28 +26,27 @@ def assert_policy_laws(
     rows: tuple[Any, Any] | None = None,
     verify: Callable[..., Any] = verify_chain,
 ) -> Report:
-    """Check a rule against every law that it has to obey; raise AssertionError if one is broken.
+    """Check a policy against every property it must have; raise AssertionError if one is broken.
 
-    The message shows, for each broken law, the simplest rows found, what was expected and
-    what was found. The report of a rule that obeys is returned.
+    The message shows, for each broken property, the simplest rows found, what was expected,
+    what was found and the likeliest cause. The report of a policy without faults is returned.
 
     Parameters
     ----------
     rule : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
     laws : names out of ``laws.LAWS``; all of them by default.
-    examples : pairs of rows to draw; ``seed`` fixes which.
-    rows : (target, draft) to check instead and to report as they are, (V,) or (R, V).
+    examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
+    rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
+        policy's own knobs only.
     verify : the verification step that has to follow the rule, like ``ct.verify_chain``.
 
     Raises
     ------
     AssertionError
-        A law is broken.
+        A property is broken.
     ValueError, TypeError
-        An unknown law, rows that are no distributions, a rule that is none.
+        An unknown property, rows that are no distributions, a rule that is none.
     """
-    if isinstance(rule, type) and issubclass(rule, Policy):
-        rule = rule()
     found = find_policy(rule)
     chosen = list(LAWS) if laws is None else list(laws)
     for name in chosen:
@@ -57,17 +57,25 @@ def assert_policy_laws(
         q, p = check.probability_rows(*rows)
         groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
     seconds = SHRINK_SECONDS if rows is None else 0.0
-    report = check_rule(found, groups, laws=chosen, verify=verify, shrink_seconds=seconds)
+    report = check_rule(
+        found,
+        groups,
+        laws=chosen,
+        verify=verify,
+        shrink_seconds=seconds,
+        elsewhere=rows is None,
+        seed=seed,
+    )
     if not report.passed:
         raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
     return report
 
 
 def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) -> list[Any]:
-    """Return (rule, law) pytest parameters, one per law that the rule has to obey.
+    """Return (rule, law) pytest parameters, one per property that the policy must have.
 
-    ``@pytest.mark.parametrize(("rule", "law"), law_cases([my_rule]))`` gives every law a test
-    of its own, named after both.
+    ``@pytest.mark.parametrize(("rule", "law"), law_cases([my_rule]))`` gives every property a
+    test of its own, named after both.
     """
     import pytest
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.testing._load import split_source
-from cactus_theory.testing._runner import Finding, Report, Verdict
-from cactus_theory.testing.laws import LAWS
+from cactus_theory.testing._load import split
+from cactus_theory.testing._report import Finding, Report, Verdict
 
-# beside the time for one question: starting Python and drawing rows, making a finding small
+# beside the time for one question: starting Python, making a finding small
 PATIENCE = 60.0
+# and for drawing one row, on a machine that is busy with something else
+DRAWING = 0.05
 SAID = 400
 
 
@@ -27,14 +28,17 @@ class Refused(ValueError):
 
 @dataclass
 class Progress:
-    """What is known about a run so far."""
+    """What is known about a run so far; ``statements`` are those of all properties."""
 
     rule: str
     declares: str = ""
     law: str = "answers"
+    statements: dict[str, str] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     ended: bool = False
+    advice: str = ""
     broken: str = ""
+    silent: bool = False
 
 
 def check_file(
@@ -48,34 +52,37 @@ def check_file(
 ) -> Report:
     """Return how the rule ``file.py:name`` fares; it runs in a process of its own.
 
-    ``timeout`` is in seconds for one question to the rule (one law on one batch of rows).
+    ``timeout`` is in seconds for one question to the rule (one property on a few rows); it
+    grows with the rows and with the time of the first answers.
 
     Raises
     ------
     Refused, OSError, TypeError
-        No such file or name, or a name that is no rule.
+        No such file or name, a file that raises, or a name that is no rule.
     """
-    split_source(source)
-    chosen = list(LAWS) if laws is None else laws
+    split(source)
     options = {
         "source": source,
         "examples": examples,
         "seed": seed,
-        "laws": chosen,
+        "laws": laws,
         "timeout": timeout,
         "trace": "",
     }
-    state = Progress(rule=source.rpartition(":")[2])
+    state = Progress(rule=source)
     with tempfile.TemporaryFile() as printed:
-        for event in run(options, timeout + PATIENCE, printed):
+        for event in run(options, timeout + PATIENCE + DRAWING * examples, printed):
             take(state, event)
+            chosen = list(state.statements) if laws is None else laws
             if event["event"] == "law" and event["law"] in chosen:
                 progress(event["law"], chosen.index(event["law"]) + 1, len(chosen))
         if state.ended:
-            return Report(state.rule, state.declares, state.verdicts)
+            return Report(state.rule, state.declares, state.verdicts, state.advice)
         said = _tail(printed)
-    rows = _last_row(options | {"trace": state.law}, timeout) if state.declares else ([], [])
-    return _cut_short(state, chosen, rows, said)
+    if not state.declares:
+        raise Refused(f"{source}: {state.broken} while the file was read{_printed(said)}")
+    rows = _last_row(options | {"trace": state.law}, timeout)
+    return _cut_short(state, list(state.statements) if laws is None else laws, rows, said)
 
 
 def take(state: Progress, event: dict[str, Any]) -> None:
@@ -83,24 +90,27 @@ def take(state: Progress, event: dict[str, Any]) -> None:
     kind = event["event"]
     if kind == "refused":
         raise Refused(event["message"])
-    if kind == "broken":
-        state.broken = event["message"]
-    elif kind == "loaded":
+    if kind == "loaded":
         state.rule, state.declares = event["rule"], event["declares"]
+        state.statements = event["statements"]
     elif kind == "law":
         state.law = event["law"]
     elif kind == "verdict":
         plain = event["verdict"]
         finding = None if plain["finding"] is None else Finding(**plain["finding"])
         state.verdicts.append(Verdict(**{**plain, "finding": finding}))
-    elif kind == "dead" and not state.broken:
-        state.broken = event["message"]
+    elif kind in ("dead", "silent"):
+        state.broken, state.silent = event["message"], kind == "silent"
     elif kind == "end":
-        state.ended = True
+        state.ended, state.advice = True, event["advice"]
 
 
 def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[str, Any]]:
-    """Start a worker and yield what it says; the last event of one that died is ``dead``."""
+    """Start a worker and yield what it says.
+
+    The last event of one that died is ``dead``, and of one that said nothing for as many
+    seconds as it had announced, ``silence`` at first, ``silent``.
+    """
     home = str(Path(__file__).resolve().parents[2])
     paths = filter(None, [home, os.environ.get("PYTHONPATH")])
     # what Hypothesis stores of other code must not appear beside the user's rule
@@ -127,14 +137,17 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
             if line is None:
                 break
             event = json.loads(line)
-            ended |= event["event"] in ("end", "broken", "refused")
-            yield event
+            ended |= event["event"] in ("end", "refused")
+            if event["event"] == "waiting":
+                silence = max(silence, event["seconds"] + PATIENCE)
+            else:
+                yield event
         code = process.wait()
         if not ended:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             yield {"event": "dead", "message": f"the process ended with {how}"}
     except queue.Empty:
-        yield {"event": "dead", "message": f"no answer within {silence:g} s"}
+        yield {"event": "silent", "message": f"no answer within {silence:g} s"}
     finally:
         process.kill()
         process.wait()
@@ -155,6 +168,8 @@ def _last_row(options: dict[str, Any], silence: float) -> tuple[list[float], lis
         for event in run(options, max(silence, 20.0), printed):
             if event["event"] == "row":
                 last = (event["target"], event["draft"])
+            elif event["event"] == "silent":
+                return last
             elif event["event"] == "dead":
                 died = "exit code 0" not in event["message"]
                 return last if died else ([], [])
@@ -166,20 +181,22 @@ def _tail(printed: Any) -> str:
     return " ".join(printed.read().decode("utf-8", "replace").split())[-SAID:]
 
 
+def _printed(said: str) -> str:
+    return f"; it last printed: {said}" if said else ""
+
+
 def _cut_short(
     state: Progress, chosen: list[str], rows: tuple[list[float], list[float]], said: str
 ) -> Report:
     """Return the report of a run that did not come to its end."""
-    law = LAWS[state.law]
-    found = state.broken + (f"; it last printed: {said}" if said and state.declares else "")
-    finding = Finding(
-        law.name, law.statement, *rows, "the rule itself", "an answer", found, -float("inf")
-    )
+    name, statement = state.law, state.statements[state.law]
+    found = state.broken + _printed(said)
+    finding = Finding(name, statement, *rows, "the rule itself", "an answer", found, -float("inf"))
+    kind = "inconclusive" if state.silent else "fails"
     verdicts = {v.law: v for v in state.verdicts}
-    verdicts[law.name] = Verdict(law.name, law.statement, "fails", 0, finding.margin, finding)
-    order = chosen if law.name in chosen else [law.name, *chosen]
+    verdicts[name] = Verdict(name, statement, kind, 0, finding.margin, finding)
     rest = (
-        verdicts.get(name, Verdict(name, LAWS[name].statement, "not checked", 0, None))
-        for name in order
+        verdicts.get(other, Verdict(other, state.statements[other], "not checked", 0, None))
+        for other in (chosen if name in chosen else [name, *chosen])
     )
     return Report(state.rule, state.declares, list(rest))

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,18 +12,28 @@ check.optional_module("hypothesis", "testing")
 from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
 
 from cactus_theory.testing import strategies  # noqa: E402
+from cactus_theory.testing._wide import wide_pair  # noqa: E402
 
 Group = tuple[Tensor, Tensor]
+
+# one pair in so many is wide: these ranges of V in turn, until each pair of ORDER is there
+ONE_IN = 20
+WIDTHS = ((257, 512), (50, 64), (16, 49), (65, 256))
+ORDER = (0, 1, 2, 3, 1, 2, 3)
+# from so many pairs on, one is as wide as a real vocabulary
+THOROUGH, VOCABULARY = 10_000, 32_000
 
 
 @lru_cache(maxsize=4)
 def examples(count: int, start: int = 0) -> tuple[Group, ...]:
     """Return ``count`` pairs of float64 rows as (target, draft) batches (R, V), V rising.
 
-    The same ``count`` and ``start`` give the same rows.
+    Most have few tokens; up to seven have 16 to 512, and from 10,000 pairs on one has 32,000
+    (with a draft of 16). The same ``count`` and ``start`` give the same rows.
     """
+    wide = _wide(count, start)
     drawn: dict[int, list[Group]] = {}
-    missing = count
+    missing = count - len(wide)
 
     def keep(pair: Group) -> None:
         nonlocal missing
@@ -40,7 +51,21 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
         )
         seed(start)(drawing(given(strategies.any_pairs())(keep)))()
         start += 1
+    for pair in wide:
+        drawn.setdefault(len(pair[0]), []).append(pair)
     return tuple(
         tuple(torch.stack(rows) for rows in zip(*drawn[vocab], strict=True))  # type: ignore[misc]
         for vocab in sorted(drawn)
     )
+
+
+def _wide(count: int, start: int) -> list[Group]:
+    """Return the wide pairs among ``count``: the widest range first."""
+    random = np.random.default_rng([start, count])
+    widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
+    found = []
+    for place in ORDER[: count // ONE_IN]:
+        found.append(wide_pair(widths[place], int(random.integers(2**31))))
+    if count >= THOROUGH:
+        found.append(wide_pair(VOCABULARY, start, "top"))
+    return found

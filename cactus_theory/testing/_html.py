@@ -1,9 +1,9 @@
-"""A page on its own that shows a report: the table of laws and a picture of every broken row."""
+"""A page of its own that shows a report: the properties, and a picture of every broken row."""
 
 from html import escape
 
-from cactus_theory.testing._runner import Finding, Report, Verdict
-from cactus_theory.testing._text import number, pasted_test, row
+from cactus_theory.testing._report import Finding, Report, Verdict
+from cactus_theory.testing._text import number, pasted_test, row, summary
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 44, 34, 14
 MOST_TOKENS = 24
@@ -27,20 +27,20 @@ svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-ser
 
 def page(report: Report, source: str) -> str:
     """Return the page as text; it needs nothing but a browser."""
-    broken = len(report.findings)
-    verdict = "no law is broken" if not broken else f"{broken} broken law{'s' * (broken > 1)}"
+    verdict = summary(report)
+    colour = {"passed": "holds", "failed": "fails", "inconclusive": "quiet"}[report.outcome]
     laws = "\n".join(_line(v) for v in report.laws)
-    findings = "\n".join(_section(report, f, source) for f in report.findings)
+    findings = "\n".join(_section(report, f, source) for f in report.findings + report.undecided)
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(report.rule)}: {verdict}</title>
 <style>{STYLE}</style>
-<h1>{escape(report.rule)}: <span class="{"fails" if broken else "holds"}">{verdict}</span></h1>
+<h1>{escape(report.rule)}: <span class="{colour}">{verdict}</span></h1>
 <p class="quiet">{escape(report.declares)}</p>
 <table>
-<tr><th>law</th><th>verdict</th><th>examples</th><th>worst margin</th></tr>
+<tr><th>property</th><th>verdict</th><th>examples</th><th>worst margin</th></tr>
 {laws}
 </table>
 {findings}
@@ -64,6 +64,8 @@ def _section(report: Report, finding: Finding, source: str) -> str:
     entries = [("where", finding.about), ("expected", finding.expected), ("found", finding.found)]
     if finding.margin > -float("inf"):
         entries.append(("margin", number(finding.margin)))
+    if finding.hint:
+        entries.append(("perhaps", finding.hint))
     rows = zip(
         (s for s, _ in SERIES), (finding.target, finding.draft, finding.emitted), strict=True
     )

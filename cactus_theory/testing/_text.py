@@ -1,10 +1,10 @@
 """How a counterexample reads: the message, the table, and a test to paste."""
 
 import math
-import re
 from typing import Any
 
-from cactus_theory.testing._runner import Finding, Report
+from cactus_theory.testing._load import split
+from cactus_theory.testing._report import Finding, Report
 
 SHOWN = 12
 # a margin that says nothing: any number would have done
@@ -26,9 +26,10 @@ def row(values: list[float], shown: int | None = SHOWN) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def message(rule: str, finding: Finding) -> str:
-    """Return the failure as a reader needs it: law, rows, expected, found, margin."""
-    lines = [f"{rule} breaks the law {finding.law}", f"  law       {finding.statement}"]
+def message(rule: str, finding: Finding, late: bool = False) -> str:
+    """Return the failure as a reader needs it: property, rows, expected, found, margin, cause."""
+    verb = "did not answer in time for" if late else "breaks"
+    lines = [f"{rule} {verb} the property {finding.law}", f"  says      {finding.statement}"]
     if finding.target:
         lines.append(f"  target q  {row(finding.target)}")
         lines.append(f"  draft  p  {row(finding.draft)}")
@@ -39,12 +40,24 @@ def message(rule: str, finding: Finding) -> str:
     lines.append(f"  found     {finding.found}")
     if math.isfinite(finding.margin):
         lines.append(f"  margin    {number(finding.margin)}")
+    if finding.hint:
+        lines.append(f"  perhaps   {finding.hint}")
     return "\n".join(lines)
 
 
+def summary(report: Report) -> str:
+    """Return how many properties are broken or undecided, in words."""
+    said = [
+        f"{len(found)} {word} {'property' if len(found) == 1 else 'properties'}"
+        for found, word in ((report.findings, "broken"), (report.undecided, "inconclusive"))
+        if found
+    ]
+    return ", ".join(said) or "no property is broken"
+
+
 def table(report: Report) -> str:
-    """Return law × verdict × examples × worst margin."""
-    head = ("law", "verdict", "examples", "worst margin")
+    """Return property × verdict × examples × worst margin."""
+    head = ("property", "verdict", "examples", "worst margin")
     cells: list[tuple[str, str, str, str]] = [head]
     for v in report.laws:
         margin = "" if v.worst is None else number(v.worst)
@@ -57,19 +70,22 @@ def table(report: Report) -> str:
 
 
 def pasted_test(source: str, finding: Finding) -> str:
-    """Return a pytest test that fails as long as the rule in ``file.py:name`` breaks the law."""
-    file, _, name = source.rpartition(":")
-    module = re.split(r"[\\/]", file)[-1].removesuffix(".py")
-    plain = module.isidentifier()
+    """Return a pytest test that fails as long as ``file.py:name`` breaks the property."""
+    path, name, knobs = split(source)
+    module = path.stem
+    plain = module.isidentifier() and not knobs
     how = f"from {module} import {name}" if plain else f"{name} = load_rule({source!r})"
+    changed = "".join(f", {knob}={value!r}" for knob, value in finding.knobs.items())
+    rule = f"ct.policy({name}{changed})" if changed else name
+    first = "import cactus_theory as ct\n" if changed else ""
     also = "assert_policy_laws" if plain else "assert_policy_laws, load_rule"
     return (
-        f"from cactus_theory.testing import {also}\n{how}\n\n\n"
+        f"{first}from cactus_theory.testing import {also}\n{how}\n\n\n"
         f"def test_{name}_{finding.law}():\n"
         f"    # {finding.about}: expected {finding.expected}, found {finding.found}\n"
         f"    q = {row(finding.target, None)}\n"
         f"    p = {row(finding.draft, None)}\n"
-        f"    assert_policy_laws({name}, laws=[{finding.law!r}], rows=(q, p))\n"
+        f"    assert_policy_laws({rule}, laws=[{finding.law!r}], rows=(q, p))\n"
     )
 
 

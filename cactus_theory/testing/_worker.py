@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.policies import Policy
 from cactus_theory.testing._examples import examples
-from cactus_theory.testing._load import BrokenRule, load_rule
+from cactus_theory.testing._load import load_rule
 from cactus_theory.testing._runner import Verdict, check_rule, declared, measure
 from cactus_theory.testing.laws import LAWS, Behaviour
 
@@ -27,14 +30,15 @@ def main(options: dict[str, Any]) -> None:
     say = _speaker()
     try:
         rule = load_rule(options["source"])
-    except BrokenRule as error:
-        say(event="broken", message=" ".join(str(error).split()))
-        return
+        said = declaration(rule, options["source"])
+        for name in options["laws"] or ():
+            check.one_of("--laws", name, tuple(LAWS))
     except (ValueError, TypeError, OSError) as error:
         say(event="refused", message=" ".join(str(error).split()))
         return
+    statements = {law.name: law.statement for law in LAWS.values()}
+    say(event="loaded", rule=rule.spec, declares=said, statements=statements)
     groups = examples(options["examples"], options["seed"])
-    say(event="loaded", rule=rule.spec, declares=declared(rule))
     if options["trace"]:
         law = LAWS[options["trace"]]
         for q, p in groups:
@@ -46,15 +50,30 @@ def main(options: dict[str, Any]) -> None:
     def done(verdict: Verdict) -> None:
         say(event="verdict", verdict=asdict(verdict))
 
-    check_rule(
+    report = check_rule(
         rule,
         groups,
         laws=options["laws"],
         limit=options["timeout"],
+        seed=options["seed"],
         progress=lambda law: say(event="law", law=law),
         done=done,
+        waiting=lambda seconds: say(event="waiting", seconds=seconds),
     )
-    say(event="end")
+    say(event="end", advice=report.advice)
+
+
+def declaration(rule: Policy, source: str) -> str:
+    """Return what the rule declares; raise ValueError for a declaration that cannot be read."""
+    try:
+        said = rule.declares
+        if said.budget is not None:
+            find_divergence(said.budget.divergence)
+        return declared(rule)
+    except Exception as error:
+        raise ValueError(
+            f"{source}: what it declares cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _ask(law: Any, seen: Behaviour) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory import _arguments as check
+from cactus_theory.testing._wide import wide_pair
 
 check.optional_module("hypothesis", "testing")
 from hypothesis import strategies as st  # noqa: E402
@@ -37,6 +38,7 @@ __all__ = [
     "pairs",
     "subnormal_tails",
     "weights",
+    "wide_pairs",
     "zipf",
 ]
 
@@ -218,6 +220,18 @@ def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tup
         kinds += [near_ties(**sizes), subnormal_tails(**sizes, deepest=DEEPEST_RATIO)]
     row = st.one_of(kinds)
     return draw(row), draw(row)
+
+
+@st.composite
+def wide_pairs(
+    draw: st.DrawFn, *, min_vocab: int = 64, max_vocab: int = 512
+) -> tuple[Tensor, Tensor]:
+    """Draw (target, draft) over many tokens: power laws, flat rows, zeros, cut or equal drafts.
+
+    Made from a drawn seed, so that they do not shrink; V shrinks to ``min_vocab``.
+    """
+    vocab = draw(st.integers(min_vocab, max_vocab))
+    return wide_pair(vocab, draw(st.integers(0, 2**32 - 1)))
 
 
 @st.composite

@@ -139,7 +139,7 @@ def test_knobs_may_be_keywords():
 
 
 def test_the_list_of_rules():
-    listing = ct.policies()
+    listing = ct.list_policies()
     assert {"speculative", "cactus", "cactus_exact", "band", "typical"} <= set(listing)
     assert listing["cactus"]["knobs"] == {"delta": None}
     assert all(entry["summary"] for entry in listing.values())
@@ -155,13 +155,13 @@ def test_the_list_of_rules():
         ("speculative:k=2", {}, "policy: speculative takes the knobs none; got 'k'"),
         ("cactus:delta", {}, "spec: knobs must read knob=value; got 'delta' in 'cactus:delta'"),
         ("cactus:delta=x", {}, "delta: must be a number; got 'x'"),
-        ("cactus:delta=-1", {}, r"delta: must lie in \[0, inf\]; got '-1'"),
+        ("cactus:delta=-1", {}, r"delta: must lie in \[0, inf\]; got -1.0"),
         ("cactus", {"delta": math.nan}, r"delta: must lie in \[0, inf\]; got nan"),
         ("band", {}, "exactly one must be given; got none of them"),
         ("band:delta=1,price=1", {}, "exactly one must be given; got delta and price"),
         ("band:delta=1,divergence=x", {}, "divergence: must be one of .*; got 'x'"),
         ("band:price=1,divergence=total_variation", {}, "price: total_variation has no one-to-"),
-        ("typical:epsilon=2", {}, r"epsilon: must lie in \[0, 1\]; got '2'"),
+        ("typical:epsilon=2", {}, r"epsilon: must lie in \[0, 1\]; got 2.0"),
         ("typical:recover=q", {}, "recover: must be one of argmax, target; got 'q'"),
     ],
 )
@@ -181,6 +181,6 @@ def test_a_name_is_registered_once():
 
 
 def test_the_listing_says_what_every_rule_declares():
-    for name, entry in ct.policies().items():
+    for name, entry in ct.list_policies().items():
         assert entry["declares"] and not entry["declares"].startswith("Return"), name
         assert entry["summary"].endswith((".", ":"))

@@ -1,7 +1,7 @@
 """Planted faults: rules and verifiers that are wrong in one way each, and what catches them.
 
-Every fault was, or could have been, made in earnest. ``law`` is the law that has to catch
-it; ``right`` is the same thing without the fault, which every law must let through.
+Every fault was, or could have been, made in earnest. ``law`` is the property that has to catch
+it; ``right`` is the same thing without the fault, which every property must let through.
 Run as a module to rewrite the table in GALLERY.md.
 """
 
@@ -21,9 +21,8 @@ from cactus_theory.policies import (
     FixedTarget,
     PerProposal,
     Policy,
-    SharedRecovery,
 )
-from cactus_theory.policies._base import draft_row, keep_probability, normalised_or
+from cactus_theory.policies._base import keep_probability, normalised_or
 
 PAGE = Path(__file__).with_name("GALLERY.md")
 EXAMPLES = 2000
@@ -36,8 +35,9 @@ class Fault:
 
     Attributes
     ----------
-    title : the mistake in words. ``law`` : the law that must catch it.
+    title : the mistake in words. ``law`` : the property that must catch it.
     rule, verify : what is wrong. ``right`` : the rule without the fault, if there is one.
+    tokens : the most tokens that a counterexample should have.
     """
 
     title: str
@@ -45,6 +45,7 @@ class Fault:
     rule: Policy
     right: Policy | None = None
     verify: Callable[..., Any] = ct.verify_chain
+    tokens: int = 4
 
 
 def spread(row):
@@ -205,27 +206,36 @@ def smoothed(q, p, n):
 # batches ------------------------------------------------------------------------------------
 
 
-class StaleDraftRow(Named, SharedRecovery):
+class LosslessRecovery(Named, Policy):
+    shared_recovery = True
+
+    def recovery(self, q, p, n):
+        q, p = q.double(), p.double()
+        return normalised_or((q - p).clamp(min=0.0), q)
+
+
+class StaleDraftRow(LosslessRecovery):
     """Judges a token by the draft row of the row before it."""
 
     def acceptance(self, q, p, n):
-        rows = draft_row(q, None, n[..., 0]) if p is None else p.double()
+        rows = p.double()
         stale = rows.roll(1, 0) if rows.ndim > 1 else rows
         return keep_probability(q.double().gather(-1, n), stale.gather(-1, n))
 
-    def recovery_row(self, q, p):
-        return normalised_or((q - p).clamp(min=0.0), q)
+
+def _takes_certain_for_uniform(self, q, p, n):
+    rows = torch.full_like(q, 1 / q.shape[-1]) if p is None else p
+    return keep_probability(q.double().gather(-1, n), rows.double().gather(-1, n))
 
 
-class ForgetsCertainDrafts(Named, SharedRecovery):
-    """Takes p=None for a uniform draft."""
+class ForgetsCertainDrafts(LosslessRecovery):
+    """Takes p=None for a uniform draft, past the base class, which resolves it."""
 
     def acceptance(self, q, p, n):
-        rows = torch.full_like(q, 1 / q.shape[-1]) if p is None else p
-        return keep_probability(q.double().gather(-1, n), rows.double().gather(-1, n))
+        raise NotImplementedError
 
-    def recovery_row(self, q, p):
-        return normalised_or((q - p).clamp(min=0.0), q)
+
+ForgetsCertainDrafts.acceptance = _takes_certain_for_uniform
 
 
 # other promises -----------------------------------------------------------------------------
@@ -268,6 +278,91 @@ class HalfTheBudget(Named, PerProposal):
 
     def raised(self, q_n):
         return (q_n + (self.delta / 2 * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)
+
+
+# many tokens, knobs between ------------------------------------------------------------------
+
+
+@ct.rule(budget="kl <= 0 emitted")
+def lossless_below_fifty(q, p, n):
+    return min(1, (1.1 if len(q) >= 50 else 1) * q[n] / p[n])
+
+
+@ct.rule(budget="kl <= 0 emitted", knob_range=(0.0, 1.0))
+def lossless_outside_a_gap(q, p, n, *, alpha=0.0):
+    return min(1, (2 if 0.3 < alpha < 0.45 else 1) * q[n] / p[n])
+
+
+@dataclass(frozen=True)
+class ForgetsSmallBudgets(type(ct.policy("cactus_exact", delta=0.1))):
+    """Spends twice the budget for 0.35 < δ < 0.6."""
+
+    name = "forgets_small_budgets"
+
+    def raised(self, q_n):
+        own = self.delta * 2 if 0.35 < self.delta < 0.6 else self.delta
+        return ct.policy("cactus_exact", delta=own).raised(q_n)
+
+
+# whole batches at once ----------------------------------------------------------------------
+
+
+def entries(q, p, n):
+    return (row.gather(-1, n[..., None])[..., 0] for row in (q, p))
+
+
+@ct.rule(vectorised=True, at_least_speculative=True)
+def lossless_at_once(q, p, n):
+    q_n, p_n = entries(q, p, n)
+    return (q_n / p_n).clamp(max=1)
+
+
+@ct.rule(vectorised=True, at_least_speculative=True)
+def scaled_by_the_batch(q, p, n):
+    q_n, p_n = entries(q, p, n)
+    return (q_n / p_n * (1 + q_n.mean())).clamp(max=1)
+
+
+# what a verifier relies on ------------------------------------------------------------------
+
+
+class FalselyEntrywise(Named, ct.Policy):
+    """States that it reads q_n and p_n alone, and reads the largest entry of q."""
+
+    entrywise = True
+    keeps_what_lossless_keeps = True
+    shared_recovery = True
+
+    def acceptance(self, q, p, n):
+        p = torch.zeros_like(q).scatter(-1, n, 1.0) if p is None else p
+        phi = keep_probability(q.double().gather(-1, n), p.double().gather(-1, n))
+        return torch.maximum(phi, self.floor(q.double(), n))
+
+    def floor(self, q, n):
+        return (q.gather(-1, n) > 0) * q.amax(-1, keepdim=True) / 2
+
+    def recovery(self, q, p, n):
+        p = torch.zeros_like(q).scatter(-1, n[..., None], 1.0) if p is None else p
+        return normalised_or((q.double() - p).clamp(min=0.0), q.double())
+
+
+class Entrywise(FalselyEntrywise):
+    def floor(self, q, n):
+        return 0.0 * q.gather(-1, n)
+
+
+class FalselyGenerous(Entrywise):
+    """States that it keeps what lossless sampling keeps, and keeps a little less."""
+
+    def acceptance(self, q, p, n):
+        return 0.999 * super().acceptance(q, p, n)
+
+
+class FalselyShared(Entrywise):
+    """States one recovery law for all tokens, and leaves the refused token out of it."""
+
+    def recovery(self, q, p, n):
+        return normalised_or(q.double().scatter(-1, n[..., None], 0.0), q.double())
 
 
 # verifiers ----------------------------------------------------------------------------------
@@ -349,6 +444,38 @@ FAULTS = (
     Fault(
         "half the budget declared optimal (per proposal)", "nothing_accepts_more", HalfTheBudget()
     ),
+    Fault("wrong from 50 tokens on", "budget_holds", lossless_below_fifty, lossless, tokens=60),
+    Fault("wrong between two values of a knob", "budget_holds", lossless_outside_a_gap),
+    Fault(
+        "class that overspends between two values of its knob",
+        "budget_holds",
+        ForgetsSmallBudgets(2.0),
+        EXACT,
+    ),
+    Fault(
+        "vectorised rule that mixes the rows of a batch",
+        "batch_equals_loop",
+        scaled_by_the_batch,
+        lossless_at_once,
+    ),
+    Fault(
+        "entrywise stated of a rule that reads the whole row",
+        "reads_only_drafted_entries",
+        FalselyEntrywise(),
+        Entrywise(),
+    ),
+    Fault(
+        "refuses what lossless sampling keeps, and states otherwise",
+        "keeps_what_lossless_keeps",
+        FalselyGenerous(),
+        Entrywise(),
+    ),
+    Fault(
+        "one recovery law stated, another one for every token",
+        "recovers_alike",
+        FalselyShared(),
+        Entrywise(),
+    ),
     Fault("inclusive coin test", "coins_decide_as_declared", EXACT, verify=inclusive),
     Fault(
         "inclusive test lets coin 0 through",
@@ -390,10 +517,10 @@ def table() -> str:
     lines = [
         "# What the property tests catch",
         "",
-        "Rules and verifiers with one planted fault each (`tests/testing/gallery.py`), the law",
-        "that catches it, and the simplest rows found. *Margin* is how far a number is inside the",
-        "law: negative is broken, “-” stands for an answer that is no number. *Also broken* are",
-        "other laws that the same fault violates. Rewrite with `python -m tests.testing.gallery`.",
+        "Rules and verifiers with one planted fault each (`tests/testing/gallery.py`), the",
+        "property that catches it, and the simplest rows found. *Margin* is how far inside the",
+        "bounds a number is: negative is broken, “-” stands for an answer that is no number. *Also",
+        "broken* are other properties that fail. Rewrite with `python -m tests.testing.gallery`.",
         "",
         "| fault | caught by | examples | counterexample | expected | found | margin "
         "| also broken |",
@@ -419,7 +546,7 @@ def table() -> str:
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         print(f"{time.perf_counter() - start:6.2f} s  {fault.title}")
-    lines += ["", "## The laws", "", "| law | statement |", "|---|---|"]
+    lines += ["", "## The properties", "", "| property | statement |", "|---|---|"]
     lines += [
         f"| {law.name} | {law.statement.replace('|', chr(92) + '|')} |" for law in LAWS.values()
     ]

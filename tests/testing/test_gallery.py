@@ -1,4 +1,4 @@
-"""Every planted fault is caught by the law it breaks; the same rules without faults pass."""
+"""Every planted fault is caught by the property it breaks; the same rules without it pass."""
 
 import re
 import time
@@ -24,7 +24,7 @@ def test_it_is_caught_by_its_law(fault):
     assert report is not None, f"{fault.law} holds on {count} examples"
     finding = report.findings[0]
     assert finding.margin < 0 and finding.about and finding.expected != finding.found
-    assert len(finding.target) <= 4, "a counterexample should fit on a line"
+    assert len(finding.target) <= fault.tokens, "a counterexample should fit on a line"
     assert time.perf_counter() - start < SECONDS
 
 
@@ -36,15 +36,10 @@ def test_the_same_rule_without_the_fault_passes(spec):
 def test_there_are_enough_and_every_law_catches_something():
     from cactus_theory.testing.laws import LAWS
 
-    assert len({fault.title for fault in FAULTS}) >= 15
+    assert len({fault.title for fault in FAULTS}) == len(FAULTS)
     assert {fault.law for fault in FAULTS} == set(LAWS)
 
 
 def test_the_page_lists_them_all():
     listed = re.findall(r"^\| (.+?) \| (\w+) \| ≤", PAGE.read_text(encoding="utf-8"), flags=re.M)
     assert listed == [(fault.title, fault.law) for fault in FAULTS]
-
-
-def test_the_readme_counts_the_faults():
-    readme = PAGE.parents[2] / "README.md"
-    assert f"[{len(FAULTS)} planted faults](" in readme.read_text(encoding="utf-8")

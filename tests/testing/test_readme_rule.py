@@ -1,12 +1,14 @@
-"""The README's own rule, word for word: the file, the command, what it prints, what it pastes."""
+"""The README's rule of one's own: what it says is printed, and so is the test it pastes."""
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cactus_theory.cli import main
+from cactus_theory.testing.laws import LAWS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -15,19 +17,12 @@ BLOCKS = re.findall(r"```(?:python)?\n(.*?)```", SECTION, flags=re.S)
 CODE, COMMAND, REPORT = BLOCKS
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rule")
-    (folder / "my_rule.py").write_text(CODE, encoding="utf-8")
-    program, *arguments = shlex.split(COMMAND)
-    assert program == "cactus-theory"
-    done = subprocess.run(
-        [sys.executable, "-m", "cactus_theory.cli", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    return folder, done
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_rule.py").write_text(CODE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
 
 
 def test_the_example_is_short():
@@ -35,26 +30,22 @@ def test_the_example_is_short():
     assert len(lines) <= 10
 
 
-def test_it_prints_what_the_readme_says(checked):
-    _, done = checked
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert REPORT in done.stdout
-    assert "19/19" in done.stderr and done.stdout.count("\n") > 30
+def test_it_prints_what_the_readme_says_and_a_test_that_fails_until_it_is_mended(folder, capfd):
+    program, *arguments = shlex.split(COMMAND)
+    assert program == "cactus-theory" and main(arguments) == 1
+    out, err = capfd.readouterr()
+    assert REPORT in out and "Traceback" not in err
+    assert f"{len(LAWS)}/{len(LAWS)}" in err and out.count("\n") > 30
+    pasted = out.split("# paste into a test file beside the rule\n")[1].split("\n\n1 broken")[0]
 
+    def run():
+        sys.modules.pop("my_rule", None)
+        space = {}
+        exec(compile(pasted, "test_pasted.py", "exec"), space)
+        space["test_my_rule_budget_holds"]()
 
-def test_the_pasted_test_fails_until_the_rule_is_mended(checked):
-    folder, done = checked
-    pasted = done.stdout.split("# paste into a test file beside the rule\n")[1].split(
-        "\n\n1 broken"
-    )[0]
-    (folder / "test_pasted.py").write_text(pasted, encoding="utf-8")
-
-    def outcome():
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_pasted.py"]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-    broken = outcome()
-    assert broken.returncode == 1 and "breaks the law budget_holds" in broken.stdout
-    rule = folder / "my_rule.py"
-    rule.write_text(CODE.replace("return min(1, raised", "return min(1, q[n]"), encoding="utf-8")
-    assert outcome().returncode == 0
+    with pytest.raises(AssertionError, match="breaks the property budget_holds"):
+        run()
+    mended = CODE.replace("return min(1, raised", "return min(1, q[n]")
+    (folder / "my_rule.py").write_text(mended + "\n# mended\n", encoding="utf-8")
+    run()

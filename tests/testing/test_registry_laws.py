@@ -15,8 +15,8 @@ COUNT = 10_000 if THOROUGH else 300
 PER_NAME = 1000 if THOROUGH else 2
 
 # The published rule declares the budget it was derived from; it does not keep it below 1.2564
-# nats, which tests/policies measures.
-OVERSPENDS = {spec for spec, rule in RULES.items() if rule.name == "cactus" and rule.delta < 1.2564}
+# nats, which tests/policies measures. A check asks at smaller δ, too.
+OVERSPENDS = {spec for spec, rule in RULES.items() if rule.name == "cactus"}
 
 
 def chosen() -> list[str]:
@@ -32,14 +32,14 @@ def chosen() -> list[str]:
 
 
 def test_every_registered_rule_is_checked():
-    assert {RULES[spec].name for spec in chosen()} == set(ct.policies())
+    assert {RULES[spec].name for spec in chosen()} == set(ct.list_policies())
 
 
 @pytest.mark.parametrize("spec", chosen())
 def test_it_obeys(spec):
     report = check_rule(RULES[spec], examples(COUNT))
     broken = {finding.law for finding in report.findings}
-    if spec in OVERSPENDS and RULES[spec].delta > 0:
+    if spec in OVERSPENDS:
         assert broken == {"budget_holds"}
         return
     assert not broken, "\n\n".join(message(spec, finding) for finding in report.findings)

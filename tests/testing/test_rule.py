@@ -1,11 +1,15 @@
 """A plain function becomes a policy: its knobs, its promises, its recovery."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies import FixedTarget
+from cactus_theory.policies import FixedTarget, _function
+from cactus_theory.testing import _runner, assert_policy_laws
+from cactus_theory.testing._runner import check_rule
 from tests.rows import pair
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -141,6 +145,34 @@ def knob_without_default(q, p, n, *, delta):
             TypeError,
             "recovery: follows from the target row",
         ),
+        (
+            lambda: ct.rule(two_numbers, contnuous=False),
+            TypeError,
+            "got 'contnuous'; did you mean continuous?",
+        ),
+        (
+            lambda: ct.rule(two_numbers, recovry=two_numbers),
+            TypeError,
+            "got 'recovry'; did you mean recovery?",
+        ),
+        (lambda: ct.rule(two_numbers, continuous="no"), ValueError, "continuous: must be True or"),
+        (lambda: ct.rule(two_numbers, support="q"), ValueError, "support: must be one of"),
+        (lambda: ct.rule(lenient.function, direction=2), ValueError, "direction: must be -1, 0"),
+        (lambda: ct.rule(two_numbers, direction=1), ValueError, "direction: speaks of a knob"),
+        (lambda: ct.rule(two_numbers, strict=0.0), ValueError, "strict: speaks of a knob"),
+        (lambda: ct.rule(lenient.function, strict="x"), ValueError, "strict: must be a number"),
+        (lambda: ct.rule(lenient.function, knob_range=(1, 0)), ValueError, "knob_range: must be"),
+        (lambda: ct.rule(two_numbers, vectorised=1), ValueError, "vectorised: must be True or"),
+        (
+            lambda: ct.rule(two_numbers, budget="kll <= 0.1 emitted"),
+            ValueError,
+            "budget: divergence: must be one of .*; got 'kll'; in 'kll <= 0.1 emitted'",
+        ),
+        (
+            lambda: ct.rule(two_numbers, vectorised=True).keep(*pair(1, 3)),
+            ValueError,
+            r"two_numbers: must return shape \(3,\); got \(2, 3\)",
+        ),
         (lambda: lenient.with_knobs(x=1), ValueError, "knob: must be one of delta; got 'x'"),
         (
             lambda: ct.rule(two_numbers).keep(*pair(1, 3)),
@@ -152,3 +184,56 @@ def knob_without_default(q, p, n, *, delta):
 def test_what_cannot_be_read_is_named(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
+
+
+def kept_at_once(q, p, n, *, delta=0.5):
+    q_n, p_n = (row.gather(-1, n[..., None])[..., 0] for row in (q, p))
+    return (math.exp(delta) * q_n / p_n).clamp(max=1)
+
+
+@pytest.mark.parametrize("vocab", [5, 700])
+def test_a_vectorised_rule_equals_the_scalar_one(vocab, monkeypatch):
+    monkeypatch.setattr(_function, "ENTRIES", 2000)  # several calls, the last one shorter
+    fast = ct.rule(kept_at_once, vectorised=True, proposal=lambda q, p, n: q)
+    q, p = pair(2, 3, vocab, seed=2, kinds=("zeros", "zeros"))
+    torch.testing.assert_close(fast.keep(q, p), lenient.keep(q, p), **CLOSE)
+    n = torch.tensor([[0, 1, 2], [4, 4, 0]])
+    torch.testing.assert_close(fast.recovery(q, p, n), lenient.recovery(q, p, n), **CLOSE)
+    certain = (rule.acceptance(q, None, n[..., None]) for rule in (fast, lenient))
+    torch.testing.assert_close(*certain, **CLOSE)
+    assert fast.proposal(q, p, n[..., None]).equal(q[..., None, :])
+    one = fast.acceptance(q[0, 0], p[0, 0], n[0])
+    torch.testing.assert_close(one, lenient.acceptance(q[0, 0], p[0, 0], n[0]), **CLOSE)
+
+
+@pytest.mark.parametrize("arrays", ["torch", "numpy"])
+def test_a_vectorised_target_and_recovery(arrays):
+    kind = torch.Tensor if arrays == "torch" else np.ndarray
+
+    def mixed(q, p, *, share=0.5):
+        assert isinstance(q, kind) and q.shape == p.shape and q.ndim == 2
+        return (1 - share) * q + share * p
+
+    q, p = pair(2, 3, 5, seed=2)
+    rule = ct.rule(mixed, vectorised=True, arrays=arrays)
+    torch.testing.assert_close(ct.emitted_law(rule, q, p), (q + p) / 2, **CLOSE)
+    assert ct.policy(rule, share=0.25).spec == "mixed:share=0.25"
+    from_target = ct.rule(kept_at_once, vectorised=True, recovery=lambda q, p, n: q)
+    n = torch.zeros(2, 3, dtype=torch.int64)
+    torch.testing.assert_close(from_target.recovery(q, p, n), q, **CLOSE)
+
+
+def test_a_vectorised_rule_has_every_property():
+    declared = {"budget": "max_divergence <= delta per proposal", "direction": 1, "strict": 0.0}
+    assert_policy_laws(ct.rule(kept_at_once, vectorised=True, **declared), examples=60)
+
+
+def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
+    monkeypatch.setattr(_function, "SLOW_SECONDS", 0.0)
+    with pytest.warns(UserWarning, match=r"lenient: took .* for 6 questions; .*vectorised=True"):
+        lenient.keep(*pair(2, 3))
+    monkeypatch.setattr(_runner, "SLOW_SECONDS", 0.0)
+    rows = [tuple(row[None] for row in pair(4))]
+    assert "vectorised=True" in check_rule(lenient, rows, laws=["answers"]).advice
+    fast = ct.rule(kept_at_once, vectorised=True)
+    assert check_rule(fast, rows, laws=["answers"]).advice == ""

@@ -1,6 +1,7 @@
-"""The laws a rule must obey, one function each; a law's docstring is its statement.
+"""The properties of policies, one function each; its docstring is its statement.
 
-``LAWS`` maps names to laws in the order in which they are checked.
+``LAWS`` maps names to properties in the order in which they are checked. A property of your
+own is a function under ``@law()``: see :func:`cactus_theory.testing.policy_property`.
 """
 
 from cactus_theory.testing.laws.always import (  # noqa: I001  the order of LAWS
@@ -28,7 +29,13 @@ from cactus_theory.testing.laws.declared import (
     stays_between,
     strict_point_is_lossless,
 )
-from cactus_theory.testing.laws._behaviour import Behaviour, at_knob, knob_ladder
+from cactus_theory.testing.laws.relied_on import (
+    keeps_what_lossless_keeps,
+    reads_only_drafted_entries,
+    recovers_alike,
+)
+from cactus_theory.testing.laws._behaviour import Behaviour
+from cactus_theory.testing.laws._ladder import at_knob, knob_ladder, other_knobs
 from cactus_theory.testing.laws._law import LAWS, Bounds, Law, law
 
 __all__ = [
@@ -49,12 +56,16 @@ __all__ = [
     "float32_agrees",
     "frequencies_follow_the_law",
     "impossible_tokens_do_not_matter",
+    "keeps_what_lossless_keeps",
     "knob_ladder",
     "law",
     "names_of_tokens_do_not_matter",
     "never_slower_than_speculative",
     "no_token_without_target_mass",
     "nothing_accepts_more",
+    "other_knobs",
+    "reads_only_drafted_entries",
+    "recovers_alike",
     "recovery_is_a_distribution",
     "stays_between",
     "strict_point_is_lossless",

@@ -1,5 +1,6 @@
-"""What a law is: bounds on numbers that a rule produces, and when it has to hold."""
+"""What a property is: bounds on numbers that a policy produces, and when it has to hold."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from cactus_theory.testing.laws._behaviour import Behaviour
 EXACT = 1e-9
 # what the order of the terms may change of a sum over a row
 ROUNDING = 1e-15
+# the widest row that every property is asked about, unless it says otherwise
+WIDEST = 512
+# as wide as vocabularies are, for what costs O(V) a drafted token
+REAL = 200_000
 # bounds for what only has to be a number
 FINITE = torch.finfo(torch.float64).max
 
@@ -83,37 +88,75 @@ def text(number: float | None) -> str:
 
 @dataclass(frozen=True)
 class Law:
-    """One property of rules.
+    """One property of policies.
 
     Attributes
     ----------
     name : how reports and ``laws=`` call it.
     statement : what it says, the first paragraph of its docstring.
-    applies : whether a rule has to obey it (always, or because it declares so).
-    measure : a rule's behaviour on rows → the bounds it has to keep.
+    applies : whether a policy has to have it (always, or because it declares so).
+    measure : a policy's behaviour on rows → the bounds it has to keep.
+    hint : the likeliest cause of a failure, in words.
+    steady : whether policies with jumps (``continuous=False``) are judged away from them only.
+    at_other_knobs : whether it is asked at other values of the knob, too.
+    widest : the largest vocabulary it is asked about; what enumerates more is too slow.
     """
 
     name: str
     statement: str
     applies: Callable[[Policy], bool]
     measure: Callable[[Behaviour], Iterator[Bounds]]
+    hint: str = ""
+    steady: bool = False
+    at_other_knobs: bool = True
+    widest: int = WIDEST
 
 
 LAWS: dict[str, Law] = {}
+Measure = Callable[[Behaviour], Iterator[Bounds]]
+
+
+def always(rule: Policy) -> bool:
+    """Return True: every policy must have the property."""
+    return True
 
 
 def law(
-    applies: Callable[[Policy], bool] = lambda rule: True,
-) -> Callable[[Callable[[Behaviour], Iterator[Bounds]]], Callable[[Behaviour], Iterator[Bounds]]]:
-    """Enter a function into the list of laws; its docstring is the statement."""
+    applies: Callable[[Policy], bool] = always,
+    *,
+    hint: str = "",
+    steady: bool = False,
+    at_other_knobs: bool = True,
+    widest: int = WIDEST,
+) -> Callable[[Measure], Measure]:
+    '''Enter a function into the list of properties; its docstring is the statement.
 
-    def enter(
-        function: Callable[[Behaviour], Iterator[Bounds]],
-    ) -> Callable[[Behaviour], Iterator[Bounds]]:
+    The function takes a :class:`Behaviour` and yields :class:`Bounds`; the options are the
+    fields of :class:`Law`. Every check, test suite and page picks it up by its name::
+
+        @law(hint="the row is not sorted")
+        def keeps_the_likeliest(seen):
+            """The target's likeliest token is always kept."""
+            best = seen.q.argmax(-1, keepdim=True)
+            yield Bounds(seen.phi.gather(-1, best), 1, 1, "acceptance of the likeliest token")
+
+    Raises
+    ------
+    TypeError, ValueError
+        Used without parentheses; a function without a docstring, or a name that is taken.
+    '''
+    if inspect.isgeneratorfunction(applies):
+        raise TypeError(f"law: must be used with parentheses, @law(); got @law on {applies}")
+
+    def enter(function: Measure) -> Measure:
         lines = (function.__doc__ or "").strip().split("\n\n")[0]
         statement = " ".join(lines.replace("``", "").split())
         name = function.__name__
-        LAWS[name] = Law(name, statement, applies, function)
+        if not statement:
+            raise ValueError(f"law: {name} needs a docstring that says what must hold; got none")
+        if name in LAWS and LAWS[name].measure.__module__ != function.__module__:
+            raise ValueError(f"law: must not be registered already; got {name!r}")
+        LAWS[name] = Law(name, statement, applies, function, hint, steady, at_other_knobs, widest)
         return function
 
     return enter

@@ -1,43 +1,50 @@
-"""Laws that every rule has to obey, whatever it declares."""
+"""Properties that every policy must have, whatever it declares."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from cactus_theory.testing.laws._behaviour import Behaviour
-from cactus_theory.testing.laws._law import EXACT, FINITE, ROUNDING, Bounds, law
+from cactus_theory.testing.laws._law import EXACT, FINITE, REAL, ROUNDING, Bounds, law
 
 # probabilities are compared with 0 and 1 to the last few roundings
 PROBABILITY = 1e-12
+# every certain draft of a row of so many tokens is asked about, and so many of a wide row
+NARROW, MOST_CERTAIN = 12, 4
 
 
-@law()
+@law(hint="0/0, log 0, or an index that some row does not have", widest=REAL)
 def answers(seen: Behaviour) -> Iterator[Bounds]:
     """The rule answers every question with finite numbers of the right shape, in time."""
     most = FINITE
     yield Bounds(seen.phi, -most, most, "acceptance of token {0}", 0.0, seen.drafted)
-    about = "recovery probability of token {1} after token {0}"
-    drafted = seen.drafted[..., None].expand(seen.recovered.shape)
-    yield Bounds(seen.recovered, -most, most, about, 0.0, drafted)
+    about = recovery_entry(seen)
+    yield Bounds(seen.recovered, -most, most, about, 0.0, rows=seen.pairs[0])
 
 
-@law()
+@law(hint="the min(1, ·) is missing, or a difference may be negative", widest=REAL)
 def acceptance_is_a_probability(seen: Behaviour) -> Iterator[Bounds]:
     """0 ≤ φ(n) ≤ 1 for every token n that can be drafted."""
     yield Bounds(seen.phi, 0, 1, "acceptance of token {0}", PROBABILITY, seen.drafted)
 
 
-@law()
+@law(hint="the recovery row is not divided by its sum, or its sum is 0", widest=REAL)
 def recovery_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
     """g(·|n) ≥ 0 and Σ g = 1 for every token n that can be drafted, rejected or not."""
-    g = seen.recovered
-    about = "recovery probability of token {1} after token {0}"
-    yield Bounds(g, 0, 1, about, PROBABILITY, seen.drafted[..., None].expand(g.shape))
-    yield Bounds(g.sum(-1), 1, 1, "sum of the recovery row after token {0}", EXACT, seen.drafted)
+    g, (row, token) = seen.recovered, seen.pairs
+    yield Bounds(g, 0, 1, recovery_entry(seen), PROBABILITY, rows=row)
+
+    def about(index: tuple[int, ...]) -> str:
+        return f"sum of the recovery row after token {int(token[index[0]])}"
+
+    yield Bounds(g.sum(-1), 1, 1, about, EXACT, rows=row)
 
 
-@law()
+@law(
+    hint="acceptance and recovery do not belong together, or emitted() takes a short cut",
+    widest=REAL,
+)
 def emitted_law_sums_to_one(seen: Behaviour) -> Iterator[Bounds]:
     """Σ out = 1 with out(x) = p φ(x) + Σ p_n (1 − φ(n)) g(x|n), and ``emitted`` returns it."""
     yield Bounds(seen.emitted.sum(-1), 1, 1, "sum of the emitted law")
@@ -45,7 +52,7 @@ def emitted_law_sums_to_one(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(fast, seen.emitted, seen.emitted, "what emitted() says of token {0}")
 
 
-@law()
+@law(hint="a sum, maximum or index runs over the batch instead of the last axis", steady=True)
 def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
     """A row's answers do not depend on the rows that are asked about in the same call."""
     rows = len(seen.q)
@@ -66,7 +73,7 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
         yield Bounds(single[None], expected, expected, about, EXACT, judged, own)
 
 
-@law()
+@law(hint="an index or the first or last token is treated apart", steady=True)
 def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """Moving every token one place moves the answers along (rows with exact ties excluded)."""
     moved = seen.on(seen.q.roll(1, -1), seen.p.roll(1, -1))
@@ -81,7 +88,7 @@ def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(found, seen.emitted, seen.emitted, about, EXACT, judged)
 
 
-@law()
+@law(hint="the number of tokens is used, or tokens with q = 0 are counted", steady=True)
 def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """Adding tokens with q = p = 0 changes nothing, and they are never emitted."""
     q, p = (torch.nn.functional.pad(row, (1, 2)) for row in (seen.q, seen.p))
@@ -96,20 +103,47 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(added, 0, 0, "emitted probability of an added impossible token", 0.0)
 
 
-@law()
+@law(hint="p=None must mean the row that is certain of n")
 def certain_drafts(seen: Behaviour) -> Iterator[Bounds]:
     """p=None means a draft that is certain of n: the answers equal those for a one-hot row."""
+    row, token = _some_tokens(seen)
+    q = seen.q[row]
+    hot = torch.nn.functional.one_hot(token, q.shape[-1]).to(q.dtype)
+    expected = seen.rule.acceptance(q, hot, token[:, None])[:, 0]
+    found = seen.rule.acceptance(q, None, token[:, None])[:, 0]
+
+    def about(index: tuple[int, ...]) -> str:
+        return f"acceptance of token {int(token[index[0]])} with p=None"
+
+    yield Bounds(found, expected, expected, about, rows=row)
+    recovered = seen.rule.recovery(q, hot, token)
+    found = seen.rule.recovery(q, None, token)
+    refused = (expected < 1)[..., None].expand(recovered.shape)
+
+    def about_recovery(index: tuple[int, ...]) -> str:
+        after = int(token[index[0]])
+        return f"recovery probability of token {index[1]} after token {after} with p=None"
+
+    yield Bounds(found, recovered, recovered, about_recovery, EXACT, refused, row)
+
+
+def recovery_entry(seen: Behaviour) -> Callable[[tuple[int, ...]], str]:
+    """Return what names an entry of ``seen.recovered``."""
+
+    def about(index: tuple[int, ...]) -> str:
+        after = int(seen.pairs[1][index[0]])
+        return f"recovery probability of token {index[1]} after token {after}"
+
+    return about
+
+
+def _some_tokens(seen: Behaviour) -> tuple[Tensor, Tensor]:
+    """Return (row, token): every token of narrow rows, evenly spaced ones of wide rows."""
     rows, vocab = seen.q.shape
-    wide = seen.q[:, None, :].expand(rows, vocab, vocab)
-    hot = torch.eye(vocab, dtype=seen.q.dtype).expand(rows, vocab, vocab)
-    expected = seen.rule.acceptance(wide, hot, seen.tokens[..., None])[..., 0]
-    found = seen.rule.acceptance(seen.q, None, seen.tokens)
-    yield Bounds(found, expected, expected, "acceptance of token {0} with p=None")
-    row = seen.rule.recovery(wide, hot, seen.tokens)
-    found = seen.rule.recovery(wide, None, seen.tokens)
-    refused = (expected < 1)[..., None].expand(row.shape)
-    about = "recovery probability of token {1} after token {0} with p=None"
-    yield Bounds(found, row, row, about, EXACT, refused)
+    step = 1 if vocab <= NARROW else vocab // MOST_CERTAIN
+    tokens = torch.arange(0, vocab, step)
+    row, token = torch.cartesian_prod(torch.arange(rows), tokens).T
+    return row, token
 
 
 def _resummed(seen: Behaviour) -> Tensor:

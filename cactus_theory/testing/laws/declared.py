@@ -1,4 +1,4 @@
-"""Laws that a rule has to obey because it declares so."""
+"""Properties that a policy must have because it declares so."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.emitted import proposal_costs
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Policy
-from cactus_theory.testing.laws._behaviour import Behaviour, at_knob, knob_ladder
-from cactus_theory.testing.laws._law import EXACT, Bounds, law
+from cactus_theory.testing.laws._behaviour import Behaviour, shaped
+from cactus_theory.testing.laws._ladder import BETWEEN, at_knob, knob_ladder
+from cactus_theory.testing.laws._law import EXACT, REAL, Bounds, law
+from cactus_theory.testing.laws.always import recovery_entry
 
 # float32 rows carry 7 digits; what a rule makes of them may lose three more
 NARROW = 1e-4
@@ -18,6 +19,8 @@ NARROW = 1e-4
 LAST_COIN = 1 - 2.0**-53
 # a per-proposal optimum is one that this relative step towards 1 would push over its budget
 STEP = 1e-6
+# rows of so many tokens are asked about at drawn values of the knob, too
+NARROW_ROW = 5
 # what a few roundings of a probability amount to
 ROUNDING = 1e-15
 
@@ -27,10 +30,14 @@ def _has_strict_point(rule: Policy) -> bool:
     return strict is not None and at_knob(rule, strict) is not None
 
 
-@law(lambda rule: rule.declares.direction != 0 and len(knob_ladder(rule)) > 1)
+@law(
+    lambda rule: rule.declares.direction != 0 and len(knob_ladder(rule)) > 1,
+    hint="direction is +1 if acceptance grows with the knob, -1 if it falls",
+    at_other_knobs=False,
+)
 def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
     """Σ p φ never falls as the knob moves in the declared direction (declares ``direction``)."""
-    ladder = knob_ladder(seen.rule)
+    ladder = knob_ladder(seen.rule, BETWEEN if seen.q.shape[-1] <= NARROW_ROW else 0)
     shares = torch.stack([seen.on(seen.q, seen.p, rule=r).kept.sum(-1) for _, r in ladder], -1)
     values = [value for value, _ in ladder]
     direction = seen.rule.declares.direction
@@ -43,7 +50,11 @@ def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(direction * shares.diff(dim=-1), 0, None, about)
 
 
-@law(_has_strict_point)
+@law(
+    _has_strict_point,
+    hint="the knob is not used, or strict is not its lossless value",
+    at_other_knobs=False,
+)
 def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
     """With the knob at its strict point the emitted law is q (declares ``strict``)."""
     strict = seen.rule.declares.strict
@@ -53,7 +64,12 @@ def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(exact.emitted, seen.q, seen.q, about)
 
 
-@law(lambda rule: rule.declares.budget is not None)
+@law(
+    lambda rule: rule.declares.budget is not None,
+    hint="the formula is an approximation, or the budget is one per proposal and not of what is "
+    "emitted",
+    widest=REAL,
+)
 def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     """D ≤ budget: of the emitted law, or of the row behind every proposal (declares ``budget``)."""
     budget = seen.rule.declares.budget
@@ -70,17 +86,29 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     least = _least_cost(seen)
     about = f"least {budget.divergence} of a row that accepts token {{0}} so often"
     yield Bounds(least, None, most, about, allowed, seen.drafted)
-    rows = seen.rule.proposal(seen.q, seen.p, seen.tokens)
+    row, token = seen.pairs
+    rows = seen.rule.proposal(seen.q[row], seen.p[row], token[:, None])
     if rows is None:
         return
-    about = "sum of the row behind token {0}"
-    yield Bounds(rows.sum(-1), 1, 1, about, counts=seen.drafted)
-    own = rows.diagonal(dim1=-2, dim2=-1)
-    about = "what the row behind token {0} gives that token, which is accepted more often"
-    yield Bounds(own, seen.kept, None, about, counts=seen.drafted)
-    costs = proposal_costs(seen.rule, seen.q, seen.p, kind)
-    about = f"{budget.divergence} of the row behind token {{0}}"
-    yield Bounds(costs, None, most, about, allowed, seen.drafted)
+    rows = shaped("proposal", rows, (len(row), 1, seen.q.shape[-1]))[:, 0]
+    behind = "the row behind token"
+
+    def about_sum(index: tuple[int, ...]) -> str:
+        return f"sum of {behind} {int(token[index[0]])}"
+
+    yield Bounds(rows.sum(-1), 1, 1, about_sum, rows=row)
+
+    def about_own(index: tuple[int, ...]) -> str:
+        own = int(token[index[0]])
+        return f"what {behind} {own} gives that token, which is accepted more often"
+
+    own = rows.gather(-1, token[:, None])[:, 0]
+    yield Bounds(own, seen.kept[row, token], None, about_own, rows=row)
+
+    def about_cost(index: tuple[int, ...]) -> str:
+        return f"{budget.divergence} of {behind} {int(token[index[0]])}"
+
+    yield Bounds(kind.value(rows, seen.q[row]), None, most, about_cost, allowed, rows=row)
 
 
 def _raised(seen: Behaviour) -> Tensor:
@@ -100,25 +128,33 @@ def _least_cost(seen: Behaviour) -> Tensor:
     return _two_point(seen, _raised(seen))
 
 
-@law(lambda rule: rule.declares.between)
+@law(
+    lambda rule: rule.declares.between,
+    hint="the emitted law leaves the interval of p and q: do not declare between=True",
+    widest=REAL,
+)
 def stays_between(seen: Behaviour) -> Iterator[Bounds]:
     """min(p, q) ≤ out ≤ max(p, q) for every token (declares ``between``)."""
     low, high = torch.minimum(seen.p, seen.q), torch.maximum(seen.p, seen.q)
     yield Bounds(seen.emitted, low, high, "emitted probability of token {0}")
 
 
-@law(lambda rule: rule.declares.at_least_speculative)
+@law(
+    lambda rule: rule.declares.at_least_speculative,
+    hint="some token is kept less often than by min(1, q/p)",
+    widest=REAL,
+)
 def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
     """p φ ≥ min(p, q) for every token, as in lossless sampling (declares ``at_least_speculative``).
 
-    Verifiers rely on it token by token: where lossless sampling keeps, they need not ask.
+    A claim about every token, not only about their sum.
     """
     least = torch.minimum(seen.p, seen.q)
     yield Bounds(seen.kept.sum(-1), least.sum(-1), None, "acceptance")
     yield Bounds(seen.kept, least, None, "accepted mass of token {0}")
 
 
-@law()
+@law(hint="a difference of nearly equal numbers, or a threshold, in float32", steady=True)
 def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
     """The same rows in float32 and in float64 are treated alike to 1e-4.
 
@@ -133,16 +169,25 @@ def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(single.emitted, wide.emitted, wide.emitted, about, NARROW, judged)
 
 
-@law(lambda rule: rule.declares.support == "target")
+@law(
+    lambda rule: rule.declares.support == "target",
+    hint="the recovery row ignores q, or something is added to q; declare support='free' if the "
+    "draft may emit what the target cannot",
+    widest=REAL,
+)
 def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     """A token with q = 0 is never emitted, not by coin 0 nor by 1 − 2⁻⁵³ (declares ``support``)."""
     absent = seen.q == 0
     about = "acceptance of token {0}, which has q = 0"
     yield Bounds(seen.phi, 0, 0, about, 0.0, absent & seen.drafted)
-    refused = (seen.rejected > 0)[..., None] & absent[:, None, :]
-    about = "recovery probability of token {1}, which has q = 0, after token {0}"
-    yield Bounds(seen.recovered, 0, 0, about, 0.0, refused)
-    row, n = seen.drafted.nonzero().T
+    row, n = seen.pairs
+    refused = (seen.rejected[row, n] > 0)[:, None] & absent[row]
+    name = recovery_entry(seen)
+
+    def about_recovery(index: tuple[int, ...]) -> str:
+        return f"{name(index)}, which has q = 0"
+
+    yield Bounds(seen.recovered, 0, 0, about_recovery, 0.0, refused, row)
     edges = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)
     coin, draw = (c.repeat(len(n)) for c in torch.cartesian_prod(edges, edges).T)
     row, n = row.repeat_interleave(4), n.repeat_interleave(4)
@@ -157,7 +202,10 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(emitted, 0, 0, about, 0.0)
 
 
-@law(lambda rule: rule.declares.optimal and rule.declares.budget is not None)
+@law(
+    lambda rule: rule.declares.optimal and rule.declares.budget is not None,
+    hint="some of the budget is left over, or optimal=True is not meant",
+)
 def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
     """No rule within the same budget accepts more, by a dual bound (declares ``optimal``).
 

@@ -1,4 +1,4 @@
-"""Laws about the step that tosses the coins: it has to do what φ and g say."""
+"""Properties of the step that tosses the coins: it has to do what φ and g say."""
 
 from collections.abc import Iterator
 
@@ -13,6 +13,8 @@ BORDER = 1e-9
 # rows, and drafted tokens in them, whose coins are enumerated
 MOST_ROWS, MOST_PAIRS = 10, 40
 COINS, CHAINS = 4, 8
+# draws in a wide row, and entries of the target rows that are verified at once
+MOST_DRAWS, ENTRIES = 16, 2**18
 # the largest float64 below 1, the last value a coin can take
 LAST_COIN = 1 - 2.0**-53
 # coins this far from φ cannot be mistaken for it; fractions of 2^20 are computed exactly
@@ -40,17 +42,22 @@ def _first(cumulative: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
     return index, clear
 
 
-@law()
+@law(hint="coin <= φ instead of coin < φ, or draws read from another row", at_other_knobs=False)
 def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     """A drafted token is kept iff its coin < φ; a rejected one is replaced by g's quantile.
 
     Enumerated over coins: 0, just below φ, φ itself and just above it for the acceptance,
-    the middle of every token's share for the draw.
+    the middle of every token's share for the draw (of 16 tokens in wide rows).
     """
     rows, vocab = min(MOST_ROWS, len(seen.q)), seen.q.shape[-1]
     row, n = seen.drafted[:rows].nonzero().T
-    row, n = row[:MOST_PAIRS], n[:MOST_PAIRS]
-    shape = (len(n), COINS, vocab)
+    draws = torch.arange(0, vocab, max(1, vocab // MOST_DRAWS))
+    most = max(1, min(MOST_PAIRS, ENTRIES // (2 * vocab * COINS * len(draws))))
+    chosen = (
+        torch.arange(0, len(n), max(1, len(n) // most))[:most] if most < MOST_PAIRS else slice(most)
+    )
+    row, n = row[chosen], n[chosen]
+    shape = (len(n), COINS, len(draws))
     each, ids = (x[:, None, None].expand(shape).reshape(-1, 1) for x in (row, n))
     bonus = seen.q[:rows].flip(-1)
     target = torch.stack([seen.q[:rows], bonus], 1)[each[:, 0]]
@@ -58,17 +65,18 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     # asked in the very shape of the verifier's question, so that φ agrees to the last bit
     phi = seen.rule.acceptance(target[:, :1], draft, ids[..., None]).reshape(shape)
     coin = _edges(phi.double())
-    g = seen.recovered[row, n]
-    draw = (g.cumsum(-1) - g / 2).clamp(0, LAST_COIN)[:, None, :].expand(shape)
+    g = seen.recovered_at(row, n)
+    middle = (g.cumsum(-1) - g / 2).clamp(0, LAST_COIN)
+    draw = middle[:, draws][:, None, :].expand(shape)
     verdict = seen.verify(
         seen.rule, target, draft, ids, coins=(coin.reshape(-1, 1), draw.reshape(-1)), validate=False
     )
     kept = coin < phi
-    token = torch.arange(vocab).expand(shape)
+    token = draws.expand(shape)
     # 1 less a rounding may be 1 to a verifier
     sharp = ((coin - phi).abs() >= ROUNDING / 2) | (coin == phi) | (phi == 0)
     sharp &= ~((phi < 1) & (phi > 1 - ROUNDING))
-    clear = sharp & (kept | (g > BORDER)[:, None, :].expand(shape))
+    clear = sharp & (kept | (g > BORDER)[:, draws][:, None, :].expand(shape))
 
     def about(index: tuple[int, ...]) -> str:
         pair, c, d = index
@@ -90,7 +98,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(found, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
 
 
-@law()
+@law(hint="rows of another position are read", at_other_knobs=False)
 def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
     """In a chain of three drafted tokens each is judged by its own rows, up to a rejection."""
     rows = min(MOST_ROWS, len(seen.q))
@@ -106,7 +114,7 @@ def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
     phi = torch.stack([s.phi.gather(-1, ids[..., i]) for i, s in enumerate(places)], -1)
     accepted = (accept < phi).long().cumprod(-1).sum(-1)
     each = torch.arange(rows)[:, None].expand(rows, CHAINS)
-    laws = [s.recovered[each, ids[..., i]] for i, s in enumerate(places)]
+    laws = [s.recovered_at(each, ids[..., i]) for i, s in enumerate(places)]
     finals = torch.stack([*laws, bonus[:, None, :].expand(laws[0].shape)], -2)
     final = finals[each, torch.arange(CHAINS), accepted]
     token, clear = _first(final.cumsum(-1), draw)
@@ -138,7 +146,7 @@ def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(found, expected, expected, about, 0.0, counts)
 
 
-@law()
+@law(hint="coins that are not uniform, or used twice", at_other_knobs=False)
 def frequencies_follow_the_law(seen: Behaviour) -> Iterator[Bounds]:
     """Tokens drawn with a generator occur as often as the emitted law says.
 

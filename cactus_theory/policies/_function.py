@@ -1,0 +1,291 @@
+"""Policies that ask plain functions; :func:`cactus_theory.rule` makes them."""
+
+import dataclasses
+import inspect
+import time
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.policies import _knobs
+from cactus_theory.policies._base import (
+    FixedTarget,
+    Id,
+    Ids,
+    Policy,
+    Rows,
+    normalised_or,
+)
+from cactus_theory.policies._declaration import Budget, Declaration
+
+Function = Callable[..., Any]
+Pairs = Int[Tensor, "pairs"]
+
+# entries of the rows that a vectorised function is given at once: 2^22 float64 are 32 MiB
+ENTRIES = 2**22
+# one call that takes this long is worth writing the function for many rows
+SLOW_SECONDS = 5.0
+VECTORISE = (
+    "it is asked one row and one token at a time; @ct.rule(vectorised=True) asks about many at "
+    "once, see help(cactus_theory.rule)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What the decorator was given."""
+
+    function: Function
+    recovery: Function | None
+    proposal: Function | None
+    arrays: str
+    vectorised: bool
+    knob: str | None
+    knob_range: tuple[float, float] | None
+    budget: str | None
+    declared: dict[str, Any]
+
+
+@lru_cache(maxsize=256)
+def parameters(function: Function) -> dict[str, inspect.Parameter]:
+    """Return a function's parameters, with annotations that are text read where possible."""
+    try:
+        return dict(inspect.signature(function, eval_str=True).parameters)
+    except (NameError, TypeError, SyntaxError):  # text that only a type checker can read
+        return dict(inspect.signature(function).parameters)
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionPolicy(Policy):
+    """A policy that asks plain functions.
+
+    ``home`` is the name it is registered under, or the ``FILE.py:NAME`` it was read from.
+    """
+
+    source: Source
+    values: tuple[tuple[str, Any], ...]
+    home: str = ""
+
+    def __call__(self, *arguments: Any, **knobs: Any) -> Any:
+        """Call the function itself."""
+        return self.source.function(*arguments, **{**dict(self.values), **knobs})
+
+    @property
+    def function(self) -> Function:
+        """Return the function that the decorator was put on."""
+        return self.source.function
+
+    @property
+    def summary(self) -> str:
+        """Return the first line of the function's docstring, or its name."""
+        return (self.function.__doc__ or self.function.__name__).strip().splitlines()[0]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Return the registered name, ``FILE.py:NAME``, or else the function's name."""
+        return self.home or self.source.function.__name__
+
+    @property
+    def knob(self) -> str | None:  # type: ignore[override]
+        """Return the knob that the declaration speaks of."""
+        return self.source.knob
+
+    @property
+    def spec(self) -> str:
+        """Return the name and the knobs."""
+        knobs = ",".join(f"{name}={value}" for name, value in self.values)
+        return ":".join(filter(None, [self.name, knobs]))
+
+    def knobs_of_function(self) -> dict[str, _knobs.Knob]:
+        """Return the knobs with their types: the annotation's, or else the default's."""
+        known = parameters(self.source.function)
+        found = {}
+        for name, value in self.values:
+            parameter = known[name]
+            kind = parameter.annotation
+            if kind is parameter.empty or isinstance(kind, str):
+                kind = _knobs.type_of(parameter.default)
+            found[name] = _knobs.Knob(kind, value)
+        return found
+
+    def with_knobs(self, **knobs: Any) -> "FunctionPolicy":
+        """Return the same rule at other values of its knobs."""
+        known = self.knobs_of_function()
+        values = dict(self.values)
+        for name, value in knobs.items():
+            check.one_of("knob", name, tuple(known))
+            values[name] = _knobs.converted(name, value, known[name].kind)
+        return dataclasses.replace(self, values=tuple(values.items()))
+
+    def registered_under(self, name: str) -> "FunctionPolicy":
+        """Return the same rule with a spec that begins with ``name``."""
+        return dataclasses.replace(self, home=name)
+
+    def read_as(self, source: str) -> "FunctionPolicy":
+        """Return the same rule with a spec that begins with ``FILE.py:NAME``."""
+        return dataclasses.replace(self, home=source) if not self.home else self
+
+    @property
+    def declares(self) -> Declaration:
+        """Return what the decorator says, the budget at this rule's knob."""
+        text = self.source.budget
+        budget = None if text is None else read_budget(text, dict(self.values))
+        return Declaration(budget=budget, **self.source.declared)
+
+    def _answers(
+        self,
+        function: Function,
+        q: Rows,
+        p: Rows,
+        pairs: tuple[Pairs, Pairs | None],
+        shape: tuple[int, ...],
+    ) -> Tensor:
+        """Return what ``function`` says of (row, token) pairs, (pairs, *shape) float64.
+
+        ``pairs`` are the rows of q and p (R, V) to ask about, and the tokens or None.
+        """
+        own = parameters(function)
+        knobs = {name: value for name, value in self.values if name in own}
+        asked = self._many if self.source.vectorised else self._singly
+        if not len(pairs[0]):
+            return torch.zeros((0, *shape), dtype=torch.float64, device=q.device)
+        return asked(lambda *row: function(*row, **knobs), function.__name__, q, p, pairs, shape)
+
+    def _singly(
+        self,
+        ask: Function,
+        name: str,
+        q: Rows,
+        p: Rows,
+        pairs: tuple[Pairs, Pairs | None],
+        shape: tuple[int, ...],
+    ) -> Tensor:
+        start = time.monotonic()
+        q_rows, p_rows = self._array(q), self._array(p)
+        tokens = None if pairs[1] is None else pairs[1].tolist()
+        answers = []
+        for i, row in enumerate(pairs[0].tolist()):
+            token = () if tokens is None else (tokens[i],)
+            answers.append(_as_tensor(ask(q_rows[row], p_rows[row], *token)))
+            if tuple(answers[-1].shape) != shape:
+                wanted = f"a row of {shape[0]} numbers" if shape else "one number"
+                found = tuple(answers[-1].shape)
+                raise ValueError(f"{name}: must return {wanted}; got shape {found}")
+        taken = time.monotonic() - start
+        if taken > SLOW_SECONDS:
+            said = f"{name}: took {taken:.0f} s for {len(answers):,} questions; {VECTORISE}"
+            warnings.warn(said, stacklevel=2)
+        return torch.stack(answers).to(q.device)
+
+    def _many(
+        self,
+        ask: Function,
+        name: str,
+        q: Rows,
+        p: Rows,
+        pairs: tuple[Pairs, Pairs | None],
+        shape: tuple[int, ...],
+    ) -> Tensor:
+        answers = []
+        step = max(1, ENTRIES // q.shape[-1])
+        for first in range(0, len(pairs[0]), step):
+            row, token = (None if part is None else part[first : first + step] for part in pairs)
+            assert row is not None
+            rest = () if token is None else (self._array(token),)
+            rows = (self._array(_picked(part, row)) for part in (q, p))
+            answer = _as_tensor(ask(*rows, *rest))
+            if tuple(answer.shape) != (len(row), *shape):
+                wanted, found = (len(row), *shape), tuple(answer.shape)
+                raise ValueError(f"{name}: must return shape {wanted}; got {found}")
+            answers.append(answer)
+        return torch.cat(answers).to(q.device)
+
+    def _array(self, value: Tensor) -> Any:
+        return value.detach().cpu().numpy() if self.source.arrays == "numpy" else value
+
+
+def _as_tensor(answer: Any) -> Tensor:
+    if isinstance(answer, Tensor):
+        return answer.detach().double()
+    return torch.from_numpy(np.array(answer, dtype=np.float64))
+
+
+def _picked(rows: Tensor, row: Tensor) -> Tensor:
+    """Return some of the rows (R, V), without a copy if it is all of them in their order."""
+    every = torch.arange(len(rows), device=rows.device)
+    return rows if torch.equal(row, every) else rows[row]
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """Return rows (..., V) as (R, V)."""
+    return rows.reshape(-1, rows.shape[-1])
+
+
+class FunctionRule(FunctionPolicy):
+    """A policy whose acceptance is a plain function of (q, p, n)."""
+
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return what the function says; for tokens with p = 0 it has no say."""
+        phi = (q.gather(-1, n) > 0).double()
+        drafted = p.expand(q.shape).gather(-1, n) > 0
+        row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
+        rows = _flat(q), _flat(p.expand(q.shape))
+        phi[drafted] = self._answers(self.source.function, *rows, (row[drafted], n[drafted]), ())
+        return phi
+
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return what ``recovery`` says where n can be rejected, q elsewhere."""
+        drafts = p.to(q.dtype)
+        if self.source.recovery is None:
+            rows, own = q.double(), drafts.double()
+            return normalised_or((rows - own).clamp(min=0.0), rows)
+        phi = self.acceptance(q, drafts, n[..., None]).reshape(-1)
+        flat_q, flat_p = _flat(q), _flat(drafts)
+        out = flat_q.double().clone()
+        refused = (~(phi >= 1)).nonzero()[:, 0]
+        pairs = refused, n.reshape(-1)[refused]
+        out[refused] = self._answers(self.source.recovery, flat_q, flat_p, pairs, q.shape[-1:])
+        return out.reshape(q.shape)
+
+    def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
+        """Return what ``proposal`` says, None without one."""
+        if self.source.proposal is None:
+            return None
+        row = torch.arange(n.numel(), device=n.device) // max(1, n.shape[-1])
+        rows = _flat(q), _flat(p.expand(q.shape))
+        pairs = row, n.reshape(-1)
+        answers = self._answers(self.source.proposal, *rows, pairs, q.shape[-1:])
+        return answers.reshape(*n.shape, q.shape[-1])
+
+
+class FunctionTarget(FunctionPolicy, FixedTarget):
+    """A policy that emits a row given by a plain function of (q, p)."""
+
+    def target(self, q: Rows, p: Rows) -> Rows:
+        """Return the function's row for every row."""
+        q, p = torch.broadcast_tensors(q, p)
+        rows = _flat(q), _flat(p)
+        every = torch.arange(len(rows[0]), device=q.device)
+        answers = self._answers(self.source.function, *rows, (every, None), q.shape[-1:])
+        return answers.reshape(q.shape)
+
+
+def read_budget(text: str, knobs: dict[str, Any]) -> Budget:
+    """Read ``"kl <= delta emitted"``."""
+    divergence, least, rest = text.partition("<=")
+    amount, _, scope = rest.strip().partition(" ")
+    if not least or not scope:
+        raise ValueError(
+            'budget: must read like "kl <= 0.1 emitted" or "kl <= delta per proposal"; '
+            f"got {text!r}"
+        )
+    value = knobs.get(amount, amount)
+    check.one_of("budget", scope.strip(), ("emitted", "per proposal"))
+    return Budget(divergence.strip(), check.number("budget", value, 0), scope.strip())  # type: ignore[arg-type]

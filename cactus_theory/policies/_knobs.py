@@ -1,0 +1,179 @@
+"""Knobs of a policy: which there are, and their values in the type they are annotated with."""
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from cactus_theory.policies._base import Policy
+
+MISSING = dataclasses.MISSING
+WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Knob:
+    """A knob: the type of its values (Any if unknown) and its default (MISSING if required)."""
+
+    kind: Any
+    default: Any
+
+
+def of_class(kind: type[Policy]) -> dict[str, Knob]:
+    """Return the knobs of a policy class: the fields of a dataclass, none for another class."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    try:
+        kinds = get_type_hints(kind)
+    except (NameError, TypeError):  # an annotation that only a type checker can read
+        kinds = {}
+    found = {}
+    for field in dataclasses.fields(kind):
+        factory = field.default_factory
+        default = field.default if factory is MISSING else factory()
+        found[field.name] = Knob(kinds.get(field.name, type_of(default)), default)
+    return found
+
+
+def of(rule: Policy | type[Policy]) -> dict[str, Knob]:
+    """Return the knobs of a policy, or of a policy class."""
+    if isinstance(rule, type):
+        return of_class(rule)
+    own: Callable[[], dict[str, Knob]] | None = getattr(rule, "knobs_of_function", None)
+    return of_class(type(rule)) if own is None else own()
+
+
+def type_of(default: Any) -> Any:
+    """Return the type that a default stands for where no annotation says so."""
+    if isinstance(default, bool):
+        return bool
+    if isinstance(default, int):
+        return int | float
+    return type(default) if isinstance(default, float | str) else Any
+
+
+def converted(name: str, value: Any, kind: Any) -> Any:
+    """Return ``value`` as ``kind``: ``"3"`` as int, ``"true"`` as bool, ``"none"`` as None.
+
+    Numbers become the float or int that is asked for. What ``kind`` does not describe (Any, a
+    class of the author's) passes through.
+
+    Raises
+    ------
+    ValueError
+        A value that ``kind`` cannot hold.
+    """
+    if get_origin(kind) in (Union, types.UnionType):
+        return _one_of(name, value, get_args(kind))
+    if get_origin(kind) is Literal:
+        return _choice(name, value, get_args(kind))
+    if kind in (None, type(None)):
+        return _nothing(name, value)
+    reader = READERS.get(kind) if isinstance(kind, type) else None
+    return value if reader is None else reader(name, value)
+
+
+def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    """Return ``value`` as the first kind that can hold it, None and narrow kinds first."""
+    if not isinstance(value, str) and type(value) in kinds:
+        return value
+    order = [type(None), bool, int, float]
+    ranked = sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order))
+    said = None
+    for kind in ranked:
+        try:
+            return converted(name, value, kind)
+        except ValueError as error:
+            said = error
+    assert said is not None
+    raise said
+
+
+def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+    for choice in allowed:
+        if value == choice or value == str(choice):
+            return choice
+    raise ValueError(f"{name}: must be one of {', '.join(map(str, allowed))}; got {value!r}")
+
+
+def _nothing(name: str, value: Any) -> None:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    raise ValueError(f"{name}: must be none; got {value!r}")
+
+
+def _yes_or_no(name: str, value: Any) -> bool:
+    found = value if isinstance(value, bool) else WORDS.get(str(value).lower())
+    if found is None:
+        raise ValueError(f"{name}: must be true or false; got {value!r}")
+    return found
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: must be a number; got {value!r}") from None
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        number = float(value)
+        if isinstance(value, bool) or number != number // 1:
+            raise ValueError
+        return int(value) if not isinstance(value, str) else int(number)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name}: must be a whole number; got {value!r}") from None
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: must be text; got {value!r}")
+    return value
+
+
+READERS: dict[type, Callable[[str, Any], Any]] = {
+    bool: _yes_or_no,
+    float: _number,
+    int: _whole,
+    str: _text,
+}
+
+
+def readable(rule: Policy | type[Policy], called: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return knob values in their types.
+
+    Raises
+    ------
+    ValueError
+        A knob that the policy does not have, or a value that its type cannot hold.
+    """
+    known = of(rule)
+    for knob in values:
+        if knob not in known:
+            allowed = ", ".join(known) or "none"
+            raise ValueError(f"policy: {called} takes the knobs {allowed}; got {knob!r}")
+    return {knob: converted(knob, value, known[knob].kind) for knob, value in values.items()}
+
+
+def with_knobs(rule: Policy, called: str, values: dict[str, Any]) -> Policy:
+    """Return the policy at other values of its knobs; raises as :func:`readable`."""
+    ready = readable(rule, called, values)
+    if not ready:
+        return rule
+    own = getattr(rule, "with_knobs", None)
+    if own is not None:
+        return own(**ready)
+    return dataclasses.replace(rule, **ready)  # type: ignore[type-var]
+
+
+def built(kind: type[Policy], called: str, given: str, values: dict[str, Any]) -> Policy:
+    """Return a policy of a class; raises as :func:`readable`, and where a knob is missing."""
+    ready = readable(kind, called, values)
+    for knob, entry in of_class(kind).items():
+        if entry.default is MISSING and knob not in ready:
+            raise ValueError(f"policy: {called} needs the knob {knob}; got {given!r}")
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise TypeError(f"policy: {called} is abstract; it lacks {', '.join(missing)}")
+    return kind(**ready)

@@ -1,0 +1,74 @@
+"""CONTRIBUTING.md: its worked example works, and every path it names exists."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cactus_theory as ct
+from cactus_theory.cli import main
+from cactus_theory.policies import _registry
+from cactus_theory.testing import PROPERTIES, assert_policy_properties
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+POLICY, PROPERTY = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+
+
+@pytest.fixture
+def boosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(_registry, "_REGISTRY", dict(_registry._REGISTRY))
+    monkeypatch.chdir(tmp_path)
+    Path("boosted.py").write_text(POLICY, encoding="utf-8")
+    return "boosted.py:Boosted"
+
+
+def test_the_policy_of_one_file_has_every_property(boosted: str) -> None:
+    report = assert_policy_properties(boosted, examples=60)
+    assert report.passed and report.rule == "boosted"
+    wrong = Path("wrong.py")
+    wrong.write_text(POLICY.replace('"boosted"', '"wrong"').replace("q_n * (1", "q_n * (1.1"))
+    with pytest.raises(AssertionError, match="breaks the property budget_holds"):
+        assert_policy_properties("wrong.py:Boosted", examples=60)
+
+
+def test_it_is_picked_up_everywhere(boosted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ct.policy(boosted, delta="0.5")
+    assert found == ct.policy("boosted:delta=0.5") == ct.policy(f"{boosted}:delta=0.5")
+    entry = ct.list_policies()["boosted"]
+    assert entry["knobs"] == {"delta": 0.25} and "1 + delta times" in entry["summary"]
+    assert entry["declares"] == "the max-divergence of every proposal within ln(1 + delta)."
+    np.save("q.npy", np.array([0.2, 0.8]))
+    np.save("p.npy", np.array([0.7, 0.3]))
+    assert main(["audit", "q.npy", "p.npy", "--policy", f"{boosted}:delta=0.5"]) == 0
+    assert "boosted:delta=0.5 declares: max_divergence <= 0.405465 per" in capsys.readouterr().out
+
+
+def test_the_property_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(PROPERTIES)
+    try:
+        exec(compile(PROPERTY, "property.py", "exec"), {"__name__": "property"})
+        assert_policy_properties("speculative", laws=["keeps_the_likeliest"], examples=60)
+        with pytest.raises(AssertionError, match="perhaps   the acceptance is cut off below 1"):
+            timid = ct.rule(lambda q, p, n: min(0.9, q[n] / p[n]))
+            assert_policy_properties(timid, laws=["keeps_the_likeliest"], examples=60)
+    finally:
+        PROPERTIES.clear()
+        PROPERTIES.update(before)
+
+
+def test_every_path_exists() -> None:
+    named = set(
+        re.findall(r"`((?:cactus_theory|solvers|simulations|paper_figures|tests)/[^`<]+)`", PAGE)
+    )
+    assert len(named) > 20
+    missing = [
+        path for path in named if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()
+    ]
+    assert not missing
+
+
+def test_every_make_target_exists() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert set(re.findall(r"`make ([a-z-]+)`", PAGE)) <= set(targets)
