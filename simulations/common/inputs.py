@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .grid import label, own_file
+
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "simulations" / "pair"
 PROMPTS = ROOT / "simulations" / "data" / "prompts.jsonl"
@@ -60,6 +62,8 @@ def _words(value: Any) -> str:
         return " ".join(map(_words, value))
     if isinstance(value, Path):
         return value.name
+    if isinstance(value, str) and own_file(value) is not None:
+        return ":".join(filter(None, label(value)))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

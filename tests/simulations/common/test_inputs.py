@@ -31,6 +31,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     parser.add_argument("--delta", type=float, nargs="+", default=[0.1])
     parser.add_argument("--max-tokens", type=int, default=5)
+    parser.add_argument("--policies", nargs="*", default=[])
     parser.add_argument("--out", type=Path)
 
 
@@ -41,6 +42,10 @@ def declare(parser: argparse.ArgumentParser) -> None:
         ("decode --out /some/where --max-tokens 5", "bench decode"),
         ("theory --max-tokens 6 --delta 1 0.5", "bench theory --delta 1 0.5 --max-tokens 6"),
         ("decode --target /home/me/stories", "bench decode --target stories"),
+        (
+            "decode --policies /me/my.py:rule:a=1 fuzzy",
+            "bench decode --policies my.py:rule:a=1 fuzzy",
+        ),
     ],
 )
 def test_the_command_holds_what_is_not_usual_and_no_folder(given: str, said: str) -> None:

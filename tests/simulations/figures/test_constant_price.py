@@ -1,8 +1,13 @@
 """The comparison at equal tokens per call, on sums whose answer is known."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from simulations.__main__ import main
+from simulations.common.results import read_csv
 from simulations.figures import constant_price
 from simulations.figures.constant_price import SERIES, table
 
@@ -49,3 +54,18 @@ def test_intervals_widen_with_prompts_that_differ(monkeypatch) -> None:
     row = rows["cactus:delta=0.1"]
     assert row["kl_ratio_low"] < row["kl_ratio"] < row["kl_ratio_high"]
     assert row["kl_ratio_high"] - row["kl_ratio_low"] > 0.05
+
+
+def test_the_command_decodes_every_setting(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("transformers")
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "x.csv"
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in ("def f(", "import ")))
+    flags = f"--prompts {prompts} --decodes 1 --max-new-tokens 3 --num-draft-tokens 2 --out {out}"
+    assert main(["constant-price", *flags.split()]) == 0
+    rows, notes = read_csv(out)
+    assert [row["spec"] for row in rows] == [s for specs in SERIES.values() for s in specs]
+    assert all(row["tokens"] == "6" and 1 <= float(row["tokens_per_call"]) <= 3 for row in rows)
+    assert notes["decodes"].startswith("2 prompts, 1 each, 3 new tokens, K = 2")
+    assert notes["command"].endswith(
+        "--prompts p.jsonl --num-draft-tokens 2 --max-new-tokens 3 --decodes 1"
+    )

@@ -58,6 +58,15 @@ def test_intervals_hold_the_truth_and_widen_with_the_noise() -> None:
     assert 0 < width[0] < width[1] / 3
 
 
+def test_what_both_families_share_widens_no_interval() -> None:
+    made, drift = run(0.8), np.linspace(-0.5, 0.5, 9)
+    for own in made.values():
+        for records, shift in zip(own.timed, drift, strict=True):
+            records[0]["seconds"] = 1 + shift
+    for row in rows(made, FAMILIES):
+        assert row["ratio_high"] - row["ratio_low"] < CLOSE
+
+
 def test_nothing_is_said_outside_a_curve_or_where_a_family_is_alone() -> None:
     made = run(1.0)
     short = {line: own for line, own in made.items() if "delta=1" not in line.method}

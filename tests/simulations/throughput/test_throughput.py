@@ -1,5 +1,6 @@
 """The throughput run: what it keeps through a kill, what it writes, what it says."""
 
+import argparse
 import json
 import os
 import signal
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from simulations.__main__ import main
+from simulations.common.grid import Config
 from simulations.common.results import read_csv
 from simulations.throughput import command
+from tests.simulations.missing import without_rich
 
 SMALL = (
     "throughput --policies speculative band:price=1 band:price=0.1 cactus:delta=0.001 "
@@ -43,9 +46,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
         return real(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
-            patch.delitem(sys.modules, name)
-        patch.setitem(sys.modules, "rich", None)
+        without_rich(patch)
         with pytest.MonkeyPatch.context() as deadly:
             deadly.setattr(command, "record", dies_after_seven)
             assert main(call(out)) == 2
@@ -99,6 +100,17 @@ def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monke
     assert max(map(len, said.splitlines()[1:])) <= 80
     assert "Batch 1." in said and "Lossless: " in said
     assert "band:price=1.0" in said
+
+
+def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    rule, found = tmp_path / "mine.py", []
+    for text in ("a = 1", "a = 1", "a = 2"):
+        rule.write_text(text)
+        lines = [Config(f"{rule}:blend:alpha=0.5", 2, 1), Config("band:price=2", 2, 1)]
+        found.append(command._settings(parser.parse_args([]), lines, ["text"]))
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_killed_process_leaves_a_journal_that_goes_on(tmp_path: Path) -> None:
