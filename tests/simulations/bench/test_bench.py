@@ -31,8 +31,8 @@ def test_every_rule_in_the_list_is_timed_beside_a_softmax(tmp_path, monkeypatch,
 
 def test_decodes_are_counted_and_rounds_compared(tmp_path, monkeypatch) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(decode, "NEW", 6)
-    monkeypatch.setattr(decode, "PROMPTS", 3)
+    monkeypatch.setattr(decode, "NEW", 4)
+    monkeypatch.setattr(decode, "PROMPTS", 2)
     rows, _ = run("decode", tmp_path)
     found = {row["job"]: row for row in rows}
     assert list(found) == [line.job for line in decode.lines()]

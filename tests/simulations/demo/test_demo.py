@@ -59,6 +59,7 @@ def test_without_a_gpu_the_device_check_says_so(capsys, tmp_path: Path, monkeypa
 
 def test_the_rehearsal_checks_and_decodes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("simulations.bench.gpu_check.VOCABULARIES", (7, 300))
+    monkeypatch.setattr("simulations.bench.gpu_check.POLICIES", ("speculative", "band:price=2"))
     assert main(["gpu-check", "--device", "cpu", *SMALL, "--out", str(tmp_path)]) == 0
     checks = read(tmp_path / "checks.csv")
     assert len(checks) == 2 * 5 * 15 + 20 and all(row["passed"] == "True" for row in checks)

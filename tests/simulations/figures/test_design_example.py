@@ -11,7 +11,7 @@ from simulations.figures.design_example import OUT, closing_tokens, punctuation 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("design") / "design_example.csv"
-    arguments = ["design-example", "--num-prompts", "2", "--points", "2", "--out", str(path)]
+    arguments = ["design-example", "--num-prompts", "2", "--points", "1", "--out", str(path)]
     assert main(arguments) == 0
     return read_csv(path)
 
@@ -54,7 +54,7 @@ def test_each_rule_costs_something_and_more_budget_never_does(request, file):
 
 def test_the_command_is_written_down(written):
     assert written[1]["command"] == (
-        "python -m simulations design-example --points 2 --num-prompts 2"
+        "python -m simulations design-example --points 1 --num-prompts 2"
     )
 
 
