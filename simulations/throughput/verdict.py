@@ -53,8 +53,9 @@ def _of_batch(rows: Sequence[Row]) -> list[str]:
                 f"{_beside(best, plain)}; it emits {emitted_kl(best):.3g}."
             )
         else:
-            said.append(f"At most {level:g} nats per token: nothing is faster than lossless.")
-    return [sentence for sentence in said if sentence]
+            rival = "plain decoding" if best is plain else "the fastest lossless method"
+            said.append(f"At most {level:g} nats per token: nothing is faster than {rival}.")
+    return said
 
 
 def _lossless(rows: Sequence[Row], plain: Row | None) -> str:

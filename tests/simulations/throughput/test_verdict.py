@@ -45,7 +45,7 @@ def test_it_says_where_plain_decoding_is_faster() -> None:
         "  Lossless: plain decoding is faster than drafting, 1,000 tokens/s; speculative, K 7 "
         "makes 900 tokens/s, 0.90 times plain decoding (0.88 to 0.92): plain decoding is faster."
     )
-    assert said[2].endswith("nothing is faster than lossless.")
+    assert said[2].endswith("nothing is faster than plain decoding.")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,11 @@ def test_it_does_not_say_more_than_the_interval(speed, low, high, said) -> None:
     ends = {"speedup_over_plain_low": low, "speedup_over_plain_high": high}
     (line,) = [s for s in verdict([PLAIN, row("speculative", speed, 0.0, **ends)]) if "Loss" in s]
     assert said in line
+
+
+def test_it_says_where_paying_gains_nothing() -> None:
+    said = verdict([PLAIN, row("speculative", 1500.0, 0.0), row("band:price=2", 1400.0, 0.04)])
+    assert said[2].endswith("nothing is faster than the fastest lossless method.")
 
 
 def test_without_a_baseline_it_still_speaks() -> None:
