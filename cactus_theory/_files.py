@@ -68,8 +68,10 @@ def save_rows(path: str, rows: np.ndarray) -> None:
     write_whole(path, content.getvalue())
 
 
-def write_whole(path: str, content: bytes) -> None:
+def write_whole(path: str | Path, content: bytes) -> None:
     """Write ``content`` to ``path``: all of it, or nothing if the disk or a kill intervenes.
+
+    It is on the disk before it takes the place of what was there.
 
     Raises
     ------
@@ -82,6 +84,8 @@ def write_whole(path: str, content: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             os.chmod(name, 0o666 & ~_umask())
             os.replace(name, place)
         except BaseException:

@@ -16,6 +16,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory import _arguments as check
 from cactus_theory._files import load_rows, save_rows
+from cactus_theory._pipes import ends_quietly
 from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
@@ -26,6 +27,7 @@ from cactus_theory.testing import _command as testing
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
 
 
+@ends_quietly
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit code, 2 after one line on stderr for bad input."""
     parser = _parser()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,21 @@ def names() -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw the named figures, or all; return 2 after one line when a name or a file is wrong."""
+    """Draw the named figures, or all; return 2 after one line when a name or a file is wrong.
+
+    Returns 141 without a word once whoever read the output has gone, as ``| head`` does.
+    """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # 128 + SIGPIPE
+
+
+def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m paper_figures", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}")
     parser.add_argument("--out", type=Path, default=HERE, help="where the pictures go")
@@ -32,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(f"NAME: must be one of {', '.join(names())}; got {name!r}")
             for path in draw(name, args.data, args.out):
                 print(path)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         print(f"python -m paper_figures: {error}", file=sys.stderr)
         return 2

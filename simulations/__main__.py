@@ -6,20 +6,24 @@ import argparse
 import importlib
 import sys
 
+from cactus_theory._pipes import ends_quietly
+
+# name: module, and what it does in a line
 COMMANDS = {
-    "train-pair": ("simulations.train_pair.command", "train and ship the target/draft pair"),
-    "demo": ("simulations.demo", "the main job: log, solve, audit, decode, tabulate, draw"),
-    "throughput": ("simulations.throughput.command", "policies and baselines end to end; resumes"),
-    "frontier": ("simulations.frontier", "acceptance against emitted KL on real rows (CSV)"),
-    "constant-price": ("simulations.constant_price", "constant price against constant δ (CSV)"),
-    "overspend": ("simulations.overspend", "how far the published rule exceeds its budget (CSV)"),
-    "design-example": ("simulations.design_example", "a row under constraints of one's own (CSV)"),
-    "bench": ("simulations.bench", "time the closed forms against named alternatives"),
-    "measured": ("simulations.measured", "write the README's tables from the committed CSV"),
-    "gpu-check": ("simulations.gpu_check", "check and time the device path"),
+    "train-pair": ("train_pair.command", "train and ship the target/draft pair"),
+    "demo": ("demo.command", "the main job: log, solve, audit, decode, tabulate, draw"),
+    "throughput": ("throughput.command", "policies and baselines end to end; resumes"),
+    "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
+    "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
+    "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),
+    "design-example": ("figures.design_example", "a row under constraints of one's own (CSV)"),
+    "bench": ("bench.command", "time the closed forms against named alternatives"),
+    "measured": ("figures.measured", "write the README's tables from the committed CSV"),
+    "gpu-check": ("bench.gpu_check", "check and time the device path"),
 }
 
 
+@ends_quietly
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m simulations", description=__doc__)
@@ -27,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         if arguments[:1] == [name]:  # import one simulation only: each has its own needs
-            loaded = importlib.import_module(module)
+            loaded = importlib.import_module(f"simulations.{module}")
             loaded.add_arguments(command)
             command.set_defaults(run=loaded.run)
     args = parser.parse_args(arguments)

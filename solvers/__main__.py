@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from cactus_theory._pipes import ends_quietly
 from solvers._commands import COMMANDS
 
 
@@ -61,6 +62,7 @@ def _listing(result: Any) -> str:
     return "\n".join(f"{name:<{width}} {_text(value)}" for name, value in fields.items())
 
 
+@ends_quietly
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:

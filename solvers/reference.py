@@ -7,8 +7,6 @@ answer, and not its tolerance, decides the sixth digit.
 
 import importlib.metadata
 import io
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cactus_theory._files import write_whole
 from cactus_theory.divergences import EXAMPLES
 from cactus_theory.divergences import divergence as find_divergence
 from solvers import optimal, per_proposal
@@ -197,15 +196,7 @@ def write(path: str | Path, arrays: dict[str, Any]) -> int:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(buffer.getvalue())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, buffer.getvalue())
     return path.stat().st_size
 
 

@@ -16,9 +16,9 @@ MAY_IMPORT = {
     "paper_figures": set(),
 }
 # solvers certify the closed forms, so they may not see them
-SOLVERS_MAY_SEE = {"_arguments", "_files", "divergences", "policies"}
+SOLVERS_MAY_SEE = {"_arguments", "_files", "_pipes", "divergences", "policies"}
 # the demo ends by drawing its pictures; nothing it computes comes from there
-EXCEPTIONS = {"simulations/demo.py": {"paper_figures.__main__.draw"}}
+EXCEPTIONS = {"simulations/demo/command.py": {"paper_figures.__main__.draw"}}
 HEAVY = ("cvxpy", "hypothesis", "transformers", "matplotlib", "scipy")
 
 

@@ -1,7 +1,10 @@
 """Time policies and baselines on the same prompts; resume where a kill left off.
 
-Every decode is written to ``journal.jsonl`` under ``--out`` before the next one starts. The
-table (CSV and JSON) and its picture are made from that file alone.
+The default grid takes about 25 minutes on one core; --num-prompts 4 --repeats 3 --metered 1
+takes about one. Every decode is written to journal.jsonl under --out before the next one
+starts, and the tables (CSV and JSON) and the verdict are made from that file alone. Every
+repeat decodes all prompts by all methods in a shuffled order, with seeds of its own, so the
+intervals cover both the machine and the texts.
 """
 
 from __future__ import annotations
@@ -9,127 +12,130 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from cactus_theory.decoding import load_pair
 
-from ..results import provenance, write_csv, write_json
-from ..rows import prompts_of
-from ..terminal import empty_table, shown
-from . import table
-from .grid import Config, configs, described, jobs
-from .journal import Journal
-from .methods import Work, decode
+from ..common.decode import Harness
+from ..common.grid import Config, configs, jobs, own_file
+from ..common.inputs import add_pair_arguments, command_line, prompts_of
+from ..common.journal import Journal
+from ..common.progress import Progress
+from ..common.results import provenance, write_csv, write_json
+from . import equal_kl, table
+from .record import record
+from .show import show
 
-HERE = Path(__file__).resolve().parents[1]
 BASELINES = ("plain", "hf_plain", "hf_assisted", "hf_mixture:0.5")
+# close enough that curves can be read between .02 and .2 nats per token
+CACTUS_DELTAS = (1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.03, 0.1, 1)
+BAND_DELTAS = (0.01, 0.03, 0.1, 0.3)
+BAND_PRICES = (8, 6, 4, 3, 2, 1.5, 1, 0.7, 0.5, 0.35, 0.25)
 POLICIES = (
     "speculative",
     "tempered:temperature=0.9",
     "truncated:top_p=0.95",
     "mixture:alpha=0.5",
     "typical",
-    "cactus:delta=0.002",
-    "cactus:delta=0.01",
-    "cactus:delta=0.1",
-    "cactus:delta=1",
-    "band:delta=0.1",
-    "band:price=2",
-    "band:price=1",
-    "band:price=0.7",
-    "band:price=0.5",
+    *(f"cactus:delta={delta:g}" for delta in CACTUS_DELTAS),
+    *(f"band:delta={delta:g}" for delta in BAND_DELTAS),
+    *(f"band:price={price:g}" for price in BAND_PRICES),
 )
-SHOWN = {
-    "method": "method",
-    "knob": "knob",
-    "num_draft_tokens": "K",
-    "batch": "batch",
-    "tokens_per_second": "tokens/s",
-    "speedup_over_plain": "speed-up\nover plain",
-    "speedup_over_hf_assisted": "over HF\nassisted",
-    "accepted_per_call": "AL",
-    "tokens_per_call": "tokens\n/call",
-    "outside_forwards": "outside\nforwards",
-    "emitted_kl_per_token": "emitted KL\n/token",
-    "target_nats_per_token": "target nats\n/token",
-    "parses": "parses",
-}
+PLACES = ("out", "publish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
+    parser.description = __doc__
     add = parser.add_argument
-    add("--target", type=Path, default=HERE / "pair" / "target", help="target model folder")
-    add("--draft", type=Path, default=HERE / "pair" / "draft", help="draft model folder")
-    add("--prompts", type=Path, default=HERE / "data" / "prompts.jsonl", help="JSON lines")
+    add_pair_arguments(parser)
     add("--num-prompts", type=int, default=16)
-    add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC")
+    add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
     add("--max-new-tokens", type=int, default=64, metavar="N")
-    add("--repeats", type=int, default=3, help="timed repeats after one untimed, metered one")
+    add("--repeats", type=int, default=12, help="timed; each has seeds of its own")
+    add("--metered", type=int, default=3, help="repeats before them, untimed, for cost, quality")
+    add("--compare", nargs=2, metavar="FAMILY", help="at equal emitted KL; "
+        f"as {' '.join(equal_kl.DEFAULT)}, the default where both are run")  # fmt: skip
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("throughput"))
-    add("--publish", type=Path, help="also write throughput.csv here")
+    add("--publish", type=Path, help="also write the CSV here")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make what is missing, then the table; return 0."""
+    """Make what is missing, then the tables and the verdict; return 0."""
     torch.set_num_threads(args.threads)
     lines = configs(args.baselines, args.policies, args.num_draft_tokens, args.batch)
+    families = equal_kl.chosen(args.compare, lines)
+    _check(args)
     texts = prompts_of(args.prompts)[: args.num_prompts]
-    pair = load_pair(args.target, args.draft, device=args.device)
-    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
-    work = Work(pair, texts, ids, args.max_new_tokens, args.seed)
-    console = Console(width=max(Console().width, 160))
     with Journal(args.out / "journal.jsonl", _settings(args, lines, texts)) as journal:
-        _fill(console, journal, work, lines, args.repeats)
+        _fill(args, journal, lines, texts)
         groups = {batch: math.ceil(len(texts) / batch) for batch in args.batch}
-        rows = table.rows(lines, groups, args.repeats, journal.results)
-    source = provenance("python -m simulations throughput")
-    write_csv(args.out / "throughput.csv", rows, source)
-    write_json(args.out / "throughput.json", {"provenance": source, "rows": rows})
-    if args.publish is not None:
-        write_csv(args.publish / "throughput.csv", rows, source)
-    _print(console, rows)
-    console.print(f"written to {args.out}/: journal.jsonl, throughput.csv, throughput.json")
+        runs = table.collect(lines, groups, args.repeats, journal.results, args.metered)
+    rows = table.rows(runs, args.seed)
+    tables = {"throughput": rows}
+    if families is not None and (equal := equal_kl.rows(runs, families, args.seed)):
+        tables["throughput_equal_kl"] = equal
+    _write(args, tables)
+    files = ", ".join(["journal.jsonl", "throughput.json", *(f"{name}.csv" for name in tables)])
+    print(f"written to {args.out}/: {files}")
+    print(show(tables))
     return 0
 
 
+def _check(args: argparse.Namespace) -> None:
+    for name, least in (("metered", 1), ("repeats", 0), ("num_prompts", 1)):
+        if (value := getattr(args, name)) < least:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag}: must be at least {least}; got {value}")
+
+
 def _fill(
-    console: Console, journal: Journal, work: Work, lines: list[Config], repeats: int
+    args: argparse.Namespace, journal: Journal, lines: list[Config], texts: list[str]
 ) -> None:
     """Make every decode that the journal lacks, showing progress."""
-    todo = list(jobs(lines, len(work.ids), repeats))
+    todo = list(jobs(lines, len(texts), args.repeats, metered=args.metered, seed=args.seed))
     missing = [job for job in todo if job.key not in journal.results]
+    if not missing:
+        return
     if len(missing) < len(todo):
-        console.print(f"{len(todo) - len(missing)} of {len(todo)} decodes are there already")
-    for config in {job.config for job in missing}:  # first calls allocate and compile
-        decode(work, config, 0, metered=False)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("decoding", total=len(todo), completed=len(todo) - len(missing))
+        print(f"{len(todo) - len(missing)} of {len(todo)} decodes are there already")
+    pair = load_pair(args.target, args.draft, device=args.device)
+    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+    harness = Harness(pair, ids, args.max_new_tokens, args.seed)
+    # a first call allocates: metered repeats come first and are not timed, but are they to come?
+    warm = {job.config for job in missing if job.repeat < args.metered}
+    for config in {job.config for job in missing} - warm:
+        harness.decode(config, 0)
+    with Progress("decoding", len(todo), len(todo) - len(missing)) as progress:
         for job in missing:
-            journal.add(job.key, decode(work, job.config, job.group, metered=job.repeat == 0))
-            progress.advance(task)
+            metered = job.repeat < args.metered
+            made = record(harness, texts, job.config, job.group, job.repeat, metered)
+            journal.add(job.key, made)
+            progress.advance()
 
 
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed."""
+    rules = {file for line in lines if (file := own_file(line.method)) is not None}
     return {
-        "configs": described(lines),
+        "configs": [asdict(line) for line in lines],
+        "rules": {str(file): _digest(file.read_bytes()) for file in sorted(rules)},
         "prompts": _digest("\0".join(texts).encode()),
         "target": _folder_digest(args.target),
         "draft": _folder_digest(args.draft),
         "max_new_tokens": args.max_new_tokens,
         "repeats": args.repeats,
+        "metered": args.metered,
         "seed": args.seed,
         "device": args.device,
         "threads": args.threads,
@@ -145,8 +151,9 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _print(console: Console, rows: list[dict[str, Any]]) -> None:
-    view = empty_table(*SHOWN.values())
-    for row in rows:
-        view.add_row(*(shown(row[name]) for name in SHOWN))
-    console.print(view)
+def _write(args: argparse.Namespace, tables: dict[str, list[dict[str, Any]]]) -> None:
+    source = provenance(command_line("throughput", add_arguments, args, PLACES))
+    for folder in filter(None, [args.out, args.publish]):
+        for name, rows in tables.items():
+            write_csv(folder / f"{name}.csv", rows, source)
+    write_json(args.out / "throughput.json", {"provenance": source} | tables)

@@ -17,6 +17,9 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from ..common.inputs import PAIR
+from ..common.inputs import command_line as called_as
+from ..common.results import write_json
 from . import ship
 from .corpus import fingerprint, held_out, read_corpus, standard_library, training
 from .distil import (
@@ -32,8 +35,8 @@ from .model import Shape, build, load, save
 from .tokenizer import encode_stream, train_tokenizer
 from .train import Outcome, Plan, fit, text_batches, text_loss
 
-PAIR = Path(__file__).resolve().parent.parent / "pair"
 DRAFT_WARMUP = 30
+FOLDERS = ("work_dir", "out", "corpus")
 POSITIVE = (
     "vocab_size target_layers target_width target_head_size draft_layers draft_width "
     "draft_head_size steps draft_steps distil_steps overlap_steps pool_chunks "
@@ -168,17 +171,13 @@ def _check(args: argparse.Namespace) -> None:
 
 def settings(args: argparse.Namespace) -> dict[str, int | float | str]:
     """Return the flags that can change the result; folders and threads left out."""
-    skipped = {"work_dir", "out", "corpus", "threads"}
+    skipped = (*FOLDERS, "threads")
     return {k: getattr(args, k) for k in vars(_defaults()) if k not in skipped}
 
 
 def command_line(args: argparse.Namespace) -> str:
     """Return the command with every flag not at its default, folders left out."""
-    defaults = vars(_defaults())
-    given = settings(args) | {"threads": args.threads}
-    changed = {k: v for k, v in given.items() if v != defaults[k]}
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in changed.items()]
-    return " ".join(["python -m simulations train-pair", *flags])
+    return called_as("train-pair", add_arguments, args, FOLDERS)
 
 
 def _defaults() -> argparse.Namespace:
@@ -191,8 +190,7 @@ def _claim(args: argparse.Namespace, corpus: str) -> None:
     """Refuse a work directory whose checkpoints came from other data or flags."""
     own = {"corpus_sha256": corpus} | settings(args)
     path = args.work_dir / "origin.json"
-    args.work_dir.mkdir(parents=True, exist_ok=True)
     if path.exists() and (found := json.loads(path.read_text())) != own:
         changed = sorted(k for k in own.keys() | found.keys() if own.get(k) != found.get(k))
         raise ValueError(f"--work-dir must hold the same run, got another {', '.join(changed)}")
-    path.write_text(json.dumps(own, indent=2) + "\n")
+    write_json(path, own)

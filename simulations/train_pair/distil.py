@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import torch
 from torch import Generator, Tensor
 from transformers import LlamaForCausalLM, StaticCache
 
-from .progress import Progress
+from ..common.progress import Progress
+from ..common.results import write_tensors
 from .tokenizer import END_OF_TEXT_ID, Stream
 from .train import Batches, Loss, Plan
 
@@ -67,13 +67,13 @@ def build_pool(target: LlamaForCausalLM, stream: Stream, plan: PoolPlan, folder:
     """
     folder.mkdir(parents=True, exist_ok=True)
     pool = []
-    with Progress("target samples", plan.chunks, 0) as progress:
+    with Progress("target samples", plan.chunks) as progress:
         for chunk in range(plan.chunks):
             path = folder / f"{plan.seed}-{plan.rows}x{plan.length}-{chunk:04d}.pt"
             if not path.exists():
-                _save(_sample_chunk(target, stream, plan, chunk), path)
+                write_tensors(path, _sample_chunk(target, stream, plan, chunk))
             pool.append(torch.load(path, weights_only=True))
-            progress.update(chunk + 1, None, plan.rows * plan.length)
+            progress.advance()
     return torch.cat(pool)
 
 
@@ -142,9 +142,3 @@ def _sample_chunk(target, stream: Stream, plan: PoolPlan, chunk: int) -> Tensor:
     lengths = [k for k in PREFIX_LENGTHS if k < plan.length]
     prefix = prefixes(stream, plan.rows, lengths[chunk % len(lengths)], generator)
     return sample(target, prefix, plan.length, generator).to(torch.int32)
-
-
-def _save(rows: Tensor, path: Path) -> None:
-    partial = path.with_suffix(".tmp")
-    torch.save(rows, partial)
-    os.replace(partial, path)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import shutil
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ import transformers
 from tokenizers import Tokenizer
 from torch import Generator
 
+from ..common.results import machine_kind, write_bytes, write_json
 from .corpus import Document, fingerprint, held_out, num_bytes
 from .distil import sample
 from .model import MAX_POSITIONS, load, num_parameters
@@ -66,11 +65,11 @@ def write_report(
         "corpus": describe_corpus(documents, unseen),
         "sample": {"prompt": SAMPLE_PROMPT, "target": continuation(target, folder / "target")},
         "versions": versions(),
-        "machine": machine(args.threads),
+        "machine": machine_kind(),
         "precision": {"training": args.precision, "stored": "float16", "measured": "float32"},
         "licence": LICENCE,
     }
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_json(folder / "report.json", report)
 
 
 def describe_corpus(documents: list[Document], unseen: Stream) -> dict:
@@ -104,16 +103,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def machine(threads: int) -> str:
-    """Return cores, processor name and threads, such as "2-core AMD EPYC, 1 thread"."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [x for x in info.read_text().splitlines() if x.startswith("model name")]
-        name = lines[0].partition(":")[2].strip() if lines else name
-    return f"{os.cpu_count()}-core {name}, {threads} thread{'s' if threads > 1 else ''}"
-
-
 def publish(finished: Path, out: Path) -> None:
     """Copy the finished pair over ``out``, each file whole or not at all; remove stale ones."""
     wanted = {p.relative_to(finished) for p in finished.rglob("*") if p.is_file()}
@@ -122,11 +111,7 @@ def publish(finished: Path, out: Path) -> None:
             if stale.relative_to(out) not in wanted:
                 stale.unlink()
     for relative in sorted(wanted):
-        place = out / relative
-        place.parent.mkdir(parents=True, exist_ok=True)
-        partial = place.with_name(place.name + ".tmp")
-        shutil.copyfile(finished / relative, partial)
-        os.replace(partial, place)
+        write_bytes(out / relative, (finished / relative).read_bytes())
 
 
 def summary(out: Path) -> dict:

@@ -7,7 +7,6 @@ resumed therefore ends with the same bits as one that was not.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +17,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from transformers import LlamaForCausalLM
 
-from .progress import Progress
+from ..common.progress import Progress
+from ..common.results import write_tensors
 from .tokenizer import END_OF_TEXT_ID, Stream
 
 LONG_EVERY = 8
@@ -134,14 +134,15 @@ def fit(
     state = _resume(checkpoint, plan, model, optimizer, generator)
     last = plan.steps if stop_after is None else min(stop_after, plan.steps)
     begun = saved = time.monotonic()
-    before, value = state["seconds"], state["loss"]
+    first, before, value = state["step"], state["seconds"], state["loss"]
     model.train()
     with Progress(label, plan.steps, state["step"]) as progress:
         for step in range(state["step"], last):
             window = batches(step, generator)
             value = _step(model, optimizer, plan, step, window, loss)
-            progress.update(step + 1, value, plan.batch_size * plan.length)
             now = time.monotonic()
+            speed = (step + 1 - first) * plan.batch_size * plan.length / max(1e-9, now - begun)
+            progress.update(step + 1, f"loss {value:.3f} nats, {speed:,.0f} tokens/s")
             if now - saved >= every_s or step + 1 == last:
                 state = {"step": step + 1, "seconds": before + now - begun, "loss": value}
                 _save(checkpoint, plan, model, optimizer, generator, state)
@@ -173,9 +174,7 @@ def _step(model, optimizer, plan: Plan, step: int, window: Tensor, loss: Loss) -
 
 
 def _save(path: Path, plan: Plan, model, optimizer, generator: Generator, state: dict) -> None:
-    """Write a whole checkpoint beside ``path`` and rename it over."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
+    """Write a whole checkpoint, or leave the one there was."""
     whole = {
         "plan": asdict(plan),
         "model": model.state_dict(),
@@ -183,8 +182,7 @@ def _save(path: Path, plan: Plan, model, optimizer, generator: Generator, state:
         "generator": generator.get_state(),
         "state": state,
     }
-    torch.save(whole, partial)
-    os.replace(partial, path)
+    write_tensors(path, whole)
 
 
 def _resume(path: Path, plan: Plan, model, optimizer, generator: Generator) -> dict:

@@ -10,7 +10,7 @@ import solvers
 from solvers import optimal, per_proposal
 
 Q, P = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
-ALLOWED = {"_arguments", "_files", "divergences", "policies"}
+ALLOWED = {"_arguments", "_files", "_pipes", "divergences", "policies"}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def full(*args):
         raise OSError("no space left")
 
-    monkeypatch.setattr(reference.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="no space left"):
         reference.write(path, {"x": np.zeros(3)})
     assert path.read_bytes() == before

@@ -1,5 +1,6 @@
-"""The throughput run: what it covers, what it keeps through a kill, what its table says."""
+"""The throughput run: what it keeps through a kill, what it writes, what it says."""
 
+import argparse
 import json
 import os
 import signal
@@ -11,77 +12,115 @@ from pathlib import Path
 import pytest
 
 from simulations.__main__ import main
-from simulations.results import read_csv
-from simulations.throughput import command, table
-from simulations.rows import prompts_of
-from simulations.throughput.grid import Config, configs, jobs
-from simulations.throughput.journal import Journal
-from simulations.throughput.quality import parses_so_far
+from simulations.common.grid import Config
+from simulations.common.results import read_csv
+from simulations.throughput import command
+from tests.simulations.missing import without_rich
 
 SMALL = (
-    "throughput --policies speculative band:price=0.5 --baselines plain hf_plain hf_assisted "
-    "--num-draft-tokens 2 --batch 1 --num-prompts 2 --max-new-tokens 6 --repeats 1"
+    "throughput --policies speculative band:price=1 band:price=0.1 cactus:delta=0.001 "
+    "cactus:delta=1 --num-draft-tokens 2 --batch 1 --num-prompts 2 --max-new-tokens 6 --repeats 1 "
+    "--metered 1"
 ).split()
-DECODES = 5 * 2 * 2  # methods, prompts, repeats
+METHODS = ["plain", "hf_plain", "hf_assisted", "speculative", "band", "band", "cactus", "cactus"]
+DECODES = len(METHODS) * 2 * 2  # prompts, repeats
+
+
+def call(out: Path, *more: str) -> list[str]:
+    return [*SMALL, "--out", str(out), "--baselines", "plain", "hf_plain", "hf_assisted", *more]
 
 
 def lines_of(out: Path) -> list[str]:
     return (out / "journal.jsonl").read_text().splitlines()
 
 
-def test_grid_gives_k_to_what_drafts_and_batches_to_what_takes_them() -> None:
-    found = configs(["plain", "hf_assisted"], ["speculative"], [2, 4], [1, 8])
-    assert found == [
-        Config("plain", 0, 1),
-        *(Config("hf_assisted", k, 1) for k in (2, 4)),
-        *(Config("speculative", k, 1) for k in (2, 4)),
-        Config("plain", 0, 8),
-        *(Config("speculative", k, 8) for k in (2, 4)),
-    ]
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Return the folder of a run that died after seven decodes and was taken up, without rich."""
+    out, real, made = tmp_path_factory.mktemp("run"), command.record, []
 
-
-def test_jobs_are_interleaved_and_cover_every_prompt_once_a_repeat() -> None:
-    lines = [Config("plain", 0, 1), Config("plain", 0, 4)]
-    todo = list(jobs(lines, prompts=6, repeats=2))
-    assert len({job.key for job in todo}) == len(todo) == 3 * (6 + 2)
-    assert [job.repeat for job in todo] == sorted(job.repeat for job in todo)
-    first = [job.config for job in todo[:2]]
-    assert first == lines
-
-
-def test_a_run_that_dies_is_taken_up_where_it_stopped(tmp_path: Path, monkeypatch) -> None:
-    out, made = tmp_path / "run", []
-    real = command.decode
-
-    def dies_after_seven(*arguments, metered: bool):
-        if len(made) == 5 + 7:  # five untimed warm-ups come first
+    def dies_after_seven(*arguments):
+        if len(made) == 7:
             raise RuntimeError("killed")
         made.append(1)
-        return real(*arguments, metered=metered)
+        return real(*arguments)
 
-    monkeypatch.setattr(command, "decode", dies_after_seven)
-    assert main([*SMALL, "--out", str(out)]) == 2
-    kept = lines_of(out)
+    with pytest.MonkeyPatch.context() as patch:
+        without_rich(patch)
+        with pytest.MonkeyPatch.context() as deadly:
+            deadly.setattr(command, "record", dies_after_seven)
+            assert main(call(out)) == 2
+        kept = lines_of(out)
+        assert main(call(out, "--publish", str(out / "public"))) == 0
+    return out, kept
+
+
+def test_a_run_that_dies_is_taken_up_where_it_stopped(resumed: tuple[Path, list[str]]) -> None:
+    out, kept = resumed
     assert len(kept) == 1 + 7
-    monkeypatch.setattr(command, "decode", real)
-    assert main([*SMALL, "--out", str(out)]) == 0
     whole = lines_of(out)
     assert whole[:8] == kept
     keys = [json.loads(line)["job"] for line in whole[1:]]
     assert len(keys) == len(set(keys)) == DECODES
     rows, _ = read_csv(out / "throughput.csv")
-    assert [row["method"] for row in rows] == [
-        "plain", "hf_plain", "hf_assisted", "speculative", "band",
-    ]  # fmt: skip
+    assert [row["method"] for row in rows] == METHODS
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
     assert abs(float(rows[3]["emitted_kl_per_token"])) < 1e-9
-    assert float(rows[4]["emitted_kl_per_token"]) > 0
+    assert float(rows[5]["emitted_kl_per_token"]) > float(rows[4]["emitted_kl_per_token"]) > 0
+
+
+def test_every_repeat_has_texts_of_its_own(resumed: tuple[Path, list[str]]) -> None:
+    records = [json.loads(line) for line in lines_of(resumed[0])[1:]]
+    ours = {r["job"]: r for r in records if r["job"].startswith(("spec", "band", "cactus"))}
+    pairs = [
+        (ours[key], ours[key.replace("repeat=0", "repeat=1")]) for key in ours if "repeat=0" in key
+    ]
+    assert any(a["histogram"] != b["histogram"] for a, b in pairs)
+    assert all("kl" in a and "kl" not in b for a, b in pairs)
+
+
+def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str]]) -> None:
+    out, _ = resumed
+    rows, notes = read_csv(out / "public" / "throughput.csv")
+    assert notes["command"].startswith("python -m simulations throughput --num-prompts 2")
+    assert str(out) not in notes["command"]
+    assert rows == read_csv(out / "throughput.csv")[0]
+    report = json.loads((out / "throughput.json").read_text())
+    equal = report.get("throughput_equal_kl", [])
+    assert (out / "public" / "throughput_equal_kl.csv").exists() == bool(equal)
+    for row in equal:
+        assert row["ratio"] == row["tokens_per_second_first"] / row["tokens_per_second_second"]
+
+
+def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "load_pair", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(call(resumed[0], "--compare", "cactus:delta", "band:price")) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines()[1:])) <= 80
+    assert "Batch 1." in said and "Lossless: " in said
+    assert "band:price=1.0" in said
+
+
+def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    rule, found = tmp_path / "mine.py", []
+    for text in ("a = 1", "a = 1", "a = 2"):
+        rule.write_text(text)
+        lines = [Config(f"{rule}:blend:alpha=0.5", 2, 1), Config("band:price=2", 2, 1)]
+        found.append(command._settings(parser.parse_args([]), lines, ["text"]))
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_killed_process_leaves_a_journal_that_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    call = [sys.executable, "-m", "simulations", *SMALL, "--out", str(out)]
-    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    arguments = [*SMALL, "--out", str(out), "--baselines", "plain"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "simulations", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     journal = out / "journal.jsonl"
     patience = time.monotonic() + 120
     while time.monotonic() < patience and process.poll() is None:
@@ -93,65 +132,10 @@ def test_a_killed_process_leaves_a_journal_that_goes_on(tmp_path: Path) -> None:
     with journal.open("ab") as file:
         file.write(b'{"job":"half')
     kept = [line for line in lines_of(out) if not line.endswith("half")]
-    assert main([*SMALL, "--out", str(out)]) == 0
+    assert main(arguments) == 0
     whole = lines_of(out)
     assert whole[: len(kept)] == kept
-    assert len(whole) == len({json.loads(line).get("job") for line in whole}) == 1 + DECODES
-
-
-def test_another_run_is_not_mixed_in(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, {"seed": 0, "room": 5}) as journal:
-        journal.add("a", {"seconds": 1.5})
-    with Journal(path, {"room": 5, "seed": 0}) as journal:
-        assert journal.results == {"a": {"seconds": 1.5}}
-    with pytest.raises(ValueError, match="another seed"):
-        Journal(path, {"seed": 1, "room": 5})
-
-
-def test_ratios_are_medians_of_runs_made_side_by_side() -> None:
-    lines = [Config("plain", 0, 1), Config("speculative", 4, 1)]
-    seconds = {"plain": [9.0, 1.0, 2.0, 4.0], "speculative": [9.0, 0.5, 1.0, 4.0]}
-    results = {
-        job.key: {"seconds": seconds[job.config.method][job.repeat], "tokens": 8}
-        | {"log_likelihood": [-2.0], "lengths": [8], "parses": [job.group == 0]}
-        for job in jobs(lines, prompts=1, repeats=3)
-    }
-    plain, drafted = table.rows(lines, {1: 1}, 3, results)
-    assert plain["speedup_over_plain"] == 1
-    assert drafted["speedup_over_plain"] == 2
-    assert plain["tokens_per_second"] == 4 and plain["tokens_per_second_max"] == 8
-    assert drafted["target_nats_per_token"] == 2 and drafted["parses"] == 1
-
-
-@pytest.mark.parametrize(
-    ("prompt", "completion", "verdict"),
-    [
-        ("def f(x):\n", "    return x\n", True),
-        ("def f(x):\n", "    return x\n    retu", True),
-        ("def f(x):\n", "return x\n", False),
-        ("def f(x):\n", "    return x +\n", False),
-        ('def f(x):\n    """Do', "uble x.\n\n", True),
-        ("x = (1,\n", "2, 3\n", True),
-        ("def f(x):", " pass", None),
-        ("def f(:\n", "a\n", None),
-    ],
-)
-def test_completions_are_judged_by_the_python_compiler(prompt, completion, verdict) -> None:
-    assert parses_so_far(prompt, completion) is verdict
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [("{", "line 2 of p.jsonl must be JSON"), ('{"a": 1}', "must hold a text"), ("3", "must hold")],
-)
-def test_prompts_that_cannot_be_read_are_named(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"turns": ["Hello", "again"]}\n' + line + "\n")
-    with pytest.raises(ValueError, match=said):
-        prompts_of(path)
-    path.write_text('{"turns": ["Hello", "again"]}\n{"question": "Why?"}\n')
-    assert prompts_of(path) == ["Hello", "Why?"]
+    assert len(whole) == len({json.loads(line).get("job") for line in whole}) == 1 + 6 * 2 * 2
 
 
 @pytest.mark.parametrize(
@@ -162,6 +146,9 @@ def test_prompts_that_cannot_be_read_are_named(tmp_path: Path, line: str, said: 
         (["--policies", "cactuss"], "cactuss"),
         (["--batch", "0"], "--batch: must be at least 1"),
         (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1"),
+        (["--metered", "0"], "--metered: must be at least 1"),
+        (["--num-prompts", "0"], "--num-prompts: must be at least 1"),
+        (["--compare", "band:price", "fuzzy:threshold"], "--compare: fuzzy:threshold needs"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, capsys, arguments: list[str], said: str) -> None:

@@ -1,0 +1,63 @@
+"""End quietly when whoever reads our output has gone, as ``| head`` does."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec
+
+# what a shell reports of a command that SIGPIPE ended: 128 + 13
+BROKEN_PIPE = 141
+Given = ParamSpec("Given")
+
+
+def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
+    """Make a command stop without a word, with status 141, once its stdout is closed.
+
+    SIGPIPE itself stays ignored, as Python has it: a worker process that dies while it is
+    spoken to must raise, not end the command.
+    """
+
+    @functools.wraps(main)
+    def run(*arguments: Given.args, **options: Given.kwargs) -> int:
+        real = sys.stdout
+        sys.stdout = _Output(real)  # type: ignore[assignment]
+        try:
+            return main(*arguments, **options)
+        finally:
+            try:
+                sys.stdout.flush()  # here, not at exit, where nobody can answer for it
+            finally:
+                sys.stdout = real
+
+    return run
+
+
+class _Output:
+    """A text stream that leaves with status 141 where the real one would raise.
+
+    ``SystemExit``, because commands report an ``OSError`` as bad input.
+    """
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def write(self, text: str) -> int:
+        try:
+            return self._real.write(text)
+        except BrokenPipeError:
+            self._leave()
+
+    def flush(self) -> None:
+        try:
+            self._real.flush()
+        except BrokenPipeError:
+            self._leave()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def _leave(self) -> NoReturn:
+        # what is still buffered goes nowhere, or the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._real.fileno())
+        raise SystemExit(BROKEN_PIPE)

@@ -1,0 +1,55 @@
+"""Time the closed forms, one verification step, or whole decodes, in one run and one thread.
+
+``theory``: the optimum, its policy form, exact laws and audits at real vocabulary sizes,
+beside one softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
+``verify``: one verification step of a batch, beside the straightforward dense way.
+``decode``: tokens per second of a model pair, beside Hugging Face assisted generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..common.inputs import add_pair_arguments, command_line
+from ..common.results import provenance, write_csv
+
+WHAT = ("theory", "verify", "decode")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags; the pair and the prompts are of ``decode``."""
+    parser.add_argument("what", choices=WHAT, help="which benchmark")
+    parser.add_argument("--repeats", type=int, default=7, help="the median is reported")
+    parser.add_argument("--programs", type=int, default=5, help="rows solved by CLARABEL a size")
+    add_pair_arguments(parser)
+    parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time everything, print a table, write the CSV."""
+    torch.set_num_threads(1)
+    rows = list(_shown(args))
+    out = args.out or Path("build/bench") / f"{args.what}.csv"
+    write_csv(out, rows, provenance(command_line("bench", add_arguments, args)))
+    return 0
+
+
+def _shown(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the benchmark's rows, each printed as soon as it is known."""
+    from . import decode, theory, verify
+
+    if args.what == "theory":
+        found, line = theory.measure(args.repeats, args.programs), theory.line
+    elif args.what == "verify":
+        found, line = verify.measure(args.repeats), verify.line
+    else:
+        found = decode.measure(args.target, args.draft, args.prompts, args.repeats)
+        line = decode.line
+    for row in found:
+        print(line(row), flush=True)
+        yield row

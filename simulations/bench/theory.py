@@ -1,0 +1,148 @@
+"""Time the closed forms beside what one would otherwise use, in one run and one thread.
+
+The optimum, its policy form, exact laws and audits at real vocabulary sizes, beside one
+softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import cactus_theory as ct
+
+DELTA = 0.1
+LARGE, MEDIUM = 151_936, 32_000
+PROGRAM_SIZES = (1_000, 10_000)
+BATCH = 64
+
+
+def measure(repeats: int, programs: int) -> Iterator[dict[str, Any]]:
+    """Yield one dictionary per job; ``programs`` rows of each size go to CLARABEL."""
+    for name, vocab, rows, job in _jobs():
+        yield _timed(name, vocab, rows, job, repeats)
+    for vocab in PROGRAM_SIZES:
+        yield from _against_program(vocab, programs, repeats)
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row as it is printed."""
+    return f"{row['milliseconds']:>12.3f} ms  {row['job']}  {row['note']}"
+
+
+def pair_of_rows(rows: int, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return peaked target rows and drafts that err by a unit of noise in the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(rows, vocab, generator=generator, dtype=torch.float64)
+    noise = torch.randn(rows, vocab, generator=generator, dtype=torch.float64)
+    return logits.softmax(-1), (logits + noise).softmax(-1)
+
+
+def median_ms(job: Callable[[], Any], repeats: int) -> tuple[float, float, float]:
+    """Return median, least and most milliseconds after one warm-up."""
+    job()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        job()
+        times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times), min(times), max(times)
+
+
+def _timed(
+    name: str, vocab: int, rows: int, job: Callable[[], Any], repeats: int, note: str = ""
+) -> dict[str, Any]:
+    median, least, most = median_ms(job, repeats)
+    return {
+        "job": f"{name}, V = {vocab:,}" + (f", {rows} rows" if rows > 1 else ""),
+        "vocabulary": vocab,
+        "rows": rows,
+        "milliseconds": median,
+        "least": least,
+        "most": most,
+        "milliseconds_per_row": median / rows,
+        "note": note or (f"{median / rows:.2f} ms a row" if rows > 1 else ""),
+    }
+
+
+def _jobs() -> Iterator[tuple[str, int, int, Callable[[], Any]]]:
+    q, p = pair_of_rows(1, LARGE)
+    logits = q.log()
+    yield "softmax in float64", LARGE, 1, lambda: logits.softmax(-1)
+    yield "sort-and-bisect in numpy", LARGE, 1, lambda: naive_optimum(q[0].numpy(), p[0].numpy())
+    yield "optimal_acceptance kl", LARGE, 1, lambda: ct.optimal_acceptance(q, p, delta=DELTA)
+    for spec in ("band:delta=0.1", "band:price=2"):
+        rule = ct.policy(spec)
+        yield f"edges of {spec}", LARGE, 1, lambda rule=rule: rule.edges(q, p)  # type: ignore[attr-defined]
+    for spec in ("cactus:delta=0.1", "cactus_exact:delta=0.1", "typical"):
+        rule = ct.policy(spec)
+        yield f"emitted_law {spec}", LARGE, 1, lambda rule=rule: ct.emitted_law(rule, q, p)
+        yield f"audit {spec}", LARGE, 1, lambda rule=rule: ct.audit(rule, q, p)
+    many_q, many_p = pair_of_rows(BATCH, MEDIUM)
+    yield (
+        "optimal_acceptance kl", MEDIUM, BATCH,
+        lambda: ct.optimal_acceptance(many_q, many_p, delta=DELTA),
+    )  # fmt: skip
+
+
+def naive_optimum(q: np.ndarray, p: np.ndarray) -> float:
+    """Return the best acceptance at KL ≤ DELTA by nested bisection over whole rows."""
+    order = np.argsort(p / q)
+    q, p = q[order], p[order]
+
+    def edge(shortfall: Callable[[float], float], low: float, high: float, aim: float) -> float:
+        for _ in range(45):
+            middle = (low + high) / 2
+            low, high = (middle, high) if shortfall(middle) < aim else (low, middle)
+        return low
+
+    least, most = 0.0, float(np.maximum(q - p, 0).sum())
+    ratio_top = float((p / q).max())
+    for _ in range(12):
+        rejected = (least + most) / 2
+        a = edge(lambda x: float(np.maximum(x * q - p, 0).sum()), 0.0, 1.0, rejected)
+        b = -edge(lambda x: float(np.maximum(p + x * q, 0).sum()), -ratio_top, -1.0, rejected)
+        h = np.clip(p, a * q, b * q)
+        spent = float(np.sum(h * np.log(h / q)))
+        least, most = (least, rejected) if spent < DELTA else (rejected, most)
+    return 1 - most
+
+
+def _against_program(vocab: int, programs: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the closed form's and CLARABEL's times on the same rows; failures are counted."""
+    from solvers import optimal
+    from solvers._program import SolverGaveUp
+
+    q, p = pair_of_rows(programs, vocab, seed=1)
+    times, errors, gave_up = [], [], 0
+    for row_q, row_p in zip(q.numpy(), p.numpy(), strict=True):
+        started = time.perf_counter()
+        try:
+            solved = optimal.solve(row_q, row_p, divergence="kl", delta=DELTA)
+        except SolverGaveUp:
+            gave_up += 1
+        else:
+            closed = ct.optimal_acceptance(row_q, row_p, delta=DELTA)
+            errors.append(abs(float(closed.acceptance) - solved.acceptance))
+        times.append(1e3 * (time.perf_counter() - started))
+    closed = _timed(
+        "optimal_acceptance kl", vocab, 1,
+        lambda: ct.optimal_acceptance(q[0], p[0], delta=DELTA), repeats,
+    )  # fmt: skip
+    yield closed
+    factor = statistics.median(times) / closed["milliseconds"]
+    worst = f"differ by at most {max(errors):.1e}" if errors else "none solved"
+    yield closed | {
+        "job": f"cvxpy with CLARABEL, V = {vocab:,}",
+        "milliseconds": statistics.median(times),
+        "least": min(times),
+        "most": max(times),
+        "milliseconds_per_row": statistics.median(times),
+        "note": f"{factor:.0f} times the closed form; {worst}; {gave_up} of {len(q)} gave up",
+    }

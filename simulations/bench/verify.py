@@ -1,0 +1,131 @@
+"""Time one verification step at a large vocabulary, beside the straightforward dense way."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cactus_theory as ct
+
+BATCH, WIDTH, VOCAB = 8, 8, 151_936
+DELTA = 0.1
+# every rule whose step is timed; add a spec and it is in the table
+POLICIES = (
+    "speculative",
+    "cactus:delta=0.1",
+    "cactus_exact:delta=0.1",
+    "band:delta=0.1",
+    "band:price=2",
+    "band:price=2,divergence=reverse_kl",
+    "typical",
+    "mixture:alpha=0.5",
+    "fuzzy:threshold=0.5",
+    "lenience:lenience=0.5",
+)
+SOFTMAX, DENSE = "softmax of the target rows", "dense, cactus:delta=0.1"
+# how far the draft's logits stray from the target's: usual acceptance, and almost none
+NOISES = {"usual draft": 1.0, "poor draft": 4.0}
+
+
+def dense_step(
+    q: Tensor, p: Tensor, ids: Tensor, delta: float, coins: Tensor
+) -> tuple[Tensor, ...]:
+    """Verify a chain under Cactus by building every row: h and (h − p)₊ at all (B, K, V).
+
+    Every position is given a recovered token, whether it will be used or not.
+    """
+    n = ids[..., None]
+    target = q[:, :-1]
+    q_n, p_n = target.gather(-1, n), p.gather(-1, n)
+    raised = (q_n + (2 * delta * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)
+    h = (target * ((1 - raised) / (1 - q_n))).scatter(-1, n, raised)
+    kept = (coins < (raised / p_n)[..., 0]).long().cumprod(-1)
+    residual = (h - p).clamp(min=0.0)
+    total = residual.sum(-1, keepdim=True)
+    residual = torch.where(total > 0, residual / total, h)
+    recovered = torch.multinomial(residual.flatten(0, 1), 1).view(ids.shape)
+    bonus = torch.multinomial(q[:, -1], 1)
+    accepted = kept.sum(-1)
+    last = torch.cat([recovered, bonus], -1).gather(-1, accepted[:, None])
+    return torch.where(kept > 0, ids, -1), last, accepted
+
+
+def rows(noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Return float32 target and draft rows, drafted tokens and coins."""
+    source = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(BATCH, WIDTH + 1, VOCAB, generator=source)
+    stray = noise * torch.randn(BATCH, WIDTH, VOCAB, generator=source)
+    q, p = logits.softmax(-1), (logits[:, :-1] + stray).softmax(-1)
+    ids = torch.multinomial(p.flatten(0, 1), 1, generator=source).view(BATCH, WIDTH)
+    coins = torch.rand(BATCH, WIDTH + 1, generator=source, dtype=torch.float64)
+    return q, p, ids, (coins[:, :WIDTH], coins[:, WIDTH])
+
+
+def measure(repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield one dictionary per draft and job: median milliseconds, jobs interleaved."""
+    for kind, noise in NOISES.items():
+        yield from _measured(kind, noise, repeats)
+
+
+def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]:
+    jobs = _jobs(*rows(noise))
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    with torch.inference_mode():
+        last = {name: job() for name, job in jobs.items()}  # the first pays for memory
+        for _ in range(repeats):
+            for name, job in jobs.items():
+                times[name].append(_milliseconds(job))
+    medians = {name: statistics.median(own) for name, own in times.items()}
+    for name, own in times.items():
+        kept = last[name].num_accepted if name not in (SOFTMAX, DENSE) else None
+        yield {
+            "draft": kind,
+            "job": name,
+            "batch": BATCH,
+            "drafted": WIDTH,
+            "vocabulary": VOCAB,
+            "milliseconds": medians[name],
+            "least": min(own),
+            "most": max(own),
+            "times_faster_than_dense": medians[DENSE] / medians[name],
+            "softmaxes": medians[name] / medians[SOFTMAX],
+            "accepted": "" if kept is None else int(kept.sum()),
+            "refused_rows": "" if kept is None else int((kept < WIDTH).sum()),
+        }
+
+
+def _jobs(
+    q: Tensor, p: Tensor, ids: Tensor, coins: tuple[Tensor, Tensor]
+) -> dict[str, Callable[[], Any]]:
+    """Return what is timed, by name."""
+    logits, memory = q.log(), torch.empty_like(q)  # a softmax that need not ask for memory
+    jobs: dict[str, Callable[[], Any]] = {
+        SOFTMAX: lambda: torch.softmax(logits, -1, out=memory),
+        DENSE: lambda: dense_step(q, p, ids, DELTA, coins[0]),
+    }
+    for spec in POLICIES:
+        rule = ct.policy(spec)
+        jobs[f"verify_chain, {spec}"] = lambda rule=rule: ct.verify_chain(
+            rule, q, p, ids, coins=coins, validate=False
+        )
+    return jobs
+
+
+def _milliseconds(job: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    job()
+    return 1e3 * (time.perf_counter() - started)
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row as it is printed."""
+    verdict = f"accepted {row['accepted']} refused {row['refused_rows']}" * (row["accepted"] != "")
+    return (
+        f"{row['draft']:<12} {row['milliseconds']:>9.2f} ms {row['softmaxes']:>7.2f} softmaxes "
+        f"{row['times_faster_than_dense']:>6.1f}x dense  {row['job']}  {verdict}"
+    ).rstrip()

@@ -1,0 +1,198 @@
+"""The one decode harness: a pair, prompts and a method in; tokens, seconds and costs out.
+
+A method is ``plain`` (our loop, the target alone), one of the library's own (``hf_plain``,
+``hf_assisted``, ``hf_mixture:WEIGHT``), or any spec that ``ct.policy`` takes. Speeds that
+simulations print and write all come from here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cactus_theory.decoding import GenerationResult, Pair, generate, generate_plain
+
+from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One decode: seconds, the new tokens of each row, what our loop says (None: the library)."""
+
+    seconds: float
+    outputs: list[list[int]]
+    result: GenerationResult | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of new tokens."""
+        return sum(map(len, self.outputs))
+
+
+@dataclass(frozen=True)
+class Harness:
+    """What every method is given.
+
+    Attributes
+    ----------
+    pair : target, draft and tokenizer.
+    prompts : token ids of each.
+    max_new_tokens : at most so many new ones a text.
+    seed : of the first prompt; prompt i of pass r has ``seed + i + r · len(prompts)``.
+    ends : whether a text may end itself; without it every text has all its tokens.
+    """
+
+    pair: Pair
+    prompts: Sequence[Sequence[int]]
+    max_new_tokens: int
+    seed: int
+    ends: bool = True
+
+    def group(self, batch: int, number: int) -> range:
+        """Return which prompts a group holds; the last one may be smaller."""
+        start = number * batch
+        return range(start, min(start + batch, len(self.prompts)))
+
+    def decode(
+        self,
+        config: Config,
+        group: int,
+        *,
+        again: int = 0,
+        meter: bool = False,
+        record_rows: bool = False,
+    ) -> Decoded:
+        """Decode one group of prompts by one method.
+
+        Parameters
+        ----------
+        config : method, K and batch.
+        group : which ``config.batch`` prompts.
+        again : which pass over the prompts; each has seeds of its own.
+        meter, record_rows : as in :func:`cactus_theory.decoding.generate`; not timed.
+        """
+        rows = self.group(config.batch, group)
+        prompts = [self.prompts[row] for row in rows]
+        seeds = [self.seed + row + again * len(self.prompts) for row in rows]
+        if config.method.startswith("hf_"):
+            return self._library(config, prompts, seeds[0])
+        result = self._ours(config, prompts, seeds, meter, record_rows)
+        outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
+        return Decoded(result.seconds.total, outputs, result)
+
+    def _ours(
+        self,
+        config: Config,
+        prompts: list[Sequence[int]],
+        seeds: list[int],
+        meter: bool,
+        record_rows: bool,
+    ) -> GenerationResult:
+        target = self.pair.target
+        ids, mask = left_padded(prompts, target)
+        shared: dict[str, Any] = {
+            "attention_mask": mask,
+            "eos_token_ids": target.generation_config.eos_token_id if self.ends else None,
+            "max_new_tokens": self.max_new_tokens,
+            "seed": seeds,
+        }
+        if config.method == PLAIN:
+            return generate_plain(target, ids, **shared)
+        return generate(
+            target,
+            self.pair.draft,
+            ids,
+            policy=config.method,
+            num_draft_tokens=config.width,
+            meter=meter,
+            record_rows=record_rows,
+            **shared,
+        )
+
+    def _library(self, config: Config, prompts: list[Sequence[int]], seed: int) -> Decoded:
+        """Decode with Hugging Face ``generate``, K pinned, nothing truncated."""
+        target, draft = self.pair.target, self.pair.draft
+        ids, mask = left_padded(prompts, target)
+        name, _, weight = config.method.partition(":")
+        options: dict[str, Any] = {} if self.ends else {"eos_token_id": NO_TOKEN, "pad_token_id": 0}
+        if name in (HF_ASSISTED, HF_MIXTURE):
+            options["assistant_model"] = draft
+        if name == HF_MIXTURE:
+            options["assistant_ensemble_weight"] = float(weight)
+        with _pinned(draft, config.width), _quiet(seed), torch.inference_mode():
+            started = time.perf_counter()
+            full = target.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=True,
+                top_k=0,
+                top_p=1.0,
+                temperature=1.0,
+                max_new_tokens=self.max_new_tokens,
+                **options,
+            )
+            if full.is_cuda:
+                torch.cuda.synchronize(full.device)
+            seconds = time.perf_counter() - started
+        fresh = full[:, ids.shape[1] :].tolist()
+        ends = target.generation_config.eos_token_id if self.ends else NO_TOKEN
+        return Decoded(seconds, [_until_end(row, ends) for row in fresh], None)
+
+
+def left_padded(prompts: list[Sequence[int]], model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and attention mask (B, longest) of prompts set against the right edge."""
+    longest = max(map(len, prompts))
+    pad = model.generation_config.pad_token_id or 0
+    rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    marks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(rows, device=model.device), torch.tensor(marks, device=model.device)
+
+
+@contextmanager
+def _pinned(draft: Any, width: int) -> Iterator[None]:
+    """Hold the library's K at ``width``, as a fair comparison needs."""
+    settings = draft.generation_config
+    pins = {
+        "num_assistant_tokens": max(width, 1),
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+    before = {name: getattr(settings, name, None) for name in pins}
+    try:
+        for name, value in pins.items():
+            setattr(settings, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
+
+
+@contextmanager
+def _quiet(seed: int) -> Iterator[None]:
+    """Seed the global generator, which the library draws from; it warns about its own calls."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(seed)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _until_end(row: list[int], ends: int | list[int]) -> list[int]:
+    """Cut the padding after an end-of-text token, which itself counts."""
+    known = set(ends if isinstance(ends, list) else [ends])
+    stop = next((place + 1 for place, token in enumerate(row) if token in known), len(row))
+    return row[:stop]

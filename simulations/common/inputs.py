@@ -1,0 +1,130 @@
+"""What a simulation reads: the shipped pair, prompts, and the flags that name others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .grid import label, own_file
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIR = ROOT / "simulations" / "pair"
+PROMPTS = ROOT / "simulations" / "data" / "prompts.jsonl"
+# committed numbers that figures and the README are made from
+DATA = ROOT / "paper_figures" / "data"
+# Fields of a JSON line that may hold the prompt, in the order they are looked for.
+PROMPT_FIELDS = ("prompt", "question", "turns", "text")
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--target``, ``--draft`` and ``--prompts``; the shipped ones by default."""
+    add = parser.add_argument
+    add("--target", type=Path, default=PAIR / "target", help="target model folder")
+    add("--draft", type=Path, default=PAIR / "draft", help="draft model folder")
+    add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
+
+
+def command_line(
+    name: str,
+    declare: Callable[[argparse.ArgumentParser], None],
+    args: argparse.Namespace,
+    leave_out: tuple[str, ...] = ("out",),
+) -> str:
+    """Return the command with every flag that is not at its default, as provenance wants it.
+
+    Parameters
+    ----------
+    name : of the simulation.
+    declare : its ``add_arguments``.
+    args : what was parsed.
+    leave_out : flags that say where results go. Of files given, only the name is kept.
+    """
+    parser = argparse.ArgumentParser()
+    positional = [name]
+    declare(parser)
+    flags = []
+    for action in parser._actions:
+        given = getattr(args, action.dest, None)
+        if not action.option_strings and action.dest != "help":
+            positional.append(str(given))
+        elif action.dest not in (*leave_out, "help") and given != action.default:
+            flags.append(f"--{action.dest.replace('_', '-')} {_words(given)}".rstrip())
+    return " ".join(["python -m simulations", *positional, *flags])
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_words, value))
+    if isinstance(value, Path):
+        return value.name
+    if isinstance(value, str) and own_file(value) is not None:
+        return ":".join(filter(None, label(value)))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def load_model(folder: str | Path) -> Any:
+    """Return the causal language model stored in ``folder``, float32, ready for inference.
+
+    Raises
+    ------
+    ValueError
+        ``folder`` holds no model.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise ValueError(f"folder: must hold a Hugging Face model; got {str(folder)!r}")
+    load = _transformers().AutoModelForCausalLM.from_pretrained
+    return load(folder, dtype=torch.float32, local_files_only=True).eval()
+
+
+def load_prompts(path: str | Path, tokenizer_folder: str | Path) -> list[list[int]]:
+    """Return the token ids of each prompt of :func:`prompts_of`."""
+    load = _transformers().AutoTokenizer.from_pretrained
+    tokenizer = load(tokenizer_folder, local_files_only=True)
+    return [tokenizer(text)["input_ids"] for text in prompts_of(Path(path))]
+
+
+def prompts_of(path: Path) -> list[str]:
+    """Return the prompts of a JSON-lines file (fields ``prompt``, ``question``, ``turns``).
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, a line that is no JSON object or holds no prompt.
+    """
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            found.append(_prompt(path.name, number, line))
+    if not found:
+        raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
+    return found
+
+
+def _prompt(file: str, number: int, line: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--prompts: line {number} of {file} must be JSON; {error}") from None
+    record = record if isinstance(record, dict) else {}
+    value = next((record[name] for name in PROMPT_FIELDS if name in record), None)
+    value = value[0] if isinstance(value, list) and value else value
+    if not isinstance(value, str) or not value:
+        raise ValueError(
+            f"--prompts: line {number} of {file} must hold a text under one of "
+            f"{', '.join(PROMPT_FIELDS)}; got {line[:60]!r}"
+        )
+    return value
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise RuntimeError("transformers is needed: pip install 'cactus-theory[llm]'") from error
+    transformers.utils.logging.disable_progress_bar()  # one bar is ours
+    return transformers

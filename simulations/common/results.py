@@ -1,0 +1,122 @@
+"""Where every simulation writes its results: whole files with their provenance, or no change."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory._files import write_whole
+
+# digits kept of a float: enough to compare, few enough to hide the last ulps of a sum
+DIGITS = 12
+
+
+def provenance(command: str) -> dict[str, str]:
+    """Return how a result came about: command, UTC day, versions, kind of machine.
+
+    Holds no host name, user or path beyond what ``command`` says.
+    """
+    return {
+        "command": command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": machine_kind(),
+    }
+
+
+def machine_kind() -> str:
+    """Return cores, processor and torch threads, such as ``2-core AMD EPYC, 1 thread``."""
+    threads = torch.get_num_threads()
+    plural = "" if threads == 1 else "s"
+    return f"{os.cpu_count()}-core {_processor()}, {threads} thread{plural}"
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def write_csv(
+    path: str | Path, rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
+) -> None:
+    """Write rows with one header line under ``# key: value`` lines; all of the file or nothing.
+
+    Columns in order of the first row; ``None`` becomes an empty field, floats keep 12 digits.
+
+    Raises
+    ------
+    ValueError
+        No rows, rows of different columns, a provenance entry of several lines.
+    """
+    if not rows:
+        raise ValueError("rows: must hold at least one row; got none")
+    columns = list(rows[0])
+    for index, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            raise ValueError(f"rows: must share the columns {columns}; row {index} has {list(row)}")
+    text = io.StringIO()
+    for key, value in provenance.items():
+        if "\n" in f"{key}{value}":
+            raise ValueError(f"provenance: entries must be one line; got {key!r}: {value!r}")
+        text.write(f"# {key}: {value}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([[_field(row[column]) for column in columns] for row in rows])
+    write_text(path, text.getvalue())
+
+
+def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Return the rows, fields as text, and the provenance of a file from :func:`write_csv`."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    count = next((i for i, line in enumerate(lines) if not line.startswith("# ")), len(lines))
+    notes = (line[2:].partition(": ") for line in lines[:count])
+    return list(csv.DictReader(lines[count:])), {key: value for key, _, value in notes}
+
+
+def write_json(path: str | Path, payload: Any) -> None:
+    """Write ``payload`` as indented JSON; all of the file or nothing.
+
+    Raises
+    ------
+    ValueError, TypeError
+        NaN or infinity, which JSON has no word for, or an object it cannot hold.
+    """
+    write_text(path, json.dumps(payload, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text``; all of the file or nothing."""
+    write_bytes(path, text.encode())
+
+
+def write_tensors(path: str | Path, content: Any) -> None:
+    """Write what ``torch.load`` reads back; all of the file or nothing."""
+    held = io.BytesIO()
+    torch.save(content, held)
+    write_bytes(path, held.getvalue())
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write ``content``, making folders as needed; all of the file or nothing."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content)
+
+
+def _field(value: Any) -> Any:
+    return f"{value:.{DIGITS}g}" if isinstance(value, float) else value

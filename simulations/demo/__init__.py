@@ -1,0 +1,1 @@
+"""The main job: two language models in, one table and two pictures out."""

@@ -1,0 +1,121 @@
+"""The main job: two language models in, one table and two pictures out.
+
+Logs both models' rows along text the target wrote, solves the optimal acceptance on one of
+them three ways, audits every policy on all of them, decodes the same prompts with each
+policy and says what it cost. Writes everything to ``--out`` as CSV, JSON, PDF and PNG.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cactus_theory.decoding import load_pair
+
+from ..common.decode import Harness
+from ..common.grid import checked_policy
+from ..common.inputs import add_pair_arguments, load_prompts
+from ..common.results import provenance, write_csv, write_json
+from ..common.rows import log_rows
+from ..common.terminal import rule, shown, text_table
+from . import audits, one_row
+from .table import measure
+
+POLICIES = (
+    "speculative",
+    "typical",
+    "cactus:delta=0.01",
+    "cactus:delta=0.1",
+    "cactus:delta=1",
+    "cactus_exact:delta=0.1",
+    "band:delta=0.1",
+    "band:delta=0.5",
+    "band:price=2",
+    "band:price=0.5",
+    "band:price=0.25",
+)
+LOGGED_TOKENS = 32
+PICTURES = ("policies", "band_row")
+# head of the table printed at the end → column of the CSV
+SHOWN = {
+    "policy": "policy",
+    "knob": "knob",
+    "K": "num_draft_tokens",
+    "tokens/s": "tokens_per_second",
+    "speed-up": "speedup",
+    "AL": "accepted_per_call",
+    "tokens\n/call": "tokens_per_call",
+    "emitted KL\n/token": "emitted_kl_per_token",
+    "largest\nrow KL": "largest_row_kl",
+    "declared budget": "declares",
+    "held": "held",
+    "proposals\nover": "share_over_budget",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    add = parser.add_argument
+    add_pair_arguments(parser)
+    add("--num-prompts", type=int, default=8)
+    add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K", help="to try")
+    add("--max-new-tokens", type=int, default=48, metavar="N")
+    add("--repeats", type=int, default=3, help="timed runs; their median is shown")
+    add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
+    add("--seed", type=int, default=0)
+    add("--threads", type=int, default=1, help="of torch; one is best for small models")
+    add("--out", type=Path, default=Path("demo"))
+    add("--publish", type=Path, help="also write the CSV behind the pictures here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the whole job; return 0."""
+    torch.set_num_threads(args.threads)
+    specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
+    pair = load_pair(args.target, args.draft)
+    prompts = load_prompts(args.prompts, args.target)[: args.num_prompts]
+
+    print(rule("rows along a real generation"))
+    q, p = log_rows(pair.target, pair.draft, prompts, LOGGED_TOKENS, args.seed)
+    overlap = torch.minimum(q, p).sum(-1).mean()
+    print(
+        f"{len(q)} rows of {q.shape[1]:,} tokens; the draft overlaps the target by "
+        f"{overlap:.3f} (Σ min(p, q), mean)\n"
+    )
+    tables = {"band_row": one_row.solve(q, p, pair), "audit": audits.audit_all(specs, q, p)}
+    print(rule(f"decoding {len(prompts)} prompts, K of {args.num_draft_tokens} drafted a round"))
+    harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
+    tables["policies"] = measure(
+        harness, specs, widths=args.num_draft_tokens, repeats=args.repeats
+    )  # fmt: skip
+    print(_table(tables["policies"], args))
+    _write(tables, args)
+    return 0
+
+
+def _table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
+    title = (
+        f"each at its fastest K of {args.num_draft_tokens}; temperature 1, {args.num_prompts} "
+        f"prompts, {args.max_new_tokens} new tokens, medians of {args.repeats} interleaved runs"
+    )
+    tuned = [[shown(row[name]) for name in SHOWN.values()] for row in rows if row["tuned"]]
+    return text_table(list(SHOWN), tuned, title)
+
+
+def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
+    from paper_figures.__main__ import draw
+
+    source = provenance("python -m simulations demo")
+    for name, rows in tables.items():
+        write_csv(args.out / f"{name}.csv", rows, source)
+    write_json(args.out / "demo.json", {"provenance": source} | tables)
+    for name in PICTURES:
+        if args.publish is not None:
+            write_csv(args.publish / f"{name}.csv", tables[name], source)
+        draw(name, args.out, args.out)
+    kinds = (".csv", ".json", ".png")
+    files = sorted(path.name for path in args.out.iterdir() if path.suffix in kinds)
+    print(f"written to {args.out}/: {', '.join(files)}")

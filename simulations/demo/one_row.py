@@ -1,0 +1,88 @@
+"""The optimal acceptance on one logged row: closed form, certificate and convex program."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cactus_theory as ct
+from cactus_theory.decoding import Pair
+
+from ..common.terminal import rule, text_table
+
+SOLVED_DELTA = 0.1
+# a row worth drawing: lossless sampling refuses a fair share, and many tokens are in play
+DRAWN_REJECTIONS = (0.3, 0.5)
+# tokens below this in both rows are too small to see in the picture
+DRAWN_MASS = 1e-4
+PROGRAM_TOLERANCE = 1e-6
+HEADS = ("", "acceptance", "price dA/dδ", "proof of optimality", "seconds")
+
+
+def solve(q: Tensor, p: Tensor, pair: Pair) -> list[dict[str, Any]]:
+    """Solve one of the rows (N, V), print the answers side by side, return its tokens."""
+    from solvers import optimal
+
+    print(rule(f"the optimal acceptance on one row, KL ≤ {SOLVED_DELTA} nats"))
+    rejected = (q - p).clamp(min=0.0).sum(-1)
+    row = row_to_draw(q, rejected)
+    started = time.perf_counter()
+    closed = ct.optimal_acceptance(q[row], p[row], delta=SOLVED_DELTA)
+    elapsed = time.perf_counter() - started
+    program = optimal.solve(q[row].numpy(), p[row].numpy(), divergence="kl", delta=SOLVED_DELTA)
+    accepted = float(closed.acceptance)
+    lines = [
+        ("lossless", f"{1 - float(rejected[row]):.9f}", "", "", ""),
+        (
+            "closed form", f"{accepted:.9f}", f"{float(closed.price):.6f}",
+            f"certificate gap {float(closed.gap):.1e}", f"{elapsed:.4f}",
+        ),
+        (
+            f"cvxpy ({program.solver})", f"{program.acceptance:.9f}", f"{program.price:.6f}",
+            f"dual gap {program.gap:.1e}", f"{program.seconds:.4f}",
+        ),
+    ]  # fmt: skip
+    print(text_table(HEADS, lines))
+    distance = abs(accepted - program.acceptance)
+    agree = "agree" if distance <= PROGRAM_TOLERANCE else "DISAGREE"
+    print(f"closed form and program {agree}: they differ by {distance:.1e}\n")
+    return _records(q[row], p[row], closed, pair)
+
+
+def row_to_draw(q: Tensor, rejected: Tensor) -> int:
+    """Return the row of largest entropy among those with a fair share of rejections."""
+    low, high = DRAWN_REJECTIONS
+    entropy = -torch.xlogy(q, q).sum(-1)
+    fair = (rejected >= low) & (rejected <= high)
+    if not bool(fair.any()):
+        return int(rejected.argmax())
+    return int(torch.where(fair, entropy, -1.0).argmax())
+
+
+def _records(
+    q: Tensor, p: Tensor, closed: ct.OptimalAcceptance, pair: Pair
+) -> list[dict[str, Any]]:
+    """Return the row's tokens in order of p/q, with what Cactus really emits beside the band."""
+    emitted = ct.emitted_law(ct.policy("cactus", delta=SOLVED_DELTA), q, p)
+    order = (p / q).argsort()
+    cumulative = q[order].cumsum(0)
+    drawn = torch.maximum(q, p)[order] > DRAWN_MASS
+    return [
+        {
+            "token": repr(pair.tokenizer.decode([int(token)])),
+            "target_mass_below": float(below - q[token]),
+            "q": float(q[token]),
+            "p": float(p[token]),
+            "band": float(closed.target[token]),
+            "cactus": float(emitted[token]),
+            "lower": float(closed.lower),
+            "upper": float(closed.upper),
+            "delta": SOLVED_DELTA,
+            "acceptance": float(closed.acceptance),
+            "speculative": float(torch.minimum(q, p).sum()),
+        }
+        for token, below in zip(order[drawn], cumulative[drawn], strict=True)
+    ]

@@ -1,0 +1,173 @@
+"""Acceptance against emitted KL on the rows of a real pair, for every policy and for the best.
+
+Rows are logged along text that the target wrote; each policy is then evaluated on them
+exactly, nothing is sampled. The band at a constant price is the lower envelope: no rule of
+one position has less mean KL at the same mean acceptance (theorem in ``cactus_theory.optimum``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import cactus_theory as ct
+from cactus_theory.emitted import BUDGET_TOLERANCE, proposal_costs
+from cactus_theory.policies import Policy
+
+from ..common.inputs import add_pair_arguments, command_line, load_model, load_prompts
+from ..common.results import provenance, write_csv
+from ..common.rows import log_rows
+
+OUT = Path("paper_figures/data/acceptance_kl.csv")
+DELTAS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+EPSILONS = (0.02, 0.05, 0.09, 0.2, 0.3, 0.5, 0.7, 0.9)
+# prices, acceptance per nat: nearly lossless to nearly the draft's own law
+PRICES = tuple(np.geomspace(50, 0.02, 48).tolist())
+# series of the table: policy, its knob, the values of the knob, what else is fixed
+SERIES: dict[str, tuple[str, str | None, tuple[float | None, ...], dict[str, str]]] = {
+    "speculative": ("speculative", None, (None,), {}),
+    "band_price": ("band", "price", PRICES, {}),
+    "band_delta": ("band", "delta", DELTAS, {}),
+    "cactus": ("cactus", "delta", DELTAS, {}),
+    "cactus_exact": ("cactus_exact", "delta", DELTAS, {}),
+    "typical": ("typical", "epsilon", EPSILONS, {}),
+    "typical_target": ("typical", "epsilon", EPSILONS, {"recover": "target"}),
+}
+Rows = Float[Tensor, "rows vocab"]
+PerPoint = Float[np.ndarray, "points"]
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags; the defaults made the committed table."""
+    add = parser.add_argument
+    add_pair_arguments(parser)
+    add("--tokens-each", type=int, default=12, help="tokens sampled after each prompt")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=OUT, help="the CSV")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Log rows, write the table and print what Cactus pays."""
+    torch.set_num_threads(1)
+    prompts = load_prompts(args.prompts, args.target)
+    models = load_model(args.target), load_model(args.draft)
+    q, p = log_rows(*models, prompts, args.tokens_each, args.seed)
+    notes = provenance(command_line("frontier", add_arguments, args)) | {
+        "rows": f"{len(q)} along text the target wrote after {len(prompts)} prompts, vocabulary "
+        f"{q.shape[-1]}",
+        "units": "nats; mean over rows; kl_ratio = mean_kl / frontier_kl at equal acceptance",
+    }
+    rows = table(q, p, Envelope.of(q, p, PRICES))
+    write_csv(args.out, rows, notes)
+    for row in rows:
+        if row["series"] == "cactus" and row["kl_ratio"]:
+            shown = (
+                "accepts {mean_acceptance:.4f} for {mean_kl:.4f} nats, {kl_ratio:.3f}x the least"
+            )
+            print(f"cactus delta={row['value']:<6g}", shown.format(**row))
+    print(f"{len(rows)} policies on {len(q)} rows in {args.out}")
+    return 0
+
+
+def policies() -> Iterator[tuple[str, str | None, float | None, Policy]]:
+    """Yield series, knob, value and policy of every line of the table."""
+    for series, (name, knob, values, fixed) in SERIES.items():
+        for value in values:
+            knobs = fixed if knob is None else {knob: value, **fixed}
+            yield series, knob, value, ct.policy(name, **knobs)
+
+
+def table(q: Rows, p: Rows, best: Envelope) -> list[Row]:
+    """Return one line per policy: what it accepts, what it spends, what the best would spend."""
+    rows = []
+    for series, knob, value, rule in policies():
+        row: Row = {"series": series, "knob": knob, "value": value}
+        row |= spending(rule, q, p)
+        rows.append(row | best.compare(row["mean_acceptance"], row["mean_kl"]))
+    return rows
+
+
+def spending(rule: Policy, q: Rows, p: Rows) -> Row:
+    """Return acceptance, KL(out‖q) in nats, and the share of proposals over their budget."""
+    accepted = (p * rule.keep(q, p)).sum(-1)
+    spent = ct.divergence("kl").value(ct.emitted_law(rule, q, p), q)
+    return {
+        "mean_acceptance": accepted.mean().item(),
+        "mean_kl": spent.mean().clamp(min=0.0).item(),
+        "max_kl": spent.max().clamp(min=0.0).item(),
+        "over_share": over_share(rule, q, p),
+    }
+
+
+def over_share(rule: Policy, q: Rows, p: Rows) -> float | None:
+    """Return the probability of a drafted token whose own row exceeds the declared budget."""
+    budget = rule.declares.budget
+    if budget is None or budget.scope != "per proposal":
+        return None
+    costs = proposal_costs(rule, q, p, ct.divergence(budget.divergence))
+    return torch.where(costs > budget.amount + BUDGET_TOLERANCE, p, 0.0).sum(-1).mean().item()
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """The best trade-off of mean acceptance and mean KL: bands at one price for all rows.
+
+    The price is the slope dA/dKL of the envelope, so cubic Hermite interpolation between
+    the solved prices uses exact derivatives.
+    """
+
+    price: PerPoint
+    acceptance: PerPoint
+    kl: PerPoint
+
+    @classmethod
+    def of(cls, q: Rows, p: Rows, prices: tuple[float, ...]) -> Envelope:
+        """Return the envelope solved at ``prices``, in falling order."""
+        accepted, spent = [], []
+        for price in prices:
+            best = ct.optimal_acceptance(q, p, price=price)
+            accepted.append(best.acceptance.mean().item())
+            spent.append(best.divergence.mean().item())
+        points = np.array([prices, accepted, spent])
+        # once every row is the draft's own, a lower price changes nothing
+        rises = (np.diff(points[1:], prepend=-np.inf) > 0).all(0)
+        return cls(*points[:, rises])
+
+    def compare(self, acceptance: float, kl: float) -> Row:
+        """Return the least KL at equal acceptance and the best acceptance at equal KL.
+
+        Empty outside the solved prices, where lossless or nearly drafting unchecked.
+        """
+        log_kl = np.log(self.kl)
+        least = hermite(acceptance, self.acceptance, log_kl, 1 / (self.price * self.kl))
+        most = None
+        if kl > 0:
+            most = hermite(math.log(kl), log_kl, self.acceptance, self.price * self.kl)
+        return {
+            "frontier_kl": None if least is None else math.exp(least),
+            "kl_ratio": None if least is None else kl / math.exp(least),
+            "frontier_acceptance": most,
+        }
+
+
+def hermite(at: float, x: PerPoint, y: PerPoint, slope: PerPoint) -> float | None:
+    """Return the cubic Hermite interpolant of y with dy/dx = slope, None outside x (rising)."""
+    slack = 1e-12 * (x[-1] - x[0])
+    if not x[0] - slack <= at <= x[-1] + slack:
+        return None
+    i = min(max(int(np.searchsorted(x, at)), 1), len(x) - 1)
+    width = x[i] - x[i - 1]
+    t = (at - x[i - 1]) / width
+    ends = (1 + 2 * t) * (1 - t) ** 2 * y[i - 1] + t**2 * (3 - 2 * t) * y[i]
+    bends = t * (1 - t) ** 2 * slope[i - 1] - t**2 * (1 - t) * slope[i]
+    return float(ends + width * bends)

@@ -1,0 +1,193 @@
+"""Write the tables of the README from the committed CSV: ``python -m simulations measured``.
+
+A figure in the README is therefore always one that a command wrote, with what made it. The
+block between the two markers is replaced; a test compares it with the CSV.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..common.inputs import DATA, PAIR, ROOT
+from ..common.results import read_csv, write_text
+
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+Row = Mapping[str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replace the block in the README, print what it says now."""
+    text = args.readme.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"--readme: must hold {BEGIN} and {END} once each")
+    before, _, rest = text.partition(BEGIN)
+    block = tables(args.data)
+    write_text(args.readme, f"{before}{BEGIN}\n{block}{END}{rest.partition(END)[2]}")
+    print(block)
+    return 0
+
+
+def tables(data: Path) -> str:
+    """Return every table, each under the command, day and machine that made it."""
+    parts = [throughput(data), decode(data), theory(data), verify(data), shipped(PAIR)]
+    return "\n".join(parts)
+
+
+def throughput(data: Path) -> str:
+    """Return the table of policies and baselines, each at its fastest K."""
+    rows, made = read_csv(data / "throughput.csv")
+    kinds: dict[tuple[str, str], Row] = {}
+    for row in (row for row in rows if row["batch"] == "1"):
+        best = kinds.setdefault((row["method"], row["knob"]), row)
+        if float(row["tokens_per_second"]) > float(best["tokens_per_second"]):
+            kinds[row["method"], row["knob"]] = row
+    head = (
+        "method", "K", "tokens/s", "× plain", "tokens a call", "emitted KL a token",
+        "largest row KL",
+    )  # fmt: skip
+    lines = [_decoded(row) for row in kinds.values()]
+    return _table("Decoding one text, every method at its fastest K", made, head, lines)
+
+
+def _decoded(row: Row) -> Sequence[str]:
+    return (
+        _named(row), "" if row["num_draft_tokens"] == "0" else row["num_draft_tokens"],
+        _number(row["tokens_per_second"], 0), _number(row["speedup_over_plain"], 2),
+        _number(row["tokens_per_call"], 2), _small(row["emitted_kl_per_token"]),
+        _small(row["largest_row_kl"]),
+    )  # fmt: skip
+
+
+def decode(data: Path) -> str:
+    """Return the table of this loop beside the library's, on two pairs."""
+    lines: list[Sequence[str]] = []
+    commands = []
+    for name in ("bench_decode.csv", "bench_decode_stories.csv"):
+        rows, made = read_csv(data / name)
+        commands.append(made["command"])
+        speed = {row["job"]: float(row["tokens_per_second"]) for row in rows}
+        assisted = speed["Hugging Face assisted generation"]
+        pair = "shipped" if rows[0]["target"] == "target" else rows[0]["target"]
+        lines += [
+            (
+                pair, row["job"], _number(row["tokens_per_second"], 0),
+                f"{speed[row['job']] / assisted:.2f}", f"{speed[row['job']] / speed['plain']:.2f}",
+                _number(row["tokens_per_call"], 2), _share(row["outside_forward"]),
+                _share(row["meter_share"]) if "meter on" in row["job"] else "",
+            )
+            for row in rows
+        ]  # fmt: skip
+    head = (
+        "pair", "K = 4", "tokens/s", "× assisted", "× plain", "tokens a call",
+        "outside the models", "meter",
+    )  # fmt: skip
+    return _table(
+        "The loop beside Hugging Face's", made | {"command": "`, `".join(commands)}, head, lines
+    )
+
+
+def theory(data: Path) -> str:
+    """Return the table of the closed forms."""
+    rows, made = read_csv(data / "bench_theory.csv")
+    lines = [
+        (row["job"], _number(row["milliseconds_per_row"], 2), row["note"].split(";")[0])
+        for row in rows
+    ]
+    return _table("Closed forms, milliseconds a row", made, ("job", "ms", ""), lines)
+
+
+def verify(data: Path) -> str:
+    """Return the table of one verification step."""
+    rows, made = read_csv(data / "bench_verify.csv")
+    kinds = list(dict.fromkeys(row["draft"] for row in rows))
+    lines = []
+    for job in dict.fromkeys(row["job"] for row in rows):
+        own = [row for kind in kinds for row in rows if (row["draft"], row["job"]) == (kind, job)]
+        cells = [
+            cell
+            for row in own
+            for cell in (
+                _number(row["milliseconds"], 1),
+                _number(row["times_faster_than_dense"], 1),
+                _number(row["softmaxes"], 2),
+            )
+        ]
+        lines.append((job, *cells))
+    head = ("B = 8, K = 8, V = 151,936", *(f"{k}: {x}" for k in kinds for x in (
+        "ms", "× faster than dense", "in softmaxes",
+    )))  # fmt: skip
+    return _table("One verification step, float32", made, head, lines)
+
+
+def shipped(pair: Path) -> str:
+    """Return the table of the two models, from the report their training wrote."""
+    report = json.loads((pair / "report.json").read_text(encoding="utf-8"))
+    lines = []
+    for name in ("target", "draft"):
+        config = json.loads((pair / name / "config.json").read_text(encoding="utf-8"))
+        held_out = report["held_out"][name]
+        stages = [own for stage, own in report["training"].items() if stage.startswith(name)]
+        lines.append(
+            (
+                name, f"{config['num_hidden_layers']} × {config['hidden_size']}",
+                f"{report['parameters'][name] / 1e6:.2f} M",
+                f"{sum(own['tokens'] for own in stages) / 1e6:.1f} M",
+                f"{sum(own['seconds'] for own in stages) / 60:.0f} min",
+                f"{held_out['nats_per_token']:.3f}", f"{held_out['bits_per_byte']:.3f}",
+            )
+        )  # fmt: skip
+    overlap = report["overlap_on_target_samples"]["mean"]
+    title = f"The shipped pair: Σ min(p, q) is {overlap:.3f} along the target's own samples"
+    head = (
+        "model", "layers × width", "parameters", "tokens seen", "trained in",
+        "nats a held-out token", "bits a held-out byte",
+    )  # fmt: skip
+    made = report | {"torch": report["versions"]["torch"]}
+    return _table(title, made, head, lines, medians=False)
+
+
+def _table(
+    title: str,
+    made: Mapping[str, Any],
+    head: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    medians: bool = True,
+) -> str:
+    said = f"`{made['command']}`; {made['machine']}, torch {made['torch']}, {made['date']}"
+    rule = ["---"] * len(head)
+    rows = [f"| {' | '.join(line)} |" for line in (head, rule, *lines)]
+    return f"\n**{title}** ({said}{'; medians' * medians})\n\n" + "\n".join(rows) + "\n"
+
+
+def _named(row: Row) -> str:
+    known = {
+        "plain": "plain, this loop",
+        "hf_plain": "Hugging Face `generate`",
+        "hf_assisted": "Hugging Face assisted",
+        "hf_mixture": "Hugging Face, `assistant_ensemble_weight`",
+    }
+    if row["method"] in known:
+        return " ".join(filter(None, [known[row["method"]], row["knob"]]))
+    return f"`{':'.join(filter(None, [row['method'], row['knob']]))}`"
+
+
+def _number(text: str, digits: int) -> str:
+    return f"{float(text):,.{digits}f}" if text else ""
+
+
+def _small(text: str) -> str:
+    return f"{float(text):.3g}" if text else ""
+
+
+def _share(text: str) -> str:
+    return f"{float(text):.0%}" if text else ""

@@ -1,0 +1,136 @@
+r"""How far Cactus exceeds the KL budget it names, per proposal and in what it emits.
+
+Per proposal, the published rule :math:`γ = \min(1, q_n + \sqrt{2δ q_n(1−q_n)})` spends
+:math:`\mathrm{KL}(h^{(n)}\|q)`, at most ln(1 + 2δ), reached at q_n = 1/(1 + 2δ); that exceeds
+δ up to δ = 1.2564. In the emitted law nothing bounds the spending at all: two pairs of rows
+show it for the published rule and for the exact one.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import cactus_theory as ct
+from cactus_theory.emitted import proposal_costs
+
+from ..common.inputs import command_line
+from ..common.results import provenance, write_csv
+
+RULES = ("cactus", "cactus_exact")
+OUT = Path("paper_figures/data/overspend.csv")
+DELTAS = (0.01, 0.1, 0.5, 1.0, 2.0)
+# budgets of the emitted law, log-spaced over [SPAN]
+SPAN = (1e-3, 3.0)
+POINTS = 121
+Row = dict[str, str | float | None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags; the defaults made the committed table."""
+    parser.add_argument(
+        "--points", type=int, default=POINTS, help="of q_n, and of delta at the right"
+    )
+    parser.add_argument("--delta", type=float, nargs="+", default=list(DELTAS), help="in nats")
+    parser.add_argument("--out", type=Path, default=OUT, help="the CSV")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the table and print the maxima."""
+    rows = table(args.delta, args.points)
+    write_csv(args.out, rows, provenance(command_line("overspend", add_arguments, args)))
+    for row in rows:
+        if row["kind"] == "maximum":
+            shown = "delta {delta:<5g} spends {kl_over_delta:.3f} budgets at q_n = {q_n:.4f}"
+            print(shown.format(**row))
+    print(f"{len(rows)} rows in {args.out}")
+    return 0
+
+
+def table(deltas: list[float], points: int) -> list[Row]:
+    """Return curves over q_n, their maxima, and the budgets spent in emitted laws.
+
+    Raises
+    ------
+    ValueError
+        A delta that is not positive and finite, or fewer than two points.
+    """
+    for delta in deltas:
+        if not 0 < delta < math.inf:
+            raise ValueError(f"delta: must be positive and finite; got {delta!r}")
+    if points < 2:
+        raise ValueError(f"points: must be at least 2; got {points!r}")
+    rows = [row for rule in RULES for delta in deltas for row in curve(rule, delta, points)]
+    rows += [maximum(delta) for delta in deltas]
+    low, high = (math.log10(end) for end in SPAN)
+    budgets = torch.logspace(low, high, points, dtype=torch.float64)
+    for example, (q, p) in counterexamples().items():
+        rows += [emitted(rule, d, example, q, p) for rule in RULES for d in budgets.tolist()]
+    return rows
+
+
+def proposal_kl(name: str, delta: float, q_n: Float[Tensor, "points"]) -> Float[Tensor, "points"]:
+    """Return KL(h⁽ⁿ⁾‖q) in nats: the row raised at n differs from q as two points do."""
+    rule = ct.policy(name, delta=delta)
+    pairs = torch.stack([q_n, 1 - q_n], -1)
+    return proposal_costs(rule, pairs, pairs, ct.divergence("kl"))[:, 0]
+
+
+def curve(name: str, delta: float, points: int) -> list[Row]:
+    """Return KL over δ on a grid of q_n, dense at both ends, with the kink at 1/(1 + 2δ)."""
+    angle = torch.linspace(0, math.pi, points + 2, dtype=torch.float64)[1:-1]
+    kink = torch.tensor([1 / (1 + 2 * delta)], dtype=torch.float64)
+    q_n = torch.cat([(1 - angle.cos()) / 2, kink]).unique()
+    costs = proposal_kl(name, delta, q_n)
+    return [
+        _row("curve", name, delta, cost, q_n=at)
+        for at, cost in zip(q_n.tolist(), costs.tolist(), strict=True)
+    ]
+
+
+def maximum(delta: float) -> Row:
+    """Return the most that the published rule spends, ln(1 + 2δ) at q_n = 1/(1 + 2δ)."""
+    return _row("maximum", "cactus", delta, math.log1p(2 * delta), q_n=1 / (1 + 2 * delta))
+
+
+def counterexamples() -> dict[str, tuple[Tensor, Tensor]]:
+    """Return pairs of a target and a draft row (V,) whose emitted law ignores the budget."""
+    few = torch.zeros(1000, dtype=torch.float64)
+    few[:25] = 1 / 25
+    return {
+        "3 tokens": (
+            torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64),
+            torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64),
+        ),
+        "25 of 1000 tokens": (torch.full((1000,), 1e-3, dtype=torch.float64), few),
+    }
+
+
+def emitted(name: str, delta: float, example: str, q: Tensor, p: Tensor) -> Row:
+    """Return KL(out‖q) in nats of one pair of rows (V,)."""
+    law = ct.emitted_law(ct.policy(name, delta=delta), q, p)
+    cost = ct.divergence("kl").value(law[None], q[None]).item()
+    return _row("emitted", name, delta, cost, example=example)
+
+
+def _row(
+    kind: str,
+    name: str,
+    delta: float,
+    kl: float,
+    *,
+    q_n: float | None = None,
+    example: str | None = None,
+) -> Row:
+    return {
+        "kind": kind,
+        "policy": name,
+        "delta": delta,
+        "q_n": q_n,
+        "example": example,
+        "kl": kl,
+        "kl_over_delta": kl / delta,
+    }

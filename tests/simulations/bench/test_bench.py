@@ -1,0 +1,67 @@
+"""The benchmarks at their smallest: every job is there, ratios are those of the times."""
+
+from pathlib import Path
+
+import pytest
+
+from simulations.__main__ import main
+from simulations.bench import decode, theory, verify
+from simulations.common.results import read_csv
+
+
+def run(what: str, out: Path, *more: str) -> tuple[list[dict[str, str]], dict[str, str]]:
+    assert main(["bench", what, "--repeats", "1", *more, "--out", str(out / "x.csv")]) == 0
+    return read_csv(out / "x.csv")
+
+
+def test_every_rule_in_the_list_is_timed_beside_a_softmax(tmp_path, monkeypatch, capsys) -> None:
+    for name, value in {"VOCAB": 300, "BATCH": 2, "WIDTH": 3}.items():
+        monkeypatch.setattr(verify, name, value)
+    rows, notes = run("verify", tmp_path)
+    assert notes["command"] == "python -m simulations bench verify --repeats 1"
+    jobs = [verify.SOFTMAX, verify.DENSE, *(f"verify_chain, {s}" for s in verify.POLICIES)]
+    assert [row["job"] for row in rows] == jobs * len(verify.NOISES)
+    for row in rows:
+        softmax = next(other for other in rows if other["draft"] == row["draft"])
+        share = float(row["milliseconds"]) / float(softmax["milliseconds"])
+        assert float(row["softmaxes"]) == pytest.approx(share)
+        assert (row["accepted"] == "") == (row["job"] in jobs[:2])
+    assert capsys.readouterr().out.count("softmaxes") == len(rows)
+
+
+def test_decodes_are_counted_and_rounds_compared(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(decode, "NEW", 4)
+    monkeypatch.setattr(decode, "PROMPTS", 2)
+    rows, _ = run("decode", tmp_path)
+    found = {row["job"]: row for row in rows}
+    assert list(found) == [line.job for line in decode.lines()]
+    assert float(found["plain"]["tokens_per_call"]) == 1
+    assert float(found["lossless"]["times_lossless_round"]) == 1
+    assert found["Hugging Face generate"]["milliseconds_per_round"] == ""
+    assert float(found["Hugging Face assisted generation"]["times_assisted"]) == 1
+    alone, together = found["lossless"], found["lossless, batch of 8"]
+    assert alone["tokens_per_call"] == together["tokens_per_call"]
+    for row in rows[2:]:
+        rounds = float(row["milliseconds_per_round"])
+        assert float(row["times_lossless_round"]) == pytest.approx(
+            rounds / float(alone["milliseconds_per_round"])
+        )
+
+
+def test_the_program_is_timed_beside_the_closed_form(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("cvxpy")
+    for name, value in {"LARGE": 200, "MEDIUM": 100, "PROGRAM_SIZES": (50,), "BATCH": 2}.items():
+        monkeypatch.setattr(theory, name, value)
+    rows, notes = run("theory", tmp_path, "--programs", "2")
+    assert notes["command"].endswith("bench theory --repeats 1 --programs 2")
+    assert rows[-1]["job"] == "cvxpy with CLARABEL, V = 50"
+    assert "differ by at most" in rows[-1]["note"] and "0 of 2 gave up" in rows[-1]["note"]
+    assert sum("2 rows" in row["job"] for row in rows) == 1
+
+
+def test_the_plain_search_and_the_closed_form_agree() -> None:
+    q, p = theory.pair_of_rows(1, 500)
+    closed = theory.ct.optimal_acceptance(q[0], p[0], delta=theory.DELTA)
+    found = theory.naive_optimum(q[0].numpy(), p[0].numpy())
+    assert found == pytest.approx(float(closed.acceptance), abs=1e-3)

@@ -1,0 +1,51 @@
+"""The harness decodes what ``generate`` decodes, with seeds of their own for every pass."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from cactus_theory.decoding import generate, load_pair  # noqa: E402
+from simulations.common.decode import Harness  # noqa: E402
+from simulations.common.grid import Config  # noqa: E402
+from simulations.common.inputs import PAIR  # noqa: E402
+
+PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+RULE = Config("band:price=1", 2, 1)
+
+
+@pytest.fixture(scope="module")
+def harness() -> Harness:
+    return Harness(load_pair(PAIR / "target", PAIR / "draft"), PROMPTS, max_new_tokens=6, seed=3)
+
+
+def test_a_decode_is_that_of_generate_with_the_prompts_own_seed(harness: Harness) -> None:
+    found = harness.decode(RULE, 1, again=2, meter=True)
+    pair = harness.pair
+    own = generate(
+        pair.target, pair.draft, torch.tensor([PROMPTS[1]]), policy=RULE.method,
+        num_draft_tokens=2, max_new_tokens=6, seed=3 + 1 + 2 * len(PROMPTS),
+        eos_token_ids=pair.target.generation_config.eos_token_id,
+    )  # fmt: skip
+    assert found.outputs == own.output_token_ids.tolist()
+    assert found.result is not None and found.result.meter == own.meter
+    assert found.seconds == found.result.seconds.total
+
+
+def test_a_batch_decodes_as_its_rows_do_alone(harness: Harness) -> None:
+    together = harness.decode(Config(RULE.method, 2, 3), 0)
+    alone = [harness.decode(RULE, row).outputs[0] for row in range(3)]
+    assert together.outputs == alone
+    assert together.num_tokens == sum(map(len, alone))
+    assert harness.group(2, 1) == range(2, 3)
+
+
+@pytest.mark.parametrize("method", ["plain", "hf_plain", "hf_assisted", "hf_mixture:0.5"])
+def test_baselines_decode_too_and_leave_the_models_and_the_generator_alone(harness, method) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state(), harness.pair.draft.generation_config.to_dict()
+    found = harness.decode(Config(method, 0 if "plain" in method else 2, 1), 0)
+    assert 1 <= found.num_tokens <= 6 and found.seconds > 0
+    assert (found.result is None) == method.startswith("hf_")
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == harness.pair.draft.generation_config.to_dict()

@@ -1,0 +1,72 @@
+"""Which decodes there are, in what order, and what their results are called."""
+
+from pathlib import Path
+
+import pytest
+
+import cactus_theory as ct
+from simulations.common import grid
+from simulations.common.grid import Config, checked_policy, configs, jobs, label, own_file, series
+
+
+def test_grid_gives_k_to_what_drafts_and_batches_to_what_takes_them() -> None:
+    found = configs(["plain", "hf_assisted"], ["speculative"], [2, 4], [1, 8])
+    assert found == [
+        Config("plain", 0, 1),
+        *(Config("hf_assisted", k, 1) for k in (2, 4)),
+        *(Config("speculative", k, 1) for k in (2, 4)),
+        Config("plain", 0, 8),
+        *(Config("speculative", k, 8) for k in (2, 4)),
+    ]
+
+
+def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -> None:
+    lines = [Config("plain", 0, 1), Config("plain", 0, 4)]
+    todo = list(jobs(lines, prompts=6, repeats=2, metered=2))
+    assert len({job.key for job in todo}) == len(todo) == 4 * (6 + 2)
+    assert [job.repeat for job in todo] == sorted(job.repeat for job in todo)
+    for start in range(0, len(todo), 8):
+        groups = [job.group for job in todo[start : start + 8] if job.config.batch == 1]
+        assert groups == list(range(6))
+
+
+def test_lines_are_shuffled_anew_for_every_prompt_and_the_seed_decides() -> None:
+    lines = [Config(name, 2, 1) for name in "abcdef"]
+    orders = [
+        tuple(job.config.method for job in jobs(lines, prompts=3, repeats=1, seed=seed))
+        for seed in (0, 0, 1)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+    parts = [orders[0][start : start + 6] for start in range(0, 36, 6)]
+    assert all(sorted(part) == list("abcdef") for part in parts) and len(set(parts)) > 3
+
+
+def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monkeypatch) -> None:
+    spec = "some/where/mine.py:careful:alpha=0.5"
+    asked = []
+    monkeypatch.setattr(grid.ct, "policy", asked.append)
+    assert checked_policy(spec) == spec and asked == [spec]
+    assert label(spec) == ("mine.py:careful", "alpha=0.5")
+    assert own_file(spec) == Path("some/where/mine.py")
+    assert series(spec) == "mine.py:careful:alpha"
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "knob", "family"),
+    [
+        ("band:price=2.0", "band", "price=2.0", "band:price"),
+        ("band:price=2,divergence=reverse_kl", "band", "price=2,divergence=reverse_kl",
+         "band:price,divergence=reverse_kl"),
+        ("speculative", "speculative", "", "speculative"),
+        ("hf_mixture:0.5", "hf_mixture", "0.5", "hf_mixture:0.5"),
+    ],
+)  # fmt: skip
+def test_methods_have_a_name_a_knob_and_a_family(method, name, knob, family) -> None:
+    assert label(method) == (name, knob) and own_file(method) is None
+    assert series(method) == family
+
+
+def test_registered_policies_are_named_as_they_name_themselves() -> None:
+    assert checked_policy("band:price=2") == ct.policy("band:price=2").spec
+    with pytest.raises(ValueError, match="'bandd'"):
+        checked_policy("bandd")

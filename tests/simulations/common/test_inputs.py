@@ -1,0 +1,55 @@
+"""Prompts are read or named, commands are written down as they were given."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from simulations.common.inputs import add_pair_arguments, command_line, load_model, prompts_of
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("{", "line 2 of p.jsonl must be JSON"), ('{"a": 1}', "must hold a text"), ("3", "must hold")],
+)
+def test_prompts_that_cannot_be_read_are_named(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"turns": ["Hello", "again"]}\n' + line + "\n")
+    with pytest.raises(ValueError, match=said):
+        prompts_of(path)
+    path.write_text('{"turns": ["Hello", "again"]}\n{"question": "Why?"}\n')
+    assert prompts_of(path) == ["Hello", "Why?"]
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="folder: must hold a Hugging Face model"):
+        load_model(tmp_path)
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("theory", "decode"))
+    add_pair_arguments(parser)
+    parser.add_argument("--delta", type=float, nargs="+", default=[0.1])
+    parser.add_argument("--max-tokens", type=int, default=5)
+    parser.add_argument("--policies", nargs="*", default=[])
+    parser.add_argument("--out", type=Path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("decode", "bench decode"),
+        ("decode --out /some/where --max-tokens 5", "bench decode"),
+        ("theory --max-tokens 6 --delta 1 0.5", "bench theory --delta 1 0.5 --max-tokens 6"),
+        ("decode --target /home/me/stories", "bench decode --target stories"),
+        (
+            "decode --policies /me/my.py:rule:a=1 fuzzy",
+            "bench decode --policies my.py:rule:a=1 fuzzy",
+        ),
+    ],
+)
+def test_the_command_holds_what_is_not_usual_and_no_folder(given: str, said: str) -> None:
+    parser = argparse.ArgumentParser()
+    declare(parser)
+    args = parser.parse_args(given.split())
+    assert command_line("bench", declare, args) == f"python -m simulations {said}"

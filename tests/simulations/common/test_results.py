@@ -1,0 +1,70 @@
+import re
+
+import pytest
+
+from simulations.common.results import provenance, read_csv, write_csv, write_json
+
+ROWS = [
+    {"policy": "cactus", "kl": 0.1 + 0.2, "ratio": None},
+    {"policy": "a,b", "kl": 2, "ratio": 1.5},
+]
+
+
+def test_csv_round_trip(tmp_path):
+    path = tmp_path / "deep" / "rows.csv"
+    write_csv(path, ROWS, {"command": "python -m x --y 1: 2", "date": "2026-01-01"})
+    assert path.read_text() == (
+        "# command: python -m x --y 1: 2\n# date: 2026-01-01\n"
+        'policy,kl,ratio\ncactus,0.3,\n"a,b",2,1.5\n'
+    )
+    rows, notes = read_csv(path)
+    assert rows[1] == {"policy": "a,b", "kl": "2", "ratio": "1.5"}
+    assert notes == {"command": "python -m x --y 1: 2", "date": "2026-01-01"}
+
+
+class Unwritable(float):
+    def __format__(self, spec):
+        raise OSError("the disk went away")
+
+
+def test_crash_midway_leaves_the_old_csv_whole(tmp_path):
+    path = tmp_path / "rows.csv"
+    write_csv(path, ROWS, {})
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="went away"):
+        write_csv(path, [{"kl": 1.0}, {"kl": Unwritable(2.0)}], {"date": "later"})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("payload", [{"a": float("nan")}, {"a": [1, object()]}])
+def test_crash_midway_leaves_the_old_json_whole(tmp_path, payload):
+    path = tmp_path / "x.json"
+    write_json(path, {"a": [1, 2.5]})
+    before = path.read_bytes()
+    with pytest.raises((ValueError, TypeError)):
+        write_json(path, payload)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "rows, notes, message",
+    [
+        ([], {}, "rows: must hold at least one"),
+        ([{"a": 1}, {"b": 1}], {}, r"rows: must share the columns \['a'\]; row 1 has \['b'\]"),
+        ([{"a": 1}], {"k": "two\nlines"}, "provenance: entries must be one line"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path, rows, notes, message):
+    with pytest.raises(ValueError, match=message):
+        write_csv(tmp_path / "x.csv", rows, notes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_provenance_names_kind_of_machine_but_no_place():
+    found = provenance("python -m simulations overspend")
+    assert list(found) == ["command", "date", "python", "torch", "numpy", "machine"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
+    assert re.fullmatch(r"\d+-core .+, \d+ threads?", found["machine"])
+    assert "/" not in found["machine"]

@@ -1,0 +1,57 @@
+"""Tables keep to their width, progress does without rich."""
+
+import sys
+
+import pytest
+
+from simulations.common import progress
+from simulations.common.progress import Progress
+from simulations.common.terminal import fitted, shown, text_table, width_of_terminal
+
+
+def test_cells_are_never_cut_and_heads_stand_at_the_bottom() -> None:
+    made = text_table(("policy", "tokens\n/call"), [("band:price=2", "3.1"), ("x", "12.05")])
+    assert made.split("\n") == [
+        "              tokens",
+        "policy         /call",
+        "────────────────────",
+        "band:price=2     3.1",
+        "x              12.05",
+    ]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(30, 3), (22, 3), (21, 2), (14, 2), (13, 1)])
+def test_the_last_columns_give_way(width: int, columns: int) -> None:
+    rows = [("abcd", "123456", "123456")]
+    made = fitted(("policy", "b", "c"), rows, width)
+    assert made == text_table(("policy", "b", "c")[:columns], [rows[0][:columns]])
+
+
+def test_a_terminal_narrower_than_the_most_decides(monkeypatch) -> None:
+    for columns, width in (("80", 80), ("300", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert width_of_terminal(100) == width
+
+
+def test_values_are_shown_in_four_digits() -> None:
+    values = (None, True, False, 3, 1e-13, 0.123456, "a")
+    assert [*map(shown, values)] == ["–", "yes", "NO", "3", "0", "0.1235", "a"]
+
+
+def test_progress_says_a_line_now_and_then(monkeypatch, capsys) -> None:
+    clock = iter([0.0, 1.0, 16.0, 17.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with Progress("decoding", 3) as shown_progress:
+        for note in ("", "b", "c"):
+            shown_progress.advance(note)
+    assert capsys.readouterr().err == "decoding 2/3 b\ndecoding 3/3 c\n"
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_terminal_gets_a_bar_if_rich_is_there(monkeypatch, capsys, rich: bool) -> None:
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress("decoding", 1) as shown_progress:
+        assert (shown_progress._bar is not None) == rich
+        shown_progress.advance()

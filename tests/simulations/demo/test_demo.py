@@ -1,0 +1,66 @@
+"""The main job and the device check end to end, at their smallest."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from simulations.__main__ import main
+from tests.simulations.missing import without_rich
+
+SMALL = ["--num-prompts", "1", "--max-new-tokens", "8", "--repeats", "1", "--num-draft-tokens", "2"]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo")
+    policies = ["speculative", "cactus:delta=0.1", "band:price=0.5", "band:delta=0.1"]
+    with pytest.MonkeyPatch.context() as patch:
+        without_rich(patch)
+        assert main(["demo", *SMALL, "--policies", *policies, "--out", str(out)]) == 0
+    return out
+
+
+def test_the_demo_writes_its_tables_and_pictures(written: Path) -> None:
+    for name in ("policies", "band_row"):
+        assert (written / f"{name}.png").stat().st_size > 10_000
+    rows = read(written / "policies.csv")
+    assert [row["policy"] for row in rows] == ["plain", "speculative", "cactus", "band", "band"]
+    assert all(float(row["tokens_per_second"]) > 0 for row in rows)
+    assert json.loads((written / "demo.json").read_text())["provenance"]["command"]
+
+
+def test_lossless_costs_nothing_and_budgets_are_judged(written: Path) -> None:
+    rows = {row["policy"] + ":" + row["knob"]: row for row in read(written / "policies.csv")}
+    assert float(rows["speculative:"]["emitted_kl_per_token"]) < 1e-12
+    assert rows["speculative:"]["held"] == "True"
+    band = rows["band:delta=0.1"]
+    assert band["held"] == "True" and float(band["largest_row_kl"]) <= 0.1 + 1e-9
+    assert rows["cactus:delta=0.1"]["share_over_budget"] != ""
+
+
+def test_a_policy_with_a_typo_stops_before_anything_runs(tmp_path: Path, capsys) -> None:
+    assert main(["demo", *SMALL, "--policies", "bandd", "--out", str(tmp_path)]) == 2
+    assert "'bandd'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_gpu_the_device_check_says_so(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["gpu-check", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_the_rehearsal_checks_and_decodes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("simulations.bench.gpu_check.VOCABULARIES", (7, 300))
+    monkeypatch.setattr("simulations.bench.gpu_check.POLICIES", ("speculative", "band:price=2"))
+    assert main(["gpu-check", "--device", "cpu", *SMALL, "--out", str(tmp_path)]) == 0
+    checks = read(tmp_path / "checks.csv")
+    assert len(checks) == 2 * 5 * 15 + 20 and all(row["passed"] == "True" for row in checks)
+    assert len(read(tmp_path / "times.csv")) == 8

@@ -1,0 +1,71 @@
+"""The comparison at equal tokens per call, on sums whose answer is known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulations.__main__ import main
+from simulations.common.results import read_csv
+from simulations.figures import constant_price
+from simulations.figures.constant_price import SERIES, table
+
+PROMPTS, CALLS = 12, 50
+
+
+def made_up(factor: float) -> dict[str, np.ndarray]:
+    """Return sums where every rule lies on one exponential curve, others ``factor`` above it."""
+    found = {}
+    for series, specs in SERIES.items():
+        for place, spec in enumerate(specs):
+            per_call = 2 + 2 * (place + 0.5) / len(specs)
+            cost = np.exp(3 * per_call - 10) * (1 if series == "band_price" else factor)
+            tokens = per_call * CALLS
+            found[spec] = np.tile([tokens, CALLS, cost * tokens], (PROMPTS, 1))
+    return found
+
+
+def test_the_ratio_is_read_at_equal_tokens_per_call() -> None:
+    rows = table(made_up(1.4), np.random.default_rng(0))
+    assert [row["spec"] for row in rows] == [s for specs in SERIES.values() for s in specs]
+    others = [row for row in rows if row["series"] != "band_price"]
+    assert len(others) == 12
+    for row in others:
+        for name in ("kl_ratio", "kl_ratio_low", "kl_ratio_high"):
+            assert row[name] == pytest.approx(1.4, rel=1e-9)
+    assert all(row["kl_ratio"] is None for row in rows if row["series"] == "band_price")
+
+
+def test_nothing_is_extrapolated() -> None:
+    sums = made_up(1.0)
+    sums["cactus:delta=1"] = np.tile([5.0 * CALLS, CALLS, 1.0], (PROMPTS, 1))
+    rows = {row["spec"]: row for row in table(sums, np.random.default_rng(0))}
+    assert rows["cactus:delta=1"]["kl_ratio"] is None
+    assert rows["cactus:delta=1"]["kl_ratio_low"] is None
+
+
+def test_intervals_widen_with_prompts_that_differ(monkeypatch) -> None:
+    monkeypatch.setattr(constant_price, "RESAMPLES", 200)
+    sums = made_up(1.4)
+    sums["cactus:delta=0.1"] = sums["cactus:delta=0.1"] * np.linspace(0.2, 1.8, PROMPTS)[:, None]
+    sums["cactus:delta=0.1"][:, 2] *= np.linspace(0.5, 1.5, PROMPTS)
+    rows = {row["spec"]: row for row in table(sums, np.random.default_rng(0))}
+    row = rows["cactus:delta=0.1"]
+    assert row["kl_ratio_low"] < row["kl_ratio"] < row["kl_ratio_high"]
+    assert row["kl_ratio_high"] - row["kl_ratio_low"] > 0.05
+
+
+def test_the_command_decodes_every_setting(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("transformers")
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "x.csv"
+    prompts.write_text(json.dumps({"prompt": "def f("}))
+    flags = f"--prompts {prompts} --decodes 1 --max-new-tokens 3 --num-draft-tokens 2 --out {out}"
+    assert main(["constant-price", *flags.split()]) == 0
+    rows, notes = read_csv(out)
+    assert [row["spec"] for row in rows] == [s for specs in SERIES.values() for s in specs]
+    assert all(row["tokens"] == "3" and 1 <= float(row["tokens_per_call"]) <= 3 for row in rows)
+    assert notes["decodes"].startswith("1 prompts, 1 each, 3 new tokens, K = 2")
+    assert notes["command"].endswith(
+        "--prompts p.jsonl --num-draft-tokens 2 --max-new-tokens 3 --decodes 1"
+    )

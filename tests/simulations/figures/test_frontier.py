@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from simulations.figures.frontier import PRICES, Envelope, hermite, spending, table
+
+
+@pytest.fixture(scope="module")
+def rows():
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 12, 40, generator=generator, dtype=torch.float64) * 2
+    logits[1] = logits[0] + 0.5 * logits[1]
+    return tuple(logits.softmax(-1))
+
+
+@pytest.fixture(scope="module")
+def envelope(rows):
+    return Envelope.of(*rows, PRICES)
+
+
+@pytest.fixture(scope="module")
+def lines(rows, envelope):
+    return table(*rows, envelope)
+
+
+def test_no_policy_is_below_the_envelope(lines):
+    ratios = {line["series"]: [] for line in lines}
+    for line in lines:
+        if line["kl_ratio"] is not None:
+            ratios[line["series"]].append(line["kl_ratio"])
+    assert all(abs(ratio - 1) < 1e-9 for ratio in ratios.pop("band_price"))
+    assert min(ratios.pop("band_delta")) > 1 - 1e-6
+    assert min(ratio for found in ratios.values() for ratio in found) > 1 - 1e-6
+    assert ratios["cactus"][0] > 1.05
+
+
+def test_interpolated_envelope_meets_a_solved_price(rows, envelope):
+    solved = ct.optimal_acceptance(*rows, price=1.7)
+    accepted, kl = solved.acceptance.mean().item(), solved.divergence.mean().item()
+    found = envelope.compare(accepted, kl)
+    assert found["kl_ratio"] == pytest.approx(1, abs=1e-4)
+    assert found["frontier_acceptance"] == pytest.approx(accepted, abs=1e-5)
+
+
+def test_hermite_is_exact_on_cubics_and_empty_outside():
+    x = np.array([0.0, 1.0, 3.0])
+    assert hermite(2.2, x, x**3 - x, 3 * x**2 - 1) == pytest.approx(2.2**3 - 2.2)
+    assert hermite(3.1, x, x, x) is None and hermite(-0.1, x, x, x) is None
+
+
+def test_only_the_published_rule_exceeds_its_proposals_budget(rows):
+    assert spending(ct.policy("cactus", delta=0.01), *rows)["over_share"] > 0
+    assert spending(ct.policy("cactus_exact", delta=0.01), *rows)["over_share"] == 0
+    assert spending(ct.policy("band", delta=0.01), *rows)["over_share"] is None
+
+
+def test_lossless_costs_nothing(lines):
+    assert lines[0]["series"] == "speculative"
+    assert lines[0]["mean_kl"] < 1e-15 and lines[0]["kl_ratio"] is None
+
+
+def test_prices_beyond_the_end_of_the_path_add_no_points(rows):
+    found = Envelope.of(*rows, (*PRICES[::6], 1e-6, 1e-7))
+    assert (np.diff(found.acceptance) > 0).all() and (np.diff(found.kl) > 0).all()
+    whole = ct.divergence("kl").value(rows[1], rows[0]).mean().item()
+    assert all(np.isfinite(v) for v in found.compare(1.0, whole).values() if v is not None)

@@ -1,0 +1,56 @@
+import math
+
+import pytest
+import torch
+
+from simulations.__main__ import main
+from simulations.common.results import read_csv
+from simulations.figures.overspend import (
+    counterexamples,
+    curve,
+    emitted,
+    maximum,
+    proposal_kl,
+    table,
+)
+
+MAXIMA = {0.01: 1.98, 0.1: 1.82, 0.5: 1.39, 1.0: 1.10}
+
+
+@pytest.mark.parametrize("delta", MAXIMA)
+def test_the_maximum_is_the_top_of_the_curve(delta):
+    best = maximum(delta)
+    assert best["kl_over_delta"] == pytest.approx(MAXIMA[delta], abs=5e-3)
+    shares = {row["q_n"]: row["kl_over_delta"] for row in curve("cactus", delta, 60)}
+    top = max(shares, key=shares.__getitem__)
+    assert top == pytest.approx(best["q_n"])
+    assert shares[top] == pytest.approx(best["kl_over_delta"])
+
+
+def test_the_exact_rule_spends_its_budget_and_no_more():
+    q_n = torch.tensor([1e-4, 0.1, 0.5, 0.9, 0.999], dtype=torch.float64)
+    expected = (-q_n.log()).clamp(max=0.1)
+    torch.testing.assert_close(proposal_kl("cactus_exact", 0.1, q_n), expected, atol=1e-12, rtol=0)
+
+
+def test_emitted_laws_ignore_the_budget():
+    rows = counterexamples()
+    assert emitted("cactus", 0.25, "3", *rows["3 tokens"])["kl"] == pytest.approx(0.5507, abs=1e-4)
+    wide = emitted("cactus", 1.0, "25", *rows["25 of 1000 tokens"])
+    assert wide["kl"] == pytest.approx(math.log(40))
+
+
+def test_command_writes_the_table(tmp_path, capsys):
+    path = tmp_path / "overspend.csv"
+    arguments = ["overspend", "--delta", "0.1", "--points", "5", "--out", str(path)]
+    assert main(arguments) == 0
+    rows, notes = read_csv(path)
+    assert notes["command"] == "python -m simulations overspend --points 5 --delta 0.1"
+    assert [row["kind"] for row in rows] == ["curve"] * 12 + ["maximum"] + ["emitted"] * 20
+    assert "1.823" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("deltas, points", [([0.0], 5), ([math.inf], 5), ([0.1], 1)])
+def test_bad_arguments_are_named(deltas, points):
+    with pytest.raises(ValueError, match="delta: must be positive|points: must be at least 2"):
+        table(deltas, points)

@@ -1,0 +1,108 @@
+"""Families compared at equal KL, on curves whose answer is known."""
+
+import numpy as np
+import pytest
+
+from simulations.common.grid import Config
+from simulations.throughput.equal_kl import LEVELS, chosen, curves, read, rows
+from simulations.throughput.table import Runs
+
+PRICES = (8, 4, 2, 1, 0.5, 0.25)
+DELTAS = (0.001, 0.01, 0.1, 1)
+FAMILIES = ("band:price", "cactus:delta")
+CLOSE = 1e-3
+
+
+def member(kl: float, speed: float, noise: np.ndarray, groups: int = 4) -> Runs:
+    judged = [{"kl": kl * 100, "tokens": 100} for _ in range(groups)]
+    timed = [[{"tokens": speed * (1 + own), "seconds": 1.0}] for own in noise]
+    return Runs(judged, timed)
+
+
+def run(factor: float, noise: float = 0.0, slope: float = 100.0) -> dict[Config, Runs]:
+    """Return band and Cactus on one straight line in ln KL, Cactus ``factor`` times as fast."""
+    generator, made = np.random.default_rng(1), {}
+    for width in (3, 7):
+        for place, price in enumerate(PRICES):
+            kl = 0.01 * 2.3**place
+            wild = noise * generator.standard_normal(9)
+            made[Config(f"band:price={price}", width, 1)] = member(
+                kl, 1500 + slope * np.log(kl), wild
+            )
+        for place, delta in enumerate(DELTAS):
+            kl = 0.004 * 4.0**place
+            wild = noise * generator.standard_normal(9)
+            made[Config(f"cactus:delta={delta}", width, 1)] = member(
+                kl, factor * (1500 + slope * np.log(kl)), wild
+            )
+    return made
+
+
+def test_the_ratio_is_read_at_equal_kl_and_the_same_k() -> None:
+    found = rows(run(0.8), FAMILIES)
+    assert [(row["num_draft_tokens"], row["kl"]) for row in found] == [
+        (width, level) for width in (3, 7) for level in LEVELS
+    ]
+    for row in found:
+        assert row["ratio"] == pytest.approx(1 / 0.8, rel=CLOSE)
+        assert row["ratio_low"] == pytest.approx(1 / 0.8, rel=CLOSE) == row["ratio_high"]
+        assert row["tokens_per_second_first"] == pytest.approx(1500 + 100 * np.log(row["kl"]))
+
+
+def test_intervals_hold_the_truth_and_widen_with_the_noise() -> None:
+    width = []
+    for noise in (0.01, 0.05):
+        found = rows(run(1.0, noise), FAMILIES)
+        assert np.mean([row["ratio_low"] <= 1 <= row["ratio_high"] for row in found]) > 0.7
+        width.append(np.mean([row["ratio_high"] - row["ratio_low"] for row in found]))
+    assert 0 < width[0] < width[1] / 3
+
+
+def test_what_both_families_share_widens_no_interval() -> None:
+    made, drift = run(0.8), np.linspace(-0.5, 0.5, 9)
+    for own in made.values():
+        for records, shift in zip(own.timed, drift, strict=True):
+            records[0]["seconds"] = 1 + shift
+    for row in rows(made, FAMILIES):
+        assert row["ratio_high"] - row["ratio_low"] < CLOSE
+
+
+def test_nothing_is_said_outside_a_curve_or_where_a_family_is_alone() -> None:
+    made = run(1.0)
+    short = {line: own for line, own in made.items() if "delta=1" not in line.method}
+    assert max(row["kl"] for row in rows(short, FAMILIES)) == 0.05
+    alone = {line: own for line, own in made.items() if line.width == 3 or "band" in line.method}
+    assert {row["num_draft_tokens"] for row in rows(alone, FAMILIES)} == {3}
+
+
+def test_metered_prompts_are_resampled_too() -> None:
+    made = run(1.0, slope=400.0)
+    for line in made:
+        if "cactus" in line.method:
+            for place, record in enumerate(made[line].judged):
+                record["kl"] *= 0.4 + 0.4 * place
+    assert all(row["ratio_high"] - row["ratio_low"] > 0.01 for row in rows(made, FAMILIES))
+
+
+def test_a_curve_is_monotone_between_its_points_and_meets_them() -> None:
+    kl = [0.01, 0.02, 0.021, 0.2, 1.0]
+    speeds = [1000.0, 1010.0, 1400.0, 1401.0, 2000.0]
+    (line,) = curves([member(*point, np.zeros(1)) for point in zip(kl, speeds, strict=True)])
+    assert [read(at, line) for at in kl] == pytest.approx(speeds)
+    heights = [read(at, line) for at in np.geomspace(0.01, 1.0, 400)[1:-1]]
+    assert (np.diff(heights) >= 0).all()
+    assert read(0.009, line) is None and read(1.01, line) is None
+
+
+def test_lossless_members_are_no_points_of_a_curve() -> None:
+    (line,) = curves([member(0.0, 900.0, np.zeros(1)), member(0.1, 1000.0, np.zeros(1))])
+    assert len(line[0]) == 1 and read(0.1, line) is None
+
+
+def test_families_asked_for_must_be_there() -> None:
+    lines = list(run(1.0))
+    assert chosen(None, lines) == FAMILIES
+    assert chosen(None, lines[:3]) is None
+    assert chosen(["cactus:delta", "band:price"], lines) == ("cactus:delta", "band:price")
+    with pytest.raises(ValueError, match="--compare: band:delta needs at least two.*band:price"):
+        chosen(["band:delta", "cactus:delta"], lines)

@@ -1,0 +1,59 @@
+"""Medians, intervals and costs, on records whose answer is known."""
+
+import numpy as np
+import pytest
+
+from simulations.common.grid import Config, jobs
+from simulations.throughput import table
+from simulations.throughput.table import collect, rows
+
+QUALITY = {"log_likelihood": [-2.0], "lengths": [8], "parses": [True]}
+
+
+def made_up(seconds: dict[str, list[float]]) -> list[dict]:
+    lines = [Config("plain", 0, 1), Config("speculative", 4, 1)]
+    repeats = len(seconds["plain"]) - 1
+    results = {
+        job.key: {"seconds": seconds[job.config.method][job.repeat], "tokens": 8} | QUALITY
+        for job in jobs(lines, prompts=1, repeats=repeats)
+    }
+    return rows(collect(lines, {1: 1}, repeats, results))
+
+
+def test_ratios_are_medians_of_runs_made_side_by_side() -> None:
+    plain, drafted = made_up({"plain": [9.0, 1.0, 2.0, 4.0], "speculative": [9.0, 0.5, 1.0, 4.0]})
+    assert plain["speedup_over_plain"] == 1
+    assert drafted["speedup_over_plain"] == 2
+    assert plain["tokens_per_second"] == 4 and plain["tokens_per_second_max"] == 8
+    assert drafted["target_nats_per_token"] == 2 and drafted["parses"] == 1
+
+
+def test_a_ratio_is_surer_than_the_two_speeds_of_a_drifting_machine() -> None:
+    drift = [9.0, *np.linspace(1, 3, 11).tolist()]
+    plain, drafted = made_up({"plain": drift, "speculative": [one / 2 for one in drift]})
+    assert plain["tokens_per_second_low"] < 0.9 * plain["tokens_per_second"]
+    assert plain["tokens_per_second_high"] > 1.1 * plain["tokens_per_second"]
+    for end in ("low", "high"):
+        assert drafted[f"speedup_over_plain_{end}"] == pytest.approx(2)
+
+
+def test_the_interval_of_equal_repeats_is_a_point_and_a_wild_one_does_not_move_it() -> None:
+    equal = [9.0] + [2.0] * 9
+    plain, drafted = made_up({"plain": equal, "speculative": [*equal[:-1], 200.0]})
+    assert plain["tokens_per_second_low"] == plain["tokens_per_second_high"] == 4
+    assert drafted["tokens_per_second_low"] == 4 and drafted["tokens_per_second_min"] == 0.04
+
+
+def test_costs_come_from_metered_repeats_and_speed_from_the_others() -> None:
+    line = Config("band:price=2", 4, 2)
+    results = {}
+    for job in jobs([line], prompts=4, repeats=3, metered=2):
+        metered = job.repeat < 2
+        results[job.key] = {"seconds": 50.0 if metered else 2.0, "tokens": 8} | QUALITY
+        if metered:
+            results[job.key] |= {"kl": 0.5 + job.repeat, "largest_row_kl": 0.25 * job.group}
+    (row,) = rows(collect([line], {2: 2}, 3, results, metered=2))
+    assert row["tokens_per_second"] == 4
+    assert row["emitted_kl_per_token"] == pytest.approx((0.5 + 0.5 + 1.5 + 1.5) / 32)
+    assert row["largest_row_kl"] == 0.25 and row["prompts_judged"] == 4
+    assert row.keys() == dict.fromkeys(table.COLUMNS).keys()
