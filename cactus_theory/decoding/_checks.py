@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._cache import text_config
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.vocabulary import check_ids
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cactus_theory.decoding._linear import HALF_UP_TO, PACKED_FROM, Linear
-from cactus_theory.decoding._model import CachedModel
 from cactus_theory.decoding._round import closed_up
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.models.linear import HALF_UP_TO, PACKED_FROM, Linear
 
 IDS = torch.tensor([[1, 5, 9, 2]])
 
@@ -97,7 +97,7 @@ def test_a_kernel_that_is_missing_or_wrong_is_not_used(monkeypatch):
 def logits(model):
     with torch.inference_mode():
         cached = CachedModel(model, 8)
-        assert cached.lean is not None
+        assert cached.fast
         return cached.feed(IDS, [4], [4]).clone()
 
 
