@@ -10,6 +10,7 @@ from torch import Tensor
 from cactus_theory.decoding.models.cache import allocate
 from cactus_theory.decoding.models.fast import FastForward, obstacle
 from cactus_theory.decoding.models.library import LibraryForward
+from cactus_theory.decoding.models.reach import check_reach
 from cactus_theory.decoding.models.trial import runs_together
 
 
@@ -39,7 +40,7 @@ class CachedModel:
     ------
     ValueError
         ``fast_forward=True`` for a model that the fast pass does not know, layers that cannot
-        be rolled back, cached passes that differ from whole ones.
+        be rolled back, cached passes that differ from whole ones or will within ``capacity``.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class CachedModel:
             self.forward: FastForward | LibraryForward = FastForward(model, self.cache)
             self.branches = True
         else:
+            check_reach(model, capacity)
             self.branches = runs_together(model)
             self.forward = LibraryForward(model, self.cache, self.branches)
 

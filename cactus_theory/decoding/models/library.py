@@ -18,7 +18,8 @@ from cactus_theory import _arguments as check
 from cactus_theory.decoding.models.cache import RaggedCache, text_config
 from cactus_theory.decoding.models.places import Places, Sight, additive, block, places
 
-States = Float[Tensor, "batch heads new width"]
+Keys = Float[Tensor, "batch heads new width"]
+Values = Float[Tensor, "batch heads new wide"]
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -46,13 +47,13 @@ class Layer:
         """Return whether memory has been taken, which the first update does."""
         return self.cache.keys[self.layer] is not None
 
-    def lazy_initialization(self, key_states: States, value_states: States) -> None:
+    def lazy_initialization(self, key_states: Keys, value_states: Values) -> None:
         """Take memory in the shape, dtype and device of the first states."""
         widths = key_states.shape[3], value_states.shape[3]
         self.cache.take(self.layer, key_states.shape[1], widths, key_states)
 
     def update(
-        self, key_states: States, value_states: States, *args: Any, **kwargs: Any
+        self, key_states: Keys, value_states: Values, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write new states at their slots and return views of all slots up to the end."""
         widths = key_states.shape[3], value_states.shape[3]
