@@ -95,7 +95,7 @@ class FastForward:
         mask = _mask(at, new, x)
         for number, layer in enumerate(self.layers):
             x = layer(x, (batch, new), cos, sin, self._memory(number, layer, x), at, mask)
-        first = [count - kept if kept else 0 for count, kept in zip(counts, keep, strict=True)]
+        first = [max(count - kept, 0) for count, kept in zip(counts, keep, strict=True)]
         hidden = gathered(self.norm(x).view(batch, new, -1), first, keep)
         return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
 

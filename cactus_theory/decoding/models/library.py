@@ -115,6 +115,7 @@ class LibraryForward:
         at = places(self.cache, token_ids.shape[1], counts, parents, token_ids.device)
         if at.sight is not None and not self.together:
             return self._row_by_row(token_ids, counts, keep)
+        keep = [min(count, kept) for count, kept in zip(counts, keep, strict=True)]
         first = [count - kept for count, kept in zip(counts, keep, strict=True)]
         return self._pass(token_ids, at, first, keep)
 
