@@ -7,6 +7,7 @@ import transformers
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.models.cache import RaggedCache, allocate
 from cactus_theory.decoding.models.fast import obstacle
+from tests.decoding.models.families import build, families
 
 ROUNDS = [(7, 0), (1, 0), (5, 3), (2, 2), (9, 8), (1, 0), (4, 1), (1, 0)]  # feed, take back
 
@@ -178,3 +179,33 @@ def test_recognises_nothing_that_was_changed(make_model):
         transformers.GPT2Config(vocab_size=24, n_embd=32, n_layer=2, n_head=4)
     )
     assert obstacle(gpt, 64)
+
+
+def test_the_switch_takes_the_pass_that_is_asked_for(tiny):
+    model = tiny[0]
+    gpt = build(*families()["GPT2LMHeadModel"])
+    assert CachedModel(model, 8).fast
+    assert CachedModel(model, 8, fast_forward=True).fast
+    assert not CachedModel(model, 8, fast_forward=False).fast
+    assert not CachedModel(gpt, 8).fast
+    with pytest.raises(ValueError, match="fast_forward: must be None or False here, .*GPT2LMHead"):
+        CachedModel(gpt, 8, fast_forward=True)
+    near = family("Mistral", sliding_window=5)
+    assert CachedModel(near, 5, fast_forward=True).fast
+    with pytest.raises(ValueError, match="its sliding window is shorter than the text; got True"):
+        CachedModel(near, 6, fast_forward=True)
+
+
+def test_both_passes_give_the_same_logits_to_rounding(tiny):
+    """In ragged batches: rows that consume nothing, a few tokens, many."""
+    generator = torch.Generator().manual_seed(2)
+    both = [CachedModel(tiny[0], 60, 4, fast_forward=fast) for fast in (True, False)]
+    with torch.inference_mode():
+        for _ in range(6):
+            counts = torch.randint(0, 9, (4,), generator=generator).tolist()
+            fed = torch.randint(0, 24, (4, max(counts)), generator=generator)
+            fast, library = (model.feed(fed, counts, [1] * 4) for model in both)
+            for row, count in enumerate(counts):
+                if count:
+                    assert (fast[row] - library[row]).abs().max() < 2e-5 * library.abs().max()
+    assert len(set(both[0].lengths)) > 1
