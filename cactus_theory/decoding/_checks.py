@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._cache import text_config
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.vocabulary import check_ids
 
 
@@ -84,7 +84,7 @@ def _check_model(name: str, model: Any, input_ids: Tensor, max_new_tokens: int) 
     check_ids("input_ids", input_ids, config.vocab_size)
     longest = getattr(config, "max_position_embeddings", None)
     wanted = input_ids.shape[1] + max_new_tokens
-    if longest is not None and wanted > longest:
+    if longest is not None and 0 < longest < wanted:  # −1 stands for no limit
         raise ValueError(
             f"max_new_tokens: prompt and new tokens must fit the {longest} positions of "
             f"{name}; got {input_ids.shape[1]} + {max_new_tokens} = {wanted}"

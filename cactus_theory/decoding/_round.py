@@ -7,15 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._cache import text_config
 from cactus_theory.decoding._meter import Meter, Recorder, verified
-from cactus_theory.decoding._model import CachedModel
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Drafter, Setting
 from cactus_theory.decoding.drafters._base import nothing
+from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.pace import Pace, Round
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify.contract import Draft, Verdict, Verifier

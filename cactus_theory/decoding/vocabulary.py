@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cactus_theory.decoding._cache import text_config
+from cactus_theory.decoding.models import text_config
 
 
 def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:

@@ -2,9 +2,9 @@
 
 # files, and single tests of larger files
 CORE = (
-    "tests/decoding/test_cache.py",
+    "tests/decoding/models/test_cached.py",
     "tests/decoding/test_greedy.py::test_equals_plain_greedy[",
-    "tests/decoding/test_linear.py::test_other_weights_keep_their_precision",
+    "tests/decoding/models/test_linear.py::test_other_weights_keep_their_precision",
     "tests/decoding/test_ragged.py::test_seven_rows_equal_each_alone",
     "tests/optimum/test_ends.py",
     "tests/optimum/test_newton.py",

@@ -112,11 +112,11 @@ MUTATIONS = tuple(
             "return keep_probability(p.double().gather(-1, n), target.gather(-1, n))",
         ),
         (
-            "decoding/_lean.py",
+            "decoding/models/weights.py",
             "return lambda x: (x * gain).div_(length(x))",
             "return lambda x: x / length(x)",
         ),
-        ("decoding/_linear.py", "weight).all()", "weight).any()"),
+        ("decoding/models/linear.py", "weight).all()", "weight).any()"),
         (
             "policies/_per_proposal.py",
             "return (1 - gamma) / (1 - q_n).clamp_(",
@@ -204,7 +204,11 @@ MUTATIONS = tuple(
             "self.target.rollback(row, length - 1)",
             "self.target.rollback(row, length)",
         ),
-        ("decoding/_cache.py", "end = self.length + new", "end = self.length + new - 1"),
+        (
+            "decoding/models/places.py",
+            "slots = torch.where(real, slots, cache.capacity)",
+            "slots = chain",
+        ),
         (
             "decoding/_round.py",
             "keep = [count + 1 for count in drafted]",

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from cactus_theory.decoding._cache import text_config
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
+from cactus_theory.decoding.models import text_config
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._model import CachedModel
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
+from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.vocabulary import check_model_vocabularies
 from cactus_theory.verify.contract import Draft
 from cactus_theory.verify.draw import pick

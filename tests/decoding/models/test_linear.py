@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cactus_theory.decoding._linear import HALF_UP_TO, PACKED_FROM, Linear
-from cactus_theory.decoding._model import CachedModel
 from cactus_theory.decoding._round import closed_up
+from cactus_theory.decoding.models import CachedModel, weights
+from cactus_theory.decoding.models.fingerprint import WIDE, fingerprint
+from cactus_theory.decoding.models.linear import HALF_UP_TO, PACKED_FROM, Linear
 
 IDS = torch.tensor([[1, 5, 9, 2]])
 
@@ -97,28 +98,70 @@ def test_a_kernel_that_is_missing_or_wrong_is_not_used(monkeypatch):
 def logits(model):
     with torch.inference_mode():
         cached = CachedModel(model, 8)
-        assert cached.lean is not None
+        assert cached.fast
         return cached.feed(IDS, [4], [4]).clone()
 
 
-@pytest.mark.parametrize("change", ["in place", "data", "replaced"])
-def test_a_changed_weight_is_noticed(make_model, change):
-    model = make_model()
-    before = logits(model)
-    assert torch.equal(logits(model), before)
-    projection = model.model.layers[1].mlp.up_proj
-    if change == "in place":
-        with torch.no_grad():
-            projection.weight.mul_(1.5)
-    elif change == "data":
-        projection.weight.data.mul_(1.5)
-    else:
-        projection.weight = torch.nn.Parameter(1.5 * projection.weight.detach())
-    after = logits(model)
-    with torch.inference_mode():
+def swapped(weight):
+    flat = weight.data.view(-1)
+    flat[0], flat[1] = flat[1].clone(), flat[0].clone()
+
+
+def permuted(weight):
+    weight.data.copy_(weight.data.flip(0))
+
+
+CHANGES = {
+    "in place": lambda weight: weight.mul_(1.5),
+    "added": lambda weight: weight.add_(0.5),
+    "copied": lambda weight: weight.copy_(weight.flip(0)),
+    "data scaled": lambda weight: weight.data.mul_(1.5),
+    "data permuted": permuted,  # keeps every sum, and the version counter
+    "two values swapped": swapped,
+    "data replaced": lambda weight: setattr(weight, "data", 1.5 * weight.data),
+}
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("change", [*CHANGES, "replaced"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_changed_weight_is_noticed(make_model, change, large, inference, monkeypatch):
+    """Also in weights made in inference mode, which count no versions; large ones are read live."""
+    if large:
+        monkeypatch.setattr(weights, "JOINED_ENTRIES", 0)
+    with torch.inference_mode(inference), torch.no_grad():
+        model = make_model()
+        projection = model.model.layers[1].mlp.up_proj
+        assert projection.weight.is_inference() == inference
+        before = logits(model)
+        assert torch.equal(logits(model), before)
+        if change == "replaced":
+            projection.weight = torch.nn.Parameter(1.5 * projection.weight.detach())
+        else:
+            CHANGES[change](projection.weight)
+        after = logits(model)
         expected = model(input_ids=IDS, use_cache=False).logits
-    assert (after - before).abs().max() > 1e-3
+    assert (after - before).abs().max() > 1e-4
     assert (after - expected).abs().max() < 2e-5
+
+
+def test_every_kind_of_change_shows_in_the_fingerprint():
+    source = torch.Generator().manual_seed(0)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        for count in (1, 3, 1000, 1001, 3 * WIDE * 8 + 5):
+            weight = torch.randn(count + 1, generator=source).to(dtype)[1:]  # not aligned
+            known = fingerprint([weight])
+            assert fingerprint([weight.clone()]) == known
+            assert fingerprint([weight.view(1, -1).t()]) == known
+            seen = {tuple(known)}
+            for place in {0, count // 2, count - 1}:
+                other = weight.clone()
+                other[place] = torch.nextafter(other[place].float(), torch.tensor(9.0)).to(dtype)
+                other[place] += 0.5 if other[place] == weight[place] else 0
+                seen.add(tuple(fingerprint([other])))
+            other = weight.roll(1)
+            seen.add(tuple(fingerprint([other])))
+            assert len(seen) == 1 + len({0, count // 2, count - 1}) + (count > 1)
 
 
 def test_gaps_are_closed_from_the_end():

@@ -4,9 +4,10 @@ import pytest
 import torch
 import transformers
 
-from cactus_theory.decoding._cache import RaggedCache, allocate, row_cache
-from cactus_theory.decoding._lean import recognises
-from cactus_theory.decoding._model import CachedModel
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.models.cache import RaggedCache, allocate
+from cactus_theory.decoding.models.fast import obstacle
+from tests.decoding.models.families import build, families
 
 ROUNDS = [(7, 0), (1, 0), (5, 3), (2, 2), (9, 8), (1, 0), (4, 1), (1, 0)]  # feed, take back
 
@@ -19,10 +20,10 @@ def full_logits(model, text):
     return model(input_ids=text, use_cache=False).logits
 
 
-def compare_with_recomputation(model, vocab, tolerance, lean):
+def compare_with_recomputation(model, vocab, tolerance, fast):
     generator = torch.Generator().manual_seed(3)
-    cached = CachedModel(model, 64, lean=lean)
-    assert (cached.lean is not None) == lean
+    cached = CachedModel(model, 64, fast_forward=fast)
+    assert cached.fast == fast
     text = torch.empty(1, 0, dtype=torch.int64)
     with torch.inference_mode():
         for feed, back in ROUNDS:
@@ -56,7 +57,7 @@ def family(name, **options):
 
 
 def test_the_library_pass_equals_full_recomputation(tiny):
-    compare_with_recomputation(tiny[0], 24, 1e-10, lean=False)
+    compare_with_recomputation(tiny[0], 24, 1e-10, fast=False)
 
 
 OPTIONS = {
@@ -69,38 +70,38 @@ OPTIONS = {
 
 # the library's norms are float32 whatever the model is
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_lean_pass_equals_full_recomputation(name):
-    compare_with_recomputation(family(name, **OPTIONS[name]), 24, 2e-5, lean=True)
+def test_the_fast_pass_equals_full_recomputation(name):
+    compare_with_recomputation(family(name, **OPTIONS[name]), 24, 2e-5, fast=True)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_so_it_does_on_weights_stored_in_half_precision(name):
     model = family(name, **OPTIONS[name]).half().float()
-    compare_with_recomputation(model, 24, 2e-5, lean=True)
+    compare_with_recomputation(model, 24, 2e-5, fast=True)
 
 
 def test_equals_full_recomputation_on_a_real_model(stories):
-    for lean in (False, True):
-        compare_with_recomputation(stories.target, 512, 1e-4, lean)
+    for fast in (False, True):
+        compare_with_recomputation(stories.target, 512, 1e-4, fast)
 
 
 def test_equals_full_recomputation_with_eager_attention(make_model):
     model = make_model(attn_implementation="eager")  # its softmax is float32
-    compare_with_recomputation(model, 24, 1e-4, lean=False)
+    compare_with_recomputation(model, 24, 1e-4, fast=False)
 
 
 def test_equals_full_recomputation_with_sliding_windows():
     model = family("Mistral", sliding_window=5)
-    assert not recognises(model, 64)
-    compare_with_recomputation(model, 24, 1e-10, lean=False)
+    assert obstacle(model, 64)
+    compare_with_recomputation(model, 24, 1e-10, fast=False)
 
 
-@pytest.mark.parametrize("lean", [False, True])
-def test_ragged_rows_equal_each_row_alone(tiny, lean):
+@pytest.mark.parametrize("fast", [False, True])
+def test_ragged_rows_equal_each_row_alone(tiny, fast):
     """Rows consume and take back different numbers of tokens; some consume none."""
     model = tiny[0]
     generator = torch.Generator().manual_seed(8)
-    batch = CachedModel(model, 40, 5, slack=1, lean=lean)
+    batch = CachedModel(model, 40, 5, slack=1, fast_forward=fast)
     texts = [torch.empty(1, 0, dtype=torch.int64) for _ in range(5)]
     with torch.inference_mode():
         for _ in range(7):
@@ -123,7 +124,7 @@ def test_agrees_with_the_dynamic_cache(tiny):
     target = tiny[0]
     generator = torch.Generator().manual_seed(5)
     dynamic = transformers.DynamicCache(config=target.config)
-    cached = CachedModel(target, 40, lean=False)
+    cached = CachedModel(target, 40, fast_forward=False)
     with torch.inference_mode():
         for count in (6, 1, 4, 1):
             new = random_ids(count, 24, generator)
@@ -131,9 +132,9 @@ def test_agrees_with_the_dynamic_cache(tiny):
             assert (cached.feed(new, [count], [count]) - theirs).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("lean", [False, True])
-def test_rollback_copies_nothing(tiny, lean):
-    model = CachedModel(tiny[0], 16, lean=lean)
+@pytest.mark.parametrize("fast", [False, True])
+def test_rollback_copies_nothing(tiny, fast):
+    model = CachedModel(tiny[0], 16, fast_forward=fast)
     with torch.inference_mode():
         model.feed(torch.arange(6)[None], [6], [1])
         memory = [keys.data_ptr() for keys in model.cache.keys]
@@ -147,11 +148,10 @@ def test_refuses_lengths_it_does_not_hold(tiny):
     cache = RaggedCache(2, 1, 4)
     with pytest.raises(ValueError, match=r"length: must lie in \[0, 0\]; got 1"):
         cache.rollback(0, 1)
-    with (
-        torch.inference_mode(),
-        pytest.raises(ValueError, match="the cache holds 4 positions; got position 5"),
-    ):
-        tiny[0](input_ids=torch.arange(5)[None], past_key_values=row_cache(cache, 0))
+    for fast in (False, True):
+        model = CachedModel(tiny[0], 4, fast_forward=fast)
+        with pytest.raises(ValueError, match="counts: row 0 must feed 0 to 4 tokens, .* got 5"):
+            model.feed(torch.arange(5)[None], [5], [1])
 
 
 def test_refuses_layers_that_cannot_be_rolled_back(make_model):
@@ -163,7 +163,7 @@ def test_refuses_layers_that_cannot_be_rolled_back(make_model):
 
 def test_recognises_nothing_that_was_changed(make_model):
     plain = make_model()
-    assert recognises(plain, 64)
+    assert obstacle(plain, 64) is None
     adapted = make_model()
     projection = adapted.model.layers[1].self_attn.q_proj
 
@@ -171,11 +171,41 @@ def test_recognises_nothing_that_was_changed(make_model):
         pass
 
     projection.__class__ = Adapted
-    assert not recognises(adapted, 64)
+    assert obstacle(adapted, 64)
     hooked = make_model()
     hooked.model.layers[0].register_forward_hook(lambda *given: None)
-    assert not recognises(hooked, 64)
+    assert obstacle(hooked, 64)
     gpt = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=24, n_embd=32, n_layer=2, n_head=4)
     )
-    assert not recognises(gpt, 64)
+    assert obstacle(gpt, 64)
+
+
+def test_the_switch_takes_the_pass_that_is_asked_for(tiny):
+    model = tiny[0]
+    gpt = build(*families()["GPT2LMHeadModel"])
+    assert CachedModel(model, 8).fast
+    assert CachedModel(model, 8, fast_forward=True).fast
+    assert not CachedModel(model, 8, fast_forward=False).fast
+    assert not CachedModel(gpt, 8).fast
+    with pytest.raises(ValueError, match="fast_forward: must be None or False here, .*GPT2LMHead"):
+        CachedModel(gpt, 8, fast_forward=True)
+    near = family("Mistral", sliding_window=5)
+    assert CachedModel(near, 5, fast_forward=True).fast
+    with pytest.raises(ValueError, match="its sliding window is shorter than the text; got True"):
+        CachedModel(near, 6, fast_forward=True)
+
+
+def test_both_passes_give_the_same_logits_to_rounding(tiny):
+    """In ragged batches: rows that consume nothing, a few tokens, many."""
+    generator = torch.Generator().manual_seed(2)
+    both = [CachedModel(tiny[0], 60, 4, fast_forward=fast) for fast in (True, False)]
+    with torch.inference_mode():
+        for _ in range(6):
+            counts = torch.randint(0, 9, (4,), generator=generator).tolist()
+            fed = torch.randint(0, 24, (4, max(counts)), generator=generator)
+            fast, library = (model.feed(fed, counts, [1] * 4) for model in both)
+            for row, count in enumerate(counts):
+                if count:
+                    assert (fast[row] - library[row]).abs().max() < 2e-5 * library.abs().max()
+    assert len(set(both[0].lengths)) > 1

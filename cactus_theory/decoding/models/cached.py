@@ -1,0 +1,154 @@
+"""A causal LM with its own cache: feed tokens, read logits, take tokens back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.decoding.models.cache import allocate
+from cactus_theory.decoding.models.fast import FastForward, obstacle
+from cactus_theory.decoding.models.library import LibraryForward
+from cactus_theory.decoding.models.reach import check_reach
+from cactus_theory.decoding.models.trial import runs_together
+
+
+class CachedModel:
+    """One Hugging Face causal LM and the positions each row has consumed.
+
+    A recognised Llama-like model runs in :class:`FastForward`; any other in the library's own
+    forward pass, which must give the same logits over a cache as without (tried once per
+    model). Either takes the whole batch in one call; a family that accepts no mask of ours
+    runs row by row where rows differ in length.
+
+    Parameters
+    ----------
+    capacity : positions of each row, fed tokens that are not kept included.
+    slack : positions on top of ``capacity``.
+    fast_forward : None takes the fast pass where it knows the model, True insists on it,
+        False takes the library's pass.
+
+    Attributes
+    ----------
+    lengths : number of tokens in the cache, a row each.
+    calls : number of forward passes so far (of the batch).
+    fast : whether the fast pass runs.
+    branches : whether ``feed`` takes trees.
+
+    Raises
+    ------
+    ValueError
+        ``fast_forward=True`` for a model that the fast pass does not know, layers that cannot
+        be rolled back, cached passes that differ from whole ones or will within ``capacity``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        capacity: int,
+        batch: int = 1,
+        *,
+        slack: int = 0,
+        fast_forward: bool | None = None,
+    ) -> None:
+        self.model = model
+        self.cache = allocate(model, batch, capacity + slack)
+        self.lengths = self.cache.lengths
+        self.calls = 0
+        self.fast = _takes_fast(model, capacity + slack, fast_forward)
+        if self.fast:
+            self.forward: FastForward | LibraryForward = FastForward(model, self.cache)
+            self.branches = True
+        else:
+            check_reach(model, capacity)
+            self.branches = runs_together(model)
+            self.forward = LibraryForward(model, self.cache, self.branches)
+
+    def feed(
+        self,
+        token_ids: Int[Tensor, "batch new"],
+        counts: Sequence[int],
+        keep: Sequence[int],
+        parents: Int[Tensor, "batch new"] | None = None,
+    ) -> Float[Tensor, "batch kept vocab"]:
+        """Consume ``counts[b]`` tokens after the cached ones of row b.
+
+        ``parents`` makes trees of them: the index of each token's parent among its row's fed
+        tokens, −1 for the last cached token; None is a chain. A token stands one position
+        after its parent and sees the cached tokens, its ancestors and itself;
+        :meth:`select` then keeps one path.
+
+        Returns the logits after the last ``keep[b]`` of them, first in their row; what comes
+        after those, and after a row that consumes nothing, is no one's.
+
+        Raises
+        ------
+        ValueError
+            More tokens than the cache holds; parents that do not come before their children,
+            or for a family that runs row by row.
+        """
+        self._check_room(counts)
+        new = max(counts)
+        if parents is not None:
+            self._check_parents(parents)
+            parents = parents[:, :new]
+        self.calls += 1
+        logits = self.forward(token_ids[:, :new], counts, keep, parents)
+        for row, count in enumerate(counts):
+            self.lengths[row] += count
+        return logits
+
+    def rollback(self, row: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens of a row."""
+        self.cache.rollback(row, length)
+
+    def select(self, row: int, length: int, path: Sequence[int]) -> None:
+        """Keep a row's first ``length`` tokens, then those at ``length + i`` for i in ``path``.
+
+        After a tree was fed at ``length``, ``path`` holds the fed indices from a root down,
+        ascending; the row goes on as if only they had been fed. A chain's prefix copies
+        nothing.
+
+        Raises
+        ------
+        ValueError
+            A length or a path outside what is cached, a path that does not ascend.
+        """
+        self.cache.select(row, length, path)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order (no row before its old place)."""
+        self.cache.keep(rows)
+
+    def _check_room(self, counts: Sequence[int]) -> None:
+        for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
+            if count < 0 or length + count > self.cache.capacity:
+                raise ValueError(
+                    f"counts: row {row} must feed 0 to {self.cache.capacity - length} tokens, "
+                    f"as many as its cache has room for; got {count}"
+                )
+
+    def _check_parents(self, parents: Tensor) -> None:
+        if not self.branches:
+            raise ValueError(
+                f"parents: must be None for {type(self.model).__name__}, which takes no "
+                "attention mask (B, 1, new, end) of ours and so no trees; got a tensor"
+            )
+        if parents.device.type != "cpu":
+            return  # looking at values would wait for the device
+        before = torch.arange(parents.shape[1])
+        if bool(((parents < -1) | (parents >= before)).any()):
+            raise ValueError(
+                f"parents: each must be −1 or the index of an earlier token; got {parents.tolist()}"
+            )
+
+
+def _takes_fast(model: Any, capacity: int, wanted: bool | None) -> bool:
+    """Return whether the fast pass runs, or raise ValueError where it is insisted on."""
+    if wanted is False:
+        return False
+    reason = obstacle(model, capacity)
+    if wanted and reason is not None:
+        raise ValueError(f"fast_forward: must be None or False here, {reason}; got True")
+    return reason is None

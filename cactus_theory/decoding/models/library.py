@@ -1,0 +1,206 @@
+"""The library's own forward pass of a causal LM over a batch of rows of different lengths.
+
+The rows of a ragged batch reach the model as one call: every layer writes each row's new
+states at the row's own length and shows the slots up to the longest row's end; position ids
+and a mask (B, 1, new, end), as the library's own mask functions return it unchanged, say what
+belongs to whom. Rows of one length need neither: the model then makes its own causal mask.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.decoding.models.cache import RaggedCache, text_config
+from cactus_theory.decoding.models.places import Places, Sight, additive, block, places
+
+Keys = Float[Tensor, "batch heads new width"]
+Values = Float[Tensor, "batch heads new wide"]
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class Layer:
+    """One layer of the cache, as a ``transformers`` model asks for it.
+
+    Holds no states: :class:`LibraryForward` says before each pass which rows and slots to show.
+    """
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self, cache: RaggedCache, layer: int) -> None:
+        self.cache, self.layer = cache, layer
+        self.show(block(slice(0, cache.batch), 0, 0))
+
+    def show(self, places: Places) -> None:
+        """Take up the places of the next forward pass."""
+        self.places, self.length = places, places.start
+
+    @property
+    def is_initialized(self) -> bool:
+        """Return whether memory has been taken, which the first update does."""
+        return self.cache.keys[self.layer] is not None
+
+    def lazy_initialization(self, key_states: Keys, value_states: Values) -> None:
+        """Take memory in the shape, dtype and device of the first states."""
+        widths = key_states.shape[3], value_states.shape[3]
+        self.cache.take(self.layer, key_states.shape[1], widths, key_states)
+
+    def update(
+        self, key_states: Keys, value_states: Values, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write new states at their slots and return views of all slots up to the end."""
+        widths = key_states.shape[3], value_states.shape[3]
+        keys, values = self.cache.take(self.layer, key_states.shape[1], widths, key_states)
+        at = self.places
+        keys[at.place] = key_states.transpose(1, 2)
+        values[at.place] = value_states.transpose(1, 2)
+        self.length = at.end
+        shown = at.rows, slice(0, at.end)
+        return keys[shown].transpose(1, 2), values[shown].transpose(1, 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys the next forward pass sees, and their offset 0."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the number of slots before the fed tokens; once these are written, after."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Return the capacity."""
+        return self.cache.capacity
+
+    get_max_cache_shape = get_max_length  # its name in older releases
+
+    def reset(self) -> None:
+        """Forget every position and keep the memory."""
+        self.show(block(self.places.rows, 0, 0))
+
+
+class LibraryForward:
+    """The forward pass of any causal LM that keeps keys and values, over one cache.
+
+    ``together`` runs a ragged batch in one call and accepts trees; otherwise rows of
+    different lengths run one after another.
+    """
+
+    def __init__(self, model: Any, cache: RaggedCache, together: bool) -> None:
+        self.model, self.cache, self.together = model, cache, together
+        library = check.optional_module("transformers.cache_utils", "llm")
+        library.CacheLayerMixin.register(Layer)
+        self.layers = [Layer(cache, layer) for layer in range(len(cache.keys))]
+        self.shown = library.Cache(layers=self.layers)
+        self.slices = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.masks = mask_kinds(model)
+        self.dtype = model.dtype
+
+    def __call__(
+        self,
+        token_ids: Int[Tensor, "batch new"],
+        counts: Sequence[int],
+        keep: Sequence[int],
+        parents: Int[Tensor, "batch new"] | None = None,
+    ) -> Float[Tensor, "batch kept vocab"]:
+        """Return the logits after the last ``keep[b]`` of ``counts[b]`` tokens, first in a row.
+
+        Their keys and values are written; the lengths stay as they are.
+        """
+        at = places(self.cache, token_ids.shape[1], counts, parents, token_ids.device)
+        if at.sight is not None and not self.together:
+            return self._row_by_row(token_ids, counts, keep)
+        keep = [min(count, kept) for count, kept in zip(counts, keep, strict=True)]
+        first = [count - kept for count, kept in zip(counts, keep, strict=True)]
+        return self._pass(token_ids, at, first, keep)
+
+    def _row_by_row(
+        self, token_ids: Tensor, counts: Sequence[int], keep: Sequence[int]
+    ) -> Float[Tensor, "batch kept vocab"]:
+        padded = None
+        for row, (count, kept) in enumerate(zip(counts, keep, strict=True)):
+            if not count:
+                continue
+            one = slice(row, row + 1)
+            at = block(one, self.cache.lengths[row], count)
+            own = self._pass(token_ids[one, :count], at, [count - kept], [kept])
+            if padded is None:
+                padded = own.new_zeros(len(counts), max(keep), own.shape[-1])
+            padded[row, :kept] = own[0]
+        if padded is None:
+            raise ValueError(f"counts: some row must consume a token; got {list(counts)}")
+        return padded
+
+    def _pass(
+        self, token_ids: Tensor, at: Places, first: Sequence[int], keep: Sequence[int]
+    ) -> Float[Tensor, "batch kept vocab"]:
+        """Run the model once and return the logits from ``first[b]`` on, ``keep[b]`` a row."""
+        for layer in self.layers:
+            layer.show(at)
+        options: dict[str, Any] = {}
+        if at.sight is not None:
+            options["position_ids"] = at.sight.positions
+            options["attention_mask"] = self._mask(at.sight)
+        wanted = _wanted(first, keep, token_ids.shape[1])
+        if self.slices:
+            options["logits_to_keep"] = _slice(wanted, token_ids)
+        output = self.model(
+            input_ids=token_ids, past_key_values=self.shown, use_cache=True, **options
+        )
+        kept = wanted if self.slices else list(range(token_ids.shape[1]))
+        return gathered(output.logits, [kept.index(j) if j in kept else 0 for j in first], keep)
+
+    def _mask(self, sight: Sight) -> Any:
+        """Return the mask (B, 1, new, end), or one for each kind of layer."""
+        like = torch.empty(0, dtype=self.dtype)
+        masks = {
+            kind: additive(sight.within(window), like)[:, None]
+            for kind, window in self.masks.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def mask_kinds(model: Any) -> dict[str, int | None]:
+    """Return the kinds of attention layers a model has, each with its window.
+
+    By the library's convention (``create_masks_for_generate``): ``layer_types`` names a kind
+    a layer; without it a ``sliding_window`` is every layer's.
+    """
+    config = text_config(model)
+    window = getattr(config, "sliding_window", None)
+    window = window if isinstance(window, int) else None
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        return {FULL if window is None else SLIDING: window}
+    return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
+
+
+def gathered(
+    states: Float[Tensor, "batch new wide"], first: Sequence[int], keep: Sequence[int]
+) -> Float[Tensor, "batch kept wide"]:
+    """Return the entries from ``first[b]`` on; what a row has beyond ``keep[b]`` is no one's."""
+    most, new = max(keep), states.shape[1]
+    if min(first) == max(first) and first[0] + most <= new:
+        return states[:, first[0] : first[0] + most]
+    at = torch.tensor(list(first), device=states.device)[:, None]
+    at = (at + torch.arange(most, device=states.device)).clamp(max=new - 1)
+    return states[torch.arange(len(first), device=states.device)[:, None], at]
+
+
+def _wanted(first: Sequence[int], keep: Sequence[int], new: int) -> list[int]:
+    """Return the fed positions whose logits some row asks for."""
+    rows = zip(first, keep, strict=True)
+    return sorted({j for start, kept in rows for j in range(start, start + kept)}) or [new - 1]
+
+
+def _slice(wanted: list[int], token_ids: Tensor) -> int | Tensor:
+    """Return the library's argument for these positions: how many at the end, or a list."""
+    new = token_ids.shape[1]
+    if wanted == list(range(new - len(wanted), new)):
+        return len(wanted)
+    return torch.tensor(wanted, device=token_ids.device)

@@ -1,0 +1,192 @@
+"""Find out, once per model, whether cached forward passes compute what whole ones do.
+
+Some families ignore the cache, count positions from a padding id, or make masks of their own
+that one call for rows of different lengths does not fit. A few tokens through every way in
+which :class:`CachedModel` uses a model tell: what differs is refused in words or runs row by
+row.
+"""
+
+import inspect
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.decoding.models.cache import allocate, text_config
+from cactus_theory.decoding.models.library import LibraryForward
+
+TOKENS, ROWS = 8, 2
+# Root of the mean squared difference over that of the logits around their mean. Measured on tiny
+# models of the library's families: rounding up to 6e-7 in float32; positions, masks or caches
+# that differ from 0.4 on. Half precision rounds by about 1e-2 in deep models.
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1
+# windows that a family applies by itself, counted in slots: not seen in a few tokens
+OWN_WINDOWS = ("window_size", "attention_window", "local_attention", "attention_chunk_size")
+
+# what of a configuration may change the answer while the embedding stays
+DECIDING = ("num_hidden_layers", "_attn_implementation")
+
+Answer = tuple[str | None, bool]
+# by the embedding, which the views of a model's first layers share with it
+_KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
+
+
+def runs_together(model: Any) -> bool:
+    """Return whether a ragged batch may run as one call; row by row otherwise.
+
+    Raises
+    ------
+    ValueError
+        A model whose cached forward passes differ from whole ones.
+    """
+    config = text_config(model)
+    key = type(model), *(getattr(config, name, None) for name in DECIDING)
+    known = _KNOWN.setdefault(_anchor(model), {})
+    if key not in known:
+        with torch.inference_mode():
+            known[key] = _answer(model)
+    refusal, together = known[key]
+    if refusal is not None:
+        raise ValueError(
+            f"model: forward passes over a cache must equal whole ones; in "
+            f"{type(model).__name__} {refusal}. Use the model's own generate instead"
+        )
+    return together
+
+
+def _anchor(model: Any) -> Any:
+    try:
+        found = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        found = None
+    return model if found is None else found
+
+
+def _answer(model: Any) -> Answer:
+    ids = _ids(model)
+    try:
+        whole = _whole(model, ids)
+    except Exception as error:  # families fail in ways of their own
+        return f"a whole pass over token ids fails ({_said(error)})", False
+    refusal = _refusal(model, ids, whole)
+    return refusal, refusal is None and _ragged_equals(model, ids, whole)
+
+
+def _refusal(model: Any, ids: Tensor, whole: Tensor) -> str | None:
+    """Return why rows of one length cannot run, None if they can."""
+    try:
+        difference = _difference(_even(model, ids), whole)
+    except Exception as error:
+        return f"the cache fails ({_said(error)})"
+    if difference <= _tolerance(whole):
+        return None
+    return f"they differ by {difference:.2g} of the logits' size"
+
+
+def _ragged_equals(model: Any, ids: Tensor, whole: Tensor) -> bool:
+    if not _may_run_together(model):
+        return False
+    try:
+        return _difference(_ragged(model, ids, whole), whole) <= _tolerance(whole)
+    except Exception:  # no mask or positions taken, or a kind of mask of its own
+        return False
+
+
+def _may_run_together(model: Any) -> bool:
+    """Return whether a few tokens can tell that a model respects positions and mask."""
+    config, given = text_config(model), inspect.signature(model.forward).parameters
+    if "position_ids" not in given or "attention_mask" not in given:
+        return False
+    if any(getattr(config, name, None) is not None for name in OWN_WINDOWS):
+        return False
+    ours = type(model).__module__.startswith("transformers.")
+    return ours or getattr(config, "sliding_window", None) is None
+
+
+def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
+    """Return texts of many ids, the padding id among them."""
+    config = text_config(model)
+    ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) * 7 + 3
+    ids %= config.vocab_size
+    pad = getattr(config, "pad_token_id", None)
+    if isinstance(pad, int) and 0 <= pad < config.vocab_size:
+        ids[:, 2] = pad
+    return ids.to(model.device)
+
+
+def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
+    """Return the logits without a cache, called as the library's ``generate`` does."""
+    given = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(ids)}
+    options["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    options["use_cache"] = False
+    return model(
+        input_ids=ids, **{name: value for name, value in options.items() if name in given}
+    ).logits
+
+
+def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
+    """Return the logits of rows fed alike: several tokens, one, several after a prefix."""
+    forward = _forward(model, together=False)
+    return torch.cat([_feed(forward, ids[:, own]) for own in _pieces(4, 5, TOKENS)], 1)
+
+
+def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows tokens vocab"]:
+    """Return ``whole`` with what rows give that run ahead of each other, at last in trees."""
+    forward, logits = _forward(model, together=True), whole.clone()
+    for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
+        lengths = forward.cache.lengths
+        found = forward(_ahead(ids, lengths, max(counts)), counts, keep)
+        forward.cache.lengths[:] = map(sum, zip(lengths, counts, strict=True))
+        _note(logits, forward.cache.lengths, keep, found)
+    # a stray token before the last ones: the tree's second branch is the text
+    left = [TOKENS - length for length in forward.cache.lengths]
+    own = _ahead(ids, forward.cache.lengths, max(left))
+    parents = torch.arange(-1, max(left)).repeat(ROWS, 1)
+    parents[:, 1] = -1
+    tree = torch.cat([ids[:, :1], own], 1)
+    found = forward(tree, [count + 1 for count in left], left, parents.to(ids.device))
+    _note(logits, [TOKENS] * ROWS, left, found)
+    return logits
+
+
+def _ahead(ids: Tensor, lengths: list[int], most: int) -> Tensor:
+    """Return the ``most`` tokens of each text after its first ``lengths[b]``."""
+    at = torch.tensor(lengths, device=ids.device)[:, None] + torch.arange(most, device=ids.device)
+    return ids.gather(1, at.clamp(max=TOKENS - 1))
+
+
+def _note(logits: Tensor, ends: list[int], keep: list[int], found: Tensor) -> None:
+    """Write the last ``keep[b]`` logits of each text so far."""
+    for row, (end, count) in enumerate(zip(ends, keep, strict=True)):
+        logits[row, end - count : end] = found[row, :count]
+
+
+def _feed(forward: LibraryForward, ids: Tensor) -> Tensor:
+    counts = [ids.shape[1]] * ROWS
+    logits = forward(ids, counts, counts)
+    forward.cache.lengths[:] = [length + ids.shape[1] for length in forward.cache.lengths]
+    return logits
+
+
+def _pieces(*ends: int) -> list[slice]:
+    return [slice(start, end) for start, end in zip((0, *ends), ends, strict=False)]
+
+
+def _forward(model: Any, together: bool) -> LibraryForward:
+    return LibraryForward(model, allocate(model, ROWS, TOKENS + 1), together)
+
+
+def _difference(found: Tensor, whole: Tensor) -> float:
+    size = (whole - whole.mean(-1, keepdim=True)).double().square().mean()
+    return float(((found - whole).double().square().mean() / size.clamp(min=1e-300)).sqrt())
+
+
+def _tolerance(like: Tensor) -> float:
+    return HALF_TOLERANCE if like.dtype in (torch.float16, torch.bfloat16) else TOLERANCE
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,0 +1,157 @@
+"""What the fast pass reads of a model: weights joined and packed where the model is small."""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cactus_theory.decoding.models.fingerprint import fingerprint
+from cactus_theory.decoding.models.linear import Linear, exact_in_half, joined
+from cactus_theory.decoding.models.places import Places
+
+# small layers are bound by calls, not by arithmetic: their projections are joined into one
+JOINED_ENTRIES = 2**24
+
+
+class Weights:
+    """What the forward pass reads of a model, joined and packed if the model is small."""
+
+    def __init__(self, model: Any) -> None:
+        inner, head, small = model.model, model.lm_head, _small(model)
+        self.embedding = inner.embed_tokens.weight
+        self.norm = _quick_norm(inner.norm) if small and _quick(inner.norm) else _norm(inner.norm)
+        self.layers = [DecoderLayer(layer, small) for layer in inner.layers]
+        self.head = Linear(head.weight, head.bias) if small else head
+
+
+def _small(model: Any) -> bool:
+    return sum(weight.numel() for weight in model.model.layers.parameters()) <= JOINED_ENTRIES
+
+
+# weights of the models in use, for as long as these live and keep them unchanged
+_PREPARED: WeakKeyDictionary[Any, tuple[Any, Weights]] = WeakKeyDictionary()
+
+
+def prepared(model: Any) -> Weights:
+    """Return the weights of a model, prepared once as long as nothing changes them.
+
+    A large model's are read where they are. A small model's are copied, so their content is
+    compared at every call: version counters would miss ``weight.data.copy_(…)``, and weights
+    made in inference mode have none.
+    """
+    parameters = [weight.detach() for weight in model.parameters()]
+    state: list[Any] = [(weight.data_ptr(), weight.shape, weight.dtype) for weight in parameters]
+    if _small(model):
+        state.append(fingerprint(parameters))
+    known = _PREPARED.get(model)
+    if known is None or known[0] != state:
+        known = _PREPARED[model] = (state, Weights(model))
+    return known[1]
+
+
+class DecoderLayer:
+    """Weights of one decoder layer, and what happens to the residual stream (N, hidden)."""
+
+    def __init__(self, layer: Any, small: bool) -> None:
+        own, mlp = layer.self_attn, layer.mlp
+        self.width, self.scale = own.head_dim, own.scaling
+        self.heads = own.q_proj.out_features // self.width
+        self.kv_heads = own.k_proj.out_features // self.width
+        projections, gates = [own.q_proj, own.k_proj, own.v_proj], [mlp.gate_proj, mlp.up_proj]
+        self.qkv = _normed(layer.input_layernorm, projections, small)
+        self.gates = _normed(layer.post_attention_layernorm, gates, small)
+        self.q_norm = _norm(own.q_norm) if hasattr(own, "q_norm") else None
+        self.k_norm = _norm(own.k_norm) if hasattr(own, "k_norm") else None
+        self.out, self.down = own.o_proj, mlp.down_proj
+        if small:
+            self.out, self.down = (Linear(part.weight, part.bias) for part in (self.out, self.down))
+        self.activation = F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
+        self.inner = mlp.down_proj.in_features
+
+    def __call__(
+        self,
+        x: Float[Tensor, "N hidden"],
+        shape: tuple[int, int],
+        cos: Tensor,
+        sin: Tensor,
+        memory: tuple[Tensor, Tensor],
+        at: Places,
+        mask: Float[Tensor, "..."] | None,
+    ) -> Float[Tensor, "N hidden"]:
+        """Return the stream after the layer; keys and values of its N tokens are written."""
+        states = self.qkv(x).view(len(x), -1, self.width)
+        turned = self.heads + self.kv_heads
+        both = states[:, :turned]
+        if self.q_norm is not None and self.k_norm is not None:
+            q_part, k_part = both[:, : self.heads], both[:, self.heads :]
+            both = torch.cat([self.q_norm(q_part), self.k_norm(k_part)], 1)
+        both = (both * cos).addcmul_(both.roll(self.width // 2, -1), sin)
+        keys, values = memory
+        keys[at.place] = both[:, self.heads :].view(*shape, self.kv_heads, self.width)
+        values[at.place] = states[:, turned:].view(*shape, self.kv_heads, self.width)
+        seen = F.scaled_dot_product_attention(
+            both[:, : self.heads].view(*shape, self.heads, self.width).transpose(1, 2),
+            keys[:, : at.end].transpose(1, 2),
+            values[:, : at.end].transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None and shape[1] > 1,
+            scale=self.scale,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        seen = seen.transpose(1, 2).reshape(len(x), -1)
+        x = self.out(seen).add_(x)
+        gates = self.gates(x)
+        inner = self.activation(gates[:, : self.inner]).mul_(gates[:, self.inner :])
+        return self.down(inner).add_(x)
+
+
+def _norm(module: Any) -> Any:
+    weight, epsilon = module.weight, module.variance_epsilon
+    shape = weight.shape
+    return lambda x: F.rms_norm(x, shape, weight, epsilon)
+
+
+def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
+    """Return one call for a norm and the projections of its output, side by side.
+
+    In small models all that is left of the norm is x / √(mean x² + ε): its weight is folded into
+    theirs, unless these are exact in half precision and stay so.
+    """
+    if not small or not _quick(norm):
+        before = _norm(norm)
+
+        def apart(x: Tensor) -> Tensor:
+            normed = before(x)
+            return torch.cat([part(normed) for part in parts], -1)
+
+        return apart
+    weight, bias = joined(parts)
+    if exact_in_half(weight):
+        before, linear = _quick_norm(norm), Linear(weight, bias)
+        return lambda x: linear(before(x))
+    gain, length = _gain(norm), _length(norm)
+    folded = Linear(weight * gain, bias)
+    return lambda x: folded(x / length(x))
+
+
+def _quick(norm: Any) -> bool:
+    return norm.weight.dtype in (torch.float32, torch.float64)
+
+
+def _quick_norm(norm: Any) -> Any:
+    """Return the norm as x·√d·w / √(‖x‖² + dε), at half the time of the general one."""
+    gain, length = _gain(norm), _length(norm)
+    return lambda x: (x * gain).div_(length(x))
+
+
+def _gain(norm: Any) -> Tensor:
+    return norm.weight.detach() * norm.weight.shape[0] ** 0.5
+
+
+def _length(norm: Any) -> Any:
+    """Return x ↦ √(‖x‖² + dε) (..., 1)."""
+    least = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
+    return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)

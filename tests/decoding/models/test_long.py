@@ -1,0 +1,84 @@
+"""Texts of 2,048 positions, up to the model's last, against the library's pass as a whole."""
+
+import pytest
+import torch
+
+from cactus_theory.decoding import NGram, generate
+from cactus_theory.decoding.models import CachedModel
+
+POSITIONS = 2048
+PASSES = {"fast": ("Llama", True), "library": ("Llama", False), "GPT2": ("GPT2", None)}
+
+
+@pytest.fixture(scope="module")
+def models(make_model):
+    from tests.decoding.models.families import build, families
+
+    config, model_class = families()["GPT2LMHeadModel"]
+    gpt = build(config, model_class, n_positions=POSITIONS, max_position_embeddings=POSITIONS)
+    return {"Llama": make_model(positions=POSITIONS), "GPT2": gpt}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_cached_logits_equal_a_whole_pass_up_to_the_last_position(models, name):
+    """Two rows at different lengths, so that masks are made; pieces of 1 to 211 tokens."""
+    family, fast = PASSES[name]
+    model = models[family]
+    source = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 24, (2, POSITIONS), generator=source)
+    cached = CachedModel(model, POSITIONS, 2, fast_forward=fast)
+    worst = 0.0
+    with torch.inference_mode():
+        whole = model(input_ids=ids, use_cache=False).logits
+        while min(cached.lengths) < POSITIONS:
+            sizes = torch.randint(1, 212, (2,), generator=source).tolist()
+            counts = [
+                min(size, POSITIONS - n) for size, n in zip(sizes, cached.lengths, strict=True)
+            ]
+            fed = torch.zeros(2, max(counts), dtype=torch.int64)
+            for row, (start, count) in enumerate(zip(cached.lengths, counts, strict=True)):
+                fed[row, :count] = ids[row, start : start + count]
+            logits = cached.feed(fed, counts, counts)
+            for row, (end, count) in enumerate(zip(cached.lengths, counts, strict=True)):
+                difference = logits[row, :count] - whole[row, end - count : end]
+                worst = max([worst, *difference.abs().amax(-1).tolist()])
+    assert worst < 2e-5 * float(whole.abs().max())
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_far_positions_matter(models, fast):
+    """The comparison has power: another token far back changes the last logits."""
+    model = models["Llama"]
+    ids = torch.randint(0, 24, (1, POSITIONS), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[0, 3] = (other[0, 3] + 1) % 24
+    rows = []
+    with torch.inference_mode():
+        for text in (ids, other):
+            cached = CachedModel(model, POSITIONS, fast_forward=fast)
+            cached.feed(text[:, :-8], [POSITIONS - 8], [1])
+            rows.append(cached.feed(text[:, -8:], [8], [1]))
+    assert (rows[0] - rows[1]).abs().max() > 1e-4 * rows[0].abs().max()
+
+
+def test_a_greedy_decode_reaches_the_last_position(models):
+    """Every one of 1,900 tokens is the whole pass's likeliest."""
+    model, prompt = (
+        models["Llama"],
+        torch.randint(0, 24, (2, 148), generator=torch.Generator().manual_seed(1)),
+    )
+    result = generate(
+        model,
+        NGram(),
+        prompt,
+        policy="speculative",
+        num_draft_tokens=8,
+        max_new_tokens=POSITIONS - 148,
+        temperature=0.0,
+        meter=False,
+    )
+    text = torch.cat([prompt, result.output_token_ids], 1)
+    assert text.shape == (2, POSITIONS)
+    with torch.inference_mode():
+        best = model(input_ids=text, use_cache=False).logits.argmax(-1)
+    assert torch.equal(best[:, 147:-1], text[:, 148:])
