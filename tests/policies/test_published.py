@@ -187,7 +187,7 @@ def test_for_a_certain_draft_the_band_is_the_per_proposal_optimum(seed, spec):
         ("distillspec:epsilon=1.5", r"epsilon: must lie in \(0, 1\]"),
         ("distillspec:epsilon=0.5,form=cubic", "form: must be one of lin, sq, exp"),
         ("mixture:alpha=-0.1", r"alpha: must lie in \[0, 1\]"),
-        ("top_k:k=0", "k: must be a whole number of at least 1; got '0'"),
+        ("top_k:k=0", "k: must be a whole number of at least 1; got 0"),
         ("top_k:k=2.5", "k: must be a whole number"),
         ("top_k:k=many", "k: must be a whole number"),
         ("fuzzy:threshold=-1", "threshold: must lie in"),

@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.testing import assert_policy_laws, law_cases
-from cactus_theory.testing._examples import examples
+from cactus_theory.testing._examples import _wide, examples
 from cactus_theory.testing._runner import Hang, check_rule, time_limit
 from cactus_theory.testing._shrink import shrink
 from cactus_theory.testing._text import row
@@ -170,3 +170,13 @@ def test_a_time_limit_interrupts():
 def test_long_rows_are_cut_in_messages():
     assert row([0.25] * 14) == f"[{', '.join(['0.25'] * 12)}, … 2 more]"
     assert row([1 / 3], None) == "[0.3333333333333333]" and row([1 / 3]) == "[0.333333]"
+
+
+def test_wide_rows_are_among_the_examples():
+    widths = [len(q) for q, _ in _wide(2000, 0)]
+    assert min(widths) >= 16 and max(widths) > 256 and sum(50 <= width for width in widths) >= 3
+    q, p = _wide(10_000, 0)[-1]
+    assert q.shape == p.shape == (32_000,) and (p > 0).sum() == 16
+    report = check_rule(ct.policy("cactus:delta=2"), ((q[None], p[None]),))
+    asked = {v.law for v in report.laws if v.examples}
+    assert report.passed and {"answers", "emitted_law_sums_to_one", "budget_holds"} <= asked
