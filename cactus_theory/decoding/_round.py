@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding._meter import Meter, Recorder, verified
@@ -36,12 +36,15 @@ class Decode:
         pace: Pace,
         width: int,
         verifier: Verifier,
+        fast_forward: bool | None = None,
         observers: tuple[Meter | None, Recorder | None] = (None, None),
     ) -> None:
         self.clock = Stopwatch()
-        self.target = CachedModel(target_model, texts.capacity, texts.batch, slack=1)
+        self.target = CachedModel(
+            target_model, texts.capacity, texts.batch, slack=1, fast_forward=fast_forward
+        )
         self.texts, self.rules, self.warp, self.coins, self.pace = texts, rules, warp, coins, pace
-        setting = Setting(target_model, texts, warp, self.clock, width)
+        setting = Setting(target_model, texts, warp, self.clock, width, fast_forward)
         self.drafting = None if drafter is None else drafter.begin(setting)
         self.meter, self.recorder = observers
         self.verifier = verifier
@@ -123,17 +126,36 @@ class Decode:
         ]
         fed = texts.take(lengths, counts)
         self.clock.lap("other")
-        logits = self.target.feed(fed, counts, keep)
+        logits = self.target.feed(fed, counts, keep, self._parents(draft, counts))
         self.clock.lap("target")
         return self.warp(logits, texts, 0, drafted)
 
+    def _parents(self, draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
+        """Return the parent of each fed token among the fed ones; None for chains."""
+        if draft.parents is None:
+            return None
+        fed = max(counts)
+        parents = torch.arange(-1, fed - 1, device=draft.parents.device).repeat(len(counts), 1)
+        for row, (count, own) in enumerate(zip(counts, draft.lengths, strict=True)):
+            first = count - own  # the settled tokens that are fed along
+            follows = draft.parents[row, :own]
+            parents[row, first:count] = torch.where(follows >= 0, follows + first, first - 1)
+        return parents
+
     def _settle(self, tokens: list[list[int]], verdict: Verdict) -> list[list[int]]:
         """Append the tokens of each row and take the models back to them."""
-        texts = self.texts
+        texts, before = self.texts, list(self.texts.lengths)
+        if verdict.path is not None:  # the draft stands in the texts in its own order
+            for offset in range(verdict.path.shape[1]):
+                texts.propose(offset, verdict.accepted_token_ids[:, offset])
         taken = texts.settle(tokens, verdict.last)
         new = [own[:count] for own, count in zip(tokens, taken, strict=True)]
         for row, length in enumerate(texts.lengths):
-            self.target.rollback(row, length - 1)  # the last token is fed next round
+            if verdict.path is None:
+                self.target.rollback(row, length - 1)  # the last token is fed next round
+            else:
+                path = verdict.path[row, : length - 1 - before[row]].tolist()
+                self.target.select(row, before[row], path)
         if self.drafting is not None:
             self.drafting.settle()
         self.clock.lap("other")

@@ -41,6 +41,7 @@ def generate(
     adaptive: bool = False,
     gate: bool = False,
     verifier: str | Verifier = "chain",
+    fast_forward: bool | None = None,
     meter: bool | str | Divergence = True,
     record_rows: bool = False,
     on_tokens: Progress | None = None,
@@ -71,6 +72,9 @@ def generate(
     adaptive : choose K ≤ num_draft_tokens from the running acceptance and measured costs.
     gate : measure speculative rounds and plain steps and take the faster kind.
     verifier : how drafts are verified, by name or a Verifier.
+    fast_forward : whether Llama-like models run through this package's own forward pass
+        (True, refusing others), the library's (False), or whichever fits (None). Both
+        compute the same function up to rounding.
     meter : also add up the emitted KL, or the divergence named; its time is kept out of the
         decode's.
     record_rows : also return the verified rows.
@@ -105,6 +109,7 @@ def generate(
             speed,
             num_draft_tokens,
             judge,
+            fast_forward,
             observers(rules.rules, meter, record_rows, judge),
         )
         return decode.run(per_round(on_tokens, texts.batch))

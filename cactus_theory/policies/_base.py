@@ -124,11 +124,11 @@ class Policy(ABC):
         return Declaration()
 
     @abstractmethod
-    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+    def acceptance(self, q: Rows, p: Rows | None, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return φ(n), the probability of keeping each drafted token, float64."""
 
     @abstractmethod
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+    def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
         """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
 
     def decide(

@@ -166,7 +166,8 @@ def register_verifier(name: str) -> Callable[[Kind], Kind]:
         if name in _VERIFIERS:
             raise ValueError(f"name: must not be registered already; got {name!r}")
         kind.name = name
-        _VERIFIERS[name] = kind()
+        made: Verifier = kind()
+        _VERIFIERS[name] = made
         return kind
 
     return enter

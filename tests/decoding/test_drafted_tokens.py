@@ -13,7 +13,7 @@ from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.drafters.early_exit import first_layers
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.verify._draw import pick
+from cactus_theory.verify.draw import pick
 
 WIDTH, VOCAB, ROUNDS = 6, 24, 20
 PROMPTS = [[1, 5, 9], [2], [3, 3, 7, 3, 3, 7, 3], [8, 4, 8, 1]]

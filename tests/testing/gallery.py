@@ -165,7 +165,8 @@ class ClippedTarget(Named, FixedTarget):
 
 
 class ResidualFromTheWrongRow(ClippedTarget):
-    def recovery_row(self, q, p):
+    def recovery(self, q, p, n):
+        q, p = q.double(), p.double()
         return normalised_or((q - p).clamp(min=0.0), q)
 
 

@@ -44,4 +44,6 @@ def test_it_obeys(spec):
         return
     assert not broken, "\n\n".join(message(spec, finding) for finding in report.findings)
     always = [verdict for verdict in report.laws if LAWS[verdict.law].applies(RULES[spec])]
-    assert all(verdict.examples for verdict in always if verdict.law != "nothing_accepts_more")
+    # a rule that refuses nothing on any example has no recovery to compare
+    sometimes = {"nothing_accepts_more", "recovers_alike"}
+    assert all(verdict.examples for verdict in always if verdict.law not in sometimes)

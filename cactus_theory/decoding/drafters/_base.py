@@ -19,7 +19,8 @@ from cactus_theory.verify.contract import Draft
 class Setting:
     """One decode, as its drafter sees it.
 
-    ``width`` is the largest number of tokens ever asked for at once.
+    ``width`` is the largest number of tokens ever asked for at once; ``fast_forward`` says
+    how models run, see :func:`cactus_theory.decoding.generate`.
     """
 
     target_model: Any
@@ -27,6 +28,7 @@ class Setting:
     warp: Warp
     clock: Stopwatch
     width: int
+    fast_forward: bool | None = None
 
 
 Proposal = Draft

@@ -41,7 +41,9 @@ class ModelDrafting(Drafting):
 
     def __init__(self, setting: Setting, model: Any, greedy: bool) -> None:
         self.texts, self.warp, self.clock = setting.texts, setting.warp, setting.clock
-        self.model = CachedModel(model, self.texts.capacity, self.texts.batch, slack=1)
+        self.model = CachedModel(
+            model, self.texts.capacity, self.texts.batch, slack=1, fast_forward=setting.fast_forward
+        )
         self.certain = greedy or self.warp.greedy
         self.width = setting.width
         self.probs: Tensor | None = None
