@@ -17,7 +17,7 @@ MOST_KEPT = 1 << 26
 
 class _Workspace(threading.local):
     def __init__(self) -> None:
-        self.buffers: dict[tuple[str, torch.dtype, str], Tensor] = {}
+        self.buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
 
 
 _kept = _Workspace()
@@ -39,7 +39,7 @@ def scratch(
     count = math.prod(shape)
     if count * dtype.itemsize > MOST_KEPT:
         return torch.empty(shape, dtype=dtype, device=device)
-    key = (slot, dtype, str(device))
+    key = (slot, dtype, device if isinstance(device, torch.device) else torch.device(device))
     buffer = _kept.buffers.get(key)
     if buffer is None or len(buffer) < count:
         with torch.inference_mode(False):  # else it could not be written to outside that mode

@@ -79,6 +79,6 @@ def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
     """
     positive = difference.clamp_(min=0.0)
     total = positive.sum(-1, keepdim=True)
-    if not positive.is_cuda and bool((total > 0).all()):
+    if not positive.is_cuda and float(total.amin()) > 0:
         return positive
     return torch.where(total > 0, positive, fallback)

@@ -32,7 +32,7 @@ class Places:
         self.places = places
         self.rows = [row for row, _ in places]
         if len(places) > 1:
-            self.index = torch.tensor(places).unbind(-1)
+            self.index = torch.tensor(self.rows), torch.tensor([place for _, place in places])
 
     def __len__(self) -> int:
         return len(self.places)
@@ -93,8 +93,8 @@ class ChainOnHost:
             waiting = self._ask(asked) if asked else ()
         for policy, places in self._by_policy(refused):
             assert isinstance(policy, Entrywise)
-            residual = policy.residual_entries(places.of(self.q_n), places.of(self.p_n))
-            self._replace(residual, places.of(self.q), places)
+            entries = places.of(self.q_n), places.of(self.p_n)
+            self._replace(policy.residual_entries(*entries), places.of(self.q), places)
         for first in range(0, len(passed), self.at_once):
             places = Places(passed[first : first + self.at_once])
             self._draw(places.of(self.q), places)
@@ -150,8 +150,11 @@ class ChainOnHost:
     def _draw(self, rows: Float[Tensor, "rows vocab"], places: Places) -> None:
         if len(self.drafted) == 1:
             self.last = pick(rows, self.draw)
-            return
-        self.last[places.rows] = pick(rows, self.draw[places.rows])
+        elif len(places) == 1:
+            (row,) = places.rows
+            self.last[row : row + 1] = pick(rows, self.draw[row : row + 1])
+        else:
+            self.last[places.index[0]] = pick(rows, self.draw[places.index[0]])
 
     def _by_policy(self, places: list[tuple[int, int]]) -> Iterator[tuple[Policy, Places]]:
         """Yield places that one policy judges, few enough to be worked on together."""
