@@ -49,10 +49,11 @@ HALVED_EVERY = 6
 
 @dataclass(frozen=True)
 class Judged:
-    """What a band says of N tokens: which are kept, and the lower edge a of the others."""
+    """What a band says of N tokens: which are kept, and the edges (a, b) of the others."""
 
     kept: list[bool]
     lower: list[float]
+    upper: list[float]
 
 
 class Ratios:
@@ -161,7 +162,25 @@ def _judge(
     for root, value, keep in zip(roots, first, kept, strict=True):
         root.tell(value)
         root.done = root.done or keep
-    return Judged(kept, lower(_settle(roots, evaluate)))
+    upper = _settle(roots, evaluate)
+    return Judged(kept, lower(upper), upper)
+
+
+def _matched(
+    rows: Ratios, scales: Sequence[float], uppers: Sequence[float], starts: Sequence[float]
+) -> list[float]:
+    """Return the a of each row with Σ(aq − p)₊ = Σ(p − bq)₊, tokens with q = 0 counted."""
+    slack, settled = SLACK[rows.dtype], SETTLED[rows.dtype]
+    cut = rows.moved(None, uppers)
+    roots = [
+        RisingRoot(LEAST[rows.dtype], scale * (1 + slack), start, settled)
+        for scale, start in zip(scales, starts, strict=True)
+    ]
+
+    def left(lowers: list[float]) -> list[float]:
+        return [own + gone for own, gone in zip(rows.moved(lowers, None), cut, strict=True)]
+
+    return _settle(roots, left)
 
 
 @torch.no_grad()
@@ -175,6 +194,7 @@ def decide_at_price(
     """
     rows, step = Ratios(q, p), 1 / price
     scales = [1.0] * len(q) if f.scale_free else rows.totals()[1]
+    slack, settled = SLACK[q.dtype], SETTLED[q.dtype]
 
     def lower(uppers: list[float]) -> list[float]:
         pairs = zip(scales, uppers, strict=True)
@@ -183,14 +203,24 @@ def decide_at_price(
     def limit(row: int, scale: float) -> float:
         """Return the largest b that can be the band's own: a ≤ 1 there, and b ≤ max p/q."""
         most = scale * f.upper_edge(1.0, step)
-        return max(most if most < MOST[q.dtype] else rows.most(row), scale)
+        return max(most if most < MOST[q.dtype] else rows.most(row), scale) * (1 + slack)
 
-    slack, settled = SLACK[q.dtype], SETTLED[q.dtype]
+    limits = [limit(row, scale) for row, scale in enumerate(scales)]
+
+    def last_lower(uppers: list[float]) -> list[float]:
+        """Return a(b), or where the path ended first (all that is cut has q = 0) its own a."""
+        found = lower(uppers)
+        ended = [upper >= most for upper, most in zip(uppers, limits, strict=True)]
+        if not any(ended):
+            return found
+        ends = _matched(rows, scales, uppers, found)
+        return [end if own else low for end, own, low in zip(ends, ended, found, strict=True)]
+
     roots = [
-        RisingRoot(scale * (1 - slack), limit(row, scale) * (1 + slack), own, settled, STEEPNESS)
-        for row, (scale, own) in enumerate(zip(scales, ratio, strict=True))
+        RisingRoot(scale * (1 - slack), most, own, settled, STEEPNESS)
+        for scale, most, own in zip(scales, limits, ratio, strict=True)
     ]
-    return _judge(ratio, roots, lambda upper: rows.moved(lower(upper), upper), lower)
+    return _judge(ratio, roots, lambda upper: rows.moved(lower(upper), upper), last_lower)
 
 
 @torch.no_grad()
@@ -204,20 +234,11 @@ def decide_at_budget(
     rows = Ratios(q, p)
     mass, scales = rows.totals()
     slack, settled = SLACK[q.dtype], SETTLED[q.dtype]
-    starts = [scale / 2 for scale in scales]
+    known = [scale / 2 for scale in scales]  # where the search for a starts: its last value
 
     def lower(uppers: list[float]) -> list[float]:
-        cut = rows.moved(None, uppers)
-        inner = [
-            RisingRoot(LEAST[q.dtype], scale * (1 + slack), start, settled)
-            for scale, start in zip(scales, starts, strict=True)
-        ]
-
-        def lifted(edges: list[float]) -> list[float]:
-            return [own + gone for own, gone in zip(rows.moved(edges, None), cut, strict=True)]
-
-        starts[:] = _settle(inner, lifted)
-        return list(starts)
+        known[:] = _matched(rows, scales, uppers, known)
+        return list(known)
 
     def over(uppers: list[float]) -> list[float]:
         clipped = rows.clip(lower(uppers), uppers)

@@ -22,7 +22,7 @@ from functools import wraps
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.divergences import Divergence
@@ -130,6 +130,21 @@ class Policy(ABC):
     @abstractmethod
     def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
         """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
+
+    def keeps_at_once(
+        self,
+        q_n: Float[Tensor, "*any"],
+        p_n: Float[Tensor, "*any"],
+        coin: Float[Tensor, "*any"],
+    ) -> Bool[Tensor, "*any"]:
+        """Return which tokens are kept whatever the rest of their rows holds.
+
+        By their entries and coins alone; the others are asked about. Where the class states
+        ``keeps_what_lossless_keeps``, those that lossless sampling keeps.
+        """
+        if self.keeps_what_lossless_keeps:
+            return coin * p_n < q_n
+        return torch.zeros_like(q_n, dtype=torch.bool)
 
     def decide(
         self,

@@ -20,6 +20,8 @@ from cactus_theory.policies._residual import Decision, Residual
 
 # below, the divergence of float32 rows is mostly rounding
 LEAST_BUDGET = 1e-6
+# so many rows by price are solved root by root, more of them together
+FEW_ROWS = 32
 
 
 @register("band")
@@ -68,8 +70,12 @@ class Band(FixedTarget):
         b = ∞ and a = 0 stand for h = p.
         """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
-        found = optimum.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
         shape = (*q.shape[:-1], 1)
+        if self.price is not None and len(flat_q) <= FEW_ROWS and self._decides_in_place(flat_q):
+            judged = self._judged(flat_q, flat_p, [math.inf] * len(flat_q))
+            edges = torch.tensor([judged.lower, judged.upper], dtype=torch.float64)
+            return edges[0].reshape(shape), edges[1].reshape(shape)
+        found = optimum.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
         return found[0].reshape(shape), found[1].reshape(shape)
 
     def target(self, q: Rows, p: Rows) -> Rows:

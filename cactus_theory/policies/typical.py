@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -57,6 +57,15 @@ class Typical(Policy):
         q = q.double()
         return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
 
+    def keeps_at_once(
+        self,
+        q_n: Float[Tensor, "*any"],
+        p_n: Float[Tensor, "*any"],
+        coin: Float[Tensor, "*any"],
+    ) -> Bool[Tensor, "*any"]:
+        """Return q_n > ε: the threshold of no row is higher."""
+        return q_n > self.epsilon * (1 + TIE)
+
     def decide(
         self,
         q: Float[Tensor, "rows vocab"],
@@ -66,7 +75,7 @@ class Typical(Policy):
     ) -> Decision:
         """Return q_n > min(ε, α e^{−H}); a row whose q_n exceeds ε need not be read."""
         q_n = q.gather(-1, n[:, None])[:, 0].double()
-        kept = q_n > self.epsilon * (1 + TIE)
+        kept = self.keeps_at_once(q_n, q_n, coin)
         if q.is_cuda or not bool(kept.all()):
             alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
             kept = kept | (q_n > alpha * (-_entropy(q)).exp() * (1 + TIE))

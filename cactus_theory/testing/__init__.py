@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cactus_theory.testing._assert import law_cases as property_cases
     from cactus_theory.testing._load import load_rule
     from cactus_theory.testing._report import Finding, Report, Verdict
+    from cactus_theory.testing._schedule import assert_schedule_properties
     from cactus_theory.testing.laws import LAWS as PROPERTIES
     from cactus_theory.testing.laws import Behaviour, Bounds
     from cactus_theory.testing.laws import Law as Property
@@ -31,6 +32,7 @@ _HOMES = {
     "Verdict": ("_report", "Verdict"),
     "assert_policy_laws": ("_assert", "assert_policy_laws"),
     "assert_policy_properties": ("_assert", "assert_policy_laws"),
+    "assert_schedule_properties": ("_schedule", "assert_schedule_properties"),
     "law_cases": ("_assert", "law_cases"),
     "load_rule": ("_load", "load_rule"),
     "policy_property": ("laws", "law"),
@@ -47,6 +49,7 @@ __all__ = [
     "Verdict",
     "assert_policy_laws",
     "assert_policy_properties",
+    "assert_schedule_properties",
     "families",
     "law_cases",
     "laws",

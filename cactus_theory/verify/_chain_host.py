@@ -111,11 +111,9 @@ class ChainOnHost:
     def _status_under(self, policy: Policy) -> Shaped[Tensor, "batch K"]:
         if isinstance(policy, Entrywise):
             return self.accept < policy.keep_entries(self.q_n, self.p_n)
-        if not policy.keeps_what_lossless_keeps:
-            return torch.full_like(self.ids, OPEN)
         # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
         sure = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
-        return torch.where(self.accept * self.p_n < self.q_n * sure, KEPT, OPEN)
+        return torch.where(policy.keeps_at_once(self.q_n * sure, self.p_n, self.accept), KEPT, OPEN)
 
     def _ask(self, asked: list[tuple[int, int]]) -> list[int]:
         """Ask about each row's first undecided token; return the rows that go on."""

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -156,18 +156,16 @@ class Verifier(ABC):
 
 
 _VERIFIERS: dict[str, Verifier] = {}
-Kind = TypeVar("Kind", bound=type[Verifier])
 
 
-def register_verifier(name: str) -> Callable[[Kind], Kind]:
+def register_verifier(name: str) -> Callable[[type[Verifier]], type[Verifier]]:
     """Make a verifier available by name wherever one is chosen."""
 
-    def enter(kind: Kind) -> Kind:
+    def enter(kind: type[Verifier]) -> type[Verifier]:
         if name in _VERIFIERS:
             raise ValueError(f"name: must not be registered already; got {name!r}")
         kind.name = name
-        made: Verifier = kind()
-        _VERIFIERS[name] = made
+        _VERIFIERS[name] = kind()
         return kind
 
     return enter

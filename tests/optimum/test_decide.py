@@ -145,3 +145,22 @@ def test_a_root_at_an_end_of_the_bracket():
     while not root.done:
         root.tell(1.0)  # positive everywhere: the lower end
     assert root.x == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("price", [0.3, 0.8, 3.0])
+@pytest.mark.parametrize("divergence", PRICED)
+def test_rows_whose_target_excludes_much_of_the_draft(divergence, price):
+    """There the path may end before the price is reached: only excluded tokens are cut."""
+    q, p = rows(20, 7, torch.float64, seed=8, zeros=True)
+    q = torch.where(torch.arange(7) < 4, 0.0, q) + torch.where(torch.arange(7) == 6, 1e-9, 0.0)
+    q, p = q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True)
+    rule = ct.policy("band", price=price, divergence=divergence)
+    solved = ct.optimal_acceptance(q, p, price=price, divergence=divergence)
+    assert (rule.emitted(q, p) - solved.target).abs().max() < 1e-12
+    refused = torch.full((20,), 1 - 2.0**-53, dtype=torch.float64)
+    decision = rule.decide(q, p, torch.zeros(20, dtype=torch.int64), refused)
+    assert not decision.kept.any()  # token 0 has no target mass
+    law = decision.residual.law(q, p, torch.zeros(20, dtype=torch.int64))
+    expected = (solved.target - p).clamp(min=0.0)
+    found, expected = (row / row.sum(-1, keepdim=True) for row in (law, expected))
+    assert (found - expected).abs().max() < 1e-9

@@ -231,3 +231,16 @@ def test_an_entrywise_policy_takes_one_file():
     law = ct.emitted_law(Half(), q[:, :3], p)
     assert (law.sum(-1) - 1).abs().max() < 1e-12
     assert (ct.verify_chain(Half(), q, p, ids, coins=(accept, draw)).num_accepted <= 3).all()
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_what_is_kept_at_once_is_kept_whatever_the_rest_of_the_row_holds(spec):
+    rule = RULES[spec]
+    q, p, ids, _, coin, _ = rows(200, 1, seed=14)
+    q, p, coin = q[:, 0], p[:, 0], coin[:, 0]
+    sharp = moved_elsewhere(q, ids, 30.0), moved_elsewhere(p, ids, 0.1)
+    for target, draft in ((q, p), sharp):
+        q_n, p_n = (row.gather(-1, ids)[:, 0] for row in (target, draft))
+        at_once = rule.keeps_at_once(q_n * (1 - 1e-9), p_n, coin)
+        phi = rule.acceptance(target, draft, ids)[:, 0]
+        assert (coin < phi)[at_once].all()

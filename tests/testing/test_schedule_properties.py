@@ -1,0 +1,102 @@
+"""Good schedules pass; look-ahead and memory between texts are noticed."""
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import Between, ByPosition, Schedule
+from cactus_theory.testing import assert_schedule_properties
+
+RULES = (ct.policy("speculative"), ct.policy("cactus:delta=1"))
+
+
+class Base(Schedule):
+    rules = RULES
+
+    def begin(self, prompt):
+        return 0
+
+    def advance(self, state, new_ids):
+        return state + len(new_ids)
+
+    def choose(self, state, drafted):
+        return torch.full_like(drafted, int(state < 6))
+
+
+class Spender(Base):
+    """Carries a state along the block, and from block to block by the rows it is shown."""
+
+    def begin(self, prompt):
+        return 1.5
+
+    def advance(self, state, new_ids):
+        return state
+
+    def observe(self, state, rows):
+        return state - float(rows.target_probs.amax(-1).sum()) / 4
+
+    def choose_by_rows(self, state, drafted, target_probs, draft_probs):
+        return (state - target_probs.amax(-1).cumsum(0) / 4 > 0).long()
+
+
+class LooksAtItsToken(Base):
+    def choose(self, state, drafted):
+        return drafted % 2
+
+
+class LooksAtLaterRows(Base):
+    def choose_by_rows(self, state, drafted, target_probs, draft_probs):
+        return torch.full_like(drafted, int(target_probs[-1].argmax() % 2))
+
+
+class NeverReset(Base):
+    def __init__(self):
+        self.seen = 0
+
+    def advance(self, state, new_ids):
+        self.seen += len(new_ids)
+        return state
+
+    def choose(self, state, drafted):
+        return torch.full_like(drafted, self.seen // 3 % 2)
+
+
+class OutOfRange(Base):
+    def choose(self, state, drafted):
+        return torch.full_like(drafted, 2)
+
+
+class CountsCalls(Base):
+    def advance(self, state, new_ids):
+        return state + 1
+
+    def choose(self, state, drafted):
+        return torch.full_like(drafted, state % 2)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Base(),
+        Spender(),
+        Between("cactus:delta=1", opening=7, closing=(8, 9)),
+        ByPosition([(0, "speculative"), (3, "typical")]),
+    ],
+)
+def test_good_schedules_pass(schedule):
+    assert_schedule_properties(schedule)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (LooksAtItsToken(), "token 0 must not depend on that token"),
+        (LooksAtLaterRows(), "must not depend on that token, on later ones or on later rows"),
+        (NeverReset(), "begin: a text's choices must not depend on other texts"),
+        (OutOfRange(), "choose: must return 6 numbers below 2"),
+        (CountsCalls(), "advance: tokens one by one"),
+    ],
+)
+def test_bad_ones_are_noticed(schedule, message):
+    with pytest.raises(AssertionError, match=message):
+        assert_schedule_properties(schedule)
