@@ -1,4 +1,4 @@
-"""End-to-end speed of policies and baselines, with what each emits: bars of tokens a second."""
+"""End-to-end speed against what is emitted: a curve a family of policies, a panel a batch size."""
 
 from __future__ import annotations
 
@@ -10,70 +10,104 @@ from matplotlib.figure import Figure
 
 from paper_figures import _style as style
 
-BASELINE = "#b9b9b9"
-LIBRARY = {
-    "plain": "plain, our loop",
-    "hf_plain": "plain, Hugging Face",
-    "hf_assisted": "assisted, Hugging Face",
-    "hf_mixture": "mixture, Hugging Face",
+Row = dict[str, Any]
+CURVES = ("band_price", "band_delta", "cactus")
+MARKERS = {"band_price": "o", "band_delta": "s", "cactus": "^"}
+LINES = {"band_price": "-", "band_delta": "--", "cactus": "-."}
+# drawn left of the axis' least value: lossless methods emit no divergence at all
+LEAST_KL = 3e-3
+KL_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3)
+BASELINES = {
+    "plain": "plain decoding",
+    "hf_plain": "Hugging Face generate",
+    "hf_assisted": "Hugging Face assisted",
 }
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``throughput.csv``: a panel per batch size, each at its best K."""
+    """Return the figure from ``throughput.csv``, every method at its fastest K."""
     rows = style.read(data / "throughput.csv")
     batches = sorted({row["batch"] for row in rows})
-    tallest = max(len(_tuned(rows, batch)) for batch in batches)
-    height = 0.9 + 0.24 * tallest
-    figure, panels = style.panels(len(batches), width=4.6 * len(batches), height=height)
+    figure, panels = style.panels(len(batches), width=4.4 * len(batches), height=4.0)
     for ax, batch in zip(panels, batches, strict=True):
-        _bars(ax, _tuned(rows, batch))
-        ax.set_title(f"batch {batch:g}")
+        tuned = _tuned([row for row in rows if row["batch"] == batch])
+        _curves(ax, tuned)
+        _others(ax, tuned)
+        _baselines(ax, tuned)
+        _frame(ax, tuned, batch)
+    panels[0].legend(loc="upper left", frameon=False, fontsize=7.5, bbox_to_anchor=(0, 0.93))
     return figure
 
 
-def _tuned(rows: list[dict[str, Any]], batch: float) -> list[dict[str, Any]]:
-    """Return each method and knob at its fastest K, slowest first."""
-    best: dict[tuple[str, str], dict[str, Any]] = {}
+def _tuned(rows: list[Row]) -> list[Row]:
+    """Return each method and knob at its fastest K."""
+    best: dict[tuple[str, str], Row] = {}
     for row in sorted(rows, key=lambda row: row["tokens_per_second"]):
-        if row["batch"] == batch:
-            best[row["method"], str(row["knob"])] = row
-    return sorted(best.values(), key=lambda row: row["tokens_per_second"])
+        best[row["method"], str(row["knob"])] = row
+    return list(best.values())
 
 
-def _bars(ax: Axes, rows: list[dict[str, Any]]) -> None:
-    plain = next((r["tokens_per_second"] for r in rows if r["method"] == "plain"), None)
-    for place, row in enumerate(rows):
+def _curves(ax: Axes, rows: list[Row]) -> None:
+    for name in CURVES:
+        own = [row for row in rows if _series(row) == name and _kl(row) >= LEAST_KL]
+        own.sort(key=_kl)
+        if not own:
+            continue
+        kl, speed = [_kl(row) for row in own], [row["tokens_per_second"] for row in own]
+        low, high = _interval(own)
+        look: Any = {"color": style.COLOUR[name], "ls": LINES[name], "marker": MARKERS[name]}
+        ax.errorbar(kl, speed, [low, high], ms=3.6, lw=1.3, elinewidth=0.8, label=style.NAME[name],
+                    **look)  # fmt: skip
+
+
+def _others(ax: Axes, rows: list[Row]) -> None:
+    """Draw policies that are no family here as points with their names."""
+    for row in rows:
+        spent = row["emitted_kl_per_token"]
+        if _series(row) in CURVES or row["method"] in BASELINES or spent is None:
+            continue
+        if spent < LEAST_KL:
+            continue
+        colour = style.COLOUR.get(row["method"], style.MUTED)
+        ax.plot(spent, row["tokens_per_second"], "D", color=colour, ms=3.6)
+        style.label(ax, row["method"].replace("_", " "), (spent, row["tokens_per_second"]), colour,
+                    fontsize=7, shift=(5, -5))  # fmt: skip
+
+
+def _baselines(ax: Axes, rows: list[Row]) -> None:
+    """Draw what emits the target's own law as horizontal lines."""
+    lossless = next((row for row in rows if row["method"] == "speculative"), None)
+    named = [(lossless, f"lossless, K {lossless['num_draft_tokens']:g}")] if lossless else []
+    for method, name in BASELINES.items():
+        named += [(row, name) for row in rows if row["method"] == method][:1]
+    for row, name in named:
         speed = row["tokens_per_second"]
-        colour = style.COLOUR.get(_series(row), style.MUTED)
-        colour = BASELINE if row["method"] in LIBRARY else colour
-        ax.barh(place, speed, height=0.72, color=colour)
-        spread = [[speed - row["tokens_per_second_min"]], [row["tokens_per_second_max"] - speed]]
-        ax.errorbar(speed, place, xerr=spread, color=style.INK, lw=0.8, capsize=1.6)
-        ax.annotate(_cost(row), (row["tokens_per_second_max"], place), (5, 0),
-                    textcoords="offset points", va="center", fontsize=7)  # fmt: skip
-    if plain is not None:
-        ax.axvline(plain, color=style.INK, lw=0.8, ls=":")
-    ax.set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=7.5)
-    ax.set_xlim(0, max(row["tokens_per_second_max"] for row in rows) * 1.25)
-    ax.grid(axis="y", visible=False)
-    ax.set_xlabel("new tokens a second (median, least and most)")
+        ax.axhline(speed, color=style.INK, lw=0.8, ls=":")
+        ax.annotate(name, (1, speed), (-2, 2), xycoords=("axes fraction", "data"),
+                    textcoords="offset points", ha="right", va="bottom", fontsize=7)  # fmt: skip
 
 
-def _name(row: dict[str, Any]) -> str:
-    knob = str(row["knob"] or "").replace("delta=", "δ ").replace("price=", "price ")
-    name = LIBRARY.get(row["method"], row["method"].replace("_", " "))
-    drafted = f", K {row['num_draft_tokens']:g}" if row["num_draft_tokens"] else ""
-    return f"{name} {knob}".strip() + drafted
+def _frame(ax: Axes, rows: list[Row], batch: float) -> None:
+    ax.set_xscale("log")
+    largest = max([_kl(row) for row in rows] + [KL_TICKS[-1]])
+    ax.set_xlim(LEAST_KL * 0.85, largest * 1.9)
+    ax.set_ylim(0, max(row["tokens_per_second"] for row in rows) * 1.12)
+    style.ticks(ax.xaxis, KL_TICKS)
+    ax.set_xlabel("emitted KL, nats per token")
+    ax.set_ylabel("new tokens per second")
+    ax.set_title(f"batch {batch:g}")
 
 
-def _cost(row: dict[str, Any]) -> str:
-    spent = row["emitted_kl_per_token"]
-    if spent is None:
-        return "lossless" if row["method"] in ("plain", "hf_plain", "hf_assisted") else ""
-    return "lossless" if spent < 1e-9 else f"KL {spent:.3f}"
+def _interval(rows: list[Row]) -> tuple[list[float], list[float]]:
+    low = [row["tokens_per_second"] - row["tokens_per_second_low"] for row in rows]
+    high = [row["tokens_per_second_high"] - row["tokens_per_second"] for row in rows]
+    return [max(0.0, own) for own in low], [max(0.0, own) for own in high]
 
 
-def _series(row: dict[str, Any]) -> str:
+def _kl(row: Row) -> float:
+    return row["emitted_kl_per_token"] or 0.0
+
+
+def _series(row: Row) -> str:
     knob = str(row["knob"] or "").partition("=")[0]
     return f"{row['method']}_{knob}" if row["method"] == "band" else row["method"]

@@ -13,16 +13,21 @@ from cactus_theory.decoding import Cascade, EarlyExit, ModelDrafter, NGram, gene
 from cactus_theory.decoding.models.trial import runs_together
 from tests.conftest import THOROUGH
 from tests.decoding.models.families import build, families
+from tests.rules import RULES
 
 POLICIES = ["speculative", "cactus:delta=0.4", "band:price=1.5", "typical"]
+# the thorough run asks every registered policy, at one of its knobs
+EVERY = {rule.name: spec for spec, rule in RULES.items()} if THOROUGH else {}
+OTHERS = [spec for name, spec in EVERY.items() if not any(own.startswith(name) for own in POLICIES)]
 MODELS = {
     "GPT2": "GPT2LMHeadModel",
     "Mixtral": "MixtralForCausalLM",
     "Qwen2Moe": "Qwen2MoeForCausalLM",
     "Mistral in windows": "MistralForCausalLM",
+    "Llama": "LlamaForCausalLM",
 }
 if not THOROUGH:
-    del MODELS["Qwen2Moe"]
+    del MODELS["Qwen2Moe"], MODELS["Llama"]
 DRAFTERS = ["model", "greedy", "ngram", "cascade", "early exit"]
 PROMPTS = [[5, 9, 11, 9, 11], [6], [3, 3, 7, 3, 3, 7, 3, 3, 7], [8, 4]]
 SEEDS = [11, 4, 9, 100]
@@ -82,6 +87,12 @@ def test_rows_equal_each_alone_under_every_policy(pairs, name, policy):
     target, draft = pairs[name]
     result = compare(target, draft, policy)
     assert sum(count > 0 for count in result.accepted_histogram) > 1
+
+
+@pytest.mark.parametrize("policy", OTHERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_equal_each_alone_under_the_other_policies(pairs, name, policy):
+    compare(*pairs[name], policy)
 
 
 @pytest.mark.parametrize("drafts", DRAFTERS)
