@@ -86,7 +86,7 @@ class RaggedCache:
                 states[row, own] = states[row, torch.tensor(source, device=states.device)]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order; a row that changes its place is copied.
+        """Keep only these rows, in this order; a row that changes its place is copied.
 
         Rows must be given so that none is overwritten before it is copied:
         ``rows[place] >= place``.

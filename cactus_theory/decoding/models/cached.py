@@ -19,8 +19,8 @@ class CachedModel:
 
     A recognised Llama-like model runs in :class:`FastForward`; any other in the library's own
     forward pass, which must give the same logits over a cache as without (tried once per
-    model). Either takes the whole batch in one call; a family that accepts no mask of ours
-    runs row by row where rows differ in length.
+    model). Either takes the whole batch in one call; a family that does not accept our attention
+    mask runs row by row where rows differ in length.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ class CachedModel:
         after its parent and sees the cached tokens, its ancestors and itself;
         :meth:`select` then keeps one path.
 
-        Returns the logits after the last ``keep[b]`` of them, first in their row; what comes
-        after those, and after a row that consumes nothing, is no one's.
+        Returns the logits after the last ``keep[b]`` of them, first in their row; the entries
+        after those, and all entries of a row that consumes nothing, are arbitrary.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class CachedModel:
         self.cache.select(row, length, path)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order (no row before its old place)."""
+        """Keep only these rows, in this order (no row moves to a later place)."""
         self.cache.keep(rows)
 
     def _check_room(self, counts: Sequence[int]) -> None:

@@ -13,9 +13,9 @@ def check_reach(model: Any, capacity: int) -> None:
     Raises
     ------
     ValueError
-        A rotary table that changes once a text outgrows its original length, which leaves
-        cached keys of the old one behind; a sliding window that the library's caches apply
-        and the model's forward pass does not.
+        A rotary table that changes once a text outgrows its original length, while the cached
+        keys keep the old one; a sliding window that the library's caches apply and the model's
+        forward pass does not.
     """
     name = type(model).__name__
     for most in _rotary_lengths(text_config(model)):
