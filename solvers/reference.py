@@ -1,8 +1,8 @@
 r"""Solved programs in one file, for machines without a solver: GPUs above all.
 
-Rows are seeded and cover what goes wrong: zeros in either row, spiky and nearly equal rows,
-one-hot drafts, both supports. Their nonzero entries are at least 1e-4, so that the solver's
-answer, and not its tolerance, decides the sixth digit.
+Rows are seeded and cover hard cases: zeros in either row, spiky and nearly equal rows, one-hot
+drafts, both supports. Their nonzero entries are at least 1e-4, so that the sixth digit comes
+from the solver's answer and not from its tolerance.
 """
 
 import importlib.metadata
