@@ -1,6 +1,6 @@
-"""Time the closed forms beside what one would otherwise use, in one run and one thread.
+"""Time the closed forms and their alternatives, in one run and one thread.
 
-The optimum, its policy form, exact laws and audits at real vocabulary sizes, beside one
+The optimum, its policy form, exact laws and audits at real vocabulary sizes, compared with one
 softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
 """
 

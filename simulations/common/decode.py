@@ -26,7 +26,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class Decoded:
-    """One decode: seconds, the new tokens of each row, what our loop says (None: the library)."""
+    """One decode: seconds, new tokens of each row, our loop's result (None for the library)."""
 
     seconds: float
     outputs: list[list[int]]
@@ -40,7 +40,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Harness:
-    """What every method is given.
+    """The inputs that all methods share.
 
     Attributes
     ----------

@@ -42,7 +42,7 @@ def command_line(
     name : of the simulation.
     declare : its ``add_arguments``.
     args : what was parsed.
-    leave_out : flags that say where results go. Of files given, only the name is kept.
+    leave_out : flags for where results go. Of files given, only the name is kept.
     """
     parser = argparse.ArgumentParser()
     positional = [name]

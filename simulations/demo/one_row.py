@@ -65,7 +65,7 @@ def row_to_draw(q: Tensor, rejected: Tensor) -> int:
 def _records(
     q: Tensor, p: Tensor, closed: ct.OptimalAcceptance, pair: Pair
 ) -> list[dict[str, Any]]:
-    """Return the row's tokens in order of p/q, with what Cactus really emits beside the band."""
+    """Return the row's tokens in order of p/q, with the band and what Cactus emits."""
     emitted = ct.emitted_law(ct.policy("cactus", delta=SOLVED_DELTA), q, p)
     order = (p / q).argsort()
     cumulative = q[order].cumsum(0)

@@ -1,8 +1,9 @@
 """Acceptance against emitted KL on the rows of a real pair, for every policy and for the best.
 
 Rows are logged along text that the target wrote; each policy is then evaluated on them
-exactly, nothing is sampled. The band at a constant price is the lower envelope: no rule of
-one position has less mean KL at the same mean acceptance (theorem in ``cactus_theory.optimum``).
+exactly, nothing is sampled. The band at a constant price is the lower envelope: no policy that
+decides token by token has less mean KL at the same mean acceptance (theorem in
+``cactus_theory.optimum``).
 """
 
 from __future__ import annotations
@@ -139,14 +140,14 @@ class Envelope:
             accepted.append(best.acceptance.mean().item())
             spent.append(best.divergence.mean().item())
         points = np.array([prices, accepted, spent])
-        # once every row is the draft's own, a lower price changes nothing
+        # once h = p on every row, a lower price changes nothing
         rises = (np.diff(points[1:], prepend=-np.inf) > 0).all(0)
         return cls(*points[:, rises])
 
     def compare(self, acceptance: float, kl: float) -> Row:
         """Return the least KL at equal acceptance and the best acceptance at equal KL.
 
-        Empty outside the solved prices, where lossless or nearly drafting unchecked.
+        Empty outside the solved prices: nearly lossless, or nearly h = p.
         """
         log_kl = np.log(self.kl)
         least = hermite(acceptance, self.acceptance, log_kl, 1 / (self.price * self.kl))

@@ -1,6 +1,6 @@
 """``python -m simulations train-pair``: from standard library to shipped pair.
 
-Seven stages, each resumed or skipped when its file in ``--work-dir`` says so: corpus and
+Seven stages, each resumed or skipped according to its file in ``--work-dir``: corpus and
 tokenizer, target on text, draft on text, samples of the target, draft distilled on them,
 draft trained for its acceptance, report. Training is bit-identical however often it was
 interrupted.
