@@ -117,7 +117,7 @@ def label(method: str) -> tuple[str, str]:
 
 
 def series(method: str) -> str:
-    """Return the spec without its first number: ``band:price`` for ``band:price=2``."""
+    """Return the spec without its first knob's value: ``band:price`` for ``band:price=2``."""
     name, knobs = label(method)
     first, *others = knobs.split(",")
     return ":".join(filter(None, [name, ",".join([first.partition("=")[0], *others])]))
