@@ -18,6 +18,7 @@ COMPARED = {
 }
 COLOURS = {"Cactus": "#D55E00", "typical": "#009E73"}
 OPTIMUM, DRAFT, INK = "#0072B2", "#bdbdbd", "#222222"
+# enough for a line without corners
 FRONTIER_POINTS = 65
 # Ratios are drawn between these; tokens beyond are nearly excluded by one of the two models.
 SHOWN_RATIOS = (1e-3, 1e3)
@@ -26,7 +27,7 @@ SHOWN_RATIOS = (1e-3, 1e3)
 def save_plot(
     path: str, q: np.ndarray, p: np.ndarray, divergence: str, delta: float, rule: Any = None
 ) -> None:
-    """Draw the optimum for one row (V,) at ``delta``, and ``rule`` if one is audited, as PNG.
+    """Draw the optimum for one row (V,) at ``delta``, with the policy ``rule`` if given, as PNG.
 
     Raises
     ------

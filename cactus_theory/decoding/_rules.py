@@ -46,7 +46,7 @@ class Rules:
 
     @property
     def observing(self) -> bool:
-        """Return whether any schedule wants to see verified rows."""
+        """Return whether any schedule observes verified rows."""
         return any(own is not None and _overrides(own, "observe") for own in self.schedules)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class Rules:
         return drafted.new_tensor([self.rules.index(rule) for rule in schedule.rules])[choice]
 
     def observe(self, row: int, charged: Any, accepted: int, q: Tensor, draft: Draft) -> None:
-        """Show the schedule of a row the rows that were verified, if it wants to see them."""
+        """Show the schedule of a row the rows that were verified, if it observes them."""
         schedule = self.schedules[row]
         if schedule is None or not _overrides(schedule, "observe"):
             return

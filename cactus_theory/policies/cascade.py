@@ -21,7 +21,7 @@ class CascadeOpt(Either):
 
     Bounds no divergence and emits tokens that the target excludes. α = −∞ is lossless.
     Source: Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding,
-    arXiv 2405.19261), the rule called OPT.
+    arXiv 2405.19261), the deferral called OPT.
     """
 
     alpha: float

@@ -5,6 +5,7 @@ from html import escape
 from cactus_theory.testing._report import Finding, Report, Verdict
 from cactus_theory.testing._text import number, pasted_test, row, summary
 
+# size and margins of a picture, in pixels
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 44, 34, 14
 # more bars than this are too thin to see
 MOST_TOKENS = 24

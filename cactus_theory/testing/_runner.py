@@ -30,7 +30,7 @@ FIRST = 10.0
 ROWS_AT_OTHER_KNOBS = 24
 # the most tokens of such a row
 NARROW = 8
-# a check of a plain function that takes longer is told how to make it faster
+# after a longer check of a plain function the report says how to make it faster
 SLOW_SECONDS = 20.0
 
 

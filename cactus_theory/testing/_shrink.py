@@ -9,6 +9,7 @@ from torch import Tensor
 Pair = tuple[Tensor, Tensor]
 Fails = Callable[[Tensor, Tensor], bool]
 
+# decimal places that entries are rounded to, fewest first
 DIGITS = (1, 2, 3, 4, 6)
 
 

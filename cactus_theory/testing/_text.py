@@ -6,6 +6,7 @@ from typing import Any
 from cactus_theory.testing._load import split
 from cactus_theory.testing._report import Finding, Report
 
+# entries of a row that fit on one line
 SHOWN = 12
 # a margin above this means that any number was allowed
 UNBOUNDED = 1e300

@@ -21,6 +21,7 @@ from cactus_theory.decoding import GenerationResult, Pair, generate, generate_pl
 
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
 
+# an end-of-text id that no token has, so that texts do not end
 NO_TOKEN = -1
 
 

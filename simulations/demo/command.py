@@ -37,6 +37,7 @@ POLICIES = (
     "band:price=0.5",
     "band:price=0.25",
 )
+# tokens sampled after each prompt, for the audited rows
 LOGGED_TOKENS = 32
 PICTURES = ("policies", "band_row")
 # head of the table printed at the end → column of the CSV

@@ -13,6 +13,7 @@ from cactus_theory.decoding import Pair
 
 from ..common.terminal import rule, text_table
 
+# nats; the budget of the solved row
 SOLVED_DELTA = 0.1
 # a row worth drawing: lossless sampling refuses a fair share, and many tokens are in play
 DRAWN_REJECTIONS = (0.3, 0.5)

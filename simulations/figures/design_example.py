@@ -27,6 +27,7 @@ from ..common.rows import log_rows
 
 OUT = Path("paper_figures/data/design_example.csv")
 SENTENCE_ENDS = (".", "!", "?", '."', '!"', '?"')
+# tokens sampled after each prompt, to choose a row from
 LOGGED_TOKENS = 32
 # budgets of the curves, log-spaced in nats
 SPAN = (3e-3, 1.0)

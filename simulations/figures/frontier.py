@@ -29,6 +29,7 @@ from ..common.results import provenance, write_csv
 from ..common.rows import log_rows
 
 OUT = Path("paper_figures/data/acceptance_kl.csv")
+# from nearly lossless to strongly relaxed: budgets in nats, thresholds of typical acceptance
 DELTAS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 EPSILONS = (0.02, 0.05, 0.09, 0.2, 0.3, 0.5, 0.7, 0.9)
 # prices, acceptance per nat: nearly lossless to nearly the draft's own law

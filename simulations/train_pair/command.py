@@ -35,6 +35,7 @@ from .model import Shape, build, load, save
 from .tokenizer import encode_stream, train_tokenizer
 from .train import Outcome, Plan, fit, text_batches, text_loss
 
+# steps in which the draft's learning rate rises to its peak
 DRAFT_WARMUP = 30
 FOLDERS = ("work_dir", "out", "corpus")
 POSITIVE = (

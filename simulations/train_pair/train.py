@@ -21,6 +21,7 @@ from ..common.progress import Progress
 from ..common.results import write_tensors
 from .tokenizer import END_OF_TEXT_ID, Stream
 
+# every eighth batch has windows four times as long, see text_batches
 LONG_EVERY = 8
 LONG_FACTOR = 4
 Batches = Callable[[int, Generator], Tensor]

@@ -17,10 +17,10 @@ from cactus_theory.verify.contract import Draft
 
 @dataclass(frozen=True)
 class Setting:
-    """One decode, as its drafter sees it.
+    """What a drafter needs of one decode.
 
-    ``width`` is the largest number of tokens ever asked for at once; ``fast_forward`` says
-    how models run, see :func:`cactus_theory.decoding.generate`.
+    ``width`` is the largest number of tokens ever asked for at once; ``fast_forward``
+    is how models run, see :func:`cactus_theory.decoding.generate`.
     """
 
     target_model: Any

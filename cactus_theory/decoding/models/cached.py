@@ -26,7 +26,7 @@ class CachedModel:
     ----------
     capacity : positions of each row, fed tokens that are not kept included.
     slack : positions on top of ``capacity``.
-    fast_forward : None takes the fast pass where it knows the model, True insists on it,
+    fast_forward : None takes the fast pass where it supports the model, True requires it,
         False takes the library's pass.
 
     Attributes
@@ -39,7 +39,7 @@ class CachedModel:
     Raises
     ------
     ValueError
-        ``fast_forward=True`` for a model that the fast pass does not know, layers that cannot
+        ``fast_forward=True`` for a model that the fast pass does not support, layers that cannot
         be rolled back, cached passes that differ from whole ones or will within ``capacity``.
     """
 
@@ -107,7 +107,7 @@ class CachedModel:
         """Keep a row's first ``length`` tokens, then those at ``length + i`` for i in ``path``.
 
         After a tree was fed at ``length``, ``path`` holds the fed indices from a root down,
-        ascending; the row goes on as if only they had been fed. A chain's prefix copies
+        ascending; afterwards it is as if only they had been fed. A chain's prefix copies
         nothing.
 
         Raises
@@ -145,7 +145,7 @@ class CachedModel:
 
 
 def _takes_fast(model: Any, capacity: int, wanted: bool | None) -> bool:
-    """Return whether the fast pass runs, or raise ValueError where it is insisted on."""
+    """Return whether the fast pass runs, or raise ValueError where it is required and cannot."""
     if wanted is False:
         return False
     reason = obstacle(model, capacity)

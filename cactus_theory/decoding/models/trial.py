@@ -17,6 +17,7 @@ from torch import Tensor
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.library import LibraryForward
 
+# small texts, with room for two rows of different lengths, a prefix and a branch
 TOKENS, ROWS = 8, 2
 # Root of the mean squared difference over that of the logits around their mean. Measured on tiny
 # models of the library's families: rounding up to 6e-7 in float32; positions, masks or caches
