@@ -91,4 +91,4 @@ def _curves(ax: Axes, rows: list[dict[str, Any]]) -> None:
     style.ticks(ax.xaxis, (0.003, 0.01, 0.03, 0.1, 0.3, 1))
     ax.set_xlabel("KL budget δ, nats")
     ax.set_ylabel("acceptance")
-    ax.set_title("What each rule costs")
+    ax.set_title("What each constraint costs")

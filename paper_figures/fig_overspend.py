@@ -63,7 +63,7 @@ def emitted(ax: Axes, rows: Rows) -> None:
             x, y = style.columns(line, "delta", "kl_over_delta")
             ax.plot(x, y, color=style.COLOUR[name], linestyle=dashes)
             if example == "25 of 1000 tokens":
-                name_rule(ax, name, x, y)
+                name_policy(ax, name, x, y)
         wide = dashes == "-"
         place = {"ha": "center", "shift": (6, 9)} if wide else {"shift": (2, -8)}
         style.label(ax, text, PEAK if wide else (x[0], y[0]), style.INK, **place)
@@ -83,7 +83,7 @@ def real_rows(ax: Axes, rows: Rows) -> None:
             )
 
 
-def name_rule(ax: Axes, name: str, x: list[float], y: list[float]) -> None:
+def name_policy(ax: Axes, name: str, x: list[float], y: list[float]) -> None:
     """Write a policy's name next to its line: past the knee, or below where it begins."""
     late = name == "cactus_exact"
     at = next(point for point in zip(x, y, strict=True) if point[0] > 0.25 or not late)
