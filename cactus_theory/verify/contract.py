@@ -156,18 +156,17 @@ class Verifier(ABC):
 
 
 _VERIFIERS: dict[str, Verifier] = {}
-Kind = TypeVar("Kind", bound=type[Verifier])
+Kind = TypeVar("Kind", bound=Verifier)
 
 
-def register_verifier(name: str) -> Callable[[Kind], Kind]:
+def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
     """Make a verifier available by name wherever one is chosen."""
 
-    def enter(kind: Kind) -> Kind:
+    def enter(kind: type[Kind]) -> type[Kind]:
         if name in _VERIFIERS:
             raise ValueError(f"name: must not be registered already; got {name!r}")
         kind.name = name
-        made: Verifier = kind()
-        _VERIFIERS[name] = made
+        _VERIFIERS[name] = kind()
         return kind
 
     return enter

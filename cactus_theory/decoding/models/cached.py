@@ -1,4 +1,4 @@
-"""A causal LM with its own cache: feed tokens, read logits, take tokens back."""
+"""A causal LM with its own cache: feed tokens, read logits, roll tokens back."""
 
 from collections.abc import Sequence
 from typing import Any

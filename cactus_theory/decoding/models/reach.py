@@ -1,4 +1,4 @@
-"""How far a text may grow while cached forward passes stay what whole ones compute."""
+"""Up to which length of a text forward passes over a cache equal those without one."""
 
 import sys
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from cactus_theory.decoding.models.cache import text_config
 
 
 def check_reach(model: Any, capacity: int) -> None:
-    """Refuse ``capacity`` positions where the library's own parts disagree about a text so long.
+    """Raise if the library's own parts treat a text of ``capacity`` positions differently.
 
     Raises
     ------

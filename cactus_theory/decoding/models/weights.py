@@ -38,7 +38,7 @@ _PREPARED: WeakKeyDictionary[Any, tuple[Any, Weights]] = WeakKeyDictionary()
 def prepared(model: Any) -> Weights:
     """Return the weights of a model, prepared once as long as nothing changes them.
 
-    A large model's are read where they are. A small model's are copied, so their content is
+    A large model's are read in place. A small model's are copied, so their content is
     compared at every call: version counters would miss ``weight.data.copy_(…)``, and weights
     made in inference mode have none.
     """
