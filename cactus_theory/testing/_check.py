@@ -188,7 +188,7 @@ def _printed(said: str) -> str:
 def _cut_short(
     state: Progress, chosen: list[str], rows: tuple[list[float], list[float]], said: str
 ) -> Report:
-    """Return the report of a run that did not come to its end."""
+    """Return the report of a run that ended early."""
     name, statement = state.law, state.statements[state.law]
     found = state.broken + _printed(said)
     finding = Finding(name, statement, *rows, "the rule itself", "an answer", found, -float("inf"))

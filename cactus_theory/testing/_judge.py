@@ -62,7 +62,7 @@ def measure(prop: Property, seen: Behaviour, limit: float | None = None) -> Wors
             used = counts.reshape(len(margins), -1).any(-1)
             counted |= set(owners[used].tolist())
             if margins.numel() and float(margins.min()) < worst.margin:
-                # numpy's: torch's imports a second's worth of modules at its first call
+                # numpy's unravel_index, as the first call of torch's imports for a second
                 found = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
                 index = tuple(int(i) for i in found)
                 worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))

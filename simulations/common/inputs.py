@@ -35,7 +35,7 @@ def command_line(
     args: argparse.Namespace,
     leave_out: tuple[str, ...] = ("out",),
 ) -> str:
-    """Return the command with every flag that is not at its default, as provenance wants it.
+    """Return the command with every flag that is not at its default, for the provenance.
 
     Parameters
     ----------
