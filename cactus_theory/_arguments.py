@@ -1,4 +1,4 @@
-"""Check arguments at the door; every message names the argument, the rule and the value."""
+"""Check arguments; every message names the argument, what it must be, and the value."""
 
 import importlib
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 ArrayLike = Any  # torch.Tensor, numpy.ndarray, or nested sequences of floats
 
-# A row may miss 1 by what a softmax in that dtype and a large vocabulary leave behind.
+# How far a row's sum may be from 1: as far as a softmax in that dtype over many tokens gets.
 ROW_SUM_TOLERANCE = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -185,7 +185,7 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def optional_module(module: str, extra: str) -> ModuleType:
-    """Import ``module``; a missing one is reported with the extra that brings it."""
+    """Import ``module``; if it is missing, the error names the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

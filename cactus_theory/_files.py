@@ -1,4 +1,4 @@
-"""Read rows of probabilities or logits from the file formats that people have; write .npy."""
+"""Read rows of probabilities or logits from common file formats; write .npy."""
 
 import csv
 import io
@@ -69,9 +69,9 @@ def save_rows(path: str, rows: np.ndarray) -> None:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Write ``content`` to ``path``: all of it, or nothing if the disk or a kill intervenes.
+    """Write ``content`` to ``path``: all of it, or nothing if writing fails or is interrupted.
 
-    It is on the disk before it takes the place of what was there.
+    An existing file is replaced only after the new content is on the disk.
 
     Raises
     ------

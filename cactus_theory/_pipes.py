@@ -1,4 +1,4 @@
-"""End quietly when whoever reads our output has gone, as ``| head`` does."""
+"""End quietly when the reader of our output is gone, as after ``| head``."""
 
 import functools
 import os
@@ -12,10 +12,10 @@ Given = ParamSpec("Given")
 
 
 def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
-    """Make a command stop without a word, with status 141, once its stdout is closed.
+    """Make a command stop silently, with status 141, once its stdout is closed.
 
-    SIGPIPE itself stays ignored, as Python has it: a worker process that dies while it is
-    spoken to must raise, not end the command.
+    SIGPIPE itself stays ignored, as Python sets it: writing to a worker process that has died
+    must raise, not end the command.
     """
 
     @functools.wraps(main)
@@ -26,7 +26,7 @@ def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
             return main(*arguments, **options)
         finally:
             try:
-                sys.stdout.flush()  # here, not at exit, where nobody can answer for it
+                sys.stdout.flush()  # here, because an error at exit cannot be handled
             finally:
                 sys.stdout = real
 
@@ -58,6 +58,6 @@ class _Output:
         return getattr(self._real, name)
 
     def _leave(self) -> NoReturn:
-        # what is still buffered goes nowhere, or the interpreter complains at its end
+        # discard what is buffered, or the interpreter reports an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._real.fileno())
         raise SystemExit(BROKEN_PIPE)

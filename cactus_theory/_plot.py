@@ -18,15 +18,16 @@ COMPARED = {
 }
 COLOURS = {"Cactus": "#D55E00", "typical": "#009E73"}
 OPTIMUM, DRAFT, INK = "#0072B2", "#bdbdbd", "#222222"
+# enough for a line without corners
 FRONTIER_POINTS = 65
-# Ratios are drawn between these; beyond lie tokens that one of the two models all but excludes.
+# Ratios are drawn between these; tokens beyond are nearly excluded by one of the two models.
 SHOWN_RATIOS = (1e-3, 1e3)
 
 
 def save_plot(
     path: str, q: np.ndarray, p: np.ndarray, divergence: str, delta: float, rule: Any = None
 ) -> None:
-    """Draw the optimum for one row (V,) at ``delta``, and ``rule`` if one is audited, as PNG.
+    """Draw the optimum for one row (V,) at ``delta``, with the policy ``rule`` if given, as PNG.
 
     Raises
     ------
@@ -109,7 +110,7 @@ def _draw_frontier(
 
 
 def _point(rule: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[float, float]:
-    """Return what a rule spends on the row and what it accepts."""
+    """Return the divergence that a policy spends on the row, and its acceptance."""
     law = torch.from_numpy(np.asarray(ct.emitted_law(rule, q, p)))
     spent = ct.divergence(divergence).value(law, torch.from_numpy(q)).item()
     kept = rule.keep(torch.from_numpy(q), torch.from_numpy(p)).numpy()

@@ -12,6 +12,7 @@ import torch
 
 from cactus_theory._files import write_whole
 
+# a longer table would scroll the summary off a terminal
 ROWS_SHOWN = 20
 Columns = dict[str, Any]
 
@@ -51,7 +52,7 @@ def _flat(columns: Columns) -> dict[str, np.ndarray]:
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value`` as JSON knows it; infinities and NaN become strings, as JSON has none."""
+    """Return ``value`` for JSON; infinities and NaN become strings, as JSON has none."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""Memory that is used again from call to call, a workspace per thread.
+"""Memory that is reused from call to call, one workspace per thread.
 
-A fresh temporary above a megabyte is mapped page by page at every call and given back after
-it; at a vocabulary of 151,936 that costs more than the arithmetic. A *slot* is a name for one
+A fresh temporary above a megabyte is mapped page by page at every call and unmapped after it;
+at a vocabulary of 151,936 that costs more than the arithmetic. A *slot* is the name of one
 temporary: asking for it again returns the same memory.
 """
 
@@ -11,7 +11,7 @@ import threading
 import torch
 from torch import Tensor
 
-# buffers above this many bytes are not kept: a large batch must not hold memory for ever
+# larger buffers are not kept: one large batch must not hold its memory for ever
 MOST_KEPT = 1 << 26
 
 
@@ -32,9 +32,9 @@ def scratch(
     """Return an uninitialised contiguous tensor on this thread's memory for ``slot``.
 
     It is valid until this thread asks for the same slot (with this dtype and device) again,
-    whatever shape it asks for: write into it with ``out=``, and never hand it to a caller who
-    may keep it. Name slots by the file that uses them, such as ``"edges.ratio"``. What is
-    larger than ``MOST_KEPT`` bytes is allocated anew at every call.
+    whatever shape it asks for: write into it with ``out=``, and never return it to a caller
+    that may keep it. Name slots by the file that uses them, such as ``"edges.ratio"``. Tensors
+    larger than ``MOST_KEPT`` bytes are allocated anew at every call.
     """
     count = math.prod(shape)
     if count * dtype.itemsize > MOST_KEPT:

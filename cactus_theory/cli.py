@@ -23,7 +23,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import names as policy_names
 from cactus_theory.testing import _command as testing
 
-# What bad input raises; anything else is our mistake and keeps its traceback.
+# Raised by bad input, and reported in one line; anything else is a bug and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
 
 
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = args.run(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # whoever reads our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except REPORTED as error:

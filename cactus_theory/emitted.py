@@ -1,4 +1,4 @@
-"""The law of the token that is really emitted, and what it costs."""
+"""The emitted law of a policy, and what it costs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +19,12 @@ BUDGET_TOLERANCE = 1e-9
 def emitted_law(
     rule: Policy, target_probs: Any, draft_probs: Any, *, draft_token_ids: Any = None
 ) -> Any:
-    """Return the exact law of the next emitted token.
+    """Return the emitted law: the exact law of the next token under a policy.
 
     out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n).
 
     Rows (..., V) in the input's kind and dtype, computed in float64: O(V log V) a row for
-    raised rules, O(V) where the recovery is shared, O(V²) for any other rule.
+    per-proposal policies, O(V) where the recovery is shared, O(V²) for any other policy.
 
     A draft that was certain of its token (greedy, n-gram) has no rows: with ``draft_probs=None``
     and ``draft_token_ids`` n (...), one token a row, out = φ(n) e_n + (1 − φ(n)) g(·|n).
@@ -42,21 +42,21 @@ def emitted_law(
 
 @dataclass(frozen=True)
 class Audit:
-    """What a rule does on rows (...), beside what it declares and what was possible.
+    """What a policy does on rows (...), what it declares, and the optimum for comparison.
 
     Attributes
     ----------
-    policy : the rule's spec. ``declares`` is its declaration.
+    policy : the policy's spec. ``declares`` is its declaration.
     acceptance : (...), Σ p φ.
     divergences : spec → (...), D(emitted‖q).
     within : (...) bool, whether the declared budget held; None without a budget.
-    spent : (...), the divergence the budget speaks of: of the emitted law, or the largest
+    spent : (...), the divergence that the budget bounds: of the emitted law, or the largest
         over proposals with p > 0; None without a budget.
     over_share : (...), probability (over drafts) of a proposal over its budget; None for
-        rules without a per-proposal budget.
+        policies without a per-proposal budget.
     optimum_acceptance : (...), the best acceptance at the same emitted divergence.
     optimum_divergence : (...), the least divergence at the same acceptance; NaN where the
-        acceptance is out of reach of rules that never emit tokens with q = 0.
+        acceptance is out of reach of policies that never emit tokens with q = 0.
     reference : the divergence of the two optima.
     """
 
@@ -80,7 +80,7 @@ def audit(
     draft_token_ids: Any = None,
     divergence: str | Divergence = "kl",
 ) -> Audit:
-    """Hold a rule to its word on given rows (..., V); everything is exact, nothing sampled.
+    """Check a policy's claims on given rows (..., V); everything is exact, nothing is sampled.
 
     ``divergence`` names the one in which the optimum is compared. Shapes (...), float64.
     For drafts that are certain of their tokens: ``draft_probs=None`` and ``draft_token_ids``
@@ -122,15 +122,17 @@ def audit(
     )
 
 
-def _spent(rule: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return what the declared budget speaks of, and the share of proposals beyond it."""
-    budget = rule.declares.budget
+def _spent(
+    policy: Policy, q: Tensor, p: Tensor, law: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the divergence that the declared budget bounds, and the share of proposals over it."""
+    budget = policy.declares.budget
     if budget is None:
         return None, None
     kind = find_divergence(budget.divergence)
     if budget.scope == "emitted":
         return kind.value(law, q), None
-    costs = rule.proposal_divergence(q, p, kind)
+    costs = policy.proposal_divergence(q, p, kind)
     drafted = p > 0
     over = torch.where(costs > budget.amount + BUDGET_TOLERANCE, p, 0.0).sum(-1)
     return torch.where(drafted, costs, 0.0).amax(-1), over

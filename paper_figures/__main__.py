@@ -23,7 +23,7 @@ def names() -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Draw the named figures, or all; return 2 after one line when a name or a file is wrong.
 
-    Returns 141 without a word once whoever read the output has gone, as ``| head`` does.
+    Returns 141 silently if the reader of the output is gone, as after ``| head``.
     """
     try:
         try:

@@ -97,7 +97,7 @@ def columns(rows: Iterable[dict[str, Any]], *keys: str) -> list[list[Any]]:
 
 
 def label(ax: Axes, text: str, at: tuple[float, float], colour: str, **options: Any) -> None:
-    """Write ``text`` in a line's colour beside a data point, ``shift`` typographic points away."""
+    """Write ``text`` in a line's colour at a data point, ``shift`` typographic points away."""
     shift = options.pop("shift", (4, 0))
     options = {"va": "center", "ha": "left", "fontsize": 8} | options
     ax.annotate(text, at, shift, textcoords="offset points", color=colour, **options)

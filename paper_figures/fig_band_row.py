@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from paper_figures import _style as style
 
+# tokens whose names fit under the bars
 LABELLED = 9
 
 

@@ -1,4 +1,4 @@
-"""A designed row: a token set protected, the ratio capped, KL kept, and what each rule costs."""
+"""A designed row: tokens protected, the ratio capped, KL kept, and what each constraint costs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _tokens(ax: Axes, rows: list[dict[str, Any]], curve: list[dict[str, Any]]) -
 
 
 def _curves(ax: Axes, rows: list[dict[str, Any]]) -> None:
-    """Draw acceptance against the budget under one rule after another."""
+    """Draw acceptance against the budget under one constraint after another."""
     names = {"budget": "KL ≤ δ", "protect": "+ ends protected", "cap": "+ punctuation capped"}
     drawn = rows[-1]["delta"]
     for design, label in names.items():
@@ -91,4 +91,4 @@ def _curves(ax: Axes, rows: list[dict[str, Any]]) -> None:
     style.ticks(ax.xaxis, (0.003, 0.01, 0.03, 0.1, 0.3, 1))
     ax.set_xlabel("KL budget δ, nats")
     ax.set_ylabel("acceptance")
-    ax.set_title("What each rule costs")
+    ax.set_title("What each constraint costs")

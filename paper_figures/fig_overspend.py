@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from . import _style as style
 
-# light to dark with the budget, one hue: the published rule's
+# light to dark with the budget, in the hue of the published formula
 SHADES = ("#F2A774", "#E67E38", "#D55E00", "#9C4300", "#5E2900")
 # where the maxima are named: alignment and shift in typographic points
 PLACES = (*[("right", (-6, 5))] * 4, ("center", (4, -33)))
@@ -63,7 +63,7 @@ def emitted(ax: Axes, rows: Rows) -> None:
             x, y = style.columns(line, "delta", "kl_over_delta")
             ax.plot(x, y, color=style.COLOUR[name], linestyle=dashes)
             if example == "25 of 1000 tokens":
-                name_rule(ax, name, x, y)
+                name_policy(ax, name, x, y)
         wide = dashes == "-"
         place = {"ha": "center", "shift": (6, 9)} if wide else {"shift": (2, -8)}
         style.label(ax, text, PEAK if wide else (x[0], y[0]), style.INK, **place)
@@ -83,8 +83,8 @@ def real_rows(ax: Axes, rows: Rows) -> None:
             )
 
 
-def name_rule(ax: Axes, name: str, x: list[float], y: list[float]) -> None:
-    """Write a rule's name beside its line: past the knee, or below where it begins."""
+def name_policy(ax: Axes, name: str, x: list[float], y: list[float]) -> None:
+    """Write a policy's name next to its line: past the knee, or below where it begins."""
     late = name == "cactus_exact"
     at = next(point for point in zip(x, y, strict=True) if point[0] > 0.25 or not late)
     text = style.NAME[name].replace(", ", ",\n")

@@ -16,7 +16,7 @@ COMMANDS = {
     "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
     "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),
-    "design-example": ("figures.design_example", "a row under constraints of one's own (CSV)"),
+    "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
     "gpu-check": ("bench.gpu_check", "check and time the device path"),

@@ -1,1 +1,1 @@
-"""Acceptance-policy design as convex programs: the references the closed forms answer to."""
+"""Acceptance policies as convex programs: the references that closed forms are tested against."""

@@ -158,7 +158,9 @@ COMMANDS = {
     "optimal": Command(
         "maximise acceptance under a budget on what is emitted", _optimal_arguments, _optimal
     ),
-    "design": Command("maximise acceptance under rules of one's own", _design_arguments, _design),
+    "design": Command(
+        "maximise acceptance under constraints of your own", _design_arguments, _design
+    ),
     "sequence": Command("split one budget over many positions", _sequence_arguments, _sequence),
     "reference": Command(
         "store solved programs for machines without a solver", _reference_arguments, _reference

@@ -16,7 +16,7 @@ from cactus_theory.divergences import Divergence, MaxDivergence, Renyi
 from solvers._left_sides import left_side, power, power_weights
 from solvers._scaled import Scaled
 
-# e^x overflows float64 from 709.8; a budget beyond it binds nowhere.
+# e^x overflows float64 from 709.8; a budget above this never binds.
 LARGEST_EXPONENT = 700.0
 
 
@@ -60,7 +60,7 @@ _FORMS: dict[type[Divergence], Form] = {}
 
 
 def budget_of(kind: type[Divergence]) -> Callable[[Form], Form]:
-    """Enter a function of (row, divergence, delta) as the form of a class's budget."""
+    """Register a function of (row, divergence, delta) as the form of a class's budget."""
 
     def enter(form: Form) -> Form:
         _FORMS[kind] = form
@@ -83,7 +83,7 @@ def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:
 
 
 def generator_budget(kind: Divergence, delta: float) -> float:
-    """Return the generator's budget that says D ≤ ``delta``."""
+    """Return the generator's budget that is equivalent to D ≤ ``delta``."""
     return float(kind.to_generator(torch.tensor(delta, dtype=torch.float64)))
 
 

@@ -1,4 +1,4 @@
-"""Solve a design, prove the answer, or name the rules that cannot be kept together."""
+"""Solve a design, prove the answer, or name the constraints that cannot be kept together."""
 
 import math
 import time
@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers import _program
+from solvers._constraints import (
+    BudgetConstraint,
+    Built,
+    Constraint,
+    CustomConstraint,
+    LimitConstraint,
+)
 from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
 from solvers._quantities import Quantities
-from solvers._rules import BudgetRule, Built, CustomRule, LimitRule, Rule
 from solvers._scaled import Scaled, cvxpy
 from solvers._separable import Lagrangian
 from solvers.per_proposal import raised_ceiling
@@ -19,18 +25,21 @@ from solvers.per_proposal import raised_ceiling
 if TYPE_CHECKING:
     from solvers.design import DesignedRow
 
-# rounds of scaling what is not at a limit, after putting the rest exactly there
+# rounds of rescaling the entries between their limits, once the others are set to theirs
 POLISHING = 8
 # a slack below this binds, in a report
 BINDS = 1e-6
 
 
 class Infeasible(ValueError):
-    """No row keeps all rules; ``rules`` is a set in conflict that has no smaller one inside."""
+    """No row keeps all constraints; ``constraints`` names a smallest set of them in conflict.
 
-    def __init__(self, rules: Sequence[str]) -> None:
-        self.rules = tuple(rules)
-        super().__init__(f"rules: no row keeps all of: {'; '.join(self.rules)}")
+    ``rules`` is the older name of the same.
+    """
+
+    def __init__(self, constraints: Sequence[str]) -> None:
+        self.constraints = self.rules = tuple(constraints)
+        super().__init__(f"constraints: no row keeps all of: {'; '.join(self.constraints)}")
 
 
 @dataclass(frozen=True)
@@ -38,25 +47,25 @@ class _Attempt:
     """A program in one scaling, solved or not, with its row cleaned."""
 
     of: Quantities
-    rules: dict[str, Built]
+    constraints: dict[str, Built]
     total: Any
     status: str
     h: np.ndarray | None
     solver: str
 
 
-def _scale(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> np.ndarray:
+def _scale(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> np.ndarray:
     """Return a guess of the row's size: the draft, kept between the target and the limits."""
     inside = q > 0
     ceiling = np.ones(int(inside.sum()))
     floor, limit = np.zeros_like(q), np.ones_like(q)
-    for rule in rules:
-        if isinstance(rule, BudgetRule):
-            ceiling = np.minimum(ceiling, raised_ceiling(q[inside], rule.kind, rule.delta))
-        if isinstance(rule, LimitRule) and rule.sign > 0:
-            limit[rule.tokens] = np.minimum(limit[rule.tokens], rule.limit)
-        elif isinstance(rule, LimitRule):
-            floor[rule.tokens] = np.maximum(floor[rule.tokens], rule.limit)
+    for each in constraints:
+        if isinstance(each, BudgetConstraint):
+            ceiling = np.minimum(ceiling, raised_ceiling(q[inside], each.kind, each.delta))
+        if isinstance(each, LimitConstraint) and each.sign > 0:
+            limit[each.tokens] = np.minimum(limit[each.tokens], each.limit)
+        elif isinstance(each, LimitConstraint):
+            floor[each.tokens] = np.maximum(floor[each.tokens], each.limit)
     guess = np.minimum(np.clip(p[inside], q[inside], ceiling), limit[inside])
     return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
 
@@ -64,27 +73,27 @@ def _scale(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> np.ndarray:
 def _attempt(
     q: np.ndarray,
     p: np.ndarray,
-    rules: Sequence[Rule],
+    constraints: Sequence[Constraint],
     scale: np.ndarray,
     how: tuple[str, dict],
 ) -> _Attempt:
     cp = cvxpy()
     of = Quantities(q, p, Scaled(q[q > 0], scale, cp.Variable(len(scale), nonneg=True)))
-    built = {rule.name: rule.build(of) for rule in rules}
+    built = {each.name: each.build(of) for each in constraints}
     total = of.row.total == 1
-    constraints = [total, *(c for rule in built.values() for c in rule.constraints)]
-    problem = cp.Problem(cp.Maximize(of.acceptance), constraints)
+    limits = [total, *(c for each in built.values() for c in each.constraints)]
+    problem = cp.Problem(cp.Maximize(of.acceptance), limits)
     found = _program.believable(problem, *how) and total.dual_value is not None
     h = _cleaned(scale * of.row.w.value, q[q > 0], built) if found else None
     return _Attempt(of, built, total, problem.status or "no answer", h, how[0])
 
 
-def _cleaned(raw: np.ndarray, q: np.ndarray, rules: dict[str, Built]) -> np.ndarray:
+def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Built]) -> np.ndarray:
     """Return the row inside its limits to the last digit, summing to 1 up to rounding."""
     box = Lagrangian.of(q, q)
-    for rule in rules.values():
-        if isinstance(getattr(rule, "rule", None), LimitRule):
-            rule.charge(box, raw)
+    for built in constraints.values():
+        if isinstance(getattr(built, "wanted", None), LimitConstraint):
+            built.charge(box, raw)
     h = np.clip(raw, box.low, np.maximum(box.low, box.high))
     for _ in range(POLISHING):
         free = (h > box.low) & (h < box.high)
@@ -97,25 +106,25 @@ def _cleaned(raw: np.ndarray, q: np.ndarray, rules: dict[str, Built]) -> np.ndar
 
 
 def _fault(attempt: _Attempt) -> str | None:
-    """Return which rule the attempt's row breaks, if any."""
+    """Return which constraint the attempt's row breaks, if any."""
     h = attempt.h
     if h is None:
         return attempt.status
     if not abs(h.sum() - 1) <= FEASIBILITY:
         return f"{attempt.status}, but the row sums to {h.sum():.9g}"
-    for name, rule in attempt.rules.items():
-        if not rule.slack(h) >= -FEASIBILITY:
-            return f"{attempt.status}, but {name} is exceeded by {-rule.slack(h):.3g}"
+    for name, each in attempt.constraints.items():
+        if not each.slack(h) >= -FEASIBILITY:
+            return f"{attempt.status}, but {name} is exceeded by {-each.slack(h):.3g}"
     return None
 
 
 def _bound(attempt: _Attempt) -> float:
-    """Return the upper bound at the attempt's multipliers, ∞ where a rule has no tangent."""
+    """Return the upper bound at the attempt's multipliers, ∞ where a constraint has no tangent."""
     of, h = attempt.of, attempt.h
     assert h is not None
     lagrangian = Lagrangian.of(of.row.q, of.p[of.inside])
     lagrangian.add_linear(float(np.sum(attempt.total.dual_value)), 1.0, 1.0)
-    if not all([rule.charge(lagrangian, h) for rule in attempt.rules.values()]):
+    if not all([each.charge(lagrangian, h) for each in attempt.constraints.values()]):
         return math.inf
     bound = lagrangian.bound()
     return bound if math.isfinite(bound) else math.inf
@@ -126,16 +135,16 @@ def _value(attempt: _Attempt) -> float:
     return float(np.minimum(attempt.of.p[attempt.of.inside], attempt.h).sum())
 
 
-def solve(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> dict[str, Any]:
+def solve(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> dict[str, Any]:
     """Return the fields of a solved design; see :meth:`solvers.design.Design.solve`."""
     started = time.perf_counter()
-    strict = [r for r in rules if isinstance(r, BudgetRule) and r.delta == 0]
-    if strict:
-        return _strict(q, p, rules, strict[0], started)
+    zero = [c for c in constraints if isinstance(c, BudgetConstraint) and c.delta == 0]
+    if zero:
+        return _lossless(q, p, constraints, zero[0], started)
     faults, refused, earlier = [], 0, None
-    scale = _scale(q, p, rules)
-    for how in _program.attempts(all(rule.linear for rule in rules)):
-        attempt = _attempt(q, p, rules, scale, how)
+    scale = _scale(q, p, constraints)
+    for how in _program.attempts(all(each.linear for each in constraints)):
+        attempt = _attempt(q, p, constraints, scale, how)
         fault = _fault(attempt)
         refused += "infeasible" in attempt.status
         if fault is None:
@@ -143,7 +152,8 @@ def solve(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> dict[str, Any]
             if abs(bound - value) <= OPTIMALITY:
                 return _fields(attempt, bound, "dual bound", started)
             again = earlier is not None and abs(value - earlier) <= OPTIMALITY
-            if again and bound > value and any(isinstance(r, CustomRule) for r in rules):
+            custom = any(isinstance(each, CustomConstraint) for each in constraints)
+            if again and bound > value and custom:
                 return _fields(attempt, max(value, earlier or 0.0), "two scalings", started)
             fault = f"{attempt.status}, but {value:.9g} misses its bound {bound:.9g}"
             earlier = value
@@ -153,19 +163,23 @@ def solve(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> dict[str, Any]
         guess = np.sqrt(scale * inside) if attempt.h is None else attempt.h
         scale = np.maximum(guess, SMALLEST_SCALE * inside)
     if refused > 1:
-        raise Infeasible(_conflict(q, p, list(rules)))
+        raise Infeasible(_conflict(q, p, list(constraints)))
     raise SolverGaveUp(
-        f"solver: the row must keep every rule within {FEASIBILITY:g} and meet its bound within "
-        f"{OPTIMALITY:g}; got {'; '.join(faults)}"
+        f"solver: the row must keep every constraint within {FEASIBILITY:g} and meet its bound "
+        f"within {OPTIMALITY:g}; got {'; '.join(faults)}"
     )
 
 
-def _strict(
-    q: np.ndarray, p: np.ndarray, rules: Sequence[Rule], zero: BudgetRule, started: float
+def _lossless(
+    q: np.ndarray,
+    p: np.ndarray,
+    constraints: Sequence[Constraint],
+    zero: BudgetConstraint,
+    started: float,
 ) -> dict[str, Any]:
-    """Return h = q, the only row within a budget of 0, if it keeps the other rules."""
+    """Return h = q, the only row within a budget of 0, if it keeps the other constraints."""
     row = Scaled(q[q > 0], q[q > 0], cvxpy().Variable(int((q > 0).sum())))
-    slacks = {rule.name: rule.build(Quantities(q, p, row)).slack(row.q) for rule in rules}
+    slacks = {each.name: each.build(Quantities(q, p, row)).slack(row.q) for each in constraints}
     broken = [name for name, slack in slacks.items() if slack < -FEASIBILITY]
     if broken:
         raise Infeasible([zero.name, broken[0]])
@@ -185,32 +199,32 @@ def _fields(attempt: _Attempt, bound: float, proof: str, started: float) -> dict
     target[of.inside] = h
     return {
         "target": target, "acceptance": value, "lossless": float(np.minimum(of.p, of.q).sum()),
-        "slacks": {name: rule.slack(h) for name, rule in attempt.rules.items()},
-        "duals": {name: rule.price() for name, rule in attempt.rules.items()},
+        "slacks": {name: each.slack(h) for name, each in attempt.constraints.items()},
+        "duals": {name: each.price() for name, each in attempt.constraints.items()},
         "bound": bound, "gap": bound - value, "proof": proof,
         "solver": attempt.solver, "status": attempt.status,
         "seconds": time.perf_counter() - started,
     }  # fmt: skip
 
 
-def _conflict(q: np.ndarray, p: np.ndarray, rules: list[Rule]) -> list[str]:
-    """Return a set in conflict: what is left when every rule that can go has gone."""
-    for rule in list(rules):
-        fewer = [other for other in rules if other is not rule]
+def _conflict(q: np.ndarray, p: np.ndarray, constraints: list[Constraint]) -> list[str]:
+    """Return a smallest set in conflict, by leaving out every constraint that can be left out."""
+    for each in list(constraints):
+        fewer = [other for other in constraints if other is not each]
         if fewer and _impossible(q, p, fewer):
-            rules = fewer
-    return [rule.name for rule in rules]
+            constraints = fewer
+    return [each.name for each in constraints]
 
 
-def _impossible(q: np.ndarray, p: np.ndarray, rules: Sequence[Rule]) -> bool:
-    """Return whether the solver finds no row that keeps ``rules``."""
-    how = _program.attempts(all(rule.linear for rule in rules))[0]
-    attempt = _attempt(q, p, rules, _scale(q, p, rules), how)
+def _impossible(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> bool:
+    """Return whether the solver finds no row that keeps them all."""
+    how = _program.attempts(all(each.linear for each in constraints))[0]
+    attempt = _attempt(q, p, constraints, _scale(q, p, constraints), how)
     return "infeasible" in attempt.status
 
 
 def report(row: "DesignedRow") -> str:
-    """Return a design in plain text: what it reaches, the proof, and one line a rule."""
+    """Return a design in plain text: what it reaches, the proof, and one line a constraint."""
     lines = [
         f"acceptance  {row.acceptance:.9g}   (lossless {row.lossless:.9g})",
         f"proof       {row.proof}, {row.bound:.9g} at most; gap {row.gap:.1e}",
@@ -219,7 +233,7 @@ def report(row: "DesignedRow") -> str:
     width = max((len(name) for name in row.slacks), default=0)
     for name, slack in row.slacks.items():
         state = "binds" if slack <= BINDS else f"slack {slack:.4g}"
-        lines.append(f"rule        {name:<{width}}  {state:<16}  {_priced(row.duals[name])}")
+        lines.append(f"constraint  {name:<{width}}  {state:<16}  {_priced(row.duals[name])}")
     return "\n".join(lines)
 
 

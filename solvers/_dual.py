@@ -20,7 +20,7 @@ import torch
 from cactus_theory.divergences import Divergence, FDivergence
 from solvers._conic import generator_budget, most_of
 
-# below it 1/λ may overflow; λ = 0 proves a bound as well
+# below this 1/λ may overflow; λ = 0 then gives a bound as well
 SMALLEST_SLOPE = 1e-150
 
 

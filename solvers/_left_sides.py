@@ -2,8 +2,8 @@ r"""Σ q f(h/q) as cvxpy writes it, one form for each generator class.
 
 With h = s∘w and c = s/q the sum is Σ q f(c w), written with the atoms that cvxpy knows. The
 forms follow from the generators in :mod:`cactus_theory.divergences`. A new divergence needs
-one here, or anywhere that is imported, entered by :func:`left_side_of`, before the solvers
-take it.
+one, here or in any imported file, registered by :func:`left_side_of`, before the solvers accept
+it.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ _FORMS: dict[type[FDivergence], LeftSide] = {}
 
 
 def left_side_of(kind: type[FDivergence]) -> Callable[[LeftSide], LeftSide]:
-    """Enter a function of (row, divergence) as the cvxpy form of a generator class."""
+    """Register a function of (row, divergence) as the cvxpy form of a generator class."""
 
     def enter(form: LeftSide) -> LeftSide:
         _FORMS[kind] = form

@@ -1,4 +1,4 @@
-"""Run a convex program and believe its answer only when its own dual proves it."""
+"""Run a convex program and accept its answer only if its own dual values prove it."""
 
 import math
 import warnings
@@ -24,9 +24,9 @@ SMALLEST_SCALE = 1e-6
 
 # Tight first: the gap then stays near 1e-10. Rows that stall there may pass at the defaults.
 _TIGHT = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10, "max_iter": 200}
-# Shorter steps keep away from the cones' walls, and a change of strategy comes before they
-# shrink to nothing: no slower, and rows of a real model that end in numerical trouble at the
-# solver's own settings (about one in ten) pass.
+# Shorter steps stay away from the cones' boundaries, and the strategy changes before steps shrink
+# to nothing. That is no slower, and rows of a real model that end in numerical trouble at the
+# solver's own settings (about one in ten) are solved.
 _CAREFUL = {**_TIGHT, "max_step_fraction": 0.9, "min_switch_step_length": 0.02}
 _VERY_CAREFUL = {**_TIGHT, "max_step_fraction": 0.8, "equilibrate_enable": False}
 
@@ -77,7 +77,7 @@ def divergence_of(kind: Divergence, h: np.ndarray, q: np.ndarray, z: float = 0.0
 
 
 def believable(problem: Any, solver: str, options: dict) -> bool:
-    """Solve ``problem`` without a word; return whether it has values that deserve a check."""
+    """Solve ``problem`` silently; return whether it has values that can be checked."""
     cp = cvxpy()
     try:
         with warnings.catch_warnings():
@@ -138,7 +138,7 @@ def _assess(
 
 
 def _fault(answer: Answer | None, delta: float) -> str | None:
-    """Return why an answer is not believed."""
+    """Return why an answer is not accepted."""
     if answer is None:
         return "no answer"
     if not answer.divergence <= delta + FEASIBILITY:
@@ -151,8 +151,8 @@ def _fault(answer: Answer | None, delta: float) -> str | None:
 def solve(program: Program, scale: np.ndarray) -> Answer:
     """Return the first answer that is feasible within 1e-7 and meets its bound within 1e-6.
 
-    ``scale`` (m,) is a positive guess of the size of h; it decides how well the solver
-    does, never what the optimum is.
+    ``scale`` (m,) is a positive guess of the size of h; it changes how well the solver works,
+    not the optimum.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The quantities a constraint may speak of, by name."""
+"""The quantities that a constraint may use, by name."""
 
 from dataclasses import dataclass
 from typing import Any

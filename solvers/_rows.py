@@ -1,4 +1,4 @@
-"""Check what both programs are given: one row each, a known divergence, a budget."""
+"""Check the arguments of the programs: one row each, a known divergence, a budget."""
 
 import math
 from typing import Any
@@ -48,6 +48,6 @@ def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = 
         return 1 / f.kink if f.kink else math.inf
     if not (free and (p[q == 0] > 0).any()):
         return 0.0
-    # with a kink, D falls where h < q by its half as well
+    # mass taken away where h < q has the left slope at 1, half a kink below slope_at_one
     price = one / (f.slope_at_infinity - f.slope_at_one + f.kink / 2)
     return float(kind.price_from_generator(price, zero))

@@ -14,7 +14,7 @@ from cactus_theory import _arguments as check
 
 
 def cvxpy() -> Any:
-    """Return the cvxpy module, or say which extra brings it."""
+    """Return the cvxpy module, or raise an error that names its extra."""
     return check.optional_module("cvxpy", "solvers")
 
 

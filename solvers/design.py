@@ -1,6 +1,6 @@
-r"""Design a row under constraints of one's own, on top of the optimal program.
+r"""Design a row under constraints of your own, on top of the optimal program.
 
-.. math:: \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \in Δ,\; h ≪ q,\;\text{your rules}
+.. math:: \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \in Δ,\; h ≪ q,\;\text{your constraints}
 
 >>> from solvers.design import Design
 >>> import numpy as np
@@ -10,8 +10,8 @@ r"""Design a row under constraints of one's own, on top of the optimal program.
 0.3
 
 Any number of divergences, protected tokens, floors, caps on the ratio h/q, expectations,
-and cvxpy constraints over named quantities. Nothing is believed that is not proved: the row
-must keep every rule within 1e-7 and meet a bound from the solver's own multipliers.
+and cvxpy constraints over named quantities. No answer is returned without a proof: the row
+must keep every constraint within 1e-7 and meet a bound from the solver's own multipliers.
 """
 
 import copy
@@ -24,8 +24,15 @@ import numpy as np
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
 from solvers import _design, _rows
+from solvers._constraints import (
+    BudgetConstraint,
+    Constraint,
+    CustomConstraint,
+    Dual,
+    ExpectationConstraint,
+    LimitConstraint,
+)
 from solvers._quantities import Quantities
-from solvers._rules import BudgetRule, CustomRule, Dual, ExpectationRule, LimitRule, Rule
 
 Infeasible = _design.Infeasible
 Tokens = int | Iterable[int]
@@ -39,10 +46,10 @@ class DesignedRow:
     ----------
     target : (V,) float64, the row h to verify against instead of q.
     acceptance, lossless : Σ min(p, h), and Σ min(p, q) for comparison.
-    slacks : by rule, how far it is from binding; its most binding token for limits.
-    duals : by rule, acceptance bought by one more unit of its limit; by token for limits.
+    slacks : by constraint, how far it is from binding; its most binding token for limits.
+    duals : by constraint, acceptance bought by one more unit of its limit; by token for limits.
     bound, gap : proven upper bound on the acceptance, and bound minus acceptance.
-    proof : ``dual bound``, or ``two scalings`` where a rule has no tangent at the optimum:
+    proof : ``dual bound``, or ``two scalings`` where a constraint has no tangent at the optimum:
         then two solves in differently scaled variables agree, and bound is that agreement.
     solver, status, seconds : what solved it, what it said, wall time.
     """
@@ -66,7 +73,7 @@ class DesignedRow:
 
 @dataclass(frozen=True)
 class Design:
-    """A target row, a draft row and the rules so far; every method returns a new design.
+    """A target row, a draft row and the constraints so far; every method returns a new design.
 
     Parameters
     ----------
@@ -81,32 +88,39 @@ class Design:
 
     target_probs: Any
     draft_probs: Any
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Constraint, ...] = ()
 
     def __post_init__(self) -> None:
         q, p = _rows.one_pair(self.target_probs, self.draft_probs)
         object.__setattr__(self, "target_probs", q)
         object.__setattr__(self, "draft_probs", p)
 
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """Return the constraints so far; ``rules`` is the older name of the same."""
+        return self.rules
+
     def budget(self, divergence: str | Divergence, delta: float) -> "Design":
         """Add D(h‖q) ≤ delta, in the divergence's unit (nats for KL)."""
         kind, amount = _rows.budget(divergence, delta)
-        return self._with(BudgetRule(f"budget {kind.spec}", kind, amount))
+        return self._with(BudgetConstraint(f"budget {kind.spec}", kind, amount))
 
     def protect(self, tokens: Tokens, name: str = "protect") -> "Design":
         """Add h ≤ q on ``tokens``: they are never emitted more often than by the target."""
         at = self._tokens(tokens)
-        return self._with(LimitRule(name, at, self.target_probs[at], 1))
+        return self._with(LimitConstraint(name, at, self.target_probs[at], 1))
 
     def cap(self, ratio: float, tokens: Tokens | None = None, name: str | None = None) -> "Design":
         """Add h ≤ ratio · q on ``tokens`` or everywhere."""
         ratio = check.number("ratio", ratio, 0.0)
         at = np.arange(len(self.target_probs)) if tokens is None else self._tokens(tokens)
         name = name or ("cap" if tokens is None else f"cap {_listed(at)}")
-        return self._with(LimitRule(name, at, np.minimum(ratio * self.target_probs[at], 1.0), 1))
+        return self._with(
+            LimitConstraint(name, at, np.minimum(ratio * self.target_probs[at], 1.0), 1)
+        )
 
     def floor(self, floors: Mapping[int, float]) -> "Design":
-        """Add h ≥ floors[token] for each token, every one a rule of its own."""
+        """Add h ≥ floors[token] for each token, each a constraint of its own."""
         design = self
         for token, value in floors.items():
             at, least = self._tokens(token), check.number(f"floor {token}", value, 0.0, 1.0)
@@ -114,7 +128,7 @@ class Design:
                 raise ValueError(
                     f"floor {token}: must be 0 where the target is 0, as h is; got {value!r}"
                 )
-            design = design._with(LimitRule(f"floor {token}", at, np.array([least]), -1))
+            design = design._with(LimitConstraint(f"floor {token}", at, np.array([least]), -1))
         return design
 
     def expect(
@@ -136,7 +150,7 @@ class Design:
             )
         sign, limit = (1, at_most) if at_least is None else (-1, at_least)
         limit = check.number(name, limit, -np.inf)
-        return self._with(ExpectationRule(name, sign * row, sign * limit))
+        return self._with(ExpectationConstraint(name, sign * row, sign * limit))
 
     def require(self, name: str, make: Callable[[Quantities], Any]) -> "Design":
         """Add the cvxpy constraints that ``make`` returns, given the named quantities.
@@ -145,16 +159,16 @@ class Design:
         ``rejection`` and ``divergence(spec)``; it returns convex ≤, ≥ or == constraints, one
         or a list: ``lambda v: v.divergence("kl") + v.rejection <= 0.4``.
         """
-        return self._with(CustomRule(name, make))
+        return self._with(CustomConstraint(name, make))
 
     def solve(self) -> DesignedRow:
-        """Maximise acceptance within the rules.
+        """Maximise acceptance within the constraints.
 
         Raises
         ------
         Infeasible
-            A ValueError: no row keeps all rules; ``rules`` names a set of them in conflict,
-            none of which can be left out.
+            A ValueError: no row keeps all constraints; ``constraints`` names a set of them in
+            conflict, none of which can be left out.
         SolverGaveUp
             A RuntimeError: no answer passed its own check.
         ModuleNotFoundError
@@ -162,11 +176,11 @@ class Design:
         """
         return DesignedRow(**_design.solve(self.target_probs, self.draft_probs, self.rules))
 
-    def _with(self, rule: Rule) -> "Design":
-        if any(rule.name == other.name for other in self.rules):
-            raise ValueError(f"rules: must have names of their own; got {rule.name!r} twice")
+    def _with(self, constraint: Constraint) -> "Design":
+        if any(constraint.name == other.name for other in self.rules):
+            raise ValueError(f"rules: must have names of their own; got {constraint.name!r} twice")
         design = copy.copy(self)  # the rows are checked and normalised once
-        object.__setattr__(design, "rules", (*self.rules, rule))
+        object.__setattr__(design, "rules", (*self.rules, constraint))
         return design
 
     def _tokens(self, tokens: Tokens) -> np.ndarray:

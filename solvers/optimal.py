@@ -2,7 +2,7 @@ r"""The optimal program: the best acceptance of any row within the budget.
 
 .. math:: A(δ) = \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \in Δ,\; D(h\|q) \le δ
 
-The reference that the closed form answers to. Prior art for reverse KL: mentored decoding
+The reference that the closed form is tested against. Prior art for reverse KL: mentored decoding
 (Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474).
 """
 
@@ -65,7 +65,7 @@ def _accepted(cap: np.ndarray, zero_cap: float | None) -> Any:
     return objective
 
 
-def _strict(q: np.ndarray, p: np.ndarray, price: float, started: float) -> OptimalProgram:
+def _lossless(q: np.ndarray, p: np.ndarray, price: float, started: float) -> OptimalProgram:
     """Return h = q, the only row within δ = 0, with the frontier's slope there."""
     accepted = float(np.minimum(p, q).sum())
     seconds = time.perf_counter() - started
@@ -129,7 +129,7 @@ def solve(
     outside = float(p[~inside].sum())
     free = support == "free" and outside > 0 and _may_leak(kind)
     if delta == 0:
-        return _strict(q, p, _rows.lossless_price(q, p, kind, free), started)
+        return _lossless(q, p, _rows.lossless_price(q, p, kind, free), started)
     cap, zero_cap = p[inside], outside if free else None
     scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))
     objective = _accepted(cap, zero_cap)

@@ -1,8 +1,8 @@
 r"""Solved programs in one file, for machines without a solver: GPUs above all.
 
-Rows are seeded and cover what goes wrong: zeros in either row, spiky and nearly equal rows,
-one-hot drafts, both supports. Their nonzero entries are at least 1e-4, so that the solver's
-answer, and not its tolerance, decides the sixth digit.
+Rows are seeded and cover hard cases: zeros in either row, spiky and nearly equal rows, one-hot
+drafts, both supports. Their nonzero entries are at least 1e-4, so that the sixth digit comes
+from the solver's answer and not from its tolerance.
 """
 
 import importlib.metadata
@@ -22,8 +22,11 @@ from cactus_theory.divergences import divergence as find_divergence
 from solvers import optimal, per_proposal
 
 OUT = Path("tests/data/reference.npz")
+# any number; it fixes the stored rows
 SEED = 20
+# smaller entries would leave the sixth digit to the solver's tolerance
 SMALLEST = 1e-4
+# small, so that many cases fit into one file that is kept in the repository
 VOCABULARIES = (3, 8, 24, 64)
 WIDEST = max(VOCABULARIES)
 # budgets as shares of the divergence of an almost whole draft: scarce, usual, generous, slack

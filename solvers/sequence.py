@@ -3,8 +3,8 @@ r"""The sequence program: one budget split over many positions.
 .. math:: \max_{h_1 … h_T} Σ_t Σ_i \min(p_{ti}, h_{ti}) \;\text{ s.t. }\; h_t \in Δ,\;
    Σ_t D(h_t\|q_t) \le Δ
 
-At the optimum every position that can gain pays the same price for its last bit: that is
-what makes a band of constant price the best way to spend. The program knows nothing of it.
+At the optimum all positions that can still gain have the same price; this is why a band of
+constant price is the best way to spend a budget. The program does not assume it.
 """
 
 import math
@@ -114,7 +114,7 @@ _Labels = tuple[float, float, str, str]
 def _solve(
     positions: list[_Position], kind: FDivergence, delta: float
 ) -> tuple[list[np.ndarray], _Labels]:
-    """Return the rows with price, bound, solver and status of the first believed attempt."""
+    """Return the rows with price, bound, solver and status of the first accepted attempt."""
     scales = [np.clip(at.p, at.q, raised_ceiling(at.q, kind, delta)) for at in positions]
     faults = []
     for how in _program.attempts(kind.linear or math.isinf(delta)):
@@ -170,7 +170,7 @@ def _fault(
     kind: FDivergence,
     delta: float,
 ) -> str | None:
-    """Return why an answer is not believed."""
+    """Return why an answer is not accepted."""
     pairs = list(zip(positions, rows, strict=True))
     spent = sum(_program.divergence_of(kind, h, at.q) for at, h in pairs)
     value = sum(float(np.minimum(at.p, h).sum()) for at, h in pairs)

@@ -1,4 +1,4 @@
-"""Decode text with a target and a draft model from Hugging Face."""
+"""Decode texts with a target and a draft model from Hugging Face."""
 
 from cactus_theory.decoding.drafters import Cascade, Drafter, EarlyExit, ModelDrafter, NGram
 from cactus_theory.decoding.hugging_face import speculative_generate

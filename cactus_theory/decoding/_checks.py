@@ -1,4 +1,4 @@
-"""What the decoding loops ask of their arguments before the first forward pass."""
+"""Check the arguments of the decoding loops before the first forward pass."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Measure what relaxed acceptance really costs, on the rows a decode has verified."""
+"""Measure what relaxed acceptance costs, on the rows that a decode has verified."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +16,10 @@ from cactus_theory.policies._base import FixedTarget, one_hot
 from cactus_theory.policies._per_proposal import PerProposal
 from cactus_theory.verify.contract import Draft, Verifier, find_verifier
 
-# Rows wait until so many entries have come together, then are worked off in batches of at most
-# so many (192 KiB of float64): few calls, on arrays that stay in the core's own cache. Measured
-# under Cactus on 630 rows of 2,048, microseconds a row: 51 for batches of 8 rows, 50 for 12;
-# 16 and 32 are at times faster, at times slower, as the allocator pleases.
+# Rows are collected up to WAITING_ENTRIES entries, then measured in batches of at most
+# BATCHED_ENTRIES (192 KiB of float64): few calls, on arrays that fit into a core's own cache.
+# Measured under Cactus on 630 rows of 2,048, microseconds a row: 51 for batches of 8 rows, 50 for
+# 12; 16 and 32 are sometimes faster and sometimes slower, depending on the allocator.
 WAITING_ENTRIES = 2**19
 BATCHED_ENTRIES = 2**14 + 2**13
 Choice = Int[Tensor, "rows"]
@@ -29,8 +29,8 @@ Waiting = tuple[Tensor, Tensor, Tensor]
 class Meter:
     """Adds D(out‖q) over verified rows, up to and including each round's first rejection.
 
-    ``out`` is the exact emitted law of the rule that judged the row. By the chain rule the
-    expected sum bounds the KL of whole texts from the target's.
+    ``out`` is the exact emitted law of the policy that judged the row. By the chain rule of KL
+    the expected sum bounds the KL of whole texts from the target's.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Meter:
         draft_probs: Float[Tensor, "rows vocab"],
         choice: Choice | None,
     ) -> None:
-        """Take note of verified rows, each judged by the chosen rule (the only one if None)."""
+        """Collect verified rows; ``choice`` is the policy of each (None: there is only one)."""
         if choice is None:
             choice = self.only.expand(len(target_probs))
         self.waiting.append((target_probs, draft_probs, choice))
@@ -99,7 +99,7 @@ class Meter:
         exact = isinstance(rule, FixedTarget | PerProposal)
         kept = torch.minimum(p, emitted) if exact else p * rule.keep(q, p)
         self.expected += float(kept.sum())
-        if emitted is q:  # looked at, not claimed: the very row of the target
+        if emitted is q:  # seen, not claimed: the policy returned the target's own row
             return
         spent = self.divergence.value(emitted, q).clamp(min=0.0)
         self.total += float(spent.sum())
@@ -107,7 +107,7 @@ class Meter:
 
 
 def _groups(waiting: list[Waiting], size: int) -> Iterator[list[Waiting]]:
-    """Yield what waits in groups of ``size`` rows, or fewer where the next part would not fit."""
+    """Yield the collected rows in groups of up to ``size`` rows; parts are not split."""
     group: list[Waiting] = []
     rows = 0
     for part in waiting:

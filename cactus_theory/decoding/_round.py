@@ -1,4 +1,4 @@
-"""One decode of a batch, round by round: draft, verify in one forward pass, take back."""
+"""One decode of a batch, round by round: draft, verify in one forward pass, roll back."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -92,7 +92,7 @@ class Decode:
         return everywhere
 
     def _retire(self) -> None:
-        """Put the texts that are finished aside and close the gaps they leave."""
+        """Set finished texts aside and close the gaps in the batch."""
         texts = self.texts
         opened = [texts.room(row) > 0 for row in range(texts.batch)]
         if all(opened):
@@ -143,7 +143,7 @@ class Decode:
         return parents
 
     def _settle(self, tokens: list[list[int]], verdict: Verdict) -> list[list[int]]:
-        """Append the tokens of each row and take the models back to them."""
+        """Append the tokens of each row and roll the models back to them."""
         texts, before = self.texts, list(self.texts.lengths)
         if verdict.path is not None:  # the draft stands in the texts in its own order
             for offset in range(verdict.path.shape[1]):
@@ -198,7 +198,7 @@ class Decode:
         tokens: list[list[int]],
         steps: int,
     ) -> None:
-        """Count what happened and let the pace learn from it."""
+        """Count what happened and update the pace."""
         kept = refused = 0
         for own, emitted, count in zip(tokens, new, drafted, strict=True):
             accepted = min(len(own) - 1, len(emitted))

@@ -1,4 +1,4 @@
-"""Which rule judges which drafted token of a batch."""
+"""Which policy judges which drafted token of a batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class Rules:
 
     Attributes
     ----------
-    rules : the different policies; a choice is a number into them.
+    rules : the different policies; a choice is an index into them.
     """
 
     def __init__(self, policy: Spec | Schedule | Sequence[Spec | Schedule], texts: Texts) -> None:
@@ -46,11 +46,11 @@ class Rules:
 
     @property
     def observing(self) -> bool:
-        """Return whether any schedule wants to see verified rows."""
+        """Return whether any schedule observes verified rows."""
         return any(own is not None and _overrides(own, "observe") for own in self.schedules)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order."""
+        """Keep only these rows, in this order."""
         for name in ("own", "schedules", "states"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in rows])
@@ -74,7 +74,7 @@ class Rules:
         return drafted.new_tensor([self.rules.index(rule) for rule in schedule.rules])[choice]
 
     def observe(self, row: int, charged: Any, accepted: int, q: Tensor, draft: Draft) -> None:
-        """Show the schedule of a row the rows that were verified, if it wants to see them."""
+        """Show the schedule of a row the rows that were verified, if it observes them."""
         schedule = self.schedules[row]
         if schedule is None or not _overrides(schedule, "observe"):
             return
@@ -84,7 +84,7 @@ class Rules:
         self.states[row] = schedule.observe(self.states[row], rows)
 
     def advance(self, row: int, new_ids: Sequence[int]) -> None:
-        """Let the schedule of a row take notice of its new tokens."""
+        """Update the state of a row's schedule with its new tokens."""
         schedule = self.schedules[row]
         if schedule is not None:
             self.states[row] = schedule.advance(self.states[row], new_ids)

@@ -18,8 +18,7 @@ class Coins:
     """Uniform float64 numbers of [0, 1), each row's from a stream of its own.
 
     A row takes one number for every token it may draft, the verifier's coins for them, and one
-    for the token that follows,
-    however many the rows beside it take: it behaves as if alone.
+    for the token that follows, however many the other rows take. So it behaves as if alone.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class Coins:
         self.streams = _streams(batch, seed, generator)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order."""
+        """Keep only these rows, in this order."""
         self.streams = [self.streams[row] for row in rows]
 
     def toss(
@@ -37,7 +36,7 @@ class Coins:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (draft (B, K), accept (B, C), draw (B,)) for rows drafting up to ``wanted``.
 
-        ``coins`` tells how many acceptance coins so many drafted tokens take.
+        ``coins`` returns how many acceptance coins a number of drafted tokens takes.
         """
         width, both = max(wanted), max(own + coins(own) for own in wanted)
         if len(wanted) == 1:

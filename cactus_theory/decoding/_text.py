@@ -14,11 +14,11 @@ class Texts:
 
     Attributes
     ----------
-    lengths : settled tokens of each row; drafted ones lie behind them.
+    lengths : settled tokens of each row; drafted ones follow them.
     ids : the same as lists, prompt included.
     prompts : tokens of each prompt.
     ended : whether a row's text ended by itself.
-    stop : asked after every token of a row, beside the end-of-text ids; None for nothing.
+    stop : called after every token of a row, in addition to the end-of-text ids, or None.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Texts:
         self.eos, self.device = eos, device
         self.stop: Stop | None = None
         self.capacity = max(self.limits)
-        # one place more than any text needs takes what is drafted beside a full row
+        # one spare place takes what is drafted in a full row while other rows still draft
         rows = [ids + [0] * (self.capacity + 1 - len(ids)) for ids in self.ids]
         self.buffer = torch.tensor(rows, dtype=torch.int64, device=device)
 
@@ -47,7 +47,7 @@ class Texts:
         return any(self.room(row) for row in range(self.batch))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order; the others are forgotten."""
+        """Keep only these rows, in this order."""
         for name in ("ids", "prompts", "limits", "lengths", "ended"):
             own = getattr(self, name)
             setattr(self, name, [own[row] for row in rows])
@@ -65,7 +65,7 @@ class Texts:
     def take(self, starts: Sequence[int], counts: Sequence[int]) -> Int[Tensor, "batch most"]:
         """Return ``counts[b]`` ids from position ``starts[b]`` on, drafted ones included.
 
-        What stands behind them in shorter rows are ids of no meaning.
+        Shorter rows are padded with arbitrary ids.
         """
         most = max(counts)
         if self.batch == 1:
@@ -75,7 +75,7 @@ class Texts:
         return self.buffer.gather(1, at)
 
     def propose(self, offset: int, token: Int[Tensor, "batch"]) -> None:
-        """Write drafted token number ``offset`` of every row behind its settled ones."""
+        """Write drafted token number ``offset`` of every row after its settled ones."""
         self._write([length + offset for length in self.lengths], token)
 
     def prefix(self, row: int, drafted: int) -> Int[Tensor, "1 length"]:

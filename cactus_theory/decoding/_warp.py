@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cactus_theory.decoding._text import Texts
 
-# processors that look at a row of scores alone; any other is called position by position
+# processors that read nothing but a row of scores; any other is called position by position
 CONTEXT_FREE = frozenset(
     {
         "EpsilonLogitsWarper",
@@ -25,7 +25,7 @@ CONTEXT_FREE = frozenset(
         "TypicalLogitsWarper",
     }
 )
-# processors that compare stretches of ids: padding of any kind would be one more stretch
+# processors that compare n-grams of ids: padding of any kind would add n-grams
 UNPADDED = frozenset({"NoRepeatNGramLogitsProcessor"})
 
 
@@ -37,8 +37,8 @@ class Warp:
     size of the logits is allocated, unless a processor does so.
 
     Processors see the ids that the library's own loop would show them: the prompt with its
-    padding in front (a row's first token stands in for the padding, so that no rule about
-    used tokens meets one that the row does not hold), then everything up to the position.
+    padding in front (a row's first token replaces the padding, so that no processor about used
+    tokens sees one that the row does not contain), then everything up to the position.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Warp:
         self.places, self.batch = list(range(len(padding))), max(len(padding), 1)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order."""
+        """Keep only these rows, in this order."""
         self.places = [self.places[row] for row in rows]
 
     @property
@@ -69,7 +69,7 @@ class Warp:
         """Return probabilities, written into ``out`` or over the logits.
 
         Row (b, i) continues the settled text of row b and its first ``first + i`` drafted
-        tokens; row b has meaning up to ``first + i = drafted[b]``.
+        tokens; row b is valid up to ``first + i = drafted[b]``.
         """
         scores = self.scores(logits, texts, first, drafted)
         if self.greedy:

@@ -1,7 +1,7 @@
 """The entry for Hugging Face: ``model.generate(..., custom_generate=speculative_generate)``.
 
-That hook forwards only parameters named in the signature below, and drops ``streamer`` and
-``assistant_model`` without a word; ``on_tokens`` and ``draft_model`` stand in for them.
+That hook forwards only parameters named in the signature below, and silently drops ``streamer``
+and ``assistant_model``; use ``on_tokens`` and ``draft_model`` instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.divergences import Divergence
 
-# stopping criteria that the loop knows by itself
+# stopping criteria that the loop handles itself
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 
 
@@ -94,7 +94,7 @@ def speculative_generate(
 
 
 def _check(config: Any, model_kwargs: dict[str, Any], draft_model: Any) -> None:
-    """Refuse what the loop would silently do otherwise."""
+    """Raise for options that the loop would otherwise silently ignore."""
     if config is None:
         raise ValueError("generation_config: must be given; call model.generate(...), got None")
     if draft_model is None:
@@ -121,7 +121,7 @@ def _ends(config: Any) -> list[int] | None:
 
 
 def _stop(criteria: Sequence[Any]) -> Stop | None:
-    """Return one question for all criteria that the loop does not know by itself."""
+    """Return one callable for all criteria that the loop does not handle itself."""
     others = [one for one in criteria if type(one).__name__ not in KNOWN_CRITERIA]
     if not others:
         return None

@@ -72,7 +72,7 @@ def _model(
 
 @contextmanager
 def _named(name: str, folder: str | Path) -> Iterator[None]:
-    """Say which folder a failure of the library is about."""
+    """Name the folder in whatever error the library raises."""
     try:
         yield
     except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base

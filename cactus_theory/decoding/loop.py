@@ -51,7 +51,7 @@ def generate(
     Every round the draft proposes up to K tokens a row, the target scores them in one forward
     pass, the policy keeps a prefix and one more token follows. With the policy
     ``speculative`` a text has exactly the target's law; at temperature 0 it is the target's
-    greedy text. Every row goes its own way, with its own seed, as if it were alone.
+    greedy text. Every row has its own seed and length and behaves as if it were alone.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def generate(
 
 
 def per_round(on_tokens: Progress | None, batch: int) -> Progress | None:
-    """Return a callback for the ids of all rows; a single row's are handed over bare."""
+    """Return a callback for the ids of all rows; a single row's are passed as one list."""
     if on_tokens is None or batch > 1:
         return on_tokens
     return lambda new: on_tokens(new[0])

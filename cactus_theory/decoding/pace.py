@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from cactus_theory.decoding._checks import whole_number
 
-# a round counts for this share of the running acceptance, and a measured second likewise
+# weight of the newest round in the running acceptance and costs: they average about 20 rounds
 FORGETTING = 0.05
-# what acceptance is taken to be before any draft was verified, worth this many tokens
+# the acceptance assumed before any draft was verified, with the weight of so many tokens
 FIRST_GUESS = 0.7
 FIRST_WEIGHT = 8.0
-# rounds of a kind the gate measures before it compares, and how soon it looks again
+# rounds of each kind that the gate measures before it compares, and after how many it tries again
 PROBE = 4
 LOOK_AGAIN = 64
 
@@ -45,7 +45,7 @@ class Pace(ABC):
         """Return K for the next round; 0 takes a plain step."""
 
     def note(self, done: Round) -> None:  # noqa: B027  a fixed pace learns nothing
-        """Take notice of a round."""
+        """Learn from a round."""
 
 
 class FixedPace(Pace):
@@ -65,8 +65,8 @@ class AdaptivePace(Pace):
     r"""The K ≤ ``most`` that promises most tokens per second.
 
     With running acceptance a and c = seconds of a drafted token / seconds of a target call,
-    maximises :math:`(1 - a^{K+1}) / ((1 - a)(Kc + 1))`. K is chosen from what lies behind,
-    so the law of the text does not change.
+    maximises :math:`(1 - a^{K+1}) / ((1 - a)(Kc + 1))`. K depends on past rounds only, so the
+    law of the text does not change.
     """
 
     def __init__(self, most: int) -> None:
@@ -94,7 +94,7 @@ class AdaptivePace(Pace):
         return (1 - a ** (width + 1)) / (1 - a) / (width * self.cost_ratio + 1)
 
     def note(self, done: Round) -> None:
-        """Let acceptance and costs follow."""
+        """Update the running acceptance and costs."""
         if not done.drafted:
             return
         keep = 1 - FORGETTING
@@ -109,8 +109,8 @@ class Gate(Pace):
 
     Times ``PROBE`` speculative rounds and ``PROBE`` plain steps, then takes, before every
     round, the kind of fewer seconds per emitted token, of which the kind in use keeps a
-    running mean. Looks at the other kind again at intervals that double from ``LOOK_AGAIN``
-    rounds. The first round after a turn, which catches up, is not counted.
+    running mean. Tries the other kind again at intervals that double from ``LOOK_AGAIN``
+    rounds. The first round after a switch, which catches up, is not counted.
     """
 
     def __init__(self, inner: Pace) -> None:

@@ -17,7 +17,7 @@ class Seconds:
 
     ``draft`` and ``target`` are the models' forward passes, ``verify`` the acceptance step,
     ``other`` sampling and bookkeeping. ``meter`` (measuring and recording) and ``callback``
-    are not part of ``total``. On CUDA kernels run behind the clock: only ``total`` is exact.
+    are not part of ``total``. CUDA kernels run asynchronously: there only ``total`` is exact.
     """
 
     draft: float = 0.0
@@ -44,7 +44,7 @@ class MeterReading:
 
     Attributes
     ----------
-    divergence : which; the fields named kl hold it whichever it is, in its unit (nats for KL).
+    divergence : its name; the fields named kl hold it, in its unit (nats for KL).
     rows : verified rows, up to and including the first rejection of every round.
     kl : Σ D(out‖q) over them; ``kl_per_row`` and ``kl_per_token`` divide it by the rows
         and by all emitted tokens (a bonus token costs nothing).
@@ -87,7 +87,7 @@ class GenerationResult:
     ended : whether every text ended by itself.
     target_calls, draft_calls : forward passes of the batch; the prompt is part of the first.
     accepted_histogram : entry a counts the rounds of a row with a accepted tokens. Drafted
-        tokens behind an end of text count nowhere.
+        tokens after an end of text are not counted.
     seconds : where the time went.
     meter : emitted divergence, None when it was off.
     rows : the verified rows, None unless they were recorded.

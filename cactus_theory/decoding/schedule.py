@@ -17,7 +17,7 @@ Spec = str | Policy
 
 
 class Schedule(ABC):
-    """Chooses among a few rules for every drafted token, from the tokens before it.
+    """Chooses among a few policies for every drafted token, from the tokens before it.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class Schedule(ABC):
 
     @abstractmethod
     def choose(self, state: Any, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        """Return the number of the rule that judges each drafted token.
+        """Return the index of the policy that judges each drafted token.
 
-        The rule of token i may depend on ``drafted[:i]``, not on token i or later ones.
+        The policy of token i may depend on ``drafted[:i]``, not on token i or later ones.
         """
 
     def choose_by_rows(
@@ -50,29 +50,29 @@ class Schedule(ABC):
     ) -> Int[Tensor, "K"]:
         """Return the same, knowing the rows that the tokens are verified on.
 
-        Called instead of :meth:`choose` where a subclass overrides it. The rule of token i may
+        Called instead of :meth:`choose` where a subclass overrides it. The policy of token i may
         depend on ``drafted[:i]`` and on the rows up to and including number i: these are known
-        before the token is drawn. A policy with a state along a block is written so, as what
-        follows a refused token is never used.
+        before the token is drawn. Use it for a policy with a state along a block; choices after
+        a refused token are never used.
         """
         return self.choose(state, drafted)
 
     def observe(self, state: Any, rows: VerifiedRows) -> Any:
         """Return the state after a round, given the rows whose emitted divergence counts.
 
-        Called before :meth:`advance` where a subclass overrides it: a ledger adds up here what
+        Called before :meth:`advance` where a subclass overrides it, for example to add up what
         was spent. The rows are those up to and including the first refusal.
         """
         return state
 
 
 class Between(Schedule):
-    """One rule between an opening and a closing marker token, another one elsewhere.
+    """One policy between an opening and a closing marker token, another one elsewhere.
 
-    Such as a thinking section decoded faster than the answer behind it:
-    ``Between("cactus:delta=1", opening=5, closing=6)`` is lossless outside. The rule starts
-    with the token behind an opening marker and ends with the closing marker itself. Markers
-    in the prompt count.
+    For example a thinking section decoded faster than the answer after it:
+    ``Between("cactus:delta=1", opening=5, closing=6)`` is lossless outside. The policy starts
+    with the token after an opening marker and ends with the closing marker itself. Markers in
+    the prompt count.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Between(Schedule):
             raise ValueError(f"closing: must differ from opening; got token {both[0]} in both")
 
     def begin(self, prompt: Sequence[int]) -> bool:
-        """Return whether a section is open behind the prompt."""
+        """Return whether a section is open after the prompt."""
         return self.advance(False, prompt)
 
     def advance(self, state: bool, new_ids: Sequence[int]) -> bool:
-        """Return whether a section is open behind more tokens."""
+        """Return whether a section is open after more tokens."""
         for token in new_ids:
             state = (state or token in self.opening) and token not in self.closing
         return state
@@ -107,7 +107,7 @@ class Between(Schedule):
         opened = torch.isin(drafted, drafted.new_tensor(self.opening))
         closed = torch.isin(drafted, drafted.new_tensor(self.closing))
         count = torch.arange(1, len(drafted) + 1, device=drafted.device)
-        # the latest marker up to each token, 0 for none; it rules from the next token on
+        # the latest marker up to each token, 0 for none; it applies from the next token on
         latest = torch.where(opened | closed, count, 0).cummax(0).values
         before = torch.cat([latest.new_zeros(1), latest[:-1]])
         inside = opened[(before - 1).clamp(min=0)]
@@ -115,7 +115,7 @@ class Between(Schedule):
 
 
 class ByPosition(Schedule):
-    """A sequence of rules, each from a number of new tokens on.
+    """A sequence of policies, each from a number of new tokens on.
 
     ``ByPosition([(0, "speculative"), (32, "band:price=2")])`` is lossless for the first 32
     tokens of the answer.
@@ -136,7 +136,7 @@ class ByPosition(Schedule):
         return state + len(new_ids)
 
     def choose(self, state: int, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        """Return the number of the last step that has begun."""
+        """Return the index of the last step that has begun."""
         position = torch.arange(state, state + len(drafted), device=drafted.device)
         return torch.searchsorted(position.new_tensor(self.starts), position, right=True) - 1
 

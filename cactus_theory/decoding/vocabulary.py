@@ -1,4 +1,4 @@
-"""Two models can check each other's tokens only if they mean the same by them."""
+"""Check that two models mean the same token by the same id."""
 
 from typing import Any
 

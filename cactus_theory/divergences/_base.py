@@ -2,8 +2,8 @@ r"""What a divergence is, and the geometry that the optimum needs from it.
 
 Every f-divergence is :math:`D_f(h\|q) = \sum_{q>0} q f(h/q) + f'(\infty)\,h(q=0)` with convex
 f, f(1) = 0. Others are increasing functions of one (Rényi), so that their budgets translate, or
-bound the ratio h/q pointwise (max-divergence). The optimum and the solvers read only what is
-declared here; they know no divergence by name.
+bound the ratio h/q pointwise (max-divergence). The optimum and the solvers use only what is
+declared here and never ask which divergence it is.
 Source of the definitions: Csiszár 1967; Liese & Vajda 2006; van Erven & Harremoës 2014.
 """
 
@@ -71,7 +71,7 @@ class Divergence:
         raise NotImplementedError
 
     def to_generator(self, delta: Tensor) -> Tensor:
-        """Return the generator's budget that says the same as a budget of ``delta``."""
+        """Return the generator's budget that is equivalent to a budget of ``delta``."""
         return delta
 
     def from_generator(self, value: Tensor) -> Tensor:

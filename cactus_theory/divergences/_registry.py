@@ -11,7 +11,7 @@ from cactus_theory.divergences._base import Divergence
 
 Kind = TypeVar("Kind", bound=type[Divergence])
 _REGISTRY: dict[str, type[Divergence]] = {}
-# f(1) = 0 and f′(1) are read off at registration, up to rounding
+# f(1) = 0 and f′(1) are checked at registration up to this rounding
 ROUNDING = 1e-9
 
 
@@ -21,7 +21,7 @@ def register_divergence(kind: Kind) -> Kind:
     That is ``ct.divergence``, the optimum, the band, audits, the command line, and the solvers,
     which also need its form for cvxpy (``solvers/_left_sides.py``). The class carries its name,
     its knobs as dataclass fields, an ``example`` of them if there are any, and its geometry (see
-    :class:`Divergence`); its generator is held to what it declares at 1.
+    :class:`Divergence`); what it declares of its generator at 1 is checked.
 
     Raises
     ------

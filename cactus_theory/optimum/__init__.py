@@ -1,11 +1,12 @@
-r"""The theorem of the band in one place: the best acceptance under an honest budget.
+r"""The theorem of the band in one place: the best acceptance under a budget on the emitted law.
 
 .. math:: \max_h \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
 
 For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤ b is optimal; the
-divergence only decides how far along the path of such bands. ``path`` has them sorted by p/q,
-``newton`` finds the edges without a sort, ``geometry`` translates budgets, prices and
-certificates, ``solve`` is the one entry, which the functions below and the policies share.
+divergence only decides how far to go along the path of such bands. ``path`` has them sorted by
+p/q, ``newton`` finds the edges without a sort, ``geometry`` translates budgets, prices and
+certificates, ``decide`` keeps or refuses a token without solving, and ``solve`` is the one
+entry, which the functions below and the policies share.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """

@@ -1,4 +1,4 @@
-"""The best acceptance under an honest budget, row by row."""
+"""The best acceptance under a budget on the emitted law, row by row."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -52,12 +52,12 @@ def optimal_acceptance(
     acceptance: Any = None,
     support: str = "target",
 ) -> OptimalAcceptance:
-    r"""Maximise acceptance under a bound on the divergence of what is emitted.
+    r"""Maximise acceptance under a bound on the divergence of the emitted law.
 
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\; D(h\|q) \le \delta
 
     Exact up to float64 rounding for every divergence: Newton on masked sums, or one sort by p/q
-    and lookups where that does not settle. No gradient flows through it.
+    and lookups where that does not converge. No gradient flows through it.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 r"""Decide about a drafted token under the band without solving the band.
 
-A token n with coin u is kept iff u p_n < b q_n, that is iff r = u p_n/q_n lies below the
-band's upper edge b. Whether it does is seen at r itself, without b:
+A token n with coin u is kept iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
+upper edge b. This can be decided at r itself, without solving for b:
 
 * at a price λ, f′(b) − f′(a) = 1/λ makes a = a(b) a function of b, and the excess
   :math:`E(b) = Σ_i [\mathrm{clip}(p_i, a q_i, b q_i) − p_i]` rises in b and is 0 at the band's
@@ -10,8 +10,8 @@ band's upper edge b. Whether it does is seen at r itself, without b:
   divergence D rises with r: keep iff D < δ, some passes.
 
 Only a refusal needs the band itself, for the residual (aq − p)₊: a few more passes find the
-root. Everything is in the precision of the rows and in memory used again; sums are of
-differences that vanish inside the band, so that the edges are as sharp as the rows.
+root. Everything is in the precision of the rows and in reused memory. The sums are of
+differences that are 0 inside the band, so that the edges are as precise as the rows.
 
 Rows may miss 1 by rounding. With t = Σp/Σq the band of the normalised rows has edges a/t and
 b/t, and nothing else changes.
@@ -32,7 +32,7 @@ Rows = Float[Tensor, "rows vocab"]
 
 # q = 0 counts as this, so that p/q stays finite
 LEAST = {torch.float32: 1e-30, torch.float64: 1e-290}
-# a ratio above this can only come from a q that counts as LEAST, or from an edge without a limit
+# a ratio above this can only come from a q that counts as LEAST, or from an infinite edge
 MOST = {torch.float32: 1e25, torch.float64: 1e280}
 # how far a row's sum may be from 1 (relative), so how far beyond its limits an edge may lie
 SLACK = {torch.float32: 2e-4, torch.float64: 2e-9}
@@ -43,13 +43,13 @@ SETTLED = {torch.float32: 2e-5, torch.float64: 2e-14}
 MOST_STEPS = 100
 # x E′(x) is the mass outside the band, 0.3 to 1 on rows of language models
 STEEPNESS = 0.9
-# every so many steps the bracket is halved whatever the secant says
+# every so many steps the bracket is halved instead, in case the secant converges slowly
 HALVED_EVERY = 6
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a band says of N tokens: which are kept, and the edges (a, b) of the others."""
+    """The band's decision on N tokens: which are kept, and the edges (a, b) for the others."""
 
     kept: list[bool]
     lower: list[float]
@@ -80,7 +80,7 @@ class Ratios:
         return most
 
     def clip(self, lower: Sequence[float] | None, upper: Sequence[float] | None) -> Tensor:
-        """Return p/q held between an edge or two a row, in memory that the next call takes."""
+        """Return p/q clipped to one or two edges a row, in memory that the next call reuses."""
         ratio, out = self.ratio, self.clipped
         if self.single:
             low, high = (None if edge is None else edge[0] for edge in (lower, upper))
@@ -97,7 +97,7 @@ class Ratios:
 
 
 class RisingRoot:
-    """Steps to the root of a rising function of x > 0, told its value at each ``x``.
+    """A search for the root of a rising function of x > 0, which the caller evaluates.
 
     ``steepness`` is a guess of x f′(x), for the first step; ∞ halves the bracket instead.
 
@@ -116,7 +116,7 @@ class RisingRoot:
         self.steps = 0
 
     def tell(self, value: float) -> None:
-        """Take notice of the value at ``x`` and move on."""
+        """Use the value at ``x`` and choose the next ``x``."""
         x, before = self.x, self.before
         self.steps += 1
         if value == 0:
@@ -140,7 +140,7 @@ class RisingRoot:
 
 
 def _settle(roots: list[RisingRoot], evaluate: Callable[[list[float]], list[float]]) -> list[float]:
-    """Return the roots of functions that are evaluated together."""
+    """Return the roots of several functions, which are evaluated together."""
     while not all(root.done for root in roots):
         for root, value in zip(roots, evaluate([root.x for root in roots]), strict=True):
             if not root.done:
@@ -154,7 +154,7 @@ def _judge(
     evaluate: Callable[[list[float]], list[float]],
     lower: Callable[[list[float]], list[float]],
 ) -> Judged:
-    """Return what the first value, at r, says of each token; find the others' bands."""
+    """Return the decision on each token, from the first value, at r; solve the refused bands."""
     limits = [root.high for root in roots]
     first = evaluate([root.x for root in roots])
     looked_at = zip(first, ratio, limits, strict=True)

@@ -23,9 +23,9 @@ Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
 Flags = Bool[Tensor, "rows"]
 
-# ln b is looked for up to here, in so many halvings
+# ln b is searched for up to here (e^700 is nearly the largest float64), in so many halvings
 LARGEST_LOG, STEEP_STEPS = 700.0, 64
-# a gain this far below the mass of a row is lost in its sum; it needs tokens of so little mass
+# a gain of at most ULP is lost in a sum over a row; only tokens of mass up to COARSE gain so little
 ULP, COARSE = 2.0**-52, 1e-8
 
 
@@ -148,10 +148,10 @@ class Geometry:
         return convex_root(evaluate, path.smallest, path.largest, budget)
 
     def within(self, edges: Edges, delta: PerRow) -> Edges:
-        """Return the edges where ε is too coarse to say what the budget says of b.
+        """Return the edges, with b from the budget itself where ε is too coarse to give it.
 
-        Where a and b met at 1 although there is a budget, only tokens of ratios like 1e30 can
-        gain, and less than an ulp of ε: then a = 1 and Σ_{p>q} q f(min(b, p/q)) = δ.
+        Where a and b met at 1 although there is a budget, only tokens with ratios like 1e30 can
+        gain, and by less than an ulp of ε: then a = 1 and Σ_{p>q} q f(min(b, p/q)) = δ.
         """
         f = self.generator
         met = (self.slope(edges.lower, edges.upper) <= 0) & (delta > 0) & ~edges.slack
@@ -172,7 +172,7 @@ class Geometry:
             low, high = torch.where(within, middle, low), torch.where(within, high, middle)
         upper = torch.minimum(low.exp(), ratio.amax(-1))
         gain = (mass * (torch.minimum(ratio, upper[:, None]) - 1)).sum(-1)
-        # elsewhere it is f(b) that is lost, close to 1
+        # elsewhere b is close to 1, and it is f(b) that is lost in rounding
         met = met & (gain <= ULP) & (f.centred_slope(upper) > 0)
         return replace(
             edges,
@@ -189,7 +189,7 @@ class Geometry:
         u, out = self._scratch()
         torch.div(p, q, out=u)
         if self.inside is not None:
-            u[~self.inside] = 1.0  # there q u and q f(u) are charged nothing, or next to it
+            u[~self.inside] = 1.0  # there q u and q f(u) then cost nothing, or nearly nothing
         torch.minimum(torch.maximum(u, edges.lower[:, None], out=u), edges.upper[:, None], out=u)
         kept = torch.minimum(p, torch.mul(q, u, out=out), out=out).sum(-1)
         costs = price * _sum_of(q, f.centred(u, out=out)) + level * _sum_of(q, u)
@@ -233,7 +233,7 @@ class CeilingGeometry(Geometry):
         return torch.minimum(torch.maximum(over, self.path.smallest), self.path.largest)
 
     def within(self, edges: Edges, delta: PerRow) -> Edges:
-        """Return the edges with b as the budget says it: ε says little about it."""
+        """Return the edges with b taken from the budget, which ε gives only roughly."""
         upper = torch.where(
             edges.lossless | edges.slack, edges.upper, self.divergence.ceiling(delta)
         )

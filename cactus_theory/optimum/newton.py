@@ -4,8 +4,8 @@ At edges (a, b) let L = Σ(aq − p)₊, U = Σ(p − bq)₊, both over q > 0, a
 is a band when L = U + P₀. Between two ratios p/q everything is linear in the edges except f.
 
 By budget, one step solves L = U + P₀ = ε and D = δ for the linearised ε. By price,
-f′(b) − f′(a) = 1/λ gives a as a function of b, and one equation in b is left. What does not
-settle, or would lose precision, is left to the sorted path: ``done`` says which rows those are.
+f′(b) − f′(a) = 1/λ gives a as a function of b, and one equation in b is left. Rows that do not
+converge, or would lose precision, are left to the sorted path: ``done`` is False for them.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,20 +22,22 @@ Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
 Pairs = Float[Tensor, "rows 2"]
 
+# rows that have not converged after so many steps go to the sorted path
 MOST_STEPS = 24
+# full steps before every second one is damped, should a row jump to and fro over a ratio
 UNDAMPED = 8
 # where Newton starts, found by trial on rows of language models: ln b in units of √(2δ/f″(1)),
 # and how far towards the largest and the smallest ln(p/q) an edge may lie
 STARTING_WIDTH, STARTING_SHARE = 1.5, 0.7
 # L, U and D are sums of rounded terms of total size about 1
 CLOSE = 1e-14
-# a step this small, relative to the edge, is taken from a settled row: it costs nothing
+# converged rows still take a step this small (relative to the edge): it costs nothing
 POLISH = 1e-6
 # by price, a step this small is taken in b itself: f′(b) has lost digits where f′(∞) is near
 NEAR = 1e-3
-# the cost inside the band is what is left of D(p‖q): above this it has lost that precision
+# the cost inside the band is D(p‖q) minus sums outside it: above this D(p‖q), mostly rounding
 MOST_COST = 32.0
-# below, D and the price are all rounding; the sorted path adds up from the ratio 1 outwards
+# below these D and the price are rounding error; the sorted path adds up from the ratio 1 outwards
 LEAST_BUDGET, LEAST_PRICE = 1e-7, 0.01
 # entries worked on at once: half a dozen such arrays stay in the cache
 AT_ONCE = 1 << 18
@@ -43,7 +45,7 @@ AT_ONCE = 1 << 18
 
 @dataclass(frozen=True)
 class Found:
-    """Per row: the edges a ≤ 1 ≤ b, whether h = q, whether h = p, and whether it is settled."""
+    """Per row: the edges a ≤ 1 ≤ b, whether h = q, whether h = p, and whether Newton converged."""
 
     lower: PerRow
     upper: PerRow
@@ -138,7 +140,7 @@ def _for_budget(tables: Tables, delta: PerRow) -> Found:
         close = over.abs() + (moved.sum(-1) - tables.leaked).abs() <= CLOSE * (1 + delta)
         new = _budget_step(f, mass, moved, tables.leaked, edges, over)
         tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
-        if step >= UNDAMPED and step % 2 == 0:  # a step may hop to and fro over a ratio
+        if step >= UNDAMPED and step % 2 == 0:  # steps may jump to and fro over a ratio
             new = torch.where(tiny[:, None], new, (new + edges) / 2)
         usable = (new > 0) & (new < torch.inf) & (mass > 0)
         # no token below a: halve it. None above b: leave it
@@ -214,7 +216,7 @@ def _for_price(tables: Tables, price: PerRow) -> Found:
         most, least = torch.where(above, upper, most), torch.where(above, least, upper)
         usable = (new > least) & (new < most)
         tiny = usable & (size <= POLISH)
-        if step % 5 == 4:  # halve now and then, should Newton crawl
+        if step % 5 == 4:  # halve the bracket now and then, in case Newton converges slowly
             usable = usable & close
         new = torch.where(usable, new, (least * most).sqrt())
         new = torch.where(ready | (close & ~tiny), upper, new)

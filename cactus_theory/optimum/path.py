@@ -1,9 +1,9 @@
 r"""The path of optima h_ε = clip(p, a q, b q) between p and q, from one sort by p/q.
 
 ε is the rejection probability: Σ(p − bq)₊ = ε and Σ(aq − p)₊ = ε, two monotone
-piecewise-linear inversions. All sums are accumulated outwards-in (tails) or from the
-ratio 1 outwards (divergence), out of non-negative terms, so that entries of 1e-30 beside
-entries of 0.1 lose nothing. After the sort each evaluation is a lookup, O(log V).
+piecewise-linear inversions. All sums are accumulated from the ends inwards (tails) or from the
+ratio 1 outwards (divergence), of non-negative terms, so that entries of 1e-30 next to entries
+of 0.1 keep their precision. After the sort each evaluation is a lookup, O(log V).
 """
 
 from collections.abc import Callable
@@ -100,7 +100,7 @@ class Path:
     def _between_neighbours(self, edge: PerRow, index: Int[Tensor, "rows"]) -> PerRow:
         """Return the edge held between the ratios on either side of position ``index``.
 
-        Beside tokens of q = 1e-25 the quotient that gives the edge is all rounding.
+        Next to tokens with q = 1e-25 the quotient that gives the edge is rounding error.
         """
         last = self.ratio.shape[-1] - 1
         below = _pick(self.ratio, (index - 1).clamp(min=0))

@@ -114,7 +114,7 @@ class Band:
 def solve_band(geometry: Geometry, knob: str, amount: PerRow) -> Band:
     """Return the bands for ``knob`` (delta, price or acceptance) at ``amount`` per row.
 
-    Newton where it settles; the sorted path, which is the reference, for the other rows.
+    Newton where it converges; the sorted path, which is the reference, for the other rows.
     """
     found = _newton(geometry, knob, amount)
     if found is None:
@@ -211,8 +211,8 @@ def edges(
     """Return the edges (a, b) of each row's band, float64 rows (R, V) that sum to 1.
 
     Exactly one of ``delta`` (the budget) and ``price`` (dA/dδ), a number or one a row. Without
-    a sort where Newton settles. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with q = 0
-    get nothing. Not validated: for callers that checked their rows at the door.
+    a sort where Newton converges. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with q = 0
+    get nothing. Rows are not validated: callers check them first.
 
     Raises
     ------

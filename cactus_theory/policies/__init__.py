@@ -1,6 +1,6 @@
-"""Acceptance rules; importing a rule's file registers it."""
+"""The policies; importing a policy's file registers it."""
 
-from cactus_theory.policies import (  # noqa: I001  (the order in which rules are listed)
+from cactus_theory.policies import (  # noqa: I001  (the order in which they are listed)
     speculative,
     cactus,
     cactus_exact,

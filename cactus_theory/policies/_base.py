@@ -3,16 +3,16 @@ r"""A policy is a pair (φ, g).
 Draft n ~ p and keep it with probability φ(n); otherwise emit one token from g(·|n).
 The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance
 :math:`A = Σ p_n φ(n)`. Rows are probabilities over a vocabulary of V tokens, q of the
-target and p of the draft. Methods trust their rows (the public functions check them);
+target and p of the draft. Methods do not validate their rows (the public functions do);
 φ, g and the emitted law are computed in float64.
 
 ``acceptance`` and ``recovery`` may be called with ``p=None``, a draft that is certain of its
-token. A subclass never meets it: :class:`Policy` hands its methods one-hot rows instead.
+token. Subclasses need not handle it: :class:`Policy` calls their methods with one-hot rows.
 
-A policy says two kinds of things about itself. What it *claims* is its ``declares``: audits
-and property tests hold it to that, and nothing else reads it. What a verifier may *rely on*
-are facts of the class, each with a property test of its own: ``entrywise``,
-``keeps_what_lossless_keeps`` and ``shared_recovery``.
+A policy states two kinds of things about itself. Its ``declares`` are *claims*: audits and
+property tests check them, and nothing else reads them. A verifier may *rely on* facts of the
+class, each with its own property test: ``entrywise``, ``keeps_what_lossless_keeps`` and
+``shared_recovery``.
 """
 
 from abc import ABC, abstractmethod
@@ -35,8 +35,8 @@ Id = Int[Tensor, "*batch"]
 
 # rows built at once by the O(V²) enumeration: 2^24 float64 entries are 128 MiB
 ENUMERATION_ENTRIES = 2**24
-# sums of whole rows against a threshold: ties such as those of uniform rows must not be
-# decided by the order in which the tokens were added up
+# relative slack where a sum over a row is compared with a threshold, so that ties (uniform rows,
+# for example) do not depend on the order of summation
 TIE = 1e-12
 
 
@@ -81,14 +81,14 @@ def _explicit_recovery(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Policy(ABC):
-    """An acceptance rule with its recovery; subclasses are frozen dataclasses of knobs.
+    """When to keep a drafted token, and what replaces it; subclasses are frozen dataclasses.
 
     Attributes
     ----------
     entrywise : class fact. φ(n) and the scale of the residual depend on q_n and p_n alone,
         so a verifier reads whole rows only after a refusal; see :class:`Entrywise`.
-    keeps_what_lossless_keeps : class fact. φ(n) ≥ min(1, q_n/p_n), so a verifier asks only
-        about tokens that lossless sampling would refuse.
+    keeps_what_lossless_keeps : class fact. φ(n) ≥ min(1, q_n/p_n), so a verifier calls the
+        policy only for tokens that lossless sampling would refuse.
     shared_recovery : class fact. The recovery law is the same whichever token was refused,
         so the emitted law takes O(V) a row.
     """
@@ -120,7 +120,7 @@ class Policy(ABC):
 
     @property
     def declares(self) -> Declaration:
-        """Return what this rule promises."""
+        """Return what this policy claims."""
         return Declaration()
 
     @abstractmethod
@@ -155,8 +155,8 @@ class Policy(ABC):
     ) -> Decision:
         """Return whether each drafted token is kept, and what replaces it if not.
 
-        A token is kept iff its coin < φ. A policy that can tell so without φ, or that solves
-        something per row, overrides this; the decision must be the same up to rounding.
+        A token is kept iff its coin < φ. Override this where the decision can be made without
+        φ, or for less; it must be the same up to rounding.
         """
         kept = coin < self.acceptance(q, p, n[:, None])[:, 0]
         if not kept.is_cuda and bool(kept.all()):

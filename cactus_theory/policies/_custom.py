@@ -45,7 +45,7 @@ def rule(
     Under ``@ct.rule(vectorised=True)`` it is called for many rows at once: q and p have shape
     (..., V) and n (...,), torch tensors unless ``arrays="numpy"``. It returns φ (...,), or h
     (..., V) from (q, p); ``recovery`` and ``proposal`` return (..., V). Either way tokens with
-    p_n = 0 are not asked about. An answer must depend on its own row alone (tested)::
+    p_n = 0 are left out. Each answer must depend on its own row only (this is tested)::
 
         @ct.rule(vectorised=True)
         def lossless(q, p, n):
@@ -55,9 +55,11 @@ def rule(
     Parameters
     ----------
     arrays : what q and p are, ``numpy`` or ``torch``.
-    proposal : (q, p, n) → the row behind the drafted token, for budgets per proposal.
-    knob : the knob that ``direction``, ``strict`` and ``budget`` speak of; by default the
-        first one. ``knob_range`` : its least and largest legal value.
+    proposal : (q, p, n) → the row that the drafted token is verified against, for budgets per
+        proposal.
+    knob : the knob that ``direction``, ``strict`` (the value at which the policy is lossless)
+        and ``budget`` refer to; by default the first one. ``knob_range`` : its least and
+        largest legal value.
     budget : such as ``"kl <= delta emitted"`` or ``"kl <= 0.1 per proposal"``; a knob may
         stand for the amount.
     **declared : the other fields of :class:`Declaration`: ``direction``, ``strict``,

@@ -1,4 +1,4 @@
-"""What a rule says about itself; audits and property tests hold it to its word."""
+"""What a policy claims about itself; audits and property tests check it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,14 @@ Scope = Literal["emitted", "per proposal"]
 
 @dataclass(frozen=True)
 class Budget:
-    """A promise that a divergence stays within an amount.
+    """A claim that a divergence stays within an amount.
 
     Attributes
     ----------
     divergence : spec string, such as ``kl``.
     amount : the bound, in the divergence's unit (nats for KL).
-    scope : ``emitted`` bounds the law of the token a reader sees; ``per proposal``
-        bounds the row built for each drafted token, before averaging over drafts.
+    scope : ``emitted`` bounds the emitted law; ``per proposal`` bounds the row that each
+        drafted token is verified against, before averaging over drafts.
     """
 
     divergence: str
@@ -28,18 +28,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a rule declares; anything declared is tested.
+    """What a policy declares; anything declared is tested.
 
     Attributes
     ----------
     direction : +1 if acceptance grows with the knob, −1 if it falls, 0 if there is no knob.
-    strict : the knob value at which the rule is lossless, or None if it has none.
-    budget : the divergence bound it promises, or None.
+    strict : the knob value at which the policy is lossless, or None if there is none.
+    budget : the divergence bound it claims, or None.
     between : the emitted law lies pointwise between p and q.
     at_least_speculative : acceptance is never below lossless speculative sampling.
     continuous : acceptance is continuous in the rows.
     support : ``target`` if no token with q = 0 is ever emitted, else ``free``.
-    optimal : no rule that keeps the same budget accepts more.
+    optimal : no policy that keeps the same budget accepts more.
     """
 
     direction: int = 0

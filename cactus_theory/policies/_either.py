@@ -11,7 +11,7 @@ from cactus_theory.policies._residual import UNSCALED, Decision, Residual
 
 
 class Either(FixedTarget):
-    """Lossless sampling on h = p where the row says so, else on h = q."""
+    """Lossless sampling on h = p where :meth:`takes_draft` is true, else on h = q."""
 
     keeps_what_lossless_keeps = True
 
@@ -30,7 +30,7 @@ class Either(FixedTarget):
         n: Int[Tensor, "rows"],
         coin: Float[Tensor, "rows"],
     ) -> Decision:
-        """Return what the row says, else what lossless sampling does: s = 1 after a refusal."""
+        """Return kept where h = p, else what lossless sampling decides, with s = 1."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         kept = (coin * p_n < q_n) | self.takes_draft(q, p)
         return Decision(kept, Residual(scale=UNSCALED))

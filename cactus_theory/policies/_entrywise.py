@@ -1,4 +1,4 @@
-"""Policies that are a ceiling and a scale of the drafted entries alone.
+"""Policies given by a ceiling and a scale that depend on the drafted entries only.
 
 Keep n iff coin·p_n < c(q_n, p_n); after a refusal draw from (s·q − p)₊ with a scale
 s(q_n, c). A verifier needs one pass over a row, and only after a refusal.
@@ -82,7 +82,7 @@ class Raised(Entrywise, FixedTarget):
         return Residual(scale=UNSCALED)
 
     def target(self, q: Rows, p: Rows) -> Rows:
-        """Return what is emitted."""
+        """Return the emitted law."""
         kept = p.minimum(self.ceiling(q, p))
         lost = (p - kept).sum(-1, keepdim=True)
         return kept + lost * normalised_or((q - p).clamp(min=0.0), q)

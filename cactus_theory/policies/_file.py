@@ -74,7 +74,7 @@ def load(path: Path, name: str) -> Policy | type[Policy]:
 
 
 def _named(value: Any, module: ModuleType, path: Path, name: str) -> Policy | type[Policy]:
-    """Let the policy's spec say where it was read."""
+    """Make the policy's spec name the file it was read from."""
     if not isinstance(value, type) and hasattr(value, "read_as"):
         return value.read_as(f"{path}:{name}")
     kind = value if isinstance(value, type) else type(value)
@@ -119,7 +119,7 @@ def _offers(module: ModuleType) -> str:
 
 @lru_cache(maxsize=16)
 def _module(path: Path, changed: int) -> ModuleType:
-    """Run a file once for each state of it on the disk."""
+    """Run a file; run it again only if it has changed on disk."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

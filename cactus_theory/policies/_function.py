@@ -1,4 +1,4 @@
-"""Policies that ask plain functions; :func:`cactus_theory.rule` makes them."""
+"""Policies that call plain functions, as made by :func:`cactus_theory.rule`."""
 
 import dataclasses
 import inspect
@@ -30,17 +30,17 @@ Pairs = Int[Tensor, "pairs"]
 
 # entries of the rows that a vectorised function is given at once: 2^22 float64 are 32 MiB
 ENTRIES = 2**22
-# one call that takes this long is worth writing the function for many rows
+# a scalar function that takes longer for one batch warns that it can be vectorised
 SLOW_SECONDS = 5.0
 VECTORISE = (
-    "it is asked one row and one token at a time; @ct.rule(vectorised=True) asks about many at "
-    "once, see help(cactus_theory.rule)"
+    "it is called for one row and one token at a time; under @ct.rule(vectorised=True) it is "
+    "called for many at once, see help(cactus_theory.rule)"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What the decorator was given."""
+    """The arguments of the decorator."""
 
     function: Function
     recovery: Function | None
@@ -64,7 +64,7 @@ def parameters(function: Function) -> dict[str, inspect.Parameter]:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionPolicy(Policy):
-    """A policy that asks plain functions.
+    """A policy that calls plain functions.
 
     ``home`` is the name it is registered under, or the ``FILE.py:NAME`` it was read from.
     """
@@ -94,7 +94,7 @@ class FunctionPolicy(Policy):
 
     @property
     def knob(self) -> str | None:  # type: ignore[override]
-        """Return the knob that the declaration speaks of."""
+        """Return the knob that the declaration refers to."""
         return self.source.knob
 
     @property
@@ -134,7 +134,7 @@ class FunctionPolicy(Policy):
 
     @property
     def declares(self) -> Declaration:
-        """Return what the decorator says, the budget at this rule's knob."""
+        """Return what the decorator declares, with the budget at the current knob values."""
         text = self.source.budget
         budget = None if text is None else read_budget(text, dict(self.values))
         return Declaration(budget=budget, **self.source.declared)
@@ -147,9 +147,9 @@ class FunctionPolicy(Policy):
         pairs: tuple[Pairs, Pairs | None],
         shape: tuple[int, ...],
     ) -> Tensor:
-        """Return what ``function`` says of (row, token) pairs, (pairs, *shape) float64.
+        """Return what ``function`` returns for (row, token) pairs, (pairs, *shape) float64.
 
-        ``pairs`` are the rows of q and p (R, V) to ask about, and the tokens or None.
+        ``pairs`` are indices of rows of q and p (R, V), and the tokens or None.
         """
         own = parameters(function)
         knobs = {name: value for name, value in self.values if name in own}
@@ -232,7 +232,7 @@ class FunctionRule(FunctionPolicy):
     """A policy whose acceptance is a plain function of (q, p, n)."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return what the function says; for tokens with p = 0 it has no say."""
+        """Return what the function returns; it is not called for tokens with p = 0."""
         phi = (q.gather(-1, n) > 0).double()
         drafted = p.expand(q.shape).gather(-1, n) > 0
         row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
@@ -241,7 +241,7 @@ class FunctionRule(FunctionPolicy):
         return phi
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return what ``recovery`` says where n can be rejected, q elsewhere."""
+        """Return what ``recovery`` returns where n can be rejected, q elsewhere."""
         drafts = p.to(q.dtype)
         if self.source.recovery is None:
             rows, own = q.double(), drafts.double()
@@ -255,7 +255,7 @@ class FunctionRule(FunctionPolicy):
         return out.reshape(q.shape)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
-        """Return what ``proposal`` says, None without one."""
+        """Return what ``proposal`` returns, None without one."""
         if self.source.proposal is None:
             return None
         row = torch.arange(n.numel(), device=n.device) // max(1, n.shape[-1])

@@ -35,16 +35,16 @@ def of_class(kind: type[Policy]) -> dict[str, Knob]:
     return found
 
 
-def of(rule: Policy | type[Policy]) -> dict[str, Knob]:
+def of(policy: Policy | type[Policy]) -> dict[str, Knob]:
     """Return the knobs of a policy, or of a policy class."""
-    if isinstance(rule, type):
-        return of_class(rule)
-    own: Callable[[], dict[str, Knob]] | None = getattr(rule, "knobs_of_function", None)
-    return of_class(type(rule)) if own is None else own()
+    if isinstance(policy, type):
+        return of_class(policy)
+    own: Callable[[], dict[str, Knob]] | None = getattr(policy, "knobs_of_function", None)
+    return of_class(type(policy)) if own is None else own()
 
 
 def type_of(default: Any) -> Any:
-    """Return the type that a default stands for where no annotation says so."""
+    """Return the type that a default implies where there is no annotation."""
     if isinstance(default, bool):
         return bool
     if isinstance(default, int):
@@ -55,8 +55,8 @@ def type_of(default: Any) -> Any:
 def converted(name: str, value: Any, kind: Any) -> Any:
     """Return ``value`` as ``kind``: ``"3"`` as int, ``"true"`` as bool, ``"none"`` as None.
 
-    Numbers become the float or int that is asked for. What ``kind`` does not describe (Any, a
-    class of the author's) passes through.
+    Numbers become the float or int that is asked for. Values of other kinds (Any, a class of
+    your own) are returned as they are.
 
     Raises
     ------
@@ -140,7 +140,7 @@ READERS: dict[type, Callable[[str, Any], Any]] = {
 }
 
 
-def readable(rule: Policy | type[Policy], called: str, values: dict[str, Any]) -> dict[str, Any]:
+def readable(policy: Policy | type[Policy], called: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return knob values in their types.
 
     Raises
@@ -148,7 +148,7 @@ def readable(rule: Policy | type[Policy], called: str, values: dict[str, Any]) -
     ValueError
         A knob that the policy does not have, or a value that its type cannot hold.
     """
-    known = of(rule)
+    known = of(policy)
     for knob in values:
         if knob not in known:
             allowed = ", ".join(known) or "none"
@@ -156,15 +156,15 @@ def readable(rule: Policy | type[Policy], called: str, values: dict[str, Any]) -
     return {knob: converted(knob, value, known[knob].kind) for knob, value in values.items()}
 
 
-def with_knobs(rule: Policy, called: str, values: dict[str, Any]) -> Policy:
+def with_knobs(policy: Policy, called: str, values: dict[str, Any]) -> Policy:
     """Return the policy at other values of its knobs; raises as :func:`readable`."""
-    ready = readable(rule, called, values)
+    ready = readable(policy, called, values)
     if not ready:
-        return rule
-    own = getattr(rule, "with_knobs", None)
+        return policy
+    own = getattr(policy, "with_knobs", None)
     if own is not None:
         return own(**ready)
-    return dataclasses.replace(rule, **ready)  # type: ignore[type-var]
+    return dataclasses.replace(policy, **ready)  # type: ignore[type-var]
 
 
 def built(kind: type[Policy], called: str, given: str, values: dict[str, Any]) -> Policy:

@@ -1,8 +1,8 @@
-r"""Rules that raise the drafted token to γ and scale the rest of q down.
+r"""Policies that raise the drafted token to γ and scale the rest of q down.
 
 :math:`h^{(n)}_n = γ_n` and :math:`h^{(n)}_i = s_n q_i` with :math:`s_n = (1−γ_n)/(1−q_n)`.
 Keep n with min(1, γ_n/p_n), recover from (h⁽ⁿ⁾ − p)₊ normalised. Every token has its own
-row h⁽ⁿ⁾, so what is emitted is none of them: ``emitted`` gives it exactly.
+row h⁽ⁿ⁾, and the emitted law is none of them; ``emitted`` returns it exactly.
 Source: Hao & Mou 2026 (arXiv 2604.04987).
 """
 
@@ -19,14 +19,14 @@ from cactus_theory.policies._entrywise import Entries, Entrywise
 Refused = Float[Tensor, "rows refused"]
 Tokens = Int[Tensor, "refused"]
 
-# A row that refuses at most so many tokens is refilled by passes over it, one a token. Measured
-# against sorting: a quarter of its time for 1 of 151,936 tokens, two thirds for 7, as much for
-# 17; the meter on rows of 2,048 takes 54 microseconds a row at 8 here, 50 at 16.
+# A row in which at most this many tokens can be refused takes one pass per token; other rows are
+# sorted. Measured against sorting: a quarter of its time for 1 of 151,936 tokens, two thirds for
+# 7, as much for 17; the meter on rows of 2,048 takes 54 microseconds a row at 8 here, 50 at 16.
 FEW_REFUSED = 16
 
 
 class PerProposal(Entrywise):
-    """A rule given by γ as a function of q_n alone, with γ ≥ q_n."""
+    """A policy given by γ as a function of q_n alone, with γ ≥ q_n."""
 
     keeps_what_lossless_keeps = True
     delta: float
@@ -73,8 +73,8 @@ class PerProposal(Entrywise):
         """Return the exact emitted law in O(V log V) a row.
 
         out(x) = min(p_x, γ_x) + Σ_n (R_n/Z_n)(s_n q_x − p_x)₊ with R_n = (p_n − γ_n)₊ and
-        Z_n = Σ_y (s_n q_y − p_y)₊. A row that refuses few tokens adds their terms up one by
-        one; one that refuses many sorts them by s.
+        Z_n = Σ_y (s_n q_y − p_y)₊. If few tokens can be refused, their terms are added one by
+        one; if many can, they are sorted by s.
         """
         shape, vocab = q.shape, q.shape[-1]
         q, p = q.reshape(-1, vocab), p.reshape(-1, vocab)
@@ -94,7 +94,7 @@ class PerProposal(Entrywise):
     def _refill_singly(
         self, law: Rows, q: Rows, p: Rows, gamma: Rows, rows: Tokens, tokens: Tokens
     ) -> None:
-        """Add to ``law`` what recovers each refused token, a few whole rows at a time."""
+        """Add to ``law`` what is recovered after each refused token, a few rows at a time."""
         at_once = max(1, q.numel() // q.shape[-1])
         for row, token in zip(rows.split(at_once), tokens.split(at_once), strict=True):
             gamma_n = gamma[row, token]
@@ -109,7 +109,7 @@ class PerProposal(Entrywise):
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
         """Return Σ_n (R_n/Z_n)(s_n q − p)₊ with the refused tokens sorted by s.
 
-        Every token finds how many s lie above its p/q, and all sums go by that number.
+        For every token, ``above`` counts the s larger than its p/q; all sums are indexed by it.
         """
         places, filled = _chosen(p > gamma)
         q_n, p_n, gamma_n = (part.gather(-1, places) for part in (q, p, gamma))

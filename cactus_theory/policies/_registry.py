@@ -23,7 +23,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
     Raises
     ------
     ValueError
-        A name that is taken (the same file read again takes its own name), or no name.
+        A name that is taken (reading the same file again is allowed), or no name.
     TypeError
         Neither a policy class nor a function under ``@ct.rule``.
     """
@@ -99,7 +99,7 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
 
 
 def _together(spec: str, written: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """Return the knobs of a spec and those beside it."""
+    """Return the knobs written in a spec together with those given as keywords."""
     _, given = check.parse_spec(written)
     twice = given.keys() & knobs.keys()
     if twice:

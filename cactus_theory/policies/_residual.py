@@ -1,4 +1,4 @@
-"""What a token is drawn from after a refusal, as data."""
+"""The law of the recovered token after a refusal, as data."""
 
 from dataclasses import dataclass
 
@@ -59,13 +59,13 @@ class Residual:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy says of N drafted tokens, each with its coin.
+    """What a policy decides about N drafted tokens, each with its coin.
 
     Attributes
     ----------
     kept : (N,) whether the token is kept.
-    residual : of every token that was refused (of the others it has no meaning); None if a
-        policy saw that all were kept.
+    residual : for every token that was refused (ignored for the others); None if the policy
+        knows that all were kept.
     """
 
     kept: Bool[Tensor, "rows"]

@@ -1,4 +1,4 @@
-"""The optimum under an honest budget, as a policy."""
+"""The optimum under a budget on the emitted law, as a policy."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._residual import Decision, Residual
 
-# below, the divergence of float32 rows is mostly rounding
+# below this budget the divergence of float32 rows is mostly rounding error
 LEAST_BUDGET = 1e-6
 # so many rows by price are solved root by root, more of them together
 FEW_ROWS = 32
@@ -65,7 +65,7 @@ class Band(FixedTarget):
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, optimal=True)
 
     def edges(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
-        """Return (a, b) of each row, (..., 1): without a sort where Newton settles, else sorted.
+        """Return (a, b) of each row, (..., 1): by Newton where it converges, else by sorting.
 
         b = ∞ and a = 0 stand for h = p.
         """
@@ -114,11 +114,15 @@ class Band(FixedTarget):
         return Decision(torch.tensor(found.kept), Residual(scale=lower))
 
     def _decides_in_place(self, q: Rows) -> bool:
-        """Return whether the band needs no solving: by price or float32, away from the ends."""
+        """Return whether tokens can be decided without solving the band first.
+
+        That takes a smooth generator, rows on the CPU, and a finite positive price or, for
+        float32 rows, a finite budget above rounding.
+        """
         generator = self.kind.generator
         if generator is None or not generator.smooth or q.is_cuda:
             return False
-        if self.price is not None:  # the price of a generator is another one than its own
+        if self.price is not None:  # the generator's price differs from its divergence's
             return 0 < self.price < math.inf and generator is self.kind
         assert self.delta is not None
         return q.dtype == torch.float32 and LEAST_BUDGET < self.delta < math.inf

@@ -15,13 +15,13 @@ from cactus_theory.policies._registry import register
 @register("cactus")
 @dataclass(frozen=True)
 class Cactus(PerProposal):
-    r"""Raise the drafted token by the published second-order rule.
+    r"""Raise the drafted token by the published second-order formula.
 
     .. math:: \gamma_n = \min\{1,\; q_n + \sqrt{2\delta\, q_n (1 - q_n)}\}
 
     Exact for Pearson chi-square with budget :math:`2\delta`; its KL can reach
-    :math:`\ln(1 + 2\delta)`. It is meant as a per-proposal KL budget of delta nats, and
-    that is what an audit holds it to. Source: Hao & Mou 2026, Corollary 5.
+    :math:`\ln(1 + 2\delta)`. Delta is meant as a per-proposal KL budget in nats, which is
+    what audits check. Source: Hao & Mou 2026, Corollary 5.
     """
 
     delta: float

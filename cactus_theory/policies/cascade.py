@@ -1,4 +1,4 @@
-"""Speculative cascades: let the draft speak where it seems to know."""
+"""Speculative cascades: emit from the draft where it seems reliable."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class CascadeOpt(Either):
 
     Bounds no divergence and emits tokens that the target excludes. α = −∞ is lossless.
     Source: Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding,
-    arXiv 2405.19261), the rule called OPT.
+    arXiv 2405.19261), the deferral called OPT.
     """
 
     alpha: float
@@ -38,7 +38,7 @@ class CascadeOpt(Either):
         )
 
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
-        """Return whether the draft is deferred to."""
+        """Return whether h = p."""
         q, p = q.double(), p.double()
         apart = (p - q).abs().sum(-1) / 2
         slack = torch.where(apart > 0, self.alpha * apart, 0.0)  # ∞·0: the rows are the same
@@ -50,9 +50,9 @@ class CascadeOpt(Either):
 class CascadeToken(FixedTarget):
     r"""Lossless sampling on :math:`h_v = p_v 1[v ∈ T] + (1 − p(T))\,q_v`.
 
-    :math:`T = \{v: q_v ≥ (1−α) \max q\}`: the draft is taken at its word for tokens that the
-    target also ranks high. Neither between p and q nor always faster than lossless sampling;
-    acceptance need not grow with α. α = −∞ is lossless, α = 1 is h = p.
+    :math:`T = \{v: q_v ≥ (1−α) \max q\}`: the draft's probability is used for tokens that the
+    target also ranks high. h is not always between p and q, and may accept less than lossless
+    sampling; acceptance need not grow with α. α = −∞ is lossless, α = 1 is h = p.
     Source: Narasimhan et al. 2025 (arXiv 2405.19261), the token-specific rule.
     """
 

@@ -1,4 +1,4 @@
-"""Take the draft's word where the two rows are close."""
+"""Emit from the draft where the two rows are close."""
 
 from dataclasses import dataclass
 
@@ -18,11 +18,11 @@ from cactus_theory.policies._registry import register
 class Fuzzy(Either):
     r"""Lossless sampling on :math:`h = p` where :math:`D(p\|q) < T`, else on :math:`h = q`.
 
-    All or nothing: a row just beyond T gains nothing. Emits tokens that the target excludes
-    where the divergence is finite there. This is the recursive variant: beyond T it goes on
-    as lossless sampling. The variant called exact, which draws from q without a test there,
-    emits the same law and accepts less. Source: Holsman et al. 2025 (Fuzzy Speculative
-    Decoding, arXiv 2502.20704).
+    A row just beyond T gains nothing. Emits tokens that the target excludes where the
+    divergence is finite there. This is the recursive variant: beyond T it is lossless
+    sampling. The variant called exact draws from q without a test there; it emits the same
+    law and accepts less. Source: Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv
+    2502.20704).
     """
 
     threshold: float

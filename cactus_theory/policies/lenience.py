@@ -17,7 +17,7 @@ from cactus_theory.policies._registry import register
 class Lenience(Raised):
     r"""Keep n with :math:`\min(1, q_n/(ℓ p_n))`, 0 < ℓ ≤ 1.
 
-    No token is emitted with more than :math:`q_n/ℓ`, and no rule with that guarantee accepts
+    No token is emitted with more than :math:`q_n/ℓ`, and no policy with that guarantee accepts
     more: A = Σ min(p, q/ℓ) is the optimum for the max-divergence with δ = −ln ℓ.
     Source: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5.
     """

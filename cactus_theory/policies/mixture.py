@@ -17,7 +17,7 @@ from cactus_theory.policies._registry import register
 class Mixture(Raised):
     r"""Lossless sampling on :math:`h = αp + (1−α)q`.
 
-    TV(h, q) = α TV(p, q), and no rule within that much total variation accepts more:
+    TV(h, q) = α TV(p, q), and no policy within that much total variation accepts more:
     A = 1 − (1−α) TV(p, q). Emits tokens that the target excludes. Hugging Face's
     ``assistant_ensemble_weight`` is 1 − α. Source: the interpolation baseline of
     Hao & Mou 2026 (arXiv 2604.04987).
@@ -38,7 +38,7 @@ class Mixture(Raised):
     def ceiling(
         self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
     ) -> Float[Tensor, "*any"]:
-        """Return αp_n + (1−α)q_n, to which the residual (h − p)₊ ∝ (q − p)₊ belongs."""
+        """Return αp_n + (1−α)q_n; the residual is (h − p)₊ ∝ (q − p)₊."""
         return self.alpha * p_n + (1 - self.alpha) * q_n
 
     def target(self, q: Rows, p: Rows) -> Rows:

@@ -1,4 +1,4 @@
-"""The baselines any lossy rule has to beat: lossless sampling on a reshaped target."""
+"""The baselines any lossy policy has to beat: lossless sampling on a reshaped target."""
 
 import math
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from cactus_theory.policies.top_k import whole
 class Tempered(FixedTarget):
     r"""Lossless sampling on :math:`h ∝ q^{1/T}`: the target at another temperature.
 
-    What users who set a temperature below 1 do already. Bounds no divergence, and may accept
-    less. As a baseline for lossy rules: arXiv 2607.08690.
+    The same as decoding at temperature T. Bounds no divergence, and may accept less than
+    lossless sampling on q. As a baseline for lossy policies: arXiv 2607.08690.
     """
 
     temperature: float
@@ -47,7 +47,7 @@ class Truncated(FixedTarget):
     r"""Lossless sampling on q cut to its k likeliest tokens, its nucleus, or both.
 
     The nucleus is the smallest set of likeliest tokens with mass at least ``top_p``, so
-    KL(h‖q) = −ln q(nucleus) ≤ −ln top_p. As a baseline for lossy rules: arXiv 2607.26627.
+    KL(h‖q) = −ln q(nucleus) ≤ −ln top_p. As a baseline for lossy policies: arXiv 2607.26627.
     """
 
     top_p: float = 1.0

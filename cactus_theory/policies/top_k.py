@@ -58,8 +58,7 @@ class TopK(_AmongTop):
 class TopKUniform(_AmongTop):
     """Keep as ``top_k`` does and recover evenly over that set, however unlikely its members.
 
-    The plainest recovery, for comparison; what the published code does is
-    ``top_k_published``.
+    The simplest recovery, for comparison; the published code is ``top_k_published``.
     """
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
@@ -73,13 +72,13 @@ class TopKUniform(_AmongTop):
 class TopKPublished(_AmongTop):
     r"""Keep as ``top_k`` does and recover :math:`∝ 1 − p_v` over that set.
 
-    What the published code of the top-k baseline does: the recovery sees the draft's row and
-    not the target's. (That code also keeps tokens with q = 0 where k exceeds the support;
-    this rule does not.) Source: the repository of Hao & Mou 2026 (arXiv 2604.04987).
+    As in the published code of the top-k baseline, the recovery uses the draft's row and not
+    the target's. (That code also keeps tokens with q = 0 where k exceeds the support; this
+    policy does not.) Source: the repository of Hao & Mou 2026 (arXiv 2604.04987).
     """
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return 1 − p on the kept tokens, normalised; q if that is nothing."""
+        """Return 1 − p on the kept tokens, normalised; q where that is 0 everywhere."""
         q = q.double()
         return normalised_or(torch.where(self.chosen(q), (1 - p.double()).clamp(min=0.0), 0.0), q)
 

@@ -17,7 +17,7 @@ from cactus_theory.policies._residual import Decision, Residual
 @register("typical")
 @dataclass(frozen=True)
 class Typical(Policy):
-    r"""Keep n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever the draft thought of it.
+    r"""Keep n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever its draft probability.
 
     Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
     no divergence, is not between p and q, and may accept less than lossless sampling.
@@ -86,7 +86,7 @@ class Typical(Policy):
 
 
 def _entropy(q: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows"]:
-    """Return H(q) of rows in nats, from the rows' own precision in memory used again."""
+    """Return H(q) of rows in nats, computed in the rows' own precision and in reused memory."""
     logs = scratch("typical.logs", tuple(q.shape), q.dtype, q.device)
     torch.clamp(q, min=torch.finfo(q.dtype).tiny, out=logs)  # 0·ln 0 is 0
     return -logs.log_().mul_(q).sum(-1).double()

@@ -1,4 +1,4 @@
-"""The program that typical acceptance rounds, solved."""
+"""The exact solution of the program that typical acceptance rounds."""
 
 import math
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 ``assert_policy_laws(rule)`` inside a test, ``cactus-theory check file.py:rule`` in a shell.
 ``@policy_property()`` adds a property: a function of a ``Behaviour`` that yields ``Bounds``.
 
-What tests check is called a *property*; the names with ``law`` are older and mean the same.
+What tests check is called a *property*; the older names with ``law`` mean the same.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that hypothesis is asked for only where it is needed."""
+    """Import on first use, so that hypothesis is only needed where it is used."""
     import importlib
 
     if name in ("families", "laws", "strategies"):

@@ -1,4 +1,4 @@
-"""The door for pytest: hold a policy to its properties inside a test suite."""
+"""The entry for pytest: check a policy's properties inside a test suite."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,7 +13,7 @@ from cactus_theory.testing._text import message
 from cactus_theory.testing.laws import LAWS
 from cactus_theory.verify import verify_chain
 
-# to make one counterexample small
+# time limit for shrinking one counterexample
 SHRINK_SECONDS = 10.0
 
 
@@ -38,7 +38,7 @@ def assert_policy_laws(
     examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
     rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
         policy's own knobs only.
-    verify : the verification step that has to follow the rule, like ``ct.verify_chain``.
+    verify : the verification step to check with the rule, like ``ct.verify_chain``.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def assert_policy_laws(
 
 
 def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) -> list[Any]:
-    """Return (rule, law) pytest parameters, one per property that the policy must have.
+    """Return pytest parameters (rule, property's name) for all properties a policy must have.
 
     ``@pytest.mark.parametrize(("rule", "law"), law_cases([my_rule]))`` gives every property a
     test of its own, named after both.
@@ -82,8 +82,8 @@ def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) 
     found = [find_policy(rule) for rule in rules]
     chosen = [LAWS[check.one_of("laws", name, tuple(LAWS))] for name in laws or LAWS]
     return [
-        pytest.param(rule, law.name, id=f"{rule.spec}-{law.name}")
+        pytest.param(rule, prop.name, id=f"{rule.spec}-{prop.name}")
         for rule in found
-        for law in chosen
-        if law.applies(rule)
+        for prop in chosen
+        if prop.applies(rule)
     ]

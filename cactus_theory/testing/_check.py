@@ -1,4 +1,4 @@
-"""Check a rule in a process of its own: whatever it does there becomes a finding."""
+"""Check a rule in its own process: a crash or a hang there becomes a finding."""
 
 import json
 import os
@@ -15,15 +15,15 @@ from typing import Any
 from cactus_theory.testing._load import split
 from cactus_theory.testing._report import Finding, Report, Verdict
 
-# beside the time for one question: starting Python, making a finding small
+# seconds on top of the limit of one call: starting Python, shrinking a finding
 PATIENCE = 60.0
-# and for drawing one row, on a machine that is busy with something else
+# and for drawing one row, on a busy machine
 DRAWING = 0.05
 SAID = 400
 
 
 class Refused(ValueError):
-    """The request itself makes no sense; the rule is not to blame."""
+    """The request is invalid, whatever the rule does."""
 
 
 @dataclass
@@ -50,10 +50,10 @@ def check_file(
     timeout: float = 30.0,
     progress: Callable[[str, int, int], None] = lambda law, number, total: None,
 ) -> Report:
-    """Return how the rule ``file.py:name`` fares; it runs in a process of its own.
+    """Return the report on the rule ``file.py:name``, which runs in its own process.
 
-    ``timeout`` is in seconds for one question to the rule (one property on a few rows); it
-    grows with the rows and with the time of the first answers.
+    ``timeout`` is in seconds for one property on a few rows; it grows with the rows and with
+    the time that the rule's first calls took.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def check_file(
 
 
 def take(state: Progress, event: dict[str, Any]) -> None:
-    """Enter what the worker said."""
+    """Record an event of the worker."""
     kind = event["event"]
     if kind == "refused":
         raise Refused(event["message"])
@@ -106,14 +106,14 @@ def take(state: Progress, event: dict[str, Any]) -> None:
 
 
 def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[str, Any]]:
-    """Start a worker and yield what it says.
+    """Start a worker and yield its events.
 
-    The last event of one that died is ``dead``, and of one that said nothing for as many
-    seconds as it had announced, ``silence`` at first, ``silent``.
+    The last event is ``dead`` if it died, and ``silent`` if it sent nothing for the number of
+    seconds that it had announced (``silence`` at first).
     """
     home = str(Path(__file__).resolve().parents[2])
     paths = filter(None, [home, os.environ.get("PYTHONPATH")])
-    # what Hypothesis stores of other code must not appear beside the user's rule
+    # Hypothesis must not create its database next to the user's rule
     stored = os.path.join(tempfile.gettempdir(), "cactus-theory-hypothesis")
     process = subprocess.Popen(
         [sys.executable, "-m", "cactus_theory.testing._worker", json.dumps(options)],
@@ -162,7 +162,7 @@ def _read(stream: Any, lines: "queue.Queue[str | None]") -> None:
 
 
 def _last_row(options: dict[str, Any], silence: float) -> tuple[list[float], list[float]]:
-    """Return the (target, draft) rows on which the rule's process ends or falls silent."""
+    """Return the (target, draft) rows on which the rule's process ends or hangs."""
     last: tuple[list[float], list[float]] = ([], [])
     with tempfile.TemporaryFile() as printed:
         for event in run(options, max(silence, 20.0), printed):
@@ -188,7 +188,7 @@ def _printed(said: str) -> str:
 def _cut_short(
     state: Progress, chosen: list[str], rows: tuple[list[float], list[float]], said: str
 ) -> Report:
-    """Return the report of a run that did not come to its end."""
+    """Return the report of a run that ended early."""
     name, statement = state.law, state.statements[state.law]
     found = state.broken + _printed(said)
     finding = Finding(name, statement, *rows, "the rule itself", "an answer", found, -float("inf"))

@@ -1,4 +1,4 @@
-"""How long a policy may take to answer: as long as its first answers make likely."""
+"""How long a call of a policy may take, estimated from its first calls."""
 
 import signal
 import threading
@@ -10,13 +10,13 @@ from typing import NoReturn
 
 from cactus_theory.testing.laws import Behaviour
 
-# the first property asks each question about once, others up to so often (at values of a knob)
+# the first property makes each call about once, others up to this often (at values of a knob)
 ONCE, ASKED = 2, 40
-# beside that, a machine may become busier than it was at the first answers
+# factor for a machine that becomes busier than it was during the first calls
 BUSIER = 5.0
-# a row that hung once is taken to hang again after so many seconds
+# seconds after which a row that hung once counts as hanging again
 HANG_AGAIN = 1.0
-# seconds between two words to whoever waits for this process
+# seconds between two messages to the process that waits for this one
 QUIET = 0.2
 
 
@@ -26,7 +26,7 @@ class Hang(Exception):
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise Hang after so many seconds, where the system can interrupt Python at all."""
+    """Raise Hang after so many seconds, where the system can interrupt Python."""
     possible = (
         seconds is not None
         and hasattr(signal, "setitimer")
@@ -49,13 +49,13 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 class Clock:
-    """The limit for one question; None everywhere without a ``least`` one.
+    """The time limit for one property on some rows; None everywhere if ``least`` is None.
 
     Attributes
     ----------
-    least : seconds that any question may take; more rows get more.
+    least : seconds that are always allowed; more rows get more.
     each : seconds that one drafted token took, the slowest answer so far.
-    tell : hears how long the next answer may take.
+    tell : called with the number of seconds that the next answer may take.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Clock:
         self._told = (-float("inf"), 0.0)
 
     def limit(self, seen: Behaviour, asked: int = ASKED) -> float | None:
-        """Return the seconds for a property that asks each question ``asked`` times."""
+        """Return the seconds for a property that makes each call ``asked`` times."""
         if self.least is None:
             return None
         seconds = self.least + asked * BUSIER * self.each * _questions(seen)
@@ -84,7 +84,7 @@ class Clock:
         return whole - self.least + min(self.least / 5, HANG_AGAIN)
 
     def took(self, seen: Behaviour, seconds: float) -> None:
-        """Take note of an answer to one asking of each question."""
+        """Record how long it took to make each call once."""
         self.each = max(self.each, seconds / _questions(seen))
 
 

@@ -16,7 +16,7 @@ from cactus_theory.testing._wide import wide_pair  # noqa: E402
 
 Group = tuple[Tensor, Tensor]
 
-# one pair in so many is wide: these ranges of V in turn, until each pair of ORDER is there
+# one pair in ONE_IN is wide, with V from these ranges in the order given, each entry used once
 ONE_IN = 20
 WIDTHS = ((257, 512), (50, 64), (16, 49), (65, 256))
 ORDER = (0, 1, 2, 3, 1, 2, 3)

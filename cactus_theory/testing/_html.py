@@ -1,11 +1,13 @@
-"""A page of its own that shows a report: the properties, and a picture of every broken row."""
+"""A report as a web page: the properties, and a picture of every broken row."""
 
 from html import escape
 
 from cactus_theory.testing._report import Finding, Report, Verdict
 from cactus_theory.testing._text import number, pasted_test, row, summary
 
+# size and margins of a picture, in pixels
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 44, 34, 14
+# more bars than this are too thin to see
 MOST_TOKENS = 24
 SERIES = (("target q", "#1b4965"), ("draft p", "#e07a5f"), ("emitted", "#3d8b5f"))
 
@@ -26,7 +28,7 @@ svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-ser
 
 
 def page(report: Report, source: str) -> str:
-    """Return the page as text; it needs nothing but a browser."""
+    """Return the page as text; it loads no other files."""
     verdict = summary(report)
     colour = {"passed": "holds", "failed": "fails", "inconclusive": "quiet"}[report.outcome]
     laws = "\n".join(_line(v) for v in report.laws)
@@ -73,7 +75,7 @@ def _section(report: Report, finding: Finding, source: str) -> str:
     listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in entries)
     picture = bars(finding) if finding.target else ""
     test = pasted_test(source, finding) if finding.target else ""
-    shown = f"<p>A test to paste beside the rule:</p><pre>{escape(test)}</pre>" if test else ""
+    shown = f"<p>A test to paste next to the rule:</p><pre>{escape(test)}</pre>" if test else ""
     return (
         f'<h2 id="{escape(finding.law)}">{escape(finding.law)}</h2>\n'
         f"<p>{escape(finding.statement)}</p>\n{picture}\n<dl>{listed}</dl>\n{shown}"

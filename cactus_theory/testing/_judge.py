@@ -1,4 +1,4 @@
-"""Judge one property of one policy on batches of rows, and make what is wrong small."""
+"""Judge one property of one policy on batches of rows, and shrink counterexamples."""
 
 import math
 import time
@@ -16,12 +16,13 @@ from cactus_theory.testing._clock import ASKED, ONCE, Clock, Hang, time_limit
 from cactus_theory.testing._examples import Group
 from cactus_theory.testing._report import Finding, Verdict
 from cactus_theory.testing._shrink import shrink
-from cactus_theory.testing.laws import Behaviour, Law
+from cactus_theory.testing.laws import Behaviour
+from cactus_theory.testing.laws import Law as Property
 from cactus_theory.verify import verify_chain
 
-# after this many rows on which the rule never comes back, no more are tried
+# after this many rows on which the rule hangs, no more are tried
 MOST_HANGS = 2
-# and so long is spent on making such a row small
+# seconds spent on shrinking such a row
 HANG_SECONDS = 3.0
 JUMPS = (
     "the answer jumps near these rows; if it is meant to, declare continuous=False, and such "
@@ -45,15 +46,15 @@ class Worst:
     counted: int = 0
 
 
-def measure(law: Law, seen: Behaviour, limit: float | None = None) -> Worst:
+def measure(prop: Property, seen: Behaviour, limit: float | None = None) -> Worst:
     """Return the worst entry of a property on a batch; a rule's own exceptions pass through."""
     worst, counted = Worst(), set()
-    if seen.q.shape[-1] > law.widest:
+    if seen.q.shape[-1] > prop.widest:
         return worst
     with warnings.catch_warnings(), time_limit(limit):
         warnings.simplefilter("ignore")
-        for bounds in law.measure(seen):
-            if worst.margin < 0:  # what a property says first is easiest to understand
+        for bounds in prop.measure(seen):
+            if worst.margin < 0:  # a property's first bounds are the easiest to understand
                 break
             margins = bounds.margins()
             owners = torch.arange(len(margins)) if bounds.rows is None else bounds.rows
@@ -61,7 +62,7 @@ def measure(law: Law, seen: Behaviour, limit: float | None = None) -> Worst:
             used = counts.reshape(len(margins), -1).any(-1)
             counted |= set(owners[used].tolist())
             if margins.numel() and float(margins.min()) < worst.margin:
-                # numpy's: torch's imports a second's worth of modules at its first call
+                # numpy's unravel_index, as the first call of torch's imports for a second
                 found = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
                 index = tuple(int(i) for i in found)
                 worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
@@ -85,22 +86,22 @@ class Checker:
         return Behaviour(self.rule if rule is None else rule, *group, self.verify, knobs)
 
     def without_crashes(
-        self, law: Law, behaviours: Iterable[Behaviour]
+        self, prop: Property, behaviours: Iterable[Behaviour]
     ) -> tuple[list[Behaviour], list[Crash]]:
-        """Return the rule on the rows where the law can be asked; the others with their errors.
+        """Return the behaviour on the rows without errors, and the other rows with theirs.
 
-        After a few rows on which the rule hangs, the rest is not asked any more.
+        After a few rows on which the rule hangs, the rest is not tried.
         """
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
         for seen in behaviours:
             try:
                 start = time.monotonic()
-                measure(law, seen, self.clock.limit(seen, _asked(law)))
+                measure(prop, seen, self.clock.limit(seen, _asked(prop)))
                 self.clock.took(seen, time.monotonic() - start)
                 sound.append(seen)
-            except Exception as error:  # noqa: BLE001  whatever foreign code raises
-                good, bad = self.one_by_one(law, seen)
+            except Exception as error:  # noqa: BLE001  whatever the user's code raises
+                good, bad = self.one_by_one(prop, seen)
                 crashed += bad or [(seen, error)]
                 if good and bad:
                     sound.append(seen.on(seen.q[good], seen.p[good]))
@@ -108,13 +109,13 @@ class Checker:
                     break
         return sound, crashed
 
-    def one_by_one(self, law: Law, seen: Behaviour) -> tuple[list[int], list[Crash]]:
+    def one_by_one(self, prop: Property, seen: Behaviour) -> tuple[list[int], list[Crash]]:
         """Return which rows of a batch are sound, and the others with their errors."""
         good: list[int] = []
         bad: list[Crash] = []
         for i in range(len(seen.q)):
             row = seen.on(seen.q[i : i + 1], seen.p[i : i + 1])
-            error = self.error_on(law, row)
+            error = self.error_on(prop, row)
             if error is None:
                 good.append(i)
                 continue
@@ -123,11 +124,11 @@ class Checker:
                 break
         return good, bad
 
-    def error_on(self, law: Law, seen: Behaviour) -> Exception | None:
+    def error_on(self, prop: Property, seen: Behaviour) -> Exception | None:
         """Return what the rule raises there, if anything."""
         try:
-            measure(law, seen, self.clock.limit_again(seen, _asked(law)))
-        except Exception as error:  # noqa: BLE001  whatever foreign code raises
+            measure(prop, seen, self.clock.limit_again(seen, _asked(prop)))
+        except Exception as error:  # noqa: BLE001  whatever the user's code raises
             return error
         return None
 
@@ -137,21 +138,21 @@ class Checker:
         finite[seen.pairs[0][~seen.recovered.isfinite().all(-1)]] = False
         return seen if bool(finite.all()) else seen.on(seen.q[finite], seen.p[finite])
 
-    def crash(self, law: Law, seen: Behaviour, error: Exception) -> Finding:
+    def crash(self, prop: Property, seen: Behaviour, error: Exception) -> Finding:
         """Return the finding for rows on which the rule raised."""
         q, p = seen.q[0], seen.p[0]
         if len(seen.q) == 1:
 
             def again(q: Tensor, p: Tensor) -> bool:
-                return type(self.error_on(law, seen.on(q[None], p[None]))) is type(error)
+                return type(self.error_on(prop, seen.on(q[None], p[None]))) is type(error)
 
             most = HANG_SECONDS if isinstance(error, Hang) else self.shrink_seconds
             q, p = shrink(q, p, again, min(most, self.shrink_seconds))
-            error = self.error_on(law, seen.on(q[None], p[None])) or error
+            error = self.error_on(prop, seen.on(q[None], p[None])) or error
         said = " ".join(str(error).split())
         return Finding(
-            law.name,
-            law.statement,
+            prop.name,
+            prop.statement,
             q.tolist(),
             p.tolist(),
             "the rule itself" + _at(seen),
@@ -159,17 +160,17 @@ class Checker:
             f"{type(error).__name__}: {said}"[:500],
             -float("inf"),
             knobs=seen.knobs,
-            hint="" if isinstance(error, Hang) else _likeliest(law, seen),
+            hint="" if isinstance(error, Hang) else _likeliest(prop, seen),
         )
 
-    def counterexample(self, law: Law, seen: Behaviour, worst: Worst) -> Finding:
-        """Return the finding for a broken law, on rows as simple as possible."""
+    def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
+        """Return the finding for a broken property, on rows as simple as possible."""
 
         def broken(q: Tensor, p: Tensor) -> bool:
             other = seen.on(q[None], p[None])
             try:
-                margin = measure(law, other, self.clock.limit(other, _asked(law))).margin
-            except Exception:  # noqa: BLE001  whatever foreign code raises
+                margin = measure(prop, other, self.clock.limit(other, _asked(prop))).margin
+            except Exception:  # noqa: BLE001  whatever the user's code raises
                 return False
             return margin < 0 and math.isfinite(margin) == math.isfinite(worst.margin)
 
@@ -178,10 +179,10 @@ class Checker:
         if broken(q, p):
             q, p = shrink(q, p, broken, self.shrink_seconds)
             found = seen.on(q[None], p[None])
-            worst = measure(law, found, self.clock.limit(found, _asked(law)))
+            worst = measure(prop, found, self.clock.limit(found, _asked(prop)))
         return Finding(
-            law.name,
-            law.statement,
+            prop.name,
+            prop.statement,
             q.tolist(),
             p.tolist(),
             worst.about + _at(seen),
@@ -190,43 +191,43 @@ class Checker:
             worst.margin,
             found.emitted[0].tolist(),
             seen.knobs,
-            _likeliest(law, found),
+            _likeliest(prop, found),
         )
 
-    def judge(self, law: Law, behaviours: list[Behaviour]) -> Verdict:
-        """Return how the law fares on all rows; what is broken outweighs what is late."""
+    def judge(self, prop: Property, behaviours: list[Behaviour]) -> Verdict:
+        """Return the verdict on all rows; broken outweighs late."""
         counted, least, failing, late = 0, float("inf"), None, None
         for seen in behaviours:
-            if not law.applies(seen.rule):
+            if not prop.applies(seen.rule):
                 continue
             try:
-                worst = measure(law, seen, self.clock.limit(seen, _asked(law)))
-            except Exception:  # noqa: BLE001  whatever foreign code raises
-                _, crashed = self.without_crashes(law, [seen])
+                worst = measure(prop, seen, self.clock.limit(seen, _asked(prop)))
+            except Exception:  # noqa: BLE001  whatever the user's code raises
+                _, crashed = self.without_crashes(prop, [seen])
                 if not crashed:
                     continue
-                finding = self.crash(law, *crashed[0])
+                finding = self.crash(prop, *crashed[0])
                 if isinstance(crashed[0][1], Hang):
                     late = late or finding
                     continue
-                return Verdict(law.name, law.statement, "fails", counted, finding.margin, finding)
+                return Verdict(prop.name, prop.statement, "fails", counted, finding.margin, finding)
             counted += worst.counted if not seen.knobs else 0
             least = min(least, worst.margin)
             if worst.margin < 0 and failing is None:
                 failing = (seen, worst)
         if failing is not None:
-            finding = self.counterexample(law, *failing)
-            return Verdict(law.name, law.statement, "fails", counted, least, finding)
+            finding = self.counterexample(prop, *failing)
+            return Verdict(prop.name, prop.statement, "fails", counted, least, finding)
         if late is not None:
-            return Verdict(law.name, law.statement, "inconclusive", counted, late.margin, late)
+            return Verdict(prop.name, prop.statement, "inconclusive", counted, late.margin, late)
         if not counted:
-            return Verdict(law.name, law.statement, "not checked", 0, None)
-        return Verdict(law.name, law.statement, "holds", counted, least)
+            return Verdict(prop.name, prop.statement, "not checked", 0, None)
+        return Verdict(prop.name, prop.statement, "holds", counted, least)
 
 
-def _asked(law: Law) -> int:
-    """Return how often a property asks each question."""
-    return ONCE if law.name == "answers" else ASKED
+def _asked(prop: Property) -> int:
+    """Return how often a property makes each call."""
+    return ONCE if prop.name == "answers" else ASKED
 
 
 def _at(seen: Behaviour) -> str:
@@ -234,14 +235,14 @@ def _at(seen: Behaviour) -> str:
     return "".join(f" at {name}={value:.6g}" for name, value in seen.knobs.items())
 
 
-def _likeliest(law: Law, seen: Behaviour) -> str:
-    """Return the likeliest cause of a failure: a jump nobody declared, or what the law says."""
+def _likeliest(prop: Property, seen: Behaviour) -> str:
+    """Return the likeliest cause of a failure: an undeclared jump, or the property's own hint."""
     source = getattr(seen.rule, "source", None)
     if seen.knobs and source is not None and source.knob_range is None:
-        return f"{law.hint}; or {RANGE}" if law.hint else RANGE
+        return f"{prop.hint}; or {RANGE}" if prop.hint else RANGE
     try:
-        if law.steady and seen.rule.declares.continuous and bool(seen.jumps.any()):
+        if prop.steady and seen.rule.declares.continuous and bool(seen.jumps.any()):
             return JUMPS
-    except Exception:  # noqa: BLE001, S110  whatever foreign code raises on moved rows
+    except Exception:  # noqa: BLE001, S110  whatever the user's code raises on moved rows
         pass
-    return law.hint
+    return prop.hint

@@ -1,4 +1,4 @@
-"""What a check found out: findings, verdicts, and the report of them all."""
+"""The result of a check: findings, verdicts, and a report of them all."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -14,10 +14,10 @@ class Finding:
 
     Attributes
     ----------
-    target, draft : the rows; empty if the rule could not be asked at all.
+    target, draft : the rows; empty if the rule could not be called at all.
     about, expected, found : the number that is wrong, what it should be and what it is.
     margin : how far inside the property, hence negative; −∞ where there is no number.
-    emitted : what the rule emits on these rows, empty if it could not be asked.
+    emitted : the emitted law on these rows, empty if the rule could not be called.
     knobs : the knob at which it is broken, if that is not the rule's own.
     hint : the likeliest cause, in words.
     """
@@ -37,12 +37,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a property fared.
+    """The verdict on one property.
 
     Attributes
     ----------
     verdict : ``holds``, ``fails``, ``inconclusive`` if the rule did not answer in time,
-        ``not declared``, or ``not checked`` if no row was of the kind that it speaks of.
+        ``not declared``, or ``not checked`` if it does not apply to any of the rows.
     examples : rows it was checked on. ``worst`` : the smallest margin met, None without rows.
     """
 
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a check found out about a rule.
+    """Everything that a check found about a rule.
 
     Attributes
     ----------

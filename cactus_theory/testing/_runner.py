@@ -24,13 +24,13 @@ __all__ = [
     "time_limit",
 ]
 
-# seconds more for the first answer of all: it may import what it needs
+# additional seconds for the very first call, which may import packages
 FIRST = 10.0
-# rows on which a rule is asked at each other value of its knob
+# rows on which a rule is tried at each other value of its knob
 ROWS_AT_OTHER_KNOBS = 24
 # the most tokens of such a row
 NARROW = 8
-# a check of a plain function that takes longer is told how to make it faster
+# after a longer check of a plain function the report says how to make it faster
 SLOW_SECONDS = 20.0
 
 
@@ -44,18 +44,18 @@ def check_rule(
     shrink_seconds: float = 10.0,
     elsewhere: bool = True,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda law: None,
+    progress: Callable[[str], None] = lambda prop: None,
     done: Callable[[Verdict], None] = lambda verdict: None,
     waiting: Callable[[float], None] = lambda seconds: None,
 ) -> Report:
-    """Return how ``rule`` fares under every property, or the named ones, on batches of rows.
+    """Return the report on ``rule`` for every property, or the named ones, on batches of rows.
 
-    ``limit`` is in seconds for one call on few rows and grows with the rows and with what the
-    first answers took; a rule that is later leaves the property ``inconclusive``.
-    ``shrink_seconds`` is for making one counterexample small (0 keeps the rows as they are).
-    With ``elsewhere`` some rows are asked about at values of the knob between those of the
-    ladder, drawn with ``seed``. ``progress`` hears a property's name before it is checked,
-    ``done`` its verdict, ``waiting`` how long an answer may take.
+    ``limit`` is in seconds for one property on few rows and grows with the rows and with the
+    time of the first calls; if a rule takes longer, the property is ``inconclusive``.
+    ``shrink_seconds`` is for shrinking one counterexample (0 keeps the rows as they are).
+    With ``elsewhere`` some rows are also tried at values of the knob between those of the
+    ladder, drawn with ``seed``. ``progress`` is called with a property's name before it is
+    checked, ``done`` with its verdict, ``waiting`` with the seconds that a call may take.
     """
     checker = Checker(rule, verify, Clock(limit, waiting), shrink_seconds)
     chosen = list(LAWS) if laws is None else list(laws)
@@ -68,18 +68,18 @@ def check_rule(
     _time_one_row(checker, groups)
     behaviours, crashed = checker.without_crashes(first, map(checker.behaviour, groups))
     for name in chosen:
-        law = LAWS[name]
+        prop = LAWS[name]
         progress(name)
-        if law is first and crashed:
-            finding = checker.crash(law, *crashed[0])
+        if prop is first and crashed:
+            finding = checker.crash(prop, *crashed[0])
             count = sum(len(seen.q) for seen in behaviours) + len(crashed)
             kind = "inconclusive" if isinstance(crashed[0][1], Hang) else "fails"
-            verdict = Verdict(name, law.statement, kind, count, finding.margin, finding)
-        elif not law.applies(rule):
-            verdict = Verdict(name, law.statement, "not declared", 0, None)
+            verdict = Verdict(name, prop.statement, kind, count, finding.margin, finding)
+        elif not prop.applies(rule):
+            verdict = Verdict(name, prop.statement, "not declared", 0, None)
         else:
-            verdict = checker.judge(law, behaviours + (others if law.at_other_knobs else []))
-        if law is first:  # one mistake, one finding: the other laws speak of the sound rows
+            verdict = checker.judge(prop, behaviours + (others if prop.at_other_knobs else []))
+        if prop is first:  # one mistake, one finding: the other properties use the sound rows
             behaviours = [b for b in map(checker.with_numbers, behaviours) if len(b.q)]
             others = _sound(checker, others)
         verdicts.append(verdict)
@@ -91,7 +91,7 @@ def check_rule(
 
 
 def _time_one_row(checker: Checker, groups: list[Group]) -> None:
-    """Let the clock see how long the rule takes for a single row, should it answer at all."""
+    """Tell the clock how long the rule takes for a single row, if it returns."""
     q, p = min(groups, key=lambda group: group[0].shape[-1], default=(None, None))
     if q is None or p is None or checker.clock.least is None:
         return
@@ -120,6 +120,6 @@ def _at_other_knobs(checker: Checker, groups: list[Group], seed: int) -> list[Be
 
 
 def _sound(checker: Checker, others: list[Behaviour]) -> list[Behaviour]:
-    """Return those that answer with numbers everywhere."""
+    """Return those on which the rule returns finite numbers, without the other rows."""
     answering = (b for b in others if checker.error_on(LAWS["answers"], b) is None)
     return [b for b in map(checker.with_numbers, answering) if len(b.q)]

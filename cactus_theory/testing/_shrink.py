@@ -9,6 +9,7 @@ from torch import Tensor
 Pair = tuple[Tensor, Tensor]
 Fails = Callable[[Tensor, Tensor], bool]
 
+# decimal places that entries are rounded to, fewest first
 DIGITS = (1, 2, 3, 4, 6)
 
 
@@ -33,13 +34,13 @@ def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
 
 
 def size(pair: Pair) -> tuple[int, int, int]:
-    """Return what is to become small: tokens, digits to write down, entries that are not 0."""
+    """Return what shrinking reduces: tokens, digits to write down, entries that are not 0."""
     entries = torch.cat(pair).tolist()
     return len(pair[0]), sum(len(repr(x)) for x in entries), sum(x != 0 for x in entries)
 
 
 def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield simpler pairs, the most daring first."""
+    """Yield simpler pairs, the largest reductions first."""
     vocab = len(q)
     for size_left in range(2, vocab):  # halve quickly: keep the first tokens only
         yield from _valid(q[:size_left], p[:size_left])

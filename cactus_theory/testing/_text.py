@@ -6,8 +6,9 @@ from typing import Any
 from cactus_theory.testing._load import split
 from cactus_theory.testing._report import Finding, Report
 
+# entries of a row that fit on one line
 SHOWN = 12
-# a margin that says nothing: any number would have done
+# a margin above this means that any number was allowed
 UNBOUNDED = 1e300
 
 
@@ -27,7 +28,7 @@ def row(values: list[float], shown: int | None = SHOWN) -> str:
 
 
 def message(rule: str, finding: Finding, late: bool = False) -> str:
-    """Return the failure as a reader needs it: property, rows, expected, found, margin, cause."""
+    """Return the failure in words: property, rows, expected, found, margin, likely cause."""
     verb = "did not answer in time for" if late else "breaks"
     lines = [f"{rule} {verb} the property {finding.law}", f"  says      {finding.statement}"]
     if finding.target:
@@ -90,7 +91,7 @@ def pasted_test(source: str, finding: Finding) -> str:
 
 
 def payload(report: Report, source: str) -> dict[str, Any]:
-    """Return the report as JSON knows it, with the tests to paste."""
+    """Return the report as plain values for JSON, with the tests to paste."""
     plain = report.as_dict()
     for verdict, found in zip(plain["laws"], report.laws, strict=True):
         if found.finding is not None:

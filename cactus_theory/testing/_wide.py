@@ -1,16 +1,16 @@
-"""Wide rows, as a vocabulary has them: made from a seed, for lists of numbers are too slow."""
+"""Rows as wide as a vocabulary, made from a drawn seed because drawing every entry is slow."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# smaller entries become 0: float32 has them all, and rows of few tokens have the deeper tails
+# smaller entries become 0, so that float32 holds all; narrow rows test deeper tails
 LEAST = 1e-30
 # how many tokens a draft cut to its top proposes
 TOP = 16
 TARGETS = ("zipf", "zipf", "dirichlet", "flat", "zeros")
 DRAFTS = ("tempered", "independent", "top", "equal", "over")
-# in wider rows every draft is cut to its top, as what enumerates drafted tokens takes O(V) each
+# in wider rows every draft is cut to its top, as enumerating drafted tokens takes O(V) each
 DENSE = 64
 
 

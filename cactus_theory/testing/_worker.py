@@ -1,4 +1,4 @@
-"""The process in which a stranger's rule runs; it speaks JSON lines to the one that started it.
+"""The process in which the user's rule runs; it writes events as JSON lines to its parent.
 
 ``python -m cactus_theory.testing._worker '{"source": "file.py:name", …}'``. What the rule
 prints goes to stderr.
@@ -25,7 +25,7 @@ Say = Callable[..., None]
 
 
 def main(options: dict[str, Any]) -> None:
-    """Check the rule, or with ``trace`` ask about one row after the other until it dies."""
+    """Check the rule, or with ``trace`` try one row after the other until the process dies."""
     torch.set_num_threads(1)
     say = _speaker()
     try:
@@ -36,15 +36,15 @@ def main(options: dict[str, Any]) -> None:
     except (ValueError, TypeError, OSError) as error:
         say(event="refused", message=" ".join(str(error).split()))
         return
-    statements = {law.name: law.statement for law in LAWS.values()}
+    statements = {prop.name: prop.statement for prop in LAWS.values()}
     say(event="loaded", rule=rule.spec, declares=said, statements=statements)
     groups = examples(options["examples"], options["seed"])
     if options["trace"]:
-        law = LAWS[options["trace"]]
+        prop = LAWS[options["trace"]]
         for q, p in groups:
             for i in range(len(q)):
                 say(event="row", target=q[i].tolist(), draft=p[i].tolist())
-                _ask(law, Behaviour(rule, q[i : i + 1], p[i : i + 1]))
+                _ask(prop, Behaviour(rule, q[i : i + 1], p[i : i + 1]))
         return
 
     def done(verdict: Verdict) -> None:
@@ -56,7 +56,7 @@ def main(options: dict[str, Any]) -> None:
         laws=options["laws"],
         limit=options["timeout"],
         seed=options["seed"],
-        progress=lambda law: say(event="law", law=law),
+        progress=lambda name: say(event="law", law=name),
         done=done,
         waiting=lambda seconds: say(event="waiting", seconds=seconds),
     )
@@ -76,15 +76,15 @@ def declaration(rule: Policy, source: str) -> str:
         ) from error
 
 
-def _ask(law: Any, seen: Behaviour) -> None:
+def _ask(prop: Any, seen: Behaviour) -> None:
     try:
-        measure(law, seen)
+        measure(prop, seen)
     except Exception:  # noqa: BLE001, S110  only the end of the process is of interest here
         pass
 
 
 def _speaker() -> Say:
-    """Keep stdout for ourselves and send everything else that is printed to stderr."""
+    """Return a writer of events to stdout; everything else that is printed goes to stderr."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-"""Strategies that return a problem together with its answer, worked out on paper.
+"""Strategies that return a problem together with its answer, derived by hand.
 
 A check against them shares no code with what it checks.
 """
@@ -36,7 +36,7 @@ class Known:
 
 @dataclass(frozen=True)
 class KnownOptimum:
-    """A pair of rows (V,), a KL budget, and the best that any rule can do within it.
+    """A pair of rows (V,), a KL budget, and the best that any policy can do within it.
 
     Attributes
     ----------
@@ -87,8 +87,8 @@ def two_token_pairs(draw: st.DrawFn) -> Known:
 def two_token_optima(draw: st.DrawFn) -> KnownOptimum:
     """Draw q = (x, 1 − x), p = (y, 1 − y), and a row h = (z, 1 − z) on the way from q to p.
 
-    With two tokens there is one way to go. The budget KL(h‖q) lets a rule emit h and nothing
-    closer to p, so the best acceptance is 1 − |y − z|.
+    With two tokens there is only one direction. Within the budget KL(h‖q) a policy can emit h
+    and nothing closer to p, so the best acceptance is 1 − |y − z|.
     """
     inside = st.integers(1, 99).map(lambda k: k / 100)
     x, y, share = draw(inside), draw(inside), draw(st.integers(0, 10)) / 10

@@ -1,7 +1,7 @@
 """Hypothesis strategies for probability rows, pairs of rows, chains, budgets and whole problems.
 
-They lean towards what breaks samplers: zeros, certain tokens, entries of 1e-30 or 1e-310
-beside entries of 0.3, ties missed by one rounding, drafts that keep proposing rare tokens,
+They favour what breaks samplers: zeros, certain tokens, entries of 1e-30 or 1e-310 next to
+entries of 0.3, ties missed by one rounding, drafts that keep proposing rare tokens,
 budgets of 0 and ∞. Every strategy takes keywords only and returns float64 tensors unless a
 dtype is named. They shrink to few tokens and round numbers. For rows whose answer is known
 see :mod:`cactus_theory.testing.families`.
@@ -42,7 +42,7 @@ __all__ = [
     "zipf",
 ]
 
-# the smallest weight beside weights of order one
+# −log10 of the smallest weight drawn together with weights of order one
 TINY_EXPONENT = 30
 # near ties: factors this many float64 roundings away from 1
 TIE_ULPS = 4
@@ -179,8 +179,8 @@ def over_proposing(
 ) -> tuple[Tensor, Tensor]:
     """Draw (target, draft) where the draft spreads its mass over many tokens rare in q.
 
-    The worst case of per-proposal budgets: each drafted token looks affordable by itself,
-    and together they carry the emitted law far away from q.
+    The worst case of per-proposal budgets: each proposal is within its budget, and together
+    they move the emitted law far away from q.
     """
     vocab = draw(st.integers(min_vocab, max_vocab))
     rare = draw(st.integers(1, vocab - 1))
@@ -250,7 +250,7 @@ class Chain:
     Attributes
     ----------
     target_probs : (K + 1, V). ``draft_probs`` : (K, V).
-    draft_token_ids : (K,) int64, tokens the draft can propose, then −1 behind a short draft.
+    draft_token_ids : (K,) int64, tokens the draft can propose, then −1 after a short draft.
     """
 
     target_probs: Tensor
@@ -289,5 +289,5 @@ def budgets(*, zero: bool = True, infinite: bool = True) -> st.SearchStrategy[fl
 
 
 def acceptances() -> st.SearchStrategy[float]:
-    """Draw a wish for the acceptance of a row: 0, 1 or anything between."""
+    """Draw a wanted acceptance of a row: 0, 1 or anything between."""
     return st.one_of(st.floats(0, 1), st.sampled_from((0.0, 1.0)))

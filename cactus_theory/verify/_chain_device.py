@@ -59,6 +59,6 @@ def _recovered(
     own_q, own_ids = q[at], ids[at]
     own_p = one_hot(own_ids, own_q) if p is None else p[at]
     residual = policy.decide(own_q, own_p, own_ids, accept[at]).residual
-    if residual is None:  # all were kept: nobody reads this
+    if residual is None:  # all were kept: the result is not used
         return own_q
     return residual.law(own_q, None if p is None else own_p, own_ids).to(q.dtype)

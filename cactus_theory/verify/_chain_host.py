@@ -1,8 +1,9 @@
 """A chain on a CPU: whole rows are read only where a decision needs them.
 
-Flags are read on the host, which costs nothing there. A token is kept at once where its
-policy says so from the drafted entries, or where lossless sampling keeps it and the policy
-never refuses that; of the others only the first undecided one of each row is asked about.
+Flags are read on the host, which is free for tensors on a CPU. A token is kept without reading
+its rows if its policy decides from the drafted entries, or if lossless sampling keeps it and the
+policy keeps whatever lossless sampling keeps. Among the others, the policy is called for the
+first undecided token of each row only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ REFUSED, KEPT, OPEN = 0, 1, 2
 
 
 class Places:
-    """N places (row of the batch, place in its draft), and what stands there in tensors."""
+    """N places (row of the batch, place in its draft), and the entries of tensors there."""
 
     def __init__(self, places: Sequence[tuple[int, int]]) -> None:
         self.places = places
@@ -38,14 +39,14 @@ class Places:
         return len(self.places)
 
     def of(self, values: Shaped[Tensor, "batch K *rest"]) -> Shaped[Tensor, "N *rest"]:
-        """Return what stands at the places: a view of one, a copy of several."""
+        """Return the entries at the places: a view of one, a copy of several."""
         if len(self.places) == 1:
             row, place = self.places[0]
             return values[row, place : place + 1]
         return values[self.index]
 
     def some(self, chosen: Sequence[int]) -> "Places":
-        """Return those of the places with these numbers."""
+        """Return the places with these indices."""
         return Places([self.places[number] for number in chosen])
 
 
@@ -116,7 +117,7 @@ class ChainOnHost:
         return torch.where(policy.keeps_at_once(self.q_n * sure, self.p_n, self.accept), KEPT, OPEN)
 
     def _ask(self, asked: list[tuple[int, int]]) -> list[int]:
-        """Ask about each row's first undecided token; return the rows that go on."""
+        """Let the policies decide each row's first undecided token; return the rows that go on."""
         going_on = []
         for policy, places in self._by_policy(asked):
             q, ids = places.of(self.q), places.of(self.ids)

@@ -28,7 +28,7 @@ class Chain(Verifier):
     """Token n at place i is kept iff its coin < φ(n), up to the first refusal.
 
     After it one token comes from the policy's recovery law; if all were kept, from the target
-    row that follows them. Needs nothing of a policy but φ and g.
+    row that follows them. Needs only φ and g of a policy.
     """
 
     def verify(
@@ -62,7 +62,7 @@ def verify_chain(
     """Keep drafted tokens up to the first rejection, then emit one more token per row.
 
     Token n at position i is kept iff its coin < φ(n). After the first rejection the token
-    comes from the rule's recovery law; if all were kept, from the target row after them.
+    comes from the policy's recovery law; if all were kept, from the target row after them.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def verify_chain(
     draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
     generator : one torch.Generator, or one per row (a row then behaves as if alone).
     coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
-    validate : check values and divide rows by their float64 sum; False trusts the caller.
+    validate : check values and divide rows by their float64 sum; False does neither.
 
     Raises
     ------
@@ -81,32 +81,32 @@ def verify_chain(
     TypeError
         Ids that are not int64, rows of different dtypes, a rule that is not a Policy.
     """
-    rules = [rule] if isinstance(rule, Policy) else list(rule)
+    policies = [rule] if isinstance(rule, Policy) else list(rule)
     if validate:
         target_probs, draft_probs = _checked(
-            rules, target_probs, draft_probs, draft_token_ids, generator, coins
+            policies, target_probs, draft_probs, draft_token_ids, generator, coins
         )
     valid = draft_token_ids >= 0
     lengths = valid.sum(-1)
     accept, draw = coins if coins is not None else toss(lengths, valid.shape[1], generator)
     draft = Draft(draft_token_ids.clamp(min=0), lengths, draft_probs)
-    return Chain().verify(_assigned(rules, draft_token_ids), target_probs, draft, accept, draw)
+    return Chain().verify(_assigned(policies, draft_token_ids), target_probs, draft, accept, draw)
 
 
-def _assigned(rules: list[Policy], ids: Tensor) -> Assignment:
+def _assigned(policies: list[Policy], ids: Tensor) -> Assignment:
     """Return one policy for everything, or the different ones with the rows they judge."""
     different: list[Policy] = []
-    for rule in rules:
-        if rule not in different:  # a rule made of a function need not be hashable
-            different.append(rule)
+    for policy in policies:
+        if policy not in different:  # one made of a function need not be hashable
+            different.append(policy)
     if len(different) == 1:
         return Assignment((different[0],))
-    own = ids.new_tensor([different.index(rule) for rule in rules])
+    own = ids.new_tensor([different.index(policy) for policy in policies])
     return Assignment(tuple(different), own[:, None].expand(ids.shape))
 
 
 def _checked(
-    rules: list[Policy],
+    policies: list[Policy],
     target: Any,
     draft: Any,
     ids: Any,
@@ -114,9 +114,9 @@ def _checked(
     coins: Coins | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return float64 normalised rows, or raise."""
-    for rule in rules:
-        if not isinstance(rule, Policy):
-            raise TypeError(f"rule: must be a Policy or a list of them; got {rule!r}")
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"rule: must be a Policy or a list of them; got {policy!r}")
     q = check.as_tensor("target_probs", target)
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         found = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
@@ -132,8 +132,8 @@ def _checked(
             f"target_probs: shape must be ({batch}, {width + 1}, V) for draft_token_ids "
             f"{tuple(ids.shape)}; got {tuple(q.shape)}"
         )
-    if len(rules) not in (1, batch):
-        raise ValueError(f"rule: must be one rule or one per row ({batch}); got {len(rules)}")
+    if len(policies) not in (1, batch):
+        raise ValueError(f"rule: must be one rule or one per row ({batch}); got {len(policies)}")
     if isinstance(generator, list) and len(generator) != batch:
         raise ValueError(
             f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"

@@ -1,7 +1,7 @@
-"""What verification is made of, as data: drafts in, verdicts out, verifiers between them.
+"""The contract of verification, as data: drafts in, verdicts out.
 
-A decode loop, its caches and its meter know this page and nothing of any verifier: they hand
-over a :class:`Draft` with the target's rows and uniform numbers, and take a :class:`Verdict`.
+The decode loop, its caches and its meter depend on this file and on no particular verifier:
+they pass a :class:`Draft` with the target's rows and coins, and get a :class:`Verdict` back.
 A new verifier is one file with one :func:`register_verifier`.
 """
 
@@ -25,7 +25,7 @@ class Draft:
 
     Attributes
     ----------
-    token_ids : (B, K) int64; what stands after a row's ``counts`` has no meaning.
+    token_ids : (B, K) int64; entries after the first ``counts`` of a row are ignored.
     counts : drafted tokens of each row, at most K; a list, or a tensor on the device.
     probs : (B, K, V), the rows the tokens were drawn from, or None if the drafter is certain
         of its tokens.
@@ -51,7 +51,7 @@ class Assignment:
     Attributes
     ----------
     policies : the different policies.
-    choice : (B, K) numbers into them, None if there is one for everything.
+    choice : (B, K) indices into ``policies``, None if one policy judges every token.
     """
 
     policies: tuple[Policy, ...]
@@ -81,7 +81,7 @@ class Verdict:
 
     @cached_property
     def accepted_token_ids(self) -> Int[Tensor, "batch K"]:
-        """Return the accepted tokens of each row, padded with ids of no meaning."""
+        """Return the accepted tokens of each row, padded with arbitrary ids."""
         if self.path is None:
             return self.draft_token_ids
         return self.draft_token_ids.gather(1, self.path.clamp(min=0))
@@ -140,7 +140,7 @@ class Verifier(ABC):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
-        """Return what is emitted, given every coin; rows are trusted.
+        """Return what is emitted, given every coin; rows are not validated.
 
         ``target_probs[:, 0]`` follows the settled text and row i + 1 drafted token i.
         """
@@ -156,12 +156,13 @@ class Verifier(ABC):
 
 
 _VERIFIERS: dict[str, Verifier] = {}
+Kind = TypeVar("Kind", bound=Verifier)
 
 
-def register_verifier(name: str) -> Callable[[type[Verifier]], type[Verifier]]:
+def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
     """Make a verifier available by name wherever one is chosen."""
 
-    def enter(kind: type[Verifier]) -> type[Verifier]:
+    def enter(kind: type[Kind]) -> type[Kind]:
         if name in _VERIFIERS:
             raise ValueError(f"name: must not be registered already; got {name!r}")
         kind.name = name

@@ -1,4 +1,4 @@
-"""Turn uniform numbers into decisions; the only place where chance enters."""
+"""Draw tokens with uniform numbers (coins), and the coins from a generator."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,9 +8,10 @@ Generators = torch.Generator | list[torch.Generator] | None
 Coins = tuple[Tensor, Tensor]
 
 
-# From this many entries on, sums of blocks find the block first: they vectorise, a running
-# sum does not.
+# Rows of at least this many entries are searched in two steps, first for a block: sums of blocks
+# vectorise, a running sum does not.
 BLOCKED_FROM = 8192
+# near the square root of a large vocabulary: about as many blocks as entries in a block
 BLOCK = 512
 
 

@@ -1,9 +1,9 @@
 """Time the closed forms, one verification step, or whole decodes, in one run and one thread.
 
 ``theory``: the optimum, its policy form, exact laws and audits at real vocabulary sizes,
-beside one softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
-``verify``: one verification step of a batch, beside the straightforward dense way.
-``decode``: tokens per second of a model pair, beside Hugging Face assisted generation.
+compared with one softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
+``verify``: one verification step of a batch, compared with the straightforward dense way.
+``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
 """
 
 from __future__ import annotations

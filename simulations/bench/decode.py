@@ -20,6 +20,7 @@ from ..common.decode import Decoded, Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config
 from ..common.inputs import load_prompts
 
+# drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
 LOSSLESS, RELAXED, PRICED = "speculative", "cactus:delta=0.1", "band:price=2"
 

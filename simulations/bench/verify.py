@@ -1,4 +1,4 @@
-"""Time one verification step at a large vocabulary, beside the straightforward dense way."""
+"""Time one verification step at a large vocabulary, compared with the simple dense way."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import Tensor
 
 import cactus_theory as ct
 
+# texts, drafted tokens, and the vocabulary of Qwen 3
 BATCH, WIDTH, VOCAB = 8, 8, 151_936
+# nats, of the dense Cactus step that the others are compared with
 DELTA = 0.1
-# every rule whose step is timed; add a spec and it is in the table
+# every policy whose step is timed; add a spec and it is in the table
 POLICIES = (
     "speculative",
     "cactus:delta=0.1",
@@ -37,7 +39,7 @@ def dense_step(
 ) -> tuple[Tensor, ...]:
     """Verify a chain under Cactus by building every row: h and (h − p)₊ at all (B, K, V).
 
-    Every position is given a recovered token, whether it will be used or not.
+    Every position gets a recovered token, whether it is used or not.
     """
     n = ids[..., None]
     target = q[:, :-1]

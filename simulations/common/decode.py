@@ -21,12 +21,13 @@ from cactus_theory.decoding import GenerationResult, Pair, generate, generate_pl
 
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
 
+# an end-of-text id that no token has, so that texts do not end
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """One decode: seconds, the new tokens of each row, what our loop says (None: the library)."""
+    """One decode: seconds, new tokens of each row, our loop's result (None for the library)."""
 
     seconds: float
     outputs: list[list[int]]
@@ -40,7 +41,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Harness:
-    """What every method is given.
+    """The inputs that all methods share.
 
     Attributes
     ----------

@@ -77,7 +77,7 @@ def jobs(
     """Yield every decode: repeat after repeat, each over all lines and prompts, shuffled.
 
     Within a repeat the prompts come in order, and the lines in an order drawn anew for every
-    prompt, so that neither a machine whose speed drifts nor the neighbour before favours one.
+    prompt, so that neither a drift of the machine's speed nor the line before favours one.
     The order depends on ``seed`` alone. The first ``metered`` repeats are not timed.
     """
     for repeat in range(metered + repeats):
@@ -89,19 +89,19 @@ def jobs(
 
 
 def checked_policy(spec: str) -> str:
-    """Return the spec as results name it; a rule in a file (``FILE.py:NAME``) keeps its own.
+    """Return the spec as results name it; that of a policy in a file stays ``FILE.py:NAME``.
 
     Raises
     ------
     ValueError, TypeError
-        What :func:`cactus_theory.policy` says of a wrong one.
+        As :func:`cactus_theory.policy`.
     """
     found = ct.policy(spec)
     return spec if own_file(spec) is not None else found.spec
 
 
 def own_file(method: str) -> Path | None:
-    """Return the file of a rule named ``FILE.py:NAME``, None for a registered one."""
+    """Return the file of a policy named ``FILE.py:NAME``, None for a registered one."""
     file, found, _ = method.partition(".py:")
     return Path(f"{file}.py") if found else None
 
@@ -117,7 +117,7 @@ def label(method: str) -> tuple[str, str]:
 
 
 def series(method: str) -> str:
-    """Return what varies one number: ``band:price`` of ``band:price=2``, other knobs as given."""
+    """Return the spec without its first knob's value: ``band:price`` for ``band:price=2``."""
     name, knobs = label(method)
     first, *others = knobs.split(",")
     return ":".join(filter(None, [name, ",".join([first.partition("=")[0], *others])]))

@@ -35,14 +35,14 @@ def command_line(
     args: argparse.Namespace,
     leave_out: tuple[str, ...] = ("out",),
 ) -> str:
-    """Return the command with every flag that is not at its default, as provenance wants it.
+    """Return the command with every flag that is not at its default, for the provenance.
 
     Parameters
     ----------
     name : of the simulation.
     declare : its ``add_arguments``.
     args : what was parsed.
-    leave_out : flags that say where results go. Of files given, only the name is kept.
+    leave_out : flags for where results go. Of files given, only the name is kept.
     """
     parser = argparse.ArgumentParser()
     positional = [name]

@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Journal:
-    """Results by job key; the first line says what run they belong to.
+    """Results by job key; the first line holds the settings of the run.
 
-    A line is on disk before the next decode starts. What a kill left of a half-written line
-    is cut off when the file is opened again, and that decode is made again.
+    A line is on disk before the next decode starts. A half-written line, left by a kill, is cut
+    off when the file is opened again, and that decode is made again.
 
     Raises
     ------

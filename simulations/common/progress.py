@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+# seconds between two lines where no bar can be drawn
 LINE_EVERY_S = 15.0
 
 

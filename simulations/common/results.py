@@ -95,7 +95,7 @@ def write_json(path: str | Path, payload: Any) -> None:
     Raises
     ------
     ValueError, TypeError
-        NaN or infinity, which JSON has no word for, or an object it cannot hold.
+        NaN or infinity, which JSON does not have, or an object it cannot hold.
     """
     write_text(path, json.dumps(payload, indent=2, allow_nan=False) + "\n")
 

@@ -20,7 +20,7 @@ HEADS = (
 
 def audit_all(specs: Sequence[str], q: Tensor, p: Tensor) -> list[dict[str, Any]]:
     """Audit every policy on every row (N, V), print a table, return its lines."""
-    print(rule("what every policy really emits on those rows (exact, nothing sampled)"))
+    print(rule("what every policy emits on those rows (exact, nothing sampled)"))
     records = [_audited(ct.policy(spec), q, p) for spec in specs]
     print(text_table(HEADS, [[shown(v) for v in record.values()] for record in records]) + "\n")
     return records

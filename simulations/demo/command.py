@@ -2,7 +2,7 @@
 
 Logs both models' rows along text the target wrote, solves the optimal acceptance on one of
 them three ways, audits every policy on all of them, decodes the same prompts with each
-policy and says what it cost. Writes everything to ``--out`` as CSV, JSON, PDF and PNG.
+policy and reports what it cost. Writes everything to ``--out`` as CSV, JSON, PDF and PNG.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ POLICIES = (
     "band:price=0.5",
     "band:price=0.25",
 )
+# tokens sampled after each prompt, for the audited rows
 LOGGED_TOKENS = 32
 PICTURES = ("policies", "band_row")
 # head of the table printed at the end → column of the CSV
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("demo"))
-    add("--publish", type=Path, help="also write the CSV behind the pictures here")
+    add("--publish", type=Path, help="also write the CSV of the pictures here")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from cactus_theory.decoding import Pair
 
 from ..common.terminal import rule, text_table
 
+# nats; the budget of the solved row
 SOLVED_DELTA = 0.1
 # a row worth drawing: lossless sampling refuses a fair share, and many tokens are in play
 DRAWN_REJECTIONS = (0.3, 0.5)
@@ -65,7 +66,7 @@ def row_to_draw(q: Tensor, rejected: Tensor) -> int:
 def _records(
     q: Tensor, p: Tensor, closed: ct.OptimalAcceptance, pair: Pair
 ) -> list[dict[str, Any]]:
-    """Return the row's tokens in order of p/q, with what Cactus really emits beside the band."""
+    """Return the row's tokens in order of p/q, with the band and what Cactus emits."""
     emitted = ct.emitted_law(ct.policy("cactus", delta=SOLVED_DELTA), q, p)
     order = (p / q).argsort()
     cumulative = q[order].cumsum(0)

@@ -1,10 +1,9 @@
 """Decode the same prompts with plain target and every policy; a table row per policy and K.
 
 K, the number of drafted tokens a round, is tuned for each policy: the fastest is marked. Runs
-are interleaved (repeat, prompt, shuffled policies), so that a machine whose speed drifts is
-fair to all.
-Speed is the median over repeats; law and cost come from one metered repeat, whose rows are
-also audited against what the policy declares.
+are interleaved (repeat, prompt, shuffled policies), so that a drift of the machine's speed
+affects all alike. Speed is the median over repeats; acceptance and cost come from one metered
+repeat, whose rows are also audited against what the policy declares.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def measure(
     Parameters
     ----------
     harness : the pair and the prompts.
-    specs : policies beside the plain target.
+    specs : policies, in addition to the plain target.
     widths : the K to try, each ≥ 1.
     repeats : timed runs of every prompt, after one untimed, metered one.
     """

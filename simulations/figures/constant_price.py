@@ -25,6 +25,7 @@ from ..common.progress import Progress
 from ..common.results import provenance, write_csv
 
 OUT = Path("paper_figures/data/constant_price.csv")
+# from nearly lossless to nearly the draft's own law: budgets in nats, prices in acceptance per nat
 DELTAS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 PRICES = (64, 32, 16, 8, 4, 2, 1, 0.5, 0.25, 0.125, 0.0625)
 SERIES: dict[str, list[str]] = {
@@ -32,6 +33,7 @@ SERIES: dict[str, list[str]] = {
     "band_delta": [f"band:delta={delta:g}" for delta in DELTAS],
     "cactus": [f"cactus:delta={delta:g}" for delta in DELTAS],
 }
+# resamples of the prompts, and the percentiles of the interval
 RESAMPLES = 1000
 INTERVAL = (5, 95)
 # per prompt: new tokens, target calls, emitted KL

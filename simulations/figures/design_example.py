@@ -1,10 +1,9 @@
 r"""A worked design on one real row: protect a set of tokens, cap the ratio, keep the KL.
 
-Tokens that end a sentence or a line decide how long a text gets; a lossy rule that lets the
-draft propose them too often shortens it. The design forbids that, :math:`h_i \le q_i` on
-those tokens, keeps other punctuation below ``cap`` times its target probability, and spends
-at most δ nats. The table holds the row under one rule after another, and what each of them
-costs at other budgets.
+Tokens that end a sentence or a line decide how long a text gets; a lossy policy that emits the
+draft's too often shortens it. The design forbids that, :math:`h_i \le q_i` on those tokens,
+keeps other punctuation below ``cap`` times its target probability, and spends at most δ nats.
+The table holds the row under one constraint after another, and what each costs at other budgets.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from ..common.rows import log_rows
 
 OUT = Path("paper_figures/data/design_example.csv")
 SENTENCE_ENDS = (".", "!", "?", '."', '!"', '?"')
+# tokens sampled after each prompt, to choose a row from
 LOGGED_TOKENS = 32
 # budgets of the curves, log-spaced in nats
 SPAN = (3e-3, 1.0)
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--delta", type=float, default=0.1, help="KL budget in nats")
     add("--cap", type=float, default=1.5, help="largest ratio h/q of punctuation")
     add("--points", type=int, default=13, help="budgets of each curve")
-    add("--row", type=int, help="logged row; without it the one that breaks both rules most")
+    add("--row", type=int, help="logged row; by default the one that breaks both constraints most")
     add("--num-prompts", type=int, default=8)
     add_pair_arguments(parser)
     add("--seed", type=int, default=0)
@@ -111,22 +111,22 @@ def punctuation(names: list[str], protected: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The vocabulary and the two sets with rules of their own."""
+    """The vocabulary and the two sets with constraints of their own."""
 
     names: list[str]
     protected: list[int]
     capped: list[int]
 
     def role(self, token: int) -> str:
-        """Return which rule the token has."""
+        """Return which constraint the token has."""
         kinds = {"protected": self.protected, "capped": self.capped}
         return next((kind for kind, tokens in kinds.items() if token in tokens), "free")
 
 
 def row_to_draw(q: torch.Tensor, p: torch.Tensor, tokens: Tokens, args: argparse.Namespace) -> int:
-    """Return the row whose optimum under KL alone breaks both other rules most.
+    """Return the row whose optimum under KL alone breaks both other constraints most.
 
-    Among rows that reject at least half: elsewhere the rules, and no longer KL, set the limit.
+    Only rows that reject at least half: elsewhere those constraints, and not KL, set the limit.
     """
     best = ct.optimal_acceptance(q, p, delta=args.delta).target
     over_target = (best - q)[:, tokens.protected].clamp(min=0.0).sum(-1)
@@ -138,7 +138,7 @@ def row_to_draw(q: torch.Tensor, p: torch.Tensor, tokens: Tokens, args: argparse
 def designs(
     q: np.ndarray, p: np.ndarray, tokens: Tokens, cap: float, delta: float
 ) -> dict[str, Design]:
-    """Return the designs, each with one rule more than the last."""
+    """Return the designs, each with one constraint more than the last."""
     plain = Design(q, p).budget("kl", delta)
     guarded = plain.protect(tokens.protected)
     capped = guarded.cap(cap, tokens.capped, name="cap")

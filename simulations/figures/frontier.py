@@ -1,8 +1,9 @@
 """Acceptance against emitted KL on the rows of a real pair, for every policy and for the best.
 
 Rows are logged along text that the target wrote; each policy is then evaluated on them
-exactly, nothing is sampled. The band at a constant price is the lower envelope: no rule of
-one position has less mean KL at the same mean acceptance (theorem in ``cactus_theory.optimum``).
+exactly, nothing is sampled. The band at a constant price is the lower envelope: no policy that
+decides token by token has less mean KL at the same mean acceptance (theorem in
+``cactus_theory.optimum``).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..common.results import provenance, write_csv
 from ..common.rows import log_rows
 
 OUT = Path("paper_figures/data/acceptance_kl.csv")
+# from nearly lossless to strongly relaxed: budgets in nats, thresholds of typical acceptance
 DELTAS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 EPSILONS = (0.02, 0.05, 0.09, 0.2, 0.3, 0.5, 0.7, 0.9)
 # prices, acceptance per nat: nearly lossless to nearly the draft's own law
@@ -139,14 +141,14 @@ class Envelope:
             accepted.append(best.acceptance.mean().item())
             spent.append(best.divergence.mean().item())
         points = np.array([prices, accepted, spent])
-        # once every row is the draft's own, a lower price changes nothing
+        # once h = p on every row, a lower price changes nothing
         rises = (np.diff(points[1:], prepend=-np.inf) > 0).all(0)
         return cls(*points[:, rises])
 
     def compare(self, acceptance: float, kl: float) -> Row:
         """Return the least KL at equal acceptance and the best acceptance at equal KL.
 
-        Empty outside the solved prices, where lossless or nearly drafting unchecked.
+        Empty outside the solved prices: nearly lossless, or nearly h = p.
         """
         log_kl = np.log(self.kl)
         least = hermite(acceptance, self.acceptance, log_kl, 1 / (self.price * self.kl))

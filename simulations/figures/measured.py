@@ -1,7 +1,7 @@
 """Write the tables of the README from the committed CSV: ``python -m simulations measured``.
 
-A figure in the README is therefore always one that a command wrote, with what made it. The
-block between the two markers is replaced; a test compares it with the CSV.
+So every number in those tables was written by a command, together with the command, day and
+machine. The block between the two markers is replaced; a test compares it with the CSV.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace the block in the README, print what it says now."""
+    """Replace the block in the README and print the new one."""
     text = args.readme.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"--readme: must hold {BEGIN} and {END} once each")
@@ -69,7 +69,7 @@ def _decoded(row: Row) -> Sequence[str]:
 
 
 def decode(data: Path) -> str:
-    """Return the table of this loop beside the library's, on two pairs."""
+    """Return the table that compares this loop with the library's, on two pairs."""
     lines: list[Sequence[str]] = []
     commands = []
     for name in ("bench_decode.csv", "bench_decode_stories.csv"):

@@ -1,9 +1,9 @@
-r"""How far Cactus exceeds the KL budget it names, per proposal and in what it emits.
+r"""How far Cactus exceeds its KL budget, per proposal and in the emitted law.
 
-Per proposal, the published rule :math:`γ = \min(1, q_n + \sqrt{2δ q_n(1−q_n)})` spends
+Per proposal, the published formula :math:`γ = \min(1, q_n + \sqrt{2δ q_n(1−q_n)})` spends
 :math:`\mathrm{KL}(h^{(n)}\|q)`, at most ln(1 + 2δ), reached at q_n = 1/(1 + 2δ); that exceeds
-δ up to δ = 1.2564. In the emitted law nothing bounds the spending at all: two pairs of rows
-show it for the published rule and for the exact one.
+δ up to δ = 1.2564. In the emitted law nothing bounds the spending: two pairs of rows show it
+for the published formula and for the exact root.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from ..common.results import provenance, write_csv
 
 RULES = ("cactus", "cactus_exact")
 OUT = Path("paper_figures/data/overspend.csv")
+# nats, on both sides of 1.2564, where the published formula stops exceeding its budget
 DELTAS = (0.01, 0.1, 0.5, 1.0, 2.0)
 # budgets of the emitted law, log-spaced over [SPAN]
 SPAN = (1e-3, 3.0)
@@ -92,7 +93,7 @@ def curve(name: str, delta: float, points: int) -> list[Row]:
 
 
 def maximum(delta: float) -> Row:
-    """Return the most that the published rule spends, ln(1 + 2δ) at q_n = 1/(1 + 2δ)."""
+    """Return the most that the published formula spends, ln(1 + 2δ) at q_n = 1/(1 + 2δ)."""
     return _row("maximum", "cactus", delta, math.log1p(2 * delta), q_n=1 / (1 + 2 * delta))
 
 

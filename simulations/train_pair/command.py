@@ -1,6 +1,6 @@
 """``python -m simulations train-pair``: from standard library to shipped pair.
 
-Seven stages, each resumed or skipped when its file in ``--work-dir`` says so: corpus and
+Seven stages, each resumed or skipped according to its file in ``--work-dir``: corpus and
 tokenizer, target on text, draft on text, samples of the target, draft distilled on them,
 draft trained for its acceptance, report. Training is bit-identical however often it was
 interrupted.
@@ -35,6 +35,7 @@ from .model import Shape, build, load, save
 from .tokenizer import encode_stream, train_tokenizer
 from .train import Outcome, Plan, fit, text_batches, text_loss
 
+# steps in which the draft's learning rate rises to its peak
 DRAFT_WARMUP = 30
 FOLDERS = ("work_dir", "out", "corpus")
 POSITIVE = (

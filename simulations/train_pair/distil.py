@@ -14,6 +14,7 @@ from ..common.results import write_tensors
 from .tokenizer import END_OF_TEXT_ID, Stream
 from .train import Batches, Loss, Plan
 
+# tokens that the target's samples begin with, from end-of-text alone to some context
 PREFIX_LENGTHS = (1, 8, 16, 32, 64)
 
 

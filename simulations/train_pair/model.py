@@ -10,6 +10,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from .tokenizer import END_OF_TEXT_ID
 
+# as long as the longest training windows: four times 256 tokens
 MAX_POSITIONS = 1024
 
 

@@ -32,7 +32,7 @@ SAMPLE_PROMPT = 'def read_settings(path, encoding=None):\n    """Return'
 
 
 def add_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Save the one tokenizer beside both models."""
+    """Save the tokenizer, the same for both models, in each model's folder."""
     for name in MODELS:
         as_transformers(tokenizer, MAX_POSITIONS).save_pretrained(folder / name)
 

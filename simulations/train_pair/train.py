@@ -21,6 +21,7 @@ from ..common.progress import Progress
 from ..common.results import write_tensors
 from .tokenizer import END_OF_TEXT_ID, Stream
 
+# every eighth batch has windows four times as long, see text_batches
 LONG_EVERY = 8
 LONG_FACTOR = 4
 Batches = Callable[[int, Generator], Tensor]
@@ -72,7 +73,7 @@ def text_batches(stream: Stream, plan: Plan, share_at_starts: float = 0.25) -> B
     """Return a sampler of windows (rows, length + 1) of the stream.
 
     Most windows begin anywhere; a share begins at a document or top-level definition,
-    half of those behind an end-of-text token, so that short prompts are familiar. Every
+    half of those after an end-of-text token, so that short prompts are familiar. Every
     eighth batch has four times the length and a quarter of the rows.
 
     Raises
@@ -93,12 +94,12 @@ def text_batches(stream: Stream, plan: Plan, share_at_starts: float = 0.25) -> B
             chosen = starts[torch.randint(len(starts), (rows,), generator=generator)]
             at_start = torch.rand(rows, generator=generator) < share_at_starts
             begin = torch.where(at_start, chosen, begin)
-            behind = at_start & (torch.rand(rows, generator=generator) < 0.5)
+            after = at_start & (torch.rand(rows, generator=generator) < 0.5)
         else:
-            behind = torch.zeros(rows, dtype=torch.bool)
-        index = begin[:, None] - behind[:, None].long() + torch.arange(length)
+            after = torch.zeros(rows, dtype=torch.bool)
+        index = begin[:, None] - after[:, None].long() + torch.arange(length)
         window = stream.tokens[index].long()
-        window[behind, 0] = END_OF_TEXT_ID
+        window[after, 0] = END_OF_TEXT_ID
         return window
 
     return batch

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cactus_theory as ct
-from solvers import _rules
+from solvers import _constraints
 from solvers.design import Design
 from tests.solvers.cases import DIVERGENCES, Tally, budgets, examples, pairs
 
@@ -224,7 +224,7 @@ def test_a_rule_with_a_kink():
 
 
 def test_a_rule_without_a_tangent_is_proved_by_two_scalings(monkeypatch):
-    monkeypatch.setattr(_rules._BuiltCustom, "charge", lambda self, lagrangian, h: False)
+    monkeypatch.setattr(_constraints._BuiltCustom, "charge", lambda self, lagrangian, h: False)
     row, best = BASE.require("mean", lambda v: v.h @ COST <= 0.6).solve(), WITH_MEAN.solve()
     assert row.proof == "two scalings"
     assert row.acceptance == pytest.approx(best.acceptance, abs=VALUE)
@@ -262,7 +262,7 @@ def test_the_report_names_what_binds():
     lines = text.splitlines()
     assert lines[0].startswith("acceptance  0.6") and "lossless 0.6" in lines[0]
     assert "dual bound" in lines[1]
-    assert any(line.startswith("rule        protect    binds") and "at 3" in line for line in lines)
+    assert any(line.startswith("constraint  protect    binds") and "at 3" in line for line in lines)
     assert any("cap" in line and "slack" in line and "price 0" in line for line in lines)
 
 

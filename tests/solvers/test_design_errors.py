@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from solvers import _design, _program, _rules, design
+from solvers import _constraints, _design, _program, design
 from solvers.design import Design, Infeasible
 
 cp = pytest.importorskip("cvxpy")
@@ -111,9 +111,9 @@ FULL = LIMITED.budget("kl", 0.03)
 @pytest.mark.parametrize(
     "place, name, delta",
     [
-        (_rules._BuiltBudget, "budget kl", 0.01),
-        (_rules._BuiltLimit, "protect", 0.03),
-        (_rules._BuiltExpectation, "expectation", 0.03),
+        (_constraints._BuiltBudget, "budget kl", 0.01),
+        (_constraints._BuiltLimit, "protect", 0.03),
+        (_constraints._BuiltExpectation, "expectation", 0.03),
     ],
 )
 def test_a_rule_that_the_program_gets_wrong_is_noticed(monkeypatch, place, name, delta):
@@ -158,7 +158,9 @@ def test_one_refusal_is_not_a_conflict(monkeypatch):
         return found if len(attempts) > 1 else _refusal(found)
 
     def _refusal(found):
-        return _design._Attempt(found.of, found.rules, found.total, "infeasible", None, "CLARABEL")
+        return _design._Attempt(
+            found.of, found.constraints, found.total, "infeasible", None, "CLARABEL"
+        )
 
     monkeypatch.setattr(_design, "_attempt", refused_once)
     assert abs(FULL.solve().gap) < 1e-6

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from cactus_theory.divergences import FDivergence, divergence
+from solvers._constraints import CustomConstraint
 from solvers._dual import lagrange_bound
 from solvers._quantities import Quantities
-from solvers._rules import CustomRule
 from solvers._scaled import Scaled
 from solvers._separable import Lagrangian
 from tests.solvers.cases import DIVERGENCES
@@ -76,7 +76,7 @@ RULES = {
 def test_a_rule_is_charged_by_its_tangent(name):
     q, p = rows(9, 5), rows(10, 5)
     of = Quantities(q, p, Scaled(q, p, cp.Variable(5, nonneg=True)))
-    built = CustomRule(name, RULES[name]).build(of)
+    built = CustomConstraint(name, RULES[name]).build(of)
     (constraint,) = built.constraints
 
     def paid(h, dual):

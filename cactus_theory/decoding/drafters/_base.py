@@ -1,4 +1,4 @@
-"""What every drafter is: told about a decode, asked for tokens, told what became of them."""
+"""The interface of drafters: begin a decode, propose tokens, learn which were kept."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from cactus_theory.verify.contract import Draft
 
 @dataclass(frozen=True)
 class Setting:
-    """One decode, as its drafter sees it.
+    """What a drafter needs of one decode.
 
-    ``width`` is the largest number of tokens ever asked for at once; ``fast_forward`` says
-    how models run, see :func:`cactus_theory.decoding.generate`.
+    ``width`` is the largest number of tokens ever asked for at once; ``fast_forward``
+    is how models run, see :func:`cactus_theory.decoding.generate`.
     """
 
     target_model: Any
@@ -46,39 +46,39 @@ class Drafting(ABC):
 
     @abstractmethod
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Draft up to ``wanted[b]`` tokens behind the settled text of row b.
+        """Draft up to ``wanted[b]`` tokens after the settled text of row b.
 
         Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a token.
         """
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order (no row before its old place)."""
+        """Keep only these rows, in this order (no row moves to a later place)."""
 
     def settle(self) -> None:  # noqa: B027  most drafters keep no state of their own
-        """Take notice of the tokens that became part of the texts."""
+        """Update the drafter's state after tokens have become part of the texts."""
 
 
 class Drafter(ABC):
-    """A way to guess the tokens to come. Subclasses hold options; decodes share nothing."""
+    """A way to guess the next tokens. Subclasses hold options and no state of a decode."""
 
     @abstractmethod
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Refuse a target it cannot draft for; return models whose limits must be kept."""
+        """Raise for a target it cannot draft for; return models whose limits must be kept."""
         return {}
 
 
 def nothing(texts: Texts) -> Draft:
-    """Return a proposal without tokens."""
+    """Return a draft without tokens."""
     ids = torch.empty(texts.batch, 0, dtype=torch.int64, device=texts.device)
     return Draft(ids, [0] * texts.batch, None)
 
 
 def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
-    """Return tokens that their drafter is certain of, written behind the texts."""
+    """Return a certain draft (no rows) of these tokens, written after the texts."""
     counts = [len(ids) for ids in drafts]
     width = max(counts)
     if not width:

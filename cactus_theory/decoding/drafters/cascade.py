@@ -1,4 +1,4 @@
-"""Ask a cheap drafter first and another one where it has nothing to say."""
+"""Draft with a cheap drafter first, and with another one where it finds nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Cascade(Drafter):
         return CascadeDrafting(setting, self.first, self.second)
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Refuse what either drafter refuses."""
+        """Raise where either drafter does."""
         return self.first.check(target_model) | self.second.check(target_model)
 
 
@@ -64,19 +64,19 @@ class CascadeDrafting(Drafting):
         counts = [a or b for a, b in zip(cheap.lengths, other.lengths, strict=True)]
         if other.probs is None:
             return Draft(ids, counts, None)
-        # a row that is certain of its tokens says so in the other rows' notation
+        # certain tokens become one-hot rows, as the other rows of the batch have probabilities
         probs = F.pad(other.probs, (0, 0, 0, width - other.probs.shape[1]))
         certain = torch.zeros_like(probs).scatter_(-1, ids[..., None], 1.0)
         beyond = torch.arange(width, device=ids.device) >= other.token_ids.shape[1]
         return Draft(ids, counts, torch.where((found[:, None] | beyond)[..., None], certain, probs))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Let both go on with these rows only."""
+        """Keep only these rows in both."""
         self.first.keep(rows)
         self.second.keep(rows)
 
     def settle(self) -> None:
-        """Let both take notice."""
+        """Update both."""
         self.first.settle()
         self.second.settle()
 

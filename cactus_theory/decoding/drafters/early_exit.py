@@ -26,7 +26,7 @@ class EarlyExit(Drafter):
         return ModelDrafting(setting, first_layers(setting.target_model, self.layers), self.greedy)
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Refuse targets whose layers are not a list at ``model.layers``, or are too few."""
+        """Raise for targets whose layers are not a list at ``model.layers``, or are too few."""
         first_layers(target_model, self.layers)
         return {}
 

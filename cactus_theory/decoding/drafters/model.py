@@ -19,8 +19,8 @@ from cactus_theory.verify.draw import pick
 class ModelDrafter(Drafter):
     """Draft with ``model``, token by token, under the target's temperature and processors.
 
-    ``greedy`` takes its likeliest token instead of a sampled one: it is then certain of its
-    tokens, and the acceptance rules treat them so.
+    ``greedy`` takes its likeliest token instead of a sampled one; its drafts are then certain,
+    that is, verified as one-hot rows.
     """
 
     model: Any
@@ -31,13 +31,13 @@ class ModelDrafter(Drafter):
         return ModelDrafting(setting, self.model, self.greedy)
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Refuse a model of another vocabulary."""
+        """Raise for a model of another vocabulary."""
         check_model_vocabularies(target_model, self.model)
         return {"draft_model": self.model}
 
 
 class ModelDrafting(Drafting):
-    """A draft model with its cache, which lags behind the texts by what it has not drafted."""
+    """A draft model with its cache, which lacks the tokens it has not been fed yet."""
 
     def __init__(self, setting: Setting, model: Any, greedy: bool) -> None:
         self.texts, self.warp, self.clock = setting.texts, setting.warp, setting.clock
@@ -86,12 +86,12 @@ class ModelDrafting(Drafting):
         return self.probs
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only."""
+        """Keep only these rows."""
         self.model.keep(rows)
         if self.probs is not None:
             self.probs = self.probs[: len(rows)]
 
     def settle(self) -> None:
-        """Take back what was drafted and not kept, and the last token, which is fed next."""
+        """Roll back what was drafted and not kept, and the last token, which is fed next."""
         for row, cached in enumerate(self.model.lengths):
             self.model.rollback(row, min(cached, self.texts.lengths[row] - 1))

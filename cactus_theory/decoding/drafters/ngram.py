@@ -48,11 +48,11 @@ class NGramDrafting(Drafting):
         self.indexed = [0] * texts.batch
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Copy up to ``wanted[b]`` tokens from behind the match."""
+        """Copy up to ``wanted[b]`` tokens from after the match."""
         return write(self.texts, [self.look_up(row, count) for row, count in enumerate(wanted)])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only."""
+        """Keep only these rows."""
         self.tables = [self.tables[row] for row in rows]
         self.indexed = [self.indexed[row] for row in rows]
 

@@ -1,8 +1,8 @@
-"""Keys and values of a batch in memory taken once, with a length per row.
+"""Keys and values of a batch in memory that is allocated once, with a length per row.
 
-Every layer owns room for ``capacity`` positions a row at an address that never changes. What
-lies after a row's length is never read and is overwritten by the next forward pass, so a
-rollback is one assignment.
+Every layer has room for ``capacity`` positions a row at an address that never changes. Entries
+after a row's length are never read and are overwritten by the next forward pass, so a rollback
+is one assignment.
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ class RaggedCache:
                 states[row, own] = states[row, torch.tensor(source, device=states.device)]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order; a row that changes its place is copied.
+        """Keep only these rows, in this order; a row that changes its place is copied.
 
         Rows must be given so that none is overwritten before it is copied:
         ``rows[place] >= place``.

@@ -1,4 +1,4 @@
-"""A causal LM with its own cache: feed tokens, read logits, take tokens back."""
+"""A causal LM with its own cache: feed tokens, read logits, roll tokens back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,14 +19,14 @@ class CachedModel:
 
     A recognised Llama-like model runs in :class:`FastForward`; any other in the library's own
     forward pass, which must give the same logits over a cache as without (tried once per
-    model). Either takes the whole batch in one call; a family that accepts no mask of ours
-    runs row by row where rows differ in length.
+    model). Either takes the whole batch in one call; a family that does not accept our attention
+    mask runs row by row where rows differ in length.
 
     Parameters
     ----------
     capacity : positions of each row, fed tokens that are not kept included.
     slack : positions on top of ``capacity``.
-    fast_forward : None takes the fast pass where it knows the model, True insists on it,
+    fast_forward : None takes the fast pass where it supports the model, True requires it,
         False takes the library's pass.
 
     Attributes
@@ -39,7 +39,7 @@ class CachedModel:
     Raises
     ------
     ValueError
-        ``fast_forward=True`` for a model that the fast pass does not know, layers that cannot
+        ``fast_forward=True`` for a model that the fast pass does not support, layers that cannot
         be rolled back, cached passes that differ from whole ones or will within ``capacity``.
     """
 
@@ -79,8 +79,8 @@ class CachedModel:
         after its parent and sees the cached tokens, its ancestors and itself;
         :meth:`select` then keeps one path.
 
-        Returns the logits after the last ``keep[b]`` of them, first in their row; what comes
-        after those, and after a row that consumes nothing, is no one's.
+        Returns the logits after the last ``keep[b]`` of them, first in their row; the entries
+        after those, and all entries of a row that consumes nothing, are arbitrary.
 
         Raises
         ------
@@ -107,7 +107,7 @@ class CachedModel:
         """Keep a row's first ``length`` tokens, then those at ``length + i`` for i in ``path``.
 
         After a tree was fed at ``length``, ``path`` holds the fed indices from a root down,
-        ascending; the row goes on as if only they had been fed. A chain's prefix copies
+        ascending; afterwards it is as if only they had been fed. A chain's prefix copies
         nothing.
 
         Raises
@@ -118,7 +118,7 @@ class CachedModel:
         self.cache.select(row, length, path)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order (no row before its old place)."""
+        """Keep only these rows, in this order (no row moves to a later place)."""
         self.cache.keep(rows)
 
     def _check_room(self, counts: Sequence[int]) -> None:
@@ -145,7 +145,7 @@ class CachedModel:
 
 
 def _takes_fast(model: Any, capacity: int, wanted: bool | None) -> bool:
-    """Return whether the fast pass runs, or raise ValueError where it is insisted on."""
+    """Return whether the fast pass runs, or raise ValueError where it is required and cannot."""
     if wanted is False:
         return False
     reason = obstacle(model, capacity)

@@ -3,7 +3,7 @@
 Reads the weights of the Hugging Face modules and calls PyTorch directly: the same function of
 the same weights up to rounding, for a batch whose rows have different lengths. The library's
 own forward pass is its test; ``fast_forward=False`` takes that one instead, and models this
-pass does not know (other families, quantised or adapted layers, hooks) always do; see
+pass does not support (other families, quantised or adapted layers, hooks) always do; see
 :mod:`cactus_theory.decoding.models.cached`.
 """
 
@@ -28,7 +28,7 @@ def obstacle(model: Any, capacity: int) -> str | None:
     """Return why :class:`FastForward` cannot compute exactly this model, None if it can."""
     name = type(model).__name__
     if name not in FAMILIES or not type(model).__module__.startswith("transformers."):
-        return f"the fast pass knows {', '.join(FAMILIES)} and not {name}"
+        return f"the fast pass supports {', '.join(FAMILIES)} and not {name}"
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         return "the model has hooks"
     if "forward" in vars(model):

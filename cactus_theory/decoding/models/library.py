@@ -2,8 +2,8 @@
 
 The rows of a ragged batch reach the model as one call: every layer writes each row's new
 states at the row's own length and shows the slots up to the longest row's end; position ids
-and a mask (B, 1, new, end), as the library's own mask functions return it unchanged, say what
-belongs to whom. Rows of one length need neither: the model then makes its own causal mask.
+and a mask (B, 1, new, end), which the library's own mask functions return unchanged, tell which
+slots belong to each row. Rows of one length need neither: the model makes its own causal mask.
 """
 
 import inspect
@@ -183,7 +183,7 @@ def mask_kinds(model: Any) -> dict[str, int | None]:
 def gathered(
     states: Float[Tensor, "batch new wide"], first: Sequence[int], keep: Sequence[int]
 ) -> Float[Tensor, "batch kept wide"]:
-    """Return the entries from ``first[b]`` on; what a row has beyond ``keep[b]`` is no one's."""
+    """Return the entries from ``first[b]`` on; those beyond ``keep[b]`` are arbitrary."""
     most, new = max(keep), states.shape[1]
     if min(first) == max(first) and first[0] + most <= new:
         return states[:, first[0] : first[0] + most]

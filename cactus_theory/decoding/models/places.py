@@ -1,4 +1,4 @@
-"""Where fed tokens go in the cache, at which positions they stand and what they see."""
+"""The cache slots and positions of fed tokens, and the slots they attend to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from cactus_theory.decoding.models.cache import RaggedCache
 
 @dataclass(frozen=True)
 class Sight:
-    """What the fed tokens of a batch see.
+    """What the fed tokens of a batch attend to.
 
     Attributes
     ----------
     positions : (B, new), how many cached tokens and fed ancestors precede each fed token.
     key_positions : (B, end), the position of what lies in each slot; None where it is the slot.
-    hidden : (B, new, end), the slots each fed token must not see.
+    hidden : (B, new, end), the slots each fed token must not attend to.
     """
 
     positions: Int[Tensor, "batch new"]
@@ -47,7 +47,7 @@ class Places:
     start, end : slots shown before and after the fed tokens are written.
     place : index of the fed tokens in the memory; padding goes to the spare place.
     sight : None if every row is equally long and feeds a chain: slot and position of its fed
-        token j are then both ``start + j``, and it sees every slot up to its own.
+        token j are then both ``start + j``, and it attends to every slot up to its own.
     """
 
     rows: slice
@@ -105,7 +105,7 @@ def _tree(
     real: Bool[Tensor, "batch new"] | None,
     end: int,
 ) -> Sight:
-    """Return what nodes of trees see: the cached prefix, their ancestors and themselves."""
+    """Return what nodes of trees attend to: the cached prefix, their ancestors, themselves."""
     batch, new = slots.shape
     if real is not None:
         parents = torch.where(real, parents, -1)
@@ -117,7 +117,7 @@ def _tree(
     hidden = (slot >= starts[..., None]).repeat(1, new, 1)
     hidden.scatter_(2, at[:, None].expand(-1, new, -1), ~ancestors)
     if real is not None:
-        hidden[..., 0] &= real  # padding must see something
+        hidden[..., 0] &= real  # padding must attend to something
     keys = slot.repeat(batch, 1).scatter_(1, at, positions)
     return Sight(positions, keys[:, :end], hidden[..., :end])
 

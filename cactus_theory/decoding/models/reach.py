@@ -1,4 +1,4 @@
-"""How far a text may grow while cached forward passes stay what whole ones compute."""
+"""Up to which length of a text forward passes over a cache equal those without one."""
 
 import sys
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from cactus_theory.decoding.models.cache import text_config
 
 
 def check_reach(model: Any, capacity: int) -> None:
-    """Refuse ``capacity`` positions where the library's own parts disagree about a text so long.
+    """Raise if the library's own parts treat a text of ``capacity`` positions differently.
 
     Raises
     ------
     ValueError
-        A rotary table that changes once a text outgrows its original length, which leaves
-        cached keys of the old one behind; a sliding window that the library's caches apply
-        and the model's forward pass does not.
+        A rotary table that changes once a text outgrows its original length, while the cached
+        keys keep the old one; a sliding window that the library's caches apply and the model's
+        forward pass does not.
     """
     name = type(model).__name__
     for most in _rotary_lengths(text_config(model)):

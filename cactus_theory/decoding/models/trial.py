@@ -1,9 +1,9 @@
 """Find out, once per model, whether cached forward passes compute what whole ones do.
 
 Some families ignore the cache, count positions from a padding id, or make masks of their own
-that one call for rows of different lengths does not fit. A few tokens through every way in
-which :class:`CachedModel` uses a model tell: what differs is refused in words or runs row by
-row.
+that do not fit one call for rows of different lengths. So a few tokens are run in every way in
+which :class:`CachedModel` uses a model; a model that differs is refused with an error that says
+why, or runs row by row.
 """
 
 import inspect
@@ -17,15 +17,16 @@ from torch import Tensor
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.library import LibraryForward
 
+# small texts, with room for two rows of different lengths, a prefix and a branch
 TOKENS, ROWS = 8, 2
 # Root of the mean squared difference over that of the logits around their mean. Measured on tiny
 # models of the library's families: rounding up to 6e-7 in float32; positions, masks or caches
 # that differ from 0.4 on. Half precision rounds by about 1e-2 in deep models.
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1
-# windows that a family applies by itself, counted in slots: not seen in a few tokens
+# windows that a family applies by itself, counted in slots: a few tokens cannot show them
 OWN_WINDOWS = ("window_size", "attention_window", "local_attention", "attention_chunk_size")
 
-# what of a configuration may change the answer while the embedding stays
+# settings of a configuration that may change the answer for the same embedding
 DECIDING = ("num_hidden_layers", "_attn_implementation")
 
 Answer = tuple[str | None, bool]

@@ -1,4 +1,4 @@
-"""What the fast pass reads of a model: weights joined and packed where the model is small."""
+"""The weights that the fast pass reads, joined and packed where the model is small."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ JOINED_ENTRIES = 2**24
 
 
 class Weights:
-    """What the forward pass reads of a model, joined and packed if the model is small."""
+    """The weights that the fast pass reads, joined and packed if the model is small."""
 
     def __init__(self, model: Any) -> None:
         inner, head, small = model.model, model.lm_head, _small(model)
@@ -38,7 +38,7 @@ _PREPARED: WeakKeyDictionary[Any, tuple[Any, Weights]] = WeakKeyDictionary()
 def prepared(model: Any) -> Weights:
     """Return the weights of a model, prepared once as long as nothing changes them.
 
-    A large model's are read where they are. A small model's are copied, so their content is
+    A large model's are read in place. A small model's are copied, so their content is
     compared at every call: version counters would miss ``weight.data.copy_(…)``, and weights
     made in inference mode have none.
     """

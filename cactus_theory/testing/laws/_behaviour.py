@@ -1,4 +1,4 @@
-"""What a rule does on a batch of rows: every φ, every g and the law they add up to."""
+"""What a rule does on a batch of rows: every φ, every g and the emitted law."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -16,11 +16,11 @@ JUMP = 1e-2
 
 
 class Behaviour:
-    """A rule on rows q and p (R, V), each asked once and kept.
+    """A rule on rows q and p (R, V); every answer is computed once and kept.
 
     Attributes
     ----------
-    rule, q, p : as given. ``verify`` : the verification step that is to follow the rule.
+    rule, q, p : as given. ``verify`` : the verification step to check with the rule.
     drafted : (R, V) whether the draft can propose the token.
     knobs : what was changed to get ``rule`` from the policy that is being checked.
     """
@@ -82,7 +82,7 @@ class Behaviour:
 
     @cached_property
     def emitted(self) -> Tensor:
-        """Return the law of the emitted token by its definition, (R, V)."""
+        """Return the emitted law by its definition, (R, V)."""
         row, token = self.pairs
         lost = self.rejected[row, token][:, None]
         return self.kept.index_add(0, row, torch.where(lost != 0, lost * self.recovered, 0.0))
@@ -108,7 +108,7 @@ class Behaviour:
 
 
 def shaped(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return a rule's answer as float64, or raise what a rule's author can act on."""
+    """Return a rule's answer as float64, or raise an error that tells its author what to mend."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: must return a torch tensor; got {type(value).__name__}")
     if tuple(value.shape) != tuple(shape):

@@ -6,7 +6,7 @@ import random
 from cactus_theory.policies import Policy, policy
 from cactus_theory.policies import _knobs as knobs
 
-# values at which a registered rule's knob is tried; those outside its range are left out
+# values at which a registered policy's knob is tried; those outside its range are left out
 KNOB_VALUES = (0.0, 0.1, 0.3, 0.7, 1.0, 3.0, float("inf"))
 WHOLE_VALUES = (0, 1, 2, 3, 5, 8, 20)
 # the same for a knob of a plain function, in multiples of its own value
@@ -30,10 +30,10 @@ def at_knob(rule: Policy, value: float) -> Policy | None:
 def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[float, Policy]]:
     """Return (value, rule) at rising values of the knob, its own among them.
 
-    A registered rule refuses values outside its range. A plain function cannot: it is tried
-    at ½, 1 and 2 times its own value, at its strict point and at the ends of ``knob_range``.
-    With ``between``, so many values between each two neighbours are added,
-    one drawn from each part of the gap.
+    A registered policy raises outside its knob's range. A plain function does not: it is tried
+    at ½, 1 and 2 times its own value, at its lossless value and at the ends of ``knob_range``.
+    With ``between``, so many values between each two neighbours are added, one drawn from each
+    part of the gap.
     """
     if rule.knob is None:
         return []
@@ -56,8 +56,8 @@ def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[flo
 def other_knobs(rule: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
     """Return (value, rule) drawn inside every gap of the ladder, for policies that allow it.
 
-    A plain function is asked at other values if it declares something of its knob: its
-    ``direction``, its ``strict`` point or its ``knob_range``.
+    A plain function is tried at other values if it declares something about its knob:
+    ``direction``, ``strict`` (the value at which it is lossless) or ``knob_range``.
     """
     source = getattr(rule, "source", None)
     said = rule.declares
@@ -78,8 +78,8 @@ def _fixed(rule: Policy, own: float, whole: bool) -> set[float]:
         return set(WHOLE_VALUES if whole else KNOB_VALUES)
     low, high = source.knob_range or (-math.inf, math.inf)
     values = {own * factor for factor in FACTORS} | set(source.knob_range or ())
-    strict = rule.declares.strict
-    values |= set() if strict is None else {strict}
+    lossless = rule.declares.strict
+    values |= set() if lossless is None else {lossless}
     return {value for value in values if low <= value <= high}
 
 

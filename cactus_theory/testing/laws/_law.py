@@ -15,11 +15,11 @@ from cactus_theory.testing.laws._behaviour import Behaviour
 EXACT = 1e-9
 # what the order of the terms may change of a sum over a row
 ROUNDING = 1e-15
-# the widest row that every property is asked about, unless it says otherwise
+# the widest row that a property is checked on by default
 WIDEST = 512
-# as wide as vocabularies are, for what costs O(V) a drafted token
+# as wide as real vocabularies, for properties that cost O(V) a drafted token
 REAL = 200_000
-# bounds for what only has to be a number
+# bounds for numbers that only have to be finite
 FINITE = torch.finfo(torch.float64).max
 
 
@@ -30,10 +30,10 @@ class Bounds:
     Attributes
     ----------
     found : (N, …) numbers of the rule. ``low``, ``high`` : what they must lie between.
-    about : what one number is, given its index behind the first: ``"acceptance of token {0}"``,
-        or a function of the whole index.
+    about : what one number is: a text with places for its indices after the first, such as
+        ``"acceptance of token {0}"``, or a function of the whole index.
     allowed : what rounding may add; (N, …) if that depends on the entry.
-    counts : (N, …) bool, the entries that the law speaks of; None for all.
+    counts : (N, …) bool, the entries to which the property applies; None for all.
     rows : (N,) the row that each entry of the first axis is about; None if N counts the rows.
     """
 
@@ -46,7 +46,7 @@ class Bounds:
     rows: Tensor | None = None
 
     def margins(self) -> Tensor:
-        """Return (N, …) how far each number is from breaking the law, negative if broken."""
+        """Return (N, …) how far each number is from breaking the property, negative if broken."""
         found = self.found.double()
         excess = torch.full_like(found, -torch.inf)
         for bound, sign in ((self.low, -1.0), (self.high, 1.0)):
@@ -92,14 +92,14 @@ class Law:
 
     Attributes
     ----------
-    name : how reports and ``laws=`` call it.
-    statement : what it says, the first paragraph of its docstring.
+    name : its name in reports and in ``laws=``.
+    statement : the first paragraph of its docstring.
     applies : whether a policy has to have it (always, or because it declares so).
     measure : a policy's behaviour on rows → the bounds it has to keep.
     hint : the likeliest cause of a failure, in words.
     steady : whether policies with jumps (``continuous=False``) are judged away from them only.
-    at_other_knobs : whether it is asked at other values of the knob, too.
-    widest : the largest vocabulary it is asked about; what enumerates more is too slow.
+    at_other_knobs : whether it is also checked at other values of the knob.
+    widest : the largest vocabulary it is checked on; enumerating more is too slow.
     """
 
     name: str
@@ -129,7 +129,7 @@ def law(
     at_other_knobs: bool = True,
     widest: int = WIDEST,
 ) -> Callable[[Measure], Measure]:
-    '''Enter a function into the list of properties; its docstring is the statement.
+    '''Register a function as a property; its docstring is the statement.
 
     The function takes a :class:`Behaviour` and yields :class:`Bounds`; the options are the
     fields of :class:`Law`. Every check, test suite and page picks it up by its name::

@@ -10,13 +10,13 @@ from cactus_theory.testing.laws._law import EXACT, FINITE, REAL, ROUNDING, Bound
 
 # probabilities are compared with 0 and 1 to the last few roundings
 PROBABILITY = 1e-12
-# every certain draft of a row of so many tokens is asked about, and so many of a wide row
+# certain drafts that are tried for a row: all its tokens, or so many of a wide row
 NARROW, MOST_CERTAIN = 12, 4
 
 
 @law(hint="0/0, log 0, or an index that some row does not have", widest=REAL)
 def answers(seen: Behaviour) -> Iterator[Bounds]:
-    """The rule answers every question with finite numbers of the right shape, in time."""
+    """Every call returns finite numbers of the right shape, in time."""
     most = FINITE
     yield Bounds(seen.phi, -most, most, "acceptance of token {0}", 0.0, seen.drafted)
     about = recovery_entry(seen)
@@ -42,19 +42,19 @@ def recovery_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @law(
-    hint="acceptance and recovery do not belong together, or emitted() takes a short cut",
+    hint="acceptance and recovery do not fit each other, or emitted() is not exact",
     widest=REAL,
 )
 def emitted_law_sums_to_one(seen: Behaviour) -> Iterator[Bounds]:
     """Σ out = 1 with out(x) = p φ(x) + Σ p_n (1 − φ(n)) g(x|n), and ``emitted`` returns it."""
     yield Bounds(seen.emitted.sum(-1), 1, 1, "sum of the emitted law")
     fast = seen.rule.emitted(seen.q.double(), seen.p.double())
-    yield Bounds(fast, seen.emitted, seen.emitted, "what emitted() says of token {0}")
+    yield Bounds(fast, seen.emitted, seen.emitted, "emitted() at token {0}")
 
 
 @law(hint="a sum, maximum or index runs over the batch instead of the last axis", steady=True)
 def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
-    """A row's answers do not depend on the rows that are asked about in the same call."""
+    """A row's answers do not depend on the other rows of the same call."""
     rows = len(seen.q)
     q, p = (torch.cat([row, row.roll(1, -1), row.flip(-1)]) for row in (seen.q, seen.p))
     together = seen.on(q, p)
@@ -73,7 +73,7 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
         yield Bounds(single[None], expected, expected, about, EXACT, judged, own)
 
 
-@law(hint="an index or the first or last token is treated apart", steady=True)
+@law(hint="an index, or the first or last token, is treated specially", steady=True)
 def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """Moving every token one place moves the answers along (rows with exact ties excluded)."""
     moved = seen.on(seen.q.roll(1, -1), seen.p.roll(1, -1))
@@ -94,10 +94,10 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     q, p = (torch.nn.functional.pad(row, (1, 2)) for row in (seen.q, seen.p))
     wide = seen.on(q, p)
     steady = seen.steady[:, None].expand(seen.q.shape)
-    about = "acceptance of token {0} beside impossible tokens"
+    about = "acceptance of token {0} after adding impossible tokens"
     judged = steady & seen.drafted
     yield Bounds(wide.phi[:, 1:-2], seen.phi, seen.phi, about, _resummed(seen), judged)
-    about = "emitted probability of token {0} beside impossible tokens"
+    about = "emitted probability of token {0} after adding impossible tokens"
     yield Bounds(wide.emitted[:, 1:-2], seen.emitted, seen.emitted, about, EXACT, steady)
     added = torch.cat([wide.emitted[:, :1], wide.emitted[:, -2:]], -1)
     yield Bounds(added, 0, 0, "emitted probability of an added impossible token", 0.0)
@@ -147,5 +147,5 @@ def _some_tokens(seen: Behaviour) -> tuple[Tensor, Tensor]:
 
 
 def _resummed(seen: Behaviour) -> Tensor:
-    """Return what φ may change by where sums are taken in another order: that much of p φ."""
+    """Return by how much φ may change when sums are taken in another order, relative to p φ."""
     return EXACT + ROUNDING / seen.p.clamp(min=ROUNDING)

@@ -13,21 +13,21 @@ from cactus_theory.testing.laws._ladder import BETWEEN, at_knob, knob_ladder
 from cactus_theory.testing.laws._law import EXACT, REAL, Bounds, law
 from cactus_theory.testing.laws.always import recovery_entry
 
-# float32 rows carry 7 digits; what a rule makes of them may lose three more
+# float32 rows have 7 digits; a rule may lose three of them
 NARROW = 1e-4
 # the largest float64 below 1, the last value a coin can take
 LAST_COIN = 1 - 2.0**-53
-# a per-proposal optimum is one that this relative step towards 1 would push over its budget
+# at a per-proposal optimum, this relative step towards 1 exceeds the budget
 STEP = 1e-6
-# rows of so many tokens are asked about at drawn values of the knob, too
+# rows of at most so many tokens are also tried at drawn values of the knob
 NARROW_ROW = 5
 # what a few roundings of a probability amount to
 ROUNDING = 1e-15
 
 
-def _has_strict_point(rule: Policy) -> bool:
-    strict = rule.declares.strict
-    return strict is not None and at_knob(rule, strict) is not None
+def _has_lossless_value(rule: Policy) -> bool:
+    lossless = rule.declares.strict
+    return lossless is not None and at_knob(rule, lossless) is not None
 
 
 @law(
@@ -51,33 +51,33 @@ def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @law(
-    _has_strict_point,
+    _has_lossless_value,
     hint="the knob is not used, or strict is not its lossless value",
     at_other_knobs=False,
 )
 def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
-    """With the knob at its strict point the emitted law is q (declares ``strict``)."""
-    strict = seen.rule.declares.strict
-    assert strict is not None
-    exact = seen.on(seen.q, seen.p, rule=at_knob(seen.rule, strict))
-    about = f"emitted probability of token {{0}} at {seen.rule.knob}={strict:g}"
+    """With the knob at its lossless value the emitted law is q (declares ``strict``)."""
+    lossless = seen.rule.declares.strict
+    assert lossless is not None
+    exact = seen.on(seen.q, seen.p, rule=at_knob(seen.rule, lossless))
+    about = f"emitted probability of token {{0}} at {seen.rule.knob}={lossless:g}"
     yield Bounds(exact.emitted, seen.q, seen.q, about)
 
 
 @law(
     lambda rule: rule.declares.budget is not None,
-    hint="the formula is an approximation, or the budget is one per proposal and not of what is "
-    "emitted",
+    hint="the formula is an approximation, or the budget bounds each proposal and not the "
+    "emitted law",
     widest=REAL,
 )
 def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
-    """D ≤ budget: of the emitted law, or of the row behind every proposal (declares ``budget``)."""
+    """D ≤ budget: of the emitted law, or of every proposal's row (declares ``budget``)."""
     budget = seen.rule.declares.budget
     assert budget is not None
     kind, most = find_divergence(budget.divergence), budget.amount
     allowed = EXACT * (1 + min(most, 1e9))
     if budget.scope == "emitted":
-        # a mass is a sum of rounded terms: in the rule's favour it is that much nearer to q
+        # masses are sums of rounded terms: move them towards q by the rounding error
         away = seen.emitted - seen.q
         sure = away.sign() * (away.abs() - ROUNDING).clamp(min=0.0)
         spent = kind.value(seen.q + sure, seen.q)
@@ -91,22 +91,22 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     if rows is None:
         return
     rows = shaped("proposal", rows, (len(row), 1, seen.q.shape[-1]))[:, 0]
-    behind = "the row behind token"
+    own_row = "the proposal of token"
 
     def about_sum(index: tuple[int, ...]) -> str:
-        return f"sum of {behind} {int(token[index[0]])}"
+        return f"sum of {own_row} {int(token[index[0]])}"
 
     yield Bounds(rows.sum(-1), 1, 1, about_sum, rows=row)
 
     def about_own(index: tuple[int, ...]) -> str:
         own = int(token[index[0]])
-        return f"what {behind} {own} gives that token, which is accepted more often"
+        return f"what {own_row} {own} gives that token, which is accepted more often"
 
     own = rows.gather(-1, token[:, None])[:, 0]
     yield Bounds(own, seen.kept[row, token], None, about_own, rows=row)
 
     def about_cost(index: tuple[int, ...]) -> str:
-        return f"{budget.divergence} of {behind} {int(token[index[0]])}"
+        return f"{budget.divergence} of {own_row} {int(token[index[0]])}"
 
     yield Bounds(kind.value(rows, seen.q[row]), None, most, about_cost, allowed, rows=row)
 
@@ -195,7 +195,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     coins = (coin[:, None], draw)
     verdict = seen.verify(seen.rule, target, seen.p[row][:, None, :], n[:, None], coins=coins)
     token = verdict.output_token_ids[:, 0]
-    # unnamed tokens are the verifier's mistake, and another law's business
+    # ids outside the vocabulary are a mistake of the verifier, which other properties find
     wrong = absent[row, token.clamp(0, seen.q.shape[-1] - 1)].double()
     emitted = torch.zeros_like(seen.q).index_put((row, n), wrong, accumulate=True)
     about = "impossible tokens emitted by extreme coins after drafting token {0}"
@@ -207,7 +207,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     hint="some of the budget is left over, or optimal=True is not meant",
 )
 def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
-    """No rule within the same budget accepts more, by a dual bound (declares ``optimal``).
+    """No policy within the same budget accepts more, by a dual bound (declares ``optimal``).
 
     For a budget per proposal: raising h_n further would break it.
     """
@@ -218,7 +218,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
         yield Bounds(seen.kept.sum(-1), best.acceptance - best.gap, None, "acceptance")
         return
     raised = _raised(seen)
-    # 1/q, the largest ratio h/q there is, has to be a number
+    # 1/q, the largest possible ratio h/q, has to be finite
     judged = seen.drafted & (seen.phi < 1) & (1 / seen.q).isfinite() & (raised < 1 - EXACT)
     more = _two_point(seen, raised + STEP * (1 - raised))
     about = f"{budget.divergence} of accepting token {{0}} slightly more often"

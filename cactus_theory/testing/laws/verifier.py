@@ -1,4 +1,4 @@
-"""Properties of the step that tosses the coins: it has to do what φ and g say."""
+"""Properties of the verification step: its coins have to decide as φ and g state."""
 
 from collections.abc import Iterator
 
@@ -62,7 +62,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     bonus = seen.q[:rows].flip(-1)
     target = torch.stack([seen.q[:rows], bonus], 1)[each[:, 0]]
     draft = seen.p[each]
-    # asked in the very shape of the verifier's question, so that φ agrees to the last bit
+    # called with the same shapes as in the verifier, so that φ agrees to the last bit
     phi = seen.rule.acceptance(target[:, :1], draft, ids[..., None]).reshape(shape)
     coin = _edges(phi.double())
     g = seen.recovered_at(row, n)
@@ -73,7 +73,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     )
     kept = coin < phi
     token = draws.expand(shape)
-    # 1 less a rounding may be 1 to a verifier
+    # 1 minus a rounding error may be 1 in a verifier
     sharp = ((coin - phi).abs() >= ROUNDING / 2) | (coin == phi) | (phi == 0)
     sharp &= ~((phi < 1) & (phi > 1 - ROUNDING))
     clear = sharp & (kept | (g > BORDER)[:, draws][:, None, :].expand(shape))
@@ -88,12 +88,12 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     found = verdict.output_token_ids[:, 0].reshape(shape)
     expected = torch.where(kept, n[:, None, None], token)
     yield Bounds(found, expected, expected, about, 0.0, clear, row)
-    behind, sure = _first(bonus.cumsum(-1)[row][:, None, None, :].expand(*shape, vocab), draw)
+    after, sure = _first(bonus.cumsum(-1)[row][:, None, None, :].expand(*shape, vocab), draw)
     found = verdict.output_token_ids[:, 1].reshape(shape)
-    expected = torch.where(kept, behind, -1)
+    expected = torch.where(kept, after, -1)
 
     def about_bonus(index: tuple[int, ...]) -> str:
-        return "bonus token (−1 for none) behind the " + about(index)
+        return "bonus token (−1 for none) after the " + about(index)
 
     yield Bounds(found, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
 
@@ -148,7 +148,7 @@ def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
 
 @law(hint="coins that are not uniform, or used twice", at_other_knobs=False)
 def frequencies_follow_the_law(seen: Behaviour) -> Iterator[Bounds]:
-    """Tokens drawn with a generator occur as often as the emitted law says.
+    """Tokens drawn with a generator occur as often as the emitted law states.
 
     χ² over seeded draws on one row; a correct rule fails with probability 1e-6.
     """

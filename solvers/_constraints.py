@@ -18,10 +18,10 @@ Dual = float | dict[int, float]
 
 
 @dataclass(frozen=True)
-class Rule:
+class Constraint:
     """A named constraint on the row being designed.
 
-    ``build`` returns its cvxpy constraints. Once solved, ``slack`` is the least distance to
+    ``build`` returns it as cvxpy constraints. Once solved, ``slack`` is the least distance to
     the limit (negative: broken), ``price`` what one more unit of the limit would buy, and
     ``charge`` enters both into a bound.
     """
@@ -31,12 +31,12 @@ class Rule:
     linear = True
 
     def build(self, of: Quantities) -> "Built":
-        """Return the rule's constraints in the scaled variables of a program."""
+        """Return the constraint in the scaled variables of a program."""
         raise NotImplementedError
 
 
 class Built:
-    """A rule inside one program."""
+    """A constraint inside one program."""
 
     constraints: list[Any]
 
@@ -49,12 +49,12 @@ class Built:
         raise NotImplementedError
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
-        """Enter the rule into ``lagrangian``; return whether that could be done at ``h``."""
+        """Enter the constraint into ``lagrangian``; return whether that could be done at ``h``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class BudgetRule(Rule):
+class BudgetConstraint(Constraint):
     """D(h‖q) ≤ δ, of any divergence."""
 
     kind: Divergence
@@ -71,18 +71,18 @@ class BudgetRule(Rule):
 
 
 class _BuiltBudget(Built):
-    def __init__(self, rule: BudgetRule, q: np.ndarray, budget: _conic.Budget) -> None:
-        self.rule, self.q, self.budget = rule, q, budget
+    def __init__(self, wanted: BudgetConstraint, q: np.ndarray, budget: _conic.Budget) -> None:
+        self.wanted, self.q, self.budget = wanted, q, budget
         self.constraints = budget.constraints
 
     def slack(self, h: np.ndarray) -> float:
-        return self.rule.delta - divergence_of(self.rule.kind, h, self.q)
+        return self.wanted.delta - divergence_of(self.wanted.kind, h, self.q)
 
     def price(self) -> Dual:
         return self.budget.price
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
-        kind, delta = self.rule.kind, self.rule.delta
+        kind, delta = self.wanted.kind, self.wanted.delta
         if kind.generator is None:
             lagrangian.narrow(0.0, _conic.most_of(kind, delta) * self.q)
             return True
@@ -93,7 +93,7 @@ class _BuiltBudget(Built):
 
 
 @dataclass(frozen=True)
-class LimitRule(Rule):
+class LimitConstraint(Constraint):
     """h ≤ limit (``sign`` 1) or h ≥ limit (−1) on some tokens."""
 
     tokens: np.ndarray
@@ -106,21 +106,21 @@ class LimitRule(Rule):
 
 
 class _BuiltLimit(Built):
-    def __init__(self, rule: LimitRule, of: Quantities) -> None:
-        self.rule = rule
-        live = of.inside[rule.tokens]
-        self.places = (np.cumsum(of.inside) - 1)[rule.tokens[live]]
-        self.limit, self.tokens = rule.limit[live], rule.tokens[live]
+    def __init__(self, wanted: LimitConstraint, of: Quantities) -> None:
+        self.wanted = wanted
+        live = of.inside[wanted.tokens]
+        self.places = (np.cumsum(of.inside) - 1)[wanted.tokens[live]]
+        self.limit, self.tokens = wanted.limit[live], wanted.tokens[live]
         self.scale = of.row.s[self.places]
-        room = rule.sign * (of.row.w[self.places] - self.limit / self.scale)
+        room = wanted.sign * (of.row.w[self.places] - self.limit / self.scale)
         self.constraints = [room <= 0] if len(self.places) else []
 
     def slack(self, h: np.ndarray) -> float:
-        room = self.rule.sign * (self.limit - h[self.places])
+        room = self.wanted.sign * (self.limit - h[self.places])
         return float(room.min(initial=math.inf))
 
     def price(self) -> Dual:
-        prices = dict.fromkeys(self.rule.tokens.tolist(), 0.0)
+        prices = dict.fromkeys(self.wanted.tokens.tolist(), 0.0)
         if self.constraints:
             duals = np.maximum(self.constraints[0].dual_value, 0.0) / self.scale
             prices |= dict(zip(self.tokens.tolist(), duals.tolist(), strict=True))
@@ -128,13 +128,13 @@ class _BuiltLimit(Built):
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
         end = np.full_like(lagrangian.q, math.inf)
-        end[self.places] = self.rule.sign * self.limit
-        lagrangian.narrow(*((0.0, end) if self.rule.sign > 0 else (-end, 1.0)))
+        end[self.places] = self.wanted.sign * self.limit
+        lagrangian.narrow(*((0.0, end) if self.wanted.sign > 0 else (-end, 1.0)))
         return True
 
 
 @dataclass(frozen=True)
-class ExpectationRule(Rule):
+class ExpectationConstraint(Constraint):
     """Σ c h ≤ limit; the unit of the constraint is the largest |c|."""
 
     values: np.ndarray
@@ -146,8 +146,8 @@ class ExpectationRule(Rule):
 
 
 class _BuiltExpectation(Built):
-    def __init__(self, rule: ExpectationRule, of: Quantities) -> None:
-        self.values, self.limit = rule.values[of.inside], rule.limit
+    def __init__(self, wanted: ExpectationConstraint, of: Quantities) -> None:
+        self.values, self.limit = wanted.values[of.inside], wanted.limit
         self.unit = float(np.abs(self.values).max(initial=0.0)) or 1.0
         mean = (self.values * of.row.s / self.unit) @ of.row.w
         self.constraints = [mean <= self.limit / self.unit]
@@ -166,7 +166,7 @@ class _BuiltExpectation(Built):
 
 
 @dataclass(frozen=True)
-class CustomRule(Rule):
+class CustomConstraint(Constraint):
     """Whatever convex ≤, ≥ or == constraints a function of the named quantities returns."""
 
     make: Callable[[Quantities], Any]
