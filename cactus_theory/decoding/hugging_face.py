@@ -17,6 +17,7 @@ from cactus_theory.decoding.loop import generate
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.divergences import Divergence
+from cactus_theory.verify.contract import Verifier
 
 # stopping criteria that the loop handles itself
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
@@ -36,6 +37,8 @@ def speculative_generate(
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
     adaptive: bool = False,
     gate: bool = False,
+    verifier: str | Verifier = "chain",
+    fast_forward: bool | None = None,
     meter: bool | str | Divergence = False,
     on_tokens: Callable[[Any], None] | None = None,
     **model_kwargs: Any,
@@ -84,6 +87,8 @@ def speculative_generate(
         generator=generator,
         adaptive=adaptive,
         gate=gate,
+        verifier=verifier,
+        fast_forward=fast_forward,
         meter=meter,
         on_tokens=on_tokens,
     )

@@ -157,3 +157,14 @@ def test_refuses_what_it_cannot_honour(tiny, options, message):
     given = {"custom_generate": speculative_generate, "draft_model": draft, "pad_token_id": 6}
     with pytest.raises(ValueError, match=message):
         target.generate(IDS[2:3], max_new_tokens=4, **given | options)
+
+
+def test_the_verifier_and_the_forward_pass_are_chosen_here_too(tiny):
+    target, draft = tiny
+    given = {"input_ids": IDS, "attention_mask": MASK} | GREEDY
+    ours = {"custom_generate": speculative_generate, "draft_model": draft}
+    plain = target.generate(**given)
+    found = target.generate(**given, **ours, verifier="chain", fast_forward=False)
+    assert found.tolist() == plain.tolist()
+    with pytest.raises(ValueError, match="verifier: must be one of .*; got 'knot'"):
+        target.generate(**given, **ours, verifier="knot")
