@@ -1,18 +1,17 @@
-"""One thread, reproducible examples, and shape annotations checked on every call."""
+"""One thread, reproducible examples, and shape annotations checked while tests run."""
 
 import importlib.util
-import os
 
 import hypothesis
 import pytest
 import torch
 
 from tests import shapes
+from tests.amounts import THOROUGH, amount
 from tests.mutation.core import CORE
 
 torch.set_num_threads(1)
 
-THOROUGH = os.environ.get("CACTUS_THEORY_THOROUGH", "") not in ("", "0")
 if importlib.util.find_spec("beartype") is not None:  # before anything imports the package
     shapes.install("cactus_theory", every_call=THOROUGH)
 
@@ -21,7 +20,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=500 if THOROUGH else 50,
+    max_examples=amount(25, 500),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("cactus")

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from tests.mutation import edits
-from tests.mutation.mutations import MUTATIONS, Mutation
+from tests.mutation.mutations import MUTATIONS, ROOT, Mutation
 
 FUNCTION = """
 class Rule:
@@ -89,13 +89,7 @@ def test_a_mistake_outlives_another_layout(tmp_path):
     """Other line breaks, comments and brackets leave every mistake where it was."""
     package = tmp_path / "cactus_theory"
     for file in {mutation.file for mutation in MUTATIONS}:
-        source = edits.ast.parse((edits_root() / file).read_text(encoding="utf-8"))
+        source = ast.parse((ROOT / "cactus_theory" / file).read_text(encoding="utf-8"))
         (package / file).parent.mkdir(parents=True, exist_ok=True)
         (package / file).write_text("# moved down\n\n\n" + ast.unparse(source), encoding="utf-8")
     assert all(mutation.mutated(tmp_path) == mutation.mutated() for mutation in MUTATIONS)
-
-
-def edits_root():
-    from tests.mutation.mutations import ROOT
-
-    return ROOT / "cactus_theory"

@@ -11,7 +11,7 @@ from cactus_theory.decoding import (
     generate,
     generate_plain,
 )
-from tests.conftest import THOROUGH
+from tests.amounts import THOROUGH
 
 POLICIES = ["speculative", "cactus:delta=0.5", "band:delta=0.2"]
 PROMPTS = [[1, 5, 9], [2], [3, 3, 3, 7, 11, 4]]

@@ -7,9 +7,7 @@ one no longer applies because the code has changed.
 """
 
 import argparse
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,13 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.mutation.core import files
 from tests.mutation.mutations import MUTATIONS, ROOT, Mutation
+from tests.mutation.run import COPIED, run_tests, warm_up
 
-COPIED = ("cactus_theory", "tests", "solvers", "simulations", "pyproject.toml")
 PROCESSES = 2
-# a mistake that makes the tests hang counts as noticed
-MOST_SECONDS = 180
 
 
 def copy_tree(home: Path) -> None:
@@ -35,26 +30,6 @@ def copy_tree(home: Path) -> None:
             shutil.copytree(source, home / name, ignore=ignore)
         else:
             shutil.copy2(source, home / name)
-
-
-def run_tests(home: Path, changed: str = "") -> tuple[bool, str]:
-    """Return whether the core tests of a copy pass, and the line that says what failed."""
-    options = ["-q", "-x", "-m", "core", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, *files(changed)]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": str(home),
-    }
-    try:
-        done = subprocess.run(
-            command, cwd=home, env=environment, capture_output=True, text=True, timeout=MOST_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return False, f"no end within {MOST_SECONDS} s"
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    last = said[0] if said else (done.stdout.strip().splitlines() or ["no output"])[-1]
-    return done.returncode == 0, last
 
 
 def try_one(mutation: Mutation, homes: "SimpleQueue[Path]") -> tuple[bool, str, float]:
@@ -102,6 +77,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [m for m in MUTATIONS if options.only in str(m)]
     stale = [m for m in chosen if m.mutated() is None]
+    warm_up()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         homes: SimpleQueue[Path] = SimpleQueue()

@@ -200,12 +200,11 @@ def find(tree: ast.Module, name: str) -> ast.AST | None:
     """Return the function or class of that qualified name (``Class.method.inner``), or None."""
     node: ast.AST = tree
     for part in name.split("."):
-        inside: Iterator[ast.AST] = ast.walk(node)
-        kinds = ast.FunctionDef | ast.ClassDef
-        found = [n for n in inside if isinstance(n, kinds) and n.name == part and n is not node]
-        if not found:
+        inside = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        named = [n for n in inside if n.name == part and n is not node]
+        if not named:
             return None
-        node = found[0]
+        node = named[0]
     return node
 
 
@@ -233,10 +232,9 @@ def _calls(node: ast.AST, name: str) -> bool:
     )
 
 
-def _applied_to(node: Any) -> ast.expr:
-    """Return x of ``x.method(…)`` or ``function(x, …)``."""
-    module = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-    if isinstance(node.func, ast.Attribute) and not (module and node.func.value.id == "torch"):
+def _applied_to(node: ast.Call) -> ast.expr:
+    """Return x of ``x.method(…)``, ``function(x, …)`` or ``torch.function(x, …)``."""
+    if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) != "torch":
         return node.func.value
     return node.args[0]
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from cactus_theory.testing import assert_policy_laws
-from tests.conftest import THOROUGH
+from tests.amounts import THOROUGH
 from tests.testing.gallery import FAULTS, PAGE, Fault, caught
 
 SECONDS = 60
