@@ -9,7 +9,7 @@ from tests.mutation.core import files
 
 COPIED = ("cactus_theory", "tests", "solvers", "simulations", "pyproject.toml")
 # a mistake that makes the tests hang counts as noticed
-MOST_SECONDS = 180
+MOST_SECONDS = 300
 # what takes seconds to import is imported once; nothing of the package may be among it
 FORKS = multiprocessing.get_context("forkserver")
 IMPORTED = ["torch", "transformers", "hypothesis", "scipy.stats", "beartype", "pytest"]

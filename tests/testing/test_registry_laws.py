@@ -10,8 +10,8 @@ from cactus_theory.testing.laws import LAWS
 from tests.amounts import amount
 from tests.rules import RULES, of_each
 
-COUNT = amount(120, 10_000)
-CHOSEN = of_each(2)
+COUNT = amount(80, 10_000)
+CHOSEN = of_each(1)
 
 # The published rule declares the budget it was derived from; it does not keep it below 1.2564
 # nats, which tests/policies measures. A check asks at smaller δ, too.
