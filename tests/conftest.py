@@ -1,33 +1,41 @@
-"""One thread, reproducible examples, and shape annotations checked on every call."""
+"""One thread, reproducible examples, and shape annotations checked while tests run."""
 
 import importlib.util
-import os
 
 import hypothesis
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
+from tests import shapes
+from tests.amounts import THOROUGH, amount
 from tests.mutation.core import CORE
 
 torch.set_num_threads(1)
 
-SHAPES_CHECKED = importlib.util.find_spec("beartype") is not None
-if SHAPES_CHECKED:  # before anything imports the package
-    import tests.shapes  # noqa: F401  the hook looks the checker up by name
+if importlib.util.find_spec("beartype") is not None:  # before anything imports the package
+    shapes.install("cactus_theory", every_call=THOROUGH)
 
-    install_import_hook("cactus_theory", "tests.shapes.shapes_only")
-
-THOROUGH = os.environ.get("CACTUS_THEORY_THOROUGH", "") not in ("", "0")
 hypothesis.settings.register_profile(
     "cactus",
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=500 if THOROUGH else 50,
+    max_examples=amount(25, 500),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("cactus")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the shapes of each test function's calls be checked anew, not those of each case."""
+    global _running
+    running = item.nodeid.split("[")[0]
+    if running != _running:
+        _running = running
+        shapes.begin_test()
+
+
+_running = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 import math
 
 import cactus_theory as ct
+from tests.amounts import THOROUGH
 from tests.formulas import TEN
 
 LADDERS = {
@@ -51,4 +52,18 @@ def every_rule() -> dict[str, ct.Policy]:
 
 RULES = every_rule()
 SPECS = tuple(RULES)
+
+
+def of_each(count: int) -> tuple[str, ...]:
+    """Return ``count`` specs of every rule, evenly spread over its own; all when thorough."""
+    by_name: dict[str, list[str]] = {}
+    for spec, rule in RULES.items():
+        by_name.setdefault(rule.name, []).append(spec)
+    found: list[str] = []
+    for specs in by_name.values():
+        most = len(specs) if THOROUGH else min(count, len(specs))
+        found += [specs[(2 * i + 1) * len(specs) // (2 * most)] for i in range(most)]
+    return tuple(found)
+
+
 KNOBS = tuple((name, knob) for name, entry in ct.list_policies().items() for knob in entry["knobs"])

@@ -1,14 +1,39 @@
 """Check the shapes written in annotations while tests run.
 
 Only jaxtyping annotations are checked: plain ones (``delta: float``) are pyright's business,
-and at run time bad values must reach the package's own errors.
+and at run time bad values must reach the package's own errors. A checked call costs a tenth of
+a millisecond, more than most of the functions do, so the plain suite checks the 1st, 2nd, 4th,
+8th, … call of each function within each test; the thorough one checks every call.
 """
 
+import dataclasses
+import inspect
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any, get_args
 
-from beartype import beartype
-from jaxtyping import AbstractArray
+import jaxtyping
+from jaxtyping import AbstractArray, install_import_hook
+
+EVERY_CALL = False
+# counts that were made before this number was given start again
+_test = 0
+# what the import hook puts on every function is replaced while the package is imported
+_checked = jaxtyping.jaxtyped
+
+
+def install(package: str, every_call: bool) -> None:
+    """Check shapes in a package that is not imported yet."""
+    global EVERY_CALL
+    EVERY_CALL = every_call
+    jaxtyping.jaxtyped = sampled  # type: ignore[assignment]
+    install_import_hook(package, "tests.shapes.shapes_only")
+
+
+def begin_test() -> None:
+    """Count calls from the start: the next ones are checked."""
+    global _test
+    _test += 1
 
 
 def holds_a_shape(hint: Any) -> bool:
@@ -18,6 +43,41 @@ def holds_a_shape(hint: Any) -> bool:
 
 
 def shapes_only(function: Callable) -> Callable:
+    from beartype import beartype
+
     hints = function.__annotations__
     function.__annotations__ = {name: hint for name, hint in hints.items() if holds_a_shape(hint)}
     return beartype(function)
+
+
+def sampled(target: Any = None, *, typechecker: Any) -> Any:
+    """Do what ``jaxtyping.jaxtyped`` does, on the calls that are checked."""
+    if target is None:
+        return lambda given: sampled(given, typechecker=typechecker)
+    if isinstance(target, classmethod | staticmethod):
+        return type(target)(sampled(target.__func__, typechecker=typechecker))
+    if isinstance(target, property):
+        return target.getter(sampled(target.fget, typechecker=typechecker))
+    if inspect.isclass(target):
+        if dataclasses.is_dataclass(target) and "__init__" in vars(target):
+            target.__init__ = sampled(target.__init__, typechecker=typechecker)
+        return target
+    if not any(map(holds_a_shape, getattr(target, "__annotations__", {}).values())):
+        return target
+    return _sampled_function(target, typechecker)
+
+
+def _sampled_function(function: Callable, typechecker: Any) -> Callable:
+    checked = cache(lambda: _checked(function, typechecker=typechecker))  # when it is first called
+    test = calls = 0
+
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal test, calls
+        if test != _test:
+            test, calls = _test, 0
+        calls += 1
+        due = EVERY_CALL or not calls & (calls - 1)
+        return (checked() if due else function)(*args, **kwargs)
+
+    return wrapped

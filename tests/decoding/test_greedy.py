@@ -11,7 +11,7 @@ from cactus_theory.decoding import (
     generate,
     generate_plain,
 )
-from tests.conftest import THOROUGH
+from tests.amounts import amount
 
 POLICIES = ["speculative", "cactus:delta=0.5", "band:delta=0.2"]
 PROMPTS = [[1, 5, 9], [2], [3, 3, 3, 7, 11, 4]]
@@ -58,7 +58,7 @@ def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
         "cascade": Cascade(ModelDrafter(model)),
     }[name]
     ids, mask, plain = two_hundred
-    rows = range(0, 200 if THOROUGH or batch > 1 else 40, batch)
+    rows = range(0, amount(24 if batch == 1 else 80, 200), batch)
     accepted = 0
     for start in rows:
         own = slice(start, start + batch)

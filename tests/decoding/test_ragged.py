@@ -17,7 +17,7 @@ from cactus_theory.decoding import (
     generate,
     generate_plain,
 )
-from tests.conftest import THOROUGH
+from tests.amounts import THOROUGH
 
 LENGTHS = [3, 1, 9, 4, 2, 6, 1]  # seven prompts
 SEEDS = [11, 4, 9, 100, 3, 8, 2]

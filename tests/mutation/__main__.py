@@ -1,14 +1,13 @@
 """Make one mistake at a time in a copy of the package and see whether the core tests notice.
 
-``python -m tests.mutation [--only TEXT]``: two copies, two processes, tests marked ``core``,
-stopping at the first failure. The exit code is 1 if a mistake survives that is not explained
-in ``mutations.py``, or if one no longer applies because the code has changed.
+``python -m tests.mutation [--only TEXT] [--processes N]``: the mistakes of ``mutations.py``, made
+on the syntax tree; tests marked ``core``, those beside the changed file first, stopping at the
+first failure. The exit code is 1 if a mistake survives that is not explained in the list, or if
+one no longer applies because the code has changed.
 """
 
 import argparse
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,14 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.mutation.core import CORE
-from tests.mutation.mutations import EXPLAINED, MUTATIONS, Mutation
+from tests.mutation.mutations import MUTATIONS, ROOT, Mutation
+from tests.mutation.run import COPIED, run_tests, warm_up
 
-ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("cactus_theory", "tests", "solvers", "simulations", "pyproject.toml")
 PROCESSES = 2
-# a mistake that makes the tests hang counts as noticed
-MOST_SECONDS = 180
 
 
 def copy_tree(home: Path) -> None:
@@ -37,33 +32,6 @@ def copy_tree(home: Path) -> None:
             shutil.copy2(source, home / name)
 
 
-def run_tests(home: Path) -> tuple[bool, str]:
-    """Return whether the core tests of a copy pass, and the line that says what failed."""
-    files = sorted({entry.split("::")[0] for entry in CORE})
-    options = ["-q", "-x", "-m", "core", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, *files]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": str(home),
-    }
-    try:
-        done = subprocess.run(
-            command, cwd=home, env=environment, capture_output=True, text=True, timeout=MOST_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return False, f"no end within {MOST_SECONDS} s"
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    last = said[0] if said else (done.stdout.strip().splitlines() or ["no output"])[-1]
-    return done.returncode == 0, last
-
-
-def applies(mutation: Mutation) -> bool:
-    """Return whether the code still reads as the mutation expects."""
-    text = (ROOT / "cactus_theory" / mutation.file).read_text(encoding="utf-8")
-    return mutation.old in text
-
-
 def try_one(mutation: Mutation, homes: "SimpleQueue[Path]") -> tuple[bool, str, float]:
     """Return whether the mistake survived, what noticed it, and the seconds it took."""
     home = homes.get()
@@ -71,55 +39,64 @@ def try_one(mutation: Mutation, homes: "SimpleQueue[Path]") -> tuple[bool, str, 
     original = path.read_text(encoding="utf-8")
     start = time.monotonic()
     try:
-        path.write_text(original.replace(mutation.old, mutation.new), encoding="utf-8")
-        survived, said = run_tests(home)
+        path.write_text(mutation.mutated() or original, encoding="utf-8")
+        survived, said = run_tests(home, mutation.file)
     finally:
         path.write_text(original, encoding="utf-8")
         homes.put(home)
     return survived, said, time.monotonic() - start
 
 
+def try_all(chosen: list[Mutation], homes: "SimpleQueue[Path]", processes: int) -> list[Mutation]:
+    """Try the mistakes, say what noticed each, and return those that nothing noticed."""
+    survivors: list[Mutation] = []
+    with ThreadPoolExecutor(processes) as pool:
+        runs = [(mutation, pool.submit(try_one, mutation, homes)) for mutation in chosen]
+        for mutation, run in runs:
+            survived, said, seconds = run.result()
+            print(f"{'SURVIVED' if survived else 'noticed '} {seconds:5.0f} s  {mutation}")
+            print(f"                  {said[:150]}", flush=True)
+            survivors += [mutation] if survived else []
+    return survivors
+
+
+def without_a_mistake(homes: "SimpleQueue[Path]") -> bool:
+    """Return whether the core tests pass as the package is."""
+    start, home = time.monotonic(), homes.get()
+    passes, said = run_tests(home)
+    homes.put(home)
+    print(f"without a mistake: {said} ({time.monotonic() - start:.0f} s)", flush=True)
+    return passes
+
+
 def main() -> int:
     """Run; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("--only", default="", help="mutations whose file or text contains this")
-    only = parser.parse_args().only
-    chosen = [m for m in MUTATIONS if only in m.file or only in m.new]
-    stale = [m for m in chosen if not applies(m)]
+    parser.add_argument("--only", default="", help="mistakes whose file, function or edit says so")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="copies at once")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if options.only in str(m)]
+    stale = [m for m in chosen if m.mutated() is None]
+    warm_up()
     begin = time.monotonic()
-    survivors: list[Mutation] = []
     with tempfile.TemporaryDirectory() as folder:
         homes: SimpleQueue[Path] = SimpleQueue()
-        for number in range(PROCESSES):
+        for number in range(options.processes):
             home = Path(folder) / str(number)
             home.mkdir()
             copy_tree(home)
             homes.put(home)
-        start = time.monotonic()
-        first = homes.get()
-        passes, said = run_tests(first)
-        homes.put(first)
-        print(f"without a mistake: {said} ({time.monotonic() - start:.0f} s)", flush=True)
-        if not passes:
+        if not without_a_mistake(homes):
             return 1
-        with ThreadPoolExecutor(PROCESSES) as pool:
-            runs = [(m, pool.submit(try_one, m, homes)) for m in chosen if m not in stale]
-            for mutation, run in runs:
-                survived, said, seconds = run.result()
-                word = "SURVIVED" if survived else "noticed "
-                print(f"{word} {seconds:5.0f} s  {mutation.file}: {mutation.new.strip()}")
-                print(f"                  {said[:150]}", flush=True)
-                survivors += [mutation] if survived else []
+        tried = [m for m in chosen if m not in stale]
+        survivors = try_all(tried, homes, options.processes)
     for mutation in stale:
-        print(f"no longer applies: {mutation.file}: {mutation.old}")
-    unexplained = [m for m in survivors if m.new not in EXPLAINED]
+        print(f"no longer applies: {mutation}")
     for mutation in survivors:
-        why = EXPLAINED.get(mutation.new, "NOT EXPLAINED")
-        print(f"survivor: {mutation.file}: {mutation.new}: {why}")
+        print(f"survivor: {mutation}: {mutation.unseen or 'NOT EXPLAINED'}")
     minutes = (time.monotonic() - begin) / 60
-    count = len(chosen) - len(stale)
-    print(f"{count} mistakes, {count - len(survivors)} noticed, {minutes:.1f} minutes")
-    return 1 if stale or unexplained else 0
+    print(f"{len(tried)} mistakes, {len(tried) - len(survivors)} noticed, {minutes:.1f} minutes")
+    return 1 if stale or any(not m.unseen for m in survivors) else 0
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.optimum.decide import LEAST, RisingRoot, decide_at_budget, decide_at_price
+from tests.amounts import some
 
 # what a float32 row may change of an emitted law, in total variation
 FLOAT32_LAW = 1e-6
@@ -39,7 +40,7 @@ def thresholds(q, p, kept):
 
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("price", PRICES)
-@pytest.mark.parametrize("divergence", PRICED)
+@pytest.mark.parametrize("divergence", some(PRICED, 3))
 def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros):
     q, p = rows(1, 9, torch.float64, seed=3, zeros=zeros)
     rule = ct.policy("band", price=price, divergence=divergence)

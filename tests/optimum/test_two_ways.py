@@ -5,6 +5,7 @@ import torch
 
 from cactus_theory.divergences import FDivergence, divergence
 from cactus_theory.optimum import geometry_of, solve
+from tests.amounts import some
 from tests.formulas import ALL
 from tests.rows import pair
 
@@ -39,7 +40,7 @@ def agree(mine, reference):
 
 @pytest.mark.parametrize("spec", SMOOTH)
 @pytest.mark.parametrize("kinds", KINDS)
-@pytest.mark.parametrize("delta", [1e-5, 0.02, 0.5, 4.0])
+@pytest.mark.parametrize("delta", some([1e-5, 0.02, 0.5, 4.0], 2))
 def test_by_budget(spec, kinds, delta):
     q, p = pair(12, 400, seed=21, kinds=kinds)
     mine, reference, _ = both(q, p, spec, "delta", delta)
@@ -48,7 +49,7 @@ def test_by_budget(spec, kinds, delta):
 
 @pytest.mark.parametrize("spec", PRICED)
 @pytest.mark.parametrize("kinds", KINDS)
-@pytest.mark.parametrize("price", [0.05, 0.6, 3.0, 40.0])
+@pytest.mark.parametrize("price", some([0.05, 0.6, 3.0, 40.0], 2))
 def test_by_price(spec, kinds, price):
     q, p = pair(12, 400, seed=22, kinds=kinds)
     mine, reference, _ = both(q, p, spec, "price", price)

@@ -4,7 +4,6 @@ Not a test module. Nonzero entries are at least 1e-4: below that a solver's tole
 formula, decides the sixth digit.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 
 from cactus_theory.divergences import EXAMPLES, divergence
 from solvers._program import SolverGaveUp
+from tests.amounts import amount
 
-THOROUGH = os.environ.get("CACTUS_THEORY_THOROUGH", "") not in ("", "0")
 LARGEST_VOCABULARY = 32
 SMALLEST_ENTRY = 1e-4
 # The share of rows on which a solver may give up before a comparison counts for little.
@@ -25,9 +24,9 @@ DIVERGENCES = (*EXAMPLES, "alpha:a=-0.7", "alpha:a=1.43", "renyi:a=0.5")
 LINEAR = tuple(spec for spec in DIVERGENCES if divergence(spec).linear)
 
 
-def examples(spec: str, most: int = 200) -> hypothesis.settings:
-    """Return how many examples a divergence gets: most for the main one."""
-    count = 500 if THOROUGH else most if spec == "kl" else 50
+def examples(spec: str, most: int = 40) -> hypothesis.settings:
+    """Return how many examples a divergence gets: most for the main one; a solve takes 25 ms."""
+    count = amount(most if spec == "kl" else 12, 500)
     return hypothesis.settings(
         max_examples=count,
         derandomize=True,

@@ -34,7 +34,7 @@ def test_a_budget_alone_is_the_optimum(spec):
     tally = Tally()
     name = f"budget {ct.divergence(spec).spec}"
 
-    @examples(spec, most=50)
+    @examples(spec, most=20)
     @given(pairs(), budgets())
     def agree(rows, delta):
         q, p = rows

@@ -12,13 +12,14 @@ from scipy.optimize import brentq
 import cactus_theory as ct
 from cactus_theory.divergences import KL
 from solvers import _left_sides, _program, optimal, sequence
-from tests.solvers.cases import DIVERGENCES, THOROUGH, pairs
+from tests.amounts import amount
+from tests.solvers.cases import DIVERGENCES, pairs
 
 VALUE = 1e-6
 PRICE = 1e-3
 SUMMED = tuple(s for s in DIVERGENCES if not s.startswith(("renyi", "max")))
 PRICED = tuple(s for s in SUMMED if s != "total_variation")
-EXAMPLES = 100 if THOROUGH else 8
+EXAMPLES = amount(3, 100)
 
 
 def batches():

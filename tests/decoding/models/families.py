@@ -2,9 +2,14 @@
 
 import contextlib
 import io
+from collections.abc import Mapping
 
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 WINDOW = 7  # shorter than the texts decoded
 SIZES = {
@@ -35,14 +40,31 @@ UNSAID = ("head_dim", "num_key_value_heads")  # None stands for a quotient of ot
 NONE = ("eos_token_id", "forced_eos_token_id", "forced_bos_token_id", "quantization_config")
 
 
+class Families(Mapping):
+    """{name of the model class: (its configuration's class, the class)}, imported when asked."""
+
+    def __init__(self):
+        self.types = {}
+        for model_type, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+            for name in names if isinstance(names, tuple | list) else (names,):
+                self.types.setdefault(name, model_type)
+
+    def __getitem__(self, name):
+        config = CONFIG_MAPPING[self.types[name]]
+        models = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+        models = models if isinstance(models, tuple) else (models,)
+        return config, next(model for model in models if model.__name__ == name)
+
+    def __iter__(self):
+        return iter(sorted(self.types))
+
+    def __len__(self):
+        return len(self.types)
+
+
 def families():
-    """Return {name of the model class: (its configuration's class, the class)}."""
-    found = {}
-    for config in MODEL_FOR_CAUSAL_LM_MAPPING:
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[config]
-        for one in model if isinstance(model, tuple) else (model,):
-            found.setdefault(one.__name__, (config, one))
-    return dict(sorted(found.items()))
+    """Return every causal-LM family; importing all of them would take seconds."""
+    return Families()
 
 
 def small_config(config_class, **options):

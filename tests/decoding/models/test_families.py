@@ -8,7 +8,7 @@ import torch
 from cactus_theory.decoding import generate_plain
 from cactus_theory.decoding.models.reach import check_reach
 from cactus_theory.decoding.models.trial import runs_together
-from tests.conftest import THOROUGH
+from tests.amounts import THOROUGH
 from tests.decoding.models.families import WINDOW, build, families, own_greedy, small_config
 
 NEW = 12

@@ -1,0 +1,35 @@
+"""How much of each family of checks runs: a part of it by ``make test``, all of it by
+``make test-thorough``, which sets CACTUS_THEORY_THOROUGH.
+
+Every kind of check runs in both. What the thorough suite adds:
+
+* hypothesis: 500 examples a test, where the plain suite has 25 (programs: 12, or 40 for KL)
+* annotated shapes on every call, where the plain suite has each function's 1st, 2nd, 4th, …
+* every registered rule at every knob value, and 10,000 rows a rule for the properties
+* every causal-LM family of the installed library, more seeds and more texts
+* all of each family of cases that is cut by :func:`some` below
+"""
+
+import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+THOROUGH = os.environ.get("CACTUS_THEORY_THOROUGH", "") not in ("", "0")
+Kind = TypeVar("Kind")
+
+
+def amount(plain: int, thorough: int) -> int:
+    """Return how many examples to try."""
+    return thorough if THOROUGH else plain
+
+
+def some(values: Iterable[Kind], plain: int) -> list[Kind]:
+    """Return all values in the thorough suite, ``plain`` of them evenly spread in the other.
+
+    The first and the last are always among them.
+    """
+    every = list(values)
+    if THOROUGH or plain >= len(every):
+        return every
+    last = len(every) - 1
+    return [every[round(i * last / max(plain - 1, 1))] for i in range(plain)]

@@ -1,0 +1,75 @@
+"""Mistakes in verification and decoding: file → (function, edit, unseen)."""
+
+from tests.mutation.edits import (
+    Argument,
+    DropStatement,
+    Operator,
+    RenameCall,
+    Replace,
+    Value,
+)
+
+IN_VERIFY = {
+    "verify/_chain_host.py": (
+        ("Places.of", Replace("values[row, place : place + 1]", "values[row, :1]")),
+        ("ChainOnHost._status_under", Operator("<", "<=", nth=0)),
+        ("ChainOnHost._status_under", Operator("<", "<=", nth=1)),
+        ("ChainOnHost.run", Replace("places.of(self.q_n)", "places.of(self.p_n)")),
+        ("ChainOnHost._ask", Value("range(len(asked))", into="going_on")),
+        ("ChainOnHost._ask", DropStatement("self.accepted[row]")),
+        ("ChainOnHost._replace", Value("None", into="p")),
+        ("ChainOnHost._draw", Replace("self.draw[places.rows]", "self.draw[: len(places)]")),
+        ("ChainOnHost._by_policy", Operator("==", "!=")),
+    ),
+    "verify/_chain_device.py": (
+        ("chain_on_device", Replace("accepted < lengths", "accepted <= lengths")),
+        ("chain_on_device", Operator("&", "|")),
+        ("chain_on_device", RenameCall("cumprod", "cumsum")),
+        ("_kept", Operator("<", "<=")),
+        ("_recovered", Replace("accept[at]", "accept[at] * 0 + 1")),
+    ),
+    "verify/contract.py": (
+        ("Verdict.output_token_ids", Replace("torch.where(place < accepted, ids, -1)", "ids")),
+        ("Verdict.rows", Replace("own[:count]", "own")),
+        ("Verdict.accepted_token_ids", Value("self.draft_token_ids")),
+        ("Verdict.charged_rows", Replace("slice(0, tokens)", "slice(0, 1)")),
+    ),
+    "verify/draw.py": (
+        ("_first_beyond", Argument("searchsorted", "right", None)),
+        ("_first_beyond", RenameCall("minimum", "maximum")),
+        ("_pick_blocked", Operator("-", "+", nth=0)),
+        ("toss", Replace("length + 1", "length + 2")),
+    ),
+}
+
+IN_DECODING = {
+    "decoding/_round.py": (
+        ("Decode._settle", Replace("length - 1", "length")),
+        ("Decode._score", Replace("count + 1", "max(count, 1)")),
+    ),
+    "decoding/_meter.py": (
+        ("Meter._measure", Replace("emitted is q", "True")),
+        ("Meter._measure", Replace("torch.minimum(p, emitted)", "p")),
+        ("Meter._judge", Operator("==", "!=")),
+        ("_groups", DropStatement("(group, rows)")),
+        ("Recorder.add", Operator("<", "<=")),
+        ("verified", Replace("q[row, charged]", "q[row, 1:][charged]")),
+    ),
+    "decoding/_rules.py": (
+        ("Rules._chosen", Value("choice", nth=1)),
+        ("Rules.keep", Replace("values[row]", "values[0]")),
+        ("Rules.observe", Operator("<", "<=")),
+    ),
+    "decoding/models/places.py": (
+        ("places", Replace("torch.where(real, slots, cache.capacity)", "chain")),
+        ("places", Operator(">", ">=")),
+        ("Sight.within", Operator(">=", ">")),
+        ("_ancestors", Replace("range((new - 1).bit_length())", "range(1)")),
+    ),
+    "decoding/models/cache.py": (
+        ("RaggedCache.select", Replace("length + stay", "length")),
+        ("RaggedCache.keep", Replace("self.lengths[row]", "1")),
+    ),
+    "decoding/models/weights.py": (("_quick_norm", Value("lambda x: x / length(x)")),),
+    "decoding/models/linear.py": (("exact_in_half", RenameCall("all", "any")),),
+}

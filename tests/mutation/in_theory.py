@@ -1,0 +1,82 @@
+"""Mistakes in divergences, the optimum and the emitted law: file → (function, edit, unseen)."""
+
+from tests.mutation.edits import (
+    Argument,
+    DropCall,
+    Operator,
+    RenameCall,
+    Replace,
+    SwapNames,
+    Value,
+)
+
+IN_DIVERGENCES = {
+    "divergences/_base.py": (
+        ("FDivergence.value", Value("0 * _", into="price")),
+        ("FDivergence.two_points", Operator("+", "-", nth=0)),
+        ("FDivergence.lower_edge", Operator("-", "+")),
+        ("FDivergence.upper_edge", Operator("+", "-")),
+    ),
+    "divergences/classical.py": (
+        ("KL.f", Value("-_")),
+        ("KL.centred", DropCall("add_")),
+        ("KL.lower_edge", Replace("-step", "step")),
+        ("TotalVariation.f", Value("2 * _")),
+        ("NeymanChi2.slope", Replace("t ** -2", "t ** -1")),
+    ),
+    "divergences/orders.py": (
+        ("Renyi.to_generator", Replace("(self.a - 1) * delta", "self.a * delta")),
+        ("Renyi.price_from_generator", Operator("/", "*")),
+    ),
+    "divergences/max_divergence.py": (("MaxDivergence.value", RenameCall("amax", "amin")),),
+}
+
+IN_OPTIMUM = {
+    "optimum/path.py": (
+        ("Path.__init__", Replace("q - p", "p - 2 * q")),
+        ("Path.at", Value("rejection", into="capped")),
+        ("Path._lower", Operator("+", "-", nth=0)),
+        ("Path._lower", Argument("clamp", "max", "0.9")),
+    ),
+    "optimum/roots.py": (("convex_root", Replace("there <= budget", "there > budget")),),
+    "optimum/geometry.py": (
+        ("Geometry.price", Operator("/", "*")),
+        ("Geometry.lossless_price", Value("2 * _", into="leak")),
+        ("Geometry.bound", Value("0 * _", into="costs")),
+        (
+            "Geometry.bound",
+            Value("-_", into="level"),
+            "the multiplier of Σh = 1 enters as μ(1 − Σ q u), which is 0 on every band",
+        ),
+        ("Geometry.within", Value("delta", into="budget")),
+        ("CeilingGeometry.rejection", DropCall("clamp")),
+        ("CeilingGeometry.price", Operator("*", "+", nth=1)),
+    ),
+    "optimum/solve.py": (
+        ("_sorted", Value("rejection > path.largest + 1", into="lossless")),
+        ("solve_band", Replace("~found.done", "found.done")),
+        ("Band._write_rows", RenameCall("maximum", "minimum")),
+    ),
+    "optimum/newton.py": (
+        ("_for_price", Replace("1 / price", "price")),
+        ("_for_budget", Replace("moved.sum(-1) - tables.leaked", "moved.sum(-1)")),
+        ("_budget_step", SwapNames("down", "up", into="wanted")),
+        ("_found", Replace("tables.least", "tables.most")),
+        ("_with_partner", Operator("-", "+")),
+        ("Tables._set_zeros_apart", Value("0 * _", into="self.leaked")),
+    ),
+    "optimum/decide.py": (
+        ("_judge", Replace("value < 0", "value > 0")),
+        ("_judge", Replace("own < limit", "True")),
+        ("RisingRoot.tell", Replace("value > 0", "value < 0")),
+        ("Ratios.moved", DropCall("sub_")),
+        ("decide_at_price", Replace("1 / price", "price")),
+        ("decide_at_price.lower", Replace("upper / scale", "upper")),
+        ("decide_at_budget.lifted", Operator("+", "-")),
+        ("decide_at_budget.over", Replace("cost / own - delta", "cost / own - 2 * delta")),
+    ),
+    "emitted.py": (
+        ("_spent", RenameCall("amax", "amin")),
+        ("audit", Value("p.sum(-1)", into="accepted")),
+    ),
+}
