@@ -164,6 +164,30 @@ def test_entrywise_policies_read_the_drafted_entries_alone(spec):
     assert torch.equal(torch.as_tensor(here.scale), torch.as_tensor(there.scale))
 
 
+@pytest.mark.parametrize("where", [lambda *a: ChainOnHost(*a).run(), chain_on_device])
+@pytest.mark.parametrize("spec", ["speculative", "cactus:delta=0.2", "truncated:top_p=0.8"])
+def test_a_verifier_keeps_a_token_only_below_phi(spec, where):
+    rule = ct.policy(spec)
+    q, p, ids, _, _, draw = rows(60, 1, seed=13)
+    phi = rule.acceptance(q[:, :1], p, ids[..., None])[..., 0]
+    coin = torch.where(phi < 1, phi, 0.0)
+    accepted, _ = where(Assignment((rule,)), q, Draft(ids, [1] * 60, p), coin, draw)
+    assert torch.equal(accepted, (phi[:, 0] == 1).long())
+    assert 0 < int(accepted.sum()) < 60
+
+
+@pytest.mark.parametrize("spec", [s for s, rule in RULES.items() if rule.entrywise])
+def test_a_coin_that_is_phi_refuses(spec):
+    """Coins reach 0 and never 1: φ = 0 must refuse them all, φ = 1 none."""
+    rule = RULES[spec]
+    q, p, ids, *_ = rows(60, 1, seed=12)
+    q, p, n = q[:, 0], p[:, 0], ids[:, 0]
+    phi = rule.acceptance(q, p, ids)[:, 0]
+    assert not rule.decide(q, p, n, phi).kept.any()
+    below = torch.nextafter(phi, torch.full_like(phi, -1.0))
+    assert rule.decide(q, p, n, below).kept.all()
+
+
 @pytest.mark.parametrize("spec", [s for s, r in RULES.items() if r.keeps_what_lossless_keeps])
 def test_capable_policies_never_refuse_what_lossless_sampling_keeps(spec):
     rule = RULES[spec]
