@@ -13,12 +13,11 @@ IN_VERIFY = {
     "verify/_chain_host.py": (
         ("Places.of", Replace("values[row, place : place + 1]", "values[row, :1]")),
         ("ChainOnHost._status_under", Operator("<", "<=", nth=0)),
-        ("ChainOnHost._status_under", Operator("<", "<=", nth=1)),
         ("ChainOnHost.run", Replace("places.of(self.q_n)", "places.of(self.p_n)")),
         ("ChainOnHost._ask", Value("range(len(asked))", into="going_on")),
         ("ChainOnHost._ask", DropStatement("self.accepted[row]")),
         ("ChainOnHost._replace", Value("None", into="p")),
-        ("ChainOnHost._draw", Replace("self.draw[places.rows]", "self.draw[: len(places)]")),
+        ("ChainOnHost._draw", Replace("self.draw[places.index[0]]", "self.draw[: len(places)]")),
         ("ChainOnHost._by_policy", Operator("==", "!=")),
     ),
     "verify/_chain_device.py": (

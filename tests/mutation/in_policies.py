@@ -16,6 +16,7 @@ IN_POLICIES = {
         ("keep_probability", DropCall("clamp_")),
         ("normalised_or", Replace("residual / torch.where(total > 0, total, 1.0)", "residual")),
         ("Policy.decide", Operator("<", "<=")),
+        ("Policy.keeps_at_once", Replace("coin * p_n < q_n", "coin * p_n < 2 * q_n")),
         ("Policy.emitted", Replace("1 - phi", "phi")),
         (
             "Policy.emitted",

@@ -72,7 +72,7 @@ IN_OPTIMUM = {
         ("Ratios.moved", DropCall("sub_")),
         ("decide_at_price", Replace("1 / price", "price")),
         ("decide_at_price.lower", Replace("upper / scale", "upper")),
-        ("decide_at_budget.lifted", Operator("+", "-")),
+        ("_matched.left", Operator("+", "-")),
         ("decide_at_budget.over", Replace("cost / own - delta", "cost / own - 2 * delta")),
     ),
     "emitted.py": (
