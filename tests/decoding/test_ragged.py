@@ -91,7 +91,7 @@ def test_rows_may_have_policies_of_their_own(tiny):
     rows = prompts(seed=2)
     policies = ["speculative", "cactus:delta=1", Between("typical", opening=3, closing=4)]
     policies += ["band:delta=0.3", "speculative", "typical", "cactus:delta=1"]
-    options = {"max_new_tokens": 20, "num_draft_tokens": 4}
+    options = {"max_new_tokens": 20, "num_draft_tokens": 4, "eos_token_ids": (7, 13, 15)}
     batch, result = together(*tiny, rows, SEEDS, policy=policies, **options)
     spent = 0.0
     for text, row, seed, policy in zip(batch, rows, SEEDS, policies, strict=True):

@@ -25,7 +25,7 @@ IN_VERIFY = {
         ("chain_on_device", Operator("&", "|")),
         ("chain_on_device", RenameCall("cumprod", "cumsum")),
         ("_kept", Operator("<", "<=")),
-        ("_recovered", Replace("accept[at]", "accept[at] * 0 + 1")),
+        ("_recovered", Replace("q[at]", "q[:, 0]")),
     ),
     "verify/contract.py": (
         ("Verdict.output_token_ids", Replace("torch.where(place < accepted, ids, -1)", "ids")),
@@ -67,7 +67,7 @@ IN_DECODING = {
     ),
     "decoding/models/cache.py": (
         ("RaggedCache.select", Replace("length + stay", "length")),
-        ("RaggedCache.keep", Replace("self.lengths[row]", "1")),
+        ("RaggedCache.keep", Replace("place != row", "False")),
     ),
     "decoding/models/weights.py": (("_quick_norm", Value("lambda x: x / length(x)")),),
     "decoding/models/linear.py": (("exact_in_half", RenameCall("all", "any")),),

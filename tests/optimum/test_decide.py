@@ -53,7 +53,7 @@ def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros):
 
 
 @pytest.mark.parametrize("spec", ["price=2.0", "price=0.3", "delta=0.1", "delta=0.001"])
-@pytest.mark.parametrize("divergence", ["kl", "reverse_kl"])
+@pytest.mark.parametrize("divergence", ["kl", "reverse_kl", "renyi:a=0.5"])
 def test_float32_rows_move_the_emitted_law_by_less_than_a_millionth(spec, divergence):
     """The law that float32 decisions emit, enumerated over tokens, against the float64 law."""
     rule = ct.policy(f"band:{spec},divergence={divergence}")
