@@ -16,6 +16,9 @@ MARKERS = {"band_price": "o", "band_delta": "s", "cactus": "^"}
 LINES = {"band_price": "-", "band_delta": "--", "cactus": "-."}
 # drawn left of the axis' least value: lossless methods emit no divergence at all
 LEAST_KL = 3e-3
+FAR_RIGHT = 0.25
+# baselines closer than this share of the panel are labelled on either side
+CLOSE = 0.07
 KL_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3)
 BASELINES = {
     "plain": "plain decoding",
@@ -70,21 +73,28 @@ def _others(ax: Axes, rows: list[Row]) -> None:
             continue
         colour = style.COLOUR.get(row["method"], style.MUTED)
         ax.plot(spent, row["tokens_per_second"], "D", color=colour, ms=3.6)
+        right = spent > FAR_RIGHT  # the baselines' names stand there
         style.label(ax, row["method"].replace("_", " "), (spent, row["tokens_per_second"]), colour,
-                    fontsize=7, shift=(5, -5))  # fmt: skip
+                    fontsize=7, shift=(-5, 4) if right else (5, -5),
+                    ha="right" if right else "left")  # fmt: skip
 
 
 def _baselines(ax: Axes, rows: list[Row]) -> None:
-    """Draw what emits the target's own law as horizontal lines."""
+    """Draw what emits the target's own law as horizontal lines, labelled on the free side."""
     lossless = next((row for row in rows if row["method"] == "speculative"), None)
     named = [(lossless, f"lossless, K {lossless['num_draft_tokens']:g}")] if lossless else []
     for method, name in BASELINES.items():
         named += [(row, name) for row in rows if row["method"] == method][:1]
-    for row, name in named:
+    named.sort(key=lambda pair: pair[0]["tokens_per_second"])
+    speeds = [row["tokens_per_second"] for row, _ in named] + [float("inf")]
+    room = CLOSE * max(row["tokens_per_second"] for row in rows)
+    for place, (row, name) in enumerate(named):
         speed = row["tokens_per_second"]
+        below = speeds[place + 1] - speed < room
         ax.axhline(speed, color=style.INK, lw=0.8, ls=":")
-        ax.annotate(name, (1, speed), (-2, 2), xycoords=("axes fraction", "data"),
-                    textcoords="offset points", ha="right", va="bottom", fontsize=7)  # fmt: skip
+        ax.annotate(name, (1, speed), (-2, -2 if below else 2),
+                    xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
+                    va="top" if below else "bottom", fontsize=7)  # fmt: skip
 
 
 def _frame(ax: Axes, rows: list[Row], batch: float) -> None:

@@ -37,17 +37,16 @@ class Entrywise(Policy):
         """Return s of the residual after the token was refused."""
         return torch.ones_like(q_n)
 
-    def keep_entries(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return φ from the drafted entries, float64."""
-        return keep_probability(self.ceiling(q_n, p_n), p_n)
-
-    def residual_entries(self, q_n: Float[Tensor, "rows"], p_n: Float[Tensor, "rows"]) -> Residual:
-        """Return the residual after refusing tokens of these entries."""
-        return Residual(scale=self.scale(q_n, self.ceiling(q_n, p_n)))
+    def residual_entries(
+        self, q_n: Float[Tensor, "rows"], ceiling: Float[Tensor, "rows"]
+    ) -> Residual:
+        """Return the residual after refusing tokens of these entries and ceilings."""
+        return Residual(scale=self.scale(q_n, ceiling))
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, c/p_n): only the drafted entries are read."""
-        return self.keep_entries(q.gather(-1, n).double(), p.gather(-1, n).double())
+        q_n, p_n = (row.gather(-1, n).double() for row in (q, p))
+        return keep_probability(self.ceiling(q_n, p_n), p_n)
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (s·q − p)₊ normalised, q where nothing can be rejected."""
@@ -65,7 +64,9 @@ class Entrywise(Policy):
     ) -> Decision:
         """Return coin < c/p_n and the scale s."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        return Decision(coin < self.keep_entries(q_n, p_n), self.residual_entries(q_n, p_n))
+        ceiling = self.ceiling(q_n, p_n)
+        kept = coin < keep_probability(ceiling, p_n)
+        return Decision(kept, self.residual_entries(q_n, ceiling))
 
 
 class Raised(Entrywise, FixedTarget):
@@ -77,7 +78,9 @@ class Raised(Entrywise, FixedTarget):
 
     keeps_what_lossless_keeps = True
 
-    def residual_entries(self, q_n: Float[Tensor, "rows"], p_n: Float[Tensor, "rows"]) -> Residual:
+    def residual_entries(
+        self, q_n: Float[Tensor, "rows"], ceiling: Float[Tensor, "rows"]
+    ) -> Residual:
         """Return s = 1."""
         return Residual(scale=UNSCALED)
 

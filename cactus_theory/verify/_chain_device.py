@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.policies import Entrywise, Policy
-from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.draw import pick
 
@@ -43,7 +43,7 @@ def _kept(
         at = ids[..., None]
         q_n = q.gather(-1, at)[..., 0].double()
         p_n = torch.ones_like(q_n) if p is None else p.gather(-1, at)[..., 0].double()
-        return accept < policy.keep_entries(q_n, p_n)
+        return accept < keep_probability(policy.ceiling(q_n, p_n), p_n)
     return accept < policy.acceptance(q, p, ids[..., None])[..., 0]
 
 

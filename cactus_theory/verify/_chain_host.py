@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cactus_theory._arguments import ROW_SUM_TOLERANCE
 from cactus_theory._scratch import scratch
-from cactus_theory.policies import Entrywise, Policy
-from cactus_theory.policies._base import one_hot
+from cactus_theory.policies import Entrywise
+from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._residual import Residual
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.draw import pick
@@ -73,6 +73,7 @@ class ChainOnHost:
         self.accepted = [0] * len(self.drafted)
         self.last = self.ids.new_empty(len(self.drafted))
         self.at_once = max(1, ENTRIES // q.shape[-1])
+        self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
 
     def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return accepted counts and the token that follows them."""
@@ -92,9 +93,10 @@ class ChainOnHost:
                 else:
                     (asked if own[place] == OPEN else refused).append((row, place))
             waiting = self._ask(asked) if asked else ()
-        for policy, places in self._by_policy(refused):
+        for number, places in self._by_policy(refused):
+            policy = self.assigned.policies[number]
             assert isinstance(policy, Entrywise)
-            entries = places.of(self.q_n), places.of(self.p_n)
+            entries = places.of(self.q_n), places.of(self.ceilings[number])
             self._replace(policy.residual_entries(*entries), places.of(self.q), places)
         for first in range(0, len(passed), self.at_once):
             places = Places(passed[first : first + self.at_once])
@@ -104,14 +106,16 @@ class ChainOnHost:
     def _status(self) -> Shaped[Tensor, "batch K"]:
         """Return what is known of each token without reading its rows."""
         policies, choice = self.assigned.policies, self.assigned.choice
-        status = [self._status_under(policy) for policy in policies]
+        status = [self._status_under(number) for number in range(len(policies))]
         if choice is None:
             return status[0]
         return torch.stack([own.long() for own in status]).gather(0, choice[None])[0]
 
-    def _status_under(self, policy: Policy) -> Shaped[Tensor, "batch K"]:
+    def _status_under(self, number: int) -> Shaped[Tensor, "batch K"]:
+        policy = self.assigned.policies[number]
         if isinstance(policy, Entrywise):
-            return self.accept < policy.keep_entries(self.q_n, self.p_n)
+            self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
+            return self.accept < keep_probability(ceiling, self.p_n)
         # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
         sure = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
         return torch.where(policy.keeps_at_once(self.q_n * sure, self.p_n, self.accept), KEPT, OPEN)
@@ -119,18 +123,19 @@ class ChainOnHost:
     def _ask(self, asked: list[tuple[int, int]]) -> list[int]:
         """Let the policies decide each row's first undecided token; return the rows that go on."""
         going_on = []
-        for policy, places in self._by_policy(asked):
+        for number, places in self._by_policy(asked):
+            policy = self.assigned.policies[number]
             q, ids = places.of(self.q), places.of(self.ids)
             p = one_hot(ids, q) if self.p is None else places.of(self.p)
             decision = policy.decide(q, p, ids, places.of(self.accept))
             stopped = []
-            for number, kept in enumerate(decision.kept.tolist()):
+            for entry, kept in enumerate(decision.kept.tolist()):
                 if kept:
-                    row = places.rows[number]
+                    row = places.rows[entry]
                     self.accepted[row] += 1
                     going_on.append(row)
                 else:
-                    stopped.append(number)
+                    stopped.append(entry)
             if not stopped or decision.residual is None:
                 continue
             if len(stopped) == len(places):
@@ -155,12 +160,12 @@ class ChainOnHost:
         else:
             self.last[places.index[0]] = pick(rows, self.draw[places.index[0]])
 
-    def _by_policy(self, places: list[tuple[int, int]]) -> Iterator[tuple[Policy, Places]]:
-        """Yield places that one policy judges, few enough to be worked on together."""
-        policies, choice = self.assigned.policies, self.assigned.choice
-        for number, policy in enumerate(policies):
+    def _by_policy(self, places: list[tuple[int, int]]) -> Iterator[tuple[int, Places]]:
+        """Yield places with the number of their policy, few enough to be worked on together."""
+        choice = self.assigned.choice
+        for number in range(len(self.assigned.policies)):
             own = places
             if choice is not None:
                 own = [place for place in places if int(choice[place]) == number]
             for first in range(0, len(own), self.at_once):
-                yield policy, Places(own[first : first + self.at_once])
+                yield number, Places(own[first : first + self.at_once])

@@ -30,7 +30,7 @@ IN_POLICIES = {
         ("FixedTarget.decide", Operator("<", "<=")),
     ),
     "policies/_entrywise.py": (
-        ("Entrywise.keep_entries", SwapArguments("keep_probability")),
+        ("Entrywise.acceptance", SwapArguments("keep_probability")),
         ("Entrywise.recovery", Replace("scale * q - p", "q - p")),
         ("Entrywise.decide", Operator("<", "<=")),
         ("Entrywise.residual_entries", SwapArguments("scale")),
