@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
 def tables(data: Path) -> str:
     """Return every table, each under the command, day and machine that made it."""
-    parts = [throughput(data), decode(data), theory(data), verify(data), shipped(PAIR)]
-    return "\n".join(parts)
+    parts = [throughput, equal_kl, decode, theory, verify]
+    return "\n".join([*(part(data) for part in parts), shipped(PAIR)])
 
 
 def throughput(data: Path) -> str:
@@ -57,6 +57,22 @@ def throughput(data: Path) -> str:
     )  # fmt: skip
     lines = [_decoded(row) for row in kinds.values()]
     return _table("Decoding one text, every method at its fastest K", made, head, lines)
+
+
+def equal_kl(data: Path) -> str:
+    """Return how much faster one family is than another at equal emitted KL, by batch and K."""
+    rows, made = read_csv(data / "throughput_equal_kl.csv")
+    places = sorted({(int(row["batch"]), int(row["num_draft_tokens"])) for row in rows})
+    found: dict[tuple[float, int, int], str] = {}
+    for row in rows:
+        ratio, low, high = (_number(row[name], 2) for name in ("ratio", "ratio_low", "ratio_high"))
+        place = int(row["batch"]), int(row["num_draft_tokens"])
+        found[float(row["kl"]), *place] = f"{ratio} ({low}–{high})"
+    levels = sorted({float(row["kl"]) for row in rows})
+    lines = [[f"{kl:g}", *(found.get((kl, *place), "") for place in places)] for kl in levels]
+    head = ["emitted KL a token", *(f"batch {batch}, K = {width}" for batch, width in places)]
+    title = f"Tokens/s of {rows[0]['first']} over {rows[0]['second']} at equal emitted KL, 90 %"
+    return _table(title, made, head, lines)
 
 
 def _decoded(row: Row) -> Sequence[str]:
