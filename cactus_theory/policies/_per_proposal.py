@@ -51,11 +51,12 @@ class PerProposal(Entrywise):
         return self.gamma(q_n)
 
     def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
-        """Return s = (1 − γ)/(1 − q_n), 0 where q_n = 1 (and with it γ).
+        """Return s = (1 − γ)/(1 − q_n), and 1 where γ = q_n, so that h is q there.
 
         What is refused at n has p_n > γ_n ≥ s q_n: the raised entry leaves nothing there.
         """
-        return (1 - ceiling) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
+        scale = (1 - ceiling) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
+        return torch.where(ceiling > q_n, scale, 1.0)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"]:
         """Return h⁽ⁿ⁾ of every drafted token."""

@@ -218,3 +218,12 @@ def test_ties_of_uniform_rows_are_not_decided_by_rounding(spec, vocab):
     for padded in range(6):
         wide_q, wide_p = (torch.nn.functional.pad(row, (padded, 2 * padded)) for row in (q, p))
         assert torch.equal(rule.keep(wide_q, wide_p)[padded : padded + vocab], expected)
+
+
+def test_a_row_that_rounds_to_one_token_is_left_as_it_is():
+    """q_n = 1 beside an entry of 1e-20: nothing is raised, so no divergence is spent."""
+    q = tensor(1.0, 4.65737e-20)
+    for divergence in ("reverse_kl", "neyman_chi2", "kl"):
+        rule = ct.policy("cactus_exact", delta=0.3, divergence=divergence)
+        row = rule.proposal(q, tensor(1.0, 0.0), torch.tensor([0]))[0]
+        assert ct.divergence(divergence).value(row, q) <= 0.3
