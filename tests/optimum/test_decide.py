@@ -165,3 +165,12 @@ def test_rows_whose_target_excludes_much_of_the_draft(divergence, price):
     expected = (solved.target - p).clamp(min=0.0)
     found, expected = (row / row.sum(-1, keepdim=True) for row in (law, expected))
     assert (found - expected).abs().max() < 1e-9
+
+
+def test_a_coin_at_the_upper_edge_itself_refuses():
+    """Numbers that binary fractions hold: b = 1.25, a = 0.75, and the excess is exactly 0."""
+    q = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
+    p = torch.tensor([[0.75, 0.25]], dtype=torch.float64)
+    found = decide_at_price(q, p, [1.25], ct.divergence("pearson_chi2"), 1.0)
+    assert found.kept == [False]
+    assert (found.lower, found.upper) == ([0.75], [1.25])
