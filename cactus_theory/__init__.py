@@ -14,7 +14,7 @@ from cactus_theory.policies import (
     register,
 )
 from cactus_theory.policies._custom import rule
-from cactus_theory.verify import ChainVerdict, verify_chain
+from cactus_theory.verify import ChainVerdict, verify_block, verify_chain
 
 __all__ = [
     "Audit",
@@ -36,5 +36,6 @@ __all__ = [
     "register",
     "register_divergence",
     "rule",
+    "verify_block",
     "verify_chain",
 ]

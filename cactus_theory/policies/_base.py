@@ -27,6 +27,7 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._path import Path
 from cactus_theory.policies._residual import Decision, Residual
 
 Rows = Float[Tensor, "*batch vocab"]
@@ -91,6 +92,8 @@ class Policy(ABC):
         policy only for tokens that lossless sampling would refuse.
     shared_recovery : class fact. The recovery law is the same whichever token was refused,
         so the emitted law takes O(V) a row.
+    needs_path : class fact. The emitted law depends on the path to the row, so that only a
+        verifier of whole blocks can follow the policy.
     """
 
     name: ClassVar[str]
@@ -98,6 +101,7 @@ class Policy(ABC):
     entrywise: ClassVar[bool] = False
     keeps_what_lossless_keeps: ClassVar[bool] = False
     shared_recovery: ClassVar[bool] = False
+    needs_path: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -186,6 +190,14 @@ class Policy(ABC):
         """Return φ of every token, (..., V)."""
         return self.acceptance(q, p, _all_tokens(q))
 
+    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows | None:
+        """Return the row h that a block is verified against at each node, float64.
+
+        Any row will do that depends on the text before it (and on ``path``) but not on the
+        drafted token. None for a policy that has no such row.
+        """
+        return None
+
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact law of the next token.
 
@@ -222,6 +234,10 @@ class FixedTarget(Policy):
     @abstractmethod
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return the row h that is emitted instead of q."""
+
+    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows | None:
+        """Return the row h, which is the same on every path."""
+        return self.target(q, p)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, h_n/p_n)."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._base import Ids, Rows
 from cactus_theory.policies._entrywise import Entries, Entrywise
+from cactus_theory.policies._path import Path
 
 Refused = Float[Tensor, "rows refused"]
 Tokens = Int[Tensor, "refused"]
@@ -69,6 +70,10 @@ class PerProposal(Entrywise):
         """Return D(h⁽ⁿ⁾‖q) of every token: q is scaled off n, so it is that of two points."""
         gamma = self.gamma(q)
         return kind.value(torch.stack([gamma, 1 - gamma], -1), torch.stack([q, 1 - q], -1))
+
+    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows:
+        """Return the emitted law: a proposal depends on the drafted token, its law does not."""
+        return self.emitted(q, p)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact emitted law in O(V log V) a row.

@@ -1,10 +1,12 @@
 """One verification step on tensors: drafted tokens in, accepted, recovered and bonus out."""
 
+from cactus_theory.verify.block import Block, verify_block
 from cactus_theory.verify.chain import Chain, ChainVerdict, verify_chain
 from cactus_theory.verify.contract import (
     Assignment,
     Draft,
     Verdict,
+    VerdictLaw,
     Verifier,
     find_verifier,
     register_verifier,
@@ -13,13 +15,16 @@ from cactus_theory.verify.contract import (
 
 __all__ = [
     "Assignment",
+    "Block",
     "Chain",
     "ChainVerdict",
     "Draft",
     "Verdict",
+    "VerdictLaw",
     "Verifier",
     "find_verifier",
     "register_verifier",
     "verifiers",
+    "verify_block",
     "verify_chain",
 ]

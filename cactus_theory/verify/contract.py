@@ -71,6 +71,9 @@ class Verdict:
         them; None where they are the first ones.
     charged : for each row an index into the target's rows: those whose emitted divergence
         counts. None where they are the rows up to and including the first refusal.
+    alive : (B, K) float64, the probability ratio with which each row of the target was reached
+        (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
+        do not. Known at charged rows only.
     """
 
     draft_token_ids: Int[Tensor, "batch K"]
@@ -78,6 +81,7 @@ class Verdict:
     last: Int[Tensor, "batch"]
     path: Int[Tensor, "batch K"] | None = None
     charged: Sequence[Any] | None = None
+    alive: Float[Tensor, "batch K"] | None = None
 
     @cached_property
     def accepted_token_ids(self) -> Int[Tensor, "batch K"]:
@@ -109,6 +113,29 @@ class Verdict:
         if self.charged is None:
             return slice(0, tokens)
         return self.charged[row][:tokens]
+
+
+@dataclass(frozen=True)
+class VerdictLaw:
+    """The exact law of a verdict given the draft, all coins integrated out; float64.
+
+    Attributes
+    ----------
+    stop : (B, K + 1), probability that exactly i drafted tokens are accepted.
+    last : (B, K + 1, V), the law of the recovered or bonus token after i accepted ones.
+    alive : (B, K + 1), probability that at least i tokens are accepted, given the first i of
+        them and averaged over the drafted tokens that follow; ``alive[:, 0]`` is 1. Where
+        each token is decided by its own coin this is the tail of ``stop``.
+    emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
+        at least: what the meter charges.
+
+    Entries beyond the drafted tokens of a row are 0.
+    """
+
+    stop: Float[Tensor, "batch K1"]
+    last: Float[Tensor, "batch K1 vocab"]
+    alive: Float[Tensor, "batch K1"]
+    emitted: Float[Tensor, "batch K vocab"]
 
 
 class Verifier(ABC):
@@ -145,14 +172,49 @@ class Verifier(ABC):
         ``target_probs[:, 0]`` follows the settled text and row i + 1 drafted token i.
         """
 
+    def check(self, policy: Policy) -> None:
+        """Raise for a policy that this verifier cannot follow.
+
+        Raises
+        ------
+        ValueError
+            A policy whose row depends on the path before it, unless a subclass can use it.
+        """
+        if policy.needs_path:
+            raise ValueError(
+                f"verifier: {self.name} judges token by token, and {policy.spec} needs a verifier "
+                "of whole blocks; try verifier='block'"
+            )
+
     def emitted(
         self,
         policy: Policy,
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
+        alive: Float[Tensor, "rows"] | None = None,
+        left: Int[Tensor, "rows"] | None = None,
     ) -> Float[Tensor, "rows vocab"]:
-        """Return the exact law of the next token at charged rows, float64."""
+        """Return the exact law of the next token at charged rows, float64.
+
+        ``alive`` is what the verdict says of the rows, ``left`` how many drafted tokens follow
+        the one at each row; both are for verifiers of blocks.
+        """
         return policy.emitted(target_probs, draft_probs)
+
+    def law(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+    ) -> VerdictLaw:
+        """Return the exact law of the verdict, float64, from rows that sum to 1.
+
+        Raises
+        ------
+        NotImplementedError
+            A verifier that cannot be enumerated.
+        """
+        raise NotImplementedError(f"verifier: {self.name} has no enumerated law")
 
 
 _VERIFIERS: dict[str, Verifier] = {}

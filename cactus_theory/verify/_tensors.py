@@ -1,0 +1,127 @@
+"""The door of the functions on tensors: rows, ids, coins and policies, checked."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.policies import Policy
+from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
+from cactus_theory.verify.draw import Coins, Generators, toss
+
+
+def verify_tensors(
+    verifier: Verifier,
+    rule: Any,
+    target_probs: Any,
+    draft_probs: Any,
+    draft_token_ids: Any,
+    generator: Generators,
+    coins: Coins | None,
+    validate: bool,
+) -> Verdict:
+    """Verify tensors whose drafts end at −1; ``rule`` is one policy or one per row."""
+    policies = [rule] if isinstance(rule, Policy) else list(rule)
+    if validate:
+        target_probs, draft_probs = _checked(
+            policies, target_probs, draft_probs, draft_token_ids, generator, coins
+        )
+    for policy in policies:
+        verifier.check(policy)
+    valid = draft_token_ids >= 0
+    lengths = valid.sum(-1)
+    accept, draw = coins if coins is not None else toss(lengths, valid.shape[1], generator)
+    draft = Draft(draft_token_ids.clamp(min=0), lengths, draft_probs)
+    return verifier.verify(_assigned(policies, draft_token_ids), target_probs, draft, accept, draw)
+
+
+def _assigned(policies: list[Policy], ids: Tensor) -> Assignment:
+    """Return one policy for everything, or the different ones with the rows they judge."""
+    different: list[Policy] = []
+    for policy in policies:
+        if policy not in different:  # one made of a function need not be hashable
+            different.append(policy)
+    if len(different) == 1:
+        return Assignment((different[0],))
+    own = ids.new_tensor([different.index(policy) for policy in policies])
+    return Assignment(tuple(different), own[:, None].expand(ids.shape))
+
+
+def _checked(
+    policies: list[Policy],
+    target: Any,
+    draft: Any,
+    ids: Any,
+    generator: Generators,
+    coins: Coins | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return float64 normalised rows, or raise."""
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"rule: must be a Policy or a list of them; got {policy!r}")
+    q = check.as_tensor("target_probs", target)
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+        found = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"draft_token_ids: must be an int64 tensor; got {found}")
+    if ids.ndim != 2 or q.ndim != 3:
+        raise ValueError(
+            "draft_token_ids, target_probs: shapes must be (B, K) and (B, K + 1, V); "
+            f"got {tuple(ids.shape)} and {tuple(q.shape)}"
+        )
+    batch, width = ids.shape
+    if q.shape[:2] != (batch, width + 1):
+        raise ValueError(
+            f"target_probs: shape must be ({batch}, {width + 1}, V) for draft_token_ids "
+            f"{tuple(ids.shape)}; got {tuple(q.shape)}"
+        )
+    if len(policies) not in (1, batch):
+        raise ValueError(f"rule: must be one rule or one per row ({batch}); got {len(policies)}")
+    if isinstance(generator, list) and len(generator) != batch:
+        raise ValueError(
+            f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"
+        )
+    _check_coins(coins, batch, width)
+    _check_ids(ids, q.shape[-1])
+    used = torch.nn.functional.pad(ids >= 0, (1, 0), value=True)
+    q = _normalised("target_probs", q, used)
+    if draft is None:
+        return q, None
+    p = check.as_tensor("draft_probs", draft)
+    check.check_pair(check.as_tensor("target_probs", target), p, ("target_probs", "draft_probs"))
+    if p.shape != (batch, width, q.shape[-1]):
+        raise ValueError(
+            f"draft_probs: shape must be {(batch, width, q.shape[-1])}; got {tuple(p.shape)}"
+        )
+    return q, _normalised("draft_probs", p, ids >= 0)
+
+
+def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
+    """Return float64 rows; rows that are not ``used`` are replaced, unread, by uniform ones."""
+    rows = torch.where(used[..., None], probs, 1 / probs.shape[-1])
+    check.check_probabilities(name, rows)
+    return check.normalised(rows)
+
+
+def _check_ids(ids: Tensor, vocab: int) -> None:
+    if ids.is_cuda or not ids.numel():
+        return
+    outside = (ids < -1) | (ids >= vocab)
+    if bool(outside.any()):
+        raise ValueError(
+            f"draft_token_ids: must lie in [0, {vocab}) or be -1; got {int(ids[outside][0])}"
+        )
+    if bool(((ids[:, 1:] >= 0) & (ids[:, :-1] < 0)).any()):
+        raise ValueError("draft_token_ids: -1 must end a row's draft; got a token after a -1")
+
+
+def _check_coins(coins: Coins | None, batch: int, width: int) -> None:
+    if coins is None:
+        return
+    for name, coin, shape in zip(
+        ("accept", "draw"), coins, ((batch, width), (batch,)), strict=True
+    ):
+        if tuple(coin.shape) != shape:
+            raise ValueError(f"coins: {name} must have shape {shape}; got {tuple(coin.shape)}")
+        if not coin.is_cuda and bool(((coin < 0) | (coin >= 1) | coin.isnan()).any()):
+            raise ValueError(f"coins: {name} must lie in [0, 1); got {coin.tolist()}")

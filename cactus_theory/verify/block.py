@@ -1,0 +1,212 @@
+r"""Verify a drafted path as a whole, so that one unlucky token does not end it.
+
+With h the row that is to be emitted at each node and P_0 = 1, for i = 1..K
+
+.. math:: P_i = \min\{1, P_{i-1} h(x_i)/p(x_i)\}, \qquad R_i = Σ_x (P_i h(x) − p(x))_+
+
+where R_i is of the row after x_i. Each i has a coin; it passes below
+R_i/(R_i + 1 − P_i) for i < K and below P_K for i = K. The last i that passes is how many
+tokens are accepted (none need pass). After i < K accepted tokens the next one comes from
+(P_i h − p)₊ normalised, after K from the target's own row.
+
+The token after a node that is reached has exactly the law h there, and node x_1..x_i is reached
+with probability p(x_1..x_i) P_i, the most that any verifier of one drafted path can have for
+this h. Source: Sun et al. 2024 (arXiv 2403.10444) for h = q; any h that depends on the text
+and P alone will do.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.policies import Policy
+from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
+from cactus_theory.policies._path import Path
+from cactus_theory.verify._tensors import verify_tensors
+from cactus_theory.verify.contract import (
+    Assignment,
+    Draft,
+    Verdict,
+    VerdictLaw,
+    Verifier,
+    register_verifier,
+)
+from cactus_theory.verify.draw import Coins, Generators, pick
+
+
+@register_verifier("block")
+class Block(Verifier):
+    """A drafted path is verified as a whole, towards a row h of the policy at each node.
+
+    Policies with a row of their own (``FixedTarget``) are followed as they are; per-proposal
+    policies, such as Cactus, by the law that they emit. The bonus token comes from the target.
+    """
+
+    needs_fixed_target = True
+
+    def check(self, policy: Policy) -> None:
+        """Raise for a policy without a row at each node.
+
+        Raises
+        ------
+        ValueError
+            A policy that is neither a ``FixedTarget`` nor a ``PerProposal``.
+        """
+        if type(policy).target_in_block is Policy.target_in_block:
+            raise ValueError(
+                f"verifier: {self.name} needs a policy with a row of its own (FixedTarget) or one "
+                f"per proposal; {policy.spec} has neither"
+            )
+
+    def verify(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch coins"],
+        draw: Float[Tensor, "batch"],
+    ) -> Verdict:
+        """Return what is emitted."""
+        ids = draft.token_ids
+        if not ids.shape[1]:
+            last = pick(target_probs[:, 0], draw)
+            return Verdict(ids, torch.zeros_like(last), last)
+        walk = Walk(assigned, target_probs, draft)
+        place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+        passed = torch.where(accept < walk.value[:, 1:], place, 0)
+        accepted = passed.amax(-1)
+        batch = torch.arange(len(ids), device=ids.device)
+        last = pick(walk.last[batch, accepted], draw)
+        return Verdict(ids, accepted, last, alive=walk.alive[:, :-1])
+
+    def emitted(
+        self,
+        policy: Policy,
+        target_probs: Float[Tensor, "rows vocab"],
+        draft_probs: Float[Tensor, "rows vocab"],
+        alive: Tensor | None = None,
+        left: Tensor | None = None,
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return h at charged rows, float64."""
+        rows = len(target_probs)
+        if alive is None:
+            alive = torch.ones(rows, dtype=torch.float64, device=target_probs.device)
+        if left is None:
+            left = torch.zeros(rows, dtype=torch.int64, device=target_probs.device)
+        found = policy.target_in_block(target_probs, draft_probs, Path(alive, left))
+        assert found is not None  # check() has seen the policy
+        return found
+
+    def law(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+    ) -> VerdictLaw:
+        """Return the exact law of the verdict."""
+        probs = None if draft.probs is None else draft.probs.double()
+        exact = Draft(draft.token_ids, draft.counts, probs)
+        walk = Walk(assigned, target_probs.double(), exact)
+        after = (1 - walk.value[:, 1:]).flip(-1).cumprod(-1).flip(-1)
+        stop = walk.value * torch.cat([after, torch.ones_like(after[:, :1])], -1)
+        last = normalised_or(walk.last, torch.zeros_like(walk.last))
+        return VerdictLaw(stop, last, walk.alive, walk.emitted)
+
+
+class Walk:
+    """All quantities of a batch of paths, node after node.
+
+    Attributes
+    ----------
+    alive : (B, K + 1) P, 0 beyond a row's drafted tokens.
+    value : (B, K + 1) what each coin is compared with, 1 at 0.
+    last : (B, K + 1, V) rows proportional to the law of the next token if the path ends there.
+    emitted : (B, K, V) h.
+    """
+
+    def __init__(
+        self, assigned: Assignment, q: Float[Tensor, "batch K1 vocab"], draft: Draft
+    ) -> None:
+        ids = draft.token_ids
+        self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, ids
+        counts = torch.as_tensor(draft.counts, device=ids.device)
+        shape = (len(ids), ids.shape[1] + 1)
+        self.alive = torch.zeros(shape, dtype=torch.float64, device=ids.device)
+        self.value = torch.zeros_like(self.alive)
+        self.last = torch.zeros_like(q)
+        self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
+        self.alive[:, 0] = 1.0
+        batch = torch.arange(len(ids), device=ids.device)
+        for place in range(ids.shape[1]):
+            self._step(place, counts)
+        self.last[batch, counts] = q[batch, counts]
+        self.value[batch, counts] = self.alive[batch, counts]
+        self.value[:, 0] = 1.0
+
+    def _step(self, place: int, counts: Tensor) -> None:
+        """Read the rows after ``place`` tokens and follow the next drafted one."""
+        on = (place < counts)[:, None]
+        alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
+        p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
+        h = self._target(place, q, p, Path(alive, (counts - 1 - place).clamp(min=0)))
+        mass = alive[:, None] * h
+        left = (mass - p).clamp(min=0.0)
+        total = left.sum(-1)
+        value = torch.where(alive == 1, 1.0, total / (total + (1 - alive)))
+        following = keep_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
+        law = torch.where((total > 0)[:, None], left, q)
+        self.value[:, place] = torch.where(on[:, 0], value, 0.0)
+        self.last[:, place] = torch.where(on, law, 0.0).to(self.last.dtype)
+        self.emitted[:, place] = torch.where(on, h, 0.0)
+        self.alive[:, place + 1] = torch.where(on[:, 0], following, 0.0)
+
+    def _target(self, place: int, q: Tensor, p: Tensor, path: Path) -> Tensor:
+        policies, choice = self.assigned.policies, self.assigned.choice
+        rows = [policy.target_in_block(q, p, path) for policy in policies]
+        found = rows[0]
+        assert found is not None
+        for number, own in enumerate(rows[1:], 1):
+            assert own is not None and choice is not None
+            found = torch.where((choice[:, place] == number)[:, None], own, found)
+        return found.double()
+
+
+def verify_block(
+    rule: Policy | Sequence[Policy],
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    draft_token_ids: Tensor,
+    *,
+    generator: Generators = None,
+    coins: Coins | None = None,
+    validate: bool = True,
+) -> Verdict:
+    """Verify each row's drafted path as a whole, then emit one more token per row.
+
+    Accepts at least as many tokens as :func:`verify_chain` in expectation, for the same row h
+    at every node, and emits the same law of texts where h depends on the text alone.
+
+    Parameters
+    ----------
+    rule : one policy, or one per row; each with a row of its own (``FixedTarget``), or per
+        proposal (followed by its emitted law).
+    target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
+    draft_probs : (B, K, V) draft rows, or None if the draft was certain of its tokens.
+    draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
+    generator : one torch.Generator, or one per row (a row then behaves as if alone).
+    coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
+    validate : check values and divide rows by their float64 sum; False does neither.
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not match, rows that are not distributions, ids outside the vocabulary,
+        a policy without a row of its own.
+    TypeError
+        Ids that are not int64, rows of different dtypes, a rule that is not a Policy.
+    """
+    return verify_tensors(
+        Block(), rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
+    )
