@@ -24,6 +24,7 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
 from cactus_theory.policies._path import Path
+from cactus_theory.verify._block_host import BlockOnHost
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import (
     Assignment,
@@ -73,6 +74,9 @@ class Block(Verifier):
         if not ids.shape[1]:
             last = pick(target_probs[:, 0], draw)
             return Verdict(ids, torch.zeros_like(last), last)
+        if not ids.is_cuda:
+            run = BlockOnHost(assigned, target_probs, draft, accept, draw).run()
+            return Verdict(ids, run[0], run[1], alive=run[2])
         walk = Walk(assigned, target_probs, draft)
         place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
         passed = torch.where(accept < walk.value[:, 1:], place, 0)
