@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._meter import Meter, Recorder, verified
+from cactus_theory.decoding._meter import Meter, Recorder, path_to, verified
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._text import Texts
@@ -184,7 +184,9 @@ class Decode:
                 continue
             q_rows, p_rows = verified(row, charged, q, draft)
             if self.meter is not None:
-                self.meter.add(q_rows, p_rows, None if choice is None else choice[row, charged])
+                own_choice = None if choice is None else choice[row, charged]
+                path = path_to(row, charged, verdict, draft)
+                self.meter.add(q_rows, p_rows, own_choice, path)
             if self.recorder is not None:
                 ids = draft.token_ids[row, charged]
                 self.recorder.add(q_rows, p_rows, ids, accepted)

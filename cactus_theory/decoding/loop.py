@@ -71,7 +71,8 @@ def generate(
         generator per row, used instead.
     adaptive : choose K ≤ num_draft_tokens from the running acceptance and measured costs.
     gate : measure speculative rounds and plain steps and take the faster kind.
-    verifier : how drafts are verified, by name or a Verifier.
+    verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
+        as a whole, which accepts more), or a Verifier.
     fast_forward : whether Llama-like models run through this package's own forward pass
         (True, refusing others), the library's (False), or whichever fits (None). Both
         compute the same function up to rounding.
@@ -96,6 +97,8 @@ def generate(
     texts, padding = opened_texts(models, input_ids, attention_mask, max_new_tokens, eos_token_ids)
     texts.stop = stop
     rules = Rules(policy, texts)
+    for rule in rules.rules:
+        judge.check(rule)
     coins = Coins(texts.batch, seed, generator, texts.device)
     warp = Warp(temperature, logits_processor, padding)
     with torch.inference_mode():

@@ -90,16 +90,10 @@ class Block(Verifier):
         policy: Policy,
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
-        alive: Tensor | None = None,
-        left: Tensor | None = None,
+        path: Path,
     ) -> Float[Tensor, "rows vocab"]:
         """Return h at charged rows, float64."""
-        rows = len(target_probs)
-        if alive is None:
-            alive = torch.ones(rows, dtype=torch.float64, device=target_probs.device)
-        if left is None:
-            left = torch.zeros(rows, dtype=torch.int64, device=target_probs.device)
-        found = policy.target_in_block(target_probs, draft_probs, Path(alive, left))
+        found = policy.target_in_block(target_probs, draft_probs, path)
         assert found is not None  # check() has seen the policy
         return found
 
