@@ -20,6 +20,8 @@ from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify.contract import Draft, Verdict, Verifier
 
 OnRound = Callable[[list[list[int]]], None]
+# the target's rows (B, K + 1, V), the draft, the number of each text, its new tokens before
+OnRows = Callable[[Tensor, Draft, list[int], list[int]], None]
 
 
 class Decode:
@@ -38,6 +40,7 @@ class Decode:
         verifier: Verifier,
         fast_forward: bool | None = None,
         observers: tuple[Meter | None, Recorder | None] = (None, None),
+        on_rows: OnRows | None = None,
     ) -> None:
         self.clock = Stopwatch()
         self.target = CachedModel(
@@ -47,6 +50,7 @@ class Decode:
         setting = Setting(target_model, texts, warp, self.clock, width, fast_forward)
         self.drafting = None if drafter is None else drafter.begin(setting)
         self.meter, self.recorder = observers
+        self.on_rows = on_rows
         self.verifier = verifier
         self.rounds: dict[tuple[int, int, bool], int] = {}
         self.width = width
@@ -171,6 +175,10 @@ class Decode:
         tokens: list[list[int]],
     ) -> None:
         """Show the meter, the recorder and the schedules the rows that were verified."""
+        if self.on_rows is not None:
+            made = map(len, map(self.texts.new_ids, range(len(new))))
+            before = [after - len(own) for after, own in zip(made, new, strict=True)]
+            self.on_rows(q, draft, self.places, before)
         if self.meter is None and self.recorder is None and not self.rules.observing:
             return
         for row, own in enumerate(new):
