@@ -52,6 +52,14 @@ class Worth:
     knots: tuple[float, ...]
     slopes: tuple[float, ...]
 
+    def of(self, r: Tensor) -> Tensor:
+        """Return φ(r) of r ≥ 0, in tokens."""
+        value, before = torch.zeros_like(r), 0.0
+        for knot, slope in zip(self.knots, self.slopes, strict=True):
+            value += slope * (r.clamp(before, knot) - before)
+            before = knot
+        return value
+
 
 # one token now and nothing later
 ONE_TOKEN = Worth((1.0,), (1.0,))
@@ -85,10 +93,10 @@ class SoftBands:
     ) -> None:
         self.alive, self.worths, self.f = alive, worths, f
         self.dtype, self.single, self.pieces = q.dtype, len(q) == 1, len(worths[0].knots)
-        self.steps = [_steps(worth, price) for worth in worths]
-        self.same = f.scale_free and [
+        self.steps = [steps_of(worth, price) for worth in worths]
+        self.same = [
             [f.upper_edge(1.0, step) for step in own[:-1]] + [f.lower_edge(1.0, own[-1])]
-            for own in self.steps
+            for own in (self.steps if f.scale_free else [])
         ]
         memory = scratch("soft", (4, *q.shape), q.dtype, q.device).unbind(0)
         self.q = torch.clamp(q, min=LEAST[q.dtype], out=memory[0])
@@ -182,7 +190,7 @@ def solve_soft(bands: SoftBands, asked: Sequence[float]) -> SoftEdges:
     return SoftEdges(whole, [root.x for root in roots])
 
 
-def _steps(worth: Worth, price: float) -> list[float]:
+def steps_of(worth: Worth, price: float) -> list[float]:
     """Return (s_j − s_M)/ν for every j, and s_M/ν."""
     last = worth.slopes[-1]
     return [*((slope - last) / price for slope in worth.slopes), last / price]

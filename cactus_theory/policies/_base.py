@@ -27,7 +27,7 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
-from cactus_theory.policies._path import Path, Step
+from cactus_theory.policies._path import Node, Path, Step
 from cactus_theory.policies._residual import Decision, Residual
 
 Rows = Float[Tensor, "*batch vocab"]
@@ -214,15 +214,24 @@ class Policy(ABC):
         n: Int[Tensor, "rows"],
         path: Path,
     ) -> Step:
-        """Return what the row h makes of nodes of a block and the tokens drafted there.
-
-        Override this where it can be had for less than h; it must be the same up to rounding.
-        """
+        """Return what the row h makes of nodes of a block and the tokens drafted there."""
         row = self.target_in_block(q.double(), p.double(), path)
         assert row is not None
         mass = path.alive[:, None] * row
         ratio = mass.gather(-1, n[:, None])[:, 0] / p.gather(-1, n[:, None])[:, 0].double()
         return Step(ratio.nan_to_num_(nan=0.0), Residual(rows=(mass - p).clamp_(min=0.0)))
+
+    @property
+    def follows_rows(self) -> bool:
+        """Return whether :meth:`follow_row` answers, which is faster than :meth:`follow`."""
+        return False
+
+    def follow_row(self, node: Node) -> tuple[float, float]:
+        """Return P h_n/p_n and the scale s of the residual (P h − p)₊ = (s q − p)₊ of one node.
+
+        Where the first is at least 1 a block does not end at the node, and s is not read.
+        """
+        raise NotImplementedError
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact law of the next token.

@@ -1,7 +1,10 @@
 """Rows on a drafted path, for verifiers of whole blocks."""
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -23,6 +26,29 @@ class Path:
     left: Int[Tensor, "*batch"]
 
 
+class Node(NamedTuple):
+    """One node of a path, on the CPU, and the token drafted there.
+
+    Attributes
+    ----------
+    q, p : rows (V,), numpy, of one precision.
+    q_n, p_n : their entries at the drafted token.
+    alive, left : as in :class:`Path`.
+    """
+
+    q: np.ndarray
+    p: np.ndarray
+    q_n: float
+    p_n: float
+    alive: float
+    left: int
+
+    @property
+    def asked(self) -> float:
+        """Return p_n/q_n, ∞ where q_n = 0."""
+        return self.p_n / self.q_n if self.q_n > 0 else math.inf
+
+
 @dataclass(frozen=True)
 class Step:
     """What a policy's row h makes of N nodes and the tokens drafted there.
@@ -30,9 +56,9 @@ class Step:
     Attributes
     ----------
     ratio : (N,) float64, P h_n/p_n; the alive ratio after the token is min(1, ratio).
-    residual : of (P h − p)₊, with that mass where rows are given; unknown (None) or arbitrary
+    residual : of (P h − p)₊, with that mass where rows are given; arbitrary
         where ``ratio`` ≥ 1, as a path does not end before such a token.
     """
 
     ratio: Float[Tensor, "rows"]
-    residual: Residual | None
+    residual: Residual

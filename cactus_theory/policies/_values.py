@@ -31,6 +31,26 @@ class ValueTable:
     prices: tuple[float, ...]
     slopes: tuple[tuple[tuple[float, ...], ...], ...]
 
+    @classmethod
+    def of(
+        cls,
+        divergence: str,
+        knots: Sequence[float],
+        prices: Sequence[float],
+        worths: Sequence[Sequence[Worth]],
+    ) -> "ValueTable":
+        """Return the table of these worths, by price and tokens that follow.
+
+        Raises
+        ------
+        ValueError
+            Knots or prices that do not rise, slopes that do not fall.
+        """
+        slopes = tuple(tuple(own.slopes for own in table) for table in worths)
+        table = cls(divergence, tuple(map(float, knots)), tuple(prices), slopes)
+        _check(table)
+        return table
+
     def worths(self, price: float) -> tuple[Worth, ...]:
         """Return φ for 0, 1, … tokens that follow, interpolated between prices in their logarithm.
 

@@ -13,9 +13,11 @@ from cactus_theory import optimum
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.decide import LEAST, Judged, decide_at_budget, decide_at_price
+from cactus_theory.optimum.soft import ONE_TOKEN
+from cactus_theory.optimum.soft_row import Pieces, SoftRow
 from cactus_theory.policies._base import FixedTarget, Ids, Rows, keep_probability
 from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._path import Path, Step
+from cactus_theory.policies._path import Node, Path, Step
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._residual import Decision, Residual
 
@@ -110,6 +112,8 @@ class Band(FixedTarget):
             lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf).tolist()
+        if self.follows_rows:
+            return self._decided_by_row(q, p, ratio)
         found = self._judged(q, p, ratio)
         lower = torch.tensor(found.lower, dtype=torch.float64)
         return Decision(torch.tensor(found.kept), Residual(scale=lower))
@@ -134,24 +138,36 @@ class Band(FixedTarget):
         n: Int[Tensor, "rows"],
         path: Path,
     ) -> Step:
-        """Return P h_n/p_n and the scale P a; at P = 1 a token that is kept is not solved."""
+        """Return P h_n/p_n and the scale P a."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         if q.dtype not in LEAST:
             q, p = q.float(), p.float()
-        if self._decides_in_place(q):
-            ratio = torch.where((path.alive == 1) & (q_n > 0), p_n / q_n, math.inf)
-            found = self._judged(q, p, ratio.tolist())
-            lower, upper = (
-                torch.tensor(edge, dtype=torch.float64) for edge in (found.lower, found.upper)
-            )
-            kept = torch.tensor(found.kept)
-        else:
-            lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
-            kept = torch.zeros_like(q_n, dtype=torch.bool)
+        lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
         ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
         h_n = torch.minimum(torch.maximum(p_n, lower * q_n), ceiling)
-        h_n = torch.where(kept, p_n.maximum(q_n), h_n)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
+
+    @property
+    def follows_rows(self) -> bool:
+        """Return whether it is priced and its path does not end early: f′(∞) = ∞."""
+        generator = self.kind.generator
+        priced = self.price is not None and 0 < self.price < math.inf and generator is self.kind
+        return priced and self._smooth and generator.slope_at_infinity == math.inf  # type: ignore[union-attr]
+
+    def follow_row(self, node: Node) -> tuple[float, float]:
+        """Return P h_n/p_n and P a; at P = 1 a token that is accepted for sure is not solved."""
+        row = SoftRow(node.q, node.p, 1.0, self.pieces)
+        asked = node.asked
+        if row.passes(asked if node.alive == 1 else math.inf):
+            return 1.0, node.alive
+        return node.alive * row.ratio_of(asked), node.alive * row.scale
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """Return what the bands of all rows have in common, by price."""
+        generator = self.kind.generator
+        assert generator is not None and self.price is not None
+        return Pieces(ONE_TOKEN, generator, self.price)
 
     @property
     def _smooth(self) -> bool:
@@ -170,6 +186,16 @@ class Band(FixedTarget):
             return 0 < self.price < math.inf and self.kind.generator is self.kind
         assert self.delta is not None
         return q.dtype == torch.float32 and LEAST_BUDGET < self.delta < math.inf
+
+    def _decided_by_row(self, q: Rows, p: Rows, ratio: list[float]) -> Decision:
+        kept, lower = [], []
+        for q_row, p_row, own in zip(q.numpy(), p.numpy(), ratio, strict=True):
+            row = SoftRow(q_row, p_row, 1.0, self.pieces)
+            kept.append(row.passes(own))
+            lower.append(row.scale)
+        return Decision(
+            torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
+        )
 
     def _judged(self, q: Rows, p: Rows, ratio: list[float]) -> Judged:
         generator = self.kind.generator

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.optimum.decide import LEAST
-from cactus_theory.optimum.soft import SoftBands, Worth, soft_rows, solve_soft
+from cactus_theory.optimum.soft import Worth, soft_rows
+from cactus_theory.optimum.soft_row import Pieces, SoftRow, sure_of
 from cactus_theory.policies._base import FixedTarget, Rows
 from cactus_theory.policies._declaration import Declaration
-from cactus_theory.policies._path import Path, Step
+from cactus_theory.policies._path import Node, Path
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._residual import Residual
 from cactus_theory.policies._values import NO_VALUES, read_values
 
 # float64 entries of rows that are solved together
@@ -83,6 +82,11 @@ class SoftBand(FixedTarget):
         assert isinstance(kind, FDivergence)
         return kind
 
+    @cached_property
+    def pieces(self) -> list[Pieces]:
+        """Return what rows with 0, 1, … drafted tokens to follow have in common."""
+        return [Pieces(worth, self.kind, self.price) for worth in self.worths]
+
     def worth(self, left: Sequence[int]) -> list[Worth]:
         """Return φ for each number of drafted tokens that follow."""
         last = len(self.worths) - 1
@@ -107,29 +111,32 @@ class SoftBand(FixedTarget):
         ]
         return torch.cat(rows).reshape(q.shape) if rows else q.double()
 
-    def follow(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        path: Path,
-    ) -> Step:
-        """Return P h_n/p_n and the scale P a, in the precision of the rows."""
-        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        alive = path.alive.tolist()
+    def reach(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+        """Return bounds on h_n/p_n; a ratio of at least 1 may be taken for more."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
         if self.price == math.inf:
-            return Step(path.alive * q_n / p_n, Residual(scale=path.alive))
-        if q.dtype not in LEAST:
-            q, p = q.float(), p.float()
-        bands = SoftBands(q, p, alive, self.worth(path.left.tolist()), self.kind, self.price)
-        ratios = torch.where(q_n > 0, p_n / q_n, math.inf).tolist()
-        asked = [own if ratio == 1 else math.inf for own, ratio in zip(ratios, alive, strict=True)]
-        found = solve_soft(bands, asked)
-        reached, scales = [], []
-        for row, (whole, level) in enumerate(zip(found.whole, found.levels, strict=True)):
-            edges = bands.edges(row, level)
-            own = ratios[row]
-            reached.append(1.0 if whole else bands.at(row, level, own) / own if own else math.inf)
-            scales.append(edges[-1])
-        both = torch.tensor([reached, scales], dtype=torch.float64, device=q.device)
-        return Step(both[0], Residual(scale=both[1]))
+            return ratio, ratio
+        least, most = self.bounds
+        return least * ratio, torch.where(q_n > 0, most * ratio, 0.0)
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """Return bounds on h_n/q_n of tokens with r < 1."""
+        return sure_of(self.pieces)
+
+    @property
+    def follows_rows(self) -> bool:
+        """Return that it does."""
+        return True
+
+    def follow_row(self, node: Node) -> tuple[float, float]:
+        """Return P h_n/p_n and P a, in the precision of the rows."""
+        if self.price == math.inf:
+            return node.alive * node.q_n / node.p_n, node.alive
+        row = SoftRow(node.q, node.p, node.alive, self.pieces[min(node.left, len(self.pieces) - 1)])
+        asked = node.asked
+        if row.passes(asked if node.alive == 1 else math.inf):
+            return 1.0, node.alive
+        return row.ratio_of(asked), row.scale

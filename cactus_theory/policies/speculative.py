@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.policies._base import Rows
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._entrywise import Raised
-from cactus_theory.policies._path import Path, Step
+from cactus_theory.policies._path import Node
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._residual import Residual
 
 
 @register("speculative")
@@ -44,13 +43,11 @@ class Speculative(Raised):
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         return ratio, ratio
 
-    def follow(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        path: Path,
-    ) -> Step:
-        """Return P q_n/p_n and the scale P."""
-        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        return Step(path.alive * self.reach(q_n, p_n)[0], Residual(scale=path.alive))
+    @property
+    def follows_rows(self) -> bool:
+        """Return that it does."""
+        return True
+
+    def follow_row(self, node: Node) -> tuple[float, float]:
+        """Return P q_n/p_n and P."""
+        return node.alive * node.q_n / node.p_n, node.alive

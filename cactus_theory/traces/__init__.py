@@ -8,6 +8,7 @@ from cactus_theory.traces.log import log_trace
 from cactus_theory.traces.replay import Replay, replay
 from cactus_theory.traces.rows import SavedRows
 from cactus_theory.traces.trace import Batch, Trace
+from cactus_theory.traces.values import learn_values
 
 __all__ = [
     "Batch",
@@ -18,6 +19,7 @@ __all__ = [
     "SavedRows",
     "Trace",
     "compare",
+    "learn_values",
     "log_trace",
     "replay",
     "save_trace",

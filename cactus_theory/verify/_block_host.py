@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory._scratch import scratch
+from cactus_theory.optimum.soft_row import SUMMED_FROM
+from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._path import Path
-from cactus_theory.policies._residual import Residual
+from cactus_theory.policies._path import Node, Path
 from cactus_theory.verify._chain_host import ENTRIES, Places
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.draw import pick
@@ -35,12 +36,15 @@ class BlockOnHost:
         draw: Float[Tensor, "batch"],
     ) -> None:
         self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, draft.token_ids
+        if self.p is not None and any(policy.follows_rows for policy in assigned.policies):
+            self.rows = q.numpy(), self.p.numpy()
         self.coins, self.draw = accept.tolist(), draw
         self.drafted = draft.lengths
         self.low, self.high = (bound.tolist() for bound in self._bounds())
         self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
         self.ratios: dict[Place, float] = {}  # of the nodes that were just asked about
-        self.residuals: dict[Place, Residual] = {}  # at nodes whose rows were read
+        # (P h − p)₊ at nodes whose rows were read: rows, or s of (s q − p)₊
+        self.residuals: dict[Place, Tensor | float] = {}
         self.accepted = [0] * len(self.drafted)
         self.last = self.ids.new_empty(len(self.drafted))
         self.at_once = max(1, ENTRIES // q.shape[-1])
@@ -65,6 +69,7 @@ class BlockOnHost:
         at = self.ids[..., None]
         q_n = self.q[:, : at.shape[1]].gather(-1, at)[..., 0].double()
         p_n = torch.ones_like(q_n) if self.p is None else self.p.gather(-1, at)[..., 0].double()
+        self.q_n, self.p_n = q_n.tolist(), p_n.tolist()
         bounds = [policy.reach(q_n, p_n) for policy in self.assigned.policies]
         choice = self.assigned.choice
         if choice is None:
@@ -97,18 +102,38 @@ class BlockOnHost:
     def _follow(self, asked: Sequence[Place]) -> None:
         """Ask the policies about nodes; their ratios and residuals are remembered."""
         self.ratios = {}
-        for number, places in self._by_policy(asked):
-            q, ids = places.of(self.q), places.of(self.ids)
-            p = one_hot(ids, q) if self.p is None else places.of(self.p)
-            alive = torch.tensor([self.alive[row][place] for row, place in places.places])
-            left = torch.tensor([self.drafted[row] - 1 - place for row, place in places.places])
-            step = self.assigned.policies[number].follow(q, p, ids, Path(alive.double(), left))
-            for entry, (place, ratio) in enumerate(
-                zip(places.places, step.ratio.tolist(), strict=False)
-            ):
-                self.ratios[place] = ratio
-                if step.residual is not None:
-                    self.residuals[place] = step.residual.at(torch.tensor([entry]))
+        for number, own in self._by_policy(asked):
+            policy = self.assigned.policies[number]
+            if policy.follows_rows and self.p is not None:
+                for place in own:
+                    self._follow_row(policy, place)
+                continue
+            for first in range(0, len(own), self.at_once):
+                self._follow_together(policy, Places(own[first : first + self.at_once]))
+
+    def _follow_row(self, policy: Policy, place: Place) -> None:
+        row, own = place
+        node = Node(
+            self.rows[0][place],
+            self.rows[1][place],
+            self.q_n[row][own],
+            self.p_n[row][own],
+            self.alive[row][own],
+            self.drafted[row] - 1 - own,
+        )
+        self.ratios[place], self.residuals[place] = policy.follow_row(node)
+
+    def _follow_together(self, policy: Policy, places: Places) -> None:
+        q, ids = places.of(self.q), places.of(self.ids)
+        p = one_hot(ids, q) if self.p is None else places.of(self.p)
+        step = policy.follow(q, p, ids, self._path(places))
+        ratios, residual = step.ratio.tolist(), step.residual
+        for entry, place in enumerate(places.places):
+            self.ratios[place] = ratios[entry]
+            if residual.rows is None:
+                self.residuals[place] = residual.scale_at(entry)
+            else:
+                self.residuals[place] = residual.rows[entry]
 
     def _path(self, places: Places) -> Path:
         alive = [self.alive[row][place] for row, place in places.places]
@@ -139,21 +164,21 @@ class BlockOnHost:
         """Draw after the nodes whose coin passes; return the others."""
         rows = self._residual(places)
         totals = rows.sum(-1, dtype=torch.float64)
-        if self.p is not None:  # rows of few digits may miss 1
+        if self.p is not None and rows.shape[-1] >= SUMMED_FROM:  # rows may miss 1
             totals = totals / places.of(self.p).sum(-1, dtype=torch.float64)
         passed, failed = [], []
-        for entry, ((row, place), total) in enumerate(
-            zip(places.places, totals.tolist(), strict=False)
-        ):
-            alive = self.alive[row][place]
-            value = 1.0 if alive == 1 else total / (total + (1 - alive))
+        masses = totals.tolist()
+        for entry, (row, place) in enumerate(places.places):
+            alive, mass = self.alive[row][place], masses[entry]
+            value = 1.0 if alive == 1 else mass / (mass + (1 - alive))
             ends = not place or self.coins[row][place - 1] < value
             (passed if ends else failed).append(entry)
-        if passed:
-            own = places if not failed else places.some(passed)
-            kept = rows if not failed else rows[torch.tensor(passed)]
-            empty = kept.sum(-1, keepdim=True) <= 0  # rounding reaches it: then from q
-            self._draw(torch.where(empty, own.of(self.q), kept), own)
+            if ends and mass <= 0:  # rounding reaches it: then from q
+                rows[entry] = self.q[row, place]
+        if passed and not failed:
+            self._draw(rows, places)
+        elif passed:
+            self._draw(rows[torch.tensor(passed)], places.some(passed))
         return [places.places[entry] for entry in failed]
 
     def _residual(self, places: Places) -> Float[Tensor, "rows vocab"]:
@@ -161,27 +186,32 @@ class BlockOnHost:
         q, ids = places.of(self.q), places.of(self.ids)
         out = scratch("block.residual", tuple(q.shape), q.dtype)
         for entry, place in enumerate(places.places):
-            residual, own = self.residuals[place], slice(entry, entry + 1)
-            if residual.rows is not None:
-                out[own].copy_(residual.rows)
+            residual, own = self.residuals[place], out[entry]
+            if isinstance(residual, Tensor):
+                own.copy_(residual)
                 continue
-            torch.mul(q[own], residual.scale_at(0), out=out[own])
+            torch.mul(q[entry], residual, out=own)
             if self.p is None:
-                out[entry, ids[entry]] -= 1.0
+                own[ids[entry]] -= 1.0
             else:
-                out[own].sub_(self.p[place[0], place[1] : place[1] + 1])
+                own.sub_(self.p[place])
         return out.clamp_(min=0.0)
 
     def _draw(self, rows: Float[Tensor, "rows vocab"], places: Places) -> None:
-        index = torch.tensor(places.rows)
-        self.last[index] = pick(rows, self.draw[index])
+        if len(self.drafted) == 1:
+            self.last = pick(rows, self.draw)
+        elif len(places) == 1:
+            (row,) = places.rows
+            self.last[row : row + 1] = pick(rows, self.draw[row : row + 1])
+        else:
+            index = places.index[0]
+            self.last[index] = pick(rows, self.draw[index])
 
-    def _by_policy(self, places: Sequence[Place]) -> Iterator[tuple[int, Places]]:
-        """Yield places with the number of their policy, few enough to be worked on together."""
+    def _by_policy(self, places: Sequence[Place]) -> Iterator[tuple[int, list[Place]]]:
+        """Yield the places of each policy with its number."""
         choice = self.assigned.choice
         for number in range(len(self.assigned.policies)):
-            own = list(places)
-            if choice is not None:
-                own = [place for place in places if int(choice[place]) == number]
-            for first in range(0, len(own), self.at_once):
-                yield number, Places(own[first : first + self.at_once])
+            if choice is None:
+                yield number, list(places)
+            else:
+                yield number, [place for place in places if int(choice[place]) == number]
