@@ -66,4 +66,6 @@ def of_each(count: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+# those that judge token by token
+CHAIN = {spec: rule for spec, rule in RULES.items() if not rule.needs_path}
 KNOBS = tuple((name, knob) for name, entry in ct.list_policies().items() for knob in entry["knobs"])

@@ -11,7 +11,6 @@ from cactus_theory.testing._report import Report
 from cactus_theory.testing._runner import check_rule
 from cactus_theory.testing._text import message
 from cactus_theory.testing.laws import LAWS
-from cactus_theory.verify import verify_chain
 
 # time limit for shrinking one counterexample
 SHRINK_SECONDS = 10.0
@@ -24,7 +23,7 @@ def assert_policy_laws(
     examples: int = 200,
     seed: int = 0,
     rows: tuple[Any, Any] | None = None,
-    verify: Callable[..., Any] = verify_chain,
+    verify: Callable[..., Any] | None = None,
 ) -> Report:
     """Check a policy against every property it must have; raise AssertionError if one is broken.
 
@@ -38,7 +37,8 @@ def assert_policy_laws(
     examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
     rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
         policy's own knobs only.
-    verify : the verification step to check with the rule, like ``ct.verify_chain``.
+    verify : the verification step to check with the rule; None for ``ct.verify_chain``, or
+        ``ct.verify_block`` where only a verifier of blocks can follow the rule.
 
     Raises
     ------

@@ -18,7 +18,6 @@ from cactus_theory.testing._report import Finding, Verdict
 from cactus_theory.testing._shrink import shrink
 from cactus_theory.testing.laws import Behaviour
 from cactus_theory.testing.laws import Law as Property
-from cactus_theory.verify import verify_chain
 
 # after this many rows on which the rule hangs, no more are tried
 MOST_HANGS = 2
@@ -75,7 +74,7 @@ class Checker:
     """How properties are checked; see :func:`cactus_theory.testing._runner.check_rule`."""
 
     rule: Policy
-    verify: Callable[..., Any] = verify_chain
+    verify: Callable[..., Any] | None = None
     clock: Clock = field(default_factory=lambda: Clock(None))
     shrink_seconds: float = 10.0
 

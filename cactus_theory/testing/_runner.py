@@ -11,7 +11,6 @@ from cactus_theory.testing._examples import Group
 from cactus_theory.testing._judge import Checker, measure
 from cactus_theory.testing._report import Finding, Report, Verdict, declared
 from cactus_theory.testing.laws import LAWS, Behaviour, other_knobs
-from cactus_theory.verify import verify_chain
 
 __all__ = [
     "Finding",
@@ -39,7 +38,7 @@ def check_rule(
     groups: Iterable[Group],
     *,
     laws: Iterable[str] | None = None,
-    verify: Callable[..., Any] = verify_chain,
+    verify: Callable[..., Any] | None = None,
     limit: float | None = None,
     shrink_seconds: float = 10.0,
     elsewhere: bool = True,

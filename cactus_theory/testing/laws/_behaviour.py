@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.verify import verify_chain
+from cactus_theory.verify import verify_block, verify_chain
 
 # a rule with jumps is judged only where moving the rows by this much (relative) changes nothing
 AWAY = 1e-4
@@ -30,10 +30,12 @@ class Behaviour:
         rule: Policy,
         q: Tensor,
         p: Tensor,
-        verify: Callable[..., Any] = verify_chain,
+        verify: Callable[..., Any] | None = None,
         knobs: dict[str, float] | None = None,
     ) -> None:
-        self.rule, self.q, self.p, self.verify = rule, q, p, verify
+        self.rule, self.q, self.p = rule, q, p
+        # one drafted token is the shortest block
+        self.verify = verify or (verify_block if rule.needs_path else verify_chain)
         self.drafted = p > 0
         self.knobs = knobs or {}
 

@@ -100,7 +100,12 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
 
 @law(hint="rows of another position are read", at_other_knobs=False)
 def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
-    """In a chain of three drafted tokens each is judged by its own rows, up to a rejection."""
+    """In a chain of three drafted tokens each is judged by its own rows, up to a rejection.
+
+    Not asked of policies that only verifiers of blocks can follow.
+    """
+    if seen.rule.needs_path:
+        return
     rows = min(MOST_ROWS, len(seen.q))
     q, p = seen.q[:rows], seen.p[:rows]
     places = [seen.on(turn(q), turn(p)) for turn in (_same, _flipped, _rolled)]
