@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from cactus_theory.policies import Policy
 from cactus_theory.testing.laws._behaviour import Behaviour
 from cactus_theory.testing.laws._law import Bounds, law
 
@@ -98,14 +99,16 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(found, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
 
 
-@law(hint="rows of another position are read", at_other_knobs=False)
+def _by_token(rule: Policy) -> bool:
+    return not rule.needs_path
+
+
+@law(_by_token, hint="rows of another position are read", at_other_knobs=False)
 def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
     """In a chain of three drafted tokens each is judged by its own rows, up to a rejection.
 
     Not asked of policies that only verifiers of blocks can follow.
     """
-    if seen.rule.needs_path:
-        return
     rows = min(MOST_ROWS, len(seen.q))
     q, p = seen.q[:rows], seen.p[:rows]
     places = [seen.on(turn(q), turn(p)) for turn in (_same, _flipped, _rolled)]
