@@ -31,7 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")
     add("draft_rows", type=Path, nargs="?", metavar="DRAFT", help="draft rows, with target rows")
-    add("--policy", action="append", required=True, metavar="SPEC", help="may be given again")
+    add(
+        "--policy",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="SPEC",
+        help="or FILE.py:NAME",
+    )
     add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
     add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
     add("--divergence", default="kl")
@@ -52,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     levels = table.levels(found, args.at, args.divergence)
     notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
     if args.out is not None:
-        shared = {key: str(value) for key, value in notes.items()}
-        write_csv(args.out, rows, provenance(command_line("replay", add_arguments, args)) | shared)
+        command = command_line("replay", add_arguments, args, ("out", "json"))
+        write_csv(args.out, rows, provenance(command) | {k: str(v) for k, v in notes.items()})
     if args.json:
         return print_json(notes | {"replays": rows, "levels": levels})
     print(table.show(rows, levels, notes, args.divergence))
