@@ -22,6 +22,8 @@ from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import names as policy_names
 from cactus_theory.testing import _command as testing
+from cactus_theory.traces import Trace
+from cactus_theory.traces.trace import is_trace
 
 # Raised by bad input, and reported in one line; anything else is a bug and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     solve.add_argument("--out", metavar="FILE.npy", help="also save the optimal rows")
     solve.set_defaults(run=_solve)
     audit = commands.add_parser("audit", help="what a policy emits, costs and declares")
-    _add_rows(audit, "?")
+    _add_rows(audit)
     audit.add_argument(
         "--draft-tokens",
         metavar="IDS",
@@ -75,9 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_rows(parser: argparse.ArgumentParser, draft: str | None = None) -> None:
-    parser.add_argument("target", help="target rows q: .npy .npz .safetensors .csv .json")
-    parser.add_argument("draft", nargs=draft, help="draft rows p, same shape")
+def _add_rows(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", help="target rows q: .npy .npz .safetensors .csv .json; or the folder of a trace"
+    )
+    parser.add_argument("draft", nargs="?", help="draft rows p, same shape; a trace has its own")
     parser.add_argument(
         "--divergence", default="kl", help=f"one of {', '.join(DIVERGENCES)} (alpha:a=0.5)"
     )
@@ -151,9 +155,22 @@ def chosen_policy(args: argparse.Namespace) -> Policy:
 
 
 def _pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    if is_trace(args.target):
+        return _logged(args)
+    if args.draft is None:
+        raise ValueError("draft: must be given, unless target is a trace; got target alone")
     return tuple(  # type: ignore[return-value]
         load_rows(path, logits=args.logits) for path in (args.target, args.draft)
     )
+
+
+def _logged(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Return all rows of a trace that have a draft row."""
+    for name in ("draft", "logits"):
+        if given := getattr(args, name):
+            raise ValueError(f"{name}: must not be given with a trace; got {given}")
+    q, p = Trace.open(args.target).rows()
+    return q.numpy(), p.numpy()
 
 
 def _solve(args: argparse.Namespace) -> int:
@@ -204,6 +221,8 @@ def _save(
 
 def _drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Return target rows, and draft rows or the tokens of certain drafts; the other is None."""
+    if args.draft_tokens is None and is_trace(args.target):
+        return *_logged(args), None
     if (args.draft is None) == (args.draft_tokens is None):
         given = "neither" if args.draft is None else "both"
         raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {given}")

@@ -13,6 +13,8 @@ COMMANDS = {
     "train-pair": ("train_pair.command", "train and ship the target/draft pair"),
     "demo": ("demo.command", "the main job: log, solve, audit, decode, tabulate, draw"),
     "throughput": ("throughput.command", "policies and baselines end to end; resumes"),
+    "trace": ("traces.log", "log all rows of a pair along real texts; resumes"),
+    "replay": ("traces.replay", "policies and verifiers on a trace, without its models"),
     "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
     "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),

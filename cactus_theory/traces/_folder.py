@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
 from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._manifest import (
@@ -18,7 +19,7 @@ from cactus_theory.traces._manifest import (
     write_header,
     write_manifest,
 )
-from cactus_theory.traces._shard import DTYPES, Shard, from_bytes, pack, to_bytes
+from cactus_theory.traces._shard import DTYPES, Shard, checked, from_bytes, pack, to_bytes
 from cactus_theory.traces.trace import Trace
 
 
@@ -49,11 +50,15 @@ class Folder:
         """Return the number of cycles logged so far."""
         return sum(entry.cycles for entry in self.entries)
 
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return self.header.vocab_size, self.header.num_draft_tokens
+
     def add(self, cycles: Sequence[Cycle]) -> None:
         """Write the next text's cycles; they are on the disk when this returns."""
-        shard = pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size)
-        content = to_bytes(shard)
         name = shard_name(self.texts)
+        shard = pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size)
+        content = to_bytes(checked(name, shard, *self._limits))
         write_whole(self.path / name, content)
         self.entries.append(_entry(name, shard, content))
 
@@ -100,7 +105,7 @@ class Folder:
             left.unlink()
         while (path := self.path / shard_name(self.texts)).is_file():
             content = path.read_bytes()
-            shard = from_bytes(str(path), content, self.header.vocab_size)
+            shard = from_bytes(str(path), content, *self._limits)
             self.entries.append(_entry(path.name, shard, content))
 
 
@@ -132,6 +137,7 @@ def save_trace(
         A folder that is not empty, an unknown dtype, rows that are no distributions.
     """
     ends = list(eos_token_ids)
+    check.one_of("dtype", dtype, tuple(DTYPES))
     header = Header(
         vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details={}
     )

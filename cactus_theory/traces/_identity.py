@@ -5,15 +5,20 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.decoding.drafters import Drafter
+
 # entries of every weight that are compared: other weights of the same shape differ in them
 ENTRIES = 8
 
 
 def name_of(thing: Any) -> str:
-    """Return the name of a model's folder, without where it lies, or that of its class."""
-    model = getattr(thing, "model", thing)
+    """Return the name of a model's folder, without where it lies, or that of its class.
+
+    Of a drafter with a model it is the model's.
+    """
+    model = getattr(thing, "model", thing) if isinstance(thing, Drafter) else thing
     folder = Path(str(getattr(model, "name_or_path", "") or "")).name
-    return folder or type(thing).__name__
+    return folder or type(model).__name__
 
 
 def identity(thing: Any) -> str:

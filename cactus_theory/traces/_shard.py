@@ -66,8 +66,18 @@ class Shard:
 
 
 def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
-    """Return the cycles of one text as a shard."""
+    """Return the cycles of one text as a shard.
+
+    Raises
+    ------
+    ValueError
+        Rows that are not (K + 1, V) and (K, V).
+    """
     counts = [len(cycle.draft_token_ids) for cycle in cycles]
+    for cycle, count in zip(cycles, counts, strict=True):
+        _check_shape("target_probs", cycle.target_probs, count + 1, vocab)
+        if cycle.draft_probs is not None:
+            _check_shape("draft_probs", cycle.draft_probs, count, vocab)
     own = [0 if cycle.draft_probs is None else len(cycle.draft_probs) for cycle in cycles]
     none = torch.zeros(0, vocab, dtype=torch.float64)
     target = torch.cat([cycle.target_probs.double() for cycle in cycles] or [none])
@@ -91,14 +101,13 @@ def to_bytes(shard: Shard) -> bytes:
     return library.save({name: getattr(shard, name).contiguous() for name in NAMES})
 
 
-def from_bytes(where: str, content: bytes, vocab: int) -> Shard:
-    """Return the shard that a file holds.
+def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
+    """Return the shard that a file holds, checked.
 
     Raises
     ------
     ValueError
-        Not a safetensors file, not these tensors, shapes that do not fit together, rows that
-        are no log-probabilities; ``where`` names the file.
+        Not a safetensors file, not these tensors, and as :func:`checked`.
     """
     library = check.optional_module("safetensors.torch", "llm")
     try:
@@ -109,12 +118,30 @@ def from_bytes(where: str, content: bytes, vocab: int) -> Shard:
         raise ValueError(
             f"{where}: must hold {', '.join(NAMES)}; got {', '.join(sorted(tensors)) or 'nothing'}"
         )
-    shard = Shard(**tensors)
+    return checked(where, Shard(**tensors), vocab, most)
+
+
+def checked(where: str, shard: Shard, vocab: int, most: int) -> Shard:
+    """Return the shard if it can be that of a trace.
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not fit together, more than ``most`` drafted tokens a cycle, ids that are
+        no tokens, rows that are no log-probabilities; ``where`` names the file.
+    """
     _check_offsets(where, shard)
     _check_ids(where, shard, vocab)
+    if (longest := max(shard.counts, default=0)) > most:
+        raise ValueError(f"{where}: must have drafted at most {most} tokens a cycle; got {longest}")
     for name in ("target_log_probs", "draft_log_probs"):
         _check_rows(f"{where}: {name}", getattr(shard, name), vocab)
     return shard
+
+
+def _check_shape(name: str, rows: Tensor, count: int, vocab: int) -> None:
+    if tuple(rows.shape) != (count, vocab):
+        raise ValueError(f"{name}: shape must be {(count, vocab)}; got {tuple(rows.shape)}")
 
 
 def _check_offsets(where: str, shard: Shard) -> None:

@@ -156,9 +156,14 @@ def _taken(text: int, q: Tensor, draft: Draft, position: int) -> Cycle:
         text=text,
         position=position,
         draft_token_ids=draft.token_ids[0, :count].cpu().clone(),
-        target_probs=q[0, : count + 1].cpu().double(),
-        draft_probs=None if draft.probs is None else draft.probs[0, :count].cpu().double(),
+        target_probs=_copy(q[0, : count + 1]),
+        draft_probs=None if draft.probs is None else _copy(draft.probs[0, :count]),
     )
+
+
+def _copy(rows: Tensor) -> Tensor:
+    """Return a copy in any case: the next round overwrites float64 rows on the CPU too."""
+    return rows.to("cpu", torch.float64, copy=True)
 
 
 def _check(

@@ -130,7 +130,8 @@ class Trace:
             if digest(content) != entry.sha256:
                 raise ValueError(f"{path}: must be the file that was logged; its sha256 differs")
             self._seen.add(entry.file)
-        shard = from_bytes(str(path), content, self.header.vocab_size)
+        limits = self.header.vocab_size, self.num_draft_tokens
+        shard = from_bytes(str(path), content, *limits)
         held = len(shard), len(shard.target_log_probs), len(shard.draft_log_probs)
         if held != (entry.cycles, entry.target_rows, entry.draft_rows):
             raise ValueError(

@@ -51,7 +51,7 @@ def command_line(
     for action in parser._actions:
         given = getattr(args, action.dest, None)
         if not action.option_strings and action.dest != "help":
-            positional.append(str(given))
+            positional += [] if given is None else [_words(given)]
         elif action.dest not in (*leave_out, "help") and given != action.default:
             flags.append(f"--{action.dest.replace('_', '-')} {_words(given)}".rstrip())
     return " ".join(["python -m simulations", *positional, *flags])

@@ -158,7 +158,7 @@ def _judged(
     """Return alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K)."""
     ids, q = batch.draft_token_ids, batch.target_probs
     ended = torch.isin(ids, ends).cumsum(-1) > 0
-    going = torch.cat([torch.zeros_like(ended[:, :1]), ended], -1).logical_not()
+    going = torch.cat([ended.new_zeros(len(ids), 1), ended], -1).logical_not()
     if not ids.shape[1]:
         nothing = q.new_zeros(ids.shape)
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, nothing)

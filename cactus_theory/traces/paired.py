@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from cactus_theory.traces.estimate import Estimate
-from cactus_theory.traces.replay import Replay
+from cactus_theory.traces.replays import Replay
 
 
 @dataclass(frozen=True, eq=False)

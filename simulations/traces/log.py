@@ -1,0 +1,65 @@
+"""Log all rows of a target and its draft along texts that the target's own law writes.
+
+The folder given by --out is finished text by text: a run that was killed goes on when the same
+command is started again. It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K = 8, V = 2,048.
+Replay policies on it with ``python -m simulations replay FOLDER --policy SPEC``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from cactus_theory.decoding import load_pair
+from cactus_theory.traces import log_trace
+
+from ..common.inputs import add_pair_arguments, prompts_of
+from ..common.progress import Progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.description = __doc__
+    add = parser.add_argument
+    add_pair_arguments(parser)
+    add("--num-draft-tokens", type=int, default=8, metavar="K")
+    add("--cycles", type=int, default=1300, help="at least so many; texts are not cut short")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="of a text")
+    add("--temperature", type=float, default=1.0)
+    add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
+    add("--dtype", default="float16", help="of the log-probabilities: float16 or float32")
+    add("--seed", type=int, default=0)
+    add("--device", default="cpu")
+    add("--threads", type=int, default=1, help="of torch; one is best for small models")
+    add("--out", type=Path, default=Path("build/trace"), metavar="DIR")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Log what is missing; return 0."""
+    torch.set_num_threads(args.threads)
+    texts = prompts_of(args.prompts)
+    pair = load_pair(args.target, args.draft, device=args.device)
+    ends = pair.target.generation_config.eos_token_id
+    with Progress("logging cycles", args.cycles) as progress:
+        trace = log_trace(
+            pair.target,
+            pair.draft,
+            [pair.tokenizer(text)["input_ids"] for text in texts],
+            args.out,
+            num_draft_tokens=args.num_draft_tokens,
+            max_new_tokens=args.max_new_tokens,
+            cycles=args.cycles,
+            dtype=args.dtype,
+            temperature=args.temperature,
+            eos_token_ids=ends if args.eos_token_ids is None else args.eos_token_ids,
+            seed=args.seed,
+            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
+        )
+    size = sum(entry.bytes for entry in trace.manifest.shards) / 1e6
+    print(
+        f"{args.out}: {len(trace)} cycles of {trace.texts} texts, K = {args.num_draft_tokens}, "
+        f"V = {trace.header.vocab_size}, {size:.1f} MB"
+    )
+    return 0

@@ -1,0 +1,88 @@
+"""Replay policies and verifiers on a trace, without its models: exact, nothing is sampled.
+
+TRACE is a folder from ``python -m simulations trace``, or a file of target rows with DRAFT beside
+it, which are then drafts of one token. Errors count texts; differences are paired with the
+first line's. With --at, families of at least two knob values are also compared at equal
+divergence per token.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from cactus_theory._report import print_json
+from cactus_theory.traces import Replay, SavedRows, Trace, replay
+from cactus_theory.verify.contract import verifiers
+
+from ..common.grid import checked_policy
+from ..common.inputs import command_line
+from ..common.progress import Progress
+from ..common.results import provenance, write_csv
+from . import table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.description = __doc__
+    add = parser.add_argument
+    add("trace", type=Path, metavar="TRACE")
+    add("draft_rows", type=Path, nargs="?", metavar="DRAFT", help="draft rows, with target rows")
+    add(
+        "--policy",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="SPEC",
+        help="or FILE.py:NAME",
+    )
+    add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
+    add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
+    add("--divergence", default="kl")
+    add("--at", type=float, nargs="+", default=[], metavar="LEVEL", help="divergence per token")
+    add("--out", type=Path, metavar="FILE.csv")
+    add("--json", action="store_true", help="print one JSON object only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay everything, print a table or JSON, write the CSV; return 0."""
+    torch.set_num_threads(1)
+    if args.draft_rows is None:
+        source = Trace.open(args.trace)
+    else:
+        source = SavedRows.load(args.trace, args.draft_rows)
+    found = _replayed(args, source, [checked_policy(spec) for spec in args.policy])
+    rows = table.rows(found, args.divergence)
+    levels = table.levels(found, args.at, args.divergence)
+    notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
+    if args.out is not None:
+        command = command_line("replay", add_arguments, args, ("out", "json"))
+        write_csv(args.out, rows, provenance(command) | {k: str(v) for k, v in notes.items()})
+    if args.json:
+        return print_json(notes | {"replays": rows, "levels": levels})
+    print(table.show(rows, levels, notes, args.divergence))
+    return 0
+
+
+def _replayed(
+    args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
+) -> list[Replay]:
+    """Return one replay per verifier and policy."""
+    pairs = [(verifier, policy) for verifier in args.verifier for policy in policies]
+    found = []
+    with Progress("replaying cycles", len(pairs) * len(source)) as progress:
+        for number, (verifier, policy) in enumerate(pairs):
+            before = number * len(source)
+            own = replay(
+                source,
+                policy,
+                verifier,
+                num_draft_tokens=args.num_draft_tokens,
+                divergences=(args.divergence,),
+                on_cycles=lambda done, before=before: progress.update(before + done),
+            )
+            found.append(own)
+    return found

@@ -1,0 +1,181 @@
+"""Log and replay as a user does: commands in, tables, CSV and JSON out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cactus_theory.cli import main as cactus
+from cactus_theory.traces import Cycle, SavedRows, Trace, compare, replay, save_trace, tokens_at
+from simulations.__main__ import main
+from simulations.common.results import read_csv
+from tests.amounts import THOROUGH
+from tests.traces.conftest import rows_of
+
+pytest.importorskip("safetensors")
+EXAMPLE = Path(__file__).resolve().parents[3] / "simulations" / "data" / "trace"
+LOG = "trace --cycles 3 --max-new-tokens 4 --num-draft-tokens 2".split()
+POLICIES = ["speculative", "band:price=1.0", "band:price=4.0"]
+CHOSEN = [word for policy in POLICIES for word in ("--policy", policy)]
+WIDEST = 100
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> tuple[Path, Path]:
+    """Return files of a few of the example's rows."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name, own in zip(("q.npy", "p.npy"), Trace.open(EXAMPLE).rows(), strict=True):
+        np.save(folder / name, own[:6].numpy())
+    return folder / "q.npy", folder / "p.npy"
+
+
+def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("transformers")
+    assert main([*LOG, "--out", str(tmp_path / "t")]) == 0
+    trace = Trace.open(tmp_path / "t")
+    assert len(trace) >= 3 and (trace.header.target, trace.header.draft) == ("target", "draft")
+    assert trace.header.eos_token_ids == [0]  # the target's own
+    assert f"{len(trace)} cycles of {trace.texts} texts, K = 2, V = 2048" in capsys.readouterr().out
+    assert str(Path.home()) not in (tmp_path / "t" / "manifest.json").read_text()
+    assert main([*LOG, "--out", str(tmp_path / "t")]) == 0
+    assert main([*LOG, "--seed", "1", "--out", str(tmp_path / "t")]) == 2
+    assert "belongs to a trace with another seed (0, now 1)" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not THOROUGH, reason="kills a process; run by make test-thorough")
+def test_a_kill_in_the_middle_leaves_no_trace_of_itself(tmp_path: Path) -> None:
+    arguments = "trace --cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out".split()
+    assert main([*arguments, str(tmp_path / "whole")]) == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "simulations", *arguments, str(tmp_path / "part")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    patience = time.monotonic() + 120
+    while time.monotonic() < patience and process.poll() is None:
+        if (tmp_path / "part" / "text-00003.safetensors").exists():
+            os.kill(process.pid, signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    process.wait()
+    assert not (tmp_path / "part" / "manifest.json").exists()
+    assert main([*arguments, str(tmp_path / "part")]) == 0
+    whole, part = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("whole", "part")
+    )
+    assert whole == part
+
+
+def test_replays_are_printed_and_written(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "r.csv"
+    options = ["--verifier", "chain", "block", "--num-draft-tokens", "2", "--at", "0.02", "0.9"]
+    assert main(["replay", str(EXAMPLE), *CHOSEN, *options, "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    found = [
+        replay(EXAMPLE, policy, verifier, num_draft_tokens=2)
+        for verifier in ("chain", "block")
+        for policy in POLICIES
+    ]
+    assert [said[name] for name in ("trace", "cycles", "texts")] == ["trace", 68, 11]
+    for row, own in zip(said["replays"], found, strict=True):
+        assert (row["policy"], row["verifier"]) == (own.policy, own.verifier)
+        against = compare(own, found[0])
+        for name, estimate in (
+            ("tokens_per_call", own.tokens_per_call),
+            ("kl_per_token", own.divergence_per_token()),
+            ("tokens_difference", against.tokens_per_call),
+        ):
+            assert row[name] == estimate.value
+            assert row[f"{name}_se"] == estimate.standard_error
+    # speculative is a family of one, and no family reaches 0.9 nats a token
+    at = [(row["level"], row["family"]) for row in said["levels"]]
+    assert at == [(0.02, "band:price chain"), (0.02, "band:price block")]
+    chain, block = (tokens_at(own, 0.02) for own in (found[1:3], found[4:6]))
+    assert said["levels"][1]["tokens_per_call"] == block.value
+    assert said["levels"][1]["difference_se"] == (block - chain).standard_error
+    written, notes = read_csv(out)
+    assert [row["policy"] for row in written] == 2 * POLICIES
+    assert notes["trace"] == "trace"
+    assert notes["command"] == (
+        f"python -m simulations replay trace --policy {' '.join(POLICIES)} "
+        "--verifier chain block --num-draft-tokens 2 --at 0.02 0.9"
+    )
+    assert float(written[1]["tokens_per_call"]) == pytest.approx(found[1].tokens_per_call.value)
+
+
+def test_the_table_is_at_most_100_columns_wide(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["replay", str(EXAMPLE), *CHOSEN[2:], "--verifier", "block", "--at", "0.02"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= WIDEST
+    table = "\n".join(lines)
+    one = replay(EXAMPLE, POLICIES[1], "block").tokens_per_call
+    assert f"{one.value:.4f} ±{one.standard_error:.4f}" in table
+    assert "trace: 68 cycles of 11 texts" in table and "at equal KL per token" in table
+
+
+def test_saved_rows_are_replayed_as_drafts_of_one_token(rows, capsys) -> None:
+    assert main(["replay", *map(str, rows), "--policy", "band:price=1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["replays"][0]
+    own = replay(SavedRows.load(*rows), "band:price=1")
+    assert found["tokens_per_call"] == own.tokens_per_call.value and own.num_draft_tokens == 1
+
+
+def test_a_trace_is_audited_and_solved_as_its_rows_are(tmp_path: Path, capsys) -> None:
+    source = torch.Generator().manual_seed(0)
+    cycles = [
+        Cycle(0, number, torch.tensor([2, 1]), rows_of(source, 3, 4), rows_of(source, 2, 4))
+        for number in range(2)
+    ]
+    trace = save_trace(tmp_path / "t", [cycles], vocab_size=4, num_draft_tokens=2)
+    files = [str(tmp_path / "q.npy"), str(tmp_path / "p.npy")]
+    for file, own in zip(files, trace.rows(), strict=True):
+        np.save(file, own.numpy())
+    for command in (["audit", "--policy", "cactus:delta=0.1"], ["solve", "--price", "1"]):
+        said = []
+        for given in (files, [str(tmp_path / "t")], [str(tmp_path / "t" / "manifest.json")]):
+            assert cactus([command[0], *given, *command[1:], "--json"]) == 0
+            said.append(json.loads(capsys.readouterr().out))
+        assert said[0] == said[1] == said[2]
+        assert len(said[0]["acceptance"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["audit", str(EXAMPLE), "x.npy", "--policy", "typical"], "draft: must not be given with"),
+        (["solve", str(EXAMPLE), "--price", "1", "--logits"], "logits: must not be given with"),
+        (["solve", "q.npy", "--price", "1"], "draft: must be given, unless target is a trace"),
+        (["solve", ".", "--price", "1"], "must be the folder of a trace; it has no manifest.json"),
+    ],
+)
+def test_bad_rows_are_one_line(tmp_path: Path, capsys, monkeypatch, arguments, said) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cactus(arguments) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere", "--policy", "speculative"], "must be the folder of a trace; no such folder"),
+        ([str(EXAMPLE), "--policy", "bandd"], "bandd"),
+        ([str(EXAMPLE), "--policy", "typical", "--verifier", "block"], "a row of its own"),
+        ([str(EXAMPLE), "--policy", "typical", "--verifier", "tree"], "verifier: must be one of"),
+        ([str(EXAMPLE), "--policy", "typical", "--num-draft-tokens", "5"], "at most the 4 logged"),
+        ([str(EXAMPLE), "--policy", "typical", "--divergence", "kll"], "kll"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments: list[str], said: str) -> None:
+    assert main(["replay", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.strip().splitlines()) == 1

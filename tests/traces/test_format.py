@@ -1,0 +1,168 @@
+"""What is written is what is read; what is broken or foreign is refused in words."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from cactus_theory.traces import Cycle, Trace, save_trace
+from cactus_theory.traces._manifest import MANIFEST, UNFINISHED
+from tests.traces.conftest import VOCAB, rows_of
+
+# relative error of a probability: half an ulp of a log-probability of at most 8 (its exponent
+# is 2²: 2⁻⁹ in float16, 2⁻²² in float32), twice for the division by the row's sum
+ROUNDING = {"float16": 2 * 2.0**-9, "float32": 2 * 2.0**-22}
+
+
+@pytest.fixture
+def saved(tmp_path: Path, ragged) -> Trace:
+    return save_trace(tmp_path / "trace", ragged, vocab_size=VOCAB, num_draft_tokens=3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_cycle_comes_back(tmp_path: Path, ragged, dtype: str) -> None:
+    trace = save_trace(
+        tmp_path / "trace", ragged, vocab_size=VOCAB, num_draft_tokens=3, dtype=dtype
+    )
+    written, read = [cycle for text in ragged for cycle in text], list(trace)
+    assert len(written) == len(read) == len(trace) and trace.texts == len(ragged)
+    for one, other in zip(written, read, strict=True):
+        assert (one.text, one.position) == (other.text, other.position)
+        assert torch.equal(one.draft_token_ids, other.draft_token_ids)
+        assert (one.draft_probs is None) == (other.draft_probs is None)
+        for name in ("target_probs", "draft_probs"):
+            if getattr(one, name) is not None:
+                _close(getattr(one, name), getattr(other, name), ROUNDING[dtype])
+
+
+def _close(written: torch.Tensor, read: torch.Tensor, rounding: float) -> None:
+    assert read.dtype == torch.float64
+    assert torch.equal(written == 0, read == 0)  # no token is lost, none appears
+    torch.testing.assert_close(read, written, rtol=rounding, atol=0)
+    assert float((read.sum(-1) - 1).abs().max()) < 1e-15 * VOCAB
+
+
+def test_float16_keeps_tokens_that_float16_probabilities_lose(tmp_path: Path) -> None:
+    row = torch.tensor([[1 - 1e-9, 1e-9]], dtype=torch.float64)
+    assert row.half()[0, 1] == 0
+    cycle = Cycle(0, 0, torch.zeros(0, dtype=torch.int64), row, None)
+    made = {"vocab_size": 2, "num_draft_tokens": 1, "dtype": "float16"}
+    trace = save_trace(tmp_path / "trace", [[cycle]], **made)
+    assert float(next(iter(trace)).target_probs[0, 1]) == pytest.approx(1e-9, rel=2.0**-6)
+
+
+@pytest.mark.parametrize("most", [3, 2, 1])
+@pytest.mark.parametrize("entries", [1, 40, 10**6])
+def test_batches_hold_every_cycle_once(saved: Trace, most: int, entries: int) -> None:
+    read = {(cycle.text, cycle.position): cycle for cycle in saved}
+    for batch in saved.batches(entries, most):
+        width = batch.draft_token_ids.shape[1]
+        assert batch.target_probs.numel() <= max(entries, (width + 1) * VOCAB)
+        for row, key in enumerate(zip(batch.text.tolist(), batch.position.tolist(), strict=True)):
+            cycle = read.pop(key)
+            assert width == min(most, len(cycle.draft_token_ids))
+            assert torch.equal(batch.draft_token_ids[row], cycle.draft_token_ids[:width])
+            assert torch.equal(batch.target_probs[row], cycle.target_probs[: width + 1])
+            assert (batch.draft_probs is None) == (cycle.draft_probs is None)
+            if batch.draft_probs is not None and cycle.draft_probs is not None:
+                assert torch.equal(batch.draft_probs[row], cycle.draft_probs[:width])
+    assert not read
+
+
+def test_rows_are_those_with_a_draft_row(saved: Trace) -> None:
+    q, p = saved.rows()
+    own = [cycle for cycle in saved if cycle.draft_probs is not None]
+    assert torch.equal(q, torch.cat([cycle.target_probs[:-1] for cycle in own]))
+    assert len(q) == len(p) == saved.manifest.total("draft_rows")
+
+
+def test_a_trace_of_certain_drafts_has_no_rows(tmp_path: Path) -> None:
+    source = torch.Generator().manual_seed(0)
+    cycle = Cycle(0, 0, torch.tensor([1]), rows_of(source, 2, VOCAB), None)
+    trace = save_trace(tmp_path / "trace", [[cycle]], vocab_size=VOCAB, num_draft_tokens=1)
+    with pytest.raises(ValueError, match="must hold draft rows; every draft in it was certain"):
+        trace.rows()
+
+
+def test_a_folder_and_its_manifest_open_the_same(saved: Trace) -> None:
+    again = Trace.open(saved.folder / MANIFEST)
+    assert again.fingerprint == saved.fingerprint and again.name == "trace"
+
+
+def _manifest(**changes):
+    def change(folder: Path) -> None:
+        content = json.loads((folder / MANIFEST).read_text())
+        (folder / MANIFEST).write_text(json.dumps(content | changes))
+
+    return change
+
+
+def _shard(**changes):
+    def change(folder: Path) -> None:
+        content = json.loads((folder / MANIFEST).read_text())
+        content["shards"][0] |= changes
+        (folder / MANIFEST).write_text(json.dumps(content))
+
+    return change
+
+
+def _flip(folder: Path) -> None:
+    path = folder / "text-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "said"),
+    [
+        (shutil.rmtree, OSError, "must be the folder of a trace; no such folder"),
+        (lambda f: (f / MANIFEST).unlink(), ValueError, "has no manifest.json"),
+        (lambda f: (f / MANIFEST).rename(f / UNFINISHED), ValueError, "was interrupted, log it"),
+        (lambda f: (f / MANIFEST).write_text("{"), ValueError, "must be a JSON file"),
+        (lambda f: (f / MANIFEST).write_text("[]"), ValueError, "this is something else"),
+        (_manifest(format="other"), ValueError, "this is something else"),
+        (_manifest(version=2), ValueError, "version must be 1; got 2"),
+        (_manifest(dtype="float64"), ValueError, "dtype must be one of float16, float32"),
+        (_manifest(vocab_size="5"), ValueError, "vocab_size must be of type int; got '5'"),
+        (_manifest(vocab_size=0), ValueError, "vocab_size must be at least 1; got 0"),
+        (_manifest(num_draft_tokens=True), ValueError, "num_draft_tokens must be of type int"),
+        (_manifest(cycles=9), ValueError, "cycles must be the sum over shards, 8; got 9"),
+        (_manifest(shards=[]), ValueError, "shards must be a list of at least one"),
+        (_shard(file="../x"), ValueError, "file must be a name without a folder"),
+        (_shard(bytes=1), ValueError, "must have 1 bytes"),
+        (lambda f: (f / "text-00002.safetensors").unlink(), OSError, "no such file"),
+    ],
+)
+def test_a_broken_folder_is_refused(saved: Trace, damage, kind, said: str) -> None:
+    damage(saved.folder)
+    with pytest.raises(kind, match=said):
+        Trace.open(saved.folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_flip, "must be the file that was logged; its sha256 differs"),
+        (_manifest(vocab_size=6), "must be float16 or float32 rows of 6 tokens"),
+        (_manifest(num_draft_tokens=2), "must have drafted at most 2 tokens a cycle; got 3"),
+    ],
+)
+def test_broken_content_is_refused_when_it_is_read(saved: Trace, damage, said: str) -> None:
+    damage(saved.folder)
+    with pytest.raises(ValueError, match=said):
+        list(Trace.open(saved.folder))
+
+
+@pytest.mark.parametrize("row", [[0.5] * VOCAB, [float("nan")] * VOCAB])
+def test_rows_that_are_no_distributions_are_refused(tmp_path: Path, row: list[float]) -> None:
+    cycle = Cycle(0, 0, torch.zeros(0, dtype=torch.int64), torch.tensor([row]), None)
+    with pytest.raises(ValueError, match="must be log-probabilities, summing to 1"):
+        save_trace(tmp_path / "trace", [[cycle]], vocab_size=VOCAB, num_draft_tokens=1)
+
+
+def test_a_folder_with_a_trace_is_not_written_over(saved: Trace, ragged) -> None:
+    with pytest.raises(ValueError, match="must be empty"):
+        save_trace(saved.folder, ragged, vocab_size=VOCAB, num_draft_tokens=3)

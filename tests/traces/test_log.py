@@ -1,0 +1,218 @@
+"""Logging: all rows of every round of the target's own text, through kills and restarts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cactus_theory.decoding import ModelDrafter, NGram, generate
+from cactus_theory.traces import Trace, log_trace
+from tests.traces.conftest import disturbed, random_llama
+
+PROMPTS = [[1, 5, 2], [3, 3, 7, 1], [2]]
+OPTIONS = {"num_draft_tokens": 3, "max_new_tokens": 6, "seed": 4}
+# rows of a float64 model stored as float32: half an ulp of a log-probability below 32, twice
+ROUNDING = 2.0**-19
+
+
+def forward(model, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].softmax(-1)
+
+
+def emitted(trace: Trace, text: int, cycles: list, generated: list[int]) -> None:
+    """Check that each cycle stands where the text of the same seed does."""
+    assert cycles[0].position == 0
+    for cycle, following in zip(cycles, cycles[1:], strict=False):
+        count = following.position - cycle.position
+        assert 1 <= count <= len(cycle.draft_token_ids) + 1
+        own = generated[cycle.position : following.position]
+        assert own[:-1] == cycle.draft_token_ids[: count - 1].tolist()
+
+
+def test_the_rows_are_those_of_both_models_along_the_text(tiny, tmp_path: Path) -> None:
+    trace = log_trace(*tiny, PROMPTS, tmp_path / "t", dtype="float32", **OPTIONS)
+    assert trace.texts == len(PROMPTS)
+    for text, prompt in enumerate(PROMPTS):
+        cycles = [cycle for cycle in trace if cycle.text == text]
+        result = generate(  # the text itself, with the same room and seed
+            *tiny, torch.tensor([prompt]), policy="speculative", num_draft_tokens=3,
+            max_new_tokens=9, seed=4 + text,
+        )  # fmt: skip
+        generated = result.output_token_ids[0].tolist()
+        emitted(trace, text, cycles, generated)
+        for cycle in cycles:
+            before = [*prompt, *generated[: cycle.position]]
+            drafted = cycle.draft_token_ids.tolist()
+            assert len(drafted) == 3  # in the last round too
+            q, p = (forward(model, [*before, *drafted]) for model in tiny)
+            first = len(before) - 1
+            torch.testing.assert_close(cycle.target_probs, q[first:], rtol=ROUNDING, atol=0)
+            torch.testing.assert_close(cycle.draft_probs, p[first:-1], rtol=ROUNDING, atol=0)
+        assert cycles[-1].position < 6
+
+
+def test_an_end_of_text_ends_the_cycles(tiny, tmp_path: Path) -> None:
+    whole = log_trace(*tiny, PROMPTS, tmp_path / "a", **OPTIONS)
+    every = list(range(24))
+    ended = log_trace(*tiny, PROMPTS, tmp_path / "b", eos_token_ids=every, **OPTIONS)
+    assert len(ended) == len(PROMPTS) < len(whole)  # the first token ends a text
+    assert ended.header.eos_token_ids == every
+
+
+@pytest.mark.parametrize("kind", ["ngram", "greedy"])
+def test_certain_drafts_have_no_rows(tiny, tmp_path: Path, kind: str) -> None:
+    drafter = NGram() if kind == "ngram" else ModelDrafter(tiny[1], greedy=True)
+    trace = log_trace(tiny[0], drafter, PROMPTS, tmp_path / "t", **OPTIONS)
+    assert all(cycle.draft_probs is None for cycle in trace)
+    counts = {len(cycle.draft_token_ids) for cycle in trace}
+    assert counts == {3} if kind == "greedy" else len(counts) > 1
+    assert trace.header.draft == ("NGram" if kind == "ngram" else "LlamaForCausalLM")
+
+
+def test_temperature_0_logs_one_hot_targets(tiny, tmp_path: Path) -> None:
+    trace = log_trace(*tiny, PROMPTS[:1], tmp_path / "t", temperature=0, **OPTIONS)
+    for cycle in trace:
+        assert cycle.draft_probs is None
+        assert sorted(cycle.target_probs.unique().tolist()) == [0, 1]
+
+
+def test_passes_go_on_until_there_are_enough_cycles(tiny, tmp_path: Path) -> None:
+    trace = log_trace(*tiny, PROMPTS, tmp_path / "t", cycles=12, **OPTIONS)
+    assert trace.texts > len(PROMPTS)
+    sizes = [entry.cycles for entry in trace.manifest.shards]
+    assert sum(sizes[:-1]) < 12 <= sum(sizes)
+    again = [[c.target_probs for c in trace if c.text == text][0] for text in (0, 3)]
+    assert torch.equal(again[0][0], again[1][0])  # the same prompt
+    assert not torch.equal(again[0], again[1])  # another text
+
+
+def test_a_batch_shows_the_rows_of_each_text_as_if_alone(tiny) -> None:
+    seen: dict[bool, list] = {True: [], False: []}
+
+    def run(ids: torch.Tensor, seed, batched: bool) -> None:
+        def keep(q, draft, texts, before) -> None:
+            for row, text in enumerate(texts):
+                count = draft.lengths[row]
+                rows = q[row, : count + 1].clone(), draft.token_ids[row, :count].tolist()
+                seen[batched].append((text if batched else seed[0], before[row], *rows))
+
+        generate(*tiny, ids, policy="band:price=1", max_new_tokens=7, seed=seed, on_rows=keep)
+
+    run(torch.tensor([[1, 2], [3, 4], [5, 6]]), [0, 1, 2], True)
+    for text in range(3):
+        run(torch.tensor([[1 + 2 * text, 2 + 2 * text]]), [text], False)
+    batched = sorted(seen[True], key=lambda own: own[:2])
+    assert [own[:2] for own in batched] == [own[:2] for own in seen[False]]
+    for one, other in zip(batched, seen[False], strict=True):
+        assert one[3] == other[3]
+        torch.testing.assert_close(one[2], other[2], rtol=1e-9, atol=1e-12)
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_after(texts: int):
+    def on_text(cycles: int, done: int) -> None:
+        if done == texts:
+            raise Killed
+
+    return on_text
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_run_that_is_killed_leaves_what_one_that_is_not_does(
+    tiny, tmp_path: Path, after: int
+) -> None:
+    log_trace(*tiny, PROMPTS, tmp_path / "whole", **OPTIONS)
+    with pytest.raises(Killed):
+        log_trace(*tiny, PROMPTS, tmp_path / "part", on_text=killed_after(after), **OPTIONS)
+    kept = contents(tmp_path / "part")
+    assert len(kept) == after + 1 and "manifest.json" not in kept
+    # a kill while a file is written leaves a part of it under another name
+    (tmp_path / "part" / ".text-00001.safetensors.x1y2").write_bytes(b"half")
+    seen = []
+    log_trace(
+        *tiny, PROMPTS, tmp_path / "part", on_text=lambda *done: seen.append(done[1]), **OPTIONS
+    )
+    assert seen == list(range(after, len(PROMPTS) + 1))  # finished texts are not made again
+    assert contents(tmp_path / "part") == contents(tmp_path / "whole")
+
+
+def test_a_finished_folder_is_returned_as_it_is(tiny, tmp_path: Path) -> None:
+    first = log_trace(*tiny, PROMPTS, tmp_path / "t", **OPTIONS)
+    before = contents(tmp_path / "t")
+    again = log_trace(*tiny, PROMPTS, tmp_path / "t", on_text=killed_after(0), **OPTIONS)
+    assert again.fingerprint == first.fingerprint and contents(tmp_path / "t") == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 5}, "another seed .4, now 5."),
+        ({"num_draft_tokens": 2}, "another num_draft_tokens .3, now 2."),
+        ({"max_new_tokens": 7}, "another max_new_tokens"),
+        ({"dtype": "float32"}, "another dtype"),
+        ({"temperature": 0.5}, "another temperature"),
+        ({"cycles": 99}, "another at_least_cycles"),
+        ({"eos_token_ids": 0}, "another eos_token_ids"),
+        ({"prompts_ids": [*PROMPTS[:2], [4]]}, "another prompts_sha256"),
+        ({"draft_model": NGram()}, "another draft"),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_of_other_arguments_is_refused(
+    tiny, tmp_path: Path, changes, said: str, finished: bool
+) -> None:
+    names = ("target_model", "draft_model", "prompts_ids", "folder")
+    given = dict(zip(names, (*tiny, PROMPTS, tmp_path / "t"), strict=True)) | OPTIONS
+    if finished:
+        log_trace(**given)
+    else:
+        with pytest.raises(Killed):
+            log_trace(**given, on_text=killed_after(0))
+    before = contents(tmp_path / "t")
+    with pytest.raises(ValueError, match=said):
+        log_trace(**given | changes)
+    assert contents(tmp_path / "t") == before
+
+
+def test_other_weights_of_the_same_shape_are_refused(tiny, tmp_path: Path) -> None:
+    log_trace(*tiny, PROMPTS, tmp_path / "t", **OPTIONS)
+    for pair in ((random_llama(seed=1), tiny[1]), (tiny[0], disturbed(tiny[0], seed=2))):
+        with pytest.raises(ValueError, match="another (target|draft)_weights"):
+            log_trace(*pair, PROMPTS, tmp_path / "t", **OPTIONS)
+
+
+def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep me")
+    with pytest.raises(ValueError, match=r"must be empty or hold a trace; .* holds mine.txt"):
+        log_trace(*tiny, PROMPTS, tmp_path, **OPTIONS)
+    assert list(contents(tmp_path)) == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prompts_ids": []}, "prompts_ids: must hold at least one prompt"),
+        ({"prompts_ids": [[1], []]}, "every prompt must hold a token; prompt 1"),
+        ({"prompts_ids": [[1], [24]]}, r"ids must lie in \[0, 24\); got 24"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens: must be an integer of at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be an integer of at least 1"),
+        ({"max_new_tokens": 125}, "must fit the 128 positions"),
+        ({"cycles": 0}, "cycles: must be an integer of at least 1"),
+        ({"dtype": "bfloat16"}, "dtype: must be one of float16, float32"),
+        ({"seed": -1}, "seed: must be an integer of at least 0"),
+        ({"temperature": -1}, "temperature"),
+    ],
+)
+def test_bad_arguments_write_nothing(tiny, tmp_path: Path, changes, said: str) -> None:
+    given = {"prompts_ids": PROMPTS, "folder": tmp_path / "t"} | OPTIONS | changes
+    with pytest.raises(ValueError, match=said):
+        log_trace(*tiny, **given)
+    assert not (tmp_path / "t").exists()
