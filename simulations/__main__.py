@@ -19,6 +19,8 @@ COMMANDS = {
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
     "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),
     "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),
+    "values": ("traces.values", "learn from a trace what accepted tokens are worth"),
+    "blocks": ("blocks.replays", "token-wise against block verification on a trace (CSV)"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
     "gpu-check": ("bench.gpu_check", "check and time the device path"),

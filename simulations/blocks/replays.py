@@ -1,0 +1,154 @@
+"""Replay policies under the chain and the block verifier on a trace, at equal emitted KL.
+
+TRACE is a folder from ``python -m simulations trace``. --values are files from ``python -m
+simulations values``, learned from other texts. Every replay is kept in journal.jsonl under --out
+before the next one starts. Tokens per call at a level are interpolated between two knob values;
+errors count texts, and ratios to the token-wise band at a constant price are paired.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory.traces import Estimate, Replay, Trace, replay, tokens_at
+
+from ..common.inputs import command_line
+from ..common.journal import Journal
+from ..common.progress import Progress
+from ..common.results import provenance, write_csv
+from ..common.terminal import fitted, width_of_terminal
+from .families import REFERENCE, Family, families
+
+WIDEST = 100
+SUMS = ("cycles", "tokens", "accepted", "reached", "kept")
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.description = __doc__
+    add = parser.add_argument
+    add("trace", type=Path, metavar="TRACE")
+    add("--values", type=Path, nargs="*", default=[], metavar="FILE", help="of the soft band")
+    add("--num-draft-tokens", type=int, nargs="+", default=[4, 8, 16], metavar="K")
+    add("--levels", type=float, nargs="+", default=[0.01, 0.03, 0.06, 0.1, 0.15],
+        help="emitted KL in nats per token; lossless is added")  # fmt: skip
+    add("--out", type=Path, default=Path("build/blocks"), metavar="DIR")
+    add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay what is missing, print the table; return 0."""
+    torch.set_num_threads(1)
+    trace = Trace.open(args.trace)
+    for width in args.num_draft_tokens:
+        if not 1 <= width <= trace.num_draft_tokens:
+            raise ValueError(
+                f"--num-draft-tokens: must be from 1 to the {trace.num_draft_tokens} logged; "
+                f"got {width}"
+            )
+    known = families(args.values)
+    made = []
+    tables = {file.name: file.read_text(encoding="utf-8") for file in args.values}
+    with Journal(args.out / "journal.jsonl", {"trace": trace.fingerprint} | tables) as journal:
+        jobs = [(k, own, policy) for k in args.num_draft_tokens for own in known
+                for policy in own.policies]  # fmt: skip
+        with Progress("replaying", len(jobs)) as progress:
+            for width, family, policy in jobs:
+                _replayed(trace, family, policy, width, journal)
+                progress.advance(f"K={width} {family.name}")
+        for width in args.num_draft_tokens:
+            own = {
+                family.name: [_replayed(trace, family, p, width, journal) for p in family.policies]
+                for family in known
+            }
+            made += _table(width, known, own, args.levels)
+    notes = provenance(command_line("blocks", add_arguments, args, ("out", "publish")))
+    notes |= {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
+    for path in filter(None, (args.out / "blocks.csv", args.publish)):
+        write_csv(path, made, notes)
+    print(_shown(made))
+    return 0
+
+
+def _replayed(trace: Trace, family: Family, policy: str, width: int, journal: Journal) -> Replay:
+    """Return a replay, from the journal if it is there."""
+    key = f"{policy}|{family.verifier}|K={width}"
+    if key not in journal.results:
+        own = replay(trace, policy, family.verifier, num_draft_tokens=width)
+        sums = {name: getattr(own, name).tolist() for name in SUMS}
+        journal.add(key, sums | {"kl": own.spent["kl"].tolist()})
+    kept = journal.results[key]
+    arrays = {name: np.array(kept[name]) for name in SUMS}
+    spent = {"kl": np.array(kept["kl"])}
+    return Replay(policy=policy, verifier=family.verifier, num_draft_tokens=width,
+                  source=trace.fingerprint, spent=spent, **arrays)  # fmt: skip
+
+
+def _table(
+    width: int, known: list[Family], replays: dict[str, list[Replay]], levels: list[float]
+) -> list[Row]:
+    """Return one row per family and level, lossless ones at 0."""
+    made = []
+    lossless = replays["speculative, chain"][0].tokens_per_call
+    for level in (0.0, *levels):
+        reference = lossless
+        if level:
+            reached = _at(replays[REFERENCE], level)
+            if reached is None:
+                continue
+            reference = reached
+        for family in known:
+            own = replays[family.name]
+            if family.lossless != (level == 0):
+                continue
+            tokens = own[0].tokens_per_call if family.lossless else _at(own, level)
+            if tokens is not None:
+                made.append(_row(width, level, family.name, tokens, reference))
+    return made
+
+
+def _at(replays: list[Replay], level: float) -> Estimate | None:
+    try:
+        return tokens_at(replays, level)
+    except ValueError:  # not reached on both sides
+        return None
+
+
+def _row(width: int, level: float, name: str, tokens: Estimate, reference: Estimate) -> Row:
+    ratio = tokens / reference
+    same = tokens is reference
+    return {
+        "num_draft_tokens": width,
+        "kl_per_token": level,
+        "family": name,
+        "tokens_per_call": tokens.value,
+        "tokens_per_call_se": tokens.standard_error,
+        "ratio": ratio.value,
+        "ratio_se": 0.0 if same else ratio.standard_error,
+    }
+
+
+def _shown(made: list[Row]) -> str:
+    """Return the table: families down, levels across, one block per K."""
+    parts = []
+    for width in dict.fromkeys(row["num_draft_tokens"] for row in made):
+        own = [row for row in made if row["num_draft_tokens"] == width]
+        levels = sorted({row["kl_per_token"] for row in own})
+        cells = []
+        for name in dict.fromkeys(row["family"] for row in own):
+            by_level = {row["kl_per_token"]: row for row in own if row["family"] == name}
+            cells.append([name, *(_cell(by_level.get(level)) for level in levels)])
+        heads = (f"K={width}", *(f"{level:g} nats" if level else "lossless" for level in levels))
+        parts.append(fitted(heads, cells, width_of_terminal(WIDEST), "tokens per target call"))
+    parts.append(f"ratios to {REFERENCE} (lossless: to speculative, chain), paired, are in the CSV")
+    return "\n\n".join(parts)
+
+
+def _cell(row: Row | None) -> str:
+    return "" if row is None else f"{row['tokens_per_call']:.3f}"

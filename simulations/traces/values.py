@@ -1,0 +1,57 @@
+"""Learn from a trace what accepted tokens are worth, for ``soft_band:price=…,values=FILE``.
+
+TRACE is a folder from ``python -m simulations trace``; measure on other texts than these. The
+file is small and JSON: slopes of a concave function by price and by drafted tokens that follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from cactus_theory.traces import Trace, learn_values
+from cactus_theory.traces.values import KNOTS, PRICES
+
+from ..common.inputs import command_line
+from ..common.progress import Progress
+from ..common.results import provenance, write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.description = __doc__
+    add = parser.add_argument
+    add("trace", type=Path, metavar="TRACE")
+    add("--num-draft-tokens", type=int, metavar="K", help="largest one, default: as logged")
+    add("--cycles", type=int, help="of the trace, its first ones; default: all")
+    add("--prices", type=float, nargs="+", default=list(PRICES), help="tokens per nat, rising")
+    add("--knots", type=float, nargs="+", default=list(KNOTS), help="rising to 1")
+    add("--divergence", default="kl")
+    add("--out", type=Path, default=Path("build/values.json"), metavar="FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Learn and write the file; return 0."""
+    torch.set_num_threads(1)
+    trace = Trace.open(args.trace)
+    with Progress("learning at prices", len(args.prices)) as progress:
+        table = learn_values(
+            trace,
+            num_draft_tokens=args.num_draft_tokens,
+            prices=args.prices,
+            knots=args.knots,
+            divergence=args.divergence,
+            cycles=args.cycles,
+            on_price=lambda price: progress.advance(f"{price:g}"),
+        )
+    notes = provenance(command_line("values", add_arguments, args))
+    cycles = min(args.cycles or len(trace), len(trace))
+    made = notes | {"trace": trace.name, "cycles": cycles, "target": trace.header.target,
+                    "draft": trace.header.draft}  # fmt: skip
+    write_json(args.out, table.as_json() | {"made": made})
+    print(
+        f"{args.out}: {len(table.prices)} prices, up to {len(table.slopes[0]) - 1} tokens to follow"
+    )
+    return 0
