@@ -1,5 +1,6 @@
 """Measure what relaxed acceptance costs, on the rows that a decode has verified."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,7 +66,9 @@ class Meter:
             choice = self.only.expand(len(target_probs))
         if path is None:
             path = Path(self.sure.expand(len(choice)), self.only.expand(len(choice)))
-        self.waiting.append((target_probs, draft_probs, choice, path.alive, path.left))
+        # a path of one piece either looked ahead or did not; NaN stands for the latter
+        raised = path.alive * math.nan if path.raised is None else path.raised
+        self.waiting.append((target_probs, draft_probs, choice, path.alive, path.left, raised))
         self.rows += len(target_probs)
         self.entries += target_probs.numel()
         if self.entries >= WAITING_ENTRIES:
@@ -91,17 +94,24 @@ class Meter:
         size = max(1, BATCHED_ENTRIES // self.waiting[0][0].shape[-1])
         for group in _groups(self.waiting, size):
             columns = (torch.cat(part).split(size) for part in zip(*group, strict=True))
-            for q, p, choice, alive, left in zip(*columns, strict=True):
-                path = Path(alive, left)
+            for q, p, choice, alive, left, raised in zip(*columns, strict=True):
+                path = Path(alive, left, raised)
                 self._judge(check.normalised(q), check.normalised(p), choice, path)
         self.waiting, self.entries = [], 0
 
     def _judge(self, q: Tensor, p: Tensor, choice: Choice, path: Path) -> None:
+        assert path.raised is not None
+        ahead = path.raised.isfinite()
         for number, rule in enumerate(self.rules):
-            if len(self.rules) == 1:
-                self._measure(rule, q, p, path)
-            elif bool((mine := choice == number).any()):
-                self._measure(rule, q[mine], p[mine], Path(path.alive[mine], path.left[mine]))
+            for looked in (False, True):
+                mine = (choice == number) & (ahead == looked)
+                if bool(mine.all()):
+                    raised = path.raised if looked else None
+                    self._measure(rule, q, p, Path(path.alive, path.left, raised))
+                elif bool(mine.any()):
+                    raised = path.raised[mine] if looked else None
+                    own = Path(path.alive[mine], path.left[mine], raised)
+                    self._measure(rule, q[mine], p[mine], own)
 
     def _measure(self, rule: Policy, q: Tensor, p: Tensor, path: Path) -> None:
         emitted = self.verifier.emitted(rule, q, p, path)
@@ -171,7 +181,8 @@ def path_to(row: int, charged: Any, verdict: Verdict, draft: Draft) -> Path | No
         return None
     alive = verdict.alive[row, charged]
     left = torch.arange(draft.lengths[row] - 1, -1, -1, device=alive.device)
-    return Path(alive, left[charged])
+    raised = None if verdict.raised is None else verdict.raised[row, charged]
+    return Path(alive, left[charged], raised)
 
 
 def observers(

@@ -198,6 +198,16 @@ class Policy(ABC):
         """
         return None
 
+    def certain_path(
+        self, q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"]
+    ) -> Float[Tensor, "batch K"] | None:
+        """Return h_n of the drafted tokens of certain drafts, knowing what follows each; or None.
+
+        A certain draft is a function of the text before it, so that its later rows may be used.
+        The other tokens of h are in proportion to q; entries beyond ``counts`` are not read.
+        """
+        return None
+
     def reach(
         self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
     ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:

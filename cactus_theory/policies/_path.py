@@ -20,10 +20,13 @@ class Path:
     alive : (...) float64 in [0, 1], the alive ratio P: the tokens before the row are all
         accepted with the probability P given them (averaged over what was drafted later).
     left : (...) int64, how many drafted tokens follow the one that is drafted at the row.
+    raised : (...) float64, h_n of the drafted token where the drafter was certain and the
+        policy has looked ahead (:meth:`Policy.certain_path`); None elsewhere.
     """
 
     alive: Float[Tensor, "*batch"]
     left: Int[Tensor, "*batch"]
+    raised: Float[Tensor, "*batch"] | None = None
 
 
 class Node(NamedTuple):

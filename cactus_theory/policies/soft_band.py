@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -33,7 +33,10 @@ class SoftBand(FixedTarget):
     :mod:`cactus_theory.optimum.soft`: to accept a token is worth one token and what may follow
     it. ``price`` is in tokens per unit of divergence. ``values`` is a file that
     ``python -m simulations values`` learns from a trace; without it a token is worth 1 and h is
-    the band of p/P at a constant price. Needs ``verifier="block"``. On a single row the policy
+    the band of p/P at a constant price. A certain draft (greedy, n-gram) is known to its end, so
+    that what follows a token is worth is known exactly: with ``ahead`` its law under KL is the
+    best of all laws of blocks, h(block) ∝ q(block) e^{N/ν} for N accepted tokens. Needs
+    ``verifier="block"``. On a single row the policy
     is what it is at the first token of a block (P = 1) with ``depth`` drafted tokens after it.
     """
 
@@ -41,6 +44,7 @@ class SoftBand(FixedTarget):
     values: str | None = None
     divergence: str = "kl"
     depth: int = 0
+    ahead: bool = True
     knob = "price"
     needs_path = True
 
@@ -101,6 +105,8 @@ class SoftBand(FixedTarget):
         """Return h at each node, float64."""
         if self.price == math.inf:
             return q.double()
+        if path.raised is not None:
+            return _raised(q.double(), p.argmax(-1, keepdim=True), path.raised[..., None])
         flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
         alive, left = path.alive.reshape(-1), path.left.reshape(-1)
         size = max(1, TOGETHER // q.shape[-1])
@@ -110,6 +116,27 @@ class SoftBand(FixedTarget):
             for q_rows, p_rows, own, after in chunks
         ]
         return torch.cat(rows).reshape(q.shape) if rows else q.double()
+
+    def certain_path(
+        self, q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"]
+    ) -> Float[Tensor, "batch K"] | None:
+        r"""Return :math:`h_n = q_n z/(1 − q_n + q_n z)`, z what follows the token.
+
+        Backwards, z = e^{1/ν} after the last token and before a token e^{1/ν}(1 − q_n + q_n z),
+        in logarithms.
+        """
+        if not self.ahead or self.divergence != "kl" or self.price == math.inf:
+            return None
+        odds = q_n.log() - (-q_n).log1p()
+        unit, width = 1 / self.price, q_n.shape[1]
+        follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
+        raised = torch.zeros_like(q_n)
+        for place in range(width - 1, -1, -1):
+            follows = torch.where(counts == place + 1, unit, follows)
+            raised[:, place] = (odds[:, place] + follows).sigmoid()
+            none, one = (-q_n[:, place]).log1p(), q_n[:, place].log()
+            follows = unit + torch.logaddexp(none, one + follows)
+        return raised
 
     def reach(
         self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
@@ -140,3 +167,10 @@ class SoftBand(FixedTarget):
         if row.passes(asked if node.alive == 1 else math.inf):
             return 1.0, node.alive
         return row.ratio_of(asked), row.scale
+
+
+def _raised(q: Rows, n: Int[Tensor, "*batch 1"], h_n: Float[Tensor, "*batch 1"]) -> Rows:
+    """Return rows with h_n at the drafted token and the rest in proportion to q."""
+    rest = 1 - q.gather(-1, n)
+    scale = torch.where(rest > 0, (1 - h_n) / torch.where(rest > 0, rest, 1.0), 0.0)
+    return (q * scale).scatter(-1, n, h_n)

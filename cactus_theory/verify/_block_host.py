@@ -17,6 +17,7 @@ from cactus_theory.optimum.soft_row import SUMMED_FROM
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Node, Path
+from cactus_theory.verify._ahead import as_assigned, looked_ahead
 from cactus_theory.verify._chain_host import ENTRIES, Places
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.draw import pick
@@ -40,6 +41,7 @@ class BlockOnHost:
             self.rows = q.numpy(), self.p.numpy()
         self.coins, self.draw = accept.tolist(), draw
         self.drafted = draft.lengths
+        self.ahead = looked_ahead(assigned, q, draft)
         self.low, self.high = (bound.tolist() for bound in self._bounds())
         self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
         self.ratios: dict[Place, float] = {}  # of the nodes that were just asked about
@@ -49,8 +51,15 @@ class BlockOnHost:
         self.last = self.ids.new_empty(len(self.drafted))
         self.at_once = max(1, ENTRIES // q.shape[-1])
 
-    def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"], Float[Tensor, "batch K"]]:
-        """Return accepted counts, the token that follows them, and the alive ratio of rows."""
+    def run(
+        self,
+    ) -> tuple[
+        Int[Tensor, "batch"],
+        Int[Tensor, "batch"],
+        Float[Tensor, "batch K"],
+        Float[Tensor, "batch K"] | None,
+    ]:
+        """Return accepted counts, the token that follows them, alive ratios and raised h_n."""
         waiting = range(len(self.drafted))
         while waiting:
             asked = [row for row in waiting if self._advance(row)]
@@ -62,7 +71,8 @@ class BlockOnHost:
         self._end()
         width = self.ids.shape[1]
         known = [(own + [0.0] * width)[:width] for own in self.alive]
-        return torch.tensor(self.accepted), self.last, torch.tensor(known, dtype=torch.float64)
+        alive = torch.tensor(known, dtype=torch.float64)
+        return torch.tensor(self.accepted), self.last, alive, as_assigned(self.ahead, self.assigned)
 
     def _bounds(self) -> tuple[Tensor, Tensor]:
         """Return bounds (B, K) on h_n/p_n of the drafted tokens."""
@@ -70,7 +80,10 @@ class BlockOnHost:
         q_n = self.q[:, : at.shape[1]].gather(-1, at)[..., 0].double()
         p_n = torch.ones_like(q_n) if self.p is None else self.p.gather(-1, at)[..., 0].double()
         self.q_n, self.p_n = q_n.tolist(), p_n.tolist()
-        bounds = [policy.reach(q_n, p_n) for policy in self.assigned.policies]
+        bounds = [
+            policy.reach(q_n, p_n) if own is None else (own, own)
+            for policy, own in zip(self.assigned.policies, self.ahead, strict=True)
+        ]
         choice = self.assigned.choice
         if choice is None:
             return bounds[0]
@@ -108,6 +121,10 @@ class BlockOnHost:
                 for place in own:
                     self._follow_row(policy, place)
                 continue
+            if self.ahead[number] is not None:
+                for place in own:
+                    self._follow_ahead(place)
+                continue
             for first in range(0, len(own), self.at_once):
                 self._follow_together(policy, Places(own[first : first + self.at_once]))
 
@@ -122,6 +139,13 @@ class BlockOnHost:
             self.drafted[row] - 1 - own,
         )
         self.ratios[place], self.residuals[place] = policy.follow_row(node)
+
+    def _follow_ahead(self, place: Place) -> None:
+        """Raise a certain token to h_n, its bounds, and scale the rest of q."""
+        row, own = place
+        alive, rest = self.alive[row][own], 1 - self.q_n[row][own]
+        self.ratios[place] = alive * self.low[row][own]
+        self.residuals[place] = alive * (1 - self.low[row][own]) / rest if rest > 0 else 0.0
 
     def _follow_together(self, policy: Policy, places: Places) -> None:
         q, ids = places.of(self.q), places.of(self.ids)

@@ -24,6 +24,7 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
 from cactus_theory.policies._path import Path
+from cactus_theory.verify._ahead import as_assigned, looked_ahead
 from cactus_theory.verify._block_host import BlockOnHost
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import (
@@ -76,14 +77,14 @@ class Block(Verifier):
             return Verdict(ids, torch.zeros_like(last), last)
         if not ids.is_cuda:
             run = BlockOnHost(assigned, target_probs, draft, accept, draw).run()
-            return Verdict(ids, run[0], run[1], alive=run[2])
+            return Verdict(ids, run[0], run[1], alive=run[2], raised=run[3])
         walk = Walk(assigned, target_probs, draft)
         place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
         passed = torch.where(accept < walk.value[:, 1:], place, 0)
         accepted = passed.amax(-1)
         batch = torch.arange(len(ids), device=ids.device)
         last = pick(walk.last[batch, accepted], draw)
-        return Verdict(ids, accepted, last, alive=walk.alive[:, :-1])
+        return Verdict(ids, accepted, last, alive=walk.alive[:, :-1], raised=walk.raised)
 
     def emitted(
         self,
@@ -137,6 +138,8 @@ class Walk:
         self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
         self.alive[:, 0] = 1.0
         batch = torch.arange(len(ids), device=ids.device)
+        self.ahead = looked_ahead(assigned, q, draft)
+        self.raised = as_assigned(self.ahead, assigned)
         for place in range(ids.shape[1]):
             self._step(place, counts)
         self.last[batch, counts] = q[batch, counts]
@@ -162,7 +165,10 @@ class Walk:
 
     def _target(self, place: int, q: Tensor, p: Tensor, path: Path) -> Tensor:
         policies, choice = self.assigned.policies, self.assigned.choice
-        rows = [policy.target_in_block(q, p, path) for policy in policies]
+        rows = []
+        for policy, ahead in zip(policies, self.ahead, strict=True):
+            raised = None if ahead is None else ahead[:, place]
+            rows.append(policy.target_in_block(q, p, Path(path.alive, path.left, raised)))
         found = rows[0]
         assert found is not None
         for number, own in enumerate(rows[1:], 1):

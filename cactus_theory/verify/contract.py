@@ -75,6 +75,8 @@ class Verdict:
     alive : (B, K) float64, the probability ratio with which each row of the target was reached
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
         do not. Known at charged rows only.
+    raised : (B, K) float64, h_n of the drafted tokens of certain drafts whose policy looked
+        ahead; None if there are none.
     """
 
     draft_token_ids: Int[Tensor, "batch K"]
@@ -83,6 +85,7 @@ class Verdict:
     path: Int[Tensor, "batch K"] | None = None
     charged: Sequence[Any] | None = None
     alive: Float[Tensor, "batch K"] | None = None
+    raised: Float[Tensor, "batch K"] | None = None
 
     @cached_property
     def accepted_token_ids(self) -> Int[Tensor, "batch K"]:
