@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.divergences import FDivergence
+from cactus_theory.divergences import KL, FDivergence
 from solvers.paths import PathTree
 
 # the bracket of a level shrinks to 2^-100 of itself
@@ -47,15 +47,25 @@ def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.
     top = np.max(alpha, axis=-1, where=inside, initial=-np.inf)
     if price < SMALLEST_PRICE:
         return top
+    if math.isinf(price):
+        return np.sum(q * alpha, axis=-1, where=inside)
     rewards, rows = torch.from_numpy(np.where(inside, alpha, 0.0)), torch.from_numpy(q)
     if not f.smooth:  # linear on both sides of 1: mass leaves tokens worth less than the best
         worst = top - price * (f.slope_at_infinity + f.at_zero)
         return np.sum(q * np.maximum(alpha, worst[..., None]), axis=-1, where=inside)
     least = np.min(alpha, axis=-1, where=inside, initial=np.inf)
     level = _level(rewards, rows, f, price, *map(torch.from_numpy, (least, top)))
-    slope = (rewards - level[..., None]) / price
-    terms = torch.where(rows > 0, rows * conjugate(f, slope), 0.0)
-    return (level + price * terms.sum(-1)).numpy()
+    return worth_at(alpha, q, f, price, level.numpy())
+
+
+def worth_at(
+    alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float, level: np.ndarray
+) -> np.ndarray:
+    """Return the bound on C at levels λ (...), valid at any of them and tight at the right one."""
+    inside = torch.from_numpy(q > 0)
+    slope = torch.from_numpy((np.where(q > 0, alpha, 0.0) - level[..., None]) / price)
+    terms = torch.where(inside, torch.from_numpy(q * 1.0) * conjugate(f, slope), 0.0)
+    return level + price * terms.sum(-1).numpy()
 
 
 def _level(
@@ -89,6 +99,22 @@ def price_bound(tree: PathTree, alpha: np.ndarray, f: FDivergence, price: float)
         paid += float(np.sum(chance * (ahead - own)))
         below = worth(own, q, f, price)
     return 1 + float(below[0]) + paid
+
+
+def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:
+    """Return α (nodes, V) that prove the lossless block optimal among all with h = q.
+
+    More mass on a token is worth what follows it while its prefix is not certain to be
+    accepted (``alive`` < 1), and nothing otherwise.
+    """
+    alpha, below = np.zeros_like(tree.target), np.zeros(tree.vocabulary**tree.depth)
+    for level in reversed(tree.levels):
+        q = tree.target[level]
+        first = 1 + level.start * tree.vocabulary
+        ratio = alive[first : first + q.size].reshape(q.shape)
+        alpha[level] = np.where((ratio < 1) & (q > 0), 1 + below.reshape(q.shape), 0.0)
+        below = worth(alpha[level], q, KL(), math.inf)
+    return alpha
 
 
 def per_call_bound(bound: float, price: float, budget: float) -> float:

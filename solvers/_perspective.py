@@ -115,7 +115,9 @@ def _total_variation(terms: Terms, f: FDivergence) -> Any:
 
 @perspective_of(PearsonChi2)
 def _pearson_chi2(terms: Terms, f: FDivergence) -> Any:
-    return terms.square_over(terms.given - terms.alive, terms.alive)
+    # (c w − P)²/P written out: where c is large its square would swamp the cone
+    over = terms.square_over(terms.w, terms.alive)
+    return times(terms.c**2, over) - 2 * terms.given + terms.alive
 
 
 @perspective_of(NeymanChi2)

@@ -22,7 +22,8 @@ from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from solvers import _block
-from solvers._block import PER_CALL, PER_TOKEN, PRICE, Goal
+from solvers._block import PRICE, Goal
+from solvers._block_dual import lossless_multipliers, price_bound
 from solvers.paths import PathTree, follow
 
 # the bracket [0, 1] of a row's lower edge shrinks below an ulp
@@ -159,10 +160,11 @@ def _without_solver(tree: PathTree, f: FDivergence, goal: Goal) -> _block.Answer
 
 
 def _known(tree: PathTree, rows: np.ndarray, f: FDivergence, price: float) -> _block.Answer:
-    """Return rows that are optimal without proof: the only lossless ones, or all accepted."""
+    """Return rows known to be optimal: the only lossless ones, or those accepting everything."""
     found = follow(tree, rows, f)
-    unpriced = np.full_like(tree.target, math.nan)
-    return _block.Answer(rows, unpriced, found, price, found.tokens, "identity", "exact")
+    alpha = lossless_multipliers(tree, found.alive) if price else np.zeros_like(rows)
+    bound = price_bound(tree, alpha, f, price)
+    return _block.Answer(rows, alpha, found, price, bound, "identity", "exact")
 
 
 def accepting_rows(tree: PathTree) -> np.ndarray:
