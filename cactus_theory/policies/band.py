@@ -15,6 +15,7 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.decide import LEAST, Judged, decide_at_budget, decide_at_price
 from cactus_theory.policies._base import FixedTarget, Ids, Rows, keep_probability
 from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._path import Path, Step
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._residual import Decision, Residual
 
@@ -113,17 +114,60 @@ class Band(FixedTarget):
         lower = torch.tensor(found.lower, dtype=torch.float64)
         return Decision(torch.tensor(found.kept), Residual(scale=lower))
 
+    def reach(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+        """Return bounds on h_n/p_n: between 1 and q_n/p_n, raised at most to the largest b."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        most, generator = math.inf, self.kind.generator
+        if self.price and generator is self.kind and self._smooth:
+            assert generator is not None
+            most = generator.upper_edge(1.0, 1 / self.price)  # as a ≤ 1
+        raised = torch.where(q_n > 0, (most * ratio).nan_to_num(nan=0.0).clamp(max=1.0), 0.0)
+        below = ratio < 1
+        return torch.where(below, ratio, 1.0), torch.where(below, raised, ratio)
+
+    def follow(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"],
+        n: Int[Tensor, "rows"],
+        path: Path,
+    ) -> Step:
+        """Return P h_n/p_n and the scale P a; at P = 1 a token that is kept is not solved."""
+        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
+        if q.dtype not in LEAST:
+            q, p = q.float(), p.float()
+        if self._decides_in_place(q):
+            ratio = torch.where((path.alive == 1) & (q_n > 0), p_n / q_n, math.inf)
+            found = self._judged(q, p, ratio.tolist())
+            lower, upper = (
+                torch.tensor(edge, dtype=torch.float64) for edge in (found.lower, found.upper)
+            )
+            kept = torch.tensor(found.kept)
+        else:
+            lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
+            kept = torch.zeros_like(q_n, dtype=torch.bool)
+        ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
+        h_n = torch.minimum(torch.maximum(p_n, lower * q_n), ceiling)
+        h_n = torch.where(kept, p_n.maximum(q_n), h_n)
+        return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
+
+    @property
+    def _smooth(self) -> bool:
+        generator = self.kind.generator
+        return generator is not None and generator.smooth
+
     def _decides_in_place(self, q: Rows) -> bool:
         """Return whether tokens can be decided without solving the band first.
 
         That takes a smooth generator, rows on the CPU, and a finite positive price or, for
         float32 rows, a finite budget above rounding.
         """
-        generator = self.kind.generator
-        if generator is None or not generator.smooth or q.is_cuda:
+        if not self._smooth or q.is_cuda:
             return False
         if self.price is not None:  # the generator's price differs from its divergence's
-            return 0 < self.price < math.inf and generator is self.kind
+            return 0 < self.price < math.inf and self.kind.generator is self.kind
         assert self.delta is not None
         return q.dtype == torch.float32 and LEAST_BUDGET < self.delta < math.inf
 

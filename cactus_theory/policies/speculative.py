@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.policies._base import Rows
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._entrywise import Raised
+from cactus_theory.policies._path import Path, Step
 from cactus_theory.policies._registry import register
+from cactus_theory.policies._residual import Residual
 
 
 @register("speculative")
@@ -34,3 +36,21 @@ class Speculative(Raised):
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return q."""
         return q
+
+    def reach(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+        """Return q_n/p_n, which is exact."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        return ratio, ratio
+
+    def follow(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"],
+        n: Int[Tensor, "rows"],
+        path: Path,
+    ) -> Step:
+        """Return P q_n/p_n and the scale P."""
+        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
+        return Step(path.alive * self.reach(q_n, p_n)[0], Residual(scale=path.alive))
