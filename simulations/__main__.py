@@ -17,6 +17,7 @@ COMMANDS = {
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
     "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),
     "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),
+    "blocks": ("blocks.command", "policies against the best lossy verification of a path, exactly"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
     "gpu-check": ("bench.gpu_check", "check and time the device path"),

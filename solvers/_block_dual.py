@@ -27,8 +27,8 @@ from torch import Tensor
 from cactus_theory.divergences import KL, FDivergence
 from solvers.paths import PathTree
 
-# the bracket of a level shrinks to 2^-100 of itself
-HALVINGS = 100
+# the bracket of a level shrinks below an ulp of it
+HALVINGS = 60
 # below this, (α − λ)/ν may overflow; a price of 0 then bounds the node as well
 SMALLEST_PRICE = 1e-150
 
@@ -112,7 +112,8 @@ def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:
         q = tree.target[level]
         first = 1 + level.start * tree.vocabulary
         ratio = alive[first : first + q.size].reshape(q.shape)
-        alpha[level] = np.where((ratio < 1) & (q > 0), 1 + below.reshape(q.shape), 0.0)
+        taken = (q > 0) & (tree.draft[level] > 0)
+        alpha[level] = np.where(taken & (ratio < 1), 1 + below.reshape(q.shape), 0.0)
         below = worth(alpha[level], q, KL(), math.inf)
     return alpha
 

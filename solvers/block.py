@@ -14,7 +14,6 @@ reached, nothing for the bonus token.
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 

@@ -216,7 +216,8 @@ def _prefixes(vocabulary: int, depth: int) -> int:
     total = sum(vocabulary**level for level in range(min(depth, MOST_PREFIXES + 1)))
     if total > MOST_PREFIXES:
         raise ValueError(
-            f"depth: at most {MOST_PREFIXES} prefixes; {vocabulary} tokens at depth {depth} have more"
+            f"depth: must leave at most {MOST_PREFIXES} prefixes, of {vocabulary} tokens; "
+            f"got {depth}"
         )
     return total
 

@@ -213,9 +213,7 @@ def solve(
     return BlockValues(steps, lower, upper, target, found, value, 1 + float(upper[0, -1]))
 
 
-def _level(
-    tree: PathTree, depth: int, lower: np.ndarray, f: FDivergence, price: float
-) -> _Level:
+def _level(tree: PathTree, depth: int, lower: np.ndarray, f: FDivergence, price: float) -> _Level:
     """Return the nodes of one depth, with φ from what is known of the depth below."""
     own = tree.levels[depth]
     q, p = tree.target[own], tree.draft[own]
