@@ -20,7 +20,7 @@ from .value import value_of
 KNOB_VALUES = {"price": (4.0, 1.5, 0.5), "k": (2, 1)}
 OTHER_VALUES = (0.1, 0.3, 0.7)
 # where a knob is looked for at a given divergence: decades, points a decade, halvings after that
-DECADES, STEPS, HALVINGS = (-4, 3), 4, 40
+DECADES, STEPS, HALVINGS = (-4, 3), 2, 26
 # of a knob that was looked for
 DIGITS = 6
 # divergence below this is rounding

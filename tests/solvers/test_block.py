@@ -21,6 +21,8 @@ SOLVED = 1e-6
 # theory: equal within 2e-8; both solvers stop near 1e-9
 JOINT = 2e-8
 ROUNDING = 1e-10
+# tokens between the recursion's bounds, times the square of its points: F bends by a few units
+CLOSES = 20.0
 SUMMED = tuple(s for s in DIVERGENCES if not s.startswith(("renyi", "max")))
 SMOOTH = tuple(s for s in SUMMED if s != "total_variation")
 GOALS = ({"price": 1.5}, {"per_call": 0.1}, {"per_token": 0.03})
@@ -81,7 +83,7 @@ def test_one_divergence_under_two_names(order, name, share):
 
 
 @pytest.mark.parametrize("seed", range(amount(1, 5)))
-@pytest.mark.parametrize("spec", some(("kl", "pearson_chi2", "squared_hellinger"), 2))
+@pytest.mark.parametrize("spec", ("kl", "pearson_chi2", "squared_hellinger")[: amount(1, 3)])
 def test_no_joint_law_of_path_count_and_token_does_better(spec, seed):
     """Whatever coins are shared: every law of (path, accepted count, next token) is allowed."""
     tree = random_tree(2, 2, seed=seed, zeros=0.2 * (seed % 2))
@@ -212,25 +214,25 @@ def test_a_divergence_without_a_perspective_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("dials", some(TREES, 1), ids=str)
-@pytest.mark.parametrize("spec", some(SMOOTH, 4))
+@pytest.mark.parametrize("spec", some(SMOOTH, 3))
 def test_the_value_recursion_brackets_the_program(spec, dials):
     tree = random_tree(**dials)
-    points = amount(30, 400)
+    points = amount(30, 100)
     for price in some((0.5, 2.0, 6.0), 2):
         values = recursion.solve(tree, spec, price=price, points=points)
         program = block.solve(tree, spec, price=price)
         assert values.value - PROOF <= program.value <= values.bound + PROOF
         # it closes with the square of the step
-        assert values.bound - values.value <= 4 / points**2
+        assert values.bound - values.value <= CLOSES / points**2
         assert values.value >= 1 + values.lower[0, -1] - ROUNDING
         assert (values.lower <= values.upper + ROUNDING).all()
 
 
 def test_the_recursion_finds_the_program_to_seven_digits():
     tree = random_tree(3, 3, seed=1)
-    values = recursion.solve(tree, price=5.0, points=amount(300, 2000))
+    values = recursion.solve(tree, price=5.0, points=amount(150, 2000))
     program = block.solve(tree, price=5.0)
-    assert program.value == pytest.approx(values.value, abs=amount(3, 1) * 2e-6)
+    assert program.value == pytest.approx(values.value, abs=amount(10, 1) * 2e-6)
     np.testing.assert_allclose(values.target[0], program.target[0], atol=2e-2)
     assert (np.diff(values.lower, 2) <= ROUNDING).all()  # F is concave in P
 
