@@ -180,39 +180,62 @@ def _sizes(layout: Layout, answer: Answer) -> np.ndarray:
     return np.maximum(given, SMALLEST_SCALE * layout.q)
 
 
-def _attempt(
-    layout: Layout, scale: np.ndarray, f: FDivergence, goal: Goal, how: tuple[str, dict]
-) -> Answer | None:
-    """Return one solver's cleaned answer with its bound, or None if it has none."""
+@dataclass(frozen=True)
+class _Built:
+    """A program in one scaling: its variable w, the constraints t ≤ g, and the budget's if any."""
+
+    problem: Any
+    w: Any
+    given: Any
+    budget: Any | None
+
+
+def _build(layout: Layout, scale: np.ndarray, f: FDivergence, goal: Goal) -> _Built:
     cp, at = cvxpy(), layout.children
     w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(at), nonneg=True)
     matrix, root = layout.alive_at
     alive = matrix @ kept + root
     spent, held = _spent(layout, scale, w, alive, f)
-    whole = layout.sums @ times(scale, w) == alive[layout.first]
     given = times(layout.p[at] / scale[at], kept) <= w[at]
-    tokens = 1 + (layout.weight * layout.p)[at] @ kept
+    whole = layout.sums @ times(scale, w) == alive[layout.first]
     limits = [given, kept <= 1, whole, *held]
-    objective = tokens
+    tokens = 1 + (layout.weight * layout.p)[at] @ kept
     if goal.form == PRICE:
-        objective = tokens - goal.amount * spent
-    else:
-        limits.append(spent <= goal.amount * (tokens if goal.form == PER_TOKEN else 1))
-    problem = cp.Problem(cp.Maximize(objective), limits)
-    if not _program.believable(problem, *how) or given.dual_value is None:
+        problem = cp.Problem(cp.Maximize(tokens - goal.amount * spent), limits)
+        return _Built(problem, w, given, None)
+    budget = spent <= goal.amount * (tokens if goal.form == PER_TOKEN else 1)
+    return _Built(cp.Problem(cp.Maximize(tokens), [*limits, budget]), w, given, budget)
+
+
+def _attempt(
+    layout: Layout, scale: np.ndarray, f: FDivergence, goal: Goal, how: tuple[str, dict]
+) -> Answer | None:
+    """Return one solver's cleaned answer with its bound, or None if it has none."""
+    built = _build(layout, scale, f, goal)
+    if not _program.believable(built.problem, *how) or built.given.dual_value is None:
         return None
-    price, unit = goal.amount, 1.0
-    if goal.form != PRICE:
-        price = max(0.0, float(np.sum(limits[-1].dual_value)))
-    if goal.form == PER_TOKEN:
-        unit = 1 + price * goal.amount
-    alpha = np.zeros(len(scale))
-    alpha[at] = given.dual_value / (unit * layout.weight[at] * scale[at])
-    target = _cleaned(layout, scale * w.value)
-    alpha, price = layout.spread(alpha), price / unit
+    alpha, price = _multipliers(layout, scale, built, goal)
+    target = _cleaned(layout, scale * built.w.value)
     found = follow(layout.tree, target, f)
     bound = goal.bound(layout.tree, alpha, f, price)
-    return Answer(target, alpha, found, price, bound, how[0], problem.status)
+    return Answer(target, alpha, found, price, bound, how[0], built.problem.status)
+
+
+def _multipliers(
+    layout: Layout, scale: np.ndarray, built: _Built, goal: Goal
+) -> tuple[np.ndarray, float]:
+    """Return α (nodes, V) and ν of the price form.
+
+    Tokens enter a budget per token as well: with its multiplier y one of them counts 1 + yκ.
+    """
+    at, alpha = layout.children, np.zeros(len(scale))
+    price, unit = goal.amount, 1.0
+    if built.budget is not None:
+        price = max(0.0, float(np.sum(built.budget.dual_value)))
+    if goal.form == PER_TOKEN:
+        unit = 1 + price * goal.amount
+    alpha[at] = built.given.dual_value / (unit * layout.weight[at] * scale[at])
+    return layout.spread(alpha), price / unit
 
 
 def _spent(

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{round(value, 4) + 0.0:.4f}" if isinstance(value, float) else str(value)
 
 
 def _rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
