@@ -8,8 +8,9 @@ import numpy as np
 
 from cactus_theory._arguments import as_tensor, check_pair
 from cactus_theory._files import load_rows
-from solvers import optimal, per_proposal, reference, sequence
+from solvers import block, optimal, per_proposal, reference, sequence
 from solvers.design import Design
+from solvers.paths import PathTree
 
 Parser = argparse.ArgumentParser
 Results = Iterator[Any]
@@ -140,6 +141,25 @@ def _sequence(args: argparse.Namespace) -> Results:
     yield sequence.solve(*_pairs(args), args.divergence, delta=args.delta)
 
 
+def _block_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "rows", help="a .npz with target and draft, (nodes, V) each: a row a prefix, breadth first"
+    )
+    add = parser.add_argument
+    add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
+    add("--price", type=float, help="ν ≥ 0, tokens given up for a unit of divergence")
+    add("--kl-per-call", type=float, metavar="KAPPA", help="budget of a call, nats for kl")
+    add("--kl-per-token", type=float, metavar="KAPPA", help="budget of an emitted token")
+    add("--logits", action="store_true", help="the file holds logits")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _block(args: argparse.Namespace) -> Results:
+    tree = PathTree.load(args.rows, logits=args.logits)
+    budgets = {"per_call": args.kl_per_call, "per_token": args.kl_per_token}
+    yield block.solve(tree, args.divergence, price=args.price, **budgets)
+
+
 def _reference_arguments(parser: Parser) -> None:
     parser.add_argument("--out", default=reference.OUT, help="the .npz to write")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -162,6 +182,11 @@ COMMANDS = {
         "maximise acceptance under constraints of your own", _design_arguments, _design
     ),
     "sequence": Command("split one budget over many positions", _sequence_arguments, _sequence),
+    "block": Command(
+        "verify one drafted path as well as any verifier can, at a price or within a budget",
+        _block_arguments,
+        _block,
+    ),
     "reference": Command(
         "store solved programs for machines without a solver", _reference_arguments, _reference
     ),

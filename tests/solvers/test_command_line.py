@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from solvers import __main__ as command_line
-from solvers import design, optimal, per_proposal, sequence
+from solvers import block, design, optimal, per_proposal, sequence
+from solvers.paths import random_tree
 
 Q, P = np.array([0.30, 0.35, 0.35]), np.array([0.05, 0.80, 0.15])
 COSTS = np.array([0.0, 1.0, 2.0])
@@ -98,6 +99,21 @@ def test_one_budget_over_a_batch(files, capsys):
     assert "total_acceptance" in out and "row 0" not in out
 
 
+def test_a_block_from_a_file_of_prefixes(tmp_path, capsys):
+    tree, path = random_tree(2, 2, seed=1), tmp_path / "rows.npz"
+    tree.save(path)
+    code, out, error = run(capsys, "block", path, "--kl-per-token", 0.03, "--json")
+    assert (code, error) == (0, "")
+    (row,) = json.loads(out)["rows"]
+    expected = block.solve(tree, per_token=0.03)
+    assert row["tokens"] == pytest.approx(expected.tokens, abs=1e-9)
+    assert set(row) == set(vars(expected))
+    _, out, _ = run(capsys, "block", path, "--price", "inf", "--divergence", "reverse_kl", "--json")
+    assert json.loads(out)["rows"][0]["price"] == "inf"
+    _, out, _ = run(capsys, "block", path, "--kl-per-call", 0.05)
+    assert "per call   (lossless" in out and "gap" in out
+
+
 def test_a_batch_gives_one_result_a_row(files, capsys):
     arguments = ("--delta", 0.1, "--divergence", "reverse_kl", "--support", "free", "--json")
     _, out, _ = run(capsys, "optimal", files["target"], files["batch"], *arguments)
@@ -136,6 +152,8 @@ def test_logits_and_infinite_prices(tmp_path, capsys):
         ("design", ["target", "draft"], ["--floor", "1=.9", "--cap", "1"], "no row keeps all of"),
         ("design", ["target", "draft"], ["--expect", "absent.npy=1"], "absent.npy: must be a read"),
         ("sequence", ["target", "draft"], ["--delta", 1, "--divergence", "renyi:a=2"], "summed"),
+        ("block", ["absent"], ["--price", 1], "absent.npy::target: only .npz"),
+        ("block", ["target"], ["--price", 1], "only .npz and .safetensors hold named arrays"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(

@@ -1,0 +1,140 @@
+"""How far every policy stays from the optimum of all verifiers at the same divergence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import cactus_theory as ct
+from cactus_theory.policies import Policy
+from cactus_theory.verify.contract import find_verifier
+from solvers import block
+from solvers.paths import PathTree
+
+from .value import value_of
+
+# values tried of a knob, those outside its range left out
+KNOB_VALUES = {"price": (4.0, 1.5, 0.5), "k": (2, 1)}
+OTHER_VALUES = (0.1, 0.3, 0.7)
+# where a knob is looked for at a given divergence: decades, points a decade, halvings after that
+DECADES, STEPS, HALVINGS = (-4, 3), 2, 26
+# of a knob that was looked for
+DIGITS = 6
+# divergence below this is rounding
+ROUNDING = 1e-12
+
+
+def registered(verifier: str) -> list[Policy]:
+    """Return every registered policy that a verifier can follow, at a few values of its knob."""
+    made = [
+        (knob, _made(name, knobs))
+        for name, entry in ct.list_policies().items()
+        for knob, knobs in [(None, {}), *_settings(entry["knobs"])]
+    ]
+    return [
+        policy
+        for knob, policy in made
+        if policy and policy.knob in (None, knob) and can_follow(verifier, policy)
+    ]
+
+
+def _settings(knobs: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    for knob in knobs:
+        for value in KNOB_VALUES.get(knob, OTHER_VALUES):
+            yield knob, {knob: value}
+
+
+def can_follow(verifier: str, policy: Policy) -> bool:
+    """Return whether a verifier can follow a policy."""
+    try:
+        find_verifier(verifier).check(policy)
+    except ValueError:
+        return False
+    return True
+
+
+def _made(name: str, knobs: dict[str, float]) -> Policy | None:
+    try:
+        return ct.policy(name, **knobs)
+    except (TypeError, ValueError):  # outside its range, a knob of words, or one that is missing
+        return None
+
+
+def measure(
+    tree: PathTree,
+    cases: Sequence[tuple[str, Policy]],
+    divergence: str = "kl",
+    per_token: float | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield one row a verifier and policy: tokens, divergence, the optimum there, the gap.
+
+    Parameters
+    ----------
+    cases : verifiers and policies.
+    per_token : metered divergence per token at which to compare: each policy's knob is set to
+        meet it, and policies that cannot are left out. As they are given if None.
+    """
+    for verifier, policy in cases:
+        own = policy
+        if per_token is not None and policy.knob is not None:
+            own = tuned(policy, verifier, tree, divergence, per_token)
+        if own is not None:
+            yield row_of(tree, verifier, own, divergence)
+
+
+def row_of(tree: PathTree, verifier: str, policy: Policy, divergence: str) -> dict[str, Any]:
+    """Return what a policy comes to beside the optimum at its divergence per token."""
+    found = value_of(policy, verifier, tree, divergence)
+    budget = found.per_token if found.per_token > ROUNDING else 0.0
+    best = block.solve(tree, divergence, per_token=budget)
+    return {
+        "verifier": verifier,
+        "policy": policy.spec,
+        "tokens_per_call": found.tokens,
+        "divergence_per_call": found.divergence,
+        "divergence_per_token": found.per_token,
+        "optimal_tokens_per_call": best.tokens,
+        "gap_percent": 100 * (best.tokens / found.tokens - 1),
+        "proof_gap": best.gap,
+    }
+
+
+def tuned(
+    policy: Policy, verifier: str, tree: PathTree, divergence: str, per_token: float
+) -> Policy | None:
+    """Return the policy with its knob set to meter ``per_token``; None if no value of it does.
+
+    Where the divergence jumps over ``per_token``, that is the knob just before the jump.
+    """
+
+    def over(log: float) -> float | None:
+        return _over(policy, verifier, tree, divergence, per_token, log)
+
+    logs = np.log(np.logspace(*DECADES, STEPS * (DECADES[1] - DECADES[0]) + 1)).tolist()
+    known = [(log, found) for log in logs if (found := over(log)) is not None]
+    pairs = zip(known, known[1:], strict=False)
+    around = next((pair for pair in pairs if (pair[0][1] > 0) != (pair[1][1] > 0)), None)
+    if around is None:
+        return None
+    (low, first), (high, _) = around
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        there = over(middle)
+        assert there is not None  # between two values in the knob's range
+        low, high = (middle, high) if (there > 0) == (first > 0) else (low, middle)
+    knob = float(f"{math.exp(high if first > 0 else low):.{DIGITS}g}")
+    return ct.policy(policy, **{str(policy.knob): knob})
+
+
+def _over(
+    policy: Policy, verifier: str, tree: PathTree, divergence: str, per_token: float, log: float
+) -> float | None:
+    """Return by how much the policy exceeds ``per_token`` at a knob; None outside its range."""
+    try:
+        there = ct.policy(policy, **{str(policy.knob): math.exp(log)})
+    except (TypeError, ValueError):
+        return None
+    return value_of(there, verifier, tree, divergence).per_token - per_token

@@ -1,0 +1,233 @@
+r"""The tree of all paths that may be drafted: a target row and a draft row for every prefix.
+
+With V tokens and K drafted ones there are :math:`1 + V + … + V^{K-1}` prefixes with a row, in
+breadth-first order: the empty prefix is row 0, and what follows row u by token x is row
+:math:`uV + x + 1`. Prefixes of all K tokens come after them in the same order; they have no row
+here, as the bonus token is drawn from the target whatever it is.
+
+:func:`follow` walks all paths at once for a row h at every node: with P = 1 at the root,
+:math:`P(ux) = \min\{1, P(u) h(x)/p(x)\}` is the most that any verifier of one path can
+keep alive (Sun et al. 2024, arXiv 2403.10444).
+"""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory._files import load_rows, write_whole
+from cactus_theory.divergences import FDivergence
+
+# every prefix costs a few variables of a program, and solvers take a minute up to here
+MOST_PREFIXES = 5_000
+
+
+@dataclass(frozen=True)
+class PathTree:
+    """Rows of a target and a draft for every prefix shorter than K tokens.
+
+    Attributes
+    ----------
+    target, draft : (nodes, V) probabilities q and p, breadth first; float64, divided by their
+        sums. nodes = 1 + V + … + V^(K−1).
+
+    Raises
+    ------
+    ValueError, TypeError
+        Not rows of probabilities of one shape and dtype, a number of rows that is no whole
+        tree, or more than 5,000 of them.
+    """
+
+    target: np.ndarray
+    draft: np.ndarray
+
+    def __post_init__(self) -> None:
+        rows = check.probability_rows(self.target, self.draft)
+        target, draft = (row.cpu().numpy().copy() for row in rows)
+        if target.ndim != 2 or not len(target):
+            raise ValueError(
+                f"target_probs: must be (nodes, V), a row a prefix; got {check.describe(rows[0])}"
+            )
+        if len(target) > MOST_PREFIXES:
+            raise ValueError(f"target_probs: at most {MOST_PREFIXES} rows; got {len(target)}")
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "draft", draft)
+        whole = self.levels[-1].stop
+        if whole != len(target):
+            raise ValueError(
+                f"target_probs: a whole tree of {self.vocabulary} tokens has "
+                f"{self.levels[-1].start} rows or {whole}; got {len(target)}"
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        """Return V."""
+        return self.target.shape[1]
+
+    @property
+    def depth(self) -> int:
+        """Return K, how many tokens are drafted."""
+        return len(self.levels)
+
+    @property
+    def levels(self) -> list[slice]:
+        """Return which rows follow 0, 1, …, K − 1 tokens."""
+        found = [slice(0, 1)]
+        while found[-1].stop < len(self.target):
+            last = found[-1]
+            found.append(slice(last.stop, last.stop + self.vocabulary * (last.stop - last.start)))
+        return found
+
+    @property
+    def drafted(self) -> np.ndarray:
+        """Return the probability that each prefix is drafted, (nodes + V^K,)."""
+        return self._products(self.draft)
+
+    @property
+    def possible(self) -> np.ndarray:
+        """Return the same, 0 where the target excludes a token of the prefix."""
+        return self._products(np.where(self.target > 0, self.draft, 0.0))
+
+    def _products(self, rows: np.ndarray) -> np.ndarray:
+        found = [np.ones(1)]
+        for level in self.levels:
+            found.append((found[-1][:, None] * rows[level]).ravel())
+        return np.concatenate(found)
+
+    def save(self, path: str | Path) -> None:
+        """Write ``target`` and ``draft`` to a .npz file, all of it or nothing."""
+        content = io.BytesIO()
+        np.savez_compressed(content, target=self.target, draft=self.draft)
+        write_whole(path, content.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path, *, logits: bool = False) -> "PathTree":
+        """Return the tree whose rows a file holds as ``target`` and ``draft``.
+
+        Raises
+        ------
+        OSError, ValueError, TypeError
+            A file or rows that cannot be read (``load_rows``), or that are no tree.
+        """
+        named = [load_rows(f"{path}::{name}", logits=logits) for name in ("target", "draft")]
+        return cls(*named)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What the verification of a block comes to with a row h at every node.
+
+    Attributes
+    ----------
+    alive : (nodes + V^K,) P, the probability that a drafted prefix is accepted; 0 where it
+        cannot be drafted.
+    reached : (nodes + V^K,) t = P times the probability of drafting it.
+    tokens : per call, the recovered or bonus token included.
+    divergence : metered per call: Σ t D(h‖q) over the nodes, nothing for a bonus token.
+    """
+
+    alive: np.ndarray
+    reached: np.ndarray
+    tokens: float
+    divergence: float
+
+    @property
+    def per_token(self) -> float:
+        """Return the metered divergence per emitted token."""
+        return self.divergence / self.tokens
+
+
+def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
+    """Return what the rows ``target`` (nodes, V) come to, exactly, by walking every path."""
+    alive = [np.ones(1)]
+    for level in tree.levels:
+        given, drafted = alive[-1][:, None] * target[level], tree.draft[level]
+        ratio = np.divide(given, drafted, out=np.zeros_like(given), where=drafted > 0)
+        alive.append(np.minimum(ratio, 1.0).ravel())
+    kept = np.concatenate(alive)
+    reached = kept * tree.drafted
+    on = reached[: len(target)] > 0
+    rows = torch.from_numpy(target[on]), torch.from_numpy(tree.target[on])
+    spent = float(reached[: len(target)][on] @ kind.value(*rows).numpy())
+    return Followed(kept, reached, float(reached.sum()), spent)
+
+
+def random_tree(
+    vocabulary: int,
+    depth: int,
+    *,
+    seed: int,
+    sharpness: float = 1.0,
+    distance: float = 1.0,
+    zeros: float = 0.0,
+) -> PathTree:
+    """Return a tree with independent rows at every prefix.
+
+    Parameters
+    ----------
+    vocabulary, depth : V and K.
+    seed : of numpy's generator.
+    sharpness : standard deviation of the target's logits.
+    distance : standard deviation of what is added to them for the draft.
+    zeros : share of tokens excluded from each row, of either model; one is always left.
+    """
+    noise = np.random.default_rng(seed)
+    rows = _prefixes(check_count("vocabulary", vocabulary), check_count("depth", depth))
+    shape = (rows, vocabulary)
+    logits = check.number("sharpness", sharpness, 0) * noise.standard_normal(shape)
+    moved = logits + check.number("distance", distance, 0) * noise.standard_normal(shape)
+    share = check.number("zeros", zeros, 0, 1)
+    return PathTree(*(_softmax(_excluded(each, share, noise)) for each in (logits, moved)))
+
+
+def markov_tree(target_probs: Any, draft_probs: Any, depth: int, *, last: int = 0) -> PathTree:
+    """Return the tree of two Markov chains: the row at a prefix depends on its last token.
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (V, V), the row after each token.
+    depth : K.
+    last : the token before the root.
+    """
+    target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
+    if target.ndim != 2 or target.shape[0] != target.shape[1]:
+        raise ValueError(f"target_probs: must be (V, V), a row a token; got shape {target.shape}")
+    size = len(target)
+    if not 0 <= last < size:
+        raise ValueError(f"last: must lie in [0, {size - 1}]; got {last}")
+    before = (np.arange(_prefixes(size, check_count("depth", depth))) - 1) % size
+    before[0] = last
+    return PathTree(target[before], draft[before])
+
+
+def check_count(name: str, value: Any) -> int:
+    """Return ``value`` if it is a whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name}: must be a whole number of at least 1; got {value!r}")
+    return int(value)
+
+
+def _prefixes(vocabulary: int, depth: int) -> int:
+    """Return 1 + V + … + V^(K−1)."""
+    total = sum(vocabulary**level for level in range(min(depth, MOST_PREFIXES + 1)))
+    if total > MOST_PREFIXES:
+        raise ValueError(
+            f"depth: must leave at most {MOST_PREFIXES} prefixes, of {vocabulary} tokens; "
+            f"got {depth}"
+        )
+    return total
+
+
+def _excluded(logits: np.ndarray, share: float, noise: np.random.Generator) -> np.ndarray:
+    out = noise.random(logits.shape) < share
+    out[np.arange(len(logits)), noise.integers(logits.shape[1], size=len(logits))] = False
+    return np.where(out, -np.inf, logits)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)

@@ -1,0 +1,149 @@
+"""Policies and verifiers on trees: exact values, and none above the block program."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cvxpy")
+
+import cactus_theory as ct  # noqa: E402
+from cactus_theory.divergences import divergence  # noqa: E402
+from cactus_theory.verify.contract import find_verifier, verifiers  # noqa: E402
+from simulations.__main__ import main  # noqa: E402
+from simulations.blocks.gap import measure, registered, tuned  # noqa: E402
+from simulations.blocks.value import paths_of, value_of  # noqa: E402
+from simulations.common.results import read_csv  # noqa: E402
+from solvers import block  # noqa: E402
+from solvers.paths import PathTree, follow, random_tree  # noqa: E402
+from tests.amounts import THOROUGH, amount, some  # noqa: E402
+
+# what the program proves of itself, in tokens; gaps are in per cent of them
+PROOF = 1e-6
+ROUNDING = 1e-12
+# the knob is found to six digits
+TUNED = 1e-6
+TREE = random_tree(3, 2, seed=1)
+ZEROS = random_tree(3, amount(2, 3), seed=2, zeros=0.3)
+
+
+def chain_by_hand(tree, rule):
+    """Return tokens and metered KL of token-wise verification, node by node."""
+    kl = divergence("kl")
+
+    def below(node, left):
+        q, p = (torch.from_numpy(rows[node]) for rows in (tree.target, tree.draft))
+        tokens, spent = 1.0, float(kl.value(rule.emitted(q[None], p[None])[0], q))
+        for token in range(tree.vocabulary):
+            kept = float(rule.keep(q[None], p[None])[0, token]) * float(p[token])
+            more = (1.0, 0.0)
+            if left > 1:
+                more = below(node * tree.vocabulary + token + 1, left - 1)
+            tokens, spent = tokens + kept * more[0], spent + kept * more[1]
+        return tokens, spent
+
+    return below(0, tree.depth)
+
+
+@pytest.mark.parametrize("spec", ["speculative", "cactus:delta=0.3", "band:price=1", "top_k:k=2"])
+def test_token_by_token_by_hand(spec):
+    found = value_of(spec, "chain", TREE)
+    tokens, spent = chain_by_hand(TREE, ct.policy(spec))
+    assert found.tokens == pytest.approx(tokens, abs=ROUNDING)
+    assert found.divergence == pytest.approx(spent, abs=ROUNDING)
+    assert found.per_token == pytest.approx(spent / tokens)
+
+
+@pytest.mark.parametrize("tree", [TREE, ZEROS], ids=["full", "zeros"])
+@pytest.mark.parametrize("spec", ["speculative", "band:price=1", "cactus:delta=0.3"])
+def test_a_block_is_what_its_rows_come_to(tree, spec):
+    rule = ct.policy(spec)
+    q, p = torch.from_numpy(tree.target), torch.from_numpy(tree.draft)
+    rows = follow(tree, rule.emitted(q, p).numpy(), divergence("kl"))
+    found = value_of(rule, "block", tree)
+    assert found.tokens == pytest.approx(rows.tokens, abs=ROUNDING)
+    assert found.divergence == pytest.approx(rows.divergence, abs=ROUNDING)
+
+
+def test_the_optimum_is_reached_by_the_block_verifier():
+    best = block.solve(TREE, price=1.0)
+    as_target = PathTree(best.target, TREE.draft)
+    assert value_of("speculative", "block", as_target).tokens == pytest.approx(best.tokens)
+
+
+def test_every_path_is_counted_once():
+    ids, nodes, chance = paths_of(ZEROS)
+    assert chance.sum() == pytest.approx(1) and (chance > 0).all()
+    assert len({tuple(path) for path in ids}) == len(ids)
+    for path, row in zip(ids, nodes, strict=True):
+        for place, node in enumerate(row):
+            level = ZEROS.levels[place]
+            order = itertools.product(range(3), repeat=place)
+            assert node == level.start + list(order).index(tuple(path[:place]))
+
+
+@pytest.mark.parametrize("verifier", verifiers())
+def test_no_policy_beats_the_optimum(verifier):
+    tree = ZEROS if THOROUGH else TREE
+    cases = [(verifier, policy) for policy in some(registered(verifier), 9)]
+    rows = list(measure(tree, cases))
+    assert len(rows) == len(cases)
+    for row in rows:
+        assert row["gap_percent"] >= -100 * PROOF, row
+        assert abs(row["proof_gap"]) <= PROOF
+        assert row["optimal_tokens_per_call"] <= tree.depth + 1 + PROOF
+
+
+@pytest.mark.parametrize("spec", some(("reverse_kl", "total_variation", "pearson_chi2"), 1))
+def test_nor_under_another_divergence(spec):
+    cases = [(v, ct.policy(s)) for v in verifiers() for s in ("band:price=1", "cactus:delta=0.1")]
+    for row in measure(TREE, cases, spec):
+        assert row["gap_percent"] >= -100 * PROOF, row
+
+
+def test_every_registered_policy_is_listed():
+    names = {policy.name for verifier in verifiers() for policy in registered(verifier)}
+    assert names == set(ct.list_policies())
+    assert {"band:delta=0.1", "band:price=0.5"} <= {policy.spec for policy in registered("chain")}
+    for policy in registered("block"):
+        find_verifier("block").check(policy)
+
+
+def test_knobs_are_set_to_spend_alike():
+    for verifier, spec in (("chain", "band:price=1"), ("block", "cactus:delta=1")):
+        found = tuned(ct.policy(spec), verifier, TREE, "kl", 0.02)
+        assert found is not None
+        assert value_of(found, verifier, TREE).per_token == pytest.approx(0.02, abs=TUNED)
+    assert tuned(ct.policy("mixture:alpha=0.5"), "chain", TREE, "kl", 5.0) is None
+
+
+def test_the_command_compares_at_equal_divergence(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "x.csv"
+    flags = "--seed 1 --num-draft-tokens 2 --policy band:price=1 band:price=2 speculative"
+    assert main(["block-gap", *flags.split(), "--kl-per-token", "0.02", "--out", str(out)]) == 0
+    rows, notes = read_csv(out)
+    assert len(rows) == 4  # the band once for each verifier
+    spent = [float(row["divergence_per_token"]) for row in rows if "band" in row["policy"]]
+    np.testing.assert_allclose(spent, 0.02, atol=TUNED)
+    shown = capsys.readouterr().out
+    assert "gap, %" in shown and max(map(len, shown.splitlines())) <= 100
+    assert notes["command"].endswith("--kl-per-token 0.02")
+
+
+def test_the_command_reads_rows_from_a_file(tmp_path: Path, capsys) -> None:
+    random_tree(2, 2, seed=3).save(tmp_path / "rows.npz")
+    flags = ["--rows", str(tmp_path / "rows.npz"), "--out", str(tmp_path / "x.csv")]
+    assert main(["block-gap", *flags, "--policy", "speculative", "--verifier", "block"]) == 0
+    (row,), _ = read_csv(tmp_path / "x.csv")
+    assert row["tree"] == "rows.npz" and float(row["gap_percent"]) == pytest.approx(0, abs=1e-9)
+    assert main(["block-gap", *flags, "--policy", "typical", "--verifier", "block"]) == 2
+    assert "none of them can be followed" in capsys.readouterr().err
+
+
+def test_a_policy_the_verifier_cannot_follow_is_refused() -> None:
+    with pytest.raises(ValueError, match="block needs a policy with a row of its own"):
+        value_of("typical", "block", TREE)
+    assert math.isfinite(value_of("typical", "chain", TREE).divergence)

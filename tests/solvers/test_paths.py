@@ -1,0 +1,150 @@
+"""The tree of drafted paths: its order, its probabilities, what a row at every node is worth."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.divergences import divergence
+from cactus_theory.verify.contract import Assignment, Draft, find_verifier
+from solvers.paths import PathTree, follow, markov_tree, random_tree
+
+# sums of a few products of float64 numbers
+ROUNDING = 1e-12
+KL = divergence("kl")
+
+
+def node_of(prefix, vocabulary):
+    """Return the place of a prefix by counting: shorter ones first, then in order of tokens."""
+    shorter = sum(vocabulary**length for length in range(len(prefix)))
+    order = list(itertools.product(range(vocabulary), repeat=len(prefix)))
+    return shorter + order.index(tuple(prefix))
+
+
+def prefixes(tree, length):
+    return itertools.product(range(tree.vocabulary), repeat=length)
+
+
+def by_hand(tree, target):
+    """Return P and t of every prefix, one path at a time."""
+    alive, reached = {(): 1.0}, {(): 1.0}
+    drafted = {(): 1.0}
+    for length in range(1, tree.depth + 1):
+        for prefix in prefixes(tree, length):
+            before, token = prefix[:-1], prefix[-1]
+            row = node_of(before, tree.vocabulary)
+            p = tree.draft[row, token]
+            drafted[prefix] = drafted[before] * p
+            kept = alive[before] * target[row, token] / p if p else 0.0
+            alive[prefix] = min(1.0, kept)
+            reached[prefix] = min(drafted[prefix], reached[before] * target[row, token])
+    return alive, reached
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+@pytest.mark.parametrize("vocabulary, depth", [(1, 3), (2, 1), (3, 3)])
+def test_following_every_path_by_hand(vocabulary, depth, zeros):
+    tree = random_tree(vocabulary, depth, seed=4, zeros=zeros)
+    target = random_tree(vocabulary, depth, seed=5).target
+    found = follow(tree, np.where(tree.target > 0, target, 0.0), KL)
+    alive, reached = by_hand(tree, np.where(tree.target > 0, target, 0.0))
+    for prefix, share in alive.items():
+        node = node_of(prefix, vocabulary)
+        assert found.alive[node] == pytest.approx(share, abs=ROUNDING)
+        assert found.reached[node] == pytest.approx(reached[prefix], abs=ROUNDING)
+    assert found.tokens == pytest.approx(sum(reached.values()), abs=ROUNDING)
+
+
+def test_divergence_is_metered_at_every_node_that_is_reached():
+    tree, target = random_tree(3, 3, seed=4), random_tree(3, 3, seed=5).target
+    _, reached = by_hand(tree, target)
+    spent = sum(
+        share * float(np.sum(target[row] * np.log(target[row] / tree.target[row])))
+        for prefix, share in reached.items()
+        if len(prefix) < 3
+        for row in [node_of(prefix, 3)]
+    )
+    found = follow(tree, target, KL)
+    assert found.divergence == pytest.approx(spent, abs=ROUNDING)
+    assert found.per_token == pytest.approx(spent / found.tokens)
+
+
+def test_the_block_verifier_reaches_the_least_of_both_limits_for_any_row():
+    """Theory: m = min(p(ux), m(u) h(x)) for every fixed h; here by the verifier's own law."""
+    tree, target = random_tree(3, 3, seed=1), random_tree(3, 3, seed=2).target
+    found = follow(tree, target, KL)
+    paths = list(prefixes(tree, 3))
+    nodes = [[node_of(path[:length], 3) for length in range(3)] for path in paths]
+    h, p = (torch.from_numpy(rows[np.array(nodes)]) for rows in (target, tree.draft))
+    draft = Draft(torch.tensor(paths), [3] * len(paths), p)
+    assigned = Assignment((ct.policy("speculative"),))
+    law = find_verifier("block").law(assigned, torch.cat([h, h[:, -1:]], 1), draft)
+    for row, path in enumerate(paths):
+        for length in range(4):
+            share = float(law.alive[row, length])
+            assert share == pytest.approx(found.alive[node_of(path[:length], 3)], abs=ROUNDING)
+
+
+def test_probabilities_of_prefixes():
+    tree = random_tree(3, 3, seed=7, zeros=0.3)
+    for length in range(4):
+        nodes = [node_of(prefix, 3) for prefix in prefixes(tree, length)]
+        assert tree.drafted[nodes].sum() == pytest.approx(1)
+    excluded = (tree.drafted > 0) & (tree.possible == 0)
+    assert excluded.any() and (tree.possible <= tree.drafted).all()
+
+
+def test_a_markov_tree_repeats_the_row_of_the_last_token():
+    rows = [np.random.default_rng(seed).dirichlet(np.ones(3), size=3) for seed in (0, 1)]
+    tree = markov_tree(*rows, 3, last=2)
+    np.testing.assert_allclose(tree.target[0], rows[0][2])
+    for prefix in prefixes(tree, 2):
+        np.testing.assert_allclose(tree.draft[node_of(prefix, 3)], rows[1][prefix[-1]])
+
+
+def test_random_trees_are_seeded_and_dialled():
+    one, same, other = (random_tree(3, 2, seed=seed, zeros=0.5) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one.target, same.target)
+    assert (one.target != other.target).any() and (one.target == 0).any()
+    assert (one.target.max(-1) > 0).all()
+    equal = random_tree(3, 2, seed=1, distance=0)
+    np.testing.assert_allclose(equal.target, equal.draft)
+    flat = random_tree(3, 2, seed=1, sharpness=0)
+    np.testing.assert_allclose(flat.target, 1 / 3)
+
+
+def test_a_tree_is_written_and_read(tmp_path):
+    tree = random_tree(2, 3, seed=1)
+    tree.save(tmp_path / "tree.npz")
+    read = PathTree.load(tmp_path / "tree.npz")
+    np.testing.assert_allclose(read.target, tree.target, rtol=1e-15)
+    np.testing.assert_allclose(read.draft, tree.draft, rtol=1e-15)
+    np.savez(tmp_path / "logits.npz", target=np.log(tree.target) + 3, draft=np.log(tree.draft))
+    again = PathTree.load(tmp_path / "logits.npz", logits=True)
+    np.testing.assert_allclose(again.target, tree.target, rtol=1e-12)
+
+
+ROWS = np.full((3, 2), 0.5)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: PathTree(ROWS[0], ROWS[0]), r"must be \(nodes, V\), a row a prefix"),
+        (lambda: PathTree(ROWS[:2], ROWS[:2]), "2 tokens has 1 rows or 3; got 2"),
+        (lambda: PathTree(2 * ROWS, ROWS), "must sum to 1"),
+        (lambda: PathTree(ROWS, np.full((3, 3), 1 / 3)), "vocabulary must equal"),
+        (lambda: PathTree(np.ones((6000, 1)), np.ones((6000, 1))), "at most 5000 rows; got 6000"),
+        (lambda: random_tree(0, 2, seed=1), "vocabulary: must be a whole number of at least 1"),
+        (lambda: random_tree(2, 1.5, seed=1), "depth: must be a whole number"),
+        (lambda: random_tree(2, 20, seed=1), "depth: must leave at most 5000 prefixes"),
+        (lambda: random_tree(2, 2, seed=1, zeros=2), r"zeros: must lie in \[0, 1\]; got 2"),
+        (lambda: markov_tree(ROWS, ROWS, 2), r"must be \(V, V\), a row a token"),
+        (lambda: markov_tree(ROWS[:2], ROWS[:2], 2, last=2), r"last: must lie in \[0, 1\]"),
+    ],
+)
+def test_wrong_trees_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
