@@ -15,6 +15,7 @@ COMMANDS = {
     "throughput": ("throughput.command", "policies and baselines end to end; resumes"),
     "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
+    "markov": ("markov.command", "whole texts of tiny models, enumerated: their KL, the meter"),
     "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),
     "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
