@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory import _arguments as check
+
 # texts of one length that are held at once: 6^8 fit
 MOST_TEXTS = 2**21
 
@@ -22,12 +24,32 @@ class TinyPair:
     target, draft : (S, V) float64 rows q and p of each state.
     following : (S, V) int64, the state after each token.
     start : the state before the first token.
+
+    Raises
+    ------
+    ValueError
+        Rows that are not distributions, shapes that differ, states that are not there.
     """
 
     target: Float[Tensor, "states vocab"]
     draft: Float[Tensor, "states vocab"]
     following: Int[Tensor, "states vocab"]
     start: int = 0
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.target.shape)
+        for name in ("target", "draft"):
+            check.check_probabilities(name, getattr(self, name))
+        for name in ("draft", "following"):
+            own = tuple(getattr(self, name).shape)
+            if own != shape:
+                raise ValueError(f"{name}: must have the target's shape {shape}; got {own}")
+        for name, value in (("following", self.following), ("start", torch.tensor(self.start))):
+            low, high = int(value.min()), int(value.max())
+            if low < 0 or high >= shape[0]:
+                raise ValueError(
+                    f"{name}: must be states from 0 to {shape[0] - 1}; got {low} to {high}"
+                )
 
     @property
     def vocab(self) -> int:
