@@ -13,8 +13,9 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import FixedTarget, one_hot
+from cactus_theory.policies._path import Path
 from cactus_theory.policies._per_proposal import PerProposal
-from cactus_theory.verify.contract import Draft, Verifier, find_verifier
+from cactus_theory.verify.contract import Draft, Verdict, Verifier, find_verifier
 
 # Rows are collected up to WAITING_ENTRIES entries, then measured in batches of at most
 # BATCHED_ENTRIES (192 KiB of float64): few calls, on arrays that fit into a core's own cache.
@@ -23,7 +24,7 @@ from cactus_theory.verify.contract import Draft, Verifier, find_verifier
 WAITING_ENTRIES = 2**19
 BATCHED_ENTRIES = 2**14 + 2**13
 Choice = Int[Tensor, "rows"]
-Waiting = tuple[Tensor, Tensor, Tensor]
+Waiting = tuple[Tensor, ...]
 
 
 class Meter:
@@ -43,6 +44,7 @@ class Meter:
         self.divergence = find_divergence(divergence)
         self.waiting: list[Waiting] = []
         self.only = torch.zeros(1, dtype=torch.int64)
+        self.sure = torch.ones(1, dtype=torch.float64)
         self.entries = 0
         self.rows = 0
         self.total = self.largest = self.expected = 0.0
@@ -52,11 +54,18 @@ class Meter:
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
         choice: Choice | None,
+        path: Path | None = None,
     ) -> None:
-        """Collect verified rows; ``choice`` is the policy of each (None: there is only one)."""
+        """Collect verified rows.
+
+        ``choice`` is the policy of each (None: there is only one), ``path`` how a verifier of
+        blocks reached them (None: that does not matter).
+        """
         if choice is None:
             choice = self.only.expand(len(target_probs))
-        self.waiting.append((target_probs, draft_probs, choice))
+        if path is None:
+            path = Path(self.sure.expand(len(choice)), self.only.expand(len(choice)))
+        self.waiting.append((target_probs, draft_probs, choice, path.alive, path.left))
         self.rows += len(target_probs)
         self.entries += target_probs.numel()
         if self.entries >= WAITING_ENTRIES:
@@ -82,22 +91,24 @@ class Meter:
         size = max(1, BATCHED_ENTRIES // self.waiting[0][0].shape[-1])
         for group in _groups(self.waiting, size):
             columns = (torch.cat(part).split(size) for part in zip(*group, strict=True))
-            for q, p, choice in zip(*columns, strict=True):
-                self._judge(check.normalised(q), check.normalised(p), choice)
+            for q, p, choice, alive, left in zip(*columns, strict=True):
+                path = Path(alive, left)
+                self._judge(check.normalised(q), check.normalised(p), choice, path)
         self.waiting, self.entries = [], 0
 
-    def _judge(self, q: Tensor, p: Tensor, choice: Choice) -> None:
+    def _judge(self, q: Tensor, p: Tensor, choice: Choice, path: Path) -> None:
         for number, rule in enumerate(self.rules):
             if len(self.rules) == 1:
-                self._measure(rule, q, p)
+                self._measure(rule, q, p, path)
             elif bool((mine := choice == number).any()):
-                self._measure(rule, q[mine], p[mine])
+                self._measure(rule, q[mine], p[mine], Path(path.alive[mine], path.left[mine]))
 
-    def _measure(self, rule: Policy, q: Tensor, p: Tensor) -> None:
-        emitted = self.verifier.emitted(rule, q, p)
+    def _measure(self, rule: Policy, q: Tensor, p: Tensor, path: Path) -> None:
+        emitted = self.verifier.emitted(rule, q, p, path)
         # a policy that is lossless for what it emits accepts Σ min(p, out)
         exact = isinstance(rule, FixedTarget | PerProposal)
-        kept = torch.minimum(p, emitted) if exact else p * rule.keep(q, p)
+        offered = p if bool((path.alive == 1).all()) else p / path.alive[:, None]
+        kept = torch.minimum(offered, emitted) if exact else p * rule.keep(q, p)
         self.expected += float(kept.sum())
         if emitted is q:  # seen, not claimed: the policy returned the target's own row
             return
@@ -152,6 +163,15 @@ def verified(row: int, charged: Any, q: Tensor, draft: Draft) -> tuple[Tensor, T
     if draft.probs is None:
         return own_q, one_hot(draft.token_ids[row, charged], own_q)
     return own_q, draft.probs[row, charged].clone()
+
+
+def path_to(row: int, charged: Any, verdict: Verdict, draft: Draft) -> Path | None:
+    """Return how the charged rows of one text were reached, None where it does not matter."""
+    if verdict.alive is None:
+        return None
+    alive = verdict.alive[row, charged]
+    left = torch.arange(draft.lengths[row] - 1, -1, -1, device=alive.device)
+    return Path(alive, left[charged])
 
 
 def observers(

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._meter import Meter, Recorder, verified
+from cactus_theory.decoding._meter import Meter, Recorder, path_to, verified
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._text import Texts
@@ -20,6 +20,8 @@ from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify.contract import Draft, Verdict, Verifier
 
 OnRound = Callable[[list[list[int]]], None]
+# the target's rows (B, K + 1, V), the draft, the number of each text, its new tokens before
+OnRows = Callable[[Tensor, Draft, list[int], list[int]], None]
 
 
 class Decode:
@@ -38,6 +40,7 @@ class Decode:
         verifier: Verifier,
         fast_forward: bool | None = None,
         observers: tuple[Meter | None, Recorder | None] = (None, None),
+        on_rows: OnRows | None = None,
     ) -> None:
         self.clock = Stopwatch()
         self.target = CachedModel(
@@ -47,6 +50,7 @@ class Decode:
         setting = Setting(target_model, texts, warp, self.clock, width, fast_forward)
         self.drafting = None if drafter is None else drafter.begin(setting)
         self.meter, self.recorder = observers
+        self.on_rows = on_rows
         self.verifier = verifier
         self.rounds: dict[tuple[int, int, bool], int] = {}
         self.width = width
@@ -171,6 +175,10 @@ class Decode:
         tokens: list[list[int]],
     ) -> None:
         """Show the meter, the recorder and the schedules the rows that were verified."""
+        if self.on_rows is not None:
+            made = map(len, map(self.texts.new_ids, range(len(new))))
+            before = [after - len(own) for after, own in zip(made, new, strict=True)]
+            self.on_rows(q, draft, self.places, before)
         if self.meter is None and self.recorder is None and not self.rules.observing:
             return
         for row, own in enumerate(new):
@@ -184,7 +192,9 @@ class Decode:
                 continue
             q_rows, p_rows = verified(row, charged, q, draft)
             if self.meter is not None:
-                self.meter.add(q_rows, p_rows, None if choice is None else choice[row, charged])
+                own_choice = None if choice is None else choice[row, charged]
+                path = path_to(row, charged, verdict, draft)
+                self.meter.add(q_rows, p_rows, own_choice, path)
             if self.recorder is not None:
                 ids = draft.token_ids[row, charged]
                 self.recorder.add(q_rows, p_rows, ids, accepted)

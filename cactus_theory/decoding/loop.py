@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cactus_theory.decoding._checks import opened_texts
 from cactus_theory.decoding._meter import observers
-from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding._round import Decode, OnRows
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
 from cactus_theory.decoding._text import Stop
@@ -45,6 +45,7 @@ def generate(
     meter: bool | str | Divergence = True,
     record_rows: bool = False,
     on_tokens: Progress | None = None,
+    on_rows: OnRows | None = None,
 ) -> GenerationResult:
     """Continue texts with drafted tokens that the target verifies under ``policy``.
 
@@ -71,7 +72,8 @@ def generate(
         generator per row, used instead.
     adaptive : choose K ≤ num_draft_tokens from the running acceptance and measured costs.
     gate : measure speculative rounds and plain steps and take the faster kind.
-    verifier : how drafts are verified, by name or a Verifier.
+    verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
+        as a whole, which accepts more), or a Verifier.
     fast_forward : whether Llama-like models run through this package's own forward pass
         (True, refusing others), the library's (False), or whichever fits (None). Both
         compute the same function up to rounding.
@@ -79,6 +81,9 @@ def generate(
         decode's.
     record_rows : also return the verified rows.
     on_tokens : called after every round with the new ids (B = 1) or a list of them per row.
+    on_rows : called after every round with all rows of the target (B, K + 1, V), those after a
+        refusal too, the draft, the number of each text in the batch, and how many new tokens
+        it had before. The rows are overwritten by the next round.
 
     Raises
     ------
@@ -96,6 +101,8 @@ def generate(
     texts, padding = opened_texts(models, input_ids, attention_mask, max_new_tokens, eos_token_ids)
     texts.stop = stop
     rules = Rules(policy, texts)
+    for rule in rules.rules:
+        judge.check(rule)
     coins = Coins(texts.batch, seed, generator, texts.device)
     warp = Warp(temperature, logits_processor, padding)
     with torch.inference_mode():
@@ -111,6 +118,7 @@ def generate(
             judge,
             fast_forward,
             observers(rules.rules, meter, record_rows, judge),
+            on_rows,
         )
         return decode.run(per_round(on_tokens, texts.batch))
 

@@ -39,6 +39,8 @@ SLACK = {torch.float32: 2e-4, torch.float64: 2e-9}
 # a secant step this small (relative) is the last one: what is left is of the order of its
 # product with the step before, below what the rows' rounding moves
 SETTLED = {torch.float32: 2e-5, torch.float64: 2e-14}
+# that product may be this share of it
+SECOND = 1 / 200
 # bisection alone takes 60 halvings of ln b for float64; a secant takes about five steps
 MOST_STEPS = 100
 # x E′(x) is the mass outside the band, 0.3 to 1 on rows of language models
@@ -126,17 +128,19 @@ class RisingRoot:
             self.high = x
         else:
             self.low = x
-        following = math.sqrt(self.low * self.high)
+        following, guess, last = math.sqrt(self.low * self.high), x, math.inf
         if before is None:
             guess = x - x * value / self.steepness
         elif before[1] != value and self.steps % HALVED_EVERY:
             guess = x - value * (x - before[0]) / (value - before[1])
-        else:
-            guess = x
+            last = abs(x - before[0]) / x
         if self.low < guess < self.high:
             following = guess
+        step = abs(following - x) / x
         self.before, self.x = (x, value), following
-        self.done = abs(following - x) <= self.settled * x or self.steps >= MOST_STEPS
+        # what a secant step leaves is of the order of its product with the step before
+        self.done = step <= self.settled or self.steps >= MOST_STEPS
+        self.done = self.done or (following == guess and step * last <= self.settled * SECOND)
 
 
 def _settle(roots: list[RisingRoot], evaluate: Callable[[list[float]], list[float]]) -> list[float]:

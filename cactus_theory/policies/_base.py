@@ -27,7 +27,7 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._path import Node, Path, Step
 from cactus_theory.policies._residual import Decision, Residual
 
 Rows = Float[Tensor, "*batch vocab"]
@@ -197,6 +197,41 @@ class Policy(ABC):
         drafted token. None for a policy that has no such row.
         """
         return None
+
+    def reach(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+        """Return bounds on h_n/p_n in a block, from a token's entries alone; equal if exact.
+
+        A verifier of blocks reads whole rows only where the bounds leave a decision open.
+        """
+        return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
+
+    def follow(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"],
+        n: Int[Tensor, "rows"],
+        path: Path,
+    ) -> Step:
+        """Return what the row h makes of nodes of a block and the tokens drafted there."""
+        row = self.target_in_block(q.double(), p.double(), path)
+        assert row is not None
+        mass = path.alive[:, None] * row
+        ratio = mass.gather(-1, n[:, None])[:, 0] / p.gather(-1, n[:, None])[:, 0].double()
+        return Step(ratio.nan_to_num_(nan=0.0), Residual(rows=(mass - p).clamp_(min=0.0)))
+
+    @property
+    def follows_rows(self) -> bool:
+        """Return whether :meth:`follow_row` answers, which is faster than :meth:`follow`."""
+        return False
+
+    def follow_row(self, node: Node) -> tuple[float, float]:
+        """Return P h_n/p_n and the scale s of the residual (P h − p)₊ = (s q − p)₊ of one node.
+
+        Where the first is at least 1 a block does not end at the node, and s is not read.
+        """
+        raise NotImplementedError
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact law of the next token.

@@ -1,14 +1,19 @@
-"""Where on a drafted path a row stands."""
+"""Rows on a drafted path, for verifiers of whole blocks."""
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from cactus_theory.policies._residual import Residual
 
 
 @dataclass(frozen=True)
 class Path:
-    """The path to each of some rows, for a verifier of whole blocks.
+    """The path to each of some rows.
 
     Attributes
     ----------
@@ -19,3 +24,41 @@ class Path:
 
     alive: Float[Tensor, "*batch"]
     left: Int[Tensor, "*batch"]
+
+
+class Node(NamedTuple):
+    """One node of a path, on the CPU, and the token drafted there.
+
+    Attributes
+    ----------
+    q, p : rows (V,), numpy, of one precision.
+    q_n, p_n : their entries at the drafted token.
+    alive, left : as in :class:`Path`.
+    """
+
+    q: np.ndarray
+    p: np.ndarray
+    q_n: float
+    p_n: float
+    alive: float
+    left: int
+
+    @property
+    def asked(self) -> float:
+        """Return p_n/q_n, ∞ where q_n = 0."""
+        return self.p_n / self.q_n if self.q_n > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a policy's row h makes of N nodes and the tokens drafted there.
+
+    Attributes
+    ----------
+    ratio : (N,) float64, P h_n/p_n; the alive ratio after the token is min(1, ratio).
+    residual : of (P h − p)₊, with that mass where rows are given; arbitrary
+        where ``ratio`` ≥ 1, as a path does not end before such a token.
+    """
+
+    ratio: Float[Tensor, "rows"]
+    residual: Residual

@@ -50,6 +50,11 @@ class Residual:
         assert self.scale is not None
         return self.scale.to(dtype)[:, None] if isinstance(self.scale, Tensor) else self.scale
 
+    def scale_at(self, entry: int) -> float:
+        """Return the scale of one row."""
+        assert self.scale is not None
+        return float(self.scale[entry]) if isinstance(self.scale, Tensor) else self.scale
+
     def at(self, index: Tensor) -> "Residual":
         """Return the residual of some of the rows."""
         if self.rows is not None:

@@ -13,8 +13,11 @@ from cactus_theory import optimum
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.decide import LEAST, Judged, decide_at_budget, decide_at_price
+from cactus_theory.optimum.soft import ONE_TOKEN
+from cactus_theory.optimum.soft_row import Pieces, SoftRow
 from cactus_theory.policies._base import FixedTarget, Ids, Rows, keep_probability
 from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._path import Node, Path, Step
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._residual import Decision, Residual
 
@@ -109,9 +112,67 @@ class Band(FixedTarget):
             lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf).tolist()
+        if self.follows_rows:
+            return self._decided_by_row(q, p, ratio)
         found = self._judged(q, p, ratio)
         lower = torch.tensor(found.lower, dtype=torch.float64)
         return Decision(torch.tensor(found.kept), Residual(scale=lower))
+
+    def reach(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+        """Return bounds on h_n/p_n: between 1 and q_n/p_n, raised at most to the largest b."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        most, generator = math.inf, self.kind.generator
+        if self.price and generator is self.kind and self._smooth:
+            assert generator is not None
+            most = generator.upper_edge(1.0, 1 / self.price)  # as a ≤ 1
+        raised = torch.where(q_n > 0, (most * ratio).nan_to_num(nan=0.0).clamp(max=1.0), 0.0)
+        below = ratio < 1
+        return torch.where(below, ratio, 1.0), torch.where(below, raised, ratio)
+
+    def follow(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"],
+        n: Int[Tensor, "rows"],
+        path: Path,
+    ) -> Step:
+        """Return P h_n/p_n and the scale P a."""
+        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
+        if q.dtype not in LEAST:
+            q, p = q.float(), p.float()
+        lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
+        ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
+        h_n = torch.minimum(torch.maximum(p_n, lower * q_n), ceiling)
+        return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
+
+    @property
+    def follows_rows(self) -> bool:
+        """Return whether it is priced and its path does not end early: f′(∞) = ∞."""
+        generator = self.kind.generator
+        priced = self.price is not None and 0 < self.price < math.inf and generator is self.kind
+        return priced and self._smooth and generator.slope_at_infinity == math.inf  # type: ignore[union-attr]
+
+    def follow_row(self, node: Node) -> tuple[float, float]:
+        """Return P h_n/p_n and P a; at P = 1 a token that is accepted for sure is not solved."""
+        row = SoftRow(node.q, node.p, 1.0, self.pieces)
+        asked = node.asked
+        if row.passes(asked if node.alive == 1 else math.inf):
+            return 1.0, node.alive
+        return node.alive * row.ratio_of(asked), node.alive * row.scale
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """Return what the bands of all rows have in common, by price."""
+        generator = self.kind.generator
+        assert generator is not None and self.price is not None
+        return Pieces(ONE_TOKEN, generator, self.price)
+
+    @property
+    def _smooth(self) -> bool:
+        generator = self.kind.generator
+        return generator is not None and generator.smooth
 
     def _decides_in_place(self, q: Rows) -> bool:
         """Return whether tokens can be decided without solving the band first.
@@ -119,13 +180,22 @@ class Band(FixedTarget):
         That takes a smooth generator, rows on the CPU, and a finite positive price or, for
         float32 rows, a finite budget above rounding.
         """
-        generator = self.kind.generator
-        if generator is None or not generator.smooth or q.is_cuda:
+        if not self._smooth or q.is_cuda:
             return False
         if self.price is not None:  # the generator's price differs from its divergence's
-            return 0 < self.price < math.inf and generator is self.kind
+            return 0 < self.price < math.inf and self.kind.generator is self.kind
         assert self.delta is not None
         return q.dtype == torch.float32 and LEAST_BUDGET < self.delta < math.inf
+
+    def _decided_by_row(self, q: Rows, p: Rows, ratio: list[float]) -> Decision:
+        kept, lower = [], []
+        for q_row, p_row, own in zip(q.numpy(), p.numpy(), ratio, strict=True):
+            row = SoftRow(q_row, p_row, 1.0, self.pieces)
+            kept.append(row.passes(own))
+            lower.append(row.scale)
+        return Decision(
+            torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
+        )
 
     def _judged(self, q: Rows, p: Rows, ratio: list[float]) -> Judged:
         generator = self.kind.generator

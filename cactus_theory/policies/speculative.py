@@ -8,6 +8,7 @@ from torch import Tensor
 from cactus_theory.policies._base import Rows
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._entrywise import Raised
+from cactus_theory.policies._path import Node
 from cactus_theory.policies._registry import register
 
 
@@ -34,3 +35,19 @@ class Speculative(Raised):
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return q."""
         return q
+
+    def reach(
+        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
+    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+        """Return q_n/p_n, which is exact."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        return ratio, ratio
+
+    @property
+    def follows_rows(self) -> bool:
+        """Return that it does."""
+        return True
+
+    def follow_row(self, node: Node) -> tuple[float, float]:
+        """Return P q_n/p_n and P."""
+        return node.alive * node.q_n / node.p_n, node.alive

@@ -24,6 +24,7 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
 from cactus_theory.policies._path import Path
+from cactus_theory.verify._block_host import BlockOnHost
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import (
     Assignment,
@@ -73,6 +74,9 @@ class Block(Verifier):
         if not ids.shape[1]:
             last = pick(target_probs[:, 0], draw)
             return Verdict(ids, torch.zeros_like(last), last)
+        if not ids.is_cuda:
+            run = BlockOnHost(assigned, target_probs, draft, accept, draw).run()
+            return Verdict(ids, run[0], run[1], alive=run[2])
         walk = Walk(assigned, target_probs, draft)
         place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
         passed = torch.where(accept < walk.value[:, 1:], place, 0)
@@ -86,16 +90,10 @@ class Block(Verifier):
         policy: Policy,
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
-        alive: Tensor | None = None,
-        left: Tensor | None = None,
+        path: Path,
     ) -> Float[Tensor, "rows vocab"]:
         """Return h at charged rows, float64."""
-        rows = len(target_probs)
-        if alive is None:
-            alive = torch.ones(rows, dtype=torch.float64, device=target_probs.device)
-        if left is None:
-            left = torch.zeros(rows, dtype=torch.int64, device=target_probs.device)
-        found = policy.target_in_block(target_probs, draft_probs, Path(alive, left))
+        found = policy.target_in_block(target_probs, draft_probs, path)
         assert found is not None  # check() has seen the policy
         return found
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
+from cactus_theory.policies._path import Path
 
 
 @dataclass(frozen=True)
@@ -191,13 +192,11 @@ class Verifier(ABC):
         policy: Policy,
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
-        alive: Float[Tensor, "rows"] | None = None,
-        left: Int[Tensor, "rows"] | None = None,
+        path: Path,
     ) -> Float[Tensor, "rows vocab"]:
         """Return the exact law of the next token at charged rows, float64.
 
-        ``alive`` is what the verdict says of the rows, ``left`` how many drafted tokens follow
-        the one at each row; both are for verifiers of blocks.
+        ``path`` is how a verifier of blocks reached them; others ignore it.
         """
         return policy.emitted(target_probs, draft_probs)
 

@@ -1,0 +1,27 @@
+"""Log the rows of a real pair along real texts, and replay any policy and verifier on them."""
+
+from cactus_theory.traces._cycle import Cycle
+from cactus_theory.traces._folder import save_trace
+from cactus_theory.traces.compare import Comparison, compare, tokens_at
+from cactus_theory.traces.estimate import Estimate
+from cactus_theory.traces.log import log_trace
+from cactus_theory.traces.replay import Replay, replay
+from cactus_theory.traces.rows import SavedRows
+from cactus_theory.traces.trace import Batch, Trace
+from cactus_theory.traces.values import learn_values
+
+__all__ = [
+    "Batch",
+    "Comparison",
+    "Cycle",
+    "Estimate",
+    "Replay",
+    "SavedRows",
+    "Trace",
+    "compare",
+    "learn_values",
+    "log_trace",
+    "replay",
+    "save_trace",
+    "tokens_at",
+]

@@ -1,0 +1,165 @@
+"""The cycles of one text as bytes: ragged rows end to end, with offsets.
+
+A shard is a safetensors file with C cycles, their N drafted tokens, N + C target rows and
+M ≤ N draft rows. Rows are natural logarithms, −inf where a token has no probability: float16
+probabilities would lose most of a large vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.traces._cycle import Cycle
+
+DTYPES = {"float16": torch.float16, "float32": torch.float32}
+# how far a row's probabilities may sum from 1: rounding moves a log-probability of −16 in float16
+# by 2⁻⁸ at most, and in float32 by far less than rows of that dtype may miss 1 anyway
+ROW_SUM_TOLERANCE = {torch.float16: 1e-2, torch.float32: 1e-4}
+NAMES = (
+    "position",
+    "token_offsets",
+    "draft_offsets",
+    "draft_token_ids",
+    "target_log_probs",
+    "draft_log_probs",
+)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The cycles of one text.
+
+    Attributes
+    ----------
+    position : (C,) int32, new tokens of the text before each cycle.
+    token_offsets : (C + 1,) int64; cycle c drafted the tokens from the c-th on, up to the
+        next, and has one target row more than tokens: its rows start at ``token_offsets[c] + c``.
+    draft_offsets : (C + 1,) int64, the same for draft rows; a cycle has none if certain.
+    draft_token_ids : (N,) int32.
+    target_log_probs, draft_log_probs : (N + C, V) and (M, V), float16 or float32.
+    """
+
+    position: Int[Tensor, "cycles"]
+    token_offsets: Int[Tensor, "cycles1"]
+    draft_offsets: Int[Tensor, "cycles1"]
+    draft_token_ids: Int[Tensor, "tokens"]
+    target_log_probs: Float[Tensor, "target_rows vocab"]
+    draft_log_probs: Float[Tensor, "draft_rows vocab"]
+
+    def __len__(self) -> int:
+        """Return the number of cycles."""
+        return len(self.position)
+
+    @property
+    def counts(self) -> list[int]:
+        """Return how many tokens each cycle drafted."""
+        return self.token_offsets.diff().tolist()
+
+    @property
+    def certain(self) -> list[bool]:
+        """Return whether each cycle has no draft rows."""
+        return (self.draft_offsets.diff() == 0).tolist()
+
+
+def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
+    """Return the cycles of one text as a shard."""
+    counts = [len(cycle.draft_token_ids) for cycle in cycles]
+    own = [0 if cycle.draft_probs is None else len(cycle.draft_probs) for cycle in cycles]
+    none = torch.zeros(0, vocab, dtype=torch.float64)
+    target = torch.cat([cycle.target_probs.double() for cycle in cycles] or [none])
+    draft = torch.cat(
+        [c.draft_probs.double() for c in cycles if c.draft_probs is not None] + [none]
+    )
+    ids = [cycle.draft_token_ids.to(torch.int32) for cycle in cycles]
+    return Shard(
+        position=torch.tensor([cycle.position for cycle in cycles], dtype=torch.int32),
+        token_offsets=torch.tensor([0, *counts]).cumsum(0),
+        draft_offsets=torch.tensor([0, *own]).cumsum(0),
+        draft_token_ids=torch.cat([*ids, torch.zeros(0, dtype=torch.int32)]),
+        target_log_probs=target.log().to(dtype),
+        draft_log_probs=draft.log().to(dtype),
+    )
+
+
+def to_bytes(shard: Shard) -> bytes:
+    """Return the file's content; the same shard always gives the same bytes."""
+    library = check.optional_module("safetensors.torch", "llm")
+    return library.save({name: getattr(shard, name).contiguous() for name in NAMES})
+
+
+def from_bytes(where: str, content: bytes, vocab: int) -> Shard:
+    """Return the shard that a file holds.
+
+    Raises
+    ------
+    ValueError
+        Not a safetensors file, not these tensors, shapes that do not fit together, rows that
+        are no log-probabilities; ``where`` names the file.
+    """
+    library = check.optional_module("safetensors.torch", "llm")
+    try:
+        tensors = library.load(content)
+    except Exception as error:  # the library raises its own class and several built-in ones
+        raise ValueError(f"{where}: must be a safetensors file; {error}") from None
+    if sorted(tensors) != sorted(NAMES):
+        raise ValueError(
+            f"{where}: must hold {', '.join(NAMES)}; got {', '.join(sorted(tensors)) or 'nothing'}"
+        )
+    shard = Shard(**tensors)
+    _check_offsets(where, shard)
+    _check_ids(where, shard, vocab)
+    for name in ("target_log_probs", "draft_log_probs"):
+        _check_rows(f"{where}: {name}", getattr(shard, name), vocab)
+    return shard
+
+
+def _check_offsets(where: str, shard: Shard) -> None:
+    cycles, tokens = len(shard), len(shard.draft_token_ids)
+    ends = (
+        ("token_offsets", shard.token_offsets, tokens),
+        ("draft_offsets", shard.draft_offsets, len(shard.draft_log_probs)),
+    )
+    for name, offsets, last in ends:
+        fits = offsets.shape == (cycles + 1,) and offsets[0] == 0 and offsets[-1] == last
+        if not fits or bool((offsets.diff() < 0).any()):
+            raise ValueError(
+                f"{where}: {name} must rise from 0 to {last} in {cycles + 1} steps; "
+                f"got {offsets.flatten()[:8].tolist()}"
+            )
+    if len(shard.target_log_probs) != tokens + cycles:
+        raise ValueError(
+            f"{where}: target_log_probs must have a row for every drafted token and cycle, "
+            f"{tokens} + {cycles}; got {len(shard.target_log_probs)}"
+        )
+    drafted, own = shard.token_offsets.diff(), shard.draft_offsets.diff()
+    if bool(((own != drafted) & (own != 0)).any()):
+        raise ValueError(f"{where}: a cycle must have a draft row for every token, or none")
+
+
+def _check_ids(where: str, shard: Shard, vocab: int) -> None:
+    ids = shard.draft_token_ids
+    wrong = ids[(ids < 0) | (ids >= vocab)]
+    if len(wrong):
+        raise ValueError(
+            f"{where}: draft_token_ids must lie in [0, {vocab}); got {wrong[0].item()}"
+        )
+
+
+def _check_rows(where: str, rows: Tensor, vocab: int) -> None:
+    if rows.dtype not in ROW_SUM_TOLERANCE or rows.ndim != 2 or rows.shape[1] != vocab:
+        raise ValueError(
+            f"{where}: must be float16 or float32 rows of {vocab} tokens; "
+            f"got {rows.dtype}, shape {tuple(rows.shape)}"
+        )
+    off = (rows.float().exp().sum(-1) - 1).abs()
+    tolerance = ROW_SUM_TOLERANCE[rows.dtype]
+    if not bool((off <= tolerance).all()):  # NaN is not
+        row = int((~(off <= tolerance)).nonzero()[0])
+        raise ValueError(
+            f"{where}: rows must be log-probabilities, summing to 1 within {tolerance:g}; "
+            f"row {row} sums to {rows[row].float().exp().sum().item():.6g}"
+        )

@@ -1,0 +1,185 @@
+"""Log the rows of a target and its draft along texts that the target's own law writes."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.decoding._checks import opened_texts, whole_number
+from cactus_theory.decoding._sampling import checked_temperature
+from cactus_theory.decoding.drafters import Drafter, as_drafter
+from cactus_theory.decoding.loop import generate
+from cactus_theory.decoding.models import text_config
+from cactus_theory.traces._cycle import Cycle
+from cactus_theory.traces._folder import Folder
+from cactus_theory.traces._identity import identity, name_of
+from cactus_theory.traces._manifest import Header
+from cactus_theory.traces._shard import DTYPES
+from cactus_theory.traces.trace import Trace
+from cactus_theory.verify.contract import Draft
+
+OnText = Callable[[int, int], None]
+
+
+def log_trace(
+    target_model: Any,
+    draft_model: Any,
+    prompts_ids: Sequence[Sequence[int]],
+    folder: str | Path,
+    *,
+    num_draft_tokens: int,
+    max_new_tokens: int,
+    cycles: int | None = None,
+    dtype: str = "float16",
+    temperature: float = 1.0,
+    eos_token_ids: int | Iterable[int] | None = None,
+    seed: int = 0,
+    on_text: OnText | None = None,
+) -> Trace:
+    """Decode losslessly and log all rows of every round, those after a refusal too.
+
+    The policy is ``speculative`` and the verifier ``chain``, so texts have the target's own law.
+    Every round drafts all ``num_draft_tokens`` (if the drafter has so many), also the last one of
+    a text. A text's file is written when the text has ended: a run that was killed goes on
+    from there when started with the same arguments, and leaves the same bytes as one that was not.
+
+    Parameters
+    ----------
+    target_model : a Hugging Face causal LM in evaluation mode.
+    draft_model : another one of the same vocabulary, or a drafter, such as ``NGram()``.
+    prompts_ids : token ids of each prompt; text i continues prompt i modulo their number.
+    folder : made if need be; empty, or of the same trace.
+    num_draft_tokens : K ≥ 1.
+    max_new_tokens : of a text; prompt + max_new_tokens + K must fit both models' positions.
+    cycles : go through the prompts, again and again if need be, until there are at least so many
+        (texts are not cut short); None for one pass.
+    dtype : of the logged log-probabilities, float16 or float32.
+    temperature : of both models.
+    eos_token_ids : tokens that end a text; None for none.
+    seed : text i takes ``seed + i``.
+    on_text : called with the cycles and texts logged so far, at the start and after every text.
+
+    Raises
+    ------
+    ValueError
+        A folder of another trace or of something else, an unknown dtype, and as
+        :func:`cactus_theory.decoding.generate`.
+    OSError
+        Files that cannot be written.
+    ModuleNotFoundError
+        safetensors is not installed (extra llm).
+    """
+    check.optional_module("safetensors.torch", "llm")
+    drafter = as_drafter(draft_model)
+    ends = [] if eos_token_ids is None else eos_token_ids
+    ends = [ends] if isinstance(ends, int) else sorted(ends)
+    prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
+    _check(target_model, drafter, prompts, num_draft_tokens, max_new_tokens, cycles, ends)
+    header = Header(
+        vocab_size=text_config(target_model).vocab_size,
+        num_draft_tokens=num_draft_tokens,
+        dtype=check.one_of("dtype", dtype, tuple(DTYPES)),
+        target=name_of(target_model),
+        draft=name_of(draft_model),
+        temperature=checked_temperature(temperature),
+        seed=whole_number("seed", seed, 0),
+        eos_token_ids=ends,
+        details={
+            "target_weights": identity(target_model),
+            "draft_weights": identity(drafter),
+            "prompts": len(prompts),
+            "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+            "max_new_tokens": max_new_tokens,
+            "at_least_cycles": cycles,
+        },
+    )
+    kept = Folder(Path(folder), header)
+    _fill(kept, target_model, drafter, prompts, on_text or (lambda cycles, texts: None))
+    return kept.trace()
+
+
+def _fill(
+    kept: Folder, target: Any, drafter: Drafter, prompts: list[list[int]], on_text: OnText
+) -> None:
+    """Decode the texts that the folder lacks."""
+    wanted = kept.header.details["at_least_cycles"]
+    while not kept.finished:
+        on_text(kept.cycles, kept.texts)
+        done = kept.texts >= len(prompts) if wanted is None else kept.cycles >= wanted
+        if done:
+            kept.finish()
+        else:
+            prompt = prompts[kept.texts % len(prompts)]
+            kept.add(_logged(kept.header, target, drafter, prompt, kept.texts))
+
+
+def _logged(
+    header: Header, target: Any, drafter: Drafter, prompt: list[int], text: int
+) -> list[Cycle]:
+    """Return the cycles of one text."""
+    new, width = header.details["max_new_tokens"], header.num_draft_tokens
+    found: list[Cycle] = []
+
+    def keep(q: Tensor, draft: Draft, texts: list[int], before: list[int]) -> None:
+        found.append(_taken(text, q, draft, before[0]))
+
+    generate(
+        target,
+        drafter,
+        torch.tensor([prompt], device=target.device),
+        policy="speculative",
+        verifier="chain",
+        num_draft_tokens=width,
+        # room for a whole draft in the last round too; the text itself is stopped
+        max_new_tokens=new + width,
+        stop=lambda ids: ids.shape[1] >= len(prompt) + new,
+        temperature=header.temperature,
+        eos_token_ids=header.eos_token_ids,
+        seed=header.seed + text,
+        meter=False,
+        on_rows=keep,
+    )
+    return found
+
+
+def _taken(text: int, q: Tensor, draft: Draft, position: int) -> Cycle:
+    """Return copies of the rows of one round of one text."""
+    if draft.parents is not None:
+        raise ValueError("draft_model: must draft chains to be logged; got a tree")
+    count = draft.lengths[0]
+    return Cycle(
+        text=text,
+        position=position,
+        draft_token_ids=draft.token_ids[0, :count].cpu().clone(),
+        target_probs=q[0, : count + 1].cpu().double(),
+        draft_probs=None if draft.probs is None else draft.probs[0, :count].cpu().double(),
+    )
+
+
+def _check(
+    target: Any,
+    drafter: Drafter,
+    prompts: list[list[int]],
+    num_draft_tokens: int,
+    max_new_tokens: int,
+    cycles: int | None,
+    ends: list[int],
+) -> None:
+    """Raise for what would fail at some later text."""
+    whole_number("num_draft_tokens", num_draft_tokens, 1)
+    whole_number("max_new_tokens", max_new_tokens, 1)
+    if cycles is not None:
+        whole_number("cycles", cycles, 1)
+    if not prompts:
+        raise ValueError("prompts_ids: must hold at least one prompt; got none")
+    models = {"target_model": target} | drafter.check(target)
+    for number, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompts_ids: every prompt must hold a token; prompt {number} is []")
+        opened_texts(models, torch.tensor([prompt], device=target.device), None,
+                     max_new_tokens + num_draft_tokens, ends)  # fmt: skip

@@ -1,0 +1,229 @@
+r"""Run a policy and a verifier on logged rows, all coins integrated out.
+
+Of a cycle with drafted tokens x_1..x_K let :math:`P_i` be the probability that at least i of
+them are accepted (``VerdictLaw.alive``) and h_i the emitted law at row i. Then a target call
+yields :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)`; a bonus token
+from q costs nothing. Tokens after a drafted end-of-text token count for nothing.
+
+Cycles start where those of the logged lossless decode did. For that decode's own K, policy and
+verifier the numbers are unbiased; for others they are what these would do at the same places,
+which is what makes them comparable, with paired errors far smaller than their own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.decoding._checks import whole_number
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.traces._positions import mean_alive
+from cactus_theory.traces.estimate import Estimate, PerText, ratio_of_sums
+from cactus_theory.traces.rows import SavedRows
+from cactus_theory.traces.trace import Batch, Trace
+from cactus_theory.verify.contract import Assignment, Draft, Verifier, find_verifier
+
+# numbers of target rows judged at once: a few cycles at V=2,048, so that arrays stay near a core
+ENTRIES = 2**17
+Source = Trace | SavedRows
+OnCycles = Callable[[int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What a policy and a verifier do on a trace.
+
+    Attributes
+    ----------
+    policy, verifier : their specs.
+    num_draft_tokens : K, the most tokens of a draft that were used.
+    source : fingerprint of the trace.
+    cycles, tokens, accepted : (T,) sums over each text's cycles of 1, of the expected tokens
+        of a call, and of the drafted ones among them.
+    spent : divergence → (T,), the expected metered divergence (nats for KL).
+    reached, kept : (K, T), how often place i of a draft is expected to be decided, and kept.
+    """
+
+    policy: str
+    verifier: str
+    num_draft_tokens: int
+    source: str
+    cycles: PerText
+    tokens: PerText
+    accepted: PerText
+    spent: dict[str, PerText]
+    reached: Float[np.ndarray, "K texts"]
+    kept: Float[np.ndarray, "K texts"]
+
+    @property
+    def name(self) -> str:
+        """Return policy, verifier and K as tables show them."""
+        return f"{self.policy}, {self.verifier}, K={self.num_draft_tokens}"
+
+    @cached_property
+    def tokens_per_call(self) -> Estimate:
+        """Return new tokens per target call, recovered and bonus tokens included."""
+        return ratio_of_sums(self.tokens, self.cycles, self.source)
+
+    @cached_property
+    def accepted_per_call(self) -> Estimate:
+        """Return accepted drafted tokens per target call."""
+        return ratio_of_sums(self.accepted, self.cycles, self.source)
+
+    @cached_property
+    def acceptance_by_position(self) -> tuple[Estimate, ...]:
+        """Return, for each place in a draft, the share of tokens kept among those reached."""
+        pairs = zip(self.kept, self.reached, strict=True)
+        return tuple(ratio_of_sums(kept, reached, self.source) for kept, reached in pairs)
+
+    def divergence_per_call(self, divergence: str = "kl") -> Estimate:
+        """Return the metered divergence per target call."""
+        return ratio_of_sums(self._spent(divergence), self.cycles, self.source)
+
+    def divergence_per_token(self, divergence: str = "kl") -> Estimate:
+        """Return the metered divergence per emitted token."""
+        return ratio_of_sums(self._spent(divergence), self.tokens, self.source)
+
+    def _spent(self, divergence: str) -> PerText:
+        spec = find_divergence(divergence).spec
+        return self.spent[check.one_of("divergence", spec, tuple(self.spent))]
+
+
+def replay(
+    source: Source | str | Path,
+    policy: str | Policy,
+    verifier: str | Verifier = "chain",
+    *,
+    num_draft_tokens: int | None = None,
+    divergences: Sequence[str | Divergence] = ("kl",),
+    on_cycles: OnCycles | None = None,
+) -> Replay:
+    """Return what a policy and a verifier do on logged cycles; exact, nothing is sampled.
+
+    Parameters
+    ----------
+    source : a trace, its folder, or saved rows: each row is then a draft of one token, averaged
+        over the draft's row, and a text of its own.
+    policy : a Policy or a spec, such as ``"band:price=1"``.
+    verifier : by name or a Verifier.
+    num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
+    divergences : which ones the meter adds up.
+    on_cycles : called with how many cycles are done, now and then.
+
+    Raises
+    ------
+    ValueError
+        An unknown policy, verifier or divergence, a policy that the verifier cannot follow,
+        more drafted tokens than were logged, a broken trace.
+    NotImplementedError
+        A verifier whose law cannot be enumerated.
+    """
+    found = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
+    rule, judge = find_policy(policy), find_verifier(verifier)
+    judge.check(rule)
+    kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
+    sums = _Sums(found.texts, _width(found, num_draft_tokens), tuple(kinds))
+    if isinstance(found, SavedRows):
+        _replay_rows(found, rule, judge, kinds, sums, on_cycles)
+    else:
+        ends = torch.tensor(found.header.eos_token_ids, dtype=torch.int64)
+        for batch in found.batches(ENTRIES, sums.width):
+            sums.add(batch.text, *_judged(batch, rule, judge, kinds, ends))
+            if on_cycles is not None:
+                on_cycles(int(sums.cycles.sum()))
+    return sums.result(rule.spec, judge.name, found.fingerprint)
+
+
+def _width(source: Source, wanted: int | None) -> int:
+    logged = source.num_draft_tokens
+    if wanted is None:
+        return logged
+    if whole_number("num_draft_tokens", wanted, 1) > logged:
+        raise ValueError(f"num_draft_tokens: must be at most the {logged} logged; got {wanted}")
+    return wanted
+
+
+def _judged(
+    batch: Batch, rule: Policy, judge: Verifier, kinds: dict[str, Divergence], ends: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K)."""
+    ids, q = batch.draft_token_ids, batch.target_probs
+    ended = torch.isin(ids, ends).cumsum(-1) > 0
+    going = torch.cat([torch.zeros_like(ended[:, :1]), ended], -1).logical_not()
+    if not ids.shape[1]:
+        nothing = q.new_zeros(ids.shape)
+        return q.new_ones(going.shape), going, dict.fromkeys(kinds, nothing)
+    draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
+    law = judge.law(Assignment((rule,)), q, draft)
+    spent = {spec: kind.value(law.emitted, q[:, :-1]) for spec, kind in kinds.items()}
+    return law.alive, going, spent
+
+
+def _replay_rows(
+    rows: SavedRows,
+    rule: Policy,
+    judge: Verifier,
+    kinds: dict[str, Divergence],
+    sums: "_Sums",
+    on_cycles: OnCycles | None,
+) -> None:
+    size = max(1, ENTRIES // rows.target_probs.shape[-1])
+    places = torch.arange(len(rows.target_probs)).split(size)
+    for place in places:
+        q, p = rows.target_probs[place], rows.draft_probs[place]
+        kept, emitted = mean_alive(judge, rule, q, p)
+        alive = torch.stack([torch.ones_like(kept), kept], -1)
+        spent = {spec: kind.value(emitted, q)[:, None] for spec, kind in kinds.items()}
+        sums.add(place, alive, torch.ones_like(alive, dtype=torch.bool), spent)
+        if on_cycles is not None:
+            on_cycles(int(place[-1]) + 1)
+
+
+class _Sums:
+    """Adds up cycles by text."""
+
+    def __init__(self, texts: int, width: int, specs: tuple[str, ...]) -> None:
+        self.width = width
+        self.cycles, self.tokens, self.accepted = (np.zeros(texts) for _ in range(3))
+        self.spent = {spec: np.zeros(texts) for spec in specs}
+        self.reached, self.kept = (np.zeros((width, texts)) for _ in range(2))
+
+    def add(self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor]) -> None:
+        """Add a batch: see :func:`_judged`."""
+        where = text.numpy()
+        reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
+        kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
+        after = torch.where(going, alive, 0.0)  # P_0 = 1 is the token that every call gives
+        np.add.at(self.cycles, where, 1.0)
+        np.add.at(self.tokens, where, after.sum(-1).numpy())
+        np.add.at(self.accepted, where, kept.sum(-1).numpy())
+        for spec, values in spent.items():
+            charged = torch.where(reached > 0, reached * values, 0.0).sum(-1)
+            np.add.at(self.spent[spec], where, charged.numpy())
+        for place in range(kept.shape[1]):
+            np.add.at(self.reached[place], where, reached[:, place].numpy())
+            np.add.at(self.kept[place], where, kept[:, place].numpy())
+
+    def result(self, policy: str, verifier: str, source: str) -> Replay:
+        """Return the sums with their names."""
+        return Replay(
+            policy=policy,
+            verifier=verifier,
+            num_draft_tokens=self.width,
+            source=source,
+            cycles=self.cycles,
+            tokens=self.tokens,
+            accepted=self.accepted,
+            spent=self.spent,
+            reached=self.reached,
+            kept=self.kept,
+        )

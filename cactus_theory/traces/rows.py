@@ -1,0 +1,70 @@
+"""Saved rows of a target and a draft in the place of a trace."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory._files import load_rows
+from cactus_theory.traces._manifest import digest
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRows:
+    """N pairs of rows, each the cycle of a draft of one token and a text of its own.
+
+    The drafted token is averaged over the draft's row, so none is needed. Rows along one text
+    are alike; errors that take each for a text of its own are then too small.
+
+    Attributes
+    ----------
+    target_probs, draft_probs : (N, V) float64 rows that sum to 1.
+    """
+
+    target_probs: Float[Tensor, "rows vocab"]
+    draft_probs: Float[Tensor, "rows vocab"]
+    num_draft_tokens = 1
+
+    @classmethod
+    def of(cls, target_probs: check.ArrayLike, draft_probs: check.ArrayLike) -> "SavedRows":
+        """Return rows (..., V) as cycles.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Rows that are not distributions over one vocabulary, or none.
+        """
+        q, p = check.probability_rows(target_probs, draft_probs)
+        if not q.numel():
+            raise ValueError(f"target_probs: must hold a row; got {check.describe(q)}")
+        vocab = q.shape[-1]
+        return cls(q.reshape(-1, vocab).contiguous(), p.reshape(-1, vocab).contiguous())
+
+    @classmethod
+    def load(cls, target: str | Path, draft: str | Path, *, logits: bool = False) -> "SavedRows":
+        """Return the rows of two files, as the command line's audits read them.
+
+        Raises
+        ------
+        OSError, ValueError, TypeError
+            Files that cannot be read, rows that are not distributions over one vocabulary.
+        """
+        return cls.of(*(load_rows(str(path), logits=logits) for path in (target, draft)))
+
+    @property
+    def texts(self) -> int:
+        """Return the number of rows."""
+        return len(self.target_probs)
+
+    def __len__(self) -> int:
+        """Return the number of cycles: rows."""
+        return len(self.target_probs)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return what tells these rows from others: a digest."""
+        content = (rows.numpy().tobytes() for rows in (self.target_probs, self.draft_probs))
+        return digest(b"".join(content))

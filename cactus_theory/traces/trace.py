@@ -1,0 +1,234 @@
+"""Read a trace: cycles one by one, in batches, or all their rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.traces._cycle import Cycle
+from cactus_theory.traces._manifest import (
+    MANIFEST,
+    UNFINISHED,
+    Entry,
+    Header,
+    Manifest,
+    digest,
+    read_manifest,
+)
+from cactus_theory.traces._shard import Shard, from_bytes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cycles that drafted equally many tokens, all with draft rows or all without.
+
+    Attributes
+    ----------
+    text, position : (B,) int64.
+    draft_token_ids : (B, K) int64.
+    target_probs, draft_probs : (B, K + 1, V) and (B, K, V) float64, or None.
+    """
+
+    text: Int[Tensor, "batch"]
+    position: Int[Tensor, "batch"]
+    draft_token_ids: Int[Tensor, "batch K"]
+    target_probs: Float[Tensor, "batch K1 vocab"]
+    draft_probs: Float[Tensor, "batch K vocab"] | None
+
+
+class Trace:
+    """The cycles of a decode, read from a folder text by text: ``for cycle in trace``.
+
+    Rows are float64 and divided by their sum.
+
+    Attributes
+    ----------
+    folder : where the files lie.
+    header : what was decoded and how.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._seen: set[str] = set()
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Trace":
+        """Return the trace in a folder (or that of a manifest).
+
+        The manifest and the files' sizes are checked here, their content when it is first read.
+
+        Raises
+        ------
+        OSError, ValueError
+            No such folder, one that is no trace or is not finished, files that are missing or of
+            another size.
+        ModuleNotFoundError
+            safetensors is not installed (extra llm).
+        """
+        place = Path(folder)
+        if place.name == MANIFEST:
+            place = place.parent
+        if not (place / MANIFEST).is_file():
+            raise _not_a_trace(place)
+        trace = cls(place, read_manifest(place / MANIFEST))
+        for entry in trace.manifest.shards:
+            trace._check_size(entry)
+        return trace
+
+    @property
+    def header(self) -> Header:
+        """Return what was decoded and how."""
+        return self.manifest.header
+
+    @property
+    def name(self) -> str:
+        """Return the folder's name."""
+        return self.folder.resolve().name
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Return the most tokens that a cycle drafted."""
+        return self.header.num_draft_tokens
+
+    @property
+    def texts(self) -> int:
+        """Return the number of texts."""
+        return len(self.manifest.shards)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return what tells this trace from others: a digest over its shards'."""
+        return digest("".join(entry.sha256 for entry in self.manifest.shards).encode())
+
+    def __len__(self) -> int:
+        """Return the number of cycles."""
+        return self.manifest.total("cycles")
+
+    def __iter__(self) -> Iterator[Cycle]:
+        """Yield every cycle, text after text."""
+        for text in range(self.texts):
+            shard = self.shard(text)
+            for number in range(len(shard)):
+                yield _cycle(text, shard, number)
+
+    def shard(self, text: int) -> Shard:
+        """Return the cycles of one text as they are stored.
+
+        Raises
+        ------
+        OSError, ValueError
+            A file that cannot be read, has changed, or does not hold what it should.
+        """
+        entry = self.manifest.shards[text]
+        path = self.folder / entry.file
+        content = path.read_bytes()
+        if entry.file not in self._seen:
+            if digest(content) != entry.sha256:
+                raise ValueError(f"{path}: must be the file that was logged; its sha256 differs")
+            self._seen.add(entry.file)
+        shard = from_bytes(str(path), content, self.header.vocab_size)
+        held = len(shard), len(shard.target_log_probs), len(shard.draft_log_probs)
+        if held != (entry.cycles, entry.target_rows, entry.draft_rows):
+            raise ValueError(
+                f"{path}: cycles, target rows and draft rows must be as the manifest says; "
+                f"got {held}"
+            )
+        return shard
+
+    def batches(self, entries: int, num_draft_tokens: int | None = None) -> Iterator[Batch]:
+        """Yield all cycles in batches of at most ``entries`` numbers of target rows.
+
+        One cycle is never split. ``num_draft_tokens`` cuts longer drafts. Cycles of a text
+        come in the order of their drafts' lengths.
+        """
+        most = self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+        for text in range(self.texts):
+            shard = self.shard(text)
+            kinds: dict[tuple[int, bool], list[int]] = {}
+            for number, own in enumerate(zip(shard.counts, shard.certain, strict=True)):
+                kinds.setdefault((min(own[0], most), own[1]), []).append(number)
+            for (width, certain), numbers in sorted(kinds.items()):
+                size = max(1, entries // ((width + 1) * self.header.vocab_size))
+                for start in range(0, len(numbers), size):
+                    yield _batch(text, shard, numbers[start : start + size], width, certain)
+
+    def rows(self) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"]]:
+        """Return all target rows that have a draft row, and those draft rows, float64.
+
+        Raises
+        ------
+        ValueError
+            A trace of certain drafts only, which have no rows.
+        """
+        target, draft = [], []
+        for text in range(self.texts):
+            shard = self.shard(text)
+            for number, certain in enumerate(shard.certain):
+                if not certain:
+                    cycle = _cycle(text, shard, number)
+                    assert cycle.draft_probs is not None
+                    target.append(cycle.target_probs[:-1])
+                    draft.append(cycle.draft_probs)
+        if not target:
+            raise ValueError(f"{self.folder}: must hold draft rows; every draft in it was certain")
+        return torch.cat(target), torch.cat(draft)
+
+    def _check_size(self, entry: Entry) -> None:
+        path = self.folder / entry.file
+        if not path.is_file():
+            raise OSError(f"{path}: must be a readable file; no such file")
+        if (size := path.stat().st_size) != entry.bytes:
+            raise ValueError(f"{path}: must have {entry.bytes} bytes; got {size}")
+
+
+def is_trace(path: str | Path) -> bool:
+    """Return whether a path is meant as a trace: a folder, or a manifest."""
+    place = Path(path)
+    return place.is_dir() or place.name == MANIFEST
+
+
+def _not_a_trace(place: Path) -> Exception:
+    if not place.is_dir():
+        return OSError(f"{place}: must be the folder of a trace; no such folder")
+    if (place / UNFINISHED).is_file():
+        return ValueError(
+            f"{place}: must be a finished trace; this one was interrupted, log it again with the "
+            "same arguments to finish it"
+        )
+    return ValueError(f"{place}: must be the folder of a trace; it has no {MANIFEST}")
+
+
+def _probs(rows: Tensor) -> Tensor:
+    probs = rows.double().exp()
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def _cycle(text: int, shard: Shard, number: int) -> Cycle:
+    first, last = shard.token_offsets[number : number + 2].tolist()
+    start, end = shard.draft_offsets[number : number + 2].tolist()
+    return Cycle(
+        text=text,
+        position=int(shard.position[number]),
+        draft_token_ids=shard.draft_token_ids[first:last].long(),
+        target_probs=_probs(shard.target_log_probs[first + number : last + number + 1]),
+        draft_probs=_probs(shard.draft_log_probs[start:end]) if end > start else None,
+    )
+
+
+def _batch(text: int, shard: Shard, numbers: list[int], width: int, certain: bool) -> Batch:
+    own = torch.tensor(numbers)
+    place = torch.arange(width + 1)
+    first = shard.token_offsets[own, None]
+    drafted = shard.draft_offsets[own, None] + place[:-1]
+    bare = certain or not width
+    return Batch(
+        text=torch.full_like(own, text),
+        position=shard.position[own].long(),
+        draft_token_ids=shard.draft_token_ids[first + place[:-1]].long(),
+        target_probs=_probs(shard.target_log_probs[first + own[:, None] + place]),
+        draft_probs=None if bare else _probs(shard.draft_log_probs[drafted]),
+    )

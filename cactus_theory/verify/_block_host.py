@@ -1,0 +1,217 @@
+"""A block on a CPU: whole rows are read only where a decision needs them.
+
+Two sweeps. Forward, the alive ratio is followed from token to token as far as any later coin
+could still pass; bounds from the drafted entries (:meth:`Policy.reach`) spare most rows.
+Backward, the last token that passes is found: P = 1 always does and a coin above P never, so
+few residuals are summed. Rows of a batch are asked together.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory._scratch import scratch
+from cactus_theory.optimum.soft_row import SUMMED_FROM
+from cactus_theory.policies import Policy
+from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._path import Node, Path
+from cactus_theory.verify._chain_host import ENTRIES, Places
+from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.draw import pick
+
+Place = tuple[int, int]
+
+
+class BlockOnHost:
+    """One verification of a batch of paths."""
+
+    def __init__(
+        self,
+        assigned: Assignment,
+        q: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch K"],
+        draw: Float[Tensor, "batch"],
+    ) -> None:
+        self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, draft.token_ids
+        if self.p is not None and any(policy.follows_rows for policy in assigned.policies):
+            self.rows = q.numpy(), self.p.numpy()
+        self.coins, self.draw = accept.tolist(), draw
+        self.drafted = draft.lengths
+        self.low, self.high = (bound.tolist() for bound in self._bounds())
+        self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
+        self.ratios: dict[Place, float] = {}  # of the nodes that were just asked about
+        # (P h − p)₊ at nodes whose rows were read: rows, or s of (s q − p)₊
+        self.residuals: dict[Place, Tensor | float] = {}
+        self.accepted = [0] * len(self.drafted)
+        self.last = self.ids.new_empty(len(self.drafted))
+        self.at_once = max(1, ENTRIES // q.shape[-1])
+
+    def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"], Float[Tensor, "batch K"]]:
+        """Return accepted counts, the token that follows them, and the alive ratio of rows."""
+        waiting = range(len(self.drafted))
+        while waiting:
+            asked = [row for row in waiting if self._advance(row)]
+            self._follow([(row, len(self.alive[row]) - 1) for row in asked])
+            for row in asked:  # followed at a node whose token the path may or may not pass
+                place = len(self.alive[row]) - 1
+                self.alive[row].append(min(1.0, self.ratios[row, place]))
+            waiting = asked
+        self._end()
+        width = self.ids.shape[1]
+        known = [(own + [0.0] * width)[:width] for own in self.alive]
+        return torch.tensor(self.accepted), self.last, torch.tensor(known, dtype=torch.float64)
+
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """Return bounds (B, K) on h_n/p_n of the drafted tokens."""
+        at = self.ids[..., None]
+        q_n = self.q[:, : at.shape[1]].gather(-1, at)[..., 0].double()
+        p_n = torch.ones_like(q_n) if self.p is None else self.p.gather(-1, at)[..., 0].double()
+        self.q_n, self.p_n = q_n.tolist(), p_n.tolist()
+        bounds = [policy.reach(q_n, p_n) for policy in self.assigned.policies]
+        choice = self.assigned.choice
+        if choice is None:
+            return bounds[0]
+        low, high = (
+            torch.stack(own).gather(0, choice[None])[0] for own in zip(*bounds, strict=True)
+        )
+        return low, high
+
+    def _advance(self, row: int) -> bool:
+        """Follow a path while entries tell its alive ratio; return whether rows are needed."""
+        alive, low, high = self.alive[row], self.low[row], self.high[row]
+        while (place := len(alive) - 1) < self.drafted[row]:
+            least, most = alive[-1] * low[place], alive[-1] * high[place]
+            if least >= 1 or least == most:
+                alive.append(min(1.0, least))
+            else:
+                return self._may_pass(row, place)
+        return False
+
+    def _may_pass(self, row: int, place: int) -> bool:
+        """Return whether any coin from this drafted token on could pass."""
+        most = self.alive[row][-1]
+        for later in range(place, self.drafted[row]):
+            most = min(1.0, most * self.high[row][later])
+            if self.coins[row][later] < most:
+                return True
+        return False
+
+    def _follow(self, asked: Sequence[Place]) -> None:
+        """Ask the policies about nodes; their ratios and residuals are remembered."""
+        self.ratios = {}
+        for number, own in self._by_policy(asked):
+            policy = self.assigned.policies[number]
+            if policy.follows_rows and self.p is not None:
+                for place in own:
+                    self._follow_row(policy, place)
+                continue
+            for first in range(0, len(own), self.at_once):
+                self._follow_together(policy, Places(own[first : first + self.at_once]))
+
+    def _follow_row(self, policy: Policy, place: Place) -> None:
+        row, own = place
+        node = Node(
+            self.rows[0][place],
+            self.rows[1][place],
+            self.q_n[row][own],
+            self.p_n[row][own],
+            self.alive[row][own],
+            self.drafted[row] - 1 - own,
+        )
+        self.ratios[place], self.residuals[place] = policy.follow_row(node)
+
+    def _follow_together(self, policy: Policy, places: Places) -> None:
+        q, ids = places.of(self.q), places.of(self.ids)
+        p = one_hot(ids, q) if self.p is None else places.of(self.p)
+        step = policy.follow(q, p, ids, self._path(places))
+        ratios, residual = step.ratio.tolist(), step.residual
+        for entry, place in enumerate(places.places):
+            self.ratios[place] = ratios[entry]
+            if residual.rows is None:
+                self.residuals[place] = residual.scale_at(entry)
+            else:
+                self.residuals[place] = residual.rows[entry]
+
+    def _path(self, places: Places) -> Path:
+        alive = [self.alive[row][place] for row, place in places.places]
+        left = [self.drafted[row] - 1 - place for row, place in places.places]
+        return Path(torch.tensor(alive, dtype=torch.float64), torch.tensor(left))
+
+    def _end(self) -> None:
+        """Find each row's last token that passes, and draw the token after it."""
+        ends = {row: len(alive) - 1 for row, alive in enumerate(self.alive)}
+        while ends:
+            going_on: dict[int, int] = {}
+            passed, asked = [], []
+            for row, place in ends.items():
+                while place and self.coins[row][place - 1] >= self.alive[row][place]:
+                    place -= 1
+                self.accepted[row] = place
+                (passed if place == self.drafted[row] else asked).append((row, place))
+            self._follow([place for place in asked if place not in self.residuals])
+            for first in range(0, len(passed), self.at_once):
+                places = Places(passed[first : first + self.at_once])
+                self._draw(places.of(self.q), places)
+            for first in range(0, len(asked), self.at_once):
+                for row, place in self._settle(Places(asked[first : first + self.at_once])):
+                    going_on[row] = place - 1
+            ends = going_on
+
+    def _settle(self, places: Places) -> list[Place]:
+        """Draw after the nodes whose coin passes; return the others."""
+        rows = self._residual(places)
+        totals = rows.sum(-1, dtype=torch.float64)
+        if self.p is not None and rows.shape[-1] >= SUMMED_FROM:  # rows may miss 1
+            totals = totals / places.of(self.p).sum(-1, dtype=torch.float64)
+        passed, failed = [], []
+        masses = totals.tolist()
+        for entry, (row, place) in enumerate(places.places):
+            alive, mass = self.alive[row][place], masses[entry]
+            value = 1.0 if alive == 1 else mass / (mass + (1 - alive))
+            ends = not place or self.coins[row][place - 1] < value
+            (passed if ends else failed).append(entry)
+            if ends and mass <= 0:  # rounding reaches it: then from q
+                rows[entry] = self.q[row, place]
+        if passed and not failed:
+            self._draw(rows, places)
+        elif passed:
+            self._draw(rows[torch.tensor(passed)], places.some(passed))
+        return [places.places[entry] for entry in failed]
+
+    def _residual(self, places: Places) -> Float[Tensor, "rows vocab"]:
+        """Return (P h − p)₊ at nodes, in memory that the next call reuses."""
+        q, ids = places.of(self.q), places.of(self.ids)
+        out = scratch("block.residual", tuple(q.shape), q.dtype)
+        for entry, place in enumerate(places.places):
+            residual, own = self.residuals[place], out[entry]
+            if isinstance(residual, Tensor):
+                own.copy_(residual)
+                continue
+            torch.mul(q[entry], residual, out=own)
+            if self.p is None:
+                own[ids[entry]] -= 1.0
+            else:
+                own.sub_(self.p[place])
+        return out.clamp_(min=0.0)
+
+    def _draw(self, rows: Float[Tensor, "rows vocab"], places: Places) -> None:
+        if len(self.drafted) == 1:
+            self.last = pick(rows, self.draw)
+        elif len(places) == 1:
+            (row,) = places.rows
+            self.last[row : row + 1] = pick(rows, self.draw[row : row + 1])
+        else:
+            index = places.index[0]
+            self.last[index] = pick(rows, self.draw[index])
+
+    def _by_policy(self, places: Sequence[Place]) -> Iterator[tuple[int, list[Place]]]:
+        """Yield the places of each policy with its number."""
+        choice = self.assigned.choice
+        for number in range(len(self.assigned.policies)):
+            if choice is None:
+                yield number, list(places)
+            else:
+                yield number, [place for place in places if int(choice[place]) == number]
