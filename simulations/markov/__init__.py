@@ -1,0 +1,27 @@
+"""Whole texts of tiny models, enumerated: what a lossy decode does to the law of sequences.
+
+The pair of models is small enough (V ≤ 6 tokens, texts of T ≤ 8) for the probability of every
+text to be added up exactly, whatever the policy and the verifier, with the draft lengths of the
+decode loop. That gives what no sample can: the KL of the text from the target's law beside the
+meter that bounds it.
+"""
+
+from .pair import TinyPair, markov_pair
+from .places import Places, follow_places
+from .rounds import Rounds, every_round
+from .setting import Setting
+from .tally import Moments
+from .texts import Texts, enumerate_texts
+
+__all__ = [
+    "Moments",
+    "Places",
+    "Rounds",
+    "Setting",
+    "Texts",
+    "TinyPair",
+    "enumerate_texts",
+    "every_round",
+    "follow_places",
+    "markov_pair",
+]

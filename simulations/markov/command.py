@@ -1,0 +1,155 @@
+"""Enumerate the law of whole texts of a tiny random Markov pair, policy by policy.
+
+For every policy, verifier and K: tokens per target call, KL and total variation of the whole
+text from the target's law, and the expected meter, which bounds that KL. The KL is found in two
+ways, from the law of texts and token by token, which must agree.
+"""
+
+import argparse
+import math
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cactus_theory.verify.contract import verifiers
+
+from ..common.grid import checked_policy, label
+from ..common.inputs import command_line
+from ..common.progress import Progress
+from ..common.results import provenance, write_csv
+from ..common.terminal import shown, text_table
+from .pair import TinyPair, markov_pair
+from .places import follow_places
+from .rounds import every_round
+from .setting import Setting
+from .texts import enumerate_texts
+
+POLICIES = (
+    "speculative",
+    "cactus:delta=0.1",
+    "band:delta=0.1",
+    "band:price=1",
+    "lenience:lenience=0.7",
+    "mixture:alpha=0.5",
+    "typical",
+)
+OUT = Path("build/markov.csv")
+# nats by which the two ways to the KL may differ: bands are roots, found to about 1e-14
+AGREEMENT = 1e-9
+WIDEST = 100  # columns of what is printed
+SHOWN = {
+    "policy": "policy",
+    "verifier": "verifier",
+    "num_draft_tokens": "K",
+    "tokens_per_call": "tokens\nper call",
+    "kl": "KL of\nthe text",
+    "meter": "expected\nmeter",
+    "slack": "meter\n− KL",
+    "total_variation": "total\nvariation",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    add = parser.add_argument
+    add("--vocab", type=int, default=3, help="V, tokens of the vocabulary")
+    add("--order", type=int, default=1, help="the next row depends on so many tokens")
+    add("--length", type=int, default=6, help="T, tokens of a text")
+    add("--num-draft-tokens", type=int, nargs="+", default=[1, 2, 4], help="K")
+    add("--seed", type=int, default=0, help="of the random rows")
+    add("--sharpness", type=float, default=1.0, help="deviation of the target's logits")
+    add("--distance", type=float, default=1.0, help="deviation of the draft's from them")
+    add("--zeros", type=float, default=0.0, help="share of the entries that are 0")
+    add("--end", type=int, help="a token that ends the text")
+    add("--policy", nargs="+", default=list(POLICIES), help="specs, or FILE.py:NAME")
+    add("--verifier", nargs="+", default=["chain", "block"], choices=verifiers())
+    add("--out", type=Path, default=OUT, help="the CSV")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table and write the CSV."""
+    pair = markov_pair(
+        args.vocab,
+        order=args.order,
+        seed=args.seed,
+        sharpness=args.sharpness,
+        distance=args.distance,
+        zeros=args.zeros,
+    )
+    cases, refused = settings(args)
+    rows = []
+    with Progress("enumerating", len(cases)) as progress:
+        for spec, setting in cases:
+            rows.append({"policy": ":".join(filter(None, label(spec))), **measured(pair, setting)})
+            progress.advance(spec)
+    write_csv(args.out, rows, provenance(command_line("markov", add_arguments, args)))
+    cells = [[shown(row[name]) for name in SHOWN] for row in rows]
+    print(text_table(list(SHOWN.values()), cells))
+    for line in [*refused, f"nats; {len(rows)} rows in {args.out}"]:
+        print(textwrap.fill(line, WIDEST))
+    return 0
+
+
+def settings(args: argparse.Namespace) -> tuple[list[tuple[str, Setting]], list[str]]:
+    """Return every case, under its policy's name, and what verifiers say to policies they refuse.
+
+    Raises
+    ------
+    ValueError
+        Numbers outside their range, an unknown policy, no case at all.
+    """
+    found, refused = [], []
+    for spec in map(checked_policy, args.policy):
+        for verifier in args.verifier:
+            for width in args.num_draft_tokens:
+                try:
+                    case = Setting(spec, width, args.length, verifier, args.end)
+                except ValueError as error:
+                    if not str(error).startswith("verifier: "):
+                        raise
+                    refused.append(str(error))
+                else:
+                    found.append((spec, case))
+    if not found:
+        raise ValueError(f"--policy: must fit one of the verifiers; {refused[0]}")
+    return found, list(dict.fromkeys(refused))
+
+
+def measured(pair: TinyPair, setting: Setting) -> dict[str, Any]:
+    """Return the figures of one case.
+
+    Raises
+    ------
+    RuntimeError
+        Two ways to one KL, or to one expected meter, that do not agree.
+    """
+    begun = every_round(pair, setting)
+    texts, places = enumerate_texts(pair, setting, begun), follow_places(pair, setting, begun)
+    for name, whole, parts in _twice(texts.kl, texts.meter.mean, places.kl, places.metered):
+        if whole != parts and not abs(whole - parts) <= AGREEMENT:
+            raise RuntimeError(f"{name}: must be the sum over tokens {parts!r}; got {whole!r}")
+    return {
+        "verifier": setting.judge.name,
+        "num_draft_tokens": setting.num_draft_tokens,
+        "tokens_per_call": texts.tokens_per_call,
+        "kl": texts.kl,
+        "meter": texts.meter.mean,
+        "slack": _finite(texts.slack),
+        "total_variation": texts.total_variation,
+        "tokens": texts.tokens,
+        "calls": texts.calls.mean,
+        "calls_deviation": texts.calls.deviation,
+        "meter_deviation": _finite(texts.meter.deviation),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _twice(
+    kl: float, meter: float, kl_of: list[float], meter_of: list[float]
+) -> Iterator[tuple[str, float, float]]:
+    yield "kl", kl, sum(kl_of)
+    yield "meter", meter, sum(meter_of)

@@ -1,0 +1,137 @@
+"""One round of the decode loop from each of some states, all coins and drafts added up."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import cactus_theory as ct
+from cactus_theory.policies import Policy
+from cactus_theory.verify.contract import Assignment, Draft, Verifier
+
+from .pair import TinyPair
+from .setting import Setting
+
+KL = ct.divergence("kl")
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The law of one round of w drafted tokens from each of N states, float64.
+
+    Texts y of i tokens are counted with the first one slowest, V^i of them. ``ends`` comes
+    from where the verifier stops and what it draws there, the others from how far it gets and
+    what it emits next: two descriptions of the same law.
+
+    Attributes
+    ----------
+    ends : for i = 1..w + 1 (N, V^i), probability that the round emits exactly y.
+    alive : for i = 0..w (N, V^i), that at least i drafted tokens are accepted, and are y.
+    following : for i = 0..w (N, V^i, V), the law of the next token there; the target's row for
+        the bonus, and where no decode gets.
+    spent : for i = 0..w − 1 (N, V^i), KL in nats of that law from the target's row, which
+        the meter charges; the bonus is free.
+    """
+
+    ends: list[Float[Tensor, "states texts"]]
+    alive: list[Float[Tensor, "states texts"]]
+    following: list[Float[Tensor, "states texts vocab"]]
+    spent: list[Float[Tensor, "states texts"]]
+
+    @property
+    def width(self) -> int:
+        """Return w."""
+        return len(self.spent)
+
+    def cut(self, end: int) -> Self:
+        """Return the rounds of texts that stop at their first token ``end``."""
+        vocab = self.following[0].shape[-1]
+        ended = [torch.zeros(1, dtype=torch.bool)]
+        for _ in self.ends:
+            last = torch.arange(vocab) == end
+            ended.append((ended[-1][:, None] | last).flatten())
+        ends = []
+        longer = torch.zeros_like(self.ends[-1])
+        for before, own in zip(reversed(ended[:-1]), reversed(self.ends), strict=True):
+            reached = own + longer
+            stops = (torch.arange(vocab) == end).repeat(len(before))
+            ends.append(torch.where(stops, reached, own) * ~before.repeat_interleave(vocab))
+            longer = reached.unflatten(1, (-1, vocab)).sum(-1)
+        alive = [mass * ~own for mass, own in zip(self.alive, ended[:-1], strict=True)]
+        return type(self)(ends[::-1], alive, self.following, self.spent)
+
+
+# the rounds that begin after some number of tokens, and which of them is each text's
+Begun = tuple[Rounds, Int[Tensor, "texts"]]
+
+
+def every_round(pair: TinyPair, setting: Setting) -> list[Begun]:
+    """Return for t = 0..T − 1 the rounds that begin after t tokens, one for each state there.
+
+    Raises
+    ------
+    ValueError
+        More than 2^21 texts, an end that is no token.
+    """
+    setting.check(pair)
+    found: list[Begun] = []
+    last: tuple[int, list[int]] | None = None
+    for written, own in enumerate(pair.prefixes(setting.length - 1)):
+        states, which = own.unique(return_inverse=True)
+        key = setting.width(written), states.tolist()
+        rounds = found[-1][0] if key == last else _rounds(pair, setting, states, key[0])
+        found.append((rounds, which))
+        last = key
+    return found
+
+
+def _rounds(pair: TinyPair, setting: Setting, states: Int[Tensor, "states"], width: int) -> Rounds:
+    if width:
+        rounds = drafted_rounds(pair, states, width, setting.rule, setting.judge)
+    else:
+        rounds = plain_rounds(pair, states)
+    return rounds if setting.end is None else rounds.cut(setting.end)
+
+
+def plain_rounds(pair: TinyPair, states: Int[Tensor, "states"]) -> Rounds:
+    """Return rounds without a draft: one token of the target."""
+    q = pair.target[states]
+    return Rounds([q], [torch.ones_like(q[:, :1])], [q[:, None]], [])
+
+
+def drafted_rounds(
+    pair: TinyPair, states: Int[Tensor, "states"], width: int, policy: Policy, verifier: Verifier
+) -> Rounds:
+    """Return rounds of ``width`` ≥ 1 drafted tokens, sampled from the draft's rows."""
+    count, vocab = len(states), pair.vocab
+    drafts = torch.cartesian_prod(*[torch.arange(vocab)] * width).reshape(-1, width)
+    ids = drafts.repeat(count, 1)
+    walked = [states.repeat_interleave(len(drafts))]
+    for place in range(width):
+        walked.append(pair.following[walked[-1], ids[:, place]])
+    path = torch.stack(walked, 1)
+    q, p = pair.target[path], pair.draft[path[:, :-1]]
+    found = verifier.law(Assignment((policy,)), q, Draft(ids, [width] * len(ids), p))
+    chance = p.gather(-1, ids[..., None])[..., 0].prod(-1)
+
+    def first(values: Tensor, kept: int) -> Tensor:
+        """Return values as (N, drafts with these first tokens, the others, ...)."""
+        shape = (count, vocab**kept, vocab ** (width - kept))
+        return values.reshape(*shape, *values.shape[1:])
+
+    ends, alive, following, spent = [], [], [], []
+    for place in range(width + 1):
+        ended = (chance * found.stop[:, place])[:, None] * found.last[:, place]
+        ends.append(first(ended, place).sum(2).flatten(1))
+        alive.append(first(chance * found.alive[:, place], place).sum(2))
+        # what follows depends on the path to it alone: any of the drafts beginning so
+        target = first(q[:, place], place)[:, :, 0]
+        if place == width:
+            following.append(target)
+            break
+        law = first(found.emitted[:, place], place)[:, :, 0]
+        following.append(torch.where(alive[-1][..., None] > 0, law, target))
+        spent.append(KL.value(following[-1], target))
+    return Rounds(ends, alive, following, spent)

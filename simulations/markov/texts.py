@@ -1,0 +1,119 @@
+"""The law of whole texts that a speculative decode emits, and what the decode takes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .pair import TinyPair
+from .rounds import KL, Begun, Rounds, every_round
+from .setting import Setting
+from .tally import Moments, Tally, moments
+
+# how far the probabilities of all texts may be from 1 in sum: a million roundings
+SUM_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The law of finished texts, and the means of a decode.
+
+    Attributes
+    ----------
+    law, target : for t = 0..T (V^t,), the probability of each text of t tokens as the decode
+        emits it and under the target, the first token slowest. Without an end of text only
+        the last has any.
+    tokens : mean length of a text.
+    calls : forward passes of the target.
+    meter : Σ KL of the emitted law over verified rows, nats; the bonus is free.
+    """
+
+    law: list[Float[Tensor, "texts"]]
+    target: list[Float[Tensor, "texts"]]
+    tokens: float
+    calls: Moments
+    meter: Moments
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Return mean tokens over mean calls, which long runs of decodes tend to."""
+        return self.tokens / self.calls.mean
+
+    @property
+    def kl(self) -> float:
+        """Return KL(text‖target's text) in nats."""
+        return float(KL.value(torch.cat(self.law), torch.cat(self.target)))
+
+    @property
+    def total_variation(self) -> float:
+        """Return half the absolute difference of the two laws."""
+        return float((torch.cat(self.law) - torch.cat(self.target)).abs().sum() / 2)
+
+    @property
+    def slack(self) -> float:
+        """Return by how much the meter exceeds the KL; NaN where both are infinite."""
+        return self.meter.mean - self.kl
+
+
+def enumerate_texts(
+    pair: TinyPair, setting: Setting, begun: Sequence[Begun] | None = None
+) -> Texts:
+    """Return the law of all texts, round after round as the decode loop goes.
+
+    Exact but for rounding: each round's coins and drafts are integrated out by
+    ``Verifier.law``, and a round begins at every text at which one can end.
+
+    Parameters
+    ----------
+    pair, setting : what is decoded, and how.
+    begun : the rounds of :func:`~simulations.markov.rounds.every_round`, if they are known.
+
+    Raises
+    ------
+    ValueError
+        More than 2^21 texts, an end that is no token.
+    RuntimeError
+        Probabilities that do not sum to 1.
+    """
+    vocab = pair.vocab
+    begun = every_round(pair, setting) if begun is None else begun
+    tallies = [Tally.nothing(vocab**t) for t in range(setting.length + 1)]
+    tallies[0].mass[:] = 1.0
+    for written, (rounds, which) in enumerate(begun):
+        here = tallies[written].only(setting.unfinished(written, vocab))
+        for count, (chance, cost) in enumerate(_outcomes(rounds), 1):
+            tallies[written + count].add(here.after(chance[which], cost[which]))
+    done = [tally.only(~setting.unfinished(t, vocab)) for t, tally in enumerate(tallies)]
+    sums = [float(tally.mass.sum()) for tally in done]
+    if not abs(sum(sums) - 1) < SUM_TOLERANCE:
+        raise RuntimeError(f"texts: probabilities must sum to 1; got {sum(sums)!r}")
+    return Texts(
+        law=[tally.mass for tally in done],
+        target=target_law(pair, setting),
+        tokens=sum(t * share for t, share in enumerate(sums)),
+        calls=moments([(tally.calls, tally.calls_squared) for tally in done]),
+        meter=moments([(tally.spent, tally.spent_squared) for tally in done]),
+    )
+
+
+def target_law(pair: TinyPair, setting: Setting) -> list[Float[Tensor, "texts"]]:
+    """Return the target's own law of finished texts, as in ``Texts``."""
+    found, mass = [], torch.ones(1, dtype=torch.float64)
+    for written, states in enumerate(pair.prefixes(setting.length)):
+        going = setting.unfinished(written, pair.vocab)
+        found.append(mass * ~going)
+        mass = ((mass * going)[:, None] * pair.target[states]).flatten()
+    return found
+
+
+def _outcomes(rounds: Rounds) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for i = 1..w + 1 tokens: probability of emitting them, and what the meter charges."""
+    vocab = rounds.following[0].shape[-1]
+    cost = torch.zeros_like(rounds.alive[0])
+    for place, chance in enumerate(rounds.ends):
+        if place < rounds.width:
+            cost = cost + rounds.spent[place]
+        cost = cost.repeat_interleave(vocab, 1)
+        yield chance, cost

@@ -1,0 +1,220 @@
+"""Whole texts, enumerated: what lossless, lossy and cut-off decodes must satisfy exactly."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from simulations.markov import (
+    Setting,
+    TinyPair,
+    enumerate_texts,
+    every_round,
+    follow_places,
+    markov_pair,
+)
+from tests.amounts import amount, some
+from tests.simulations.markov.by_hand import walk
+
+# of probabilities and nats that are the same number added up in another order
+EXACT = 1e-12
+# the least slack, KL or difference that counts as one: nine orders above EXACT
+CLEAR = 1e-3
+VERIFIERS = ("chain", "block")
+# policies with a row that depends on the text alone, which both verifiers follow
+LOSSY = (
+    "band:price=1",
+    "cactus:delta=0.3",
+    "mixture:alpha=0.5",
+    "band:delta=0.2",
+    "lenience:lenience=0.5",
+)
+FIXED = [(spec, verifier) for verifier in VERIFIERS for spec in LOSSY] + [("typical", "chain")]
+EVERY = [*FIXED, ("soft_band:price=1", "block")]  # rows that depend on the path to them
+SOME = some(EVERY, 5)
+SEEDS = amount(2, 8)
+LENGTH = 5
+
+
+def pairs(vocab=3, **dials):
+    return [
+        markov_pair(vocab, order=1 + seed % 2, seed=seed, distance=1.5, **dials)
+        for seed in range(SEEDS)
+    ]
+
+
+def widest(one, other):
+    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
+def texts_of(pair, spec, width, verifier="chain", length=LENGTH, end=None):
+    return enumerate_texts(pair, Setting(spec, width, length, verifier, end))
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("end", [None, 1])
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+def test_lossless_texts_have_the_target_law(verifier, end, zeros):
+    for pair, width in itertools.product(pairs(zeros=zeros), range(1, LENGTH + 1)):
+        exact = texts_of(pair, "speculative", width, verifier, end=end)
+        assert widest(exact.law, exact.target) < EXACT
+        assert max(exact.kl, exact.meter.mean, exact.total_variation) < EXACT
+
+
+@pytest.mark.parametrize("spec", ["cactus:delta=0.3", "typical", "mixture:alpha=0.5"])
+@pytest.mark.parametrize("end", [None, 0])
+def test_the_loop_spelled_out_gives_the_same(spec, end):
+    pair = markov_pair(2, order=2, seed=3, distance=1.5)
+    for width in (1, 2, 3):
+        exact = texts_of(pair, spec, width, length=4, end=end)
+        law, calls, meter = walk(pair, spec, width, 4, end)
+        assert exact.calls.mean == pytest.approx(calls, abs=EXACT)
+        assert exact.meter.mean == pytest.approx(meter, abs=EXACT)
+        assert sum(law.values()) == pytest.approx(1, abs=EXACT)
+        for text, mass in law.items():
+            place = sum(token * 2**i for i, token in enumerate(reversed(text)))
+            assert float(exact.law[len(text)][place]) == pytest.approx(mass, abs=EXACT)
+
+
+@pytest.mark.parametrize(("spec", "verifier"), SOME)
+def test_the_kl_is_the_sum_over_tokens_and_the_meter_bounds_each(spec, verifier):
+    """Both sums come from how far verifiers get, the law of texts from where they stop."""
+    for pair, width, end in itertools.product(pairs(), (1, 3), (None, 2)):
+        setting = Setting(spec, width, LENGTH, verifier, end)
+        begun = every_round(pair, setting)
+        exact, places = (f(pair, setting, begun) for f in (enumerate_texts, follow_places))
+        assert abs(sum(places.kl) - exact.kl) < EXACT < CLEAR < exact.kl
+        assert abs(sum(places.metered) - exact.meter.mean) < EXACT
+        assert all(a <= b + EXACT for a, b in zip(places.kl, places.metered, strict=True))
+        assert places.kl[-1] == pytest.approx(0, abs=EXACT)  # nothing is drafted for the last
+
+
+@pytest.mark.parametrize(("spec", "verifier"), SOME)
+def test_the_bound_is_strict_once_a_text_can_go_on_after_a_bonus(spec, verifier):
+    pair = markov_pair(3, seed=2, distance=1.5)
+    for width in (1, 2, 3):
+        assert texts_of(pair, spec, width, verifier).slack > CLEAR
+    for width in (LENGTH - 1, LENGTH + 3):  # the bonus is the last token
+        whole = texts_of(pair, spec, width, verifier)
+        assert abs(whole.slack) < EXACT and whole.kl > CLEAR
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_the_bound_is_met_where_every_draft_is_accepted(verifier):
+    """Every text has its bonus tokens at the same places: no mixture anywhere."""
+    for width in (1, 2, 3):
+        whole = texts_of(markov_pair(3, distance=1.5), "mixture:alpha=1.0", width, verifier)
+        assert abs(whole.slack) < EXACT and whole.kl > CLEAR
+        calls = math.ceil(LENGTH / (width + 1))
+        assert whole.calls.mean == pytest.approx(calls, abs=EXACT)
+        assert whole.calls.deviation < math.sqrt(EXACT)
+
+
+def never_a_bonus():
+    """Return a pair that refuses every second drafted token.
+
+    The target writes a high token (3–5) and a low one in turn; the draft always a high one.
+    """
+    source = torch.Generator().manual_seed(4)
+    three = torch.randn(2, 6, 3, generator=source, dtype=torch.float64).softmax(-1)
+    none = torch.zeros(3, 3, dtype=torch.float64)
+    after_low, after_high = (
+        torch.cat([none, three[0, :3]], 1),
+        torch.cat([three[0, 3:], none], 1),
+    )
+    draft = torch.cat([torch.zeros(6, 3, dtype=torch.float64), three[1]], 1)
+    return TinyPair(torch.cat([after_low, after_high]), draft, torch.arange(6).expand(6, 6))
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("spec", ["band:price=1", "cactus:delta=0.3"])
+def test_the_bound_is_met_where_no_bonus_is_drawn(spec, verifier):
+    pair, setting = never_a_bonus(), Setting(spec, 2, LENGTH, verifier)
+    for rounds, _ in every_round(pair, setting)[:-2]:
+        assert rounds.width == 2 and float(rounds.alive[2].max()) == 0
+    exact = enumerate_texts(pair, setting)
+    assert abs(exact.slack) < EXACT and exact.kl > CLEAR and exact.calls.deviation > CLEAR
+
+
+@pytest.mark.parametrize(("spec", "verifier"), some(FIXED, 5))
+def test_one_round_emits_the_emitted_law_token_by_token(spec, verifier):
+    """At K ≥ T − 1 the text has the policy's rows, and the target's for its last token."""
+    for pair in pairs():
+        rows = ct.emitted_law(ct.policy(spec), pair.target, pair.draft)
+        mass = torch.ones(1, dtype=torch.float64)
+        for written, states in enumerate(pair.prefixes(LENGTH - 1)):
+            after = rows if written < LENGTH - 1 else pair.target
+            mass = (mass[:, None] * after[states]).flatten()
+        law = texts_of(pair, spec, LENGTH, verifier).law[-1]
+        assert float((law - mass).abs().max()) < EXACT
+
+
+@pytest.mark.parametrize("spec", some(LOSSY[1:], 2))
+def test_the_verifiers_differ_only_between_one_token_and_all(spec):
+    """T8: with the bonus from the target the laws of texts differ, at 1 < K < T − 1."""
+    pair = markov_pair(3, seed=2, distance=1.5)
+    for width in range(1, LENGTH + 1):
+        chain, block = (texts_of(pair, spec, width, verifier) for verifier in VERIFIERS)
+        apart = widest(chain.law, block.law)
+        assert apart > CLEAR / 2 if 1 < width < LENGTH - 1 else apart < EXACT
+        calls = chain.calls.mean - block.calls.mean
+        assert abs(calls) < EXACT if width == 1 else calls > CLEAR
+
+
+@pytest.mark.parametrize("spec", ["speculative", *some(LOSSY[1:], 2)])
+def test_block_gets_further_from_every_state(spec):
+    """Every draft is as far or further with a larger probability, so more tokens a round."""
+    for pair in pairs(zeros=0.2) + pairs(4):
+        chain, block = (
+            every_round(pair, Setting(spec, 3, 4, verifier))[0][0] for verifier in VERIFIERS
+        )
+        for one, other in zip(chain.alive, block.alive, strict=True):
+            assert bool((other >= one - EXACT).all())
+        gains = sum(float((b - a).sum()) for a, b in zip(chain.alive, block.alive, strict=True))
+        assert gains >= 0
+
+
+def test_block_takes_no_more_calls_for_lossless_texts():
+    gains = []
+    for pair, width, end in itertools.product(pairs(), (1, 2, 3, 4), (None, 2)):
+        chain, block = (texts_of(pair, "speculative", width, v, end=end) for v in VERIFIERS)
+        gains.append(block.tokens_per_call - chain.tokens_per_call)
+    assert min(gains) > -EXACT and max(gains) > CLEAR
+
+
+def test_block_may_take_a_few_more_calls_for_lossy_texts():
+    """Each round gets further, but where a lossy text then stands the draft may be worse."""
+    pair = markov_pair(3, seed=54, sharpness=2.0, distance=2.0)
+    chain, block = (texts_of(pair, "lenience:lenience=0.5", 3, v, length=6) for v in VERIFIERS)
+    assert -CLEAR < block.tokens_per_call - chain.tokens_per_call < -CLEAR / 20
+
+
+@pytest.mark.parametrize(("spec", "verifier"), SOME)
+def test_an_end_cuts_texts_and_changes_nothing_before_it(spec, verifier):
+    pair, end, vocab = markov_pair(3, order=2, seed=5, distance=1.5), 1, 3
+    whole = texts_of(pair, spec, 2, verifier).law[-1]
+    cut = texts_of(pair, spec, 2, verifier, end=end)
+    for length, law in enumerate(cut.law):
+        begins = whole.reshape(vocab**length, -1).sum(-1)
+        for place in range(vocab**length):
+            text = [place // vocab**i % vocab for i in reversed(range(length))]
+            finished = text[-1:] == [end] or (length == LENGTH and end not in text[:-1])
+            over = finished and end not in text[:-1]
+            expected = float(begins[place]) if over else 0.0
+            assert float(law[place]) == pytest.approx(expected, abs=EXACT)
+    shares = [float(law.sum()) for law in cut.law]
+    assert cut.tokens == pytest.approx(sum(t * share for t, share in enumerate(shares)), abs=EXACT)
+    assert all(share > CLEAR for share in shares[1:])
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_tokens_without_target_mass_cost_infinitely_much(verifier):
+    pair = markov_pair(3, seed=3, zeros=0.4, distance=2.0)
+    whole = texts_of(pair, "mixture:alpha=0.5", 2, verifier)
+    assert whole.kl == whole.meter.mean == math.inf and whole.total_variation < 1
+    assert math.isnan(whole.slack) and math.isnan(whole.meter.deviation)
+    places = follow_places(pair, Setting("mixture:alpha=0.5", 2, LENGTH, verifier))
+    assert sum(places.kl) == sum(places.metered) == math.inf
+    assert texts_of(pair, "lenience:lenience=0.5", 2, verifier).kl < math.inf
