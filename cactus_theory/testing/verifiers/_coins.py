@@ -112,14 +112,16 @@ class Cells:
 def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> Cells:
     """Return coins just inside both ends of each interval between edges, all combined.
 
-    A decision that turns anywhere but at an edge weighs as much as half the interval.
+    A decision that turns anywhere but at an edge weighs as much as half the interval. Intervals
+    too thin to have an inside, between two roundings of one edge for example, have no mass.
     """
     ends = torch.zeros_like(edges[..., :1])
     cuts = torch.cat([ends, edges, ends + 1], -1).sort(-1).values
     low, high = cuts[..., :-1], cuts[..., 1:]
     step = torch.minimum((high - low) / 2, torch.tensor(inside))
     points = torch.cat([low + step, high - step], -1).clamp(0.0, LAST_COIN)
-    mass = (high - low).repeat(1, 1, 2) / 2
+    width = high - low
+    mass = torch.where(width > 4 * inside, width / 2, 0.0).repeat(1, 1, 2)
     every = combinations(points.shape[-1], points.shape[1])
     return Cells(combined(points, every), combined(mass, every).prod(-1))
 

@@ -9,6 +9,7 @@ from cactus_theory.testing.laws._law import Bounds
 from cactus_theory.testing.verifiers._coins import (
     LAST_COIN,
     Asked,
+    Cells,
     cells,
     combinations,
     combined,
@@ -119,7 +120,7 @@ def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
     patterns = cells(_own(asked), INSIDE)
     half = torch.full(patterns.mass.shape, 0.5, dtype=torch.float64)
     counts = asked.verify(patterns.accept, half).num_accepted.reshape(patterns.mass.shape)
-    accept, met = _by_count(asked, counts, patterns.accept)
+    accept, met = _by_count(asked, counts, patterns)
     high = asked.last.cumsum(-1)
     low = high - asked.last
     step = torch.full_like(low, INSIDE)
@@ -141,15 +142,16 @@ def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
     yield Bounds(found, token, token, named(asked, tell), 0.0, judged, asked.tree)
 
 
-def _by_count(asked: Asked, counts: Tensor, accept: Tensor) -> tuple[Tensor, Tensor]:
+def _by_count(asked: Asked, counts: Tensor, patterns: Cells) -> tuple[Tensor, Tensor]:
     """Return (N, K + 1, patterns, coins) coins that lead to each count, and whether they do."""
     source = torch.Generator().manual_seed(asked.seen.seed)
     lots = torch.rand(counts.shape, generator=source)
     most = min(PATTERNS, counts.shape[1])
     place = torch.arange(asked.length + 1)[:, None]
-    ranked = torch.where(counts[:, None] == place, 1 + lots[:, None], 0.0).topk(most, -1)
+    lead = (counts[:, None] == place) & (patterns.mass > 0)[:, None]
+    ranked = torch.where(lead, 1 + lots[:, None], 0.0).topk(most, -1)
     each = torch.arange(len(counts))[:, None, None]
-    return accept[each, ranked.indices], ranked.values > 0
+    return patterns.accept[each, ranked.indices], ranked.values > 0
 
 
 @verifier_property(hint="coin <= value instead of coin < value")
