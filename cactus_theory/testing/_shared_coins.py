@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cactus_theory.decoding._round import Decode
 from cactus_theory.decoding._rules import Rules
-from cactus_theory.decoding._sampling import Coins
+from cactus_theory.decoding._sampling import Coins, Uniforms
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Drafter
@@ -61,7 +61,7 @@ def check_every_number_is_used_once(verifier: Verifier) -> None:
     """Toss coins from streams of different numbers; raise AssertionError if one comes twice."""
     for wanted in (WANTED, WANTED[:1]):
         coins = Coins(len(wanted), 0, None, torch.device("cpu"))
-        coins.streams = [_Numbers(1 + torch.arange(64.0).double()) for _ in wanted]
+        coins.streams = [_stream(1 + torch.arange(64.0).double()) for _ in wanted]
         draft, accept, draw = coins.toss(wanted, verifier.coins)
         for row, own in enumerate(wanted):
             used = torch.cat(
@@ -74,14 +74,9 @@ def check_every_number_is_used_once(verifier: Verifier) -> None:
                 )
 
 
-class _Numbers:
-    """A stream of given numbers."""
-
-    def __init__(self, numbers: Float[Tensor, "count"]) -> None:
-        self.numbers = numbers
-
-    def __call__(self, count: int) -> Tensor:
-        return self.numbers[:count]
+def _stream(numbers: Float[Tensor, "count"]) -> Uniforms:
+    """Return a stream of given numbers."""
+    return lambda count: numbers[:count]
 
 
 def check_one_round(
@@ -163,7 +158,7 @@ class _OneRound:
         device, batch = torch.device("cpu"), len(numbers)
         texts = Texts([self.prompt] * batch, 2, frozenset(), device)
         coins = Coins(batch, 0, None, device)
-        coins.streams = [_Numbers(torch.tensor(own, dtype=torch.float64)) for own in numbers]
+        coins.streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
         watching = _Watching(self.verifier)
         decode = Decode(
             self.target_model,

@@ -16,13 +16,13 @@ from cactus_theory.testing.verifiers.coins import (
     a_coin_at_its_value_does_not_pass,
     coins_decide_as_stated,
     draws_follow_the_stated_law,
-    frequencies_follow_the_stated_law,
     impossible_tokens_are_never_emitted,
 )
 from cactus_theory.testing.verifiers.batches import (
     a_row_alone_equals_the_batch,
     certain_drafts_are_one_hot_rows,
 )
+from cactus_theory.testing.verifiers.frequencies import frequencies_follow_the_stated_law
 from cactus_theory.testing.verifiers._assert import POLICIES, assert_verifier_properties
 from cactus_theory.testing.verifiers._enumeration import Enumeration
 from cactus_theory.testing.verifiers._property import (

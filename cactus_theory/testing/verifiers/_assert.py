@@ -82,8 +82,8 @@ def assert_verifier_properties(
 
     The joint law of (drafted path, accepted tokens, next token) is enumerated, on trees of 2 to
     4 tokens, 1 to 3 deep, with zeros, certain, equal and nearly equal rows among them. The
-    message shows the first broken property of each policy on the smallest tree found. Returns how many trees were
-    checked, over all policies.
+    message shows the first broken property of each policy on the smallest tree found. Returns
+    how many trees were checked, over all policies.
 
     Parameters
     ----------

@@ -22,12 +22,14 @@ class Asked:
 
     Attributes
     ----------
-    tree, path : (N,) which they are. ``ids`` : (N, K). ``q``, ``p`` : (N, K + 1, V), (N, K, V).
+    tree, path : (N,) which they are. ``ids`` : (N, K). ``weight`` : (N,) how likely they are.
+    q, p : (N, K + 1, V) and (N, K, V). ``stop``, ``last``, ``alive`` : what the law states.
+    aims : (N, K + 1, V) h, and the target's row at the end.
     """
 
     def __init__(self, seen: Enumeration, tree: Tensor, path: Tensor) -> None:
         self.seen, self.tree, self.path = seen, tree, path
-        self.ids = seen.trees.paths[path]
+        self.ids, self.weight = seen.trees.paths[path], seen.weight[tree, path]
         self.q, self.p = seen.q[tree, path], seen.p[tree, path]
         self.stop, self.last = (part[tree, path] for part in (seen.law.stop, seen.law.last))
         self.alive, self.aims = seen.law.alive[tree, path], seen.aims[tree, path]

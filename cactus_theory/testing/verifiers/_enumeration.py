@@ -1,5 +1,6 @@
 """The joint law of (drafted path, accepted tokens, next token), for every tree at once."""
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -9,10 +10,20 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 from cactus_theory.testing.verifiers._trees import Trees
-from cactus_theory.verify import Assignment, Draft, VerdictLaw, Verifier
+from cactus_theory.verify import Assignment, Draft, Verifier
 
-ByNode = tuple[Float[Tensor, "trees nodes"], ...]
-RowsByNode = tuple[Float[Tensor, "trees nodes vocab"], ...]
+ByNode = tuple[Float[Tensor, "trees _"], ...]
+RowsByNode = tuple[Float[Tensor, "trees _ vocab"], ...]
+
+
+@dataclass(frozen=True)
+class PathLaw:
+    """What a verifier states on every path of every tree: a ``VerdictLaw`` with one more axis."""
+
+    stop: Float[Tensor, "trees paths K1"]
+    last: Float[Tensor, "trees paths K1 vocab"]
+    alive: Float[Tensor, "trees paths K1"]
+    emitted: Float[Tensor, "trees paths K vocab"]
 
 
 class Enumeration:
@@ -48,18 +59,18 @@ class Enumeration:
         return self.trees.reached[-1]
 
     @cached_property
-    def law(self) -> VerdictLaw:
-        """Return what the verifier states for every path, (T, V^K, …) each."""
+    def law(self) -> PathLaw:
+        """Return what the verifier states on the trees' own rows."""
         return self.law_of(self.q, self.p)
 
-    def law_of(self, q: Tensor, p: Tensor) -> VerdictLaw:
+    def law_of(self, q: Tensor, p: Tensor) -> PathLaw:
         """Return what the verifier states on rows (T, V^K, …) along every path."""
         count, paths = q.shape[:2]
         ids = self.trees.paths.repeat(count, 1)
         draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
         found = self.verifier.law(self.assigned, q.flatten(0, 1), draft)
         parts = (found.stop, found.last, found.alive, found.emitted)
-        return VerdictLaw(*(part.unflatten(0, (count, paths)).double() for part in parts))
+        return PathLaw(*(part.unflatten(0, (count, paths)).double() for part in parts))
 
     def by_node(self, values: Tensor, depth: int) -> Tensor:
         """Return sums (T, V^depth, …) of values of paths (T, V^K, …) over each node's paths."""

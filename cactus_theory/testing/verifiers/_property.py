@@ -56,7 +56,9 @@ def verifier_property(
         name = function.__name__
         statement = " ".join((function.__doc__ or "").strip().split("\n\n")[0].split())
         if not statement:
-            raise ValueError(f"verifier_property: {name} needs a docstring that says what must hold")
+            raise ValueError(
+                f"verifier_property: {name} needs a docstring that says what must hold"
+            )
         known = VERIFIER_PROPERTIES.get(name)
         if known is not None and known.measure.__module__ != function.__module__:
             raise ValueError(f"verifier_property: must not be registered already; got {name!r}")

@@ -17,8 +17,8 @@ from torch import Tensor
 SHAPES = ((2, 1), (3, 2), (2, 3), (4, 1), (2, 2), (3, 3), (3, 1), (4, 2), (2, 3), (3, 2), (4, 3))
 # trees of one shape that are enumerated together, so that memory stays small
 TOGETHER = 100
-# the smallest number above 1
-ULP_ABOVE = 1 + 2.0**-52
+# float64 numbers from 1 to 2 are this far apart
+ULP = 2.0**-52
 # relative distances between rows that are nearly equal
 NEAR = (1e-6, 1e-10, 1e-15)
 # rows of powers of 2, by V: quotients by them are exact
@@ -43,8 +43,8 @@ class Trees:
     kinds : how the rows of each tree were made. ``numbers`` : which trees they are.
     """
 
-    q: tuple[Float[Tensor, "trees nodes vocab"], ...]
-    p: tuple[Float[Tensor, "trees nodes vocab"], ...]
+    q: tuple[Float[Tensor, "trees _ vocab"], ...]
+    p: tuple[Float[Tensor, "trees _ vocab"], ...]
     kinds: tuple[str, ...]
     numbers: tuple[int, ...]
 
@@ -73,7 +73,7 @@ class Trees:
         return torch.stack([own[:, self.node(i)] for i, own in enumerate(rows)], 2)
 
     @cached_property
-    def reached(self) -> tuple[Float[Tensor, "trees nodes"], ...]:
+    def reached(self) -> tuple[Float[Tensor, "trees _"], ...]:
         """Return the probability of each text, p(x_1)…p(x_i), by depth: (T, V^i)."""
         found = [torch.ones(len(self.kinds), 1, dtype=torch.float64)]
         for rows in self.p:
@@ -147,10 +147,9 @@ def _heavy(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 
 def _raised(rows: Rows) -> Rows:
-    for _ in range(3):  # the first correction may itself be rounded
-        missing = ULP_ABOVE - rows.sum(-1, keepdim=True)
-        rows = rows.scatter_add(-1, rows.argmax(-1, keepdim=True), missing)
-    return rows
+    whole = (rows / ULP).round()  # whole numbers add up exactly, in any order
+    missing = 1 / ULP + 1 - whole.sum(-1, keepdim=True)
+    return whole.scatter_add(-1, whole.argmax(-1, keepdim=True), missing) * ULP
 
 
 KINDS: dict[str, Callable[[int, int, torch.Generator], Pair]] = {

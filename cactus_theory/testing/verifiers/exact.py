@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from cactus_theory.testing.laws._law import EXACT, Bounds
-from cactus_theory.testing.verifiers._enumeration import Enumeration
+from cactus_theory.testing.verifiers._enumeration import Enumeration, PathLaw
 from cactus_theory.testing.verifiers._property import verifier_property
-from cactus_theory.verify import Verifier, VerdictLaw
+from cactus_theory.verify import Verifier
 
 # rounding of a difference of two masses at a node, relative to the probability of its text
 ROUNDING = 1e-14
@@ -138,7 +138,7 @@ def single_precision_agrees(seen: Enumeration) -> Iterator[Bounds]:
     yield _unmoved(seen, _joint(rounded), _joint(seen.law), about)
 
 
-def _joint(law: VerdictLaw) -> Tensor:
+def _joint(law: PathLaw) -> Tensor:
     return law.stop[..., None] * law.last
 
 
