@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+import cactus_theory as ct
+from cactus_theory.policies import Declaration, FixedTarget
 from cactus_theory.policies._path import Path
 from cactus_theory.verify import Chain, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import pick
@@ -60,6 +62,28 @@ class BonusFromTheRow(Plain):
     def bonus(self, q, p, policy):
         alive = torch.ones(len(q), dtype=torch.float64)
         return policy.target_in_block(q, p, Path(alive, torch.zeros(len(q)).long()))
+
+
+class BlindToThePath(Plain):
+    def path(self, alive, left):
+        return Path(torch.ones_like(alive), left)
+
+
+class CountsTheTokenItself(Plain):
+    def path(self, alive, left):
+        return Path(alive, left + 1)
+
+
+class FirstPolicy(Plain):
+    def policy(self, assigned, place):
+        return torch.zeros(1, dtype=torch.int64)
+
+
+class PolicyOfTheRow(Plain):
+    """One policy for a whole draft."""
+
+    def policy(self, assigned, place):
+        return super().policy(assigned, 0)
 
 
 class NeverReset(Plain):
@@ -167,7 +191,23 @@ class Fault:
     title: str
     verifier: Verifier
     prop: str
-    policy: str = "speculative"
+    policy: str | ct.Policy = "speculative"
+
+
+@dataclass(frozen=True)
+class Fading(FixedTarget):
+    """Closer to the draft the likelier the path is alive and the fewer tokens are left."""
+
+    name = "fading"
+    needs_path = True
+    declares = Declaration(support="free")
+
+    def target(self, q, p):
+        return q
+
+    def target_in_block(self, q, p, path):
+        share = (path.alive / (2 + path.left))[..., None]
+        return share * p.double() + (1 - share) * q.double()
 
 
 MIXED = "mixture:alpha=0.3"
@@ -181,6 +221,10 @@ FAULTS = (
     Fault("P not capped at 1", Uncapped(), "counts_have_a_law"),
     Fault("R + 1 − P in the denominator", DividesByZero(), "counts_have_a_law"),
     Fault("a bonus from h", BonusFromTheRow(), "next_token_has_the_law", MIXED),
+    Fault("a path that is always alive", BlindToThePath(), "next_token_has_the_law", Fading()),
+    Fault("one token too many left", CountsTheTokenItself(), "next_token_has_the_law", Fading()),
+    Fault("the first policy everywhere", FirstPolicy(), "each_token_has_its_own_policy"),
+    Fault("the first token's policy", PolicyOfTheRow(), "each_token_has_its_own_policy"),
     Fault("P goes on from row to row", NeverReset(), "a_row_alone_equals_the_batch"),
     Fault("rows after a draft's end are read", ReadsBeyond(), "a_row_alone_equals_the_batch"),
     Fault("certain drafts as uniform rows", UniformForCertain(), "certain_drafts_are_one_hot_rows"),

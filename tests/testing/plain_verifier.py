@@ -17,6 +17,9 @@ class Plain(Verifier):
     needs_fixed_target = True
     reaches_all_it_can = True
 
+    def check(self, policy):
+        """Follow any policy with a row of its own."""
+
     def ratio(self, mass, p):
         """Return P after a token of mass P h and probability p."""
         return torch.where(p > 0, mass / p.clamp(min=1e-300), 0.0).clamp(max=1.0)
@@ -43,6 +46,22 @@ class Plain(Verifier):
     def bonus(self, q, p, policy):
         return q
 
+    def path(self, alive, left):
+        return Path(alive, left)
+
+    def policy(self, assigned, place):
+        """Return the number of each row's policy at a place."""
+        if assigned.choice is None:
+            return torch.zeros(1, dtype=torch.int64)
+        return assigned.choice[:, place]
+
+    def aim(self, assigned, place, q, p, path):
+        number = self.policy(assigned, place)
+        h = torch.zeros_like(p)
+        for own, policy in enumerate(assigned.policies):
+            h = torch.where((number == own)[:, None], policy.target_in_block(q, p, path), h)
+        return h.double()
+
     def start(self, rows):
         return torch.ones(rows, dtype=torch.float64)
 
@@ -54,7 +73,6 @@ class Plain(Verifier):
 
     def walk(self, assigned, q, draft):
         """Return alive, values, rows of the next token and h, node after node."""
-        (policy,) = assigned.policies
         q, ids, counts = q.double(), draft.token_ids, self.lengths(draft)
         p = self.certain(ids, q) if draft.probs is None else draft.probs.double()
         batch, width = ids.shape
@@ -65,7 +83,7 @@ class Plain(Verifier):
         for i in range(width):
             on, now = (i < counts)[:, None], alive[:, i]
             left = (counts - 1 - i).clamp(min=0)
-            h = policy.target_in_block(q[:, i], p[:, i], Path(now, left)).double()
+            h = self.aim(assigned, i, q[:, i], p[:, i], self.path(now, left))
             rest = self.left(now, h, p[:, i], p[:, max(i - 1, 0)])
             missing = torch.where(on[:, 0], (now[:, None] * h - p[:, i]).clamp(min=0).sum(-1), 0.0)
             if i:
@@ -81,7 +99,7 @@ class Plain(Verifier):
             )
         each = torch.arange(batch)
         last_p = p[each, (counts - 1).clamp(min=0)] if width else q[:, 0]
-        rows[each, counts] = self.bonus(q[each, counts], last_p, policy)
+        rows[each, counts] = self.bonus(q[each, counts], last_p, assigned.policies[0])
         return alive, values, rows, emitted
 
     def verify(self, assigned, target_probs, draft, accept, draw):

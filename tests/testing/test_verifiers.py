@@ -13,11 +13,11 @@ from cactus_theory.testing import (
 from cactus_theory.testing.verifiers import POLICIES, trees
 from cactus_theory.verify import Assignment, Chain, Draft, find_verifier, verifiers
 from tests.amounts import amount
-from tests.testing.faulty_verifiers import FAULTS
+from tests.testing.faulty_verifiers import FAULTS, Fading
 from tests.testing.plain_verifier import Plain
 
 # trees of a policy: the bands take a solve a row, other policies a line
-CHEAP, SOLVED = amount(18, 1000), amount(4, 300)
+CHEAP, SOLVED = amount(14, 1000), amount(3, 300)
 
 
 def trees_for(spec):
@@ -35,6 +35,16 @@ def test_a_naive_verifier_has_every_property():
     examples = amount(6, 300)
     specs = ["speculative", "mixture:alpha=0.3"]
     assert assert_verifier_properties(Plain(), policies=specs, examples=examples) == 2 * examples
+
+
+@pytest.mark.parametrize("verifier", [Plain(), "block"])
+def test_a_policy_may_depend_on_the_path(verifier):
+    assert_verifier_properties(verifier, policies=[Fading()], examples=amount(6, 300))
+
+
+def test_policies_that_a_verifier_cannot_follow_are_left_out():
+    with pytest.raises(ValueError, match="chain judges token by token"):
+        assert_verifier_properties("chain", policies=[Fading()])
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title.replace(" ", "-"))

@@ -21,6 +21,7 @@ from cactus_theory.testing.verifiers.coins import (
 from cactus_theory.testing.verifiers.batches import (
     a_row_alone_equals_the_batch,
     certain_drafts_are_one_hot_rows,
+    each_token_has_its_own_policy,
 )
 from cactus_theory.testing.verifiers.frequencies import frequencies_follow_the_stated_law
 from cactus_theory.testing.verifiers._assert import POLICIES, assert_verifier_properties
@@ -47,6 +48,7 @@ __all__ = [
     "coins_decide_as_stated",
     "counts_have_a_law",
     "draws_follow_the_stated_law",
+    "each_token_has_its_own_policy",
     "frequencies_follow_the_stated_law",
     "impossible_tokens_are_never_emitted",
     "next_token_has_the_law",

@@ -122,12 +122,9 @@ class Enumeration:
         return tuple(self._target(depth) for depth in range(self.trees.depth))
 
     def _target(self, depth: int) -> Tensor:
-        q, p = self.trees.q[depth].flatten(0, 1), self.trees.p[depth].flatten(0, 1)
+        q, p = self.trees.q[depth], self.trees.p[depth]
         path = Path(self.alive[depth].flatten(), self.left(depth))
-        row = self.policy.target_in_block(q, p, path)
-        if row is None:
-            row = self.policy.emitted(q, p)
-        return row.double().reshape(self.trees.q[depth].shape)
+        return aim(self.policy, q.flatten(0, 1), p.flatten(0, 1), path).reshape(q.shape)
 
     def left(self, depth: int) -> Tensor:
         """Return for every node at this depth how many drafted tokens follow the one there."""
@@ -138,3 +135,11 @@ class Enumeration:
     def aims(self) -> Float[Tensor, "trees paths K1 vocab"]:
         """Return along every path h, and the target's own row at its end."""
         return self.trees.along((*self.target, self.trees.q[-1]))
+
+
+def aim(
+    policy: Policy, q: Float[Tensor, "rows vocab"], p: Float[Tensor, "rows vocab"], path: Path
+) -> Float[Tensor, "rows vocab"]:
+    """Return the rows h that the token after each node must follow, float64."""
+    row = policy.target_in_block(q, p, path)
+    return (policy.emitted(q, p) if row is None else row).double()

@@ -6,16 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._path import Path
 from cactus_theory.testing.laws._law import EXACT, Bounds
-from cactus_theory.testing.verifiers._coins import some_paths
-from cactus_theory.testing.verifiers._enumeration import Enumeration
+from cactus_theory.testing.verifiers._coins import Asked, some_paths
+from cactus_theory.testing.verifiers._enumeration import Enumeration, aim
 from cactus_theory.testing.verifiers._property import verifier_property
-from cactus_theory.verify import Draft, Verdict
+from cactus_theory.verify import Assignment, Draft, Verdict
 from cactus_theory.verify._tensors import verify_tensors
 
 # rows of a ragged batch, and trials of coins for each certain draft
 BATCH, TRIALS = 6, 4
+# a policy beside the one that is checked
+OTHERS = ("speculative", "mixture:alpha=0.5")
 
 
 @dataclass(frozen=True)
@@ -139,3 +144,43 @@ def certain_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
         found, expected = (getattr(law, name) for law in laws)
         about = f"certain draft of this tree: {name} of the law at {{0}}"
         yield Bounds(found, expected, expected, about, EXACT, rows=tree)
+
+
+@verifier_property(hint="one policy for every token, or that of another place")
+def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
+    """Where policies differ from place to place, each row follows the one that judges it.
+
+    Whole drafts with a policy each have the verdicts that they have under that policy alone.
+    """
+    asked = some_paths(seen)
+    other = next(own for own in map(find_policy, OTHERS) if own.spec != seen.policy.spec)
+    both = (seen.policy, other)
+    number = torch.arange(len(asked.ids))[:, None]
+    turns = (number + torch.arange(asked.length)) % 2
+    draft = Draft(asked.ids, [asked.length] * len(asked.ids), asked.p)
+    law = seen.verifier.law(Assignment(both, turns), asked.q, draft)
+    left = torch.arange(asked.length - 1, -1, -1).repeat(len(number))
+    path = Path(law.alive[:, :-1].flatten(), left)
+    rows = asked.q[:, :-1].flatten(0, 1), asked.p.flatten(0, 1)
+    first, second = (aim(own, *rows, path).reshape(law.emitted.shape) for own in both)
+    due = torch.where(turns[..., None] == 0, first, second)
+    about = "draft of this tree, policies in turn: probability at row {0} of token {1}"
+    yield Bounds(law.emitted, due, due, about, EXACT, rows=asked.tree)
+    yield _whole_drafts(asked, both, number % 2)
+
+
+def _whole_drafts(asked: Asked, both: tuple[Policy, Policy], choice: Tensor) -> Bounds:
+    seen = asked.seen
+    source = torch.Generator().manual_seed(seen.seed + 3)
+    coins = torch.rand(len(asked.ids), asked.coins + 1, generator=source, dtype=torch.float64)
+    draft = Draft(asked.ids, [asked.length] * len(asked.ids), asked.p)
+    mixed, first, second = (
+        seen.verifier.verify(assigned, asked.q, draft, coins[:, :-1], coins[:, -1]).output_token_ids
+        for assigned in (
+            Assignment(both, choice.expand(asked.ids.shape)),
+            *(Assignment((own,)) for own in both),
+        )
+    )
+    due = torch.where(choice == 0, first, second)
+    about = "draft of this tree, a policy for each draft: token at place {0}"
+    return Bounds(mixed, due, due, about, 0.0, rows=asked.tree)

@@ -152,7 +152,7 @@ def _by_count(asked: Asked, counts: Tensor, patterns: Cells) -> tuple[Tensor, Te
     return patterns.accept[each, ranked.indices], ranked.values > 0
 
 
-@verifier_property(hint="coin <= value instead of coin < value")
+@verifier_property(hint="coin <= value, not coin < value; or a support that is not declared")
 def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     """With coins of 0 and of the last float below 1, no token is emitted that h gives nothing.
 
