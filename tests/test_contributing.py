@@ -10,10 +10,11 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.policies import _registry
 from cactus_theory.testing import PROPERTIES, assert_policy_properties
+from tests.testing.faulty_verifiers import TokenWise
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-POLICY, PROPERTY = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+POLICY, PROPERTY, VERIFIER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 
 
 @pytest.fixture
@@ -56,6 +57,15 @@ def test_the_property_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         PROPERTIES.clear()
         PROPERTIES.update(before)
+
+
+def test_a_verifier_is_checked_by_one_line() -> None:
+    line = 'assert_verifier_properties("block")'
+    assert line in VERIFIER
+    few = VERIFIER.replace('"block"', 'judge, policies=["speculative"], examples=6')
+    exec(few, {"judge": "block"})
+    with pytest.raises(AssertionError, match="breaks the property next_token_has_the_law"):
+        exec(few, {"judge": TokenWise()})
 
 
 def test_every_path_exists() -> None:

@@ -47,6 +47,7 @@ class Block(Verifier):
     """
 
     needs_fixed_target = True
+    reaches_all_it_can = True
 
     def check(self, policy: Policy) -> None:
         """Raise for a policy without a row at each node.

@@ -150,12 +150,15 @@ class Verifier(ABC):
     needs_fixed_target : class fact, whether policies must have a row h of their own
         (``FixedTarget``).
     needs_next_draft_row : class fact, whether the draft's row after its last token is read.
+    reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
+        one drafted path can reach it for the same rows h.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
     """
 
     name: ClassVar[str]
     needs_fixed_target: ClassVar[bool] = False
     needs_next_draft_row: ClassVar[bool] = False
+    reaches_all_it_can: ClassVar[bool] = False
     drafts: ClassVar[tuple[str, ...]] = ("chain",)
 
     def coins(self, drafted: int) -> int:

@@ -1,75 +1,154 @@
-"""Drafted tokens are exactly what the reported rows and the coins give.
+"""Drafted tokens are exactly what the reported rows and the coins give, and coins are used once.
 
 A drafter that samples from rows other than the ones it reports breaks every acceptance rule
-and may still pass a test of frequencies.
+and may still pass a test of frequencies; so may a number that is used twice.
 """
 
+import dataclasses
+import itertools
+
 import pytest
-import torch
 
 from cactus_theory.decoding import Cascade, EarlyExit, ModelDrafter, NGram
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
-from cactus_theory.decoding.drafters import Setting
+from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding.drafters.early_exit import first_layers
-from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.verify.draw import pick
+from cactus_theory.decoding.drafters.model import ModelDrafting
+from cactus_theory.testing import assert_drafter_properties
+from cactus_theory.verify import Chain
+from tests.amounts import amount, some
 
-WIDTH, VOCAB, ROUNDS = 6, 24, 20
-PROMPTS = [[1, 5, 9], [2], [3, 3, 7, 3, 3, 7, 3], [8, 4, 8, 1]]
-TEMPERATURE = 0.8
+ROUNDS = amount(5, 40)
+VERIFIERS = ("chain", "block")
 
 
 def drafters(target, model):
-    """Return every drafter that reports rows, with the model they must come from."""
+    """Return every drafter, with the model that its rows must come from."""
     return {
         "model": (ModelDrafter(model), model),
+        "greedy": (ModelDrafter(model, greedy=True), None),
         "early exit": (EarlyExit(1), first_layers(target, 1)),
         "cascade": (Cascade(ModelDrafter(model), NGram(2, 2)), model),
+        "ngram": (NGram(), None),
     }
 
 
-def rounds(drafter, target, seed=0):
-    """Yield proposals with the coins and the texts they were made for, rows going on unequally."""
-    texts = Texts(PROMPTS, 8 * ROUNDS, frozenset(), torch.device("cpu"))
-    drafting = drafter.begin(
-        Setting(target, texts, Warp(TEMPERATURE, (), [0] * 4), Stopwatch(), WIDTH)
-    )
-    source = torch.Generator().manual_seed(seed)
-    for turn in range(ROUNDS):
-        wanted = [WIDTH - (row + turn) % 3 for row in range(len(PROMPTS))]
-        coins = torch.rand(len(PROMPTS), WIDTH, generator=source, dtype=torch.float64)
-        before = [list(ids) for ids in texts.ids]
-        drafted = drafting.propose(wanted, coins)
-        yield drafted, coins, before
-        last = torch.randint(0, VOCAB, (len(PROMPTS),), generator=source)
-        taken = [
-            [*ids[: min((turn + row) % 4, count)], token]
-            for row, (ids, count, token) in enumerate(
-                zip(drafted.token_ids.tolist(), drafted.counts, last.tolist(), strict=True)
-            )
-        ]
-        texts.settle(taken, last)
-        drafting.settle()
+@pytest.fixture(scope="module")
+def pair(make_model, make_draft):
+    target = make_model(layers=2, vocab=16)
+    return target, make_draft(target)
 
 
-@pytest.mark.parametrize("name", ["model", "early exit", "cascade"])
-def test_tokens_are_what_rows_and_coins_give(make_model, make_draft, name):
-    target = make_model(layers=2)
-    drafter, model = drafters(target, make_draft(target))[name]
-    checked = sampled = 0
-    with torch.inference_mode():
-        for drafted, coins, before in rounds(drafter, target):
-            assert drafted.probs is not None
-            for row, count in enumerate(drafted.counts):
-                rows, ids = drafted.probs[row, :count], drafted.token_ids[row, :count]
-                assert torch.equal(pick(rows, coins[row, :count]), ids)
-                text = torch.tensor([before[row] + ids.tolist()])
-                logits = model(input_ids=text, use_cache=False).logits[0, -count - 1 : -1]
-                own = (logits / TEMPERATURE).softmax(-1)
-                certain = rows.amax(-1) == 1.0  # the cascade's copies
-                assert bool(((rows - own)[~certain].abs() < 1e-5).all())
-                checked += count
-                sampled += int((~certain).sum())
-    assert sampled > 150
-    assert (sampled < checked) == (name == "cascade")
+@pytest.mark.parametrize(
+    ("name", "verifier"),
+    some(itertools.product(("model", "greedy", "early exit", "cascade", "ngram"), VERIFIERS), 4),
+)
+def test_drafters_have_every_property(pair, name, verifier):
+    target, model = pair
+    drafter, own = drafters(target, model)[name]
+    options = {"model": own, "verifier": verifier, "rounds": ROUNDS}
+    checked = assert_drafter_properties(drafter, target, policy="band:price=1", **options)
+    assert checked > (1 if name == "ngram" else 15) * ROUNDS
+
+
+class Sharper(ModelDrafting):
+    """Draws from p^1.03 and reports p."""
+
+    def _step(self, offset, wanted, coin):
+        before = self.warp.temperature
+        self.warp.temperature = before / 1.03
+        token = super()._step(offset, wanted, coin)
+        self.warp.temperature = before
+        rows = self.probs[:, offset] ** (1 / 1.03)
+        self.probs[:, offset] = rows / rows.sum(-1, keepdim=True)
+        return token
+
+
+class Warmer(ModelDrafting):
+    """Draws from rows of another temperature, and reports them."""
+
+    def _step(self, offset, wanted, coin):
+        before = self.warp.temperature
+        self.warp.temperature = before / 1.03
+        token = super()._step(offset, wanted, coin)
+        self.warp.temperature = before
+        return token
+
+
+class Undecided(ModelDrafting):
+    """Draws its tokens and says that it is certain of them."""
+
+    def propose(self, wanted, coins):
+        return dataclasses.replace(super().propose(wanted, coins), probs=None)
+
+
+class Unwritten(ModelDrafting):
+    """Writes another token into the texts than it reports."""
+
+    def propose(self, wanted, coins):
+        draft = super().propose(wanted, coins)
+        self.texts.propose(0, (draft.token_ids[:, 0] + 1) % 16)
+        return draft
+
+
+class Remembering(ModelDrafting):
+    """Leaves its coins where a verifier can find them."""
+
+    def propose(self, wanted, coins):
+        Remembering.coins = coins
+        return super().propose(wanted, coins)
+
+
+class Thrifty(Chain):
+    """Replaces a refused token with the number that drew it."""
+
+    name = "thrifty"
+
+    def verify(self, assigned, target_probs, draft, accept, draw):
+        coins = Remembering.coins
+        return super().verify(assigned, target_probs, draft, accept, coins[:, 0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted(ModelDrafter):
+    drafting: type = ModelDrafting
+
+    def begin(self, setting):
+        return self.drafting(setting, self.model, self.greedy)
+
+
+@pytest.mark.parametrize(
+    ("drafting", "message"),
+    [
+        (Sharper, "tokens must be drawn from the reported rows, by their coins"),
+        (Warmer, "rows must be the model's own after .* they differ by"),
+        (Undecided, "a draft without rows must not depend on the coins"),
+        (Unwritten, "must write its tokens into the texts"),
+    ],
+)
+def test_planted_drafters_are_noticed(pair, drafting, message):
+    target, model = pair
+    drafter = Planted(model, drafting=drafting)
+    with pytest.raises(AssertionError, match=message):
+        assert_drafter_properties(drafter, target, model=model, rounds=ROUNDS)
+
+
+def test_a_number_shared_by_drafter_and_verifier_is_noticed(pair):
+    target, model = pair
+    with pytest.raises(AssertionError, match="must have numbers of their own; with"):
+        drafter = Planted(model, drafting=Remembering)
+        assert_drafter_properties(drafter, target, verifier=Thrifty(), rounds=1)
+
+
+@pytest.mark.parametrize("singly", [False, True])
+def test_a_decode_that_uses_a_number_twice_is_noticed(pair, monkeypatch, singly):
+    toss = Coins.toss
+
+    def shared(self, wanted, coins=int):
+        draft, accept, draw = toss(self, wanted, coins)
+        if (len(wanted) == 1) == singly:
+            draw = draft[:, 0]
+        return draft, accept, draw
+
+    monkeypatch.setattr(Coins, "toss", shared)
+    with pytest.raises(AssertionError, match="a uniform number must be used once"):
+        assert_drafter_properties(pair[1], pair[0], rounds=1)

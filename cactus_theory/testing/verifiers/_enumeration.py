@@ -1,0 +1,145 @@
+"""The joint law of (drafted path, accepted tokens, next token), for every tree at once."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.policies import Policy
+from cactus_theory.policies._path import Path
+from cactus_theory.testing.verifiers._trees import Trees
+from cactus_theory.verify import Assignment, Draft, Verifier
+
+ByNode = tuple[Float[Tensor, "trees _"], ...]
+RowsByNode = tuple[Float[Tensor, "trees _ vocab"], ...]
+
+
+@dataclass(frozen=True)
+class PathLaw:
+    """What a verifier states on every path of every tree: a ``VerdictLaw`` with one more axis."""
+
+    stop: Float[Tensor, "trees paths K1"]
+    last: Float[Tensor, "trees paths K1 vocab"]
+    alive: Float[Tensor, "trees paths K1"]
+    emitted: Float[Tensor, "trees paths K vocab"]
+
+
+class Enumeration:
+    """A verifier with one policy on some trees; every answer is computed once and kept.
+
+    Attributes
+    ----------
+    verifier, policy, trees : as given.
+    seed : fixes which paths are looked at where not all of them are.
+    """
+
+    def __init__(self, verifier: Verifier, policy: Policy, trees: Trees, seed: int = 0) -> None:
+        self.verifier, self.policy, self.trees, self.seed = verifier, policy, trees, seed
+
+    @property
+    def assigned(self) -> Assignment:
+        """Return the policy for every token."""
+        return Assignment((self.policy,))
+
+    @cached_property
+    def q(self) -> Float[Tensor, "trees paths K1 vocab"]:
+        """Return the target's rows along every path."""
+        return self.trees.along(self.trees.q)
+
+    @cached_property
+    def p(self) -> Float[Tensor, "trees paths K vocab"]:
+        """Return the draft's rows along every path."""
+        return self.trees.along(self.trees.p)
+
+    @property
+    def weight(self) -> Float[Tensor, "trees paths"]:
+        """Return the probability that each path is drafted."""
+        return self.trees.reached[-1]
+
+    @cached_property
+    def law(self) -> PathLaw:
+        """Return what the verifier states on the trees' own rows."""
+        return self.law_of(self.q, self.p)
+
+    def law_of(self, q: Tensor, p: Tensor) -> PathLaw:
+        """Return what the verifier states on rows (T, V^K, …) along every path."""
+        count, paths = q.shape[:2]
+        ids = self.trees.paths.repeat(count, 1)
+        draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
+        found = self.verifier.law(self.assigned, q.flatten(0, 1), draft)
+        parts = (found.stop, found.last, found.alive, found.emitted)
+        return PathLaw(*(part.unflatten(0, (count, paths)).double() for part in parts))
+
+    def by_node(self, values: Tensor, depth: int) -> Tensor:
+        """Return sums (T, V^depth, …) of values of paths (T, V^K, …) over each node's paths."""
+        return values.unflatten(1, (self.trees.vocab**depth, -1)).sum(2)
+
+    def drafted(self, values: Tensor) -> Tensor:
+        """Return values of paths times the probability of each, 0 where it is never drafted."""
+        weight = self.weight.reshape(*self.weight.shape, *[1] * (values.ndim - 2))
+        return torch.where(weight > 0, weight * values, 0.0)
+
+    @cached_property
+    def stopped(self) -> Float[Tensor, "trees paths K1"]:
+        """Return the probability of each path and of accepting exactly i tokens of it."""
+        return self.drafted(self.law.stop)
+
+    @cached_property
+    def passed(self) -> ByNode:
+        """Return by depth the probability that a node's tokens are drafted and accepted."""
+        tails = self.stopped.flip(-1).cumsum(-1).flip(-1)
+        return tuple(self.by_node(tails[..., i], i) for i in range(self.trees.depth + 1))
+
+    @cached_property
+    def following(self) -> RowsByNode:
+        """Return by depth the joint law of passing a node and of the token that follows it."""
+        ended = self.drafted(self.law.stop[..., None] * self.law.last)
+        found = []
+        for depth in range(self.trees.depth + 1):
+            own = self.by_node(ended[:, :, depth], depth)
+            if depth < self.trees.depth:
+                own = own + self.passed[depth + 1].unflatten(1, (-1, self.trees.vocab))
+            found.append(own)
+        return tuple(found)
+
+    @cached_property
+    def alive(self) -> ByNode:
+        """Return by depth the alive ratio that the verifier states at each node."""
+        found = []
+        for depth in range(self.trees.depth + 1):
+            nodes = self.trees.vocab**depth
+            likeliest = self.weight.unflatten(1, (nodes, -1)).argmax(-1, keepdim=True)
+            own = self.law.alive[..., depth].unflatten(1, (nodes, -1))
+            own = own.gather(-1, likeliest)[..., 0]
+            found.append(torch.where(self.trees.reached[depth] > 0, own, 0.0))
+        return tuple(found)
+
+    @cached_property
+    def target(self) -> RowsByNode:
+        """Return by depth the row h that the token after each node must follow."""
+        return tuple(self._target(depth) for depth in range(self.trees.depth))
+
+    def _target(self, depth: int) -> Tensor:
+        q, p = self.trees.q[depth], self.trees.p[depth]
+        path = Path(self.alive[depth].flatten(), self.left(depth))
+        return aim(self.policy, q.flatten(0, 1), p.flatten(0, 1), path).reshape(q.shape)
+
+    def left(self, depth: int) -> Tensor:
+        """Return for every node at this depth how many drafted tokens follow the one there."""
+        count = self.trees.p[depth].shape[0] * self.trees.p[depth].shape[1]
+        return torch.full((count,), self.trees.depth - 1 - depth)
+
+    @cached_property
+    def aims(self) -> Float[Tensor, "trees paths K1 vocab"]:
+        """Return along every path h, and the target's own row at its end."""
+        return self.trees.along((*self.target, self.trees.q[-1]))
+
+
+def aim(
+    policy: Policy, q: Float[Tensor, "rows vocab"], p: Float[Tensor, "rows vocab"], path: Path
+) -> Float[Tensor, "rows vocab"]:
+    """Return the rows h that the token after each node must follow, float64."""
+    row = policy.target_in_block(q, p, path)
+    return (policy.emitted(q, p) if row is None else row).double()

@@ -1,0 +1,205 @@
+"""Small trees of rows, on which a verifier is integrated over drafts and coins exactly.
+
+A tree of depth K over V tokens has a row of the target and one of the draft after every text of
+fewer than K tokens, and a row of the target after every text of K tokens. Its V^K paths are all
+that can be drafted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# (V, K) of trees number 0, 1, … in turn
+SHAPES = ((2, 1), (3, 2), (2, 3), (4, 1), (2, 2), (3, 3), (3, 1), (4, 2), (2, 3), (3, 2), (4, 3))
+# trees of one shape that are enumerated together, so that memory stays small
+TOGETHER = 100
+# float64 numbers from 1 to 2 are this far apart
+ULP = 2.0**-52
+# relative distances between rows that are nearly equal
+NEAR = (1e-6, 1e-10, 1e-15)
+# rows of powers of 2, by V: quotients by them are exact
+POWERS = {
+    2: ((0.5, 0.5), (1.0, 0.0)),
+    3: ((0.5, 0.25, 0.25), (0.5, 0.5, 0.0), (1.0, 0.0, 0.0)),
+    4: ((0.25, 0.25, 0.25, 0.25), (0.5, 0.25, 0.125, 0.125), (0.5, 0.5, 0.0, 0.0)),
+}
+EIGHTHS = 8
+
+Rows = Float[Tensor, "rows vocab"]
+Pair = tuple[Rows, Rows]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """T trees of one shape.
+
+    Attributes
+    ----------
+    q, p : for each depth i the rows (T, V^i, V) of target and draft; q has one depth more.
+    kinds : how the rows of each tree were made. ``numbers`` : which trees they are.
+    """
+
+    q: tuple[Float[Tensor, "trees _ vocab"], ...]
+    p: tuple[Float[Tensor, "trees _ vocab"], ...]
+    kinds: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def vocab(self) -> int:
+        """Return V."""
+        return self.q[0].shape[-1]
+
+    @property
+    def depth(self) -> int:
+        """Return K."""
+        return len(self.p)
+
+    @cached_property
+    def paths(self) -> Int[Tensor, "paths K"]:
+        """Return the tokens of every path, (V^K, K)."""
+        places = self.vocab ** torch.arange(self.depth - 1, -1, -1)
+        return torch.arange(self.vocab**self.depth)[:, None] // places % self.vocab
+
+    def node(self, depth: int) -> Int[Tensor, "paths"]:
+        """Return the node that each path passes at this depth."""
+        return torch.arange(len(self.paths)) // self.vocab ** (self.depth - depth)
+
+    def along(self, rows: tuple[Tensor, ...]) -> Float[Tensor, "trees paths depths vocab"]:
+        """Return the rows that each path passes, from rows by node."""
+        return torch.stack([own[:, self.node(i)] for i, own in enumerate(rows)], 2)
+
+    @cached_property
+    def reached(self) -> tuple[Float[Tensor, "trees _"], ...]:
+        """Return the probability of each text, p(x_1)…p(x_i), by depth: (T, V^i)."""
+        found = [torch.ones(len(self.kinds), 1, dtype=torch.float64)]
+        for rows in self.p:
+            found.append((found[-1][..., None] * rows.double()).flatten(1))
+        return tuple(found)
+
+
+def _smooth(count: int, vocab: int, source: torch.Generator, spread: float = 2.0) -> Pair:
+    logits = spread * torch.randn(2, count, vocab, generator=source, dtype=torch.float64)
+    logits[1] += logits[0]
+    return logits[0].softmax(-1), logits[1].softmax(-1)
+
+
+def _tiny(count: int, vocab: int, source: torch.Generator) -> Pair:
+    return _smooth(count, vocab, source, 8.0)
+
+
+def _zeros(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return rows with a support of their own each."""
+    rows = torch.stack(_smooth(count, vocab, source))
+    kept = torch.rand(rows.shape, generator=source) < 0.6
+    one = torch.randint(0, vocab, rows.shape[:-1], generator=source)
+    rows = torch.where(kept.scatter(-1, one[..., None], True), rows, 0.0)
+    rows = rows / rows.sum(-1, keepdim=True)
+    return rows[0], rows[1]
+
+
+def _certain(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return rows of which the target's, the draft's or both are certain of a token."""
+    rows = list(_smooth(count, vocab, source))
+    which = torch.randint(0, 3, (count, 1), generator=source)
+    for number, also in enumerate((1, 0)):
+        token = torch.randint(0, vocab, (count,), generator=source)
+        sure = torch.nn.functional.one_hot(token, vocab).double()
+        rows[number] = torch.where(which != also, sure, rows[number])
+    return rows[0], rows[1]
+
+
+def _equal(count: int, vocab: int, source: torch.Generator) -> Pair:
+    q, _ = _zeros(count, vocab, source)
+    return q, q.clone()
+
+
+def _nearly_equal(count: int, vocab: int, source: torch.Generator) -> Pair:
+    q, _ = _smooth(count, vocab, source)
+    size = torch.tensor(NEAR).double()[torch.randint(0, len(NEAR), (count, 1), generator=source)]
+    p = q * (1 + size * torch.randn(count, vocab, generator=source, dtype=torch.float64))
+    return q, p / p.sum(-1, keepdim=True)
+
+
+def _swapped(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return a draft that likes what the target does not."""
+    q = _smooth(count, vocab, source)[0].sort(-1).values
+    return q, q.flip(-1)
+
+
+def _fractions(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return short binary fractions: quotients of the two rows are exact."""
+    table = torch.tensor(POWERS[vocab], dtype=torch.float64)
+    p = table[torch.randint(0, len(table), (count,), generator=source)]
+    p = p.gather(-1, torch.rand(count, vocab, generator=source).argsort(-1))
+    drawn = torch.randint(0, vocab, (count, EIGHTHS), generator=source)
+    q = torch.nn.functional.one_hot(drawn, vocab).sum(1).double() / EIGHTHS
+    return q, p
+
+
+def _heavy(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return rows that sum to 1 + 2^−52, as rounding may leave them."""
+    q, p = _certain(count, vocab, source)
+    return _raised(q), _raised(p)
+
+
+def _raised(rows: Rows) -> Rows:
+    whole = (rows / ULP).round()  # whole numbers add up exactly, in any order
+    missing = 1 / ULP + 1 - whole.sum(-1, keepdim=True)
+    return whole.scatter_add(-1, whole.argmax(-1, keepdim=True), missing) * ULP
+
+
+KINDS: dict[str, Callable[[int, int, torch.Generator], Pair]] = {
+    "smooth": _smooth,
+    "fractions": _fractions,
+    "zeros": _zeros,
+    "certain": _certain,
+    "equal": _equal,
+    "nearly equal": _nearly_equal,
+    "swapped": _swapped,
+    "heavy": _heavy,
+    "tiny": _tiny,
+}
+# kinds of whole trees in turn; in a mixed one every node has a kind of its own
+TURNS = (*KINDS, "mixed", "mixed", "mixed")
+
+
+def _rows(kind: str, count: int, vocab: int, source: torch.Generator) -> Pair:
+    if kind != "mixed":
+        return KINDS[kind](count, vocab, source)
+    made = [make(count, vocab, source) for make in KINDS.values()]
+    chosen = torch.randint(0, len(made), (count,), generator=source)
+    q, p = (torch.stack(rows)[chosen, torch.arange(count)] for rows in zip(*made, strict=True))
+    return q, p
+
+
+def _tree(number: int, seed: int) -> tuple[list[Pair], str]:
+    """Return the rows of one tree by depth, which do not depend on how many there are."""
+    vocab, depth = SHAPES[number % len(SHAPES)]
+    kind = TURNS[number % len(TURNS)]
+    source = torch.Generator().manual_seed(2**32 * seed + number)
+    return [_rows(kind, vocab**i, vocab, source) for i in range(depth + 1)], kind
+
+
+@lru_cache(maxsize=4)
+def trees(count: int, seed: int = 0) -> tuple[Trees, ...]:
+    """Return ``count`` trees in groups of one shape, the smallest first."""
+    numbers: dict[tuple[int, int], list[int]] = {}
+    for number in range(count):
+        numbers.setdefault(SHAPES[number % len(SHAPES)], []).append(number)
+    groups = []
+    for shape in sorted(numbers, key=lambda shape: shape[0] ** shape[1]):
+        own = numbers[shape]
+        for first in range(0, len(own), TOGETHER):
+            groups.append(_group(own[first : first + TOGETHER], seed))
+    return tuple(groups)
+
+
+def _group(numbers: list[int], seed: int) -> Trees:
+    made = [_tree(number, seed) for number in numbers]
+    depths = list(zip(*(rows for rows, _ in made), strict=True))
+    q, p = (tuple(torch.stack([pair[i] for pair in own]) for own in depths) for i in range(2))
+    return Trees(q, p[:-1], tuple(kind for _, kind in made), tuple(numbers))

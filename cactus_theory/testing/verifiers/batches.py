@@ -1,0 +1,186 @@
+"""Properties of batches: a row behaves as if it were alone, a certain draft as one-hot rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._path import Path
+from cactus_theory.testing.laws._law import EXACT, Bounds
+from cactus_theory.testing.verifiers._coins import Asked, some_paths
+from cactus_theory.testing.verifiers._enumeration import Enumeration, aim
+from cactus_theory.testing.verifiers._property import verifier_property
+from cactus_theory.verify import Assignment, Draft, Verdict
+from cactus_theory.verify._tensors import verify_tensors
+
+# rows of a ragged batch, and trials of coins for each certain draft
+BATCH, TRIALS = 6, 4
+# a policy beside the one that is checked
+OTHERS = ("speculative", "mixture:alpha=0.5")
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths; those beyond a row's own length belong to other drafts.
+
+    Attributes
+    ----------
+    tree : (B,). ``q``, ``p``, ``ids`` : (B, K + 1, V), (B, K, V), (B, K). ``counts`` : (B,).
+    accept, draw : coins (B, C) and (B,).
+    """
+
+    tree: Tensor
+    q: Tensor
+    p: Tensor
+    ids: Tensor
+    counts: list[int]
+    accept: Tensor
+    draw: Tensor
+
+    @property
+    def drafts(self) -> Draft:
+        """Return the batch as a draft."""
+        return Draft(self.ids, self.counts, self.p)
+
+    @property
+    def padded(self) -> Tensor:
+        """Return the tokens with −1 after each row's own."""
+        beyond = torch.arange(self.ids.shape[1]) >= torch.tensor(self.counts)[:, None]
+        return self.ids.masked_fill(beyond, -1)
+
+    def alone(self, row: int) -> tuple[Tensor, Draft]:
+        """Return the target's rows and the draft of one row."""
+        count, own = self.counts[row], slice(row, row + 1)
+        draft = Draft(self.ids[own, :count], [count], self.p[own, :count])
+        return self.q[own, : count + 1], draft
+
+
+def _ragged(seen: Enumeration) -> Ragged:
+    source = torch.Generator().manual_seed(seen.seed + 1)
+    trees, length = len(seen.trees.kinds), seen.trees.depth
+    tree = torch.arange(BATCH) * max(1, trees // BATCH) % trees
+    path = seen.weight[tree].multinomial(1, generator=source)[:, 0]
+    counts = torch.arange(BATCH) % (length + 1)
+    counts = counts[torch.randperm(BATCH, generator=source)]
+    other = tree.roll(1), path.roll(1)
+    beyond = (torch.arange(length + 1) > counts[:, None])[..., None]
+    q = torch.where(beyond, seen.q[other], seen.q[tree, path])
+    p = torch.where(beyond[:, 1:], seen.p[other], seen.p[tree, path])
+    ids = torch.where(beyond[:, 1:, 0], seen.trees.paths[other[1]], seen.trees.paths[path])
+    width = seen.verifier.coins(length) + 1
+    coins = torch.rand(BATCH, width, generator=source, dtype=torch.float64)
+    return Ragged(tree, q, p, ids, counts.tolist(), coins[:, :-1], coins[:, -1])
+
+
+@verifier_property(hint="a quantity that is not reset for each row, or rows after a draft's end")
+def a_row_alone_equals_the_batch(seen: Enumeration) -> Iterator[Bounds]:
+    """In a ragged batch each row has the verdict and the law that it has alone.
+
+    Whatever stands after its own tokens; with a generator per row, too.
+    """
+    batch, verifier, assigned = _ragged(seen), seen.verifier, seen.assigned
+    together = verifier.verify(assigned, batch.q, batch.drafts, batch.accept, batch.draw)
+    law = verifier.law(assigned, batch.q, batch.drafts)
+    alone, laws = torch.full_like(together.output_token_ids, -1), torch.zeros_like(law.stop)
+    for row, count in enumerate(batch.counts):
+        q, draft = batch.alone(row)
+        accept = batch.accept[row : row + 1, : verifier.coins(count)]
+        verdict = verifier.verify(assigned, q, draft, accept, batch.draw[row : row + 1])
+        alone[row, : count + 1] = verdict.output_token_ids[0]
+        laws[row, 0] = 1.0
+        if count:
+            laws[row, : count + 1] = verifier.law(assigned, q, draft).stop[0]
+    about = "row of this tree in a ragged batch: token at place {0}"
+    yield Bounds(together.output_token_ids, alone, alone, about, 0.0, rows=batch.tree)
+    about = "row of this tree in a ragged batch: chance of {0} accepted tokens"
+    yield Bounds(law.stop, laws, laws, about, EXACT, rows=batch.tree)
+    if verifier.coins(seen.trees.depth) == seen.trees.depth:
+        yield _by_generator(seen, batch)
+
+
+def _by_generator(seen: Enumeration, batch: Ragged) -> Bounds:
+    together = _tossed(seen, batch.q, batch.p, batch.padded, list(range(BATCH)))
+    found = together.output_token_ids
+    expected = torch.full_like(found, -1)
+    for row, count in enumerate(batch.counts):
+        q, draft = batch.alone(row)
+        alone = _tossed(seen, q, draft.probs, draft.token_ids, [row])
+        expected[row, : count + 1] = alone.output_token_ids[0]
+    about = "row of this tree, with a generator per row: token at place {0}"
+    return Bounds(found, expected, expected, about, 0.0, rows=batch.tree)
+
+
+def _tossed(
+    seen: Enumeration, q: Tensor, p: Tensor | None, ids: Tensor, seeds: list[int]
+) -> Verdict:
+    own = [torch.Generator().manual_seed(seen.seed + seed) for seed in seeds]
+    return verify_tensors(seen.verifier, seen.policy, q, p, ids, own, None, False)
+
+
+@verifier_property(hint="a certain draft that is not treated as a one-hot row")
+def certain_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
+    """A draft without rows has the verdicts and the law of one with one-hot rows."""
+    asked = some_paths(seen)
+    source = torch.Generator().manual_seed(seen.seed + 2)
+    each = torch.arange(len(asked.ids)).repeat_interleave(TRIALS)
+    ids, q, tree = asked.ids[each], asked.q[each], asked.tree[each]
+    counts = [asked.length] * len(ids)
+    drafts = Draft(ids, counts, None), Draft(ids, counts, one_hot(ids, q))
+    coins = torch.rand(len(ids), asked.coins + 1, generator=source, dtype=torch.float64)
+    coins[::TRIALS] = 0.0
+    accept, draw = coins[:, :-1], coins[:, -1]
+    found, expected = (
+        seen.verifier.verify(seen.assigned, q, draft, accept, draw).output_token_ids
+        for draft in drafts
+    )
+    about = "certain draft of this tree: token at place {0}"
+    yield Bounds(found, expected, expected, about, 0.0, rows=tree)
+    laws = [seen.verifier.law(seen.assigned, q, draft) for draft in drafts]
+    for name in ("stop", "last", "alive", "emitted"):
+        found, expected = (getattr(law, name) for law in laws)
+        about = f"certain draft of this tree: {name} of the law at {{0}}"
+        yield Bounds(found, expected, expected, about, EXACT, rows=tree)
+
+
+@verifier_property(hint="one policy for every token, or that of another place")
+def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
+    """Where policies differ from place to place, each row follows the one that judges it.
+
+    Whole drafts with a policy each have the verdicts that they have under that policy alone.
+    """
+    asked = some_paths(seen)
+    other = next(own for own in map(find_policy, OTHERS) if own.spec != seen.policy.spec)
+    both = (seen.policy, other)
+    number = torch.arange(len(asked.ids))[:, None]
+    turns = (number + torch.arange(asked.length)) % 2
+    draft = Draft(asked.ids, [asked.length] * len(asked.ids), asked.p)
+    law = seen.verifier.law(Assignment(both, turns), asked.q, draft)
+    left = torch.arange(asked.length - 1, -1, -1).repeat(len(number))
+    path = Path(law.alive[:, :-1].flatten(), left)
+    rows = asked.q[:, :-1].flatten(0, 1), asked.p.flatten(0, 1)
+    first, second = (aim(own, *rows, path).reshape(law.emitted.shape) for own in both)
+    due = torch.where(turns[..., None] == 0, first, second)
+    about = "draft of this tree, policies in turn: probability at row {0} of token {1}"
+    yield Bounds(law.emitted, due, due, about, EXACT, rows=asked.tree)
+    yield _whole_drafts(asked, both, number % 2)
+
+
+def _whole_drafts(asked: Asked, both: tuple[Policy, Policy], choice: Tensor) -> Bounds:
+    seen = asked.seen
+    source = torch.Generator().manual_seed(seen.seed + 3)
+    coins = torch.rand(len(asked.ids), asked.coins + 1, generator=source, dtype=torch.float64)
+    draft = Draft(asked.ids, [asked.length] * len(asked.ids), asked.p)
+    mixed, first, second = (
+        seen.verifier.verify(assigned, asked.q, draft, coins[:, :-1], coins[:, -1]).output_token_ids
+        for assigned in (
+            Assignment(both, choice.expand(asked.ids.shape)),
+            *(Assignment((own,)) for own in both),
+        )
+    )
+    due = torch.where(choice == 0, first, second)
+    about = "draft of this tree, a policy for each draft: token at place {0}"
+    return Bounds(mixed, due, due, about, 0.0, rows=asked.tree)
