@@ -97,12 +97,15 @@ def test_a_batch_shows_the_rows_of_each_text_as_if_alone(tiny) -> None:
                 rows = q[row, : count + 1].clone(), draft.token_ids[row, :count].tolist()
                 seen[batched].append((text if batched else seed[0], before[row], *rows))
 
-        generate(*tiny, ids, policy="band:price=1", max_new_tokens=7, seed=seed, on_rows=keep)
+        options = {"max_new_tokens": 12, "eos_token_ids": (0, 5, 8, 13), "on_rows": keep}
+        generate(*tiny, ids, policy="band:price=1", seed=seed, **options)
 
     run(torch.tensor([[1, 2], [3, 4], [5, 6]]), [0, 1, 2], True)
     for text in range(3):
         run(torch.tensor([[1 + 2 * text, 2 + 2 * text]]), [text], False)
     batched = sorted(seen[True], key=lambda own: own[:2])
+    rounds = [sum(own[0] == text for own in batched) for text in range(3)]
+    assert rounds[0] < max(rounds[1:])  # the rows that are left have moved up
     assert [own[:2] for own in batched] == [own[:2] for own in seen[False]]
     for one, other in zip(batched, seen[False], strict=True):
         assert one[3] == other[3]
@@ -151,6 +154,16 @@ def test_a_finished_folder_is_returned_as_it_is(tiny, tmp_path: Path) -> None:
     assert again.fingerprint == first.fingerprint and contents(tmp_path / "t") == before
 
 
+@pytest.fixture(scope="module")
+def folders(tiny, tmp_path_factory) -> tuple[Path, Path]:
+    """Return a finished folder and an unfinished one."""
+    folder = tmp_path_factory.mktemp("folders")
+    log_trace(*tiny, PROMPTS, folder / "finished", **OPTIONS)
+    with pytest.raises(Killed):
+        log_trace(*tiny, PROMPTS, folder / "unfinished", on_text=killed_after(1), **OPTIONS)
+    return folder / "finished", folder / "unfinished"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -165,28 +178,20 @@ def test_a_finished_folder_is_returned_as_it_is(tiny, tmp_path: Path) -> None:
         ({"draft_model": NGram()}, "another draft"),
     ],
 )
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_folder_of_other_arguments_is_refused(
-    tiny, tmp_path: Path, changes, said: str, finished: bool
-) -> None:
-    names = ("target_model", "draft_model", "prompts_ids", "folder")
-    given = dict(zip(names, (*tiny, PROMPTS, tmp_path / "t"), strict=True)) | OPTIONS
-    if finished:
-        log_trace(**given)
-    else:
-        with pytest.raises(Killed):
-            log_trace(**given, on_text=killed_after(0))
-    before = contents(tmp_path / "t")
-    with pytest.raises(ValueError, match=said):
-        log_trace(**given | changes)
-    assert contents(tmp_path / "t") == before
+def test_a_folder_of_other_arguments_is_refused(tiny, folders, changes, said: str) -> None:
+    names = ("target_model", "draft_model", "prompts_ids")
+    given = dict(zip(names, (*tiny, PROMPTS), strict=True)) | OPTIONS
+    for folder in folders:
+        before = contents(folder)
+        with pytest.raises(ValueError, match=said):
+            log_trace(**given | {"folder": folder} | changes)
+        assert contents(folder) == before
 
 
-def test_other_weights_of_the_same_shape_are_refused(tiny, tmp_path: Path) -> None:
-    log_trace(*tiny, PROMPTS, tmp_path / "t", **OPTIONS)
+def test_other_weights_of_the_same_shape_are_refused(tiny, folders) -> None:
     for pair in ((random_llama(seed=1), tiny[1]), (tiny[0], disturbed(tiny[0], seed=2))):
         with pytest.raises(ValueError, match="another (target|draft)_weights"):
-            log_trace(*pair, PROMPTS, tmp_path / "t", **OPTIONS)
+            log_trace(*pair, PROMPTS, folders[0], **OPTIONS)
 
 
 def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path: Path) -> None:
