@@ -22,7 +22,7 @@ COMMANDS = {
     "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),
     "values": ("traces.values", "learn from a trace what accepted tokens are worth"),
     "blocks": ("blocks.replays", "token-wise against block verification on a trace (CSV)"),
-    "block-gap": ("blocks.exact", "policies against the best lossy verification of a path, exactly"),
+    "block-gap": ("blocks.exact", "policies against the best verification of a path, exactly"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
     "gpu-check": ("bench.gpu_check", "check and time the device path"),
