@@ -11,8 +11,10 @@ from cactus_theory.testing import (
     verifier_property,
 )
 from cactus_theory.testing.verifiers import POLICIES, trees
-from cactus_theory.verify import Assignment, Chain, Draft, find_verifier, verifiers
-from tests.amounts import amount
+from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
+from cactus_theory.verify._chain_device import chain_on_device
+from tests.amounts import amount, some
+from tests.rules import RULES, SPECS
 from tests.testing.faulty_verifiers import FAULTS, Fading
 from tests.testing.plain_verifier import Plain
 
@@ -40,6 +42,33 @@ def test_a_naive_verifier_has_every_property():
 @pytest.mark.parametrize("verifier", [Plain(), "block"])
 def test_a_policy_may_depend_on_the_path(verifier):
     assert_verifier_properties(verifier, policies=[Fading()], examples=amount(6, 300))
+
+
+class OnDevice(Chain):
+    """The chain as it is decided on a device, here on a CPU."""
+
+    name = "chain on a device"
+
+    def verify(self, assigned, target_probs, draft, accept, draw):
+        if not draft.token_ids.shape[1]:
+            return super().verify(assigned, target_probs, draft, accept, draw)
+        found = chain_on_device(assigned, target_probs, draft, accept, draw)
+        return Verdict(draft.token_ids, *found)
+
+
+def test_the_chain_on_a_device_has_every_property():
+    specs = ["cactus:delta=0.1", "typical"]
+    assert_verifier_properties(OnDevice(), policies=specs, examples=amount(3, 300))
+
+
+@pytest.mark.parametrize("name", verifiers())
+@pytest.mark.parametrize("spec", some(SPECS, 2))
+def test_every_policy_that_a_verifier_follows(name, spec):
+    try:
+        find_verifier(name).check(RULES[spec])
+    except ValueError:
+        return
+    assert_verifier_properties(name, policies=[RULES[spec]], examples=amount(2, 24))
 
 
 def test_policies_that_a_verifier_cannot_follow_are_left_out():
