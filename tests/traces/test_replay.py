@@ -78,7 +78,7 @@ class Tree:
 def test_replay_is_the_mean_of_verification(
     tmp_path: Path, policy: str, verifier: str, ends
 ) -> None:
-    tree, rule, runs = Tree(tmp_path / "tree", ends), ct.policy(policy), amount(2000, 50_000)
+    tree, rule, runs = Tree(tmp_path / "tree", ends), ct.policy(policy), amount(2000, 20_000)
     found = replay(tree.trace, rule, verifier)
     expected = [sum(tree.mass * own) for own in (found.tokens, found.accepted, found.spent["kl"])]
     drawn = tree.sampled(rule, verifier, runs, ends)
@@ -124,7 +124,7 @@ def test_chunks_do_not_matter(tmp_path: Path, ragged, monkeypatch) -> None:
     np.testing.assert_allclose(single.spent["kl"], whole.spent["kl"], rtol=EXACT)
 
 
-TEXTS, LENGTH = amount(16, 200), 30
+TEXTS, LENGTH = amount(16, 100), 30
 STARTS = [[1 + text % 20, 3] for text in range(TEXTS)]
 
 
