@@ -168,7 +168,7 @@ class AliveIsOne(Plain):
 
 
 class ChargesTheTarget(Plain):
-    def emitted(self, policy, target_probs, draft_probs, alive=None, left=None):
+    def emitted(self, policy, target_probs, draft_probs, path):
         return target_probs
 
 

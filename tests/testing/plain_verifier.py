@@ -119,5 +119,5 @@ class Plain(Verifier):
         total = rows.sum(-1, keepdim=True)
         return VerdictLaw(stop, rows / torch.where(total > 0, total, 1.0), alive, emitted)
 
-    def emitted(self, policy, target_probs, draft_probs, alive=None, left=None):
-        return policy.target_in_block(target_probs, draft_probs, Path(alive, left))
+    def emitted(self, policy, target_probs, draft_probs, path):
+        return policy.target_in_block(target_probs, draft_probs, path)

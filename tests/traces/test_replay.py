@@ -10,6 +10,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import generate
 from cactus_theory.traces import Cycle, SavedRows, Trace, log_trace, replay, save_trace
+from cactus_theory.traces._positions import start_of_block
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Assignment, Draft, VerdictLaw, Verifier, find_verifier
@@ -68,7 +69,9 @@ class Tree:
 
     def spent(self, rule, verifier: str, place: int) -> list[float]:
         cycle = self.cycles[place]
-        h = find_verifier(verifier).emitted(rule, cycle.target_probs[:-1], cycle.draft_probs)
+        h = find_verifier(verifier).emitted(
+            rule, cycle.target_probs[:-1], cycle.draft_probs, start_of_block(PLACES)
+        )
         return ct.divergence("kl").value(h, cycle.target_probs[:-1]).tolist()
 
 

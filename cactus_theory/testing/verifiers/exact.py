@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from cactus_theory.policies._path import Path
 from cactus_theory.testing.laws._law import EXACT, Bounds
 from cactus_theory.testing.verifiers._enumeration import Enumeration, PathLaw
 from cactus_theory.testing.verifiers._property import verifier_property
@@ -91,7 +92,7 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
         on = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
         alive = seen.alive[depth].flatten()
-        found = seen.verifier.emitted(seen.policy, q, p, alive, seen.left(depth))
+        found = seen.verifier.emitted(seen.policy, q, p, Path(alive, seen.left(depth)))
         about = f"depth {depth}, node {{0}}: charged probability of token {{1}}"
         yield Bounds(found.reshape(target.shape), target, target, about, EXACT, on)
         along = target[:, seen.trees.node(depth)]
