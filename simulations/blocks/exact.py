@@ -2,12 +2,14 @@
 
 Every prefix has a target row and a draft row, so that tokens per target call and metered
 divergence are exact sums over all paths. The optimum at a policy's divergence per token is the
-block program's (``python -m solvers block``), proven within 1e-6.
+block program's (``python -m solvers block``), proven within 1e-6. It emits nothing that the
+target excludes, and is not shown beside a policy that does.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
     return f"{round(value, 4) + 0.0:.4f}" if isinstance(value, float) else str(value)
 
 
@@ -84,8 +88,12 @@ def _rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for case in cases:
                 found += measure(tree, [case], args.divergence, args.kl_per_token)
                 progress.advance(case[1].spec)
-            for row in sorted(found, key=lambda row: row["gap_percent"]):
+            for row in sorted(found, key=_place):
                 yield {"tree": name, **row}
+
+
+def _place(row: dict[str, Any]) -> float:
+    return math.inf if row["gap_percent"] is None else row["gap_percent"]
 
 
 def _cases(args: argparse.Namespace) -> list[tuple[str, Policy]]:

@@ -86,16 +86,23 @@ def measure(
 
 
 def row_of(tree: PathTree, verifier: str, policy: Policy, divergence: str) -> dict[str, Any]:
-    """Return what a policy comes to beside the optimum at its divergence per token."""
+    """Return what a policy comes to beside the optimum at its divergence per token.
+
+    The optimum emits nothing that the target excludes; beside a policy that does, it is None.
+    """
     found = value_of(policy, verifier, tree, divergence)
-    budget = found.per_token if found.per_token > ROUNDING else 0.0
-    best = block.solve(tree, divergence, per_token=budget)
-    return {
+    row: dict[str, Any] = {
         "verifier": verifier,
         "policy": policy.spec,
         "tokens_per_call": found.tokens,
         "divergence_per_call": found.divergence,
         "divergence_per_token": found.per_token,
+    }
+    if found.excluded > ROUNDING:
+        return row | {"optimal_tokens_per_call": None, "gap_percent": None, "proof_gap": None}
+    budget = found.per_token if found.per_token > ROUNDING else 0.0
+    best = block.solve(tree, divergence, per_token=budget)
+    return row | {
         "optimal_tokens_per_call": best.tokens,
         "gap_percent": 100 * (best.tokens / found.tokens - 1),
         "proof_gap": best.gap,

@@ -27,10 +27,12 @@ class Value:
     tokens : expected tokens per call.
     divergence : expected metered divergence per call: D(emitted‖q) of every row that is reached
         before a bonus token, which is free.
+    excluded : expected number of emitted tokens that the target excludes (q = 0).
     """
 
     tokens: float
     divergence: float
+    excluded: float = 0.0
 
     @property
     def per_token(self) -> float:
@@ -59,7 +61,7 @@ def value_of(
     followed, judge = policy(rule), find_verifier(verifier)
     judge.check(followed)
     kind, assigned = find_divergence(divergence), Assignment((followed,))
-    tokens, spent = 1.0, 0.0
+    tokens, spent, excluded = 1.0, 0.0, 0.0
     ids, nodes, chance = paths_of(tree)
     for start in range(0, len(ids), TOGETHER):
         part = slice(start, start + TOGETHER)
@@ -73,7 +75,9 @@ def value_of(
         alive = law.alive[:, :-1]
         metered = torch.where(alive > 0, alive * kind.value(law.emitted, q), 0.0)
         spent += float(weight @ metered.sum(-1))
-    return Value(tokens, spent)
+        outside = torch.where(q > 0, 0.0, law.emitted).sum(-1)
+        excluded += float(weight @ (alive * outside).sum(-1))
+    return Value(tokens, spent, excluded)
 
 
 def paths_of(tree: PathTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
