@@ -179,10 +179,13 @@ def path_to(row: int, charged: Any, verdict: Verdict, draft: Draft) -> Path | No
     """Return how the charged rows of one text were reached, None where it does not matter."""
     if verdict.alive is None:
         return None
-    alive = verdict.alive[row, charged]
-    left = torch.arange(draft.lengths[row] - 1, -1, -1, device=alive.device)
+    alive, drafted = verdict.alive[row, charged], draft.lengths[row]
+    left = torch.arange(drafted - 1, -1, -1, device=alive.device)[charged]
     raised = None if verdict.raised is None else verdict.raised[row, charged]
-    return Path(alive, left[charged], raised)
+    if isinstance(charged, slice) and charged.stop > drafted:  # a bonus: see ``Block.bonus``
+        alive = torch.cat([alive[:drafted], alive.new_ones(1)])
+        left = torch.cat([left, left.new_zeros(1)])
+    return Path(alive, left, raised)
 
 
 def observers(

@@ -188,17 +188,31 @@ class Decode:
             charged = verdict.charged_rows(row, count)
             accepted = min(len(tokens[row]) - 1, len(own))
             self.rules.observe(row, charged, accepted, q, draft)
-            if self.meter is None and self.recorder is None:
-                continue
-            q_rows, p_rows = verified(row, charged, q, draft)
             if self.meter is not None:
-                own_choice = None if choice is None else choice[row, charged]
-                path = path_to(row, charged, verdict, draft)
-                self.meter.add(q_rows, p_rows, own_choice, path)
+                self._measure(row, len(own), q, draft, choice, verdict)
             if self.recorder is not None:
                 ids = draft.token_ids[row, charged]
-                self.recorder.add(q_rows, p_rows, ids, accepted)
+                self.recorder.add(*verified(row, charged, q, draft), ids, accepted)
         self.clock.lap("meter")
+
+    def _measure(
+        self,
+        row: int,
+        emitted: int,
+        q: Tensor,
+        draft: Draft,
+        choice: Tensor | None,
+        verdict: Verdict,
+    ) -> None:
+        """Give the meter the charged rows of one text, with that of a charged bonus."""
+        drafted = draft.lengths[row]
+        charged = verdict.charged_rows(row, min(drafted + verdict.charges_bonus, emitted))
+        path = path_to(row, charged, verdict, draft)
+        own = None if choice is None else choice[row, charged]
+        rows = verified(row, charged, q, draft)
+        if own is not None and len(own) < len(rows[0]):  # the bonus follows the last one's policy
+            own = torch.cat([own, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
+        self.meter.add(*rows, own, path)  # type: ignore[union-attr]
 
     def _note(
         self,

@@ -35,7 +35,9 @@ class BlockOnHost:
         draft: Draft,
         accept: Float[Tensor, "batch K"],
         draw: Float[Tensor, "batch"],
+        bonus: Float[Tensor, "batch vocab"] | None = None,
     ) -> None:
+        self.bonus = bonus
         self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, draft.token_ids
         if self.p is not None and any(policy.follows_rows for policy in assigned.policies):
             self.rows = q.numpy(), self.p.numpy()
@@ -56,10 +58,12 @@ class BlockOnHost:
     ) -> tuple[
         Int[Tensor, "batch"],
         Int[Tensor, "batch"],
+        None,
+        None,
         Float[Tensor, "batch K"],
         Float[Tensor, "batch K"] | None,
     ]:
-        """Return accepted counts, the token that follows them, alive ratios and raised h_n."""
+        """Return the fields of a verdict: counts, last tokens, …, alive ratios, raised h_n."""
         waiting = range(len(self.drafted))
         while waiting:
             asked = [row for row in waiting if self._advance(row)]
@@ -72,13 +76,18 @@ class BlockOnHost:
         width = self.ids.shape[1]
         known = [(own + [0.0] * width)[:width] for own in self.alive]
         alive = torch.tensor(known, dtype=torch.float64)
-        return torch.tensor(self.accepted), self.last, alive, as_assigned(self.ahead, self.assigned)
+        raised = as_assigned(self.ahead, self.assigned)
+        return torch.tensor(self.accepted), self.last, None, None, alive, raised
 
     def _bounds(self) -> tuple[Tensor, Tensor]:
         """Return bounds (B, K) on h_n/p_n of the drafted tokens."""
         at = self.ids[..., None]
         q_n = self.q[:, : at.shape[1]].gather(-1, at)[..., 0].double()
-        p_n = torch.ones_like(q_n) if self.p is None else self.p.gather(-1, at)[..., 0].double()
+        p_n = (
+            torch.ones_like(q_n)
+            if self.p is None
+            else self.p[:, : at.shape[1]].gather(-1, at)[..., 0].double()
+        )
         self.q_n, self.p_n = q_n.tolist(), p_n.tolist()
         bounds = [
             policy.reach(q_n, p_n) if own is None else (own, own)
@@ -178,7 +187,8 @@ class BlockOnHost:
             self._follow([place for place in asked if place not in self.residuals])
             for first in range(0, len(passed), self.at_once):
                 places = Places(passed[first : first + self.at_once])
-                self._draw(places.of(self.q), places)
+                rows = places.of(self.q) if self.bonus is None else self.bonus[places.rows]
+                self._draw(rows, places)
             for first in range(0, len(asked), self.at_once):
                 for row, place in self._settle(Places(asked[first : first + self.at_once])):
                     going_on[row] = place - 1

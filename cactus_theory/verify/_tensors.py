@@ -25,7 +25,7 @@ def verify_tensors(
     policies = [rule] if isinstance(rule, Policy) else list(rule)
     if validate:
         target_probs, draft_probs = _checked(
-            policies, target_probs, draft_probs, draft_token_ids, generator, coins
+            verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins
         )
     for policy in policies:
         verifier.check(policy)
@@ -49,6 +49,7 @@ def _assigned(policies: list[Policy], ids: Tensor) -> Assignment:
 
 
 def _checked(
+    verifier: Verifier,
     policies: list[Policy],
     target: Any,
     draft: Any,
@@ -89,11 +90,11 @@ def _checked(
         return q, None
     p = check.as_tensor("draft_probs", draft)
     check.check_pair(check.as_tensor("target_probs", target), p, ("target_probs", "draft_probs"))
-    if p.shape != (batch, width, q.shape[-1]):
-        raise ValueError(
-            f"draft_probs: shape must be {(batch, width, q.shape[-1])}; got {tuple(p.shape)}"
-        )
-    return q, _normalised("draft_probs", p, ids >= 0)
+    following = verifier.needs_next_draft_row
+    if p.shape != (batch, width + following, q.shape[-1]):
+        shape = (batch, width + following, q.shape[-1])
+        raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
+    return q, _normalised("draft_probs", p, used if following else ids >= 0)
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:

@@ -16,11 +16,13 @@ and P alone will do.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
 from cactus_theory.policies._path import Path
@@ -39,15 +41,38 @@ from cactus_theory.verify.draw import Coins, Generators, pick
 
 
 @register_verifier("block")
+@dataclass(frozen=True)
 class Block(Verifier):
     """A drafted path is verified as a whole, towards a row h of the policy at each node.
 
     Policies with a row of their own (``FixedTarget``) are followed as they are; per-proposal
-    policies, such as Cactus, by the law that they emit. The bonus token comes from the target.
+    policies, such as Cactus, by the law that they emit.
+
+    Attributes
+    ----------
+    bonus : where the token after a wholly accepted draft comes from. ``target``: its own row,
+        which costs no divergence. ``policy``: the policy's row h, which is charged, so that
+        the law of whole texts is that of h; it takes the draft's row after its last token, and
+        certain drafts, which have none, get the target's.
     """
+
+    bonus: str = "target"
 
     needs_fixed_target = True
     reaches_all_it_can = True
+
+    def __post_init__(self) -> None:
+        check.one_of("bonus", self.bonus, ("target", "policy"))
+
+    @property
+    def needs_next_draft_row(self) -> bool:
+        """Return whether the bonus comes from the policy's row."""
+        return self.bonus == "policy"
+
+    @property
+    def spec(self) -> str:
+        """Return the string that ``find_verifier`` takes."""
+        return self.name if self.bonus == "target" else f"{self.name}:bonus={self.bonus}"
 
     def check(self, policy: Policy) -> None:
         """Raise for a policy without a row at each node.
@@ -76,16 +101,34 @@ class Block(Verifier):
         if not ids.shape[1]:
             last = pick(target_probs[:, 0], draw)
             return Verdict(ids, torch.zeros_like(last), last)
-        if not ids.is_cuda:
-            run = BlockOnHost(assigned, target_probs, draft, accept, draw).run()
-            return Verdict(ids, run[0], run[1], alive=run[2], raised=run[3])
-        walk = Walk(assigned, target_probs, draft)
-        place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-        passed = torch.where(accept < walk.value[:, 1:], place, 0)
-        accepted = passed.amax(-1)
-        batch = torch.arange(len(ids), device=ids.device)
-        last = pick(walk.last[batch, accepted], draw)
-        return Verdict(ids, accepted, last, alive=walk.alive[:, :-1], raised=walk.raised)
+        bonus = self._bonus(assigned, target_probs, draft)
+        if ids.is_cuda:
+            return _on_device(assigned, target_probs, draft, accept, draw, bonus)
+        run = BlockOnHost(assigned, target_probs, draft, accept, draw, bonus).run()
+        return Verdict(ids, *run, charges_bonus=bonus is not None)
+
+    def _bonus(
+        self, assigned: Assignment, target_probs: Tensor, draft: Draft
+    ) -> Float[Tensor, "batch vocab"] | None:
+        """Return h after the last drafted token of each row; None for the target's own row."""
+        if self.bonus == "target" or draft.probs is None:
+            return None
+        if draft.probs.shape[1] != target_probs.shape[1]:
+            raise ValueError(
+                "draft_probs: bonus='policy' needs the row after the last drafted token, too: "
+                f"{target_probs.shape[1]} rows; got {draft.probs.shape[1]}"
+            )
+        counts = torch.as_tensor(draft.counts, device=target_probs.device)
+        batch = torch.arange(len(counts), device=counts.device)
+        q, p = target_probs[batch, counts], draft.probs[batch, counts]
+        start = Path(q.new_ones(len(q), dtype=torch.float64), torch.zeros_like(counts))
+        rows = [policy.target_in_block(q, p, start) for policy in assigned.policies]
+        found = rows[0]
+        for number, own in enumerate(rows[1:], 1):
+            assert own is not None and found is not None and assigned.choice is not None
+            last = assigned.choice[batch, (counts - 1).clamp(min=0)]
+            found = torch.where((last == number)[:, None], own, found)
+        return found
 
     def emitted(
         self,
@@ -109,10 +152,33 @@ class Block(Verifier):
         probs = None if draft.probs is None else draft.probs.double()
         exact = Draft(draft.token_ids, draft.counts, probs)
         walk = Walk(assigned, target_probs.double(), exact)
+        bonus = self._bonus(assigned, target_probs.double(), exact)
+        if bonus is not None:
+            walk.charge(bonus)
         after = (1 - walk.value[:, 1:]).flip(-1).cumprod(-1).flip(-1)
         stop = walk.value * torch.cat([after, torch.ones_like(after[:, :1])], -1)
         last = normalised_or(walk.last, torch.zeros_like(walk.last))
         return VerdictLaw(stop, last, walk.alive, walk.emitted)
+
+
+def _on_device(
+    assigned: Assignment,
+    target_probs: Tensor,
+    draft: Draft,
+    accept: Tensor,
+    draw: Tensor,
+    bonus: Tensor | None,
+) -> Verdict:
+    """Return what is emitted; nothing is read on the host."""
+    ids = draft.token_ids
+    walk = Walk(assigned, target_probs, draft)
+    if bonus is not None:
+        walk.charge(bonus)
+    place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
+    last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
+    alive = walk.alive[:, :-1]
+    return Verdict(ids, accepted, last, None, None, alive, walk.raised, bonus is not None)
 
 
 class Walk:
@@ -131,7 +197,7 @@ class Walk:
     ) -> None:
         ids = draft.token_ids
         self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, ids
-        counts = torch.as_tensor(draft.counts, device=ids.device)
+        self.counts = counts = torch.as_tensor(draft.counts, device=ids.device)
         shape = (len(ids), ids.shape[1] + 1)
         self.alive = torch.zeros(shape, dtype=torch.float64, device=ids.device)
         self.value = torch.zeros_like(self.alive)
@@ -146,6 +212,13 @@ class Walk:
         self.last[batch, counts] = q[batch, counts]
         self.value[batch, counts] = self.alive[batch, counts]
         self.value[:, 0] = 1.0
+
+    def charge(self, bonus: Float[Tensor, "batch vocab"]) -> None:
+        """Draw the bonus tokens from these rows, which are then emitted rows, too."""
+        batch = torch.arange(len(bonus), device=bonus.device)
+        self.last[batch, self.counts] = bonus.to(self.last.dtype)
+        self.emitted = torch.cat([self.emitted, torch.zeros_like(self.emitted[:, :1])], 1)
+        self.emitted[batch, self.counts] = bonus
 
     def _step(self, place: int, counts: Tensor) -> None:
         """Read the rows after ``place`` tokens and follow the next drafted one."""
@@ -186,6 +259,7 @@ def verify_block(
     *,
     generator: Generators = None,
     coins: Coins | None = None,
+    bonus: str = "target",
     validate: bool = True,
 ) -> Verdict:
     """Verify each row's drafted path as a whole, then emit one more token per row.
@@ -198,10 +272,12 @@ def verify_block(
     rule : one policy, or one per row; each with a row of its own (``FixedTarget``), or per
         proposal (followed by its emitted law).
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
-    draft_probs : (B, K, V) draft rows, or None if the draft was certain of its tokens.
+    draft_probs : (B, K, V) draft rows, or None if the draft was certain of its tokens;
+        (B, K + 1, V) with ``bonus="policy"``.
     draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
     generator : one torch.Generator, or one per row (a row then behaves as if alone).
     coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
+    bonus : where the token after a wholly accepted draft comes from; see :class:`Block`.
     validate : check values and divide rows by their float64 sum; False does neither.
 
     Raises
@@ -213,5 +289,5 @@ def verify_block(
         Ids that are not int64, rows of different dtypes, a rule that is not a Policy.
     """
     return verify_tensors(
-        Block(), rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
+        Block(bonus), rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     )

@@ -7,7 +7,7 @@ A new verifier is one file with one :func:`register_verifier`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -29,14 +29,14 @@ class Draft:
     token_ids : (B, K) int64; entries after the first ``counts`` of a row are ignored.
     counts : drafted tokens of each row, at most K; a list, or a tensor on the device.
     probs : (B, K, V), the rows the tokens were drawn from, or None if the drafter is certain
-        of its tokens.
+        of its tokens. (B, K + 1, V) for a verifier that reads the row after a row's last token.
     parents : (B, K) int64, the drafted token that each one follows, −1 for the settled text;
         None for a chain, where each follows the one before it.
     """
 
     token_ids: Int[Tensor, "batch K"]
     counts: list[int] | Int[Tensor, "batch"]
-    probs: Float[Tensor, "batch K vocab"] | None
+    probs: Float[Tensor, "batch rows vocab"] | None
     parents: Int[Tensor, "batch K"] | None = None
 
     @property
@@ -72,6 +72,7 @@ class Verdict:
         them; None where they are the first ones.
     charged : for each row an index into the target's rows: those whose emitted divergence
         counts. None where they are the rows up to and including the first refusal.
+    charges_bonus : whether the row of a bonus token counts, too.
     alive : (B, K) float64, the probability ratio with which each row of the target was reached
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
         do not. Known at charged rows only.
@@ -86,6 +87,7 @@ class Verdict:
     charged: Sequence[Any] | None = None
     alive: Float[Tensor, "batch K"] | None = None
     raised: Float[Tensor, "batch K"] | None = None
+    charges_bonus: bool = False
 
     @cached_property
     def accepted_token_ids(self) -> Int[Tensor, "batch K"]:
@@ -131,7 +133,7 @@ class VerdictLaw:
         them and averaged over the drafted tokens that follow; ``alive[:, 0]`` is 1. Where
         each token is decided by its own coin this is the tail of ``stop``.
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
-        at least: what the meter charges.
+        at least: what the meter charges. (B, K + 1, V) where a bonus is charged.
 
     Entries beyond the drafted tokens of a row are 0.
     """
@@ -139,7 +141,7 @@ class VerdictLaw:
     stop: Float[Tensor, "batch K1"]
     last: Float[Tensor, "batch K1 vocab"]
     alive: Float[Tensor, "batch K1"]
-    emitted: Float[Tensor, "batch K vocab"]
+    emitted: Float[Tensor, "batch rows vocab"]
 
 
 class Verifier(ABC):
@@ -149,7 +151,6 @@ class Verifier(ABC):
     ----------
     needs_fixed_target : class fact, whether policies must have a row h of their own
         (``FixedTarget``).
-    needs_next_draft_row : class fact, whether the draft's row after its last token is read.
     reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
         one drafted path can reach it for the same rows h.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
@@ -157,9 +158,18 @@ class Verifier(ABC):
 
     name: ClassVar[str]
     needs_fixed_target: ClassVar[bool] = False
-    needs_next_draft_row: ClassVar[bool] = False
     reaches_all_it_can: ClassVar[bool] = False
     drafts: ClassVar[tuple[str, ...]] = ("chain",)
+
+    @property
+    def needs_next_draft_row(self) -> bool:
+        """Return whether the draft's row after a row's last token is read: (B, K + 1, V) rows."""
+        return False
+
+    @property
+    def spec(self) -> str:
+        """Return the string that :func:`find_verifier` takes: ``name:option=value``."""
+        return self.name
 
     def coins(self, drafted: int) -> int:
         """Return how many acceptance coins a row of so many drafted tokens takes."""
@@ -247,11 +257,27 @@ def verifiers() -> tuple[str, ...]:
 def find_verifier(verifier: str | Verifier) -> Verifier:
     """Return the verifier of that name, or the verifier itself.
 
+    A name may be followed by options, as in ``block:bonus=policy``.
+
     Raises
     ------
     ValueError
-        A name that is not registered.
+        A name that is not registered, or an option that the verifier does not have.
     """
     if isinstance(verifier, Verifier):
         return verifier
-    return _VERIFIERS[check.one_of("verifier", verifier, verifiers())]
+    name, _, options = str(verifier).partition(":")
+    found = _VERIFIERS[check.one_of("verifier", name, verifiers())]
+    return _with_options(found, options) if options else found
+
+
+def _with_options(found: Verifier, options: str) -> Verifier:
+    known = [field.name for field in fields(found)] if is_dataclass(found) else []
+    given = {}
+    for part in options.split(","):
+        option, _, value = part.partition("=")
+        given[option] = value
+        if option not in known:
+            has = f"the options {', '.join(known)}" if known else "no options"
+            raise ValueError(f"verifier: {found.name} takes {has}; got {option!r}")
+    return replace(found, **given)  # type: ignore[type-var]

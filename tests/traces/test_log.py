@@ -82,6 +82,8 @@ def test_passes_go_on_until_there_are_enough_cycles(tiny, tmp_path: Path) -> Non
     assert trace.texts > len(PROMPTS)
     sizes = [entry.cycles for entry in trace.manifest.shards]
     assert sum(sizes[:-1]) < 12 <= sum(sizes)
+    just = log_trace(*tiny, PROMPTS, tmp_path / "just", cycles=sum(sizes[:2]), **OPTIONS)
+    assert just.texts == 2  # no more than asked for
     again = [[c.target_probs for c in trace if c.text == text][0] for text in (0, 3)]
     assert torch.equal(again[0][0], again[1][0])  # the same prompt
     assert not torch.equal(again[0], again[1])  # another text
