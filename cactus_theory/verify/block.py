@@ -139,18 +139,19 @@ class Walk:
         self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
         self.alive[:, 0] = 1.0
         batch = torch.arange(len(ids), device=ids.device)
+        planned = counts if draft.limits is None else counts.new_tensor(draft.limits)
         for place in range(ids.shape[1]):
-            self._step(place, counts)
+            self._step(place, counts, planned - 1 - place)
         self.last[batch, counts] = q[batch, counts]
         self.value[batch, counts] = self.alive[batch, counts]
         self.value[:, 0] = 1.0
 
-    def _step(self, place: int, counts: Tensor) -> None:
+    def _step(self, place: int, counts: Tensor, left: Tensor) -> None:
         """Read the rows after ``place`` tokens and follow the next drafted one."""
         on = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
-        h = self._target(place, q, p, Path(alive, (counts - 1 - place).clamp(min=0)))
+        h = self._target(place, q, p, Path(alive, left.clamp(min=0)))
         mass = alive[:, None] * h
         left = (mass - p).clamp(min=0.0)
         total = left.sum(-1)

@@ -31,12 +31,22 @@ class Draft:
         of its tokens.
     parents : (B, K) int64, the drafted token that each one follows, −1 for the settled text;
         None for a chain, where each follows the one before it.
+    limits : where a drafter decides by what it has drafted when to stop, the most tokens that
+        each row could have had; None where ``counts`` were known before. What a policy emits at
+        a row may depend on how far the draft was planned to go, not on how far it went: that
+        depends on the drafted tokens.
     """
 
     token_ids: Int[Tensor, "batch K"]
     counts: list[int] | Int[Tensor, "batch"]
     probs: Float[Tensor, "batch K vocab"] | None
     parents: Int[Tensor, "batch K"] | None = None
+    limits: list[int] | None = None
+
+    @property
+    def planned(self) -> list[int]:
+        """Return how many tokens each row could have had, known before any was drafted."""
+        return self.lengths if self.limits is None else self.limits
 
     @property
     def lengths(self) -> list[int]:
@@ -196,8 +206,9 @@ class Verifier(ABC):
     ) -> Float[Tensor, "rows vocab"]:
         """Return the exact law of the next token at charged rows, float64.
 
-        ``alive`` is what the verdict says of the rows, ``left`` how many drafted tokens follow
-        the one at each row; both are for verifiers of blocks.
+        ``alive`` is what the verdict says of the rows, ``left`` how many drafted tokens were
+        planned to follow the one at each row (``Draft.planned``); both are for verifiers of
+        blocks.
         """
         return policy.emitted(target_probs, draft_probs)
 
