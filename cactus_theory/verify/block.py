@@ -16,6 +16,7 @@ and P alone will do.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -107,8 +108,7 @@ class Block(Verifier):
     ) -> VerdictLaw:
         """Return the exact law of the verdict."""
         probs = None if draft.probs is None else draft.probs.double()
-        exact = Draft(draft.token_ids, draft.counts, probs)
-        walk = Walk(assigned, target_probs.double(), exact)
+        walk = Walk(assigned, target_probs.double(), replace(draft, probs=probs))
         after = (1 - walk.value[:, 1:]).flip(-1).cumprod(-1).flip(-1)
         stop = walk.value * torch.cat([after, torch.ones_like(after[:, :1])], -1)
         last = normalised_or(walk.last, torch.zeros_like(walk.last))

@@ -24,6 +24,7 @@ def drafters(target, model):
     """Return every drafter that reports rows, with the model they must come from."""
     return {
         "model": (ModelDrafter(model), model),
+        "stopped": (ModelDrafter(model, stop=0.4), model),
         "early exit": (EarlyExit(1), first_layers(target, 1)),
         "cascade": (Cascade(ModelDrafter(model), NGram(2, 2)), model),
     }
@@ -53,7 +54,7 @@ def rounds(drafter, target, seed=0):
         drafting.settle()
 
 
-@pytest.mark.parametrize("name", ["model", "early exit", "cascade"])
+@pytest.mark.parametrize("name", ["model", "stopped", "early exit", "cascade"])
 def test_tokens_are_what_rows_and_coins_give(make_model, make_draft, name):
     target = make_model(layers=2)
     drafter, model = drafters(target, make_draft(target))[name]

@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -25,7 +26,6 @@ from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 
-Values = Float[np.ndarray, "n"] | Sequence[float]
 Knots = tuple[tuple[float, float], ...]
 
 # Lossless acceptance at temperature 1 as a function of p(d), between what two small trained
@@ -70,13 +70,13 @@ class DraftStop:
         places, values = np.asarray(self.knots, dtype=float).T
         return places.copy(), values.copy()
 
-    def acceptance(self, draft_prob: Values) -> Float[np.ndarray, "n"]:
+    def acceptance(self, draft_prob: ArrayLike) -> Float[np.ndarray, "n"]:
         """Return φ̂ of tokens that were drafted with these probabilities."""
         return np.interp(np.atleast_1d(draft_prob), *self._curve)
 
     @classmethod
     def fit(
-        cls, draft_prob: Values, accepted: Values, *, threshold: float = 0.3, bins: int = 12
+        cls, draft_prob: ArrayLike, accepted: ArrayLike, *, threshold: float = 0.3, bins: int = 12
     ) -> "DraftStop":
         """Return a stop whose φ̂ is the monotone regression on verified tokens.
 
@@ -85,8 +85,8 @@ class DraftStop:
 
         Parameters
         ----------
-        draft_prob : p(d) of each verified token, refused ones included.
-        accepted : whether it was accepted, 0 or 1, or the probability of that.
+        draft_prob : (n,) p(d) of each verified token, refused ones included.
+        accepted : (n,) whether it was accepted, 0 or 1, or the probability of that.
 
         Raises
         ------
