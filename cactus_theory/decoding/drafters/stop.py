@@ -70,7 +70,7 @@ class DraftStop:
         places, values = np.asarray(self.knots, dtype=float).T
         return places.copy(), values.copy()
 
-    def acceptance(self, draft_prob: ArrayLike) -> Float[np.ndarray, "n"]:
+    def acceptance(self, draft_prob: ArrayLike) -> Float[np.ndarray, "*any"]:
         """Return φ̂ of tokens that were drafted with these probabilities."""
         return np.interp(np.atleast_1d(draft_prob), *self._curve)
 
