@@ -25,6 +25,7 @@ from cactus_theory.decoding import (
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Setting
+from cactus_theory.decoding.drafters.stop import Watch
 from cactus_theory.decoding.pace import AdaptivePace
 from cactus_theory.decoding.result import Stopwatch, VerifiedRows
 from cactus_theory.policies._base import FixedTarget
@@ -251,9 +252,10 @@ def test_a_zero_threshold_never_stops_and_one_stops_at_once(tiny):
     target, model = tiny
     options = {"policy": "speculative", "max_new_tokens": 40, "num_draft_tokens": 5, "seed": 2}
     free = generate(target, model, PROMPT, **options)
-    never = generate(target, ModelDrafter(model, stop=0), PROMPT, **options)
-    assert never.output_token_ids.tolist() == free.output_token_ids.tolist()
-    assert never.rounds == free.rounds and never.draft_calls == free.draft_calls
+    for stop in (0, DraftStop(1.0, ((0.5, 1.0),))):  # a product that equals it goes on
+        never = generate(target, ModelDrafter(model, stop=stop), PROMPT, **options)
+        assert never.output_token_ids.tolist() == free.output_token_ids.tolist()
+        assert never.rounds == free.rounds and never.draft_calls == free.draft_calls
     always = generate(target, ModelDrafter(model, stop=1.0), PROMPT, **options)
     assert {drafted for drafted, _, _ in always.rounds} <= {0, 1}
 
@@ -321,12 +323,25 @@ def test_a_cascade_tells_what_was_planned(tiny):
     mixed = 0
     with torch.inference_mode():
         for draft, _, _, wanted in rounds(drafter, target):
-            if draft.limits is None:  # all rows from one drafter that does not stop
-                continue
-            for count, most, planned in zip(draft.counts, wanted, draft.planned, strict=True):
-                assert planned in (count, most)
-            mixed += len({p == c for c, p in zip(draft.counts, draft.planned, strict=True)}) > 1
+            if draft.probs is None:
+                continue  # all rows from the n-grams
+            copied = draft.probs[:, 0].amax(-1) == 1.0
+            whose = zip(copied.tolist(), draft.counts, wanted, draft.planned, strict=True)
+            for certain, count, most, planned in whose:
+                assert planned == (count if certain and count else most)
+                mixed += bool(copied.any()) and count < planned
     assert mixed > 2
+
+
+@pytest.mark.parametrize(
+    "stop", [DraftStop(), DraftStop(knots=((0.3, 0.5),)), DraftStop(knots=((0.2, 0), (0.9, 0.7)))]
+)
+def test_what_is_looked_up_is_the_acceptance(stop):
+    places = [*np.linspace(0, 1, 101), *(place for place, _ in stop.knots)]
+    for place, expected in zip(places, stop.acceptance(places), strict=True):
+        watch = Watch(stop, [2])
+        watch.see(1, torch.tensor([[0.0, place]], dtype=torch.float64), torch.tensor([1]))
+        assert watch.products[0] == pytest.approx(expected, abs=EXACT)
 
 
 def test_a_fit_is_the_monotone_regression_on_its_groups():

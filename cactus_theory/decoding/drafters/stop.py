@@ -11,6 +11,7 @@ on tokens before it only, so verification stays as lossless as it was. Withdrawi
 value would not be: with q = (.5, .5) and p = (.8, .2), dropping what has p(d) < .3 emits (.6, .4).
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,8 +38,9 @@ DEFAULT_KNOTS: Knots = ((0.0, 0.45), (0.02, 0.55), (0.25, 0.63), (0.5, 0.74), (1
 class DraftStop:
     """When a drafter stops: the product of expected acceptances falls below ``threshold``.
 
-    At least one token is drafted. Drafts that are certain of their tokens (greedy ones, n-grams,
-    anything at temperature 0) say nothing by p(d) = 1 and are not stopped.
+    At least one token is drafted, at most K (which ``adaptive`` may still choose, knowing what
+    was kept of the tokens that were drafted). Drafts that are certain of their tokens (greedy
+    ones, n-grams, anything at temperature 0) say nothing by p(d) = 1 and are not stopped.
 
     Parameters
     ----------
@@ -66,13 +68,18 @@ class DraftStop:
             raise ValueError(f"knots: p must rise and acceptance must not fall; got {self.knots!r}")
 
     @cached_property
-    def _curve(self) -> tuple[np.ndarray, np.ndarray]:
+    def lines(self) -> tuple[list[float], list[tuple[float, float]]]:
+        """Return the knots' places and, for each interval, intercept and slope of φ̂ there."""
         places, values = np.asarray(self.knots, dtype=float).T
-        return places.copy(), values.copy()
+        slopes = np.concatenate([[0.0], np.diff(values) / np.diff(places), [0.0]])
+        at = np.concatenate([places[:1], places])
+        pairs = zip(np.interp(at, places, values) - slopes * at, slopes, strict=True)
+        return places.tolist(), [(float(start), float(slope)) for start, slope in pairs]
 
     def acceptance(self, draft_prob: ArrayLike) -> Float[np.ndarray, "*any"]:
         """Return φ̂ of tokens that were drafted with these probabilities."""
-        return np.interp(np.atleast_1d(draft_prob), *self._curve)
+        places, values = np.asarray(self.knots, dtype=float).T
+        return np.interp(np.atleast_1d(draft_prob), places, values)
 
     @classmethod
     def fit(
@@ -160,20 +167,23 @@ class Watch:
     """
 
     def __init__(self, stop: DraftStop, left: list[int]) -> None:
-        self.stop, self.left = stop, left
-        self.product = np.ones(len(left))
+        self.threshold, self.left = stop.threshold, left
+        self.places, self.pieces = stop.lines
+        self.products = [1.0] * len(left)
 
     def see(
         self, drafted: int, probs: Float[Tensor, "batch vocab"], token: Int[Tensor, "batch"]
     ) -> None:
         """Learn token number ``drafted`` (from 1) of every row and the rows it was drawn from.
 
-        One number a row is read, about 10 microseconds in all on a CPU. On CUDA that waits for
-        the device, once a drafted token: no step can be saved without knowing that it is not
-        needed. Entries of rows that have stopped are arbitrary and change nothing.
+        One number a row is read in one transfer. On CUDA that waits for the device, once a
+        drafted token: no step can be saved without knowing that it is not needed. Entries of
+        rows that have stopped are arbitrary and not looked at.
         """
-        p = probs.gather(1, token[:, None]).cpu().numpy().ravel()
-        self.product *= self.stop.acceptance(p)
-        for row, going in enumerate((self.product >= self.stop.threshold).tolist()):
-            if not going and self.left[row] > drafted:
+        for row, (p,) in enumerate(probs.gather(1, token[:, None]).tolist()):
+            if self.left[row] <= drafted:
+                continue
+            start, slope = self.pieces[bisect_right(self.places, p)]
+            self.products[row] *= start + slope * p
+            if self.products[row] < self.threshold:
                 self.left[row] = drafted
