@@ -71,7 +71,7 @@ def test_the_plain_search_and_the_closed_form_agree() -> None:
 
 def test_stops_are_compared_with_the_best_fixed_width(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("transformers")
-    sizes = {"NEW": 6, "PROMPTS": 2, "FIXED": (1, 2), "STOPPED": (3,), "THRESHOLDS": (0.0, 0.5)}
+    sizes = {"NEW": 6, "PROMPTS": 1, "FIXED": (1, 2), "STOPPED": (3,), "THRESHOLDS": (0.0, 0.5)}
     for name, value in sizes.items():
         monkeypatch.setattr(draft_stop, name, value)
     rows, notes = run("draft-stop", tmp_path)
