@@ -113,6 +113,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", required=True, metavar="DIR", help="draft model")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--num-draft-tokens", type=int, default=4, metavar="K")
+    parser.add_argument(
+        "--draft-stop",
+        type=float,
+        metavar="THRESHOLD",
+        help="end a draft where all of it is accepted with less than this probability, as far as "
+        "the draft's own confidence tells (0.3, say)",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 decodes greedily")
     parser.add_argument("--seed", type=int, default=0)
@@ -278,7 +285,7 @@ def _audit(args: argparse.Namespace) -> int:
 def _generate(args: argparse.Namespace) -> int:
     rule = chosen_policy(args)
     check.optional_module("transformers", "llm")
-    from cactus_theory.decoding import generate, load_pair
+    from cactus_theory.decoding import ModelDrafter, generate, load_pair
 
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
@@ -288,7 +295,7 @@ def _generate(args: argparse.Namespace) -> int:
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
     result = generate(
         pair.target,
-        pair.draft,
+        ModelDrafter(pair.draft, stop=args.draft_stop),
         ids,
         policy=rule,
         num_draft_tokens=args.num_draft_tokens,

@@ -1,6 +1,13 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
-from cactus_theory.decoding.drafters import Cascade, Drafter, EarlyExit, ModelDrafter, NGram
+from cactus_theory.decoding.drafters import (
+    Cascade,
+    Drafter,
+    DraftStop,
+    EarlyExit,
+    ModelDrafter,
+    NGram,
+)
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.load import Pair, load_pair
 from cactus_theory.decoding.loop import generate
@@ -13,6 +20,7 @@ __all__ = [
     "Between",
     "ByPosition",
     "Cascade",
+    "DraftStop",
     "Drafter",
     "EarlyExit",
     "GenerationResult",

@@ -180,7 +180,7 @@ def path_to(row: int, charged: Any, verdict: Verdict, draft: Draft) -> Path | No
     if verdict.alive is None:
         return None
     alive, drafted = verdict.alive[row, charged], draft.lengths[row]
-    left = torch.arange(drafted - 1, -1, -1, device=alive.device)[charged]
+    left = draft.planned[row] - 1 - torch.arange(drafted, device=alive.device)[charged]
     raised = None if verdict.raised is None else verdict.raised[row, charged]
     if isinstance(charged, slice) and charged.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])

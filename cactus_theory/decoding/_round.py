@@ -47,7 +47,8 @@ class Decode:
             target_model, texts.capacity, texts.batch, slack=1, fast_forward=fast_forward
         )
         self.texts, self.rules, self.warp, self.coins, self.pace = texts, rules, warp, coins, pace
-        setting = Setting(target_model, texts, warp, self.clock, width, fast_forward)
+        following = verifier.needs_next_draft_row
+        setting = Setting(target_model, texts, warp, self.clock, width, fast_forward, following)
         self.drafting = None if drafter is None else drafter.begin(setting)
         self.meter, self.recorder = observers
         self.on_rows = on_rows

@@ -53,7 +53,8 @@ def speculative_generate(
 
     Parameters
     ----------
-    draft_model : a causal LM of the same vocabulary, or a drafter such as ``NGram()``.
+    draft_model : a causal LM of the same vocabulary, or a drafter such as ``NGram()`` or
+        ``ModelDrafter(draft, stop=0.3)``.
     seed : as :func:`cactus_theory.decoding.generate`; None takes one from PyTorch's global
         generator, as sampling inside ``generate`` does.
     on_tokens : called after every round with the new ids (one row) or a list of them per row.

@@ -57,7 +57,8 @@ def generate(
     Parameters
     ----------
     target_model : a Hugging Face causal LM in evaluation mode.
-    draft_model : another one of the same vocabulary, or a drafter, such as ``NGram()``.
+    draft_model : another one of the same vocabulary, or a drafter, such as ``NGram()`` or
+        ``ModelDrafter(model, stop=0.3)``, which drafts fewer tokens where it is unsure.
     input_ids : (B, T) int64, T ≥ 1.
     policy : a Policy, a spec such as ``"cactus:delta=0.1"``, or a Schedule of them; or a list
         of B of these.

@@ -19,7 +19,9 @@ class Path:
     ----------
     alive : (...) float64 in [0, 1], the alive ratio P: the tokens before the row are all
         accepted with the probability P given them (averaged over what was drafted later).
-    left : (...) int64, how many drafted tokens follow the one that is drafted at the row.
+    left : (...) int64, how many drafted tokens are planned to follow the one that is drafted at
+        the row. A draft that stops early by what it drafted does not change it, or h would
+        depend on the drafted token.
     raised : (...) float64, h_n of the drafted token where the drafter was certain and the
         policy has looked ahead (:meth:`Policy.certain_path`); None elsewhere.
     """

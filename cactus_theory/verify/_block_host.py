@@ -42,7 +42,7 @@ class BlockOnHost:
         if self.p is not None and any(policy.follows_rows for policy in assigned.policies):
             self.rows = q.numpy(), self.p.numpy()
         self.coins, self.draw = accept.tolist(), draw
-        self.drafted = draft.lengths
+        self.drafted, self.planned = draft.lengths, draft.planned
         self.ahead = looked_ahead(assigned, q, draft)
         self.low, self.high = (bound.tolist() for bound in self._bounds())
         self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
@@ -145,7 +145,7 @@ class BlockOnHost:
             self.q_n[row][own],
             self.p_n[row][own],
             self.alive[row][own],
-            self.drafted[row] - 1 - own,
+            self.planned[row] - 1 - own,
         )
         self.ratios[place], self.residuals[place] = policy.follow_row(node)
 
@@ -170,7 +170,7 @@ class BlockOnHost:
 
     def _path(self, places: Places) -> Path:
         alive = [self.alive[row][place] for row, place in places.places]
-        left = [self.drafted[row] - 1 - place for row, place in places.places]
+        left = [self.planned[row] - 1 - place for row, place in places.places]
         return Path(torch.tensor(alive, dtype=torch.float64), torch.tensor(left))
 
     def _end(self) -> None:

@@ -16,7 +16,7 @@ and P alone will do.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -150,7 +150,7 @@ class Block(Verifier):
     ) -> VerdictLaw:
         """Return the exact law of the verdict."""
         probs = None if draft.probs is None else draft.probs.double()
-        exact = Draft(draft.token_ids, draft.counts, probs)
+        exact = replace(draft, probs=probs)
         walk = Walk(assigned, target_probs.double(), exact)
         bonus = self._bonus(assigned, target_probs.double(), exact)
         if bonus is not None:
@@ -207,8 +207,9 @@ class Walk:
         batch = torch.arange(len(ids), device=ids.device)
         self.ahead = looked_ahead(assigned, q, draft)
         self.raised = as_assigned(self.ahead, assigned)
+        planned = counts if draft.limits is None else counts.new_tensor(draft.limits)
         for place in range(ids.shape[1]):
-            self._step(place, counts)
+            self._step(place, counts, planned - 1 - place)
         self.last[batch, counts] = q[batch, counts]
         self.value[batch, counts] = self.alive[batch, counts]
         self.value[:, 0] = 1.0
@@ -220,12 +221,12 @@ class Walk:
         self.emitted = torch.cat([self.emitted, torch.zeros_like(self.emitted[:, :1])], 1)
         self.emitted[batch, self.counts] = bonus
 
-    def _step(self, place: int, counts: Tensor) -> None:
+    def _step(self, place: int, counts: Tensor, left: Tensor) -> None:
         """Read the rows after ``place`` tokens and follow the next drafted one."""
         on = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
-        h = self._target(place, q, p, Path(alive, (counts - 1 - place).clamp(min=0)))
+        h = self._target(place, q, p, Path(alive, left.clamp(min=0)))
         mass = alive[:, None] * h
         left = (mass - p).clamp(min=0.0)
         total = left.sum(-1)

@@ -32,12 +32,22 @@ class Draft:
         of its tokens. (B, K + 1, V) for a verifier that reads the row after a row's last token.
     parents : (B, K) int64, the drafted token that each one follows, −1 for the settled text;
         None for a chain, where each follows the one before it.
+    limits : where a drafter decides by what it has drafted when to stop, the most tokens that
+        each row could have had; None where ``counts`` were known before. What a policy emits at
+        a row may depend on how far the draft was planned to go, not on how far it went: that
+        depends on the drafted tokens.
     """
 
     token_ids: Int[Tensor, "batch K"]
     counts: list[int] | Int[Tensor, "batch"]
     probs: Float[Tensor, "batch rows vocab"] | None
     parents: Int[Tensor, "batch K"] | None = None
+    limits: list[int] | None = None
+
+    @property
+    def planned(self) -> list[int]:
+        """Return how many tokens each row could have had, known before any was drafted."""
+        return self.lengths if self.limits is None else self.limits
 
     @property
     def lengths(self) -> list[int]:

@@ -4,6 +4,8 @@
 compared with one softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
 ``verify``: one verification step of a batch, compared with the straightforward dense way.
 ``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
+``draft-stop``: the same with drafts that stop early, compared with the best fixed length.
+``stopped-paths``: what stopping is worth at a draft's cost, on drafted paths, coins integrated out.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ import torch
 from ..common.inputs import add_pair_arguments, command_line
 from ..common.results import provenance, write_csv
 
-WHAT = ("theory", "verify", "decode")
+WHAT = ("theory", "verify", "decode", "draft-stop", "stopped-paths")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags; the pair and the prompts are of ``decode``."""
+    """Declare the flags; the pair and the prompts are of decodes."""
     parser.add_argument("what", choices=WHAT, help="which benchmark")
-    parser.add_argument("--repeats", type=int, default=7, help="the median is reported")
+    parser.add_argument("--repeats", type=int, default=7, help="of which the median is reported")
     parser.add_argument("--programs", type=int, default=5, help="rows solved by CLARABEL a size")
     add_pair_arguments(parser)
     parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
@@ -41,15 +43,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _shown(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the benchmark's rows, each printed as soon as it is known."""
-    from . import decode, theory, verify
+    from . import decode, draft_stop, stopped_paths, theory, verify
 
+    pair = args.target, args.draft, args.prompts, args.repeats
     if args.what == "theory":
         found, line = theory.measure(args.repeats, args.programs), theory.line
     elif args.what == "verify":
         found, line = verify.measure(args.repeats), verify.line
+    elif args.what == "decode":
+        found, line = decode.measure(*pair), decode.line
+    elif args.what == "draft-stop":
+        found, line = draft_stop.measure(*pair), draft_stop.line
     else:
-        found = decode.measure(args.target, args.draft, args.prompts, args.repeats)
-        line = decode.line
+        found, line = stopped_paths.measure(*pair), stopped_paths.line
     for row in found:
         print(line(row), flush=True)
         yield row

@@ -70,6 +70,7 @@ def p_value(counts, law):
 DRAFTERS = {
     "model": lambda model: model,
     "greedy": lambda model: ModelDrafter(model, greedy=True),
+    "stopped": lambda model: ModelDrafter(model, stop=0.65),
     "ngram": lambda model: NGram(),
     "early exit": lambda model: EarlyExit(1),
     "cascade": lambda model: Cascade(ModelDrafter(model), NGram(3, 2)),
@@ -83,6 +84,14 @@ def test_lossless_texts_have_the_target_law(four_tokens, name):
     counts = counts_of(target, drafter, seed=1, policy="speculative")
     assert p_value(counts, two_token_law(target)) > FALSE_ALARM
     assert p_value(counts, two_token_law(model)) < 1e-9  # the test has power
+
+
+def test_stopped_blocks_have_the_target_law(four_tokens):
+    target, model = four_tokens
+    drafter = ModelDrafter(model, stop=0.5)
+    options = {"verifier": "block", "num_draft_tokens": 4, "max_new_tokens": 5}
+    counts = counts_of(target, drafter, seed=8, policy="speculative", **options)
+    assert p_value(counts, two_token_law(target)) > FALSE_ALARM
 
 
 def test_masked_drafts_have_the_masked_target_law(four_tokens):

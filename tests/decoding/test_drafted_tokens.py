@@ -26,6 +26,7 @@ def drafters(target, model):
     return {
         "model": (ModelDrafter(model), model),
         "greedy": (ModelDrafter(model, greedy=True), None),
+        "stopped": (ModelDrafter(model, stop=0.4), model),
         "early exit": (EarlyExit(1), first_layers(target, 1)),
         "cascade": (Cascade(ModelDrafter(model), NGram(2, 2)), model),
         "ngram": (NGram(), None),
@@ -40,7 +41,12 @@ def pair(make_model, make_draft):
 
 @pytest.mark.parametrize(
     ("name", "verifier"),
-    some(itertools.product(("model", "greedy", "early exit", "cascade", "ngram"), VERIFIERS), 4),
+    some(
+        itertools.product(
+            ("model", "greedy", "stopped", "early exit", "cascade", "ngram"), VERIFIERS
+        ),
+        4,
+    ),
 )
 def test_drafters_have_every_property(pair, name, verifier):
     target, model = pair

@@ -71,20 +71,24 @@ def test_seven_rows_equal_each_alone(tiny, policy, trial):
 
 @pytest.mark.parametrize(
     "draft",
-    [NGram(), EarlyExit(1), "greedy", "cascade", "cascade greedy"],
+    [NGram(), EarlyExit(1), "greedy", "stopped", "cascade", "cascade stopped", "cascade greedy"],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_every_drafter_keeps_rows_apart(tiny, draft):
     target, model = tiny
     drafters = {
         "greedy": ModelDrafter(model, greedy=True),
+        "stopped": ModelDrafter(model, stop=0.5),
         "cascade": Cascade(ModelDrafter(model), NGram(2, 1)),
+        "cascade stopped": Cascade(ModelDrafter(model, stop=0.5), NGram(3, 3)),
         "cascade greedy": Cascade(ModelDrafter(model, greedy=True), NGram(2, 2)),
     }
     drafter = drafters[draft] if isinstance(draft, str) else draft
     options = {"max_new_tokens": 30, "num_draft_tokens": 4, "eos_token_ids": 7}
     result = compare(target, drafter, prompts(seed=5), options, "cactus:delta=0.3")
     assert result.num_accepted > 5
+    if draft == "stopped":  # rows of a round stop at different lengths
+        assert all(any(count == own for count, _, _ in result.rounds) for own in (1, 2, 3, 4))
 
 
 def test_rows_may_have_policies_of_their_own(tiny):

@@ -7,9 +7,11 @@ from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.decoding.drafters.early_exit import EarlyExit
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
+from cactus_theory.decoding.drafters.stop import DraftStop
 
 __all__ = [
     "Cascade",
+    "DraftStop",
     "Drafter",
     "Drafting",
     "EarlyExit",

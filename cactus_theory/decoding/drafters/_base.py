@@ -20,7 +20,8 @@ class Setting:
     """What a drafter needs of one decode.
 
     ``width`` is the largest number of tokens ever asked for at once; ``fast_forward``
-    is how models run, see :func:`cactus_theory.decoding.generate`.
+    is how models run, see :func:`cactus_theory.decoding.generate`. With ``next_row`` the
+    verifier also reads the draft's row after a row's last token.
     """
 
     target_model: Any
@@ -29,6 +30,7 @@ class Setting:
     clock: Stopwatch
     width: int
     fast_forward: bool | None = None
+    next_row: bool = False
 
 
 Proposal = Draft

@@ -16,7 +16,10 @@ from cactus_theory.verify.contract import Draft
 
 @dataclass(frozen=True)
 class Cascade(Drafter):
-    """Draft with ``first``; rows for which it finds nothing are drafted by ``second``."""
+    """Draft with ``first``; rows for which it finds nothing are drafted by ``second``.
+
+    A model that stops early may be either: ``Cascade(ModelDrafter(model, stop=0.3))``.
+    """
 
     second: Drafter
     first: Drafter = NGram()
@@ -61,14 +64,18 @@ class CascadeDrafting(Drafting):
         )
         for offset in range(width):
             self.texts.propose(offset, ids[:, offset])
-        counts = [a or b for a, b in zip(cheap.lengths, other.lengths, strict=True)]
+        counts, limits = (
+            [found or own for found, own in zip(cheap.lengths, rest, strict=True)]
+            for rest in (other.lengths, other.planned)
+        )
         if other.probs is None:
-            return Draft(ids, counts, None)
+            return Draft(ids, counts, None, limits=limits)
         # certain tokens become one-hot rows, as the other rows of the batch have probabilities
         probs = F.pad(other.probs, (0, 0, 0, width - other.probs.shape[1]))
         certain = torch.zeros_like(probs).scatter_(-1, ids[..., None], 1.0)
         beyond = torch.arange(width, device=ids.device) >= other.token_ids.shape[1]
-        return Draft(ids, counts, torch.where((found[:, None] | beyond)[..., None], certain, probs))
+        probs = torch.where((found[:, None] | beyond)[..., None], certain, probs)
+        return Draft(ids, counts, probs, limits=limits)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows in both."""

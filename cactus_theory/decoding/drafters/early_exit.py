@@ -8,6 +8,7 @@ from torch import nn
 
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
+from cactus_theory.decoding.drafters.stop import DraftStop, as_stop
 from cactus_theory.decoding.models import text_config
 
 
@@ -16,14 +17,20 @@ class EarlyExit(Drafter):
     """Draft with the first ``layers`` layers of the target, its final norm and its head.
 
     Needs no second model; drafts well only if the target was trained to exit early.
+    ``greedy`` and ``stop`` are those of :class:`ModelDrafter`.
     """
 
     layers: int
     greedy: bool = False
+    stop: DraftStop | float | None = None
+
+    def __post_init__(self) -> None:
+        as_stop(self.stop)
 
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
-        return ModelDrafting(setting, first_layers(setting.target_model, self.layers), self.greedy)
+        short = first_layers(setting.target_model, self.layers)
+        return ModelDrafting(setting, short, self.greedy, as_stop(self.stop))
 
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise for targets whose layers are not a list at ``model.layers``, or are too few."""

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
+from cactus_theory.decoding.drafters.stop import DraftStop, Watch, as_stop
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.vocabulary import check_model_vocabularies
 from cactus_theory.verify.contract import Draft
@@ -20,15 +21,20 @@ class ModelDrafter(Drafter):
     """Draft with ``model``, token by token, under the target's temperature and processors.
 
     ``greedy`` takes its likeliest token instead of a sampled one; its drafts are then certain,
-    that is, verified as one-hot rows.
+    that is, verified as one-hot rows. ``stop`` ends a row's draft early where its tokens will
+    probably not all be accepted; a number is the threshold of a :class:`DraftStop`.
     """
 
     model: Any
     greedy: bool = False
+    stop: DraftStop | float | None = None
+
+    def __post_init__(self) -> None:
+        as_stop(self.stop)
 
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
-        return ModelDrafting(setting, self.model, self.greedy)
+        return ModelDrafting(setting, self.model, self.greedy, as_stop(self.stop))
 
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise for a model of another vocabulary."""
@@ -39,24 +45,50 @@ class ModelDrafter(Drafter):
 class ModelDrafting(Drafting):
     """A draft model with its cache, which lacks the tokens it has not been fed yet."""
 
-    def __init__(self, setting: Setting, model: Any, greedy: bool) -> None:
+    def __init__(
+        self, setting: Setting, model: Any, greedy: bool, stop: DraftStop | None = None
+    ) -> None:
         self.texts, self.warp, self.clock = setting.texts, setting.warp, setting.clock
         self.model = CachedModel(
             model, self.texts.capacity, self.texts.batch, slack=1, fast_forward=setting.fast_forward
         )
         self.certain = greedy or self.warp.greedy
-        self.width = setting.width
+        self.stop = None if self.certain else stop
+        self.next_row = setting.next_row and not self.certain
+        self.width = setting.width + self.next_row
         self.probs: Tensor | None = None
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Sample (or take the likeliest of) one token per step and row."""
-        width = max(wanted)
-        if not width:
+        if not any(wanted):
             return nothing(self.texts)
-        tokens = [self._step(offset, wanted, coins[:, offset]) for offset in range(width)]
-        probs = None if self.probs is None else self.probs[:, :width]
+        left, tokens = list(wanted), []
+        watch = None if self.stop is None else Watch(self.stop, left)
+        while len(tokens) < max(left):
+            tokens.append(self._step(len(tokens), left, coins[:, len(tokens)]))
+            if watch is not None and self.probs is not None and len(tokens) < max(left):
+                watch.see(len(tokens), self.probs[:, len(tokens) - 1], tokens[-1])
+        if self.next_row:
+            self._follow(left)
+        probs = None if self.probs is None else self.probs[:, : len(tokens) + self.next_row]
+        limits = None if watch is None else list(wanted)
         self.clock.lap("other")
-        return Draft(torch.stack(tokens, 1), list(wanted), probs)
+        return Draft(torch.stack(tokens, 1), left, probs, limits=limits)
+
+    def _follow(self, drafted: Sequence[int]) -> None:
+        """Write each row's probabilities after its last drafted token."""
+        lengths = self.model.lengths
+        counts = [
+            length + own - cached
+            for length, cached, own in zip(self.texts.lengths, lengths, drafted, strict=True)
+        ]
+        logits = self.model.feed(self.texts.take(lengths, counts), counts, [1] * len(counts))
+        self.calls = self.model.calls
+        memory = self._memory(logits)
+        for offset in set(drafted):
+            rows = [row for row, own in enumerate(drafted) if own == offset]
+            memory[rows, offset] = self.warp(logits.clone(), self.texts, offset, drafted)[rows, 0]
+        self.clock.lap("draft")
 
     def _step(self, offset: int, wanted: Sequence[int], coin: Tensor) -> Tensor:
         lengths = self.model.lengths

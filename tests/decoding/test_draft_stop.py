@@ -1,0 +1,181 @@
+"""Rows of a batch stop drafting each for itself, and everything that counts drafts stays right."""
+
+import numpy as np
+import pytest
+import torch
+
+from cactus_theory.cli import main
+from cactus_theory.decoding import (
+    Cascade,
+    DraftStop,
+    EarlyExit,
+    ModelDrafter,
+    NGram,
+    generate,
+    generate_plain,
+)
+from cactus_theory.decoding.pace import AdaptivePace
+from tests.decoding.test_draft_stop_law import opened
+
+PROMPT = torch.tensor([[1, 5, 9]])
+
+
+def rounds(drafter, target, width=6, turns=12, seed=0):
+    """Yield each proposal with the texts, the drafting and what was wanted."""
+    prompts = [[1, 5, 9], [2], [3, 3, 7, 3, 3, 7, 3], [8, 4, 8, 1]]
+    drafting, texts = opened(drafter, target, prompts, width)
+    source = torch.Generator().manual_seed(seed)
+    for turn in range(turns):
+        wanted = [max(width - (row + turn) % 4, 0) * ((row + turn) % 5 > 0) for row in range(4)]
+        coins = torch.rand(4, width, generator=source, dtype=torch.float64)
+        draft = drafting.propose(wanted, coins)
+        yield draft, texts, drafting, wanted
+        last = torch.randint(0, 24, (4,), generator=source)
+        drafted = zip(draft.token_ids.tolist(), draft.counts, last.tolist(), strict=True)
+        taken = [[*ids[: min((turn + row) % 4, count)], token]
+                 for row, (ids, count, token) in enumerate(drafted)]  # fmt: skip
+        texts.settle(taken, last)
+        drafting.settle()
+
+
+@pytest.mark.parametrize("name", ["model", "early exit"])
+def test_rows_stop_where_the_product_falls_and_are_fed_no_further(tiny, name):
+    target, model = tiny
+    stop = DraftStop(0.5)
+    drafter = ModelDrafter(model, stop=stop) if name == "model" else EarlyExit(1, stop=stop)
+    early = calls = 0
+    with torch.inference_mode():
+        for draft, texts, drafting, wanted in rounds(drafter, target):
+            assert draft.limits == wanted and draft.token_ids.shape[1] == max(draft.counts)
+            assert drafting.calls - calls == max(draft.counts)  # the loop ends with its last row
+            calls = drafting.calls
+            for row, (count, most) in enumerate(zip(draft.counts, wanted, strict=True)):
+                assert min(most, 1) <= count <= most
+                at = draft.token_ids[row, :count, None]
+                each = draft.probs[row, :count].gather(-1, at)[:, 0].numpy()
+                product = stop.acceptance(each).cumprod() if count else np.ones(1)
+                assert (product[:-1] >= stop.threshold).all()
+                assert count == most or product[-1] < stop.threshold
+                early += count < most
+                if count:  # the last drafted token is not fed
+                    assert drafting.model.lengths[row] == texts.lengths[row] + count - 1
+    assert early > 10
+
+
+def test_a_zero_threshold_never_stops_and_one_stops_at_once(tiny):
+    target, model = tiny
+    options = {"policy": "speculative", "max_new_tokens": 40, "num_draft_tokens": 5, "seed": 2}
+    free = generate(target, model, PROMPT, **options)
+    for stop in (0, DraftStop(1.0, ((0.5, 1.0),))):  # a product that equals it goes on
+        never = generate(target, ModelDrafter(model, stop=stop), PROMPT, **options)
+        assert never.output_token_ids.tolist() == free.output_token_ids.tolist()
+        assert never.rounds == free.rounds and never.draft_calls == free.draft_calls
+    always = generate(target, ModelDrafter(model, stop=1.0), PROMPT, **options)
+    assert {drafted for drafted, _, _ in always.rounds} <= {0, 1}
+
+
+def test_statistics_count_what_was_drafted(tiny):
+    target, model = tiny
+    options = {"policy": "cactus:delta=0.2", "max_new_tokens": 60, "num_draft_tokens": 6}
+    result = generate(target, ModelDrafter(model, stop=0.5), PROMPT, **options)
+    drafted = sum(count * times for (count, _, _), times in result.rounds.items())
+    assert drafted == result.draft_calls  # one row: a step is a token
+    assert len({count for count, _, _ in result.rounds}) > 3
+    assert result.num_tokens == 60 == result.num_accepted + result.target_calls
+    assert result.meter.accepted == result.num_accepted
+    free = generate(target, model, PROMPT, **options)
+    assert result.num_tokens / drafted > 1.1 * free.num_tokens / free.draft_calls
+
+
+def test_the_pace_learns_what_was_drafted(tiny, monkeypatch):
+    target, model = tiny
+    seen = []
+    note = AdaptivePace.note
+    monkeypatch.setattr(
+        AdaptivePace, "note", lambda own, done: (seen.append(done), note(own, done))
+    )
+    ids = torch.tensor([[1, 5, 9], [2, 4, 8], [3, 3, 7]])
+    drafter = ModelDrafter(model, stop=0.5)
+    result = generate(target, drafter, ids, policy="speculative", num_draft_tokens=6,
+                      max_new_tokens=30, adaptive=True, gate=True)  # fmt: skip
+    drafted = sum(count * times for (count, _, _), times in result.rounds.items())
+    refused = sum(t for (count, kept, cut), t in result.rounds.items() if kept < count and not cut)
+    assert sum(done.drafted for done in seen) == drafted
+    assert sum(done.refused for done in seen) == refused
+    assert sum(done.steps for done in seen if done.drafted) == result.draft_calls
+
+
+@pytest.mark.parametrize("width", [3, 8])
+def test_greedy_texts_are_the_targets_and_certain_drafts_are_not_stopped(tiny, width):
+    target, model = tiny
+    options = {"max_new_tokens": 24, "temperature": 0.0, "eos_token_ids": (7, 13)}
+    plain = generate_plain(target, PROMPT, **options).output_token_ids.tolist()
+    free = generate(target, model, PROMPT, policy="speculative", num_draft_tokens=width, **options)
+    for drafter in (ModelDrafter(model, stop=0.9), Cascade(ModelDrafter(model, stop=0.9))):
+        found = generate(target, drafter, PROMPT, policy="speculative", num_draft_tokens=width,
+                         **options)  # fmt: skip
+        assert found.output_token_ids.tolist() == plain
+    stopped = generate(target, ModelDrafter(model, stop=0.9), PROMPT, policy="speculative",
+                       num_draft_tokens=width, **options)  # fmt: skip
+    assert stopped.rounds == free.rounds
+
+
+def test_certain_rows_of_a_batch_are_as_without_a_stop(tiny):
+    """A sampled decode with a greedy draft, and the n-gram rows of a cascade."""
+    target, model = tiny
+    options = {"policy": "speculative", "max_new_tokens": 30, "num_draft_tokens": 5, "seed": 3}
+    greedy = [generate(target, ModelDrafter(model, greedy=True, stop=own), PROMPT, **options)
+              for own in (None, 0.9)]  # fmt: skip
+    assert greedy[0].output_token_ids.tolist() == greedy[1].output_token_ids.tolist()
+    assert greedy[0].rounds == greedy[1].rounds
+
+
+def test_a_cascade_tells_what_was_planned(tiny):
+    """Rows that the n-grams drafted keep their lengths, the model's rows what was wanted."""
+    target, model = tiny
+    drafter = Cascade(ModelDrafter(model, stop=0.9), NGram(3, 2))
+    mixed = 0
+    with torch.inference_mode():
+        for draft, _, _, wanted in rounds(drafter, target):
+            if draft.probs is None:
+                continue  # all rows from the n-grams
+            copied = draft.probs[:, 0].amax(-1) == 1.0
+            whose = zip(copied.tolist(), draft.counts, wanted, draft.planned, strict=True)
+            for certain, count, most, planned in whose:
+                assert planned == (count if certain and count else most)
+                mixed += bool(copied.any()) and count < planned
+    assert mixed > 2
+
+
+def test_the_command_line_takes_a_threshold(tiny, tmp_path, capsys, monkeypatch):
+    seen = {}
+
+    def spy(target, draft, ids, **options):
+        seen["drafter"] = draft
+        raise ValueError("seen")
+
+    class Pair:
+        target, draft = tiny
+
+        class tokenizer:
+            encode = staticmethod(lambda text: [1, 2])
+
+    monkeypatch.setattr("cactus_theory.decoding.generate", spy)
+    monkeypatch.setattr("cactus_theory.decoding.load_pair", lambda *a, **k: Pair)
+    given = [
+        "generate",
+        "--target",
+        "t",
+        "--draft",
+        "d",
+        "--prompt",
+        "x",
+        "--policy",
+        "speculative",
+    ]
+    Pair.target.generation_config.eos_token_id = None
+    for more, stop in (([], None), (["--draft-stop", "0.4"], 0.4)):
+        assert main([*given, *more]) == 2
+        assert seen["drafter"] == ModelDrafter(tiny[1], stop=stop)
+    assert main([*given, "--draft-stop", "2"]) == 2
+    assert "must lie in [0, 1]; got 2" in capsys.readouterr().err
