@@ -36,24 +36,30 @@ def gpt2(make_draft):
     return target, make_draft(target, noise=0.1)
 
 
-@pytest.fixture(params=["fast", "library", "GPT-2"])
-def path(request, tiny, gpt2):
-    """Return a pair and the forward pass it is decoded by."""
-    if request.param == "GPT-2":
-        return gpt2, {"fast_forward": False}
-    return tiny, {"fast_forward": request.param == "fast"}
+EVERY = [*POLICIES, "valued"]
+# by this package's own forward pass, by the library's, and by one that has no other
+FORWARD = [("fast", policy) for policy in EVERY] + [
+    (name, policy) for name in ("library", "GPT-2") for policy in some(EVERY[::-1], 1)
+]
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "valued"])
-def test_greedy_texts_are_the_targets(path, policy, values_file):
-    (target, draft), forward = path
+@pytest.mark.parametrize(("forward", "policy"), FORWARD)
+def test_greedy_texts_are_the_targets(tiny, gpt2, forward, policy, values_file):
+    target, draft = gpt2 if forward == "GPT-2" else tiny
     policy = f"soft_band:price=1,values={values_file}" if policy == "valued" else policy
     ids, mask = padded(prompts(seed=9)[:4])
     given = {"attention_mask": mask, "max_new_tokens": 20, "temperature": 0.0}
     given["eos_token_ids"] = (7, 13)
     plain = generate_plain(target, ids, **given)
     found = generate(
-        target, draft, ids, policy=policy, num_draft_tokens=5, **BLOCK, **forward, **given
+        target,
+        draft,
+        ids,
+        policy=policy,
+        num_draft_tokens=5,
+        fast_forward=forward == "fast",
+        **BLOCK,
+        **given,
     )
     assert found.output_token_ids.tolist() == plain.output_token_ids.tolist()
     assert found.meter.kl == 0

@@ -63,9 +63,11 @@ def check(found, log, choose):
     assert found.meter.accepted == found.num_accepted
 
 
-@pytest.mark.parametrize("certain", [False, True], ids=["drawn", "greedy"])
+KINDS = [(False, None), (True, None), (False, (15, 22)), (True, (15, 22))]
+
+
+@pytest.mark.parametrize(("certain", "ends"), some(KINDS, 2))
 @pytest.mark.parametrize("policy", [*some(POLICIES, 3), "valued"])
-@pytest.mark.parametrize("ends", [None, (15, 22)], ids=["full", "ended"])
 def test_the_meter_equals_a_recomputation(tiny, policy, certain, ends, values_file):
     spec = f"soft_band:price=1,values={values_file}" if policy == "valued" else policy
     ids, mask = padded(prompts(seed=3)[:4])
