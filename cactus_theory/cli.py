@@ -24,6 +24,7 @@ from cactus_theory.policies._registry import names as policy_names
 from cactus_theory.testing import _command as testing
 from cactus_theory.traces import Trace
 from cactus_theory.traces.trace import is_trace
+from cactus_theory.verify.contract import find_verifier, verifiers
 
 # Raised by bad input, and reported in one line; anything else is a bug and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
@@ -112,6 +113,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, metavar="DIR", help="target model")
     parser.add_argument("--draft", required=True, metavar="DIR", help="draft model")
     parser.add_argument("--prompt", required=True)
+    parser.add_argument(
+        "--verifier",
+        default="chain",
+        help=f"one of {', '.join(verifiers())}: token by token (default), or each drafted path "
+        "as a whole, which accepts more",
+    )
     parser.add_argument("--num-draft-tokens", type=int, default=4, metavar="K")
     parser.add_argument(
         "--draft-stop",
@@ -284,6 +291,7 @@ def _audit(args: argparse.Namespace) -> int:
 
 def _generate(args: argparse.Namespace) -> int:
     rule = chosen_policy(args)
+    find_verifier(args.verifier).check(rule)  # before models are loaded
     check.optional_module("transformers", "llm")
     from cactus_theory.decoding import ModelDrafter, generate, load_pair
 
@@ -298,6 +306,7 @@ def _generate(args: argparse.Namespace) -> int:
         ModelDrafter(pair.draft, stop=args.draft_stop),
         ids,
         policy=rule,
+        verifier=args.verifier,
         num_draft_tokens=args.num_draft_tokens,
         max_new_tokens=args.max_new_tokens,
         temperature=args.temperature,
@@ -307,7 +316,8 @@ def _generate(args: argparse.Namespace) -> int:
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
     if args.json:
-        return print_json({"policy": rule.spec, "text": text} | statistics)
+        header = {"policy": rule.spec, "verifier": args.verifier, "text": text}
+        return print_json(header | statistics)
     print(args.prompt + text)
     for name, value in statistics.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value

@@ -26,6 +26,7 @@ COLOUR = {
     "band_delta": "#56B4E9",
     "cactus": "#D55E00",
     "cactus_exact": "#E69F00",
+    "soft_band": "#CC79A7",
     "typical": "#009E73",
     "typical_target": "#009E73",
 }
@@ -35,6 +36,7 @@ NAME = {
     "band_delta": "band, constant δ",
     "cactus": "Cactus",
     "cactus_exact": "Cactus, exact root",
+    "soft_band": "soft band",
     "typical": "typical",
     "typical_target": "typical, recovering from q",
 }

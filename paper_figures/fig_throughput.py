@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from paper_figures import _style as style
 
 Row = dict[str, Any]
-CURVES = ("band_price", "band_delta", "cactus")
-MARKERS = {"band_price": "o", "band_delta": "s", "cactus": "^"}
-LINES = {"band_price": "-", "band_delta": "--", "cactus": "-."}
+CURVES = ("band_price", "band_delta", "cactus", "soft_band")
+MARKERS = {"band_price": "o", "band_delta": "s", "cactus": "^", "soft_band": "D"}
+LINES = {"band_price": "-", "band_delta": "--", "cactus": "-.", "soft_band": "-"}
 # drawn left of the axis' least value: lossless methods emit no divergence at all
 LEAST_KL = 3e-3
 FAR_RIGHT = 0.25
@@ -43,31 +43,40 @@ def draw(data: Path) -> Figure:
 
 
 def _tuned(rows: list[Row]) -> list[Row]:
-    """Return each method and knob at its fastest K."""
+    """Return each method, knob and verifier at its fastest K."""
     best: dict[tuple[str, str], Row] = {}
     for row in sorted(rows, key=lambda row: row["tokens_per_second"]):
-        best[row["method"], str(row["knob"])] = row
+        best[_series(row), str(row["knob"])] = row
     return list(best.values())
 
 
 def _curves(ax: Axes, rows: list[Row]) -> None:
-    for name in CURVES:
-        own = [row for row in rows if _series(row) == name and _kl(row) >= LEAST_KL]
+    for series in sorted({_series(row) for row in rows}, key=_place):
+        name, _, verifier = series.partition("@")
+        own = [row for row in rows if _series(row) == series and _kl(row) >= LEAST_KL]
         own.sort(key=_kl)
-        if not own:
+        if not own or name not in CURVES:
             continue
         kl, speed = [_kl(row) for row in own], [row["tokens_per_second"] for row in own]
         low, high = _interval(own)
         look: Any = {"color": style.COLOUR[name], "ls": LINES[name], "marker": MARKERS[name]}
-        ax.errorbar(kl, speed, [low, high], ms=3.6, lw=1.3, elinewidth=0.8, label=style.NAME[name],
-                    **look)  # fmt: skip
+        if verifier:  # hollow beside those that are verified token by token
+            look["mfc"] = "white"
+        label = style.NAME[name] + f", {verifier}" * bool(verifier)
+        ax.errorbar(kl, speed, [low, high], ms=3.6, lw=1.3, elinewidth=0.8, label=label, **look)
+
+
+def _place(series: str) -> tuple[int, str]:
+    """Return where a curve stands in the legend."""
+    name = series.partition("@")[0]
+    return CURVES.index(name) if name in CURVES else len(CURVES), series
 
 
 def _others(ax: Axes, rows: list[Row]) -> None:
     """Draw policies that are no family here as points with their names."""
     for row in rows:
         spent = row["emitted_kl_per_token"]
-        if _series(row) in CURVES or row["method"] in BASELINES or spent is None:
+        if _family(row) in CURVES or row["method"] in BASELINES or spent is None:
             continue
         if spent < LEAST_KL:
             continue
@@ -81,7 +90,7 @@ def _others(ax: Axes, rows: list[Row]) -> None:
 
 def _baselines(ax: Axes, rows: list[Row]) -> None:
     """Draw what emits the target's own law as horizontal lines, labelled on the free side."""
-    lossless = next((row for row in rows if row["method"] == "speculative"), None)
+    lossless = next((row for row in rows if _series(row) == "speculative"), None)
     named = [(lossless, f"lossless, K {lossless['num_draft_tokens']:g}")] if lossless else []
     for method, name in BASELINES.items():
         named += [(row, name) for row in rows if row["method"] == method][:1]
@@ -119,5 +128,11 @@ def _kl(row: Row) -> float:
 
 
 def _series(row: Row) -> str:
+    """Return the family with ``@verifier``, which tables of the chain alone may leave out."""
+    verifier = row.get("verifier") or "chain"
+    return _family(row) + f"@{verifier}" * (verifier != "chain")
+
+
+def _family(row: Row) -> str:
     knob = str(row["knob"] or "").partition("=")[0]
     return f"{row['method']}_{knob}" if row["method"] == "band" else row["method"]

@@ -16,6 +16,8 @@ from cactus_theory.cli import main
 from tests.amounts import some
 
 Q, P = [0.2, 0.2, 0.6], [0.45, 0.45, 0.1]
+PAIR = Path(__file__).parents[1] / "simulations" / "pair"
+GENERATE = ("generate", "--target", "no", "--draft", "no", "--prompt", "x", "--policy")
 PRINTED = 1e-12  # JSON carries shortest round-trip floats: nothing is lost
 
 
@@ -183,9 +185,12 @@ def test_plot_draws_a_row_with_zeros(
         (("solve", "{bad}", "{p}", "--delta", "1"), "sum to 1"),
         (("solve", "{short}", "{p}", "--delta", "1"), "vocabulary"),
         (
-            ("generate", "--target", "no", "--draft", "no", "--prompt", "x", "--policy", "typical"),
+            (*GENERATE, "typical"),
             "no",
         ),
+        ((*GENERATE, "soft_band:price=1"), "chain judges token by token"),
+        ((*GENERATE, "typical", "--verifier", "block"), "typical has neither"),
+        ((*GENERATE, "typical", "--verifier", "knot"), "verifier: must be one of"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -198,6 +203,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert main([argument.format(**names) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.strip().splitlines()) == 1 and said in err
+
+
+def test_generate_decodes_by_the_verifier_it_is_told(capsys) -> None:
+    pytest.importorskip("transformers")
+    models = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
+    asked = ("generate", *models, "--prompt", "def", "--max-new-tokens", "8", "--seed", "1")
+    chain = run_json(capsys, *asked, "--policy", "speculative")
+    block = run_json(capsys, *asked, "--policy", "soft_band:price=1", "--verifier", "block")
+    assert [chain["verifier"], block["verifier"]] == ["chain", "block"]
+    assert chain["emitted_kl_per_token"] < PRINTED < block["emitted_kl_per_token"]
 
 
 def test_a_missing_optional_package_names_its_extra(monkeypatch, capsys) -> None:

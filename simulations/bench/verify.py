@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import cactus_theory as ct
+
+from ..common.grid import label
+from ..common.inputs import PAIR
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
 BATCH, WIDTH, VOCAB = 8, 8, 151_936
@@ -22,6 +28,7 @@ POLICIES = (
     "cactus:delta=0.1",
     "cactus_exact:delta=0.1",
     "band:delta=0.1",
+    "band:price=1",
     "band:price=2",
     "band:price=2,divergence=reverse_kl",
     "typical",
@@ -29,6 +36,17 @@ POLICIES = (
     "fuzzy:threshold=0.5",
     "lenience:lenience=0.5",
 )
+# the same by whole paths; each spec, and the policy whose step token by token it is compared with
+BLOCKS = {
+    "speculative": "speculative",
+    "band:price=1": "band:price=1",
+    "soft_band:price=1": "band:price=1",
+    "soft_band:price=1,values={values}": "band:price=1",
+    "cactus:delta=0.1": "cactus:delta=0.1",
+}
+# learned values if the pair ships some; without them a table like a learned one
+VALUES = PAIR / "values.json"
+KNOTS, SLOPES = (0.25, 0.6, 1.0), (1.4, 0.9, 0.6)
 SOFTMAX, DENSE = "softmax of the target rows", "dense, cactus:delta=0.1"
 # how far the draft's logits stray from the target's: usual acceptance, and almost none
 NOISES = {"usual draft": 1.0, "poor draft": 4.0}
@@ -70,12 +88,25 @@ def rows(noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, tuple[Ten
 
 def measure(repeats: int) -> Iterator[dict[str, Any]]:
     """Yield one dictionary per draft and job: median milliseconds, jobs interleaved."""
-    for kind, noise in NOISES.items():
-        yield from _measured(kind, noise, repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        values = VALUES if VALUES.exists() else _made_up(Path(folder) / VALUES.name)
+        for kind, noise in NOISES.items():
+            yield from _measured(kind, noise, repeats, values)
 
 
-def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]:
-    jobs = _jobs(*rows(noise))
+def _made_up(file: Path) -> Path:
+    """Write a table of values for one price: a token is worth more the more may follow it."""
+    rows = [[1 + slope * (1 - 0.5**left) for slope in SLOPES] for left in range(WIDTH)]
+    table = {"format": 1, "divergence": "kl", "knots": KNOTS, "prices": [1.0], "slopes": [rows]}
+    file.write_text(json.dumps(table), encoding="utf-8")
+    return file
+
+
+def _measured(kind: str, noise: float, repeats: int, values: Path) -> Iterator[dict[str, Any]]:
+    given, rivals = rows(noise), {}
+    jobs = _jobs(*given)
+    for name, (job, rival) in _block_jobs(*given, values).items():
+        jobs[name], rivals[name] = job, rival
     times: dict[str, list[float]] = {name: [] for name in jobs}
     with torch.inference_mode():
         last = {name: job() for name, job in jobs.items()}  # the first pays for memory
@@ -96,6 +127,7 @@ def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]
             "most": max(own),
             "times_faster_than_dense": medians[DENSE] / medians[name],
             "softmaxes": medians[name] / medians[SOFTMAX],
+            "times_chain": medians[name] / medians[rivals[name]] if name in rivals else "",
             "accepted": "" if kept is None else int(kept.sum()),
             "refused_rows": "" if kept is None else int((kept < WIDTH).sum()),
         }
@@ -118,6 +150,22 @@ def _jobs(
     return jobs
 
 
+def _block_jobs(
+    q: Tensor, p: Tensor, ids: Tensor, coins: tuple[Tensor, Tensor], values: Path
+) -> dict[str, tuple[Callable[[], Any], str]]:
+    """Return what is timed by whole paths, and the job that each is compared with."""
+    jobs = {}
+    for template, rival in BLOCKS.items():
+        spec = template.format(values=values)
+        rule = ct.policy(spec)
+        name = ":".join(filter(None, label(spec)))
+        jobs[f"verify_block, {name}"] = (
+            lambda rule=rule: ct.verify_block(rule, q, p, ids, coins=coins, validate=False),
+            f"verify_chain, {rival}",
+        )
+    return jobs
+
+
 def _milliseconds(job: Callable[[], Any]) -> float:
     started = time.perf_counter()
     job()
@@ -127,7 +175,8 @@ def _milliseconds(job: Callable[[], Any]) -> float:
 def line(row: dict[str, Any]) -> str:
     """Return a row as it is printed."""
     verdict = f"accepted {row['accepted']} refused {row['refused_rows']}" * (row["accepted"] != "")
+    chain = f"{row['times_chain']:.2f}x chain" if row["times_chain"] else ""
     return (
         f"{row['draft']:<12} {row['milliseconds']:>9.2f} ms {row['softmaxes']:>7.2f} softmaxes "
-        f"{row['times_faster_than_dense']:>6.1f}x dense  {row['job']}  {verdict}"
+        f"{row['times_faster_than_dense']:>6.1f}x dense  {row['job']}  {chain}  {verdict}"
     ).rstrip()

@@ -76,7 +76,7 @@ class Harness:
 
         Parameters
         ----------
-        config : method, K and batch.
+        config : method, K, batch and verifier.
         group : which ``config.batch`` prompts.
         again : which pass over the prompts; each has seeds of its own.
         meter, record_rows : as in :func:`cactus_theory.decoding.generate`; not timed.
@@ -113,6 +113,7 @@ class Harness:
             self.pair.draft,
             ids,
             policy=config.method,
+            verifier=config.verifier,
             num_draft_tokens=config.width,
             meter=meter,
             record_rows=record_rows,

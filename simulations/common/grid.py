@@ -1,35 +1,54 @@
-"""Which decodes a table is made of: methods, drafted tokens and batch sizes, in what order."""
+"""Which decodes a table is made of: methods, verifiers, drafted tokens and batch sizes."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import cactus_theory as ct
+from cactus_theory.verify import contract
 
 # Methods that no policy can stand for.
 PLAIN, HF_PLAIN, HF_ASSISTED, HF_MIXTURE = "plain", "hf_plain", "hf_assisted", "hf_mixture"
 UNDRAFTED = (PLAIN, HF_PLAIN)
 SINGLE_ROW = (HF_ASSISTED, HF_MIXTURE)  # the library refuses them more than one row
+BASELINES = (*UNDRAFTED, *SINGLE_ROW)
+# the verifier that names and results leave out
+USUAL = "chain"
+# the knob that names a file
+VALUES = "values="
 
 
 @dataclass(frozen=True)
 class Config:
-    """One line of a table: a method (a baseline's name or a policy's spec), K and batch.
+    """One line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
 
-    ``width`` is K, 0 for methods without a draft.
+    ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines.
     """
 
     method: str
     width: int
     batch: int
+    verifier: str = USUAL
 
     @property
     def key(self) -> str:
         """Return the name under which results are kept."""
-        return f"{self.method}|K={self.width}|batch={self.batch}"
+        return f"{at(self.method, self.verifier)}|K={self.width}|batch={self.batch}"
+
+    @property
+    def family(self) -> str:
+        """Return what lines with other values of the knob share: ``soft_band:price@block``."""
+        return at(series(self.method), self.verifier)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return all of it as results keep it, without the verifier where it is the usual one."""
+        own = asdict(self)
+        return own if self.verifier != USUAL else {k: own[k] for k in own if k != "verifier"}
 
 
 @dataclass(frozen=True)
@@ -47,27 +66,35 @@ class Job:
 
 
 def configs(
-    baselines: Sequence[str], policies: Sequence[str], widths: Sequence[int], batches: Sequence[int]
+    baselines: Sequence[str],
+    policies: Sequence[str],
+    widths: Sequence[int],
+    batches: Sequence[int],
+    verifiers: Sequence[str] = (USUAL,),
 ) -> list[Config]:
-    """Return every line: baselines that draft and all policies at every K.
+    """Return every line: baselines, and policies by each verifier that can follow them.
 
     Raises
     ------
     ValueError
-        An unknown baseline or policy, K or batch below 1.
+        An unknown baseline, policy or verifier, a policy that none of the verifiers can
+        follow, K or batch below 1.
     """
     for name, values in (("num-draft-tokens", widths), ("batch", batches)):
         for value in values:
             if value < 1:
                 raise ValueError(f"--{name}: must be at least 1; got {value}")
-    methods = [_checked_baseline(name) for name in baselines] + [*map(checked_policy, policies)]
+    methods = [(_checked_baseline(name), USUAL) for name in baselines]
+    for spec in map(checked_policy, policies):
+        methods += [(spec, verifier) for verifier in followers(spec, verifiers)]
     found = []
     for batch in batches:
-        for method in dict.fromkeys(methods):
+        for method, verifier in dict.fromkeys(methods):
             name = method.partition(":")[0]
             if name in SINGLE_ROW and batch > 1:
                 continue
-            found += [Config(method, k, batch) for k in ([0] if name in UNDRAFTED else widths)]
+            own = [0] if name in UNDRAFTED else widths
+            found += [Config(method, width, batch, verifier) for width in own]
     return found
 
 
@@ -100,6 +127,43 @@ def checked_policy(spec: str) -> str:
     return spec if own_file(spec) is not None else found.spec
 
 
+def followers(spec: str, names: Sequence[str]) -> list[str]:
+    """Return which of the verifiers can follow a policy.
+
+    Raises
+    ------
+    ValueError
+        A verifier that is not known; none that can follow the policy.
+    """
+    known, policy = contract.verifiers(), ct.policy(spec)
+    found, refused = [], ""
+    for name in dict.fromkeys(names):
+        if name not in known:
+            raise ValueError(f"--verifier: must be among {', '.join(known)}; got {name!r}")
+        try:
+            contract.find_verifier(name).check(policy)
+            found.append(name)
+        except ValueError as error:
+            refused = str(error)
+    if not found:
+        raise ValueError(
+            f"--verifier: one must be able to follow {spec}; got {', '.join(names)} ({refused})"
+        )
+    return found
+
+
+def at(name: str, verifier: str | None) -> str:
+    """Return ``name@verifier``; the usual verifier goes without saying."""
+    return name if verifier in (None, "", USUAL) else f"{name}@{verifier}"
+
+
+def files_of(method: str) -> list[Path]:
+    """Return the files that decide what a method does: of a rule, of a table of values."""
+    knobs = method.rpartition(":")[2].split(",")
+    found = [Path(knob.removeprefix(VALUES)) for knob in knobs if knob.startswith(VALUES)]
+    return [file for file in (own_file(method), *found) if file is not None]
+
+
 def own_file(method: str) -> Path | None:
     """Return the file of a policy named ``FILE.py:NAME``, None for a registered one."""
     file, found, _ = method.partition(".py:")
@@ -107,13 +171,17 @@ def own_file(method: str) -> Path | None:
 
 
 def label(method: str) -> tuple[str, str]:
-    """Return name and knobs as tables show them: ``FILE.py:NAME`` without its folder."""
+    """Return name and knobs as tables show them: files without their folders."""
     file = own_file(method)
-    if file is None:
-        name, _, knob = method.partition(":")
-        return name, knob
-    name, _, knob = method.partition(".py:")[2].partition(":")
-    return f"{file.name}:{name}", knob
+    start = "" if file is None else f"{file.name}:"
+    name, _, knobs = (method if file is None else method.partition(".py:")[2]).partition(":")
+    return start + name, ",".join(map(_without_folder, knobs.split(",")))
+
+
+def _without_folder(knob: str) -> str:
+    if not knob.startswith(VALUES):
+        return knob
+    return VALUES + Path(knob.removeprefix(VALUES)).name
 
 
 def series(method: str) -> str:
@@ -125,9 +193,8 @@ def series(method: str) -> str:
 
 def _checked_baseline(spec: str) -> str:
     name, _, weight = spec.partition(":")
-    known = (PLAIN, HF_PLAIN, HF_ASSISTED, HF_MIXTURE)
-    if name not in known:
-        raise ValueError(f"--baselines: must be among {', '.join(known)}; got {spec!r}")
+    if name not in BASELINES:
+        raise ValueError(f"--baselines: must be among {', '.join(BASELINES)}; got {spec!r}")
     if (name == HF_MIXTURE) != bool(weight):
         raise ValueError(
             f"--baselines: {HF_MIXTURE} needs a weight, as in hf_mixture:0.5; got {spec!r}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .grid import label, own_file
+from .grid import files_of, label
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "simulations" / "pair"
@@ -62,7 +62,7 @@ def _words(value: Any) -> str:
         return " ".join(map(_words, value))
     if isinstance(value, Path):
         return value.name
-    if isinstance(value, str) and own_file(value) is not None:
+    if isinstance(value, str) and files_of(value):
         return ":".join(filter(None, label(value)))
     return f"{value:g}" if isinstance(value, float) else str(value)
 

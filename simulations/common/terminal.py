@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ROUNDING = 1e-12  # shown as 0; the CSV keeps every digit
-WORDS = ("policy", "method", "knob", "declared budget", "", "proof of optimality")
+WORDS = ("policy", "method", "verifier", "knob", "declared budget", "", "proof of optimality")
 GAP = "  "
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.grid import at
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import read_csv, write_text
 
@@ -46,11 +47,11 @@ def tables(data: Path) -> str:
 def throughput(data: Path) -> str:
     """Return the table of policies and baselines, each at its fastest K."""
     rows, made = read_csv(data / "throughput.csv")
-    kinds: dict[tuple[str, str], Row] = {}
+    kinds: dict[str, Row] = {}
     for row in (row for row in rows if row["batch"] == "1"):
-        best = kinds.setdefault((row["method"], row["knob"]), row)
+        best = kinds.setdefault(_named(row), row)
         if float(row["tokens_per_second"]) > float(best["tokens_per_second"]):
-            kinds[row["method"], row["knob"]] = row
+            kinds[_named(row)] = row
     head = (
         "method", "K", "tokens/s", "× plain", "tokens a call", "emitted KL a token",
         "largest row KL",
@@ -194,7 +195,8 @@ def _named(row: Row) -> str:
     }
     if row["method"] in known:
         return " ".join(filter(None, [known[row["method"]], row["knob"]]))
-    return f"`{':'.join(filter(None, [row['method'], row['knob']]))}`"
+    spec = ":".join(filter(None, [row["method"], row["knob"]]))
+    return f"`{at(spec, row.get('verifier'))}`"
 
 
 def _number(text: str, digits: int) -> str:

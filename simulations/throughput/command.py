@@ -5,6 +5,10 @@ takes about one. Every decode is written to journal.jsonl under --out before the
 starts, and the tables (CSV and JSON) and the verdict are made from that file alone. Every
 repeat decodes all prompts by all methods in a shuffled order, with seeds of its own, so the
 intervals cover both the machine and the texts.
+
+--verifier chain block decodes every policy token by token and by whole drafted paths, by those
+that can follow it. A family is a spec without the value of its first knob, and @block after it
+where whole paths were verified: --compare soft_band:price@block band:price.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ import torch
 from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
-from ..common.grid import Config, configs, jobs, own_file
+from ..common.grid import USUAL, Config, configs, files_of, jobs
 from ..common.inputs import add_pair_arguments, command_line, prompts_of
 from ..common.journal import Journal
 from ..common.progress import Progress
@@ -55,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     add("--num-prompts", type=int, default=16)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
+    add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain (default), block")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
@@ -62,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeats", type=int, default=12, help="timed; each has seeds of its own")
     add("--metered", type=int, default=3, help="repeats before them, untimed, for cost, quality")
     add("--compare", nargs=2, metavar="FAMILY", help="at equal emitted KL; "
-        f"as {' '.join(equal_kl.DEFAULT)}, the default where both are run")  # fmt: skip
+        f"as {' '.join(equal_kl.DEFAULT)}, the default if both are run")  # fmt: skip
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
@@ -73,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables and the verdict; return 0."""
     torch.set_num_threads(args.threads)
-    lines = configs(args.baselines, args.policies, args.num_draft_tokens, args.batch)
+    lines = configs(args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier)
     families = equal_kl.chosen(args.compare, lines)
     _check(args)
     texts = prompts_of(args.prompts)[: args.num_prompts]
@@ -126,9 +130,9 @@ def _fill(
 
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed."""
-    rules = {file for line in lines if (file := own_file(line.method)) is not None}
+    rules = {file for line in lines for file in files_of(line.method)}
     return {
-        "configs": [asdict(line) for line in lines],
+        "configs": [line.settings for line in lines],
         "rules": {str(file): _digest(file.read_bytes()) for file in sorted(rules)},
         "prompts": _digest("\0".join(texts).encode()),
         "target": _folder_digest(args.target),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ..common.grid import Config, series
+from ..common.grid import Config
 from .table import INTERVAL, Draws, Runs, resamples
 
 # nats per token at which families are compared
@@ -35,13 +35,13 @@ def chosen(wanted: Sequence[str] | None, lines: Sequence[Config]) -> tuple[str, 
         A family asked for has fewer than two knob values in the run.
     """
     first, second = wanted or DEFAULT
-    sizes = {name: len({line.method for line in lines if series(line.method) == name})
+    sizes = {name: len({line.method for line in lines if line.family == name})
              for name in (first, second)}  # fmt: skip
     short = [name for name, size in sizes.items() if size < 2]
     if short and wanted is None:
         return None
     if short:
-        known = ", ".join(sorted({series(line.method) for line in lines if line.width}))
+        known = ", ".join(sorted({line.family for line in lines if line.width}))
         raise ValueError(
             f"--compare: {short[0]} needs at least two knob values among the policies; "
             f"got {sizes[short[0]]}, families are {known}"
@@ -61,7 +61,7 @@ def rows(
     for width, batch in sorted({(line.width, line.batch) for line in runs if line.width}):
         members = [
             [own for line, own in runs.items()
-             if (series(line.method), line.width, line.batch) == (name, width, batch)]
+             if (line.family, line.width, line.batch) == (name, width, batch)]
             for name in families
         ]  # fmt: skip
         if min(map(len, members)) >= 2:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from ..common.terminal import fitted, shown, width_of_terminal
-from .verdict import LOSSLESS, Row, compared, emitted_kl, method, verdict
+from .verdict import LOSSLESS, Row, compared, emitted_kl, method, spec, verdict
 
 WIDEST = 100
 # the last ones are left out where the terminal is narrower
@@ -19,11 +19,13 @@ HEADS = (
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
     """Return every method at its fastest K, what wins at equal KL, and the verdict."""
     width, rows = width_of_terminal(WIDEST), tables["throughput"]
+    several = len({row["verifier"] for row in rows if row["verifier"]}) > 1
+    heads = (HEADS[0], "verifier", *HEADS[1:]) if several else HEADS
     parts = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         title = f"\nbatch {batch}, each method at its fastest K (every K is in throughput.csv)"
         tuned = _tuned([row for row in rows if row["batch"] == batch])
-        parts.append(fitted(HEADS, [_cells(row) for row in tuned], width, title))
+        parts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title))
     equal, said = tables.get("throughput_equal_kl", []), verdict(rows)
     if equal:
         heads = ("KL/token", "K", "batch", equal[0]["first"], equal[0]["second"], "ratio", "90 %")
@@ -41,10 +43,10 @@ def _tuned(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if best[method(row)] is row]
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, several: bool) -> list[str]:
     spent = emitted_kl(row)
     return [
-        method(row),
+        *((spec(row), row["verifier"] or "–") if several else (method(row),)),
         str(row["num_draft_tokens"] or "–"),
         f"{row['tokens_per_second']:,.0f}",
         f"{row['tokens_per_second_low']:,.0f}–{row['tokens_per_second_high']:,.0f}",

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Job, label
+from ..common.grid import BASELINES, HF_ASSISTED, HF_PLAIN, PLAIN, Config, Job, label
 
 COLUMNS = (
-    "method knob num_draft_tokens batch tokens_per_second tokens_per_second_min "
+    "method knob verifier num_draft_tokens batch tokens_per_second tokens_per_second_min "
     "tokens_per_second_max tokens_per_second_low tokens_per_second_high speedup_over_plain "
     "speedup_over_plain_low speedup_over_plain_high speedup_over_hf_plain "
     "speedup_over_hf_assisted accepted_per_call tokens_per_call target_calls tokens "
@@ -90,6 +90,7 @@ def _row(line: Config, runs: Mapping[Config, Runs], draws: Draws) -> dict[str, A
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {
         "method": name,
         "knob": knob,
+        "verifier": None if name in BASELINES else line.verifier,
         "num_draft_tokens": line.width,
         "batch": line.batch,
         "tokens_per_second_min": float(own.speeds.min()),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN
+from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, at
 
 # nats per token that a reader may be ready to pay
 LEVELS = (0.05, 0.1)
@@ -22,6 +22,11 @@ def name(row: Row) -> str:
 
 
 def method(row: Row) -> str:
+    """Return the method with its knobs, and the verifier unless it is the usual one."""
+    return at(spec(row), row["verifier"])
+
+
+def spec(row: Row) -> str:
     """Return the method with its knobs."""
     return ":".join(filter(None, [row["method"], row["knob"]]))
 

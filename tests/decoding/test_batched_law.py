@@ -17,10 +17,13 @@ from cactus_theory.decoding import (
 )
 from cactus_theory.emitted import emitted_law
 from cactus_theory.policies import policy
+from cactus_theory.policies._path import Path
+from tests.amounts import amount, some
 
 VOCAB = 4
 FALSE_ALARM = 1e-6  # per test, if the seed were drawn afresh
 ROWS = 3000
+BLOCK_ROWS = amount(1500, ROWS)
 PROMPT = [1, 0, 1, 2, 1]  # its last token came up before: an n-gram drafter has something to say
 
 
@@ -50,8 +53,8 @@ def two_token_law(model, warpers=()):
     return torch.cat([first[x] * next_law(model, x, warpers=warpers) for x in range(VOCAB)])
 
 
-def counts_of(target, draft, seed=0, **options):
-    ids = torch.tensor([PROMPT]).expand(ROWS, -1)
+def counts_of(target, draft, seed=0, rows=ROWS, **options):
+    ids = torch.tensor([PROMPT]).expand(rows, -1)
     given = {"max_new_tokens": 3, "num_draft_tokens": 2, "meter": False} | options
     texts = generate(target, draft, ids, seed=ROWS * seed, **given).output_token_ids
     pairs = VOCAB * texts[:, 0] + texts[:, 1]
@@ -77,11 +80,15 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("name", list(DRAFTERS))
-def test_lossless_texts_have_the_target_law(four_tokens, name):
+BY = [(name, "chain") for name in DRAFTERS] + [(name, "block") for name in some(DRAFTERS, 2)]
+
+
+@pytest.mark.parametrize(("name", "verifier"), BY)
+def test_lossless_texts_have_the_target_law(four_tokens, name, verifier):
     target, model = four_tokens
     drafter = DRAFTERS[name](model)
-    counts = counts_of(target, drafter, seed=1, policy="speculative")
+    rows = ROWS if verifier == "chain" else BLOCK_ROWS
+    counts = counts_of(target, drafter, seed=1, rows=rows, policy="speculative", verifier=verifier)
     assert p_value(counts, two_token_law(target)) > FALSE_ALARM
     assert p_value(counts, two_token_law(model)) < 1e-9  # the test has power
 
@@ -113,6 +120,22 @@ def test_the_first_token_has_the_emitted_law(four_tokens, spec, certain):
     law = emitted_law(policy(spec), q, p)
     drafter = ModelDrafter(model, greedy=certain)
     counts = counts_of(target, drafter, seed=3, policy=spec).reshape(VOCAB, VOCAB).sum(-1)
+    assert p_value(counts, law) > FALSE_ALARM
+    assert p_value(counts, q) < 1e-6
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_the_first_token_of_a_block_has_the_policys_law(four_tokens, certain):
+    """P is 1 there, and one more drafted token follows."""
+    target, model = four_tokens
+    q, p = (next_law(one) for one in four_tokens)
+    if certain:
+        p = torch.zeros(VOCAB, dtype=q.dtype).scatter(0, p.argmax()[None], 1.0)
+    at = Path(torch.ones((), dtype=torch.float64), torch.tensor(1))
+    law = policy("soft_band:price=0.5").target_in_block(q, p, at)
+    drafter = ModelDrafter(model, greedy=certain)
+    options = {"rows": BLOCK_ROWS, "policy": "soft_band:price=0.5", "verifier": "block"}
+    counts = counts_of(target, drafter, seed=3, **options).reshape(VOCAB, VOCAB).sum(-1)
     assert p_value(counts, law) > FALSE_ALARM
     assert p_value(counts, q) < 1e-6
 

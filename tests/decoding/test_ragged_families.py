@@ -11,13 +11,25 @@ import torch
 
 from cactus_theory.decoding import Cascade, EarlyExit, ModelDrafter, NGram, generate
 from cactus_theory.decoding.models.trial import runs_together
+from cactus_theory.verify.contract import find_verifier
 from tests.amounts import THOROUGH
 from tests.decoding.models.families import build, families
-from tests.rules import RULES
+from tests.rules import CHAIN, RULES
+
+
+def follows(rule):
+    """Say whether blocks can be verified under a policy."""
+    try:
+        find_verifier("block").check(rule)
+    except ValueError:
+        return False
+    return True
+
 
 POLICIES = ["speculative", "cactus:delta=0.4", "band:price=1.5", "typical"]
 # the thorough run asks every registered policy, at one of its knobs
-EVERY = {rule.name: spec for spec, rule in RULES.items()} if THOROUGH else {}
+EVERY = {rule.name: spec for spec, rule in CHAIN.items()} if THOROUGH else {}
+BLOCKS = {rule.name: spec for spec, rule in RULES.items() if follows(rule)} if THOROUGH else {}
 OTHERS = [spec for name, spec in EVERY.items() if not any(own.startswith(name) for own in POLICIES)]
 MODELS = {
     "GPT2": "GPT2LMHeadModel",
@@ -61,18 +73,15 @@ def drafter(name, model):
     }[name]
 
 
-def compare(target, draft, policy):
+def compare(target, draft, policy, verifier="chain"):
     longest = max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in PROMPTS])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in PROMPTS])
-    batch = generate(
-        target, draft, ids, attention_mask=mask, policy=policy, seed=SEEDS, meter=False, **OPTIONS
-    )
+    options = {"policy": policy, "verifier": verifier, "meter": False} | OPTIONS
+    batch = generate(target, draft, ids, attention_mask=mask, seed=SEEDS, **options)
     histogram = torch.zeros(OPTIONS["num_draft_tokens"] + 1, dtype=torch.int64)
     for row, (prompt, seed) in enumerate(zip(PROMPTS, SEEDS, strict=True)):
-        alone = generate(
-            target, draft, torch.tensor([prompt]), policy=policy, seed=seed, meter=False, **OPTIONS
-        )
+        alone = generate(target, draft, torch.tensor([prompt]), seed=seed, **options)
         text = batch.output_token_ids[row, : batch.row_lengths[row]]
         assert text.tolist() == alone.output_token_ids[0].tolist()
         assert batch.row_ended[row] == alone.ended
@@ -93,6 +102,12 @@ def test_rows_equal_each_alone_under_every_policy(pairs, name, policy):
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_equal_each_alone_under_the_other_policies(pairs, name, policy):
     compare(*pairs[name], policy)
+
+
+@pytest.mark.parametrize("policy", BLOCKS.values())
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_equal_each_alone_by_blocks(pairs, name, policy):
+    compare(*pairs[name], policy, "block")
 
 
 @pytest.mark.parametrize("drafts", DRAFTERS)

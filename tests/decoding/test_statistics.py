@@ -132,9 +132,12 @@ def test_the_recorded_rows_are_the_models_rows(tiny):
         assert (full[1][position] - p).abs().max() < 1e-6
 
 
-def test_expected_and_realised_acceptance_agree(tiny):
+@pytest.mark.parametrize(
+    ("spec", "verifier"), [("cactus:delta=0.2", "chain"), ("soft_band:price=1", "block")]
+)
+def test_expected_and_realised_acceptance_agree(tiny, spec, verifier):
     """A martingale of at most one step a token, each of range 1: Azuma's bound at 1e-6."""
-    results = [run(tiny, "cactus:delta=0.2", new=40, seed=seed) for seed in range(10)]
+    results = [run(tiny, spec, new=40, seed=seed, verifier=verifier) for seed in range(10)]
     expected = sum(r.meter.expected_accepted for r in results)
     accepted = sum(r.meter.accepted for r in results)
     assert abs(expected - accepted) < (400 * math.log(2 / 1e-6) / 2) ** 0.5

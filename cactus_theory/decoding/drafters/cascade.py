@@ -1,7 +1,7 @@
 """Draft with a cheap drafter first, and with another one where it finds nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class CascadeDrafting(Drafting):
 
     def __init__(self, setting: Setting, first: Drafter, second: Drafter) -> None:
         self.texts = setting.texts
+        setting = replace(setting, next_row=False)  # rows of two drafters: none follows them
         self.first, self.second = first.begin(setting), second.begin(setting)
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:

@@ -22,12 +22,20 @@ def test_every_rule_in_the_list_is_timed_beside_a_softmax(tmp_path, monkeypatch,
     rows, notes = run("verify", tmp_path)
     assert notes["command"] == "python -m simulations bench verify --repeats 1"
     jobs = [verify.SOFTMAX, verify.DENSE, *(f"verify_chain, {s}" for s in verify.POLICIES)]
+    by_block = [spec.format(values="values.json") for spec in verify.BLOCKS]
+    jobs += [f"verify_block, {spec}" for spec in by_block]
     assert [row["job"] for row in rows] == jobs * len(verify.NOISES)
     for row in rows:
         softmax = next(other for other in rows if other["draft"] == row["draft"])
         share = float(row["milliseconds"]) / float(softmax["milliseconds"])
         assert float(row["softmaxes"]) == pytest.approx(share)
         assert (row["accepted"] == "") == (row["job"] in jobs[:2])
+        assert (row["times_chain"] != "") == row["job"].startswith("verify_block")
+    for spec, rival in zip(by_block, verify.BLOCKS.values(), strict=True):
+        pair = {row["job"].partition(", ")[::2]: row for row in rows[: len(jobs)]}
+        block, chain = pair["verify_block", spec], pair["verify_chain", rival]
+        share = float(block["milliseconds"]) / float(chain["milliseconds"])
+        assert float(block["times_chain"]) == pytest.approx(share)
     assert capsys.readouterr().out.count("softmaxes") == len(rows)
 
 

@@ -6,7 +6,16 @@ import pytest
 
 import cactus_theory as ct
 from simulations.common import grid
-from simulations.common.grid import Config, checked_policy, configs, jobs, label, own_file, series
+from simulations.common.grid import (
+    Config,
+    checked_policy,
+    configs,
+    files_of,
+    jobs,
+    label,
+    own_file,
+    series,
+)
 
 
 def test_grid_gives_k_to_what_drafts_and_batches_to_what_takes_them() -> None:
@@ -70,3 +79,48 @@ def test_registered_policies_are_named_as_they_name_themselves() -> None:
     assert checked_policy("band:price=2") == ct.policy("band:price=2").spec
     with pytest.raises(ValueError, match="'bandd'"):
         checked_policy("bandd")
+
+
+def test_policies_go_to_every_verifier_that_can_follow_them() -> None:
+    policies, both = ["band:price=1", "soft_band:price=1", "typical"], ["chain", "block"]
+    found = configs(["plain"], policies, [2], [1], both)
+    assert found == [
+        Config("plain", 0, 1),
+        Config("band:price=1.0", 2, 1),
+        Config("band:price=1.0", 2, 1, "block"),
+        Config("soft_band:price=1.0", 2, 1, "block"),
+        Config("typical", 2, 1),
+    ]
+    assert [line.key for line in found[1:3]] == [
+        "band:price=1.0|K=2|batch=1",
+        "band:price=1.0@block|K=2|batch=1",
+    ]
+    assert [line.family for line in found[1:4]] == [
+        "band:price",
+        "band:price@block",
+        "soft_band:price@block",
+    ]
+    assert found[1].settings == {"method": "band:price=1.0", "width": 2, "batch": 1}
+    assert found[2].settings == found[1].settings | {"verifier": "block"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "verifiers", "said"),
+    [
+        ("soft_band:price=1", ["chain"], "--verifier: one must be able to follow soft_band.*chain"),
+        ("typical", ["block"], "--verifier: one must be able to follow typical.*has neither"),
+        ("typical", ["chain", "knot"], "--verifier: must be among .*; got 'knot'"),
+    ],
+)
+def test_a_policy_that_no_verifier_can_follow_is_refused(policy, verifiers, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        configs([], [policy], [2], [1], verifiers)
+
+
+def test_a_table_of_values_is_labelled_without_its_folder_and_decides_the_results() -> None:
+    spec = "soft_band:price=1,values=some/where/values.json"
+    assert label(spec) == ("soft_band", "price=1,values=values.json")
+    assert series(spec) == "soft_band:price,values=values.json"
+    assert files_of(spec) == [Path("some/where/values.json")]
+    assert files_of("mine.py:careful:alpha=0.5") == [Path("mine.py")]
+    assert files_of("speculative") == []

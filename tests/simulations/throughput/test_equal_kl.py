@@ -99,6 +99,22 @@ def test_lossless_members_are_no_points_of_a_curve() -> None:
     assert len(line[0]) == 1 and read(0.1, line) is None
 
 
+def test_the_same_policy_by_two_verifiers_makes_two_families() -> None:
+    faster = {
+        Config(line.method, line.width, line.batch, "block"): Runs(
+            own.judged, [[record | {"seconds": 0.5} for record in each] for each in own.timed]
+        )
+        for line, own in run(0.8).items()
+    }
+    made, names = run(0.8) | faster, ("band:price@block", "band:price")
+    assert chosen(names, list(made)) == names
+    for row in rows(made, names):
+        assert row["ratio"] == pytest.approx(2, rel=CLOSE) and row["first"] == names[0]
+    assert rows(made, FAMILIES) == rows(run(0.8), FAMILIES)
+    with pytest.raises(ValueError, match="band:delta@block needs .* band:price, band:price@block"):
+        chosen(["band:delta@block", "band:price"], list(made))
+
+
 def test_families_asked_for_must_be_there() -> None:
     lines = list(run(1.0))
     assert chosen(None, lines) == FAMILIES

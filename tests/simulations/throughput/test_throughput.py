@@ -102,6 +102,28 @@ def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monke
     assert "band:price=1.0" in said
 
 
+def test_lines_of_another_verifier_are_beside_those_of_the_chain(tmp_path, monkeypatch, capsys):
+    """A journal of the chain alone has the same keys."""
+    monkeypatch.setenv("COLUMNS", "100")
+    given = ["--baselines", "plain", "--max-new-tokens", "4", "--num-prompts", "1"]
+    given += ["--policies", "typical", *(f"band:price={price}" for price in (1, 0.1))]
+    both = ["soft_band:price=1", "soft_band:price=0.1", "--verifier", "chain", "block"]
+    both += ["--compare", "soft_band:price@block", "band:price"]
+    folders = tmp_path / "chain", tmp_path / "both"
+    for out, more in zip(folders, ([], both), strict=True):
+        assert main([*SMALL, "--out", str(out), *given, *more]) == 0
+    said = capsys.readouterr().out
+    keys = [{json.loads(line).get("job") for line in lines_of(out)[1:]} for out in folders]
+    assert keys[0] < keys[1] and all("@block" in key for key in keys[1] - keys[0])
+    rows, notes = read_csv(folders[1] / "throughput.csv")
+    assert "--verifier chain block" in notes["command"]
+    named = [(row["method"], row["verifier"]) for row in rows]
+    assert named[:2] == [("plain", ""), ("typical", "chain")] and len(rows) == 8
+    assert [verifier for name, verifier in named if name == "soft_band"] == ["block"] * 2
+    assert [verifier for name, verifier in named if name == "band"] == ["chain", "block"] * 2
+    assert "verifier" in said
+
+
 def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -146,6 +168,9 @@ def test_a_killed_process_leaves_a_journal_that_goes_on(tmp_path: Path) -> None:
         (["--policies", "cactuss"], "cactuss"),
         (["--batch", "0"], "--batch: must be at least 1"),
         (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1"),
+        (["--policies", "soft_band:price=1"], "--verifier: one must be able to follow soft_band"),
+        (["--policies", "typical", "--verifier", "block"], "--verifier: one must be able to"),
+        (["--verifier", "knot"], "--verifier: must be among"),
         (["--metered", "0"], "--metered: must be at least 1"),
         (["--num-prompts", "0"], "--num-prompts: must be at least 1"),
         (["--compare", "band:price", "fuzzy:threshold"], "--compare: fuzzy:threshold needs"),
