@@ -18,9 +18,9 @@ from cactus_theory.optimum.decide import LEAST, MOST, SETTLED, SLACK, STEEPNESS,
 from cactus_theory.optimum.soft import Worth, steps_of
 
 Row = np.ndarray
-# the softmax of a shorter row sums to 1 up to a few roundings, and so do products of rows; those
-# of a longer one are summed pairwise
-SUMMED_FROM = 8192
+# longer rows are worked on in parts: they stay near the core, and sums of so many products are
+# right to the last few digits; the softmax of a longer row may miss 1 by more
+PART = 8192
 
 
 class Precision(NamedTuple):
@@ -70,30 +70,36 @@ class SoftRow:
 
     def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces) -> None:
         self.pieces, self.kind = pieces, _PRECISIONS[q.dtype]
-        self.q, self.ratio, self.out, self.spare = _memory(len(q), self.kind)
-        np.maximum(q, self.kind.least, out=self.q)
-        np.divide(p, self.q, out=self.ratio)
+        self.parts = _memory(len(q), self.kind)
         self.target, self.unit, self.wanted = q, alive, alive
-        self.long = len(q) >= SUMMED_FROM
-        if self.long:
-            drafted, mass = (float(np.sum(row, dtype=np.float64)) for row in (p, q))
+        mass = drafted = 0.0
+        long, first = len(self.parts) > 1, 0
+        for ratio, own, *_ in self.parts:
+            part = slice(first, first := first + len(own))
+            np.maximum(q[part], self.kind.least, out=own)
+            np.divide(p[part], own, out=ratio)
+            if long:
+                mass += float(np.add.reduce(q[part]))
+                drafted += float(np.add.reduce(p[part]))
+        if long:
             self.unit, self.wanted = alive * drafted / mass, alive * drafted
         self.level = self.unit
 
     def excess(self, level: float) -> float:
         """Return Σ g − P at this level, which rises with it."""
-        pieces, ratio, most = self.pieces, self.ratio, self.kind.most
+        pieces, most = self.pieces, self.kind.most
         upper, lower = pieces.edges(level, self.unit)
-        out = np.minimum(ratio, min(upper[-1], most), out=self.out)
-        np.maximum(out, lower, out=out)
-        for knot, edge in zip(pieces.bends, upper, strict=False):
-            spare = np.minimum(ratio, min(edge, most) / knot, out=self.spare)
-            spare *= knot
-            np.maximum(out, spare, out=out)
-        if self.long:
-            out *= self.q
-            return float(np.add.reduce(out)) - self.wanted
-        return float(out.dot(self.q)) - self.wanted
+        top, bends = min(upper[-1], most), pieces.bends
+        total = 0.0
+        for ratio, q, own, spare in self.parts:
+            np.minimum(ratio, top, out=own)
+            np.maximum(own, lower, out=own)
+            for knot, edge in zip(bends, upper, strict=False):
+                np.minimum(ratio, min(edge, most) / knot, out=spare)
+                np.multiply(spare, knot, out=spare)
+                np.maximum(own, spare, out=own)
+            total += float(own.dot(q))
+        return total - self.wanted
 
     def passes(self, asked: float) -> bool:
         """Return whether U_M > ``asked``; if not, ``level`` is solved."""
@@ -102,7 +108,7 @@ class SoftRow:
         if asked <= low * (1 - slack):
             return True
         if high >= self.kind.most:
-            high = max(float(np.max(self.ratio, where=self.target > 0, initial=0.0)), self.unit)
+            high = max(self._largest(), self.unit)
         low, high = max(low * (1 - slack), self.kind.least), high * (1 + slack)
         start = asked if low < asked < high else self.unit
         root = RisingRoot(low, high, start, self.kind.settled, STEEPNESS)
@@ -113,6 +119,11 @@ class SoftRow:
             root.tell(value)
         self.level = root.x
         return False
+
+    def _largest(self) -> float:
+        """Return the largest p/q of tokens with q > 0."""
+        ratio = np.concatenate([part[0] for part in self.parts])
+        return float(np.max(ratio, where=self.target > 0, initial=0.0))
 
     def ratio_of(self, asked: float) -> float:
         """Return g_n/p_n of a token with this p_n/q_n, once solved."""
@@ -130,13 +141,22 @@ class SoftRow:
         return self.pieces.edges(self.level, self.unit)[1]
 
 
-def _memory(count: int, kind: Precision) -> tuple[Row, Row, Row, Row]:
-    """Return four rows of this thread's memory, which the next row of this length reuses."""
+def _memory(count: int, kind: Precision) -> list[tuple[Row, Row, Row, Row]]:
+    """Return room for p/q, q, a result and a spare row of ``count``, part by part.
+
+    It is this thread's memory, which its next row of this length reuses. Results of one part
+    are written over those of the part before, so that they stay near the core.
+    """
     kept = _rows.__dict__
     if kept.get("key") != (count, kind.dtype):
-        whole = scratch("soft_row", (4, count), kind.dtype).numpy()
-        kept["key"], kept["rows"] = (count, kind.dtype), tuple(whole)
-    return kept["rows"]
+        ratio, q = scratch("soft_row", (2, count), kind.dtype).numpy()
+        own, spare = scratch("soft_row.part", (2, min(count, PART)), kind.dtype).numpy()
+        starts = range(0, count, PART)
+        parts = [(ratio[i : i + PART], q[i : i + PART]) for i in starts]
+        rooms = ((own[: len(part)], spare[: len(part)]) for part, _ in parts)
+        kept["parts"] = [(*part, *room) for part, room in zip(parts, rooms, strict=True)]
+        kept["key"] = (count, kind.dtype)
+    return kept["parts"]
 
 
 _rows = threading.local()

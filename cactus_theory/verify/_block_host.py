@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory._scratch import scratch
-from cactus_theory.optimum.soft_row import SUMMED_FROM
+from cactus_theory.optimum.soft_row import PART
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Node, Path
@@ -198,7 +198,7 @@ class BlockOnHost:
         """Draw after the nodes whose coin passes; return the others."""
         rows = self._residual(places)
         totals = rows.sum(-1, dtype=torch.float64)
-        if self.p is not None and rows.shape[-1] >= SUMMED_FROM:  # rows may miss 1
+        if self.p is not None and rows.shape[-1] > PART:  # rows may miss 1
             totals = totals / places.of(self.p).sum(-1, dtype=torch.float64)
         passed, failed = [], []
         masses = totals.tolist()

@@ -1,5 +1,7 @@
 """What a decode by blocks reports, recomputed from every row and token that it saw."""
 
+import math
+
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ class Log:
 
     def __init__(self, batch):
         self.texts = [[] for _ in range(batch)]
+        self.certain = False
 
     def __call__(self, q, draft, places, before):
         for row, (place, made) in enumerate(zip(places, before, strict=True)):
@@ -28,12 +31,24 @@ class Log:
             ids = draft.token_ids[row, :count].tolist()
             own_q = q[row, :count].clone()
             if draft.probs is None:
+                self.certain = self.certain or count > 0
                 own_p = torch.nn.functional.one_hot(
                     draft.token_ids[row, :count], q.shape[-1]
                 ).double()
             else:
                 own_p = draft.probs[row, :count].clone()
             self.texts[place].append((made, ids, own_q, own_p))
+
+
+def looking_ahead(q, ids, place, price):
+    """Return the row that knows its later rows, by the recursion as it is written."""
+    follows = math.exp(1 / price)
+    for later in range(len(ids) - 1, place, -1):
+        q_n = float(q[later, ids[later]])
+        follows = math.exp(1 / price) * (1 - q_n + q_n * follows)
+    row = q[place].double().clone()
+    row[ids[place]] *= follows
+    return row / row.sum()
 
 
 def recomputed(log, lengths, choose):
@@ -47,7 +62,10 @@ def recomputed(log, lengths, choose):
                 path = Path(
                     torch.tensor([alive], dtype=torch.float64), torch.tensor([len(ids) - 1 - i])
                 )
-                h = choose(made + i).target_in_block(q[i : i + 1], p[i : i + 1], path)[0]
+                rule = choose(made + i)
+                h = rule.target_in_block(q[i : i + 1], p[i : i + 1], path)[0]
+                if log.certain and getattr(rule, "ahead", False):
+                    h = looking_ahead(q, ids, i, rule.price)
                 spent.append(float(divergence("kl").value(h, q[i])))
                 expected += float(torch.minimum(p[i], alive * h).sum() / alive)
                 alive = min(1.0, alive * float(h[ids[i]] / p[i, ids[i]]))
