@@ -9,6 +9,7 @@ from tests.amounts import THOROUGH  # noqa: E402
 
 NEEDS = {
     "acceptance_kl": ("acceptance_kl",),
+    "blocks": ("blocks",),
     "overspend": ("overspend", "acceptance_kl"),
     "throughput": ("throughput",),
 }
