@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 def tables(data: Path) -> str:
     """Return every table, each under the command, day and machine that made it."""
-    parts = [throughput, equal_kl, decode, theory, verify]
+    parts = [throughput, equal_kl, blocks, decode, theory, verify]
     return "\n".join([*(part(data) for part in parts), shipped(PAIR)])
 
 
@@ -74,6 +74,28 @@ def equal_kl(data: Path) -> str:
     head = ["emitted KL a token", *(f"batch {batch}, K = {width}" for batch, width in places)]
     title = f"Tokens/s of {rows[0]['first']} over {rows[0]['second']} at equal emitted KL, 90 %"
     return _table(title, made, head, lines)
+
+
+def blocks(data: Path) -> str:
+    """Return tokens per call over the token-wise optimum, of every family, at equal emitted KL."""
+    parts = []
+    for name, title in (("blocks.csv", "shipped pair"), ("blocks_stories.csv", "stories pair")):
+        if not (data / name).is_file():
+            continue
+        rows, made = read_csv(data / name)
+        rows = [row for row in rows if row["num_draft_tokens"] == "8"]
+        cells: dict[tuple[str, float], str] = {}
+        for row in rows:
+            ratio, error = _number(row["ratio"], 3), _number(row["ratio_se"], 3)
+            tokens = _number(row["tokens_per_call"], 2)
+            cells[row["family"], float(row["kl_per_token"])] = f"{tokens}, {ratio} ± {error}"
+        levels = sorted({float(row["kl_per_token"]) for row in rows})
+        families = dict.fromkeys(row["family"] for row in rows)
+        lines = [[f"`{own}`", *(cells.get((own, kl), "") for kl in levels)] for own in families]
+        head = ("K = 8", *("lossless" if not kl else f"{kl:g} nats a token" for kl in levels))
+        said = f"Tokens a call, and over the token-wise optimum, {title}, {made['cycles']} cycles"
+        parts.append(_table(said, made, head, lines, medians=False))
+    return "".join(parts)
 
 
 def _decoded(row: Row) -> Sequence[str]:
