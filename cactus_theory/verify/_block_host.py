@@ -95,9 +95,12 @@ class BlockOnHost:
         return low, high
 
     def _advance(self, row: int) -> bool:
-        """Follow a path while entries tell its alive ratio; return whether rows are needed."""
+        """Follow a path while entries tell its alive ratio; return whether rows are needed.
+
+        A ratio of 0 stays 0: such a path is not followed any further.
+        """
         alive, low, high = self.alive[row], self.low[row], self.high[row]
-        while (place := len(alive) - 1) < self.drafted[row]:
+        while alive[-1] and (place := len(alive) - 1) < self.drafted[row]:
             least, most = alive[-1] * low[place], alive[-1] * high[place]
             if least >= 1 or least == most:
                 alive.append(min(1.0, least))
