@@ -128,7 +128,7 @@ class RisingRoot:
             self.high = x
         else:
             self.low = x
-        following, guess, last = math.sqrt(self.low * self.high), x, math.inf
+        following, guess, last = math.sqrt(self.low) * math.sqrt(self.high), x, math.inf
         if before is None:
             guess = x - x * value / self.steepness
         elif before[1] != value and self.steps % HALVED_EVERY:
@@ -214,7 +214,9 @@ def decide_at_price(
     def last_lower(uppers: list[float]) -> list[float]:
         """Return a(b), or where the path ended first (all that is cut has q = 0) its own a."""
         found = lower(uppers)
-        ended = [upper >= most for upper, most in zip(uppers, limits, strict=True)]
+        # the search comes as near to its limit as it is settled; every ratio is below that
+        near = 1 - slack / 4
+        ended = [upper >= near * most for upper, most in zip(uppers, limits, strict=True)]
         if not any(ended):
             return found
         ends = _matched(rows, scales, uppers, found)

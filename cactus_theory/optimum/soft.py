@@ -37,6 +37,8 @@ from cactus_theory.optimum.decide import (
 )
 
 Rows = Float[Tensor, "rows vocab"]
+# ln of the largest ratio of two edges; with any alive ratio it stays within float64
+FURTHEST = 500.0
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,56 @@ class Worth:
 ONE_TOKEN = Worth((1.0,), (1.0,))
 
 
-@dataclass(frozen=True)
-class SoftEdges:
-    """The edges of N soft bands.
+class Steps:
+    """The edges of φ at a price, in one free number; a ≤ 1 ≤ u_1 bounds it.
+
+    It is u_M where that is well conditioned: for u_M ≥ 1, and for KL, whose edges are multiples
+    of each other. Elsewhere u_M may be all but 0 (or below what f′ reaches) with u_1 above 1:
+    then it is t in [1, 2], linear in f′(a), ``by_slope``. For f′(∞) = ∞ that is always so.
 
     Attributes
     ----------
-    whole : whether the asked token is accepted for sure (r ≥ 1), so that nothing was solved.
-    levels : U_M of each row, arbitrary where ``whole``.
+    rises, fall : (s_j − s_M)/ν for every j, and s_M/ν.
+    low, high : bounds on u_M.
+    top : the largest u_1.
+    steep : f′(∞) = ∞ and edges are no multiples of each other.
+    bent : φ has several slopes and edges are no multiples of each other.
+    span : how far f′(a) may go.
     """
 
-    whole: list[bool]
-    levels: list[float]
+    def __init__(self, worth: Worth, f: FDivergence, price: float) -> None:
+        last = worth.slopes[-1]
+        if f.scale_free:  # one may well accept everything at a higher price
+            price = max(price, worth.slopes[0] / FURTHEST)
+        self.f, self.fall = f, last / price
+        self.rises = [(slope - last) / price for slope in worth.slopes]
+        self.reach = self.rises[0] + self.fall
+        self.low, self.high = f.lower_edge(1.0, self.rises[0]), f.upper_edge(1.0, self.fall)
+        self.top = f.upper_edge(1.0, self.reach)
+        self.steep = not f.scale_free and f.slope_at_infinity == math.inf
+        self.bent = not f.scale_free and self.rises[0] > 0
+        self.span = self.reach if self.steep else self.rises[0]
+        self.factors = None
+        if f.scale_free:
+            self.factors = (
+                [f.upper_edge(1.0, own) for own in self.rises],
+                f.lower_edge(1.0, last / price),
+            )
+
+    def edges(self, level: float, unit: float) -> tuple[list[float], float]:
+        """Return U_1, …, U_M and A for U_M = ``level``; ``unit`` is P in the row's units."""
+        if self.factors is not None:
+            return [level * factor for factor in self.factors[0]], level * self.factors[1]
+        at = level / unit
+        # far up f′ is flat, so that its inverse would not find its way back to the level
+        upper = [unit * self.f.upper_edge(at, own) if own else level for own in self.rises]
+        return upper, unit * self.f.lower_edge(at, self.fall)
+
+    def by_slope(self, place: float, unit: float) -> tuple[list[float], float]:
+        """Return the same for t = ``place``: u_1 = 1 at 1; at 2 a = 1, or u_M = 1 if not steep."""
+        low = (place - 1) * self.span - self.reach
+        upper = [unit * self.f.upper_edge(1.0, low + own + self.fall) for own in self.rises]
+        return upper, unit * self.f.upper_edge(1.0, low)
 
 
 class SoftBands:
@@ -93,29 +133,26 @@ class SoftBands:
     ) -> None:
         self.alive, self.worths, self.f = alive, worths, f
         self.dtype, self.single, self.pieces = q.dtype, len(q) == 1, len(worths[0].knots)
-        self.steps = [steps_of(worth, price) for worth in worths]
-        self.same = [
-            [f.upper_edge(1.0, step) for step in own[:-1]] + [f.lower_edge(1.0, own[-1])]
-            for own in (self.steps if f.scale_free else [])
-        ]
+        self.steps = [Steps(worth, f, price) for worth in worths]
+        self.uncut: set[int] = set()  # rows whose free number is A
+        self.sloped: set[int] = set()  # rows whose free number is t
         memory = scratch("soft", (4, *q.shape), q.dtype, q.device).unbind(0)
         self.q = torch.clamp(q, min=LEAST[q.dtype], out=memory[0])
-        self.ratio = torch.div(p, self.q, out=memory[1])
+        self.ratio = torch.div(p, self.q, out=memory[1]).mul_(q > 0)
         self.out, self.spare = memory[2:]
-        self.target = q
         mass, draft = (row.sum(-1, dtype=torch.float64).tolist() for row in (q, p))
         self.scales = [drafted / own for drafted, own in zip(draft, mass, strict=True)]
         # g in the units of p: Σ g = P Σ p
         self.wanted = [own * total for own, total in zip(alive, draft, strict=True)]
 
     def edges(self, row: int, level: float) -> list[float]:
-        """Return U_1, …, U_M and A of a row whose U_M is ``level``."""
-        if self.same:
-            return [level * factor for factor in self.same[row]]
-        unit = self.alive[row] * self.scales[row]
-        at, steps = level / unit, self.steps[row]
-        upper = [unit * self.f.upper_edge(at, step) for step in steps[:-1]]
-        return [*upper, unit * self.f.lower_edge(at, steps[-1])]
+        """Return U_1, …, U_M and A of a row whose free number is ``level``."""
+        if row in self.uncut:
+            return [*(math.inf for _ in range(self.pieces)), level]
+        steps, unit = self.steps[row], self.alive[row] * self.scales[row]
+        find = steps.by_slope if row in self.sloped else steps.edges
+        upper, lower = find(level, unit)
+        return [*upper, lower]
 
     def shaped(self, levels: Sequence[float]) -> Rows:
         """Return g/q, in memory that the next call reuses."""
@@ -143,57 +180,52 @@ class SoftBands:
         return [own - wanted for own, wanted in zip(sums, self.wanted, strict=True)]
 
     def bracket(self, row: int) -> tuple[float, float]:
-        """Return the least and the largest U_M: a ≤ 1 ≤ u_1, with room for rounding."""
-        f, steps = self.f, self.steps[row]
-        unit, slack = self.alive[row] * self.scales[row], SLACK[self.dtype]
-        low = f.lower_edge(1.0, steps[0])
-        high = f.upper_edge(1.0, steps[-1])
-        if unit * high >= MOST[self.dtype]:
-            top = torch.where(self.target[row] > 0, self.ratio[row], 0.0).amax()
-            high = max(float(top) / unit, 1.0)
-        return max(unit * low * (1 - slack), LEAST[self.dtype]), unit * high * (1 + slack)
+        """Choose a row's free number; return its bounds, with room for rounding.
 
-    def at(self, row: int, level: float, ratio: float) -> float:
-        """Return g_n/q_n of a token with this p_n/q_n."""
-        *upper, low = self.edges(row, level)
-        knots = self.worths[row].knots
-        return max(low, *(min(edge, knot * ratio) for edge, knot in zip(upper, knots, strict=True)))
+        Where f′(∞) is finite, U_M may be above every ratio. If even all of the draft's mass
+        within the target's support is too little, the row is max(A, p/q), of A.
+        """
+        steps, slack = self.steps[row], SLACK[self.dtype]
+        unit = self.alive[row] * self.scales[row]
+        if steps.steep or (steps.bent and self._sum(row, unit) > self.wanted[row]):
+            self.sloped.add(row)
+            return 1 - slack, 2 + slack
+        low, high = unit * (1.0 if steps.bent else steps.low), unit * steps.high
+        if high == math.inf:
+            high = max(float(self.ratio[row].amax()), unit)
+            if self._sum(row, high) < self.wanted[row]:
+                self.uncut.add(row)
+                least = max(steps.edges(high, unit)[1], LEAST[self.dtype])
+                return least, unit * (1 + slack)
+        return max(low * (1 - slack), LEAST[self.dtype]), high * (1 + slack)
+
+    def _sum(self, row: int, level: float) -> float:
+        """Return Σ g of one row for U_M = ``level``."""
+        upper, lower = self.steps[row].edges(level, self.alive[row] * self.scales[row])
+        ratio, knots = self.ratio[row], self.worths[row].knots
+        out = torch.full_like(ratio, lower)
+        for knot, edge in zip(knots, upper, strict=True):
+            out = torch.maximum(out, (ratio * knot).clamp(max=min(edge, MOST[self.dtype])))
+        return float(out @ self.q[row])
 
 
 @torch.no_grad()
-def solve_soft(bands: SoftBands, asked: Sequence[float]) -> SoftEdges:
-    """Solve the rows, except those whose asked token is accepted for sure.
-
-    ``asked`` is p_n/q_n of the drafted token, ∞ to solve the row in any case. A token is
-    accepted for sure iff U_M ≥ p_n/q_n, which one evaluation at that level decides.
-    """
-    settled = SETTLED[bands.dtype]
-    roots, whole = [], []
-    for row, ratio in enumerate(asked):
+def solve_soft(bands: SoftBands) -> list[float]:
+    """Return the free number of every row."""
+    roots = []
+    for row, steps in enumerate(bands.steps):
         low, high = bands.bracket(row)
-        start = ratio if low < ratio < high else bands.alive[row] * bands.scales[row]
-        root = RisingRoot(low, high, start, settled, STEEPNESS)
-        whole.append(ratio <= low)
-        root.done = root.done or whole[-1]
-        roots.append(root)
-    first = True
+        start = bands.alive[row] * bands.scales[row]
+        settled = SETTLED[bands.dtype]
+        if row in bands.sloped:
+            start, settled = (low + high) / 2, settled / max(steps.span, 1.0)
+        roots.append(RisingRoot(low, high, start, settled, STEEPNESS))
     while not all(root.done for root in roots):
         values = bands.excess([root.x for root in roots])
-        for row, (root, value) in enumerate(zip(roots, values, strict=True)):
-            if root.done:
-                continue
-            if first and value <= 0 and root.x == asked[row]:
-                whole[row] = root.done = True
-            else:
+        for root, value in zip(roots, values, strict=True):
+            if not root.done:
                 root.tell(value)
-        first = False
-    return SoftEdges(whole, [root.x for root in roots])
-
-
-def steps_of(worth: Worth, price: float) -> list[float]:
-    """Return (s_j − s_M)/ν for every j, and s_M/ν."""
-    last = worth.slopes[-1]
-    return [*((slope - last) / price for slope in worth.slopes), last / price]
+    return [root.x for root in roots]
 
 
 def soft_rows(
@@ -211,6 +243,5 @@ def soft_rows(
     q, p = q.double(), p.double()
     ratios = torch.where(alive > 0, alive, 1.0).tolist()
     bands = SoftBands(q, p, ratios, worths, f, price)
-    found = solve_soft(bands, [math.inf] * len(q))
-    mass = bands.shaped(found.levels).mul(q)
+    mass = bands.shaped(solve_soft(bands)).mul(q)
     return mass / mass.sum(-1, keepdim=True)

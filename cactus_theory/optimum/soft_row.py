@@ -15,12 +15,18 @@ import torch
 from cactus_theory._scratch import scratch
 from cactus_theory.divergences import FDivergence
 from cactus_theory.optimum.decide import LEAST, MOST, SETTLED, SLACK, STEEPNESS, RisingRoot
-from cactus_theory.optimum.soft import Worth, steps_of
+from cactus_theory.optimum.soft import Steps, Worth
 
 Row = np.ndarray
 # longer rows are worked on in parts: they stay near the core, and sums of so many products are
 # right to the last few digits; the softmax of a longer row may miss 1 by more
 PART = 8192
+# an edge this share of the largest ratio gives visible mass to tokens with q = 0
+SMALL = 1e-12
+# where f′ is flat, a little of the free number may be much of u_1
+SENSITIVE = 1e-10
+# levels are float64 whatever the rows are
+LOWEST = 1e-290
 
 
 class Precision(NamedTuple):
@@ -39,25 +45,12 @@ _PRECISIONS = {
 }
 
 
-class Pieces:
-    """What the soft bands of one φ at one price have in common: edges from U_M."""
+class Pieces(Steps):
+    """What the soft bands of one φ at one price have in common: knots, and edges from U_M."""
 
     def __init__(self, worth: Worth, f: FDivergence, price: float) -> None:
-        self.f, self.steps = f, steps_of(worth, price)
+        super().__init__(worth, f, price)
         self.knots, self.bends = worth.knots, worth.knots[:-1]
-        *rises, fall = self.steps
-        self.low, self.high = f.lower_edge(1.0, rises[0]), f.upper_edge(1.0, fall)
-        self.factors = None
-        if f.scale_free:
-            self.factors = [f.upper_edge(1.0, step) for step in rises], f.lower_edge(1.0, fall)
-
-    def edges(self, level: float, unit: float) -> tuple[list[float], float]:
-        """Return U_1, …, U_M and A for U_M = ``level``; ``unit`` is P in the row's units."""
-        if self.factors is not None:
-            return [level * factor for factor in self.factors[0]], level * self.factors[1]
-        at, (*rises, fall) = level / unit, self.steps
-        upper = [unit * self.f.upper_edge(at, step) for step in rises]
-        return upper, unit * self.f.lower_edge(at, fall)
 
 
 class SoftRow:
@@ -65,7 +58,7 @@ class SoftRow:
 
     Attributes
     ----------
-    level : U_M, once solved.
+    upper, scale : U_1, …, U_M, and A = P a, the scale of the residual, once solved.
     """
 
     def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces) -> None:
@@ -83,14 +76,16 @@ class SoftRow:
                 drafted += float(np.add.reduce(p[part]))
         if long:
             self.unit, self.wanted = alive * drafted / mass, alive * drafted
-        self.level = self.unit
+        self.upper, self.scale = [math.inf], self.unit
 
     def excess(self, level: float) -> float:
-        """Return Σ g − P at this level, which rises with it."""
-        pieces, most = self.pieces, self.kind.most
-        upper, lower = pieces.edges(level, self.unit)
-        top, bends = min(upper[-1], most), pieces.bends
-        total = 0.0
+        """Return Σ g − P at U_M = ``level``, which rises with it."""
+        return self._beyond(*self.pieces.edges(level, self.unit))
+
+    def _beyond(self, upper: list[float], lower: float) -> float:
+        """Return Σ g − P at these edges."""
+        bends, most = self.pieces.bends, self.kind.most
+        top, total = min(upper[-1], most), 0.0
         for ratio, q, own, spare in self.parts:
             np.minimum(ratio, top, out=own)
             np.maximum(own, lower, out=own)
@@ -102,43 +97,74 @@ class SoftRow:
         return total - self.wanted
 
     def passes(self, asked: float) -> bool:
-        """Return whether U_M > ``asked``; if not, ``level`` is solved."""
-        slack = self.kind.slack
-        low, high = self.pieces.low * self.unit, self.pieces.high * self.unit
+        """Return whether U_M > ``asked``; if not, ``upper`` and ``scale`` are solved."""
+        pieces, slack = self.pieces, self.kind.slack
+        low, high = pieces.low * self.unit, pieces.high * self.unit
         if asked <= low * (1 - slack):
             return True
-        if high >= self.kind.most:
+        if pieces.top * self.unit >= SMALL * self.kind.most:
+            self._exclude()
+        if high == math.inf:
             high = max(self._largest(), self.unit)
-        low, high = max(low * (1 - slack), self.kind.least), high * (1 + slack)
+            if self.excess(high) < 0:
+                return asked <= high or self._uncut(high)
+        if pieces.steep or pieces.bent:
+            if asked < high and self.excess(asked) < 0:
+                return True
+            if pieces.steep or self.excess(self.unit) > 0:
+                return self._sloped()
+            low = self.unit
+        low, high = max(low * (1 - slack), LOWEST), high * (1 + slack)
         start = asked if low < asked < high else self.unit
-        root = RisingRoot(low, high, start, self.kind.settled, STEEPNESS)
+        settled = min(self.kind.settled, SENSITIVE) if pieces.bent else self.kind.settled
+        root = RisingRoot(low, high, start, settled, STEEPNESS)
         while not root.done:
             value = self.excess(root.x)
             if root.x == asked and value < 0:
                 return True
             root.tell(value)
-        self.level = root.x
+        self.upper, self.scale = pieces.edges(root.x, self.unit)
         return False
 
+    def _sloped(self) -> bool:
+        """Solve for the row by f′(a)."""
+        pieces, slack = self.pieces, self.kind.slack
+        settled = min(self.kind.settled, SENSITIVE) / max(pieces.span, 1.0)
+        root = RisingRoot(1 - slack, 2 + slack, 1.5, settled, STEEPNESS)
+        while not root.done:
+            root.tell(self._beyond(*pieces.by_slope(root.x, self.unit)))
+        self.upper, self.scale = pieces.by_slope(root.x, self.unit)
+        return False
+
+    def _uncut(self, top: float) -> bool:
+        """Solve Σ q max(A, p/q) = P, where all of the draft within the support is too little."""
+        self.upper = [math.inf] * len(self.pieces.knots)
+        low = max(self.pieces.edges(top, self.unit)[1], LOWEST)
+        high = self.unit * (1 + self.kind.slack)
+        root = RisingRoot(low, high, self.unit, self.kind.settled, STEEPNESS)
+        while not root.done:
+            root.tell(self._beyond(self.upper, root.x))
+        self.scale = root.x
+        return False
+
+    def _exclude(self) -> None:
+        """Give p/q = 0 to tokens with q = 0: q counts as little, which a large edge undoes."""
+        first = 0
+        for ratio, *_ in self.parts:
+            ratio *= self.target[first : (first := first + len(ratio))] > 0
+
     def _largest(self) -> float:
-        """Return the largest p/q of tokens with q > 0."""
-        ratio = np.concatenate([part[0] for part in self.parts])
-        return float(np.max(ratio, where=self.target > 0, initial=0.0))
+        """Return the largest p/q."""
+        return max(float(np.max(ratio)) for ratio, *_ in self.parts)
 
     def ratio_of(self, asked: float) -> float:
         """Return g_n/p_n of a token with this p_n/q_n, once solved."""
         if asked == 0:
             return math.inf
-        upper, lower = self.pieces.edges(self.level, self.unit)
-        best = max(
-            min(edge, knot * asked) for edge, knot in zip(upper, self.pieces.knots, strict=True)
-        )
-        return max(best, lower) / asked
-
-    @property
-    def scale(self) -> float:
-        """Return P a, the scale of the residual, once solved."""
-        return self.pieces.edges(self.level, self.unit)[1]
+        if asked == math.inf:
+            return 0.0
+        pairs = zip(self.upper, self.pieces.knots, strict=True)
+        return max(self.scale, *(min(edge, knot * asked) for edge, knot in pairs)) / asked
 
 
 def _memory(count: int, kind: Precision) -> list[tuple[Row, Row, Row, Row]]:
@@ -167,6 +193,4 @@ def sure_of(pieces: Sequence[Pieces]) -> tuple[float, float]:
 
     Below the first, r ≥ 1 or h_n/q_n is at least that; nothing exceeds the second.
     """
-    return min(own.low for own in pieces), max(
-        own.f.upper_edge(1.0, own.steps[0] + own.steps[-1]) for own in pieces
-    )
+    return min(own.low for own in pieces), max(own.top for own in pieces)

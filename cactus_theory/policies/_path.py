@@ -53,6 +53,13 @@ class Node(NamedTuple):
         """Return p_n/q_n, ∞ where q_n = 0."""
         return self.p_n / self.q_n if self.q_n > 0 else math.inf
 
+    @property
+    def kept(self) -> float:
+        """Return P q_n/p_n, ∞ where p_n = 0 < q_n."""
+        if self.p_n > 0:
+            return self.alive * self.q_n / self.p_n
+        return math.inf if self.q_n > 0 else 0.0
+
 
 @dataclass(frozen=True)
 class Step:

@@ -162,7 +162,7 @@ class SoftBand(FixedTarget):
     def follow_row(self, node: Node) -> tuple[float, float]:
         """Return P h_n/p_n and P a, in the precision of the rows."""
         if self.price == math.inf:
-            return node.alive * node.q_n / node.p_n, node.alive
+            return node.kept, node.alive
         row = SoftRow(node.q, node.p, node.alive, self.pieces[min(node.left, len(self.pieces) - 1)])
         asked = node.asked
         if row.passes(asked if node.alive == 1 else math.inf):

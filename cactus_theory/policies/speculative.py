@@ -50,4 +50,4 @@ class Speculative(Raised):
 
     def follow_row(self, node: Node) -> tuple[float, float]:
         """Return P q_n/p_n and P."""
-        return node.alive * node.q_n / node.p_n, node.alive
+        return node.kept, node.alive

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory._scratch import scratch
+from cactus_theory.optimum.decide import LEAST
 from cactus_theory.optimum.soft_row import PART
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
@@ -38,12 +39,13 @@ class BlockOnHost:
         bonus: Float[Tensor, "batch vocab"] | None = None,
     ) -> None:
         self.bonus = bonus
-        self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, draft.token_ids
+        self.assigned, self.q, self.ids = assigned, _workable(q), draft.token_ids
+        self.p = None if draft.probs is None else _workable(draft.probs)
         if self.p is not None and any(policy.follows_rows for policy in assigned.policies):
-            self.rows = q.numpy(), self.p.numpy()
+            self.rows = self.q.numpy(), self.p.numpy()
         self.coins, self.draw = accept.tolist(), draw
         self.drafted, self.planned = draft.lengths, draft.planned
-        self.ahead = looked_ahead(assigned, q, draft)
+        self.ahead = looked_ahead(assigned, self.q, draft)
         self.low, self.high = (bound.tolist() for bound in self._bounds())
         self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
         self.ratios: dict[Place, float] = {}  # of the nodes that were just asked about
@@ -102,9 +104,12 @@ class BlockOnHost:
         return low, high
 
     def _advance(self, row: int) -> bool:
-        """Follow a path while entries tell its alive ratio; return whether rows are needed."""
+        """Follow a path while entries tell its alive ratio; return whether rows are needed.
+
+        A ratio of 0 stays 0: such a path is not followed any further.
+        """
         alive, low, high = self.alive[row], self.low[row], self.high[row]
-        while (place := len(alive) - 1) < self.drafted[row]:
+        while alive[-1] and (place := len(alive) - 1) < self.drafted[row]:
             least, most = alive[-1] * low[place], alive[-1] * high[place]
             if least >= 1 or least == most:
                 alive.append(min(1.0, least))
@@ -249,3 +254,8 @@ class BlockOnHost:
                 yield number, list(places)
             else:
                 yield number, [place for place in places if int(choice[place]) == number]
+
+
+def _workable(rows: Float[Tensor, "batch K vocab"]) -> Float[Tensor, "batch K vocab"]:
+    """Return rows that passes in numpy can read: float32 for those of half precision."""
+    return rows if rows.dtype in LEAST else rows.float()

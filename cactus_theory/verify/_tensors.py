@@ -32,8 +32,10 @@ def verify_tensors(
     valid = draft_token_ids >= 0
     lengths = valid.sum(-1)
     accept, draw = coins if coins is not None else toss(lengths, valid.shape[1], generator)
-    draft = Draft(draft_token_ids.clamp(min=0), lengths, draft_probs)
-    return verifier.verify(_assigned(policies, draft_token_ids), target_probs, draft, accept, draw)
+    rows = None if draft_probs is None else draft_probs.detach()
+    draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
+    assigned = _assigned(policies, draft_token_ids)
+    return verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
 
 
 def _assigned(policies: list[Policy], ids: Tensor) -> Assignment:

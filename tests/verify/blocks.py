@@ -1,0 +1,75 @@
+"""Blocks to verify on a CPU, and what the dense formulas make of them."""
+
+from dataclasses import dataclass
+
+import torch
+
+import cactus_theory as ct
+from cactus_theory.verify import Assignment, Block, Draft, Verdict
+from cactus_theory.verify.block import Walk
+from cactus_theory.verify.draw import pick
+
+# the largest float64 below 1, the last value a coin can take
+LAST_COIN = 1 - 2.0**-53
+
+
+@dataclass(frozen=True)
+class Case:
+    """Target rows, a draft, and the coins (accept, draw)."""
+
+    q: torch.Tensor
+    draft: Draft
+    accept: torch.Tensor
+    draw: torch.Tensor
+
+    def to(self, dtype: torch.dtype) -> "Case":
+        """Return the case with rows of this precision."""
+        p = None if self.draft.probs is None else self.draft.probs.to(dtype)
+        draft = Draft(self.draft.token_ids, self.draft.counts, p)
+        return Case(self.q.to(dtype), draft, self.accept, self.draw)
+
+    def verify(self, assigned: Assignment) -> Verdict:
+        return Block().verify(assigned, self.q, self.draft, self.accept, self.draw)
+
+
+def random_case(vocab: int, seed: int, counts=(4, 3, 2, 0, 1), near: float = 0.7) -> Case:
+    """Return ragged drafts whose rows are ``near`` the target's, in logits."""
+    source = torch.Generator().manual_seed(seed)
+    batch, width = len(counts), max(counts)
+
+    def normal(*shape):
+        return torch.randn(*shape, vocab, generator=source, dtype=torch.float64)
+
+    q = (2 * normal(batch, width + 1)).softmax(-1)
+    p = (0.8 * q[:, :width].log() + near * normal(batch, width)).softmax(-1)
+    ids = torch.multinomial(p.flatten(0, 1), 1, generator=source).reshape(batch, width)
+    coins = torch.rand(batch, width + 1, generator=source, dtype=torch.float64)
+    return Case(q, Draft(ids, list(counts), p), coins[:, :width], coins[:, width])
+
+
+def one(*specs: str) -> Assignment:
+    """Return an assignment of one policy, or of several whose choice is still to be made."""
+    return Assignment(tuple(ct.policy(spec) for spec in specs))
+
+
+def dense(assigned: Assignment, case: Case) -> tuple[Walk, torch.Tensor, torch.Tensor]:
+    """Return the walk in float64 and, from the same coins, accepted counts and next tokens."""
+    exact = case.to(torch.float64)
+    walk = Walk(assigned, exact.q, exact.draft)
+    place = torch.arange(1, case.accept.shape[1] + 1)
+    accepted = torch.where(case.accept < walk.value[:, 1:], place, 0).amax(-1)
+    return walk, accepted, pick(walk.last[torch.arange(len(accepted)), accepted], case.draw)
+
+
+def assert_equal(assigned: Assignment, case: Case, rounding: float = 1e-10) -> Verdict:
+    """Hold the verdict to the dense formulas, token for token, and its alive ratios."""
+    verdict = case.verify(assigned)
+    walk, accepted, last = dense(assigned, case)
+    assert verdict.num_accepted.tolist() == accepted.tolist()
+    assert verdict.last.tolist() == last.tolist()
+    assert verdict.alive is not None
+    for row, count in enumerate(case.draft.lengths):
+        charged = slice(0, min(int(accepted[row]) + 1, count))
+        off = (verdict.alive[row, charged] - walk.alive[row, charged]).abs()
+        assert not len(off) or float(off.max()) <= rounding
+    return verdict

@@ -1,0 +1,340 @@
+"""A block on a CPU equals the dense formulas under the same coins, and its edges are right."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some_of
+
+import cactus_theory as ct
+from cactus_theory.policies._base import Policy, one_hot
+from cactus_theory.policies._path import Path
+from cactus_theory.policies._values import ValueTable
+from cactus_theory.verify import Assignment, Block, Draft, find_verifier
+from tests.amounts import amount, some
+from tests.rows import KINDS, pair
+from tests.rules import RULES
+from tests.verify.blocks import LAST_COIN, Case, assert_equal, dense, one, random_case
+
+SPECS = (
+    "speculative",
+    "band:price=1",
+    "band:price=0.8,divergence=pearson_chi2",
+    "band:price=0.8,divergence=reverse_kl",
+    "band:price=0.4,divergence=jensen_shannon",
+    "band:delta=0.05",
+    "band:delta=0.02,divergence=reverse_kl",
+    "cactus:delta=0.1",
+    "mixture:alpha=0.3",
+    "lenience:lenience=0.5",
+    "soft_band:price=1",
+    "soft_band:price=0.8,divergence=reverse_kl",
+    "soft_band:price=inf",
+    "soft_band:price=1,values=TABLE",
+)
+# fewer of the wide ones in the plain suite
+WIDE = [(vocab, spec) for vocab in (40, 9000) for spec in SPECS]
+# float32 rows move a border by their rounding, added up over a path
+BORDER = 1e-5
+# how near to a border coins are put, far above float64 rounding
+BESIDE = 1e-6
+ROUNDING = 1e-12
+SLOPES = ((1.0, 1.0, 1.0), (1.9, 1.5, 1.2), (2.5, 1.8, 1.3), (3.0, 2.0, 1.4))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> str:
+    """Return a file of values."""
+    file = tmp_path_factory.mktemp("values") / "values.json"
+    values = ValueTable("kl", (0.3, 0.6, 1.0), (1.0,), (SLOPES,))
+    file.write_text(json.dumps(values.as_json()))
+    return str(file)
+
+
+def seeds(vocab: int) -> range:
+    return range(amount(1, 3) if vocab > 1000 else amount(2, 20))
+
+
+@pytest.mark.parametrize(("vocab", "spec"), [*((3, spec) for spec in SPECS), *some(WIDE, 6)])
+def test_equals_the_dense_formulas(vocab: int, spec: str, table: str) -> None:
+    assigned = one(spec.replace("TABLE", table))
+    ends = set()
+    for seed in seeds(vocab):
+        ends |= set(assert_equal(assigned, random_case(vocab, seed)).num_accepted.tolist())
+    assert 0 in ends and max(ends) > 0
+
+
+@pytest.mark.parametrize(
+    ("vocab", "spec"), [*((3, spec) for spec in some(SPECS, 5)), *some(WIDE, 4)]
+)
+def test_float32_differs_beside_borders_only(vocab: int, spec: str, table: str) -> None:
+    assigned = one(spec.replace("TABLE", table))
+    compared = 0
+    for seed in seeds(vocab):
+        case = random_case(vocab, seed).to(torch.float32)
+        walk, accepted, _ = dense(assigned, case)
+        clear = ((case.accept - walk.value[:, 1:]).abs() > BORDER).all(-1)
+        verdict = case.verify(assigned)
+        for row in clear.nonzero()[:, 0].tolist():
+            end = int(accepted[row])
+            assert int(verdict.num_accepted[row]) == end
+            law = walk.last[row, end] / walk.last[row, end].sum()
+            above, token = law.cumsum(-1), int(verdict.last[row])
+            assert law[token] > 0
+            assert above[token] - law[token] - BORDER <= case.draw[row] <= above[token] + BORDER
+            charged = slice(0, min(end + 1, case.draft.lengths[row]))
+            off = (verdict.alive[row, charged] - walk.alive[row, charged]).abs()  # type: ignore[index]
+            assert bool((off <= BORDER).all())
+            compared += 1
+    assert compared >= len(seeds(vocab))
+
+
+@pytest.mark.parametrize("vocab", (3, 40))
+def test_every_token_may_have_its_own_policy(vocab: int, table: str) -> None:
+    rules = one(
+        "speculative", "band:price=1", "cactus:delta=0.1", f"soft_band:price=1,values={table}"
+    )
+    for seed in seeds(vocab):
+        case = random_case(vocab, seed)
+        source = torch.Generator().manual_seed(seed)
+        choice = torch.randint(4, case.draft.token_ids.shape, generator=source)
+        assert_equal(Assignment(rules.policies, choice), case)
+        certain = Case(case.q, Draft(case.draft.token_ids, case.draft.counts, None), *coins(case))
+        own = assert_equal(Assignment(rules.policies, choice), certain)
+        assert own.raised is not None
+        assert own.raised.isfinite().equal(choice == 3)
+
+
+def coins(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    return case.accept, case.draw
+
+
+@pytest.mark.parametrize("spec", some(SPECS, 6))
+def test_a_certain_draft_is_a_one_hot_row(spec: str, table: str) -> None:
+    spec = spec.replace("TABLE", table)
+    assigned = one(f"{spec},ahead=false" if spec.startswith("soft") else spec)
+    for seed in seeds(3):
+        case = random_case(3, seed)
+        ids, counts = case.draft.token_ids, case.draft.counts
+        certain = Case(case.q, Draft(ids, counts, None), *coins(case))
+        rows = Case(case.q, Draft(ids, counts, one_hot(ids, case.q)), *coins(case))
+        first, second = assert_equal(assigned, certain), assert_equal(assigned, rows)
+        assert first.output_token_ids.equal(second.output_token_ids)
+        assert first.raised is None
+
+
+def test_a_certain_draft_is_looked_ahead_on() -> None:
+    for seed in seeds(3):
+        case = random_case(3, seed)
+        certain = Case(case.q, Draft(case.draft.token_ids, case.draft.counts, None), *coins(case))
+        assert assert_equal(one("soft_band:price=0.7"), certain).raised is not None
+
+
+near_a_border = some_of.lists(
+    some_of.tuples(some_of.sampled_from(["value", "alive", "any"]), some_of.floats(0, 0.99)),
+    min_size=20,
+    max_size=20,
+)
+
+
+@settings(max_examples=amount(8, 200))
+@given(
+    spec=some_of.sampled_from([spec for spec in SPECS if "TABLE" not in spec]),
+    seed=some_of.integers(0, 10**6),
+    kinds=near_a_border,
+    near=some_of.sampled_from([0.05, 0.7, 3.0]),
+)
+def test_stopping_early_changes_nothing(spec: str, seed: int, kinds: list, near: float) -> None:
+    """Put coins close to both sides of what decides, where the sweeps may stop or go on."""
+    assigned, case = one(spec), random_case(3, seed, near=near)
+    walk, _, _ = dense(assigned, case)
+    accept = case.accept.clone()
+    for entry, (kind, share) in enumerate(kinds):
+        row, place = divmod(entry, 4)
+        border = {"value": walk.value, "alive": walk.alive}.get(kind)
+        beside = 1 + (BESIDE if share > 0.5 else -BESIDE)
+        own = share if border is None else float(border[row, place + 1]) * beside
+        accept[row, place] = min(own, LAST_COIN)
+    assert_equal(assigned, Case(case.q, case.draft, accept, case.draw))
+
+
+REACHING = [own for own in RULES if type(RULES[own]).reach is not Policy.reach]
+
+
+@pytest.mark.parametrize("kinds", some([(a, b) for a in KINDS for b in KINDS], 4))
+@pytest.mark.parametrize("spec", [*some(REACHING, 12), "soft_band:price=1,values=TABLE"])
+def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str], table: str) -> None:
+    rule = ct.policy(spec.replace("TABLE", table))
+    count = amount(20, 200)
+    q, p = pair(count, 4, seed=3, kinds=kinds)
+    p[0] = one_hot(torch.tensor([2]), q)[0]
+    source = torch.Generator().manual_seed(1)
+    alive = torch.rand(count, generator=source, dtype=torch.float64).clamp(min=1e-6)
+    alive[: count // 2] = 1.0
+    left = torch.randint(5, (count,), generator=source)
+    h = rule.target_in_block(q, p, Path(alive, left))
+    assert h is not None
+    on = p > 0
+    low, high = (bound[on] for bound in rule.reach(q, p))
+    ratio, reached = (h / p)[on], alive[:, None].expand_as(p)[on]
+    tiny = p.new_tensor(1e-300)
+    assert bool((ratio <= high * (1 + 1e-9) + tiny).all())
+    if rule.needs_path:  # from a ratio of 1 on it does not matter by how much
+        low, ratio = ((reached * own).clamp(max=1.0) for own in (low, ratio))
+    assert bool((low * (1 - 1e-9) <= ratio + tiny).all())
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("spec", ["speculative", "soft_band:price=1", "cactus:delta=0.1"])
+def test_a_draft_of_no_tokens(spec: str, certain: bool) -> None:
+    q = random_case(3, 0).q[:, :1]
+    ids, empty = torch.zeros(5, 0, dtype=torch.int64), torch.zeros(5, 0, dtype=torch.float64)
+    draft = Draft(ids, [0] * 5, None if certain else q[:, :0])
+    draw = torch.linspace(0, 0.9, 5, dtype=torch.float64)
+    law = find_verifier("block").law(one(spec), q, draft)
+    assert law.stop.equal(torch.ones(5, 1, dtype=torch.float64)) and law.alive.equal(law.stop)
+    assert torch.allclose(law.last, q, atol=ROUNDING) and law.emitted.shape == (5, 0, 3)
+    verdict = Block().verify(one(spec), q, draft, empty, draw)
+    assert verdict.num_accepted.tolist() == [0] * 5
+    assert verdict.output_token_ids.shape == (5, 1)
+    above = q[:, 0].cumsum(-1)[torch.arange(5), verdict.last]
+    assert bool((above > draw).all())
+
+
+def verified(spec: str, q, p, ids, accept, draw=0.0, dtype=torch.float64):
+    """Return (accepted, last) of one path, rows not validated."""
+    rows = [None if own is None else torch.tensor([own], dtype=dtype) for own in (q, p)]
+    given = torch.tensor([accept], dtype=torch.float64), torch.tensor([draw], dtype=torch.float64)
+    assert rows[0] is not None
+    verdict = ct.verify_block(
+        ct.policy(spec), rows[0], rows[1], torch.tensor([ids]), coins=given, validate=False
+    )
+    return int(verdict.num_accepted), int(verdict.last)
+
+
+EDGES = [spec for spec in SPECS if "TABLE" not in spec]
+
+
+@pytest.mark.parametrize("spec", EDGES)
+def test_a_draft_like_the_target_is_accepted_to_its_end(spec: str) -> None:
+    row = [0.5, 0.25, 0.25]
+    q, p = [row, row, [0.0, 0.0, 1.0]], [row, row]
+    for coin in (0.0, LAST_COIN):
+        assert verified(spec, q, p, [1, 2], [coin, coin], LAST_COIN) == (2, 2)
+
+
+@pytest.mark.parametrize("spec", EDGES)
+def test_coin_zero_accepts_nothing_that_cannot_be_emitted(spec: str) -> None:
+    q, p = [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]], [[0.25, 0.25, 0.5]]
+    if spec.startswith("mixture"):  # it declares that it may emit them
+        assert verified(spec, q, p, [2], [0.0])[0] == 1
+        return
+    for draw in (0.0, LAST_COIN):
+        accepted, last = verified(spec, q, p, [2], [0.0], draw)
+        assert accepted == 0 and last < 2
+
+
+def test_an_empty_residual_falls_back_to_the_target() -> None:
+    """Refuse by rounding alone: p is above q by an ulp, so that nothing of (q − p)₊ is left."""
+    q, p = [[0.5, 0.25, 0.25]] * 2, [[0.5 + 2.0**-53, 0.25, 0.25]]
+    for draw, token in ((0.0, 0), (0.6, 1), (LAST_COIN, 2)):
+        assert verified("speculative", q, p, [0], [LAST_COIN], draw) == (0, token)
+
+
+@pytest.mark.parametrize("spec", EDGES)
+def test_certain_models(spec: str) -> None:
+    """Let rows of the target or of both be one-hot."""
+    sure, other = [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]
+    for p in ([sure, sure], None):
+        assert verified(spec, [sure] * 3, p, [1, 1], [LAST_COIN] * 2, LAST_COIN) == (2, 1)
+    if spec.startswith("mixture"):
+        return
+    for coin in (0.0, LAST_COIN):
+        assert verified(spec, [sure, sure, sure], [sure, other], [1, 0], [coin] * 2) == (1, 1)
+        assert verified(spec, [sure, sure, sure], None, [0, 1], [coin] * 2) == (0, 1)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in EDGES if not spec.startswith("mixture")])
+def test_a_certain_target_emits_its_tokens(spec: str) -> None:
+    greedy = torch.tensor([[2, 0, 1, 2, 1]]).expand(6, -1)
+    case = random_case(3, 1, counts=(4,) * 6)
+    drafts = torch.stack([greedy[0, :4]] + [(greedy[0, :4] + own) % 3 for own in (0, 1, 2)] * 2)[:6]
+    drafts[4:, :2] = greedy[:2, :2]
+    for probs in (case.draft.probs, None):
+        own = Case(one_hot(greedy, case.q), Draft(drafts, [4] * 6, probs), *coins(case))
+        verdict = own.verify(one(spec))
+        for row, tokens in enumerate(verdict.rows()):
+            assert tokens == greedy[row, : len(tokens)].tolist()
+
+
+@pytest.mark.parametrize("spec", EDGES)
+def test_tokens_the_draft_excludes(spec: str) -> None:
+    """Draft tokens of p = 0, which rounding may do: accepted iff the row h has them."""
+    p = [[0.5, 0.0, 0.5], [0.5, 0.0, 0.5]]
+    bonus, some_row = [0.0, 0.0, 1.0], [0.1, 0.8, 0.1]
+    refused = [0.5, 0.0, 0.5]
+    for coin in (0.0, LAST_COIN):
+        assert verified(spec, [some_row, some_row, bonus], p, [1, 1], [coin] * 2) == (2, 2)
+        assert verified(spec, [refused, some_row, bonus], p, [1, 1], [coin] * 2)[0] == 0
+        assert verified(spec, [refused, refused, bonus], p, [1, 1], [coin] * 2)[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", [*some(EDGES, 4), "soft_band:price=1,values=TABLE"])
+def test_half_precision_is_read_as_it_is(spec: str, dtype: torch.dtype, table: str) -> None:
+    rule = ct.policy(spec.replace("TABLE", table))
+    case = random_case(3, 3, counts=(3,) * 8, near=2.0).to(dtype)
+    ids = case.draft.token_ids
+    for probs in (case.draft.probs, None):
+        wide = None if probs is None else probs.float()
+        found = ct.verify_block(rule, case.q, probs, ids, coins=coins(case), validate=False)
+        same = ct.verify_block(rule, case.q.float(), wide, ids, coins=coins(case), validate=False)
+        assert found.output_token_ids.equal(same.output_token_ids)
+        checked = ct.verify_block(rule, case.q, probs, ids, coins=coins(case))
+        assert checked.output_token_ids.shape == (8, 4)
+
+
+@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize("verify", [ct.verify_block, ct.verify_chain])
+@pytest.mark.parametrize("spec", ["speculative", "band:price=1", "cactus:delta=0.1"])
+def test_rows_that_require_grad(spec: str, verify, validate: bool) -> None:
+    case = random_case(3, 3, counts=(3,) * 8)
+    q, p = case.q, case.draft.probs
+    assert p is not None
+    plain = verify(ct.policy(spec), q, p, case.draft.token_ids, coins=coins(case))
+    q, p = q.clone().requires_grad_(), p.clone().requires_grad_()
+    found = verify(
+        ct.policy(spec), q, p, case.draft.token_ids, coins=coins(case), validate=validate
+    )
+    assert found.output_token_ids.equal(plain.output_token_ids)
+
+
+def test_policies_a_verifier_cannot_follow_are_refused_in_a_line() -> None:
+    with pytest.raises(ValueError, match=r"block needs a policy with a row of its own") as refused:
+        Block().check(ct.policy("typical"))
+    assert "typical" in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"chain judges token by token.*'block'") as refused:
+        find_verifier("chain").check(ct.policy("soft_band:price=1"))
+    assert "\n" not in str(refused.value)
+    case = random_case(3, 0, counts=(2,))
+    for verify, spec in ((ct.verify_block, "typical"), (ct.verify_chain, "soft_band:price=1")):
+        with pytest.raises(ValueError, match="verifier: "):
+            verify(ct.policy(spec), case.q, case.draft.probs, case.draft.token_ids)
+
+
+def test_the_law_is_the_share_of_coins() -> None:
+    """Cut the coins of one path into cells; verify each."""
+    case = random_case(3, 5, counts=(2,))
+    assigned = one("soft_band:price=0.8")
+    law = find_verifier("block").law(assigned, case.q, case.draft)
+    walk, _, _ = dense(assigned, case)
+    share = torch.zeros(3, dtype=torch.float64)
+    cuts = [sorted({0.0, 1.0, float(walk.value[0, place])}) for place in (1, 2)]
+    for first in zip(cuts[0], cuts[0][1:], strict=False):
+        for second in zip(cuts[1], cuts[1][1:], strict=False):
+            coin = torch.tensor([[sum(first) / 2, sum(second) / 2]], dtype=torch.float64)
+            own = Case(case.q, case.draft, coin, case.draw).verify(assigned)
+            share[own.num_accepted] += math.prod(b - a for a, b in (first, second))
+    assert torch.allclose(share, law.stop[0], atol=ROUNDING)
