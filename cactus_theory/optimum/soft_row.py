@@ -167,6 +167,21 @@ class SoftRow:
         return max(self.scale, *(min(edge, knot * asked) for edge, knot in pairs)) / asked
 
 
+def residual_mass(q: Row, p: Row, scale: float) -> float:
+    """Return Σ (s q − p)₊ / Σ p of one row."""
+    kept = total = 0.0
+    long, first = len(q) > PART, 0
+    for _, _, own, _ in _memory(len(q), _PRECISIONS[q.dtype]):
+        part = slice(first, first := first + len(own))
+        np.multiply(q[part], scale, out=own)
+        np.subtract(own, p[part], out=own)
+        np.maximum(own, 0.0, out=own)
+        kept += float(np.add.reduce(own))
+        if long:
+            total += float(np.add.reduce(p[part]))
+    return kept / total if long else kept
+
+
 def _memory(count: int, kind: Precision) -> list[tuple[Row, Row, Row, Row]]:
     """Return room for p/q, q, a result and a spare row of ``count``, part by part.
 

@@ -6,6 +6,7 @@ Backward, the last token that passes is found: P = 1 always does and a coin abov
 few residuals are summed. Rows of a batch are asked together.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from cactus_theory._scratch import scratch
 from cactus_theory.optimum.decide import LEAST
-from cactus_theory.optimum.soft_row import PART
+from cactus_theory.optimum.soft_row import residual_mass
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Node, Path
@@ -201,24 +202,36 @@ class BlockOnHost:
 
     def _settle(self, places: Places) -> list[Place]:
         """Draw after the nodes whose coin passes; return the others."""
-        rows = self._residual(places)
-        totals = rows.sum(-1, dtype=torch.float64)
-        if self.p is not None and rows.shape[-1] > PART:  # rows may miss 1
-            totals = totals / places.of(self.p).sum(-1, dtype=torch.float64)
+        masses = self._masses(places)
         passed, failed = [], []
-        masses = totals.tolist()
         for entry, (row, place) in enumerate(places.places):
             alive, mass = self.alive[row][place], masses[entry]
             value = 1.0 if alive == 1 else mass / (mass + (1 - alive))
             ends = not place or self.coins[row][place - 1] < value
             (passed if ends else failed).append(entry)
-            if ends and mass <= 0:  # rounding reaches it: then from q
-                rows[entry] = self.q[row, place]
-        if passed and not failed:
-            self._draw(rows, places)
-        elif passed:
-            self._draw(rows[torch.tensor(passed)], places.some(passed))
+        if passed:
+            own = places.some(passed) if failed else places
+            rows = self._residual(own)
+            for entry, most in enumerate(rows.amax(-1).tolist()):
+                if most <= 0:  # rounding reaches it: then from q
+                    rows[entry] = self.q[own.places[entry]]
+            self._draw(rows, own)
         return [places.places[entry] for entry in failed]
+
+    def _masses(self, places: Places) -> list[float]:
+        """Return Σ (P h − p)₊ of nodes; not asked of those that pass at any coin."""
+        found = []
+        for row, place in places.places:
+            residual = self.residuals[row, place]
+            if self.alive[row][place] == 1 and not isinstance(residual, Tensor):
+                found.append(math.inf if residual > 0 else 0.0)
+            elif isinstance(residual, Tensor) or self.p is None:
+                mass = self._residual(Places([(row, place)])).sum(dtype=torch.float64)
+                found.append(float(mass))
+            else:
+                q, p = self.q[row, place].numpy(), self.p[row, place].numpy()
+                found.append(residual_mass(q, p, residual))
+        return found
 
     def _residual(self, places: Places) -> Float[Tensor, "rows vocab"]:
         """Return (P h − p)₊ at nodes, in memory that the next call reuses."""
