@@ -50,9 +50,8 @@ class SoftBand(FixedTarget):
     needs_path = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "price", check.number("price", self.price, 0))
-        if self.price == 0:
-            raise ValueError("price: must be above 0; got 0")
+        price = check.number("price", self.price, 0, open_low=True)
+        object.__setattr__(self, "price", price)
         if self.depth < 0:
             raise ValueError(f"depth: must be at least 0; got {self.depth}")
         kind = find_divergence(self.divergence)

@@ -70,8 +70,9 @@ def learn_values(
         )
     width = trace.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
     width = min(whole_number("num_draft_tokens", width, 1), trace.num_draft_tokens)
+    amounts = [check.number("prices", price, 0, open_low=True) for price in prices]
+    ValueTable.of(kind.spec, knots, amounts, [[]] * len(amounts))  # bad ones raise at once
     logged = _by_place(trace, width, cycles)
-    amounts = [check.number("prices", price, 0) for price in prices]
     tables = []
     for price in amounts:
         tables.append(_table(logged, price, tuple(map(float, knots)), kind))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Estimate, Replay, Trace, replay, tokens_at
 
 from ..common.inputs import command_line
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
                 f"--num-draft-tokens: must be from 1 to the {trace.num_draft_tokens} logged; "
                 f"got {width}"
             )
-    known = families(args.values)
+    known = _checked(args.values)
     made = []
     tables = {file.name: file.read_text(encoding="utf-8") for file in args.values}
     with Journal(args.out / "journal.jsonl", {"trace": trace.fingerprint} | tables) as journal:
@@ -74,6 +75,17 @@ def run(args: argparse.Namespace) -> int:
         write_csv(path, made, notes)
     print(_shown(made))
     return 0
+
+
+def _checked(values: list[Path]) -> list[Family]:
+    """Return all families, or raise before anything is replayed."""
+    if len({file.stem for file in values}) < len(values):
+        names = " ".join(file.name for file in values)
+        raise ValueError(f"--values: files must have different names; got {names}")
+    known = families(values)
+    for spec in (spec for family in known for spec in family.policies):
+        find_policy(spec)
+    return known
 
 
 def _replayed(trace: Trace, family: Family, policy: str, width: int, journal: Journal) -> Replay:

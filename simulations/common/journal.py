@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+# longer settings, such as the contents of files, are not shown where they differ
+SHOWN = 200
+
 
 class Journal:
     """Results by job key; the first line holds the settings of the run.
@@ -64,9 +67,10 @@ class Journal:
         changed = [key for key in wanted | found if found.get(key) != wanted.get(key)]
         if changed:
             key = changed[0]
+            values = f" ({found.get(key)!r}, now {wanted.get(key)!r})"
             raise ValueError(
-                f"--out: {self.path} belongs to a run with another {key} "
-                f"({found.get(key)!r}, now {wanted.get(key)!r}); name another folder or delete it"
+                f"--out: {self.path} belongs to a run with another {key}"
+                f"{values if len(values) <= SHOWN else ''}; name another folder or delete it"
             )
 
     def _write(self, record: dict[str, Any]) -> None:

@@ -101,8 +101,8 @@ def test_no_exchange_of_mass_improves_it(spec: str, kinds: tuple[str, str]) -> N
         h = solved(q, p, alive, worth, spec, price)
         assert torch.allclose(h.sum(-1), torch.ones(2, dtype=torch.float64), atol=ROUNDING)
         assert not bool((h[q == 0] != 0).any())
-        for row in zip(h.numpy(), q.numpy(), p.numpy(), strict=True):
-            gain = best_exchange(*row, alive, worth, spec, price)
+        for own, q_row, p_row in zip(h.numpy(), q.numpy(), p.numpy(), strict=True):
+            gain = best_exchange(own, q_row, p_row, alive, worth, spec, price)
             assert gain <= GAIN * max(1.0, price), (worth, price, alive, gain)
 
 
@@ -187,12 +187,10 @@ def test_the_row_in_numpy_is_the_same(spec: str, kinds: tuple[str, str]) -> None
                 ratio = alive * exact[token] / p_row[token]
                 found = min(1.0, row.ratio_of(asked))
                 assert found == pytest.approx(min(1.0, ratio), rel=1e-9)
-            single = [own.astype(np.float32) for own in (q_row, p_row)]
-            rounded = [own / own.sum(dtype=np.float64) for own in single]
-            near = solved(
-                *(torch.from_numpy(own)[None] for own in rounded), alive, worth, spec, price
-            )
-            law = by_numpy(*single, alive, pieces)[1]
+            q32, p32 = (own.astype(np.float32) for own in (q_row, p_row))
+            near_q, near_p = (torch.from_numpy(own.astype(float))[None] for own in (q32, p32))
+            near = solved(near_q, near_p, alive, worth, spec, price)
+            law = by_numpy(q32, p32, alive, pieces)[1]
             close = SINGLE if kind_of(spec).slope_at_infinity == math.inf else FLAT
             assert price < 0.01 or abs(law - near[0].numpy()).max() <= close
 
@@ -218,9 +216,9 @@ def test_a_wide_row() -> None:
     h = solved(q, p, 0.6, THREE, "kl", 1.0)
     assert abs(float(h.sum()) - 1) <= ROUNDING
     pieces = Pieces(THREE, kind_of("kl"), 1.0)
-    arrays = q[0].numpy(), p[0].numpy()
     for dtype, close in ((np.float64, ROUNDING), (np.float32, SINGLE)):
-        _, law = by_numpy(*(own.astype(dtype) for own in arrays), 0.6, pieces)
+        q_row, p_row = (own[0].numpy().astype(dtype) for own in (q, p))
+        _, law = by_numpy(q_row, p_row, 0.6, pieces)
         assert abs(law - h[0].numpy()).sum() / 2 <= close * 10
 
 
