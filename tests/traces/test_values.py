@@ -154,7 +154,8 @@ def test_learning_is_the_same_every_time_and_round_trips(tmp_path: Path) -> None
     # the more tokens follow the more one is worth, and the less it is at a higher price
     for cheap, dear in zip(*table.slopes, strict=True):
         assert all(a >= b for a, b in zip(cheap, dear, strict=True))
-    assert learn_values(trace, **options | {"cycles": 12}) != table
+    options["cycles"] = 12
+    assert learn_values(trace, **options) != table
 
 
 @pytest.mark.parametrize(
@@ -175,10 +176,9 @@ def test_learning_is_the_same_every_time_and_round_trips(tmp_path: Path) -> None
 )
 def test_bad_input_is_named(tmp_path: Path, options: dict, message: str) -> None:
     trace = trace_of(tmp_path / "t", cycle_of(*rows(2, 1)))
+    given: dict[str, Any] = {"prices": [1.0]} | options
     with pytest.raises(ValueError, match=message):
-        learn_values(
-            trace, **{"prices": [1.0]} | options, on_price=lambda _: pytest.fail("learned")
-        )
+        learn_values(trace, **given, on_price=lambda _: pytest.fail("learned"))
 
 
 def test_a_trace_of_certain_drafts_has_no_values(tmp_path: Path) -> None:
