@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.decoding._meter import Meter
 from cactus_theory.divergences import divergence
 from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.policies._base import one_hot
@@ -296,3 +297,25 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
     assert result.meter is not None and accepted == result.num_accepted
     assert result.meter.rows == len(spent) > 10
     assert result.meter.kl == pytest.approx(sum(spent), rel=1e-9) and sum(spent) > 0.1
+
+
+def test_the_meter_tells_policies_and_drafts_apart() -> None:
+    """Mix rows of certain drafts, which know what follows, with others, and two policies."""
+    q, p = pair(4, 5, seed=6)
+    rules = soft("price=0.7"), ct.policy("band:price=2")
+    ids = torch.tensor([1, 2, 0, 3])
+    p[:2] = one_hot(ids[:2], q[:2])
+    choice = torch.tensor([0, 1, 0, 1])
+    nothing = math.nan
+    raised = torch.tensor([0.8, nothing, nothing, nothing], dtype=torch.float64)
+    alive = torch.tensor([0.9, 0.8, 0.7, 1.0], dtype=torch.float64)
+    path = Path(alive, torch.tensor([1, 0, 1, 0]), raised)
+    meter = Meter(rules, "kl", "block")
+    meter.add(q, p, choice, path)
+    first = q[0] * 0.2 / (1 - q[0, 1])
+    first[1] = 0.8
+    plain = rules[0].target_in_block(q[2:3], p[2:3], Path(alive[2:3], torch.tensor([1])))
+    band = rules[1].emitted(q[[1, 3]], p[[1, 3]])
+    h = torch.stack([first, band[0], plain[0], band[1]])
+    spent = divergence("kl").value(h, q)
+    assert meter.reading(0, 1).kl == pytest.approx(float(spent.sum()), abs=ROUNDING)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ def test_a_token_after_the_end_of_a_text_is_worth_nothing(tmp_path: Path) -> Non
     alone = trace_of(tmp_path / "a", cycle_of(*whole), ends=(2,))
     beside = cycle_of(*ended, ids=[2, 0, 0])
     both = trace_of(tmp_path / "b", cycle_of(*whole), beside, ends=(2,))
-    options = {"prices": [0.7], "knots": (0.5, 1.0)}
+    options: dict[str, Any] = {"prices": [0.7], "knots": (0.5, 1.0)}
     first, second = (learn_values(own, **options).slopes[0] for own in (alone, both))
     for one, mean in zip(first[1], second[1], strict=True):
         assert mean - 1 == pytest.approx((one - 1) / 2, abs=STORED)
@@ -138,7 +139,12 @@ def test_a_token_after_the_end_of_a_text_is_worth_nothing(tmp_path: Path) -> Non
 def test_learning_is_the_same_every_time_and_round_trips(tmp_path: Path) -> None:
     trace = Trace.open(EXAMPLE)
     seen: list[float] = []
-    options = {"num_draft_tokens": 3, "prices": [1.0, 2.0], "knots": (0.4, 1.0), "cycles": 6}
+    options: dict[str, Any] = {
+        "num_draft_tokens": 3,
+        "prices": [1.0, 2.0],
+        "knots": (0.4, 1.0),
+        "cycles": 6,
+    }
     table = learn_values(trace, **options, on_price=seen.append)
     assert table == learn_values(trace, **options)
     assert seen == [1.0, 2.0] and table.prices == (1.0, 2.0) and table.knots == (0.4, 1.0)
@@ -148,7 +154,8 @@ def test_learning_is_the_same_every_time_and_round_trips(tmp_path: Path) -> None
     # the more tokens follow the more one is worth, and the less it is at a higher price
     for cheap, dear in zip(*table.slopes, strict=True):
         assert all(a >= b for a, b in zip(cheap, dear, strict=True))
-    assert learn_values(trace, **options | {"cycles": 12}) != table
+    options["cycles"] = 12
+    assert learn_values(trace, **options) != table
 
 
 @pytest.mark.parametrize(
@@ -169,10 +176,9 @@ def test_learning_is_the_same_every_time_and_round_trips(tmp_path: Path) -> None
 )
 def test_bad_input_is_named(tmp_path: Path, options: dict, message: str) -> None:
     trace = trace_of(tmp_path / "t", cycle_of(*rows(2, 1)))
+    given: dict[str, Any] = {"prices": [1.0]} | options
     with pytest.raises(ValueError, match=message):
-        learn_values(
-            trace, **{"prices": [1.0]} | options, on_price=lambda _: pytest.fail("learned")
-        )
+        learn_values(trace, **given, on_price=lambda _: pytest.fail("learned"))
 
 
 def test_a_trace_of_certain_drafts_has_no_values(tmp_path: Path) -> None:

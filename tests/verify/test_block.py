@@ -1,5 +1,6 @@
 """A block on a CPU equals the dense formulas under the same coins, and its edges are right."""
 
+import itertools
 import json
 import math
 
@@ -324,17 +325,17 @@ def test_policies_a_verifier_cannot_follow_are_refused_in_a_line() -> None:
             verify(ct.policy(spec), case.q, case.draft.probs, case.draft.token_ids)
 
 
-def test_the_law_is_the_share_of_coins() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_the_law_is_the_share_of_coins(seed: int) -> None:
     """Cut the coins of one path into cells; verify each."""
-    case = random_case(3, 5, counts=(2,))
+    case = random_case(3, seed, counts=(3,), near=1.5)
     assigned = one("soft_band:price=0.8")
     law = find_verifier("block").law(assigned, case.q, case.draft)
     walk, _, _ = dense(assigned, case)
-    share = torch.zeros(3, dtype=torch.float64)
-    cuts = [sorted({0.0, 1.0, float(walk.value[0, place])}) for place in (1, 2)]
-    for first in zip(cuts[0], cuts[0][1:], strict=False):
-        for second in zip(cuts[1], cuts[1][1:], strict=False):
-            coin = torch.tensor([[sum(first) / 2, sum(second) / 2]], dtype=torch.float64)
-            own = Case(case.q, case.draft, coin, case.draw).verify(assigned)
-            share[own.num_accepted] += math.prod(b - a for a, b in (first, second))
+    share = torch.zeros(4, dtype=torch.float64)
+    ends = [sorted({0.0, 1.0, float(walk.value[0, place])}) for place in (1, 2, 3)]
+    for cell in itertools.product(*(zip(own, own[1:], strict=False) for own in ends)):
+        coin = torch.tensor([[sum(own) / 2 for own in cell]], dtype=torch.float64)
+        own = Case(case.q, case.draft, coin, case.draw).verify(assigned)
+        share[own.num_accepted] += math.prod(high - low for low, high in cell)
     assert torch.allclose(share, law.stop[0], atol=ROUNDING)
