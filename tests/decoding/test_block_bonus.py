@@ -1,0 +1,103 @@
+"""A bonus from the policy's row: charged, so that every token of a block has the law h."""
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import Cascade, ModelDrafter, NGram, generate, generate_plain
+from cactus_theory.policies._path import Path
+from cactus_theory.verify import Assignment, Block, Draft, find_verifier
+
+# enumerated sums of a few float64 products
+EXACT = 1e-12
+POLICIES = ["speculative", "band:price=1", "cactus:delta=0.1", "soft_band:price=1"]
+PROMPT = torch.tensor([[1, 5, 9], [4, 4, 2]])
+
+
+def rows(seed, width, vocab=4, batch=3):
+    source = torch.Generator().manual_seed(seed)
+    q = (2 * torch.randn(batch, width + 1, vocab, generator=source, dtype=torch.float64)).softmax(
+        -1
+    )
+    p = (2 * torch.randn(batch, width + 1, vocab, generator=source, dtype=torch.float64)).softmax(
+        -1
+    )
+    ids = torch.multinomial(p[:, :width].reshape(-1, vocab), 1, generator=source)
+    return q, p, ids.reshape(batch, width)
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+def test_the_bonus_has_the_law_of_the_policys_row(spec):
+    rule, width = ct.policy(spec), 2
+    q, p, ids = rows(0, width)
+    counts = torch.tensor([2, 1, 2])
+    batch = torch.arange(len(ids))
+    start = Path(torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
+    h = rule.target_in_block(q[batch, counts], p[batch, counts], start)
+    judge = find_verifier("block:bonus=policy")
+    assert judge.needs_next_draft_row and judge.spec == "block:bonus=policy"
+    law = judge.law(Assignment((rule,)), q, Draft(ids, counts.tolist(), p))
+    free = Block().law(Assignment((rule,)), q, Draft(ids, counts.tolist(), p[:, :width]))
+    torch.testing.assert_close(law.last[batch, counts], h, rtol=0, atol=EXACT)
+    torch.testing.assert_close(law.emitted[batch, counts], h, rtol=0, atol=EXACT)
+    torch.testing.assert_close(law.stop, free.stop, rtol=0, atol=EXACT)
+    ends = h.cumsum(-1)
+    for token in range(q.shape[-1]):  # all accepted, and a draw in the middle of a token's share
+        draw = ends[:, token] - h[:, token] / 2
+        ragged = ids.masked_fill(torch.arange(width) >= counts[:, None], -1)
+        coins = torch.zeros(3, width, dtype=torch.float64), draw
+        found = ct.verify_block(rule, q, p, ragged, coins=coins, bonus="policy")
+        whole = found.num_accepted == counts
+        assert (found.last == token)[whole].all() and found.charges_bonus
+
+
+def test_the_row_after_the_last_drafted_token_is_needed():
+    q, p, ids = rows(1, 2)
+    with pytest.raises(
+        ValueError, match=r"draft_probs: shape must be \(3, 3, 4\); got \(3, 2, 4\)"
+    ):
+        ct.verify_block(ct.policy("band:price=1"), q, p[:, :2], ids, bonus="policy")
+    with pytest.raises(ValueError, match="bonus: must be one of target, policy; got 'both'"):
+        ct.verify_block(ct.policy("band:price=1"), q, p, ids, bonus="both")
+    with pytest.raises(ValueError, match="block takes the options bonus; got 'coin'"):
+        find_verifier("block:coin=1")
+    with pytest.raises(ValueError, match="chain takes no options; got 'bonus'"):
+        find_verifier("chain:bonus=policy")
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+def test_a_decode_charges_every_token_of_a_drafted_round(tiny, spec):
+    target, draft = tiny
+    found = generate(
+        target, draft, PROMPT, policy=spec, num_draft_tokens=3, max_new_tokens=25,
+        verifier="block:bonus=policy", seed=4,
+    )  # fmt: skip
+    assert found.meter is not None
+    plain_rounds = sum(times for (drafted, *_), times in found.rounds.items() if not drafted)
+    assert found.meter.rows == sum(found.row_lengths) - plain_rounds
+    assert (found.meter.kl > 0.01) == (spec != "speculative")
+
+
+def test_greedy_texts_and_rows_alone(tiny):
+    target, draft = tiny
+    options = {"max_new_tokens": 20, "temperature": 0.0}
+    plain = generate_plain(target, PROMPT, **options)
+    shared = {"policy": "band:price=1", "num_draft_tokens": 3, "verifier": "block:bonus=policy"}
+    found = generate(target, draft, PROMPT, **shared, **options)
+    assert found.output_token_ids.tolist() == plain.output_token_ids.tolist()
+    together = generate(target, draft, PROMPT, max_new_tokens=20, seed=[5, 6], **shared)
+    for row, seed in enumerate((5, 6)):
+        alone = generate(
+            target, draft, PROMPT[row : row + 1], max_new_tokens=20, seed=seed, **shared
+        )
+        assert alone.output_token_ids[0].tolist() == together.output_token_ids[row].tolist()
+
+
+def test_drafters_without_that_row_are_told(tiny):
+    target, draft = tiny
+    shared = {"policy": "band:price=1", "num_draft_tokens": 3, "max_new_tokens": 12}
+    certain = generate(target, NGram(), PROMPT, verifier="block:bonus=policy", **shared)
+    assert certain.output_token_ids.shape[1] == 12  # certain drafts get the target's own bonus
+    with pytest.raises(ValueError, match="needs the row after the last drafted token"):
+        both = Cascade(ModelDrafter(draft), NGram(2, 2))
+        generate(target, both, PROMPT, verifier="block:bonus=policy", **shared)
