@@ -23,8 +23,10 @@ Row = np.ndarray
 PART = 8192
 # an edge this share of the largest ratio gives visible mass to tokens with q = 0
 SMALL = 1e-12
-# where f′ is flat, a little of the free number may be much of u_1
-SENSITIVE = 1e-10
+# where f′ is flat, a little of the free number may be much of u_1: it is settled to this, or
+# until Σ g is right up to rounding
+SENSITIVE = 2e-14
+ROUNDING = {torch.float32: 1e-7, torch.float64: 1e-16}
 # levels are float64 whatever the rows are
 LOWEST = 1e-290
 
@@ -116,12 +118,16 @@ class SoftRow:
             low = self.unit
         low, high = max(low * (1 - slack), LOWEST), high * (1 + slack)
         start = asked if low < asked < high else self.unit
-        settled = min(self.kind.settled, SENSITIVE) if pieces.bent else self.kind.settled
+        settled, close = self.kind.settled, 0.0
+        if pieces.bent:
+            settled, close = SENSITIVE, ROUNDING[self.kind.dtype] * self.wanted
         root = RisingRoot(low, high, start, settled, STEEPNESS)
         while not root.done:
             value = self.excess(root.x)
             if root.x == asked and value < 0:
                 return True
+            if abs(value) < close:
+                break
             root.tell(value)
         self.upper, self.scale = pieces.edges(root.x, self.unit)
         return False
@@ -129,10 +135,12 @@ class SoftRow:
     def _sloped(self) -> bool:
         """Solve for the row by f′(a)."""
         pieces, slack = self.pieces, self.kind.slack
-        settled = min(self.kind.settled, SENSITIVE) / max(pieces.span, 1.0)
-        root = RisingRoot(1 - slack, 2 + slack, 1.5, settled, STEEPNESS)
+        root = RisingRoot(1 - slack, 2 + slack, 1.5, SENSITIVE / max(pieces.span, 1.0), STEEPNESS)
         while not root.done:
-            root.tell(self._beyond(*pieces.by_slope(root.x, self.unit)))
+            value = self._beyond(*pieces.by_slope(root.x, self.unit))
+            if abs(value) <= ROUNDING[self.kind.dtype] * self.wanted:
+                break
+            root.tell(value)
         self.upper, self.scale = pieces.by_slope(root.x, self.unit)
         return False
 
