@@ -173,7 +173,7 @@ def test_the_command_line_takes_a_threshold(tiny, tmp_path, capsys, monkeypatch)
         "--policy",
         "speculative",
     ]
-    Pair.target.generation_config.eos_token_id = None
+    monkeypatch.setattr(Pair.target.generation_config, "eos_token_id", None)
     for more, stop in (([], None), (["--draft-stop", "0.4"], 0.4)):
         assert main([*given, *more]) == 2
         assert seen["drafter"] == ModelDrafter(tiny[1], stop=stop)

@@ -48,7 +48,7 @@ IN_DECODING = {
     ),
     "decoding/_meter.py": (
         ("Meter._measure", Replace("emitted is q", "True")),
-        ("Meter._measure", Replace("torch.minimum(p, emitted)", "p")),
+        ("Meter._measure", Replace("torch.minimum(offered, emitted)", "p")),
         ("Meter._judge", Operator("==", "!=")),
         ("_groups", DropStatement("(group, rows)")),
         ("Recorder.add", Operator("<", "<=")),
