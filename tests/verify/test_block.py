@@ -155,9 +155,9 @@ def test_stopping_early_changes_nothing(spec: str, seed: int, kinds: list, near:
     for entry, (kind, share) in enumerate(kinds):
         row, place = divmod(entry, 4)
         border = {"value": walk.value, "alive": walk.alive}.get(kind)
-        beside = 1 + (BESIDE if share > 0.5 else -BESIDE)
-        own = share if border is None else float(border[row, place + 1]) * beside
-        accept[row, place] = min(own, LAST_COIN)
+        beside = 2 * BESIDE if share > 0.5 else -2 * BESIDE
+        own = share if border is None else float(border[row, place + 1]) + beside
+        accept[row, place] = min(max(own, BESIDE), 1 - BESIDE)  # 0 and 1 are borders, too
     assert_equal(assigned, Case(case.q, case.draft, accept, case.draw))
 
 
