@@ -110,7 +110,7 @@ def test_the_optimum_is_not_shown_beside_a_policy_that_emits_excluded_tokens(cap
     assert value_of(leaking, "chain", ZEROS).excluded > 0.01
     assert value_of(kept, "chain", ZEROS).excluded == 0
     flags = ["--rows", str(tmp_path / "rows.npz"), "--out", str(tmp_path / "x.csv")]
-    assert main(["blocks", *flags, "--policy", leaking.spec, "--verifier", "chain"]) == 0
+    assert main(["block-gap", *flags, "--policy", leaking.spec, "--verifier", "chain"]) == 0
     assert "–" in capsys.readouterr().out.splitlines()[-1]
 
 
