@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.cactus-theory
+TESTED := $(VENV)/.cactus-theory-tests
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
@@ -17,26 +19,30 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; $(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
 	@echo "Setting up $(VENV) (once; a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[solvers,testing,llm,figures]' pytest pytest-xdist beartype ruff pyright
+	@$(PIP) torch
+	@$(PIP) -e '.[solvers,testing,llm,figures]'
 	@touch $@
 
-setup: $(STAMP)  ## create .venv with the tested versions
+# what only tests and checks of style need: Triton interprets the kernels where no GPU is
+$(TESTED): $(STAMP)
+	@$(PIP) -e '.[kernels,sweep]' pytest pytest-xdist beartype ruff pyright
+	@touch $@
+
+setup: $(TESTED)  ## create .venv with the tested versions
 
 demo: $(STAMP)  ## the main job: two models in, one table and two pictures out (demo/)
 	@$(BIN)/python -m simulations demo
 
-test: $(STAMP)  ## the test suite
+test: $(TESTED)  ## the test suite
 	@$(PYTEST)
 
-test-thorough: $(STAMP)  ## the same with many more examples (tens of minutes)
+test-thorough: $(TESTED)  ## the same with many more examples (tens of minutes)
 	@CACTUS_THEORY_THOROUGH=1 $(PYTEST)
 
-mutate: $(STAMP)  ## make mistakes in a copy of the core; the tests must notice (< 25 minutes)
+mutate: $(TESTED)  ## make mistakes in a copy of the core; the tests must notice (< 25 minutes)
 	@$(BIN)/python -m tests.mutation
 
-lint: $(STAMP)  ## ruff and pyright
+lint: $(TESTED)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
 figures: $(STAMP)  ## redraw paper_figures/*.{pdf,png} from committed CSV
