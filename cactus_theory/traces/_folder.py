@@ -1,6 +1,5 @@
 """Write a trace text by text, so that a run can be killed and taken up again."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -91,7 +90,7 @@ class Folder:
             self._take_up()
 
     def _compare(self, name: str) -> None:
-        found, wanted = (_flat(header) for header in (read_header(self.path / name), self.header))
+        found, wanted = (header.flat() for header in (read_header(self.path / name), self.header))
         for key in wanted | found:
             if found.get(key) != wanted.get(key):
                 raise ValueError(
@@ -153,8 +152,3 @@ def save_trace(
 def _entry(name: str, shard: Shard, content: bytes) -> Entry:
     rows = len(shard.target_log_probs), len(shard.draft_log_probs)
     return Entry(name, len(shard), *rows, len(content), digest(content))
-
-
-def _flat(header: Header) -> dict[str, object]:
-    values = dataclasses.asdict(header)
-    return values | values.pop("details")

@@ -37,6 +37,11 @@ class Header:
     eos_token_ids: list[int]
     details: dict[str, Any]
 
+    def flat(self) -> dict[str, Any]:
+        """Return everything that makes the content what it is, in one level."""
+        values = asdict(self)
+        return values | values.pop("details")
+
 
 @dataclass(frozen=True)
 class Entry:

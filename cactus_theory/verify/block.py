@@ -51,9 +51,10 @@ class Block(Verifier):
     Attributes
     ----------
     bonus : where the token after a wholly accepted draft comes from. ``target``: its own row,
-        which costs no divergence. ``policy``: the policy's row h, which is charged, so that
-        the law of whole texts is that of h; it takes the draft's row after its last token, and
-        certain drafts, which have none, get the target's.
+        which costs no divergence. ``policy``: the policy's row h, which is charged: then every
+        token of a round has the law h, and whole rounds that of h where h depends on the text
+        alone. It takes the draft's row after its last token, and certain drafts, which have
+        none, get the target's.
     """
 
     bonus: str = "target"
@@ -266,7 +267,9 @@ def verify_block(
     """Verify each row's drafted path as a whole, then emit one more token per row.
 
     Accepts at least as many tokens as :func:`verify_chain` in expectation, for the same row h
-    at every node, and emits the same law of texts where h depends on the text alone.
+    at every node. The next token has the law h wherever it does under the chain, too; the law of
+    whole texts differs from the chain's unless h = q, since bonus tokens, which come from the
+    target, fall at other places.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ errors count texts, and ratios to the token-wise band at a constant price are pa
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,21 @@ def run(args: argparse.Namespace) -> int:
             }
             made += _table(width, known, own, args.levels)
     notes = provenance(command_line("blocks", add_arguments, args, ("out", "publish")))
-    notes |= {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
+    notes |= _sources(trace, args.values)
     for path in filter(None, (args.out / "blocks.csv", args.publish)):
         write_csv(path, made, notes)
     print(_shown(made))
     return 0
+
+
+def _sources(trace: Trace, values: list[Path]) -> dict[str, str]:
+    """Return what the trace and the values were made from, enough to make them again."""
+    notes = {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
+    notes |= {"trace_made": json.dumps(trace.header.flat())}
+    for file in values:
+        made = json.loads(file.read_text(encoding="utf-8")).get("made", {})
+        notes[f"{file.stem}_made"] = json.dumps(made)
+    return notes
 
 
 def _checked(values: list[Path]) -> list[Family]:

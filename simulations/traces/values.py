@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
         )
     notes = provenance(command_line("values", add_arguments, args))
     cycles = min(args.cycles or len(trace), len(trace))
-    made = notes | {"trace": trace.name, "cycles": cycles, "target": trace.header.target,
-                    "draft": trace.header.draft}  # fmt: skip
+    made = notes | {"trace": trace.name, "cycles": cycles, "trace_made": trace.header.flat()}
     write_json(args.out, table.as_json() | {"made": made})
     print(
         f"{args.out}: {len(table.prices)} prices, up to {len(table.slopes[0]) - 1} tokens to follow"
