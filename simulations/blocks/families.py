@@ -29,6 +29,17 @@ class Family:
         return len(self.policies) == 1
 
 
+def certain_families() -> list[Family]:
+    """Return what is compared on drafts of certain tokens, which a soft band knows to their end."""
+    prices = (*VALUED_PRICES[:3], *PRICES[1:])
+    return [
+        *(Family(f"speculative, {own}", own, ("speculative",)) for own in ("chain", "block")),
+        _family("band:price", "chain", PRICES),
+        _family("soft_band:ahead=False,price", "block", PRICES),
+        _family("soft_band:price", "block", prices),
+    ]
+
+
 def families(values: Sequence[Path]) -> list[Family]:
     """Return everything that is compared; ``values`` are files for the soft band."""
     found = []

@@ -24,7 +24,7 @@ from ..common.journal import Journal
 from ..common.progress import Progress
 from ..common.results import provenance, write_csv
 from ..common.terminal import fitted, width_of_terminal
-from .families import REFERENCE, Family, families
+from .families import REFERENCE, Family, certain_families, families
 
 WIDEST = 100
 SUMS = ("cycles", "tokens", "accepted", "reached", "kept")
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
                 f"--num-draft-tokens: must be from 1 to the {trace.num_draft_tokens} logged; "
                 f"got {width}"
             )
-    known = _checked(args.values)
+    known = _checked(args.values, certain=not trace.manifest.total("draft_rows"))
     made = []
     tables = {file.name: file.read_text(encoding="utf-8") for file in args.values}
     with Journal(args.out / "journal.jsonl", {"trace": trace.fingerprint} | tables) as journal:
@@ -88,12 +88,14 @@ def _sources(trace: Trace, values: list[Path]) -> dict[str, str]:
     return notes
 
 
-def _checked(values: list[Path]) -> list[Family]:
-    """Return all families, or raise before anything is replayed."""
+def _checked(values: list[Path], certain: bool) -> list[Family]:
+    """Return all families for drafts of a kind, or raise before anything is replayed."""
+    if certain and values:
+        raise ValueError("--values: certain drafts are known to their end; give no file")
     if len({file.stem for file in values}) < len(values):
         names = " ".join(file.name for file in values)
         raise ValueError(f"--values: files must have different names; got {names}")
-    known = families(values)
+    known = certain_families() if certain else families(values)
     for spec in (spec for family in known for spec in family.policies):
         find_policy(spec)
     return known

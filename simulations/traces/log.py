@@ -8,15 +8,23 @@ Replay policies on it with ``python -m simulations replay FOLDER --policy SPEC``
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from cactus_theory.decoding import load_pair
+from cactus_theory.decoding import ModelDrafter, NGram, load_pair
 from cactus_theory.traces import log_trace
 
 from ..common.inputs import add_pair_arguments, prompts_of
 from ..common.progress import Progress
+
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "sampled": lambda model: model,
+    "greedy": lambda model: ModelDrafter(model, greedy=True),
+    "ngram": lambda model: NGram(),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)
+    add("--drafter", choices=tuple(DRAFTERS), default="sampled", help="how the tokens are drafted")
     add("--num-draft-tokens", type=int, default=8, metavar="K")
     add("--cycles", type=int, default=1300, help="at least so many; texts are not cut short")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="of a text")
@@ -45,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     with Progress("logging cycles", args.cycles) as progress:
         trace = log_trace(
             pair.target,
-            pair.draft,
+            DRAFTERS[args.drafter](pair.draft),
             [pair.tokenizer(text)["input_ids"] for text in texts],
             args.out,
             num_draft_tokens=args.num_draft_tokens,

@@ -1,6 +1,7 @@
 """Values learned and blocks compared as a user does it: files, resuming, refusals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,11 @@ import pytest
 pytest.importorskip("safetensors")
 
 from cactus_theory.policies._values import read_values  # noqa: E402
-from cactus_theory.traces import Trace, learn_values, replay, tokens_at  # noqa: E402
+from cactus_theory.traces import Trace, learn_values, replay, save_trace, tokens_at  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.blocks import families as compared  # noqa: E402
 from simulations.blocks import replays  # noqa: E402
-from simulations.blocks.families import REFERENCE, Family, families  # noqa: E402
+from simulations.blocks.families import REFERENCE, Family, certain_families, families  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
 
@@ -108,6 +109,35 @@ def check_numbers(written: list[dict], known: list) -> None:
         assert float(row["tokens_per_call"]) == pytest.approx(tokens_at(own, LEVEL).value)
         assert (float(row["ratio"]) == 1) == (name == REFERENCE)
         assert (float(row["ratio_se"]) == 0) == (name == REFERENCE)
+
+
+@pytest.fixture(scope="module")
+def certain(tmp_path_factory) -> Path:
+    """Return the example as if its drafter had been certain of its tokens."""
+    example = Trace.open(EXAMPLE)
+    texts: dict[int, list] = {}
+    for cycle in example:
+        texts.setdefault(cycle.text, []).append(replace(cycle, draft_probs=None))
+    folder = tmp_path_factory.mktemp("certain") / "trace"
+    save_trace(folder, texts.values(), vocab_size=example.header.vocab_size, num_draft_tokens=4)
+    return folder
+
+
+def test_looking_ahead_along_certain_drafts_is_worth_tokens(certain, few, tmp_path, capsys) -> None:
+    level = "0.05"
+    arguments = ["blocks", str(certain), "--num-draft-tokens", "4", "--levels", level]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    written, notes = read_csv(tmp_path / "blocks.csv")
+    tokens = {row["family"]: float(row["tokens_per_call"]) for row in written}
+    assert list(tokens) == [own.name for own in certain_families()]
+    ahead, alone = (tokens[f"soft_band:{own}price, block"] for own in ("", "ahead=False,"))
+    # a certain draft ends at its first refusal under either verifier
+    assert alone == pytest.approx(tokens[REFERENCE])
+    assert ahead > alone
+    assert json.loads(notes["trace_made"])["num_draft_tokens"] == 4
+    capsys.readouterr()
+    assert main([*arguments, "--values", "own.json", "--out", str(tmp_path)]) == 2
+    assert "--values: certain drafts are known to their end" in capsys.readouterr().err
 
 
 def test_other_values_do_not_go_into_the_same_journal(

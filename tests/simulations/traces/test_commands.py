@@ -49,6 +49,17 @@ def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
     assert "belongs to a trace with another seed (0, now 1)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("drafter", ["greedy", "ngram"])
+def test_certain_drafts_are_logged_without_rows(tmp_path: Path, drafter: str) -> None:
+    pytest.importorskip("transformers")
+    assert main([*LOG, "--drafter", drafter, "--out", str(tmp_path / "t")]) == 0
+    trace = Trace.open(tmp_path / "t")
+    assert trace.manifest.total("draft_rows") == 0
+    drafts = [cycle.draft_token_ids.tolist() for cycle in trace]
+    assert all(cycle.draft_probs is None for cycle in trace)
+    assert any(drafts) or drafter == "ngram"  # which may find no match in so little text
+
+
 @pytest.mark.skipif(not THOROUGH, reason="kills a process; run by make test-thorough")
 def test_a_kill_in_the_middle_leaves_no_trace_of_itself(tmp_path: Path) -> None:
     arguments = "trace --cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out".split()
