@@ -1,4 +1,4 @@
-"""Draw figures from committed numbers: ``python -m paper_figures [NAME …] [--out FOLDER]``.
+"""Draw figures from committed numbers: ``python -m paper_figures [NAME …] [--width column]``.
 
 Every ``fig_NAME.py`` here has ``draw(data)``, which reads CSV in that folder and returns a
 figure; it is saved as ``NAME.pdf`` and ``NAME.png``, the same bytes for the same numbers.
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m paper_figures", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}")
+    parser.add_argument("--width", choices=("page", "column"), default="page", help="in a paper")
     parser.add_argument("--out", type=Path, default=HERE, help="where the pictures go")
     parser.add_argument("--data", type=Path, default=HERE / "data", help="folder of the CSV")
     args = parser.parse_args(arguments)
@@ -45,7 +46,7 @@ def _run(arguments: list[str] | None) -> int:
         for name in args.names or names():
             if name not in names():
                 raise ValueError(f"NAME: must be one of {', '.join(names())}; got {name!r}")
-            for path in draw(name, args.data, args.out):
+            for path in draw(name, args.data, args.out, args.width):
                 print(path)
     except BrokenPipeError:
         raise
@@ -55,13 +56,13 @@ def _run(arguments: list[str] | None) -> int:
     return 0
 
 
-def draw(name: str, data: Path, out: Path) -> list[Path]:
-    """Draw one figure and return its files."""
+def draw(name: str, data: Path, out: Path, width: str = "page") -> list[Path]:
+    """Draw one figure, as wide as a page or a column of it, and return its files."""
     try:
         style = importlib.import_module("paper_figures._style")
     except ImportError as error:
         raise ValueError("matplotlib is needed: pip install 'cactus-theory[figures]'") from error
-    with style.applied():
+    with style.applied(width):
         figure = importlib.import_module(f"paper_figures.fig_{name}").draw(data)
         return style.save(figure, name, out)
 

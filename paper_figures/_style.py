@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,48 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator  # noqa: E402
 
 INK, MUTED, GRID = "#222222", "#6b6b6b", "#e4e4e4"
-# Okabe and Ito's palette: told apart with any colour vision, and one colour per policy
-COLOUR = {
-    "speculative": INK,
-    "band_price": "#0072B2",
-    "band_delta": "#56B4E9",
-    "cactus": "#D55E00",
-    "cactus_exact": "#E69F00",
-    "soft_band": "#CC79A7",
-    "typical": "#009E73",
-    "typical_target": "#009E73",
+# inches: across a page, and in one of two columns, where panels stand below each other
+WIDTHS = {"page": 7.2, "column": 3.4}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a policy is drawn in every figure; line and marker tell it apart without colour."""
+
+    colour: str
+    line: Any
+    marker: str
+    name: str
+    hollow: bool = False
+
+    def options(self, size: float = 3.6) -> dict[str, Any]:
+        """Return what ``Axes.plot`` takes."""
+        face = "white" if self.hollow else self.colour
+        return {
+            "color": self.colour,
+            "ls": self.line,
+            "marker": self.marker,
+            "ms": size,
+            "mfc": face,
+        }
+
+
+# Okabe and Ito's palette: told apart with any colour vision, and one look per policy
+LOOKS = {
+    "speculative": Look(INK, ":", "s", "speculative (lossless)"),
+    "band_price": Look("#0072B2", "-", "o", "band, constant price"),
+    "band_delta": Look("#56B4E9", "--", "s", "band, constant δ"),
+    "cactus": Look("#D55E00", "-.", "^", "Cactus"),
+    "cactus_exact": Look("#E69F00", (0, (1, 1)), "v", "Cactus, exact root"),
+    "soft_band": Look("#CC79A7", "-", "D", "soft band"),
+    "typical": Look("#009E73", "-", "P", "typical"),
+    "typical_target": Look("#009E73", "--", "P", "typical, recovering from q", hollow=True),
 }
-NAME = {
-    "speculative": "speculative (lossless)",
-    "band_price": "band, constant price",
-    "band_delta": "band, constant δ",
-    "cactus": "Cactus",
-    "cactus_exact": "Cactus, exact root",
-    "soft_band": "soft band",
-    "typical": "typical",
-    "typical_target": "typical, recovering from q",
-}
+# policies without a look of their own, and rules from a file
+OTHER = Look(MUTED, (0, (5, 1)), "X", "")
+OWN = Look("#882255", (0, (5, 1)), "*", "")
+COLOUR = {key: look.colour for key, look in LOOKS.items()}
+NAME = {key: look.name for key, look in LOOKS.items()}
 SETTINGS = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
@@ -71,17 +93,33 @@ SETTINGS = {
 }
 
 
-def applied() -> AbstractContextManager[None]:
+def applied(width: str = "page") -> AbstractContextManager[None]:
     """Return a context in which figures have this look, whatever the user's settings are."""
-    settings: Any = {**matplotlib.rcParamsDefault, **SETTINGS, "backend": "Agg"}
-    return plt.rc_context(settings)
+    size = (WIDTHS[width], 3.4)
+    own: Any = {**matplotlib.rcParamsDefault, **SETTINGS, "backend": "Agg", "figure.figsize": size}
+    return plt.rc_context(own)
 
 
-def panels(columns: int, width: float = 7.2, height: float = 3.1) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``width`` × ``height`` inches with panels side by side."""
-    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained")
+def narrow() -> bool:
+    """Return whether figures are drawn for one column."""
+    return plt.rcParams["figure.figsize"][0] <= WIDTHS["column"]
+
+
+def panels(count: int, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels of ``height`` inches side by side, or stacked in a column."""
+    width = plt.rcParams["figure.figsize"][0]
+    rows, columns = (count, 1) if narrow() else (1, count)
+    tall = height * (0.85 * count if narrow() else 1)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width, tall), layout="constrained", squeeze=False
+    )
     figure.get_layout_engine().set(w_pad=0.09, h_pad=0.06)  # type: ignore[union-attr]
-    return figure, list(axes) if columns > 1 else [axes]
+    return figure, list(axes.flat)
+
+
+def look(name: str) -> Look:
+    """Return how a policy, or a series of its knob, is drawn."""
+    return LOOKS.get(name, OWN if ".py" in name else OTHER)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -87,18 +87,12 @@ def overpaid(ax: Axes, series: Series) -> None:
 
 def plot(ax: Axes, name: str, series: Series, x: str, y: str) -> Columns:
     """Draw one policy over its knob and return its points."""
-    best, hollow = name == "band_price", name == "typical_target"
     points = style.columns(series[name], x, y)
-    ax.plot(
-        *points,
-        color=style.COLOUR[name],
-        linewidth=2.2 if best else 1.3,
-        linestyle="--" if hollow else "-",
-        marker="" if best else "o",
-        markersize=3.4,
-        markerfacecolor="white" if hollow else style.COLOUR[name],
-        zorder=5 if best else 3,
-    )
+    best = name == "band_price"
+    options = style.look(name).options(3.4)
+    if best:  # a line without points: the knob is drawn densely
+        options |= {"marker": "", "lw": 2.2}
+    ax.plot(*points, **{"lw": 1.3, "zorder": 5 if best else 3} | options)
     return points[0], points[1]
 
 

@@ -17,7 +17,7 @@ LABELLED = 9
 def draw(data: Path) -> Figure:
     """Return the figure from ``band_row.csv``: ratios to q on the left, tokens on the right."""
     rows = style.read(data / "band_row.csv")
-    figure, (ratios, tokens) = style.panels(2, width=8.2, height=3.6)
+    figure, (ratios, tokens) = style.panels(2)
     _ratios(ratios, rows)
     _tokens(tokens, rows)
     return figure
@@ -42,9 +42,9 @@ def _ratios(ax: Axes, rows: list[dict[str, Any]]) -> None:
     style.label(ax, f"b = {upper:.2f}", (0.02, upper), style.COLOUR["band_price"], shift=(0, 6))
     style.label(ax, f"a = {lower:.2f}", (0.98, lower), style.COLOUR["band_price"],
                 shift=(0, -7), ha="right")  # fmt: skip
-    ax.set_xlabel("tokens in order of p/q, width = target probability q")
+    ax.set_xlabel("tokens in order of p/q, as wide as q")
     ax.set_ylabel("probability relative to the target")
-    ax.set_title("The optimum is a band around the target")
+    ax.set_title("The optimum is a band around q")
     ax.legend(frameon=False, fontsize=7.5, loc="upper left")
 
 
@@ -65,8 +65,5 @@ def _tokens(ax: Axes, rows: list[dict[str, Any]]) -> None:
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("probability")
     first = rows[0]
-    ax.set_title(
-        f"accepts {first['acceptance']:.3f} at KL {first['delta']:g}, lossless "
-        f"{first['speculative']:.3f}"
-    )
+    ax.set_title(f"{first['acceptance']:.3f} accepted (lossless {first['speculative']:.3f})")
     ax.legend(frameon=False, fontsize=7.5, loc="lower right")

@@ -28,7 +28,7 @@ def draw(data: Path) -> Figure:
     """Return the figure from ``blocks.csv``: a panel for every K."""
     rows = style.read(data / "blocks.csv")
     widths = sorted({row["num_draft_tokens"] for row in rows})
-    figure, panels = style.panels(len(widths), width=2.1 + 2.6 * len(widths), height=3.6)
+    figure, panels = style.panels(len(widths), height=3.6)
     for ax, width in zip(panels, widths, strict=True):
         own = [row for row in rows if row["num_draft_tokens"] == width and row["kl_per_token"] > 0]
         _curves(ax, own)
@@ -42,7 +42,14 @@ def draw(data: Path) -> Figure:
     for ax in panels:
         ax.set_ylim(min(bottom), max(top))
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=7.5)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        frameon=False,
+        fontsize=7.5,
+        ncols=1 if style.narrow() else 2,
+    )
     return figure
 
 

@@ -16,7 +16,7 @@ SERIES = ("band_price", "band_delta", "cactus")
 def draw(data: Path) -> Figure:
     """Return the figure from ``constant_price.csv``: the trade-off, and the extra KL paid."""
     rows = style.read(data / "constant_price.csv")
-    figure, (curve, ratio) = style.panels(2, width=8.2, height=3.5)
+    figure, (curve, ratio) = style.panels(2)
     _curve(curve, rows)
     _ratio(ratio, rows)
     return figure
@@ -28,7 +28,7 @@ def _curve(ax: Axes, rows: list[dict[str, Any]]) -> None:
             (r["kl_per_token"], r["tokens_per_call"]) for r in rows if r["series"] == series
         )
         xs, ys = zip(*own, strict=True)
-        ax.plot(xs, ys, "o-", ms=3.5, color=style.COLOUR[series], label=style.NAME[series])
+        ax.plot(xs, ys, label=style.NAME[series], **style.look(series).options())
     ax.set_xscale("log")
     style.ticks(ax.xaxis, (0.001, 0.01, 0.1, 1))
     ax.set_xlabel("emitted KL per token, nats")
@@ -49,7 +49,7 @@ def _ratio(ax: Axes, rows: list[dict[str, Any]]) -> None:
             continue
         xs, ys, lows, highs = zip(*own, strict=True)
         colour = style.COLOUR[series]
-        ax.plot(xs, ys, "o-", ms=3.5, color=colour, label=style.NAME[series])
+        ax.plot(xs, ys, label=style.NAME[series], **style.look(series).options())
         ax.fill_between(xs, lows, highs, color=colour, alpha=0.15, lw=0)
     ax.axhline(1, color=style.COLOUR["band_price"], lw=1.2)
     ax.set_xscale("log")

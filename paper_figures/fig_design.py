@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paper_figures import _style as style
+from paper_figures._labels import Name, place
 
 # tokens that the draft gives this much are named
 LABELLED = 0.05
@@ -20,41 +21,40 @@ ROLES = {
     "protected": "designed, ends a sentence or line",
 }
 SHADE = {"free": "#882255", "capped": style.COLOUR["cactus_exact"], "protected": "#CC79A7"}
+MARKER = {"free": "o", "capped": "^", "protected": "s"}
+LINE = {"budget": "-", "protect": "--", "cap": "-."}
 
 
 def draw(data: Path) -> Figure:
     """Return the figure from ``design_example.csv``: what becomes of each token, and the cost."""
     rows = style.read(data / "design_example.csv")
-    figure, (tokens, curves) = style.panels(2, width=8.2, height=3.7)
+    figure, (tokens, curves) = style.panels(2, height=3.7)
     curve = [row for row in rows if row["kind"] == "curve"]
-    _tokens(tokens, [row for row in rows if row["kind"] == "token"], curve)
+    named = _tokens(tokens, [row for row in rows if row["kind"] == "token"], curve)
     _curves(curves, curve)
+    place({tokens: named})
     return figure
 
 
-def _tokens(ax: Axes, rows: list[dict[str, Any]], curve: list[dict[str, Any]]) -> None:
-    """Draw what is emitted against what is drafted, both relative to the target."""
+def _tokens(ax: Axes, rows: list[dict[str, Any]], curve: list[dict[str, Any]]) -> list[Name]:
+    """Draw what is emitted against what is drafted, relative to the target; return the names."""
     plain, designed = ([row for row in rows if row["design"] == name] for name in ("budget", "cap"))
     cap = next(row["cap"] for row in curve if row["design"] == "cap")
     low = 0.85 * min(row["h"] / row["q"] for row in plain)
     high = 1.6 * max(row["h"] / row["q"] for row in (*plain, *designed))
     ax.plot([low, high], [low, high], color=style.GRID, lw=1.2, zorder=0)
-    style.label(ax, "the draft", (10, 10), style.MUTED, shift=(-4, 4), ha="right", fontsize=7.5)
     for height, text in ((1.0, "target"), (cap, f"cap {cap:g}")):
         ax.axhline(height, color=style.MUTED, lw=0.8, ls=(0, (4, 3)), zorder=0)
-        style.label(ax, text, (RIGHT, height), style.MUTED, shift=(-3, 5), ha="right", fontsize=7.5)
-    groups = [(plain, COLOUR["budget"], "optimum under KL alone")]
+        style.label(ax, text, (RIGHT, height), style.MUTED, shift=(3, 0), fontsize=7)
+    groups = [(plain, COLOUR["budget"], "D", "optimum under KL alone")]
     for role, label in ROLES.items():
-        groups.append(([row for row in designed if row["role"] == role], SHADE[role], label))
-    for group, colour, label in groups:
+        groups.append(
+            ([row for row in designed if row["role"] == role], SHADE[role], MARKER[role], label)
+        )
+    for group, colour, marker, label in groups:
         ratios = [[row[key] / row["q"] for row in group] for key in ("p", "h")]
         sizes = [9 + 500 * max(row["q"], row["p"]) for row in group]
-        ax.scatter(*ratios, s=sizes, color=colour, label=label, alpha=0.75, lw=0)
-    for row in (row for row in designed if row["p"] >= LABELLED):
-        at = (row["p"] / row["q"], row["h"] / row["q"])
-        away = (0, -3 - 11 * max(row["q"], row["p"]) ** 0.5)
-        style.label(ax, row["token"], at, style.INK, shift=away, ha="center", va="top",
-                    fontsize=7, family="monospace")  # fmt: skip
+        ax.scatter(*ratios, s=sizes, color=colour, marker=marker, label=label, alpha=0.75, lw=0)
     ax.set_xscale("log")
     ax.set_yscale("log")
     style.ticks(ax.xaxis, (0.03, 0.1, 0.3, 1, 3, 10, 30))
@@ -63,10 +63,13 @@ def _tokens(ax: Axes, rows: list[dict[str, Any]], curve: list[dict[str, Any]]) -
     ax.set_ylim(low * 0.8, high)
     ax.set_xlabel("draft relative to target, p/q")
     ax.set_ylabel("emitted relative to target, h/q")
-    ax.set_title("Every kind of token keeps its own ceiling")
+    ax.set_title("Each kind of token has its ceiling")
     legend = ax.legend(frameon=False, fontsize=7.5, loc="upper left", borderaxespad=0)
     for handle in legend.legend_handles:
         handle.set_sizes([28])  # type: ignore[union-attr]
+    sure = [row for row in designed if row["p"] >= LABELLED]
+    names = [Name(r["token"], (r["p"] / r["q"], r["h"] / r["q"]), style.INK) for r in sure]
+    return [*names, Name("the draft", (10, 10), style.MUTED)]
 
 
 def _curves(ax: Axes, rows: list[dict[str, Any]]) -> None:
@@ -77,7 +80,7 @@ def _curves(ax: Axes, rows: list[dict[str, Any]]) -> None:
         mine = sorted((r for r in rows if r["design"] == design), key=lambda row: row["delta"])
         deltas, accepted = style.columns(mine, "delta", "acceptance")
         at = next(row["acceptance"] for row in mine if row["delta"] == drawn)
-        ax.plot(deltas, accepted, color=COLOUR[design], label=f"{label}: {at:.3f}")
+        ax.plot(deltas, accepted, color=COLOUR[design], ls=LINE[design], label=f"{label}: {at:.3f}")
         ax.plot([drawn], [at], "o", ms=4.5, color=COLOUR[design])
     lossless = rows[0]["lossless"]
     ax.axhline(lossless, color=style.INK, lw=0.9, ls=(0, (4, 3)))

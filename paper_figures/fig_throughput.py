@@ -9,21 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paper_figures import _style as style
+from paper_figures._labels import Name, place
 
 Row = dict[str, Any]
 CURVES = ("band_price", "band_delta", "cactus", "soft_band")
-MARKERS = {"band_price": "o", "band_delta": "s", "cactus": "^", "soft_band": "D"}
-LINES = {"band_price": "-", "band_delta": "--", "cactus": "-.", "soft_band": "-"}
 # drawn left of the axis' least value: lossless methods emit no divergence at all
 LEAST_KL = 3e-3
-FAR_RIGHT = 0.25
-# baselines closer than this share of the panel are labelled on either side
-CLOSE = 0.07
+# between the names of baselines, of the panel's height
+ROOM = 0.055
 KL_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3)
 BASELINES = {
-    "plain": "plain decoding",
-    "hf_plain": "Hugging Face generate",
-    "hf_assisted": "Hugging Face assisted",
+    "plain": "plain",
+    "hf_plain": "HF generate",
+    "hf_assisted": "HF assisted",
 }
 
 
@@ -31,14 +29,17 @@ def draw(data: Path) -> Figure:
     """Return the figure from ``throughput.csv``, every method at its fastest K."""
     rows = style.read(data / "throughput.csv")
     batches = sorted({row["batch"] for row in rows})
-    figure, panels = style.panels(len(batches), width=4.4 * len(batches), height=4.0)
+    figure, panels = style.panels(len(batches), height=3.9)
+    named = {}
     for ax, batch in zip(panels, batches, strict=True):
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         _curves(ax, tuned)
-        _others(ax, tuned)
-        _baselines(ax, tuned)
         _frame(ax, tuned, batch)
-    panels[0].legend(loc="upper left", frameon=False, fontsize=7.5, bbox_to_anchor=(0, 0.93))
+        _baselines(ax, tuned)
+        if ax is panels[0]:
+            ax.legend(loc="upper left", frameon=False, fontsize=7.5, borderaxespad=0)
+        named[ax] = _others(ax, tuned)
+    place(named)
     return figure
 
 
@@ -59,11 +60,11 @@ def _curves(ax: Axes, rows: list[Row]) -> None:
             continue
         kl, speed = [_kl(row) for row in own], [row["tokens_per_second"] for row in own]
         low, high = _interval(own)
-        look: Any = {"color": style.COLOUR[name], "ls": LINES[name], "marker": MARKERS[name]}
+        look = style.look(name).options()
         if verifier:  # hollow beside those that are verified token by token
             look["mfc"] = "white"
         label = style.NAME[name] + f", {verifier}" * bool(verifier)
-        ax.errorbar(kl, speed, [low, high], ms=3.6, lw=1.3, elinewidth=0.8, label=label, **look)
+        ax.errorbar(kl, speed, [low, high], lw=1.3, elinewidth=0.8, label=label, **look)
 
 
 def _place(series: str) -> tuple[int, str]:
@@ -72,38 +73,37 @@ def _place(series: str) -> tuple[int, str]:
     return CURVES.index(name) if name in CURVES else len(CURVES), series
 
 
-def _others(ax: Axes, rows: list[Row]) -> None:
-    """Draw policies that are no family here as points with their names."""
+def _others(ax: Axes, rows: list[Row]) -> list[Name]:
+    """Draw policies that are no family here as points and return their names."""
+    names = []
     for row in rows:
         spent = row["emitted_kl_per_token"]
         if _family(row) in CURVES or row["method"] in BASELINES or spent is None:
             continue
         if spent < LEAST_KL:
             continue
-        colour = style.COLOUR.get(row["method"], style.MUTED)
-        ax.plot(spent, row["tokens_per_second"], "D", color=colour, ms=3.6)
-        right = spent > FAR_RIGHT  # the baselines' names stand there
-        style.label(ax, row["method"].replace("_", " "), (spent, row["tokens_per_second"]), colour,
-                    fontsize=7, shift=(-5, 4) if right else (5, -5),
-                    ha="right" if right else "left")  # fmt: skip
+        look = style.look(row["method"])
+        at = (spent, row["tokens_per_second"])
+        ax.plot(*at, **{**look.options(4.0), "ls": ""})
+        names.append(Name(row["method"].replace("_", " "), at, look.colour))
+    return names
 
 
 def _baselines(ax: Axes, rows: list[Row]) -> None:
-    """Draw what emits the target's own law as horizontal lines, labelled on the free side."""
+    """Draw what emits the target's own law as horizontal lines, named to their right."""
     lossless = next((row for row in rows if _series(row) == "speculative"), None)
-    named = [(lossless, f"lossless, K {lossless['num_draft_tokens']:g}")] if lossless else []
+    named = [(lossless, f"lossless,\nK = {lossless['num_draft_tokens']:g}")] if lossless else []
     for method, name in BASELINES.items():
         named += [(row, name) for row in rows if row["method"] == method][:1]
     named.sort(key=lambda pair: pair[0]["tokens_per_second"])
-    speeds = [row["tokens_per_second"] for row, _ in named] + [float("inf")]
-    room = CLOSE * max(row["tokens_per_second"] for row in rows)
-    for place, (row, name) in enumerate(named):
+    least = ROOM * max(row["tokens_per_second"] for row in rows)
+    height = -least
+    for row, name in named:
         speed = row["tokens_per_second"]
-        below = speeds[place + 1] - speed < room
+        height = max(speed, height + least)
         ax.axhline(speed, color=style.INK, lw=0.8, ls=":")
-        ax.annotate(name, (1, speed), (-2, -2 if below else 2),
-                    xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
-                    va="top" if below else "bottom", fontsize=7)  # fmt: skip
+        ax.annotate(name, (1, height), (3, 0), xycoords=("axes fraction", "data"),
+                    textcoords="offset points", ha="left", va="center", fontsize=7)  # fmt: skip
 
 
 def _frame(ax: Axes, rows: list[Row], batch: float) -> None:

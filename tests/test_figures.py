@@ -1,12 +1,19 @@
+import importlib
+import itertools
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.text import Text  # noqa: E402
+
+from paper_figures import _style as style  # noqa: E402
 from paper_figures.__main__ import HERE, main, names  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
 
+# pixels at 100 dpi by which two texts may overlap: their boxes are a little larger than the ink
+TOUCHING = 2.0
 NEEDS = {
     "acceptance_kl": ("acceptance_kl",),
     "blocks": ("blocks",),
@@ -50,3 +57,56 @@ def test_figures_import_nothing_that_computes():
     for path in Path(HERE).glob("*.py"):
         text = path.read_text()
         assert not any(name in text for name in ("cactus_theory", "simulations", "import torch"))
+
+
+def texts(figure):
+    """Return the places of all texts that are seen, with what they say."""
+    beyond = {id(label) for axes in figure.axes for label in labels_beyond(axes)}
+    found = []
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and id(text) not in beyond:
+            found.append((text.get_text(), Text.get_window_extent(text)))  # without its line
+    return found
+
+
+def labels_beyond(axes):
+    """Yield the labels of ticks outside the view, which are not drawn."""
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_transform().transform(axis.get_view_interval()))
+        slack = 1e-6 * (high - low)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+            if (
+                not low - slack
+                <= axis.get_transform().transform([tick.get_loc()])[0]
+                <= high + slack
+            ):
+                yield from (tick.label1, tick.label2)
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize("name", names())
+def test_no_text_covers_another_or_leaves_the_page(name, width):
+    if width == "column" and not THOROUGH:
+        pytest.skip("one column: run by make test-thorough")
+    if missing(name):
+        pytest.skip(f"{', '.join(missing(name))}.csv is not here yet")
+    with style.applied(width):
+        figure = importlib.import_module(f"paper_figures.fig_{name}").draw(HERE / "data")
+        figure.draw_without_rendering()
+        seen, page = texts(figure), figure.bbox
+        assert figure.get_size_inches()[0] == style.WIDTHS[width]
+        style.plt.close(figure)
+    for said, box in seen:
+        assert page.x0 - TOUCHING <= box.x0 and box.x1 <= page.x1 + TOUCHING, said
+        assert page.y0 - TOUCHING <= box.y0 and box.y1 <= page.y1 + TOUCHING, said
+    for (one, a), (other, b) in itertools.combinations(seen, 2):
+        across = min(a.x1, b.x1) - max(a.x0, b.x0)
+        along = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert min(across, along) <= TOUCHING, f"{one!r} covers {other!r}"
+
+
+def test_policies_are_told_apart_without_colour():
+    looks = [(look.line, look.marker, look.hollow) for look in style.LOOKS.values()]
+    assert len(set(looks)) == len(looks)
+    assert style.look("my_rule.py:my_rule") == style.OWN
+    assert style.OWN.colour not in style.COLOUR.values()

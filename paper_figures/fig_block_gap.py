@@ -1,0 +1,70 @@
+"""How far policies stay from the best verification of a drafted path, on exact random trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper_figures import _style as style
+
+Row = dict[str, Any]
+CURVES = {
+    ("soft_band", "block"): "band of p/P, block",
+    ("band", "block"): "band, block",
+    ("cactus", "block"): "Cactus, block (its emitted law)",
+    ("band", "chain"): "band, token by token",
+    ("cactus", "chain"): "Cactus, token by token",
+}
+SERIES = {"band": "band_price"}
+# beyond, everything drafted is accepted and there is no gap to see
+LEAST, MOST = 1e-3, 0.2
+TICKS = (0.001, 0.003, 0.01, 0.03, 0.1)
+
+
+def draw(data: Path) -> Figure:
+    """Return the figure from ``block_gap.csv``: the first tree, and the gaps on all."""
+    rows = style.read(data / "block_gap.csv")
+    figure, (tree, gaps) = style.panels(2, height=3.5)
+    first = rows[0]["tree"]
+    bound = sorted({(r["divergence_per_token"], r["optimal_tokens_per_call"])
+                    for r in rows if r["tree"] == first and _shown(r)})  # fmt: skip
+    tree.plot(*zip(*bound, strict=True), color=style.INK, lw=2.2, label="the bound: any verifier")
+    for key, name in CURVES.items():
+        for number, own in enumerate(sorted({row["tree"] for row in rows})):
+            mine = [r for r in rows if r["tree"] == own and _key(r) == key and _shown(r)]
+            mine.sort(key=lambda row: row["divergence_per_token"])
+            look = style.look(SERIES.get(key[0], key[0])).options()
+            if key[1] == "chain":
+                look["mfc"] = "white"
+            spent, tokens, gap = style.columns(
+                mine, "divergence_per_token", "tokens_per_call", "gap_percent"
+            )
+            if own == first:
+                tree.plot(spent, tokens, lw=1.1, **look)
+            gaps.plot(spent, gap, lw=0.9, label=name if not number else None, **look)
+    _frame(tree, "tokens per target call", "One random tree, K = 4")
+    _frame(gaps, "below the bound, %", "The gap on three trees")
+    tree.legend(frameon=False, fontsize=7, loc="upper left")
+    handles, labels = gaps.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=7.5,
+                  ncols=1 if style.narrow() else 3)  # fmt: skip
+    return figure
+
+
+def _shown(row: Row) -> bool:
+    return LEAST <= row["divergence_per_token"] <= MOST
+
+
+def _frame(ax: Axes, height: str, title: str) -> None:
+    ax.set_xscale("log")
+    style.ticks(ax.xaxis, TICKS)
+    ax.set_xlabel("metered KL, nats per token")
+    ax.set_ylabel(height)
+    ax.set_title(title)
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return str(row["policy"]).partition(":")[0], row["verifier"]

@@ -1,0 +1,61 @@
+"""What a decode does to whole texts, enumerated: tokens per call against the KL of the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper_figures import _style as style
+
+Row = dict[str, Any]
+CURVES = {
+    ("soft_band", "block"): "band of p/P, block",
+    ("band", "block"): "band, block",
+    ("band", "chain"): "band, token by token",
+    ("cactus", "chain"): "Cactus, token by token",
+    ("mixture", "chain"): "mixture, token by token",
+}
+SERIES = {"band": "band_price"}
+KL_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1)
+
+
+def draw(data: Path) -> Figure:
+    """Return the figure from ``sequence_kl.csv``: the trade-off, and the meter's slack."""
+    rows = style.read(data / "sequence_kl.csv")
+    figure, (calls, slack) = style.panels(2, height=3.5)
+    for key, name in CURVES.items():
+        own = [row for row in rows if _key(row) == key and row["kl"] > 0]
+        own.sort(key=lambda row: row["kl"])
+        look = style.look(SERIES.get(key[0], key[0])).options()
+        if key[1] == "chain":
+            look["mfc"] = "white"
+        kl, tokens, meter = style.columns(own, "kl", "tokens_per_call", "meter")
+        calls.plot(kl, tokens, lw=1.2, label=name, **look)
+        slack.plot(kl, [m / k for m, k in zip(meter, kl, strict=True)], lw=1.2, **look)
+    for row in rows:
+        if row["policy"] == "speculative":
+            calls.axhline(row["tokens_per_call"], color=style.INK, lw=0.8, ls=":")
+            where = f"lossless, {'block' if row['verifier'] == 'block' else 'token by token'}"
+            style.label(calls, where, (2 * KL_TICKS[-1], row["tokens_per_call"]), style.INK,
+                        shift=(0, 5), ha="right", fontsize=7)  # fmt: skip
+    _frame(calls, "tokens per target call", "Whole texts of a tiny pair, exactly")
+    _frame(slack, "expected meter ÷ KL of the text", "The meter bounds that KL")
+    slack.axhline(1, color=style.INK, lw=0.8, ls=":")
+    calls.legend(frameon=False, fontsize=7, loc="upper left")
+    return figure
+
+
+def _frame(ax: Axes, height: str, title: str) -> None:
+    ax.set_xscale("log")
+    ax.set_xlim(KL_TICKS[0] * 0.8, None)
+    style.ticks(ax.xaxis, KL_TICKS)
+    ax.set_xlabel("KL of the whole text, nats")
+    ax.set_ylabel(height)
+    ax.set_title(title)
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return str(row["policy"]).partition(":")[0], row["verifier"]
