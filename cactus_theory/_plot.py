@@ -2,6 +2,7 @@
 
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,46 @@ COMPARED = {
     "Cactus": [f"cactus:delta={delta}" for delta in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)],
     "typical": [f"typical:epsilon={epsilon}" for epsilon in (0.5, 0.2, 0.09, 0.04, 0.01)],
 }
-COLOURS = {"Cactus": "#D55E00", "typical": "#009E73"}
-OPTIMUM, DRAFT, INK = "#0072B2", "#bdbdbd", "#222222"
+# the looks of policies and the settings are those of the project's figures (paper_figures)
+LOOKS = {
+    "Cactus": {"color": "#D55E00", "ls": "-.", "marker": "^"},
+    "typical": {"color": "#009E73", "ls": "-", "marker": "P"},
+}
+OPTIMUM, OWN, DRAFT, INK = "#0072B2", "#882255", "#bdbdbd", "#222222"
+SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.labelsize": 8.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#6b6b6b",
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": "#6b6b6b",
+    "ytick.color": "#6b6b6b",
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.minor.visible": False,
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "white",
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "cactus-theory",
+}
+# nothing of the day or the machine goes into a file: equal rows give equal bytes
+METADATA = {
+    ".png": {"Software": None},
+    ".pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
 # enough for a line without corners
 FRONTIER_POINTS = 65
 # Ratios are drawn between these; tokens beyond are nearly excluded by one of the two models.
@@ -27,33 +66,40 @@ SHOWN_RATIOS = (1e-3, 1e3)
 def save_plot(
     path: str, q: np.ndarray, p: np.ndarray, divergence: str, delta: float, rule: Any = None
 ) -> None:
-    """Draw the optimum for one row (V,) at ``delta``, with the policy ``rule`` if given, as PNG.
+    """Draw the optimum for one row (V,) at ``delta``, and the policy ``rule``, as PNG or PDF.
 
     Raises
     ------
     ValueError, OSError
-        Another suffix than .png; a file that cannot be written.
+        Another suffix than .png or .pdf; a file that cannot be written.
     ModuleNotFoundError
         Without matplotlib (extra ``figures``).
     """
-    if not path.endswith(".png"):
-        raise ValueError(f"--plot: must end in .png; got {path!r}")
+    suffix = Path(path).suffix
+    if suffix not in METADATA:
+        raise ValueError(f"--plot: must end in .png or .pdf; got {path!r}")
     check.optional_module("matplotlib", "figures")
-    from matplotlib.figure import Figure
+    import matplotlib
 
     q, p = (np.asarray(row, np.float64) / np.asarray(row, np.float64).sum() for row in (q, p))
     best = ct.optimal_acceptance(q, p, divergence=divergence, delta=delta)
-    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    content = io.BytesIO()
+    settings: Any = {**matplotlib.rcParamsDefault, **SETTINGS, "backend": "Agg"}
+    with matplotlib.rc_context(settings):
+        figure = _drawn(q, p, best, divergence, rule)
+        figure.savefig(content, format=suffix[1:], dpi=200, metadata=METADATA[suffix])
+    write_whole(path, content.getvalue())
+
+
+def _drawn(q: np.ndarray, p: np.ndarray, best: Any, divergence: str, rule: Any) -> Any:
+    """Return the figure, as wide as a page."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.5), layout="constrained")
     band, curve = figure.subplots(1, 2)
-    for ax in (band, curve):
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(color="#e8e8e8", linewidth=0.6)
-        ax.set_axisbelow(True)
     _draw_band(band, q, p, best, rule)
     _draw_frontier(curve, q, p, best, divergence, rule)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
-    write_whole(path, content.getvalue())
+    return figure
 
 
 def _draw_band(ax: Any, q: np.ndarray, p: np.ndarray, best: Any, rule: Any) -> None:
@@ -64,7 +110,7 @@ def _draw_band(ax: Any, q: np.ndarray, p: np.ndarray, best: Any, rule: Any) -> N
     edges = np.concatenate([[0.0], mass.cumsum()])
     rows = [("draft p/q", p, DRAFT, 4.0), ("the optimum", best.target, OPTIMUM, 2.0)]
     if rule is not None:
-        rows.append((f"{rule.spec} emits", ct.emitted_law(rule, q, p), COLOURS["Cactus"], 1.3))
+        rows.append((f"{rule.spec} emits", ct.emitted_law(rule, q, p), OWN, 1.3))
     for label, row, colour, width in rows:
         ratio = (row[inside][order] / mass).clip(*SHOWN_RATIOS)
         ax.stairs(ratio, edges, color=colour, linewidth=width, label=label, baseline=None)
@@ -73,12 +119,10 @@ def _draw_band(ax: Any, q: np.ndarray, p: np.ndarray, best: Any, rule: Any) -> N
     ax.axhspan(low, high, color=OPTIMUM, alpha=0.09, linewidth=0)
     ax.set_yscale("log")
     ax.set_xlim(0, 1)
-    ax.set_xlabel("tokens in order of p/q, each as wide as its target probability")
+    ax.set_xlabel("tokens in order of p/q, as wide as q")
     ax.set_ylabel("probability relative to the target")
-    ax.set_title(
-        f"the optimum clips p to between {lower:.3g} q and {upper:.3g} q", fontsize=9.5, loc="left"
-    )
-    ax.legend(frameon=False, fontsize=8)
+    ax.set_title(f"Optimum: p within {lower:.3g} q … {upper:.3g} q")
+    ax.legend(frameon=False, fontsize=7.5)
 
 
 def _draw_frontier(
@@ -92,21 +136,17 @@ def _draw_frontier(
         points = [_point(ct.policy(spec), q, p, divergence) for spec in specs]
         finite = [point for point in points if math.isfinite(point[0])]
         spent, kept = np.array(finite).reshape(-1, 2).T
-        ax.plot(spent, kept, "o-", ms=3.5, lw=0.9, color=COLOURS[label], label=label)
+        ax.plot(spent, kept, ms=3.6, lw=1.1, label=label, **LOOKS[label])
     ax.plot(0, float(line.acceptance[0]), "s", ms=6, color=INK, label="speculative")
     ax.plot(float(best.divergence), float(best.acceptance), "o", ms=8, color=OPTIMUM)
     if rule is not None:
         spent, kept = _point(rule, q, p, divergence)
-        ax.plot(spent, kept, "*", ms=13, color=COLOURS["Cactus"], mec=INK, label=rule.spec)
+        ax.plot(spent, kept, "*", ms=12, color=OWN, mec=INK, label=rule.spec)
     unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
     ax.set_xlabel(f"{divergence} of what is emitted, from the target{unit}")
     ax.set_ylabel("acceptance")
-    ax.set_title(
-        f"optimum: {float(best.acceptance):.4g} accepted at {float(best.divergence):.4g}",
-        fontsize=9.5,
-        loc="left",
-    )
-    ax.legend(frameon=False, fontsize=8, loc="best")
+    ax.set_title(f"Optimum: {float(best.acceptance):.4g} at {float(best.divergence):.4g}")
+    ax.legend(frameon=False, fontsize=7.5, loc="best")
 
 
 def _point(rule: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[float, float]:

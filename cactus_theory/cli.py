@@ -90,7 +90,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     parser.add_argument("--csv", metavar="FILE.csv", help="also save one line per row")
     parser.add_argument(
-        "--plot", metavar="FILE.png", help="draw one row: the band, the frontier, policies on it"
+        "--plot", metavar="FILE", help="draw one row: band, frontier, policies; .png or .pdf"
     )
     parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw")
 

@@ -150,6 +150,18 @@ def test_plot_draws_a_row_with_zeros(
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
 
+def test_plot_writes_pdf_and_refuses_other_suffixes(tmp_path: Path, capsys) -> None:
+    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
+    for path, row in zip(paths, (Q, P), strict=True):
+        np.save(path, np.array(row))
+    out = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
+    for file in out:
+        assert main(["solve", *paths, "--delta", "0.1", "--plot", str(file)]) == 0
+    assert out[0].read_bytes() == out[1].read_bytes() and out[0].read_bytes()[:4] == b"%PDF"
+    assert main(["solve", *paths, "--delta", "0.1", "--plot", str(tmp_path / "c.svg")]) == 2
+    assert "--plot: must end in .png or .pdf; got" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -8,6 +8,7 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.text import Text  # noqa: E402
 
+from cactus_theory import _plot  # noqa: E402
 from paper_figures import _style as style  # noqa: E402
 from paper_figures.__main__ import HERE, main, names  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
@@ -103,6 +104,13 @@ def test_no_text_covers_another_or_leaves_the_page(name, width):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         along = min(a.y1, b.y1) - max(a.y0, b.y0)
         assert min(across, along) <= TOUCHING, f"{one!r} covers {other!r}"
+
+
+def test_a_plotted_row_looks_like_the_figures():
+    assert _plot.SETTINGS == style.SETTINGS
+    assert _plot.OWN == style.OWN.colour and style.COLOUR["band_price"] == _plot.OPTIMUM
+    for name, key in (("Cactus", "cactus"), ("typical", "typical")):
+        assert _plot.LOOKS[name].items() <= style.look(key).options().items()
 
 
 def test_policies_are_told_apart_without_colour():
