@@ -94,6 +94,8 @@ class GenerationResult:
     row_lengths : new tokens of each row.
     row_ended : whether each text ended by itself.
     rounds : (drafted, accepted, ended inside) → how many rounds of a row did that.
+    loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
+        to be taken if it fits and does not.
     """
 
     output_token_ids: Int[Tensor, "batch new"]
@@ -107,6 +109,7 @@ class GenerationResult:
     row_lengths: tuple[int, ...] = ()
     row_ended: tuple[bool, ...] = ()
     rounds: dict[tuple[int, int, bool], int] = field(default_factory=dict)
+    loop: str = "host"
 
     @property
     def num_tokens(self) -> int:

@@ -92,20 +92,38 @@ class DecoderLayer:
         keys, values = memory
         keys[at.place] = both[:, self.heads :].view(*shape, self.kv_heads, self.width)
         values[at.place] = states[:, turned:].view(*shape, self.kv_heads, self.width)
-        seen = F.scaled_dot_product_attention(
-            both[:, : self.heads].view(*shape, self.heads, self.width).transpose(1, 2),
-            keys[:, : at.end].transpose(1, 2),
-            values[:, : at.end].transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None and shape[1] > 1,
-            scale=self.scale,
-            enable_gqa=self.heads != self.kv_heads,
-        )
+        queries = both[:, : self.heads].view(*shape, self.heads, self.width)
+        seen = self._attended(queries, keys[:, : at.end], values[:, : at.end], mask)
         seen = seen.transpose(1, 2).reshape(len(x), -1)
         x = self.out(seen).add_(x)
         gates = self.gates(x)
         inner = self.activation(gates[:, : self.inner]).mul_(gates[:, self.inner :])
         return self.down(inner).add_(x)
+
+    def _attended(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Float[Tensor, "batch heads new width"]:
+        """Attend with ``queries`` (B, new, heads, width) to keys and values (B, end, …).
+
+        Under a mask the queries that share a head of keys stand behind one another, as if they
+        were more tokens: each key is read once, by any kernel that takes a mask.
+        """
+        batch, new, heads, width = queries.shape
+        shared = heads // self.kv_heads
+        turned, states = queries.transpose(1, 2), (keys.transpose(1, 2), values.transpose(1, 2))
+        if mask is None or shared == 1:
+            return F.scaled_dot_product_attention(
+                turned,
+                *states,
+                attn_mask=mask,
+                is_causal=mask is None and new > 1,
+                scale=self.scale,
+                enable_gqa=shared > 1,
+            )
+        stacked = turned.reshape(batch, self.kv_heads, shared * new, width)
+        mask = torch.cat([mask] * shared, -2)
+        seen = F.scaled_dot_product_attention(stacked, *states, attn_mask=mask, scale=self.scale)
+        return seen.view(batch, heads, new, width)
 
 
 def _norm(module: Any) -> Any:
