@@ -126,7 +126,7 @@ class Meter:
             return
         spent = self.divergence.value(emitted, q).clamp(min=0.0)
         self.total = self.total + spent.sum()
-        self.largest = torch.maximum(self.largest, spent.max())
+        self.largest = torch.maximum(self.largest.to(spent.device), spent.max())
 
 
 def _groups(waiting: list[Waiting], size: int) -> Iterator[list[Waiting]]:

@@ -16,8 +16,9 @@ class Seconds:
     """Wall-clock seconds of a decode.
 
     ``draft`` and ``target`` are the models' forward passes, ``verify`` the acceptance step,
-    ``other`` sampling and bookkeeping. ``meter`` (measuring and recording) and ``callback``
-    are not part of ``total``. CUDA kernels run asynchronously: there only ``total`` is exact.
+    ``other`` sampling and bookkeeping. ``meter`` (measuring and recording), ``callback`` and
+    ``capture`` (of CUDA graphs, by the device loop) are not part of ``total``. CUDA kernels run
+    asynchronously: there only ``total`` is exact.
     """
 
     draft: float = 0.0
@@ -26,6 +27,7 @@ class Seconds:
     other: float = 0.0
     meter: float = 0.0
     callback: float = 0.0
+    capture: float = 0.0
 
     @property
     def total(self) -> float:

@@ -31,12 +31,18 @@ class Repeated(Generic[Result]):
         self.captured: dict[int, tuple[Any, Result]] = {}
         self.pool: Any = None
 
+    def prepare(self, end: int) -> bool:
+        """Capture the computation for ``end`` unless that was done; return whether it was now."""
+        if not captures(self.device) or end in self.captured:
+            return False
+        self.captured[end] = self._capture(end)
+        return True
+
     def __call__(self, end: int) -> Result:
         """Return the result for the inputs that are in memory now."""
         if not captures(self.device):
             return self.compute(end)
-        if end not in self.captured:
-            self.captured[end] = self._capture(end)
+        self.prepare(end)
         graph, result = self.captured[end]
         graph.replay()
         return result

@@ -93,7 +93,12 @@ class DeviceDecode:
         self.coins.fill(self.inputs.table, self.width, wanted, self.verifier.coins)
         drafted = [max(own, 0) for own in wanted]
         self.inputs.upload([self._row(row, own) for row, own in enumerate(drafted)])
-        done = self.round(_whole_buckets(max(texts.lengths) + self.width))
+        end = _whole_buckets(max(texts.lengths) + self.width)
+        self.clock.lap("other")
+        if self.round.prepare(end):
+            torch.cuda.synchronize(self.device)
+        self.clock.lap("capture")
+        done = self.round(end)
         tokens = [[*ids[:kept], last] for *ids, kept, last in done.report.tolist()]
         self.rounds += 1
         new: Tokens = [[]] * texts.batch
@@ -117,12 +122,11 @@ class DeviceDecode:
 
     def _measure(self, done: Verified, drafted: list[int], new: Tokens) -> None:
         """Give the meter the rows that were verified."""
-        scored, meter = done.scored, self.meter
+        logits, meter = done.logits, self.meter
         assert meter is not None
-        q = probabilities(scored.target_logits, self.temperature)
-        p = scored.draft_logits
-        p = None if p is None else probabilities(p, self.temperature)
-        draft = Draft(scored.token_ids, drafted, p)
+        q = probabilities(logits.target, self.temperature)
+        p = None if logits.draft is None else probabilities(logits.draft, self.temperature)
+        draft = Draft(logits.token_ids, drafted, p)
         for row, own in enumerate(new):
             if own and drafted[row]:
                 charge(meter, row, len(own), q, draft, self.choice, done.verdict)

@@ -7,27 +7,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding.device.capture import Repeated, never_waits
+from cactus_theory.decoding.device.capture import Repeated, captures, never_waits
 from cactus_theory.decoding.device.forward import StaticForward
-from cactus_theory.decoding.device.verify import VerifyStep, probabilities
+from cactus_theory.decoding.device.verify import Logits, VerifyStep, probabilities
 from cactus_theory.verify.contract import Verdict
 from cactus_theory.verify.draw import pick
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Drafted tokens, and the logits of both models for them."""
-
-    token_ids: Int[Tensor, "batch K"]
-    draft_logits: Float[Tensor, "batch K vocab"] | None
-    target_logits: Float[Tensor, "batch K1 vocab"]
 
 
 @dataclass(frozen=True)
 class Verified:
     """A round's outcome; ``report`` holds ids, accepted count and last token for one read."""
 
-    scored: Scored
+    logits: Logits
     verdict: Verdict
     report: Int[Tensor, "batch K2"]
 
@@ -90,23 +81,34 @@ class Round:
         self.whole = Repeated(lambda end: self._verify(self._score(end)), device)
         self.in_one: bool | None = None
 
+    def prepare(self, end: int) -> bool:
+        """Capture what is needed for caches read up to ``end``; return whether anything was."""
+        if not captures(self.inputs.whole.device):
+            return False
+        if self.in_one is None:
+            logits = self._score(end)
+            self.in_one = never_waits(lambda: self._verify(logits), logits.token_ids.device)
+        return (self.whole if self.in_one else self.scored).prepare(end)
+
     def __call__(self, end: int) -> Verified:
         """Return the round's outcome, on the device, for caches read up to ``end``.
 
         A verification that waits for the device runs by itself after the graph.
         """
-        if self.in_one is None:
-            scored = self._score(end)
-            self.in_one = never_waits(lambda: self._verify(scored), scored.token_ids.device)
-        return self.whole(end) if self.in_one else self._verify(self.scored(end))
+        self.prepare(end)
+        if self.in_one is False:
+            return self._verify(self.scored(end))
+        return self.whole(end)
 
-    def _score(self, end: int) -> Scored:
+    def _score(self, end: int) -> Logits:
         """Draft K tokens a row and run the target over them."""
         given = self.inputs
         ids, logits = self._propose(end)
         place = given.lengths[:, None] - 1 + torch.arange(ids.shape[1] + 1, device=ids.device)
         fed = torch.cat([given.tokens[:, 1:], ids], 1)
-        return Scored(ids, logits, self.target(fed, place, end))
+        coins = given.coins[:, given.width : -1], given.coins[:, -1]
+        target = self.target(fed, place, end)
+        return Logits(target, logits, ids, given.wanted, *coins, given.lengths)
 
     def _propose(self, end: int) -> tuple[Tensor, Tensor | None]:
         given = self.inputs
@@ -129,11 +131,7 @@ class Round:
             return logits.argmax(-1)
         return pick(probabilities(logits, self.temperature), self.inputs.coins[:, step])
 
-    def _verify(self, scored: Scored) -> Verified:
-        given, ids = self.inputs, scored.token_ids
-        accept, draw = given.coins[:, given.width : -1], given.coins[:, -1]
-        verdict = self.verify(
-            scored.target_logits, scored.draft_logits, ids, given.wanted, accept, draw
-        )
+    def _verify(self, logits: Logits) -> Verified:
+        verdict = self.verify(logits)
         ends = verdict.num_accepted[:, None], verdict.last[:, None]
-        return Verified(scored, verdict, torch.cat([ids, *ends], 1))
+        return Verified(logits, verdict, torch.cat([logits.token_ids, *ends], 1))

@@ -1,6 +1,7 @@
 """Verification of one round from logits: the seam for fused kernels."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -11,10 +12,32 @@ from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify.draw import pick
 
-# (target_logits (B, K + 1, V), draft_logits (B, K, V) or None where the draft was certain,
-# token_ids (B, K), lengths (B,): how many of them count, accept (B, C), draw (B,)) → the verdict.
-# Logits are those of the models; a step applies the temperature itself.
-VerifyStep = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Verdict]
+
+@dataclass(frozen=True)
+class Logits:
+    """What a round knows before it verifies; all on the device.
+
+    Attributes
+    ----------
+    target, draft : (B, K + 1, V) and (B, K, V) logits as the models gave them; no draft logits
+        where the draft was certain, as it is at temperature 0.
+    token_ids : (B, K) drafted tokens, of which the first ``drafted`` (B,) of a row count.
+    accept, draw : (B, C) and (B,) the verifier's coins.
+    positions : (B,) tokens of each text before the drafted ones, for kernels that make coins
+        of a seed and a position.
+    """
+
+    target: Float[Tensor, "batch K1 vocab"]
+    draft: Float[Tensor, "batch K vocab"] | None
+    token_ids: Int[Tensor, "batch K"]
+    drafted: Int[Tensor, "batch"]
+    accept: Float[Tensor, "batch coins"]
+    draw: Float[Tensor, "batch"]
+    positions: Int[Tensor, "batch"]
+
+
+# how a round is verified; the temperature is the step's own affair
+VerifyStep = Callable[[Logits], Verdict]
 
 
 def probabilities(
@@ -32,21 +55,14 @@ def probabilities(
 def torch_step(verifier: Verifier, assigned: Assignment, temperature: float) -> VerifyStep:
     """Return the step that PyTorch's own kernels make of a verifier and its policies."""
 
-    def step(
-        target_logits: Float[Tensor, "batch K1 vocab"],
-        draft_logits: Float[Tensor, "batch K vocab"] | None,
-        token_ids: Int[Tensor, "batch K"],
-        lengths: Int[Tensor, "batch"],
-        accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch"],
-    ) -> Verdict:
-        q = probabilities(target_logits, temperature)
-        if not token_ids.shape[1]:
-            return Verdict(token_ids, torch.zeros_like(lengths), pick(q[:, 0], draw))
-        p = None if draft_logits is None else probabilities(draft_logits, temperature)
-        draft = Draft(token_ids, lengths, p)
+    def step(given: Logits) -> Verdict:
+        ids, q = given.token_ids, probabilities(given.target, temperature)
+        if not ids.shape[1]:
+            return Verdict(ids, torch.zeros_like(given.drafted), pick(q[:, 0], given.draw))
+        p = None if given.draft is None else probabilities(given.draft, temperature)
+        draft, coins = Draft(ids, given.drafted, p), (given.accept, given.draw)
         if type(verifier) is Chain:
-            return Verdict(token_ids, *chain_on_device(assigned, q, draft, accept, draw))
-        return verifier.verify(assigned, q, draft, accept, draw)
+            return Verdict(ids, *chain_on_device(assigned, q, draft, *coins))
+        return verifier.verify(assigned, q, draft, *coins)
 
     return step

@@ -1,5 +1,7 @@
 """Which decodes the device loop takes, what it says of the others, and its seam for kernels."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,13 +64,14 @@ def test_a_kernel_may_verify(tiny):
     rules, coins = Rules("speculative", texts), Coins(2, 0, None, texts.device)
     usual = torch_step(find_verifier("chain"), Assignment(rules.rules), 1.0)
 
-    def step(q, p, ids, lengths, accept, draw):
-        seen.append([tuple(part.shape) for part in (q, p, ids, lengths, accept, draw)])
-        return usual(q, p, ids, lengths, torch.ones_like(accept), draw)  # no coin is below φ
+    def step(given):
+        seen.append([tuple(part.shape) for part in vars(given).values()])
+        assert given.positions.tolist() == texts.lengths
+        return usual(replace(given, accept=torch.ones_like(given.accept)))  # no coin is below φ
 
     with torch.inference_mode():
         chain = find_verifier("chain")
         decode = DeviceDecode(*tiny, texts, rules, 1.0, coins, 2, chain, verify=step)
         result = decode.run(None)
-    assert seen[0] == [(2, 3, 24), (2, 2, 24), (2, 2), (2,), (2, 2), (2,)]
+    assert seen[0] == [(2, 3, 24), (2, 2, 24), (2, 2), (2,), (2, 2), (2,), (2,)]
     assert result.num_accepted == 0 and result.row_lengths == (6, 6)

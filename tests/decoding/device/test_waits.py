@@ -7,7 +7,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.device.forward import StaticForward
 from cactus_theory.decoding.device.round import Inputs, Round
-from cactus_theory.decoding.device.verify import torch_step
+from cactus_theory.decoding.device.verify import Logits, torch_step
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.verify.contract import Assignment, find_verifier
 from simulations.common.inputs import PAIR
@@ -45,15 +45,16 @@ def logits_and_coins():
     q = 3 * torch.randn(BATCH, WIDTH + 1, VOCAB, generator=source)
     p = q[:, :WIDTH] + torch.randn(BATCH, WIDTH, VOCAB, generator=source)
     coins = torch.rand(BATCH, WIDTH + 1, generator=source, dtype=torch.float64)
-    given = q, p, p.argmax(-1), torch.tensor([3, 2]), coins[:, :-1], coins[:, -1]
-    return [pretended(part) for part in given]
+    drafted = torch.tensor([3, 2])
+    given = q, p, p.argmax(-1), drafted, coins[:, :-1], coins[:, -1], drafted + 9
+    return Logits(*map(pretended, given))
 
 
 @pytest.mark.parametrize(("verifier", "policy"), CAPTURED)
 def test_these_are_verified_inside_the_graph(monkeypatch, verifier, policy):
     step, given = step_of(verifier, policy), logits_and_coins()
     with no_uploads(monkeypatch):
-        verdict = step(*given)
+        verdict = step(given)
     assert verdict.last.is_cuda  # the device's branches ran
 
 
@@ -61,7 +62,7 @@ def test_these_are_verified_inside_the_graph(monkeypatch, verifier, policy):
 def test_these_wait_and_so_run_after_it(monkeypatch, verifier, policy):
     step, given = step_of(verifier, policy), logits_and_coins()
     with no_uploads(monkeypatch), pytest.raises(Waited, match="waits"):
-        step(*given)
+        step(given)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
