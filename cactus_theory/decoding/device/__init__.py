@@ -15,7 +15,9 @@ Up to rounding it is the loop of :func:`cactus_theory.decoding.generate`: the sa
 statistics and meter.
 """
 
+from cactus_theory.decoding.device.capture import Repeated
 from cactus_theory.decoding.device.choose import on_device
-from cactus_theory.decoding.device.loop import DeviceDecode
+from cactus_theory.decoding.device.forward import StaticForward
+from cactus_theory.decoding.device.loop import BUCKET, DeviceDecode
 
-__all__ = ["DeviceDecode", "on_device"]
+__all__ = ["BUCKET", "DeviceDecode", "Repeated", "StaticForward", "on_device"]
