@@ -91,7 +91,7 @@ def test_logits_are_those_of_the_small_model(name, fast):
 
 @pytest.mark.parametrize("fast", some([True, False], 1))
 def test_the_shipped_pair_keeps_its_logits_in_float32(pair, large, fast):
-    ids = torch.randint(1, 2048, (2, 16), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(1, 2048, (2, 11), generator=torch.Generator().manual_seed(2))
     for small, big in zip((pair.target, pair.draft), large, strict=True):
         expected, found = cached(small, ids, fast), cached(big, ids, fast)
         apart = (unshifted(found[..., :2048]) - unshifted(expected)).abs().max().item()
@@ -100,7 +100,7 @@ def test_the_shipped_pair_keeps_its_logits_in_float32(pair, large, fast):
 
 
 def test_bfloat16_costs_what_it_costs_the_small_model(pair):
-    ids = torch.randint(1, 2048, (2, 40), generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(1, 2048, (2, 24), generator=torch.Generator().manual_seed(3))
     for small, name in ((pair.target, "tiny"), (pair.draft, "tiny-draft")):
         big, half = inflate(small, SHAPES[name]), copy.deepcopy(small).bfloat16()
         with torch.inference_mode():
@@ -112,20 +112,20 @@ def test_bfloat16_costs_what_it_costs_the_small_model(pair):
 
 
 def new_ids(target, draft, prompts, **options):
-    common = {"max_new_tokens": 14, "num_draft_tokens": 3, "eos_token_ids": 0}
+    common = {"max_new_tokens": 9, "num_draft_tokens": 3, "eos_token_ids": 0}
     result = generate(target, draft, prompts, **(common | options))
     return result.output_token_ids.tolist(), result.accepted_histogram
 
 
 @pytest.mark.parametrize(
-    ("policy", "temperature"), [("speculative", 0), *((own, 1) for own in some(POLICIES, 3))]
+    ("policy", "temperature"), [("speculative", 0), *((own, 1) for own in some(POLICIES, 2))]
 )
 def test_decodes_are_those_of_the_small_pair(pair, large, policy, temperature):
     prompts = torch.randint(1, 2048, (2, 9), generator=torch.Generator().manual_seed(4))
     options = {"policy": policy, "temperature": temperature, "seed": 5, "meter": False}
     found = new_ids(*large, prompts, **options)
     assert found == new_ids(pair.target, pair.draft, prompts, **options)
-    assert sum(map(len, found[0])) > 14
+    assert sum(map(len, found[0])) > 9
 
 
 def test_a_block_and_plain_decode_and_the_meter_are_those_of_the_small_pair(pair, large):
@@ -134,10 +134,10 @@ def test_a_block_and_plain_decode_and_the_meter_are_those_of_the_small_pair(pair
     assert new_ids(*large, prompts, **options) == new_ids(
         pair.target, pair.draft, prompts, **options
     )
-    plain = [generate_plain(m, prompts, max_new_tokens=9) for m in (large[0], pair.target)]
+    plain = [generate_plain(m, prompts, max_new_tokens=5) for m in (large[0], pair.target)]
     assert plain[0].output_token_ids.equal(plain[1].output_token_ids)
     metered = [
-        generate(t, d, prompts, policy="cactus:delta=0.1", max_new_tokens=9).meter
+        generate(t, d, prompts, policy="cactus:delta=0.1", max_new_tokens=5).meter
         for t, d in (large, (pair.target, pair.draft))
     ]
     assert metered[0].kl == pytest.approx(metered[1].kl, rel=1e-3)
