@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cactus_theory.decoding.models.linear import lay_together
+
 from .shapes import Shape
 
 # the constant channel; its square must be lost in any sum of squares of the stream
@@ -128,6 +130,10 @@ def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype, positions:
     with torch.device("meta"):
         large: Any = transformers.LlamaForCausalLM(config)
     large.to(dtype).to_empty(device=device)
+    for layer in large.model.layers:  # fewer, larger kernels in the fast pass
+        own, mlp = layer.self_attn, layer.mlp
+        lay_together([own.q_proj, own.k_proj, own.v_proj])
+        lay_together([mlp.gate_proj, mlp.up_proj])
     large.tie_weights()
     # its frequencies are no weights: they are computed, in float32, when it is made
     large.model.rotary_emb = type(large.model.rotary_emb)(config=config).to(device)

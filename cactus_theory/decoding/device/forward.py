@@ -40,7 +40,7 @@ class StaticForward:
         flat = positions.reshape(-1)
         cos, sin = fast.cos[flat], fast.sin[flat]
         slots = torch.arange(end, device=positions.device)
-        mask = additive(slots > positions[..., None], x)[:, None]
+        mask = fast.stacked(additive(slots > positions[..., None], x)[:, None])
         rows = torch.arange(batch, device=positions.device)[:, None]
         at = Places(slice(0, batch), 0, end, (rows, positions))
         for number, layer in enumerate(fast.layers):
