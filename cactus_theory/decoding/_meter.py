@@ -48,7 +48,8 @@ class Meter:
         self.sure = torch.ones(1, dtype=torch.float64)
         self.entries = 0
         self.rows = 0
-        self.total = self.largest = self.expected = 0.0
+        # sums stay where the rows are: nothing waits for a device
+        self.total, self.largest, self.expected = torch.zeros(3, dtype=torch.float64)
 
     def add(
         self,
@@ -77,13 +78,14 @@ class Meter:
     def reading(self, accepted: int, emitted: int) -> MeterReading:
         """Return the sums, given how many drafted tokens were accepted and tokens emitted."""
         self._work_off()
+        total = float(self.total)
         return MeterReading(
             rows=self.rows,
-            kl=self.total,
-            kl_per_row=self.total / self.rows if self.rows else 0.0,
-            kl_per_token=self.total / emitted if emitted else 0.0,
-            largest_row_kl=self.largest,
-            expected_accepted=self.expected,
+            kl=total,
+            kl_per_row=total / self.rows if self.rows else 0.0,
+            kl_per_token=total / emitted if emitted else 0.0,
+            largest_row_kl=float(self.largest),
+            expected_accepted=float(self.expected),
             accepted=accepted,
             divergence=self.divergence.spec,
         )
@@ -119,12 +121,12 @@ class Meter:
         exact = isinstance(rule, FixedTarget | PerProposal)
         offered = p if bool((path.alive == 1).all()) else p / path.alive[:, None]
         kept = torch.minimum(offered, emitted) if exact else p * rule.keep(q, p)
-        self.expected += float(kept.sum())
+        self.expected = self.expected + kept.sum()
         if emitted is q:  # seen, not claimed: the policy returned the target's own row
             return
         spent = self.divergence.value(emitted, q).clamp(min=0.0)
-        self.total += float(spent.sum())
-        self.largest = max(self.largest, float(spent.max()))
+        self.total = self.total + spent.sum()
+        self.largest = torch.maximum(self.largest.to(spent.device), spent.max())
 
 
 def _groups(waiting: list[Waiting], size: int) -> Iterator[list[Waiting]]:
@@ -186,6 +188,26 @@ def path_to(row: int, charged: Any, verdict: Verdict, draft: Draft) -> Path | No
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])
         left = torch.cat([left, left.new_zeros(1)])
     return Path(alive, left, raised)
+
+
+def charge(
+    meter: Meter,
+    row: int,
+    emitted: int,
+    q: Tensor,
+    draft: Draft,
+    choice: Int[Tensor, "batch K"] | None,
+    verdict: Verdict,
+) -> None:
+    """Give the meter the charged rows of one text, with that of a charged bonus."""
+    drafted = draft.lengths[row]
+    charged = verdict.charged_rows(row, min(drafted + verdict.charges_bonus, emitted))
+    path = path_to(row, charged, verdict, draft)
+    own = None if choice is None else choice[row, charged]
+    rows = verified(row, charged, q, draft)
+    if own is not None and len(own) < len(rows[0]):  # the bonus follows the last one's policy
+        own = torch.cat([own, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
+    meter.add(*rows, own, path)
 
 
 def observers(

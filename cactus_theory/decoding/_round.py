@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._meter import Meter, Recorder, path_to, verified
+from cactus_theory.decoding._meter import Meter, Recorder, charge, verified
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins
+from cactus_theory.decoding._tally import Tally
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Drafter, Setting
@@ -53,11 +54,9 @@ class Decode:
         self.meter, self.recorder = observers
         self.on_rows = on_rows
         self.verifier = verifier
-        self.rounds: dict[tuple[int, int, bool], int] = {}
-        self.width = width
+        self.tally = Tally(texts.batch, width)
         self.batch = texts.batch
         self.places = list(range(texts.batch))
-        self.finished: dict[int, tuple[list[int], bool]] = {}
 
     def run(self, on_round: OnRound | None) -> GenerationResult:
         """Decode until every row has ended or is full."""
@@ -104,7 +103,7 @@ class Decode:
             return
         for row, on in enumerate(opened):
             if not on:
-                self.finished[self.places[row]] = (texts.new_ids(row), texts.ended[row])
+                self.tally.finished[self.places[row]] = (texts.new_ids(row), texts.ended[row])
         rows = closed_up(opened)
         if not rows:
             return
@@ -190,30 +189,11 @@ class Decode:
             accepted = min(len(tokens[row]) - 1, len(own))
             self.rules.observe(row, charged, accepted, q, draft)
             if self.meter is not None:
-                self._measure(row, len(own), q, draft, choice, verdict)
+                charge(self.meter, row, len(own), q, draft, choice, verdict)
             if self.recorder is not None:
                 ids = draft.token_ids[row, charged]
                 self.recorder.add(*verified(row, charged, q, draft), ids, accepted)
         self.clock.lap("meter")
-
-    def _measure(
-        self,
-        row: int,
-        emitted: int,
-        q: Tensor,
-        draft: Draft,
-        choice: Tensor | None,
-        verdict: Verdict,
-    ) -> None:
-        """Give the meter the charged rows of one text, with that of a charged bonus."""
-        drafted = draft.lengths[row]
-        charged = verdict.charged_rows(row, min(drafted + verdict.charges_bonus, emitted))
-        path = path_to(row, charged, verdict, draft)
-        own = None if choice is None else choice[row, charged]
-        rows = verified(row, charged, q, draft)
-        if own is not None and len(own) < len(rows[0]):  # the bonus follows the last one's policy
-            own = torch.cat([own, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
-        self.meter.add(*rows, own, path)  # type: ignore[union-attr]
 
     def _note(
         self,
@@ -226,10 +206,7 @@ class Decode:
         """Count what happened and update the pace."""
         kept = refused = 0
         for own, emitted, count in zip(tokens, new, drafted, strict=True):
-            accepted = min(len(own) - 1, len(emitted))
-            cut = len(emitted) <= len(own) - 1  # ended inside the accepted draft
-            kind = (count, accepted, cut)
-            self.rounds[kind] = self.rounds.get(kind, 0) + 1
+            accepted, cut = self.tally.note(count, own, emitted)
             kept += accepted
             refused += accepted < count and not cut
         if not self.pace.learns:
@@ -251,34 +228,20 @@ class Decode:
 
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
-        histogram = [0] * (self.width + 1)
-        for (_, accepted, _), times in self.rounds.items():
-            histogram[accepted] += times
-        finished = [self.finished[place] for place in range(self.batch)]
-        new = [ids for ids, _ in finished]
-        ended = tuple(own for _, own in finished)
-        longest = max(map(len, new))
-        padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         self.clock.lap("other")
-        accepted = sum(count * calls for count, calls in enumerate(histogram))
+        emitted = self.tally.emitted
         reading = recorded = None
         if self.meter is not None:
-            reading = self.meter.reading(accepted, sum(map(len, new)))
+            reading = self.meter.reading(self.tally.accepted, emitted)
         if self.recorder is not None:
             recorded = self.recorder.rows(text_config(self.target.model).vocab_size)
         self.clock.lap("meter")
-        return GenerationResult(
-            output_token_ids=torch.tensor(padded),
-            ended=all(ended),
+        return self.tally.result(
             target_calls=self.target.calls,
             draft_calls=0 if self.drafting is None else self.drafting.calls,
-            accepted_histogram=tuple(histogram),
             seconds=self.clock.seconds(),
             meter=reading,
             rows=recorded,
-            row_lengths=tuple(map(len, new)),
-            row_ended=ended,
-            rounds=self.rounds,
         )
 
 

@@ -44,12 +44,24 @@ class Coins:
             row = torch.as_tensor(drawn).to(self.device)[None]
             return row[:, :width], row[:, width:both], row[:, -1]
         table = np.zeros((len(wanted), both + 1))
+        self.fill(table, width, wanted, coins)
+        rows = torch.from_numpy(table).to(self.device)
+        return rows[:, :width], rows[:, width:both], rows[:, -1]
+
+    def fill(
+        self,
+        table: np.ndarray,
+        width: int,
+        wanted: Sequence[int],
+        coins: Callable[[int], int] = int,
+    ) -> None:
+        """Write coins into a table (B, width + C + 1); a row that wants −1 takes none."""
         for row, (stream, own) in enumerate(zip(self.streams, wanted, strict=True)):
+            if own < 0:
+                continue
             numbers = np.asarray(stream(own + coins(own) + 1))
             table[row, :own], table[row, -1] = numbers[:own], numbers[-1]
             table[row, width : width + coins(own)] = numbers[own:-1]
-        rows = torch.from_numpy(table).to(self.device)
-        return rows[:, :width], rows[:, width:both], rows[:, -1]
 
 
 def _streams(batch: int, seed: int | Sequence[int], generator: Generators) -> list[Uniforms]:

@@ -92,9 +92,10 @@ class Texts:
             [length + len(ids) - 1 for length, ids in zip(self.lengths, emitted, strict=True)],
             last,
         )
-        return [self._append(row, ids) for row, ids in enumerate(emitted)]
+        return [self.append(row, ids) for row, ids in enumerate(emitted)]
 
-    def _append(self, row: int, ids: Sequence[int]) -> int:
+    def append(self, row: int, ids: Sequence[int]) -> int:
+        """Append ids that stand in the buffer to a row, up to its end; return how many."""
         for count, token in enumerate(ids, 1):
             self.ids[row].append(token)
             self.lengths[row] += 1

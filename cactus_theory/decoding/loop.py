@@ -1,6 +1,7 @@
 """Speculative decoding of a batch of texts with any policy and drafter."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.pace import pace
 from cactus_theory.decoding.result import GenerationResult
@@ -46,6 +48,7 @@ def generate(
     record_rows: bool = False,
     on_tokens: Progress | None = None,
     on_rows: OnRows | None = None,
+    device_loop: bool | None = False,
 ) -> GenerationResult:
     """Continue texts with drafted tokens that the target verifies under ``policy``.
 
@@ -85,6 +88,11 @@ def generate(
     on_rows : called after every round with all rows of the target (B, K + 1, V), those after a
         refusal too, the draft, the number of each text in the batch, and how many new tokens
         it had before. The rows are overwritten by the next round.
+    device_loop : whether rounds run as one captured graph each, with one read by the host
+        (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
+        fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
+        policy a text; no processors, ``stop``, ``record_rows`` or ``on_rows``, ``adaptive`` or
+        ``gate``.
 
     Raises
     ------
@@ -106,22 +114,24 @@ def generate(
         judge.check(rule)
     coins = Coins(texts.batch, seed, generator, texts.device)
     warp = Warp(temperature, logits_processor, padding)
+    watching = observers(rules.rules, meter, record_rows, judge)
+    common = texts, rules, warp, coins, speed, num_draft_tokens, judge
+    report = per_round(on_tokens, texts.batch)
     with torch.inference_mode():
-        decode = Decode(
+        quick, loop = on_device(
+            device_loop,
             target_model,
             drafter,
-            texts,
-            rules,
-            warp,
-            coins,
-            speed,
-            num_draft_tokens,
-            judge,
-            fast_forward,
-            observers(rules.rules, meter, record_rows, judge),
-            on_rows,
+            *common,
+            watching[0],
+            record_rows=record_rows,
+            on_rows=on_rows,
+            fast_forward=fast_forward is False,
         )
-        return decode.run(per_round(on_tokens, texts.batch))
+        if quick is not None:
+            return quick.run(report)
+        decode = Decode(target_model, drafter, *common, fast_forward, watching, on_rows)
+        return replace(decode.run(report), loop=loop)
 
 
 def per_round(on_tokens: Progress | None, batch: int) -> Progress | None:

@@ -1,6 +1,7 @@
 """Token-by-token decoding with the target alone: the baseline of every speed-up."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.loop import per_round
 from cactus_theory.decoding.pace import FixedPace
 from cactus_theory.decoding.result import GenerationResult
@@ -31,6 +33,7 @@ def generate_plain(
     seed: int | Sequence[int] = 0,
     generator: Generators = None,
     on_tokens: Callable[[Any], None] | None = None,
+    device_loop: bool | None = False,
 ) -> GenerationResult:
     """Sample from the target alone, one token a row and forward pass.
 
@@ -49,8 +52,10 @@ def generate_plain(
     coins = Coins(texts.batch, seed, generator, texts.device)
     warp = Warp(temperature, logits_processor, padding)
     rules = Rules("speculative", texts)
+    common = texts, rules, warp, coins, FixedPace(0), 0, find_verifier("chain")
+    report = per_round(on_tokens, texts.batch)
     with torch.inference_mode():
-        decode = Decode(
-            target_model, None, texts, rules, warp, coins, FixedPace(0), 0, find_verifier("chain")
-        )
-        return decode.run(per_round(on_tokens, texts.batch))
+        quick, loop = on_device(device_loop, target_model, None, *common)
+        if quick is not None:
+            return quick.run(report)
+        return replace(Decode(target_model, None, *common).run(report), loop=loop)

@@ -16,8 +16,9 @@ class Seconds:
     """Wall-clock seconds of a decode.
 
     ``draft`` and ``target`` are the models' forward passes, ``verify`` the acceptance step,
-    ``other`` sampling and bookkeeping. ``meter`` (measuring and recording) and ``callback``
-    are not part of ``total``. CUDA kernels run asynchronously: there only ``total`` is exact.
+    ``other`` sampling and bookkeeping. ``meter`` (measuring and recording), ``callback`` and
+    ``capture`` (of CUDA graphs, by the device loop) are not part of ``total``. CUDA kernels run
+    asynchronously: there only ``total`` is exact.
     """
 
     draft: float = 0.0
@@ -26,6 +27,7 @@ class Seconds:
     other: float = 0.0
     meter: float = 0.0
     callback: float = 0.0
+    capture: float = 0.0
 
     @property
     def total(self) -> float:
@@ -94,6 +96,8 @@ class GenerationResult:
     row_lengths : new tokens of each row.
     row_ended : whether each text ended by itself.
     rounds : (drafted, accepted, ended inside) → how many rounds of a row did that.
+    loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
+        to be taken if it fits and does not.
     """
 
     output_token_ids: Int[Tensor, "batch new"]
@@ -107,6 +111,7 @@ class GenerationResult:
     row_lengths: tuple[int, ...] = ()
     row_ended: tuple[bool, ...] = ()
     rounds: dict[tuple[int, int, bool], int] = field(default_factory=dict)
+    loop: str = "host"
 
     @property
     def num_tokens(self) -> int:

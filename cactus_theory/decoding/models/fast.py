@@ -92,9 +92,9 @@ class FastForward:
         at = places(self.cache, new, counts, parents, token_ids.device)
         x = F.embedding(token_ids.reshape(-1), self.embedding)
         cos, sin = self._turns(at, batch, new)
-        mask = _mask(at, new, x)
+        mask = self.stacked(_mask(at, new, x))
         for number, layer in enumerate(self.layers):
-            x = layer(x, (batch, new), cos, sin, self._memory(number, layer, x), at, mask)
+            x = layer(x, (batch, new), cos, sin, self.memory(number, layer, x), at, mask)
         first = [max(count - kept, 0) for count, kept in zip(counts, keep, strict=True)]
         hidden = gathered(self.norm(x).view(batch, new, -1), first, keep)
         return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
@@ -109,7 +109,13 @@ class FastForward:
             cos, sin = cos.repeat(batch, 1, 1), sin.repeat(batch, 1, 1)
         return cos, sin
 
-    def _memory(self, number: int, layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor]:
+    def stacked(self, mask: Tensor | None) -> Tensor | None:
+        """Return a mask (…, new, end) with a copy for each query head of a head of keys."""
+        shared = self.layers[0].shared
+        return mask if mask is None or shared == 1 else torch.cat([mask] * shared, -2)
+
+    def memory(self, number: int, layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cache of a layer's keys and values."""
         return self.cache.take(number, layer.kv_heads, (self.width, self.width), x)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cactus_theory.decoding.models.fingerprint import fingerprint
-from cactus_theory.decoding.models.linear import Linear, exact_in_half, joined
+from cactus_theory.decoding.models.linear import Linear, adjacent, exact_in_half, joined
 from cactus_theory.decoding.models.places import Places
 
 # small layers are bound by calls, not by arithmetic: their projections are joined into one
@@ -60,6 +60,7 @@ class DecoderLayer:
         self.width, self.scale = own.head_dim, own.scaling
         self.heads = own.q_proj.out_features // self.width
         self.kv_heads = own.k_proj.out_features // self.width
+        self.shared = self.heads // self.kv_heads
         projections, gates = [own.q_proj, own.k_proj, own.v_proj], [mlp.gate_proj, mlp.up_proj]
         self.qkv = _normed(layer.input_layernorm, projections, small)
         self.gates = _normed(layer.post_attention_layernorm, gates, small)
@@ -81,7 +82,10 @@ class DecoderLayer:
         at: Places,
         mask: Float[Tensor, "..."] | None,
     ) -> Float[Tensor, "N hidden"]:
-        """Return the stream after the layer; keys and values of its N tokens are written."""
+        """Return the stream after the layer; keys and values of its N tokens are written.
+
+        ``mask`` is once there for each of the ``shared`` query heads of a head of keys.
+        """
         states = self.qkv(x).view(len(x), -1, self.width)
         turned = self.heads + self.kv_heads
         both = states[:, :turned]
@@ -92,20 +96,35 @@ class DecoderLayer:
         keys, values = memory
         keys[at.place] = both[:, self.heads :].view(*shape, self.kv_heads, self.width)
         values[at.place] = states[:, turned:].view(*shape, self.kv_heads, self.width)
-        seen = F.scaled_dot_product_attention(
-            both[:, : self.heads].view(*shape, self.heads, self.width).transpose(1, 2),
-            keys[:, : at.end].transpose(1, 2),
-            values[:, : at.end].transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None and shape[1] > 1,
-            scale=self.scale,
-            enable_gqa=self.heads != self.kv_heads,
-        )
+        queries = both[:, : self.heads].view(*shape, self.heads, self.width)
+        seen = self._attended(queries, keys[:, : at.end], values[:, : at.end], mask)
         seen = seen.transpose(1, 2).reshape(len(x), -1)
         x = self.out(seen).add_(x)
         gates = self.gates(x)
         inner = self.activation(gates[:, : self.inner]).mul_(gates[:, self.inner :])
         return self.down(inner).add_(x)
+
+    def _attended(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Float[Tensor, "batch heads new width"]:
+        """Attend with ``queries`` (B, new, heads, width) to keys and values (B, end, …).
+
+        Under a mask the queries that share a head of keys stand behind one another, as if they
+        were more tokens: each key is read once, by any kernel that takes a mask.
+        """
+        batch, new, heads, width = queries.shape
+        turned, states = queries.transpose(1, 2), (keys.transpose(1, 2), values.transpose(1, 2))
+        if mask is not None:
+            turned = turned.reshape(batch, self.kv_heads, self.shared * new, width)
+        seen = F.scaled_dot_product_attention(
+            turned,
+            *states,
+            attn_mask=mask,
+            is_causal=mask is None and new > 1,
+            scale=self.scale,
+            enable_gqa=mask is None and self.shared > 1,
+        )
+        return seen.reshape(batch, heads, new, width)
 
 
 def _norm(module: Any) -> Any:
@@ -117,11 +136,14 @@ def _norm(module: Any) -> Any:
 def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
     """Return one call for a norm and the projections of its output, side by side.
 
-    In small models all that is left of the norm is x / √(mean x² + ε): its weight is folded into
-    theirs, unless these are exact in half precision and stay so.
+    Projections whose weights lie together in memory (``lay_together``) are one. In small models
+    all that is left of the norm is x / √(mean x² + ε): its weight is folded into theirs, unless
+    these are exact in half precision and stay so.
     """
     if not small or not _quick(norm):
-        before = _norm(norm)
+        before, whole = _norm(norm), adjacent(parts)
+        if whole is not None:
+            return lambda x: F.linear(before(x), whole)
 
         def apart(x: Tensor) -> Tensor:
             normed = before(x)

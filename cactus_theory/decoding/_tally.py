@@ -1,0 +1,69 @@
+"""Count what the rounds of a decode did, and make the result of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cactus_theory.decoding.result import GenerationResult
+
+
+class Tally:
+    """The rounds and the finished texts of a decode.
+
+    Attributes
+    ----------
+    rounds : (drafted, accepted, ended inside) → how many rounds of a row did that.
+    finished : place in the batch → (new ids, whether the text ended by itself).
+    """
+
+    def __init__(self, batch: int, width: int) -> None:
+        self.batch, self.width = batch, width
+        self.rounds: dict[tuple[int, int, bool], int] = {}
+        self.finished: dict[int, tuple[list[int], bool]] = {}
+
+    def note(self, drafted: int, own: Sequence[int], emitted: Sequence[int]) -> tuple[int, bool]:
+        """Count a round of a row that verified to ``own`` and took ``emitted`` of it.
+
+        Returns how many drafted tokens it took, and whether the text ended among them.
+        """
+        accepted = min(len(own) - 1, len(emitted))
+        cut = len(emitted) <= len(own) - 1
+        kind = (drafted, accepted, cut)
+        self.rounds[kind] = self.rounds.get(kind, 0) + 1
+        return accepted, cut
+
+    @property
+    def histogram(self) -> list[int]:
+        """Return how many rounds accepted 0, 1, … drafted tokens."""
+        counts = [0] * (self.width + 1)
+        for (_, accepted, _), times in self.rounds.items():
+            counts[accepted] += times
+        return counts
+
+    @property
+    def accepted(self) -> int:
+        """Return the number of accepted drafted tokens."""
+        return sum(count * calls for count, calls in enumerate(self.histogram))
+
+    @property
+    def emitted(self) -> int:
+        """Return the number of new tokens of the finished texts."""
+        return sum(len(ids) for ids, _ in self.finished.values())
+
+    def result(self, **figures: Any) -> GenerationResult:
+        """Return the texts and the counts, with ``figures`` of :class:`GenerationResult`."""
+        finished = [self.finished[place] for place in range(self.batch)]
+        new = [ids for ids, _ in finished]
+        ended = tuple(own for _, own in finished)
+        longest = max(map(len, new))
+        padded = [ids + [-1] * (longest - len(ids)) for ids in new]
+        return GenerationResult(
+            output_token_ids=torch.tensor(padded),
+            ended=all(ended),
+            accepted_histogram=tuple(self.histogram),
+            row_lengths=tuple(map(len, new)),
+            row_ended=ended,
+            rounds=self.rounds,
+            **figures,
+        )

@@ -1,0 +1,210 @@
+r"""Widen and deepen a Llama-like model so that its function stays and its cost grows.
+
+What is new computes with random weights and is multiplied by zero before it reaches the residual
+stream, so time, memory and arithmetic are those of the large shape:
+
+* the stream is padded with zeros from d to D; RMSNorm then needs weight × √(d/D), ε × d/D;
+* heads of size d_h become heads of size D_h: rotary pair i moves to pair i·D_h/d_h, which turns
+  at the same frequency, the other pairs of the queries are 0, and queries grow by √(D_h/d_h) for
+  the larger divisor of the scores. So cache and attention have the bytes of the large shape;
+* query head r of group j becomes head r of the large group j; heads, MLP units and layers beyond
+  those of the model end in zero columns of ``o_proj`` and ``down_proj``;
+* one padded channel holds the constant :math:`2^{-32}`. The layers' norms drop it; the final one
+  makes 1/rms of it, of which rows of the vocabulary beyond the model's take :math:`-2^{20}`, so
+  that their probabilities are exactly 0. Where embedding and output are one matrix, all other
+  logits gain :math:`2^{-32}/\mathrm{rms}`. Ids beyond the model's vocabulary must not be fed.
+
+In exact arithmetic the function is the same but for the constant's :math:`2^{-64}` in the norms'
+sums of squares. In float32 logits agree to rounding; in bfloat16 as far as those of the model
+itself in bfloat16 agree with its own (``tests/simulations/inflate``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory.decoding.models.linear import lay_together
+
+from .shapes import Shape
+
+# the constant channel; its square must be lost in any sum of squares of the stream
+CONSTANT = 2.0**-32
+# minus the logit of a masked token times the stream's rms, far beyond any softmax
+MASKED = 2.0**20
+# standard deviation of random weights, as models are initialised: nothing overflows
+SPREAD = 0.02
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+
+
+def inflate(
+    model: Any,
+    shape: Shape,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+    positions: int | None = None,
+    seed: int = 0,
+) -> Any:
+    """Return a ``LlamaForCausalLM`` of this shape that computes the function of ``model``.
+
+    It is built on ``device``, one tensor after another, and takes no other memory there.
+
+    Parameters
+    ----------
+    model : a ``LlamaForCausalLM`` without biases, of the default rotary embedding.
+    shape : at least as large as the model in everything; more hidden channels.
+    positions : the largest position, the model's own if None.
+    seed : of the random weights.
+
+    Raises
+    ------
+    ValueError
+        A model of another kind, a shape that is too small, heads that do not divide, a dtype
+        whose range is too small for the masked logits (float16).
+    """
+    _check(model, shape, dtype)
+    large = _empty(model, shape, device, dtype, positions)
+    noise = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        _fill_ends(large, model)
+        small_layers = list(model.model.layers)
+        for number, layer in enumerate(large.model.layers):
+            _fill_noise(layer, noise)
+            if number < len(small_layers):
+                _fill_layer(layer, small_layers[number])
+    return large.eval().requires_grad_(False)
+
+
+def _check(model: Any, shape: Shape, dtype: torch.dtype) -> None:
+    own, name = model.config, type(model).__name__
+    if name != "LlamaForCausalLM" or own.attention_bias or own.mlp_bias:
+        raise ValueError(f"model: must be a LlamaForCausalLM without biases; got {name}")
+    if model.model.rotary_emb.rope_type != "default":
+        kind = model.model.rotary_emb.rope_type
+        raise ValueError(f"model: rotary embedding must be the default one; got {kind!r}")
+    if shape.tied and not own.tie_word_embeddings:
+        raise ValueError("shape: must not be tied, as the model is not; got tied=True")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: must be bfloat16, float32 or float64; got {dtype}")
+    groups = shape.heads // shape.kv_heads, own.num_attention_heads // own.num_key_value_heads
+    sizes = {
+        "hidden": (shape.hidden, own.hidden_size + 1),  # one for the constant
+        "layers": (shape.layers, own.num_hidden_layers),
+        "kv_heads": (shape.kv_heads, own.num_key_value_heads),
+        "heads / kv_heads": groups,
+        "head": (shape.head, own.head_dim),
+        "inner": (shape.inner, own.intermediate_size),
+        "vocab": (shape.vocab, own.vocab_size),
+    }
+    for what, (large, least) in sizes.items():
+        if large < least:
+            raise ValueError(f"shape: {what} must be at least {least} for this model; got {large}")
+    if shape.head % own.head_dim:
+        raise ValueError(f"shape: head must be a multiple of {own.head_dim}; got {shape.head}")
+
+
+def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype, positions: int | None) -> Any:
+    """Return a model of the shape whose weights are memory that nothing was written to."""
+    import transformers
+
+    own = model.config
+    config = transformers.LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head,
+        max_position_embeddings=positions or own.max_position_embeddings,
+        rms_norm_eps=own.rms_norm_eps * own.hidden_size / shape.hidden,
+        rope_parameters=dict(own.rope_parameters),
+        tie_word_embeddings=shape.tied,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=own.pad_token_id,
+    )
+    with torch.device("meta"):
+        large: Any = transformers.LlamaForCausalLM(config)
+    large.to(dtype).to_empty(device=device)
+    for layer in large.model.layers:  # fewer, larger kernels in the fast pass
+        own, mlp = layer.self_attn, layer.mlp
+        lay_together([own.q_proj, own.k_proj, own.v_proj])
+        lay_together([mlp.gate_proj, mlp.up_proj])
+    large.tie_weights()
+    # its frequencies are no weights: they are computed, in float32, when it is made
+    large.model.rotary_emb = type(large.model.rotary_emb)(config=config).to(device)
+    return large
+
+
+def _fill_ends(large: Any, model: Any) -> None:
+    """Fill embedding, output projection and final norm."""
+    vocab, hidden = model.model.embed_tokens.weight.shape
+    embedding, head = large.model.embed_tokens.weight, large.lm_head.weight
+    for big, small in ((head, model.lm_head.weight), (embedding, model.model.embed_tokens.weight)):
+        big.zero_()[:vocab, :hidden] = small
+    embedding[:vocab, hidden] = CONSTANT
+    head[vocab:, hidden] = -MASKED
+    _fill_norm(large.model.norm, model.model.norm)
+    large.model.norm.weight[hidden] = 1 / CONSTANT
+
+
+def _fill_noise(layer: Any, noise: torch.Generator) -> None:
+    """Fill a layer with random weights that nothing leaves."""
+    for weight in layer.parameters():
+        if weight.ndim == 2:
+            weight.normal_(0.0, SPREAD, generator=noise)
+        else:
+            weight.fill_(1.0)
+    layer.self_attn.o_proj.weight.zero_()
+    layer.mlp.down_proj.weight.zero_()
+
+
+def _fill_layer(layer: Any, small: Any) -> None:
+    """Write a layer of the model into one of random weights."""
+    _fill_norm(layer.input_layernorm, small.input_layernorm)
+    _fill_norm(layer.post_attention_layernorm, small.post_attention_layernorm)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        _corner(getattr(layer.mlp, name).weight, getattr(small.mlp, name).weight)
+    _fill_attention(layer.self_attn, small.self_attn)
+
+
+def _fill_norm(norm: Any, small: Any) -> None:
+    """Write a norm's weights; the constant's channel gets 0, the padded ones any number."""
+    hidden, large = len(small.weight), len(norm.weight)
+    norm.weight.fill_(1.0)
+    norm.weight[:hidden] = small.weight.double() * (hidden / large) ** 0.5
+    norm.weight[hidden] = 0.0
+
+
+def _corner(weight: Tensor, small: Tensor) -> None:
+    weight[: len(small), : small.shape[1]] = small
+
+
+def _fill_attention(attention: Any, small: Any) -> None:
+    head, own = attention.head_dim, small.head_dim
+    pairs = torch.arange(own // 2) * (head // own)
+    turned = torch.cat([pairs, head // 2 + pairs])
+    groups = small.num_key_value_groups
+    for number in range(small.q_proj.out_features // own):
+        group, place = divmod(number, groups)
+        large = group * attention.num_key_value_groups + place
+        queries = _head(small.q_proj.weight, number, own).double() * (head / own) ** 0.5
+        block = _head(attention.q_proj.weight, large, head).zero_()
+        block[turned, : queries.shape[1]] = queries.to(block)
+        block = _head(attention.o_proj.weight.t(), large, head)
+        _corner(block, _head(small.o_proj.weight.t(), number, own))
+    for number in range(small.k_proj.out_features // own):
+        keys = _head(small.k_proj.weight, number, own)
+        block = _head(attention.k_proj.weight, number, head)
+        block[turned, : keys.shape[1]] = keys.to(block)
+        block = _head(attention.v_proj.weight, number, head)
+        _corner(block, _head(small.v_proj.weight, number, own))
+
+
+def _head(weight: Tensor, number: int, size: int) -> Tensor:
+    """Return the rows of one head."""
+    return weight[number * size : (number + 1) * size]

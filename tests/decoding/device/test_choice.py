@@ -1,0 +1,77 @@
+"""Which decodes the device loop takes, what it says of the others, and its seam for kernels."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cactus_theory.decoding import ModelDrafter, NGram, generate
+from cactus_theory.decoding._rules import Rules
+from cactus_theory.decoding._sampling import Coins
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.device import DeviceDecode, choose
+from cactus_theory.decoding.device.verify import torch_step
+from cactus_theory.verify.contract import Assignment, find_verifier
+
+IDS = torch.tensor([[1, 2, 3]])
+
+
+def run(tiny, draft=None, **options):
+    common = {"policy": "speculative", "max_new_tokens": 5, "device_loop": True}
+    return generate(tiny[0], draft or tiny[1], IDS, **(common | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"draft": NGram()}, "a drafter is more than a model"),
+        ({"adaptive": True}, "adaptive or gate"),
+        ({"gate": True}, "adaptive or gate"),
+        ({"stop": lambda ids: False}, "stop is used"),
+        ({"record_rows": True}, "record_rows is used"),
+        ({"on_rows": lambda *rows: None}, "on_rows is used"),
+        ({"fast_forward": False}, "fast_forward is used"),
+        ({"verifier": "block:bonus=policy"}, "one more draft row"),
+        ({"logits_processor": [lambda ids, scores: scores]}, "processors"),
+    ],
+)
+def test_what_it_does_not_do_is_named(tiny, monkeypatch, options, said):
+    with pytest.raises(ValueError, match=f"device_loop: .*{said}"):
+        run(tiny, **options)
+    monkeypatch.setattr(choose, "captures", lambda device: True)  # as on a GPU
+    assert said in run(tiny, **options, device_loop=None).loop
+    assert run(tiny, **options, device_loop=False).loop == "host"
+
+
+def test_drafters_with_options_and_other_models_are_refused(tiny, make_model):
+    for drafter in (ModelDrafter(tiny[1], greedy=True), ModelDrafter(tiny[1], stop=0.3)):
+        with pytest.raises(ValueError, match="more than a model"):
+            run(tiny, drafter)
+    hooked = make_model(seed=3)
+    hooked.register_forward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match="target_model, the model has hooks"):
+        run((hooked, tiny[1]))
+
+
+def test_without_a_gpu_it_runs_only_when_asked(tiny):
+    assert run(tiny, device_loop=None).loop == "host"
+    assert run(tiny).loop == "device"
+
+
+def test_a_kernel_may_verify(tiny):
+    """The step gets logits, ids, lengths and coins; what it decides is what is emitted."""
+    texts, seen = Texts([[1, 2, 3], [4, 5]], 6, frozenset(), torch.device("cpu")), []
+    rules, coins = Rules("speculative", texts), Coins(2, 0, None, texts.device)
+    usual = torch_step(find_verifier("chain"), Assignment(rules.rules), 1.0)
+
+    def step(given):
+        seen.append([tuple(part.shape) for part in vars(given).values()])
+        assert given.positions.tolist() == texts.lengths
+        return usual(replace(given, accept=torch.ones_like(given.accept)))  # no coin is below φ
+
+    with torch.inference_mode():
+        chain = find_verifier("chain")
+        decode = DeviceDecode(*tiny, texts, rules, 1.0, coins, 2, chain, verify=step)
+        result = decode.run(None)
+    assert seen[0] == [(2, 3, 24), (2, 2, 24), (2, 2), (2,), (2, 2), (2,), (2,)]
+    assert result.num_accepted == 0 and result.row_lengths == (6, 6)

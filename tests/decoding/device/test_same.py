@@ -1,0 +1,147 @@
+"""The device loop gives the tokens, counts and meter of the usual one, coin for coin."""
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import generate, generate_plain, load_pair
+from cactus_theory.decoding.device import loop as device_loop
+from simulations.common.inputs import PAIR
+from tests.amounts import some
+
+# the meter's rows come from attention over a padded cache: float32 sums in another order
+METERED = 1e-5
+POLICIES = [
+    ("speculative", "chain"),
+    ("cactus:delta=0.1", "chain"),
+    ("band:price=1", "chain"),
+    ("typical", "chain"),
+    ("top_k:k=3", "chain"),
+    ("cactus_exact:delta=0.2", "chain"),
+    ("speculative", "block"),
+    ("band:delta=0.1", "block"),
+    ("soft_band:price=1", "block"),
+]
+LENGTHS = (9, 5, 1)
+ENDS = [3, 7]
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load_pair(PAIR / "target", PAIR / "draft")
+
+
+def prompts(vocab=24, lengths=LENGTHS, seed=0):
+    """Return prompts of different lengths against the right edge, one of a single token."""
+    longest = max(lengths)
+    ids = torch.randint(1, vocab, (len(lengths), longest), generator=_source(seed))
+    mask = (torch.arange(longest) >= longest - torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _source(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def both(target, draft, given, **options):
+    common = {"num_draft_tokens": 3, "max_new_tokens": 21, "eos_token_ids": ENDS}
+    options = common | given | options
+    return [generate(target, draft, **options, device_loop=on) for on in (False, True)]
+
+
+def assert_same(usual, found):
+    assert found.loop == "device" and usual.loop == "host"
+    assert found.output_token_ids.equal(usual.output_token_ids)
+    for name in ("row_lengths", "row_ended", "rounds", "accepted_histogram", "target_calls"):
+        assert getattr(found, name) == getattr(usual, name), name
+    if usual.meter is not None:
+        assert found.meter.rows == usual.meter.rows
+        for name in ("kl", "largest_row_kl", "expected_accepted", "kl_per_token"):
+            expected = getattr(usual.meter, name)
+            assert getattr(found.meter, name) == pytest.approx(expected, rel=METERED), name
+
+
+@pytest.mark.parametrize(
+    ("policy", "verifier", "temperature"),
+    some([(*own, temperature) for temperature in (1.0, 0.0, 0.7) for own in POLICIES], 8),
+)
+def test_it_is_the_usual_loop(tiny, policy, verifier, temperature):
+    """Rows of different lengths, accepted lengths and ends, one end of text inside a draft."""
+    options = {"policy": policy, "verifier": verifier, "temperature": temperature, "seed": 1}
+    usual, found = both(*tiny, prompts(), **options)
+    assert_same(usual, found)
+    assert len({count for _, count, _ in usual.rounds}) > 2
+
+
+def test_the_cases_above_end_inside_a_draft_and_at_different_lengths(tiny):
+    usual, _ = both(*tiny, prompts(), policy="cactus:delta=0.1", seed=1)
+    assert any(inside for _, _, inside in usual.rounds)
+    assert len(set(usual.row_lengths)) > 1
+    assert {drafted for drafted, _, _ in usual.rounds} >= {1, 3} or len(usual.rounds) > 4
+
+
+@pytest.mark.parametrize("seed", some(range(6), 1))
+def test_the_shipped_pair_over_several_buckets(shipped, monkeypatch, seed):
+    monkeypatch.setattr(device_loop, "BUCKET", 16)
+    given = prompts(2048, (14, 30), seed)
+    options = {"policy": "cactus:delta=0.05", "eos_token_ids": 0, "seed": seed}
+    usual, found = both(shipped.target, shipped.draft, given, max_new_tokens=26, **options)
+    assert_same(usual, found)
+    assert usual.meter.kl > 0
+
+
+@pytest.mark.parametrize("new", [1, 2, 4])
+@pytest.mark.parametrize("width", [1, 5])
+def test_short_texts_and_any_width(tiny, new, width):
+    options = {"policy": "band:price=2", "max_new_tokens": new, "num_draft_tokens": width}
+    assert_same(*both(*tiny, prompts(), **options))
+
+
+def test_a_row_is_as_if_alone(tiny):
+    given = prompts(lengths=(6, 6, 6))
+    options = {"policy": "typical", "device_loop": True, "max_new_tokens": 15}
+    together = generate(*tiny, given["input_ids"], seed=[4, 5, 6], **options)
+    for row, seed in enumerate((4, 5, 6)):
+        alone = generate(*tiny, given["input_ids"][row : row + 1], seed=seed, **options)
+        assert alone.output_token_ids[0].equal(together.output_token_ids[row])
+
+
+def test_policies_and_generators_per_row(tiny):
+    policy = ["speculative", ct.policy("band:price=0.5"), "typical"]
+    found = []
+    for on in (False, True):
+        given = prompts() | {"generator": [_source(seed) for seed in (7, 8, 9)]}
+        options = {"policy": policy, "max_new_tokens": 21, "eos_token_ids": ENDS}
+        found.append(generate(*tiny, **given, **options, device_loop=on))
+    assert_same(*found)
+
+
+def test_plain_decoding(tiny):
+    for temperature in (0.0, 1.0):
+        options = {"max_new_tokens": 12, "temperature": temperature, "eos_token_ids": ENDS}
+        runs = [generate_plain(tiny[0], **prompts(), **options, device_loop=on) for on in (0, 1)]
+        usual, found = runs
+        assert found.loop == "device"
+        assert found.output_token_ids.equal(usual.output_token_ids)
+        assert found.target_calls == usual.target_calls and found.draft_calls == 0
+
+
+def test_tokens_are_shown_after_every_round(tiny):
+    shown = []
+    options = {"policy": "speculative", "max_new_tokens": 9, "on_tokens": shown.append}
+    result = generate(*tiny, **prompts(), **options, device_loop=True)
+    rows = [sum((new[row] for new in shown), []) for row in range(len(LENGTHS))]
+    assert [len(row) for row in rows] == list(result.row_lengths)
+    assert rows == [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
+
+
+def test_the_coins_of_a_row_are_its_own_stream(tiny):
+    """Plain decoding takes one number a token, in order: the inverse of the target's law."""
+    ids = torch.tensor([[5, 6, 7]])
+    result = generate_plain(tiny[0], ids, max_new_tokens=6, seed=3, device_loop=True)
+    stream, text = np.random.default_rng(3).random(6), ids
+    for coin, token in zip(stream, result.output_token_ids[0].tolist(), strict=True):
+        law = tiny[0](text).logits[0, -1].softmax(-1).cumsum(-1)
+        assert int((law > coin).nonzero()[0, 0]) == token
+        text = torch.cat([text, torch.tensor([[token]])], 1)

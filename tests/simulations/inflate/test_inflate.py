@@ -1,0 +1,191 @@
+"""An inflated model computes what the small one does, at the cost of its shape."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cactus_theory.decoding import generate, generate_plain, load_pair
+from cactus_theory.decoding.models import CachedModel
+from simulations.common.inputs import PAIR
+from simulations.inflate import SHAPES, Shape, inflate
+from tests.amounts import some
+
+transformers = pytest.importorskip("transformers")
+
+# sums of a few hundred products in other orders, over logits up to 18: 1.5e-5 measured
+FLOAT32 = 1e-4
+# the same in float64, logits up to 60; the library's own pass norms in float32 even then
+FLOAT64 = 1e-11
+# mean total variation between rows in bfloat16 and in float32, text of random ids. Measured
+# 0.0075 and 0.0079 for the inflated pair, 0.0082 and 0.0080 for the small pair's own bfloat16
+BFLOAT16 = 0.015
+# by how much inflation may add to what bfloat16 itself does
+ADDED = 1.5
+
+SMALL = Shape(48, 3, 8, 2, 16, 64, 61)
+SHAPES_TRIED = {
+    "groups, deeper, heads twice as large": SMALL,
+    "tied": replace(SMALL, tied=True),
+    "same heads, wider": Shape(264, 2, 12, 3, 8, 56, 61),
+    "few more channels": Shape(36, 2, 4, 2, 8, 48, 40),
+}
+POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "typical", "mixture:alpha=0.5")
+
+
+def random_llama(seed=0, **options):
+    """Return a small model with two query heads a group and spread logits, float64."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 40}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = transformers.LlamaConfig(**(sizes | heads | options))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.LlamaForCausalLM(config).double().eval()
+        for name, weight in model.named_parameters():  # norms of ones would hide their scaling
+            weight.data.mul_(1 + 0.3 * torch.randn_like(weight))
+            weight.data.mul_(1 if "norm" in name else 12)
+    return model
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair(PAIR / "target", PAIR / "draft")
+
+
+@pytest.fixture(scope="module")
+def large(pair):
+    """The shipped pair in tiny shapes that are larger than it, float32."""
+    return (
+        inflate(pair.target, SHAPES["tiny"], dtype=torch.float32),
+        inflate(pair.draft, SHAPES["tiny-draft"], dtype=torch.float32),
+    )
+
+
+def unshifted(logits):
+    """Take out a constant that is added to all logits, which changes no probability."""
+    return logits - logits.mean(-1, keepdim=True)
+
+
+@torch.inference_mode()
+def cached(model, ids, fast):
+    """Return the logits of a prompt and then of the rest token by token, and of two at last."""
+    ran = CachedModel(model, ids.shape[1], len(ids), fast_forward=fast)
+    pieces = [ids[:, :7], *ids[:, 7:-2].split(1, 1), ids[:, -2:]]
+    return torch.cat([ran.feed(i, [i.shape[1]] * len(i), [i.shape[1]] * len(i)) for i in pieces], 1)
+
+
+@pytest.mark.parametrize("name", SHAPES_TRIED)
+@pytest.mark.parametrize("fast", [True, False])
+def test_logits_are_those_of_the_small_model(name, fast):
+    shape = SHAPES_TRIED[name]
+    model = random_llama(tie_word_embeddings=shape.tied)
+    big = inflate(model, shape, dtype=torch.float64)
+    ids = torch.randint(0, 40, (2, 14), generator=torch.Generator().manual_seed(1))
+    expected, found = cached(model, ids, fast), cached(big, ids, fast)
+    assert expected.std() > 1
+    apart = (unshifted(found[..., :40]) - unshifted(expected)).abs().max().item()
+    assert apart < (FLOAT64 if fast else FLOAT32)
+    assert found.softmax(-1)[..., 40:].sum() == 0
+
+
+@pytest.mark.parametrize("fast", some([True, False], 1))
+def test_the_shipped_pair_keeps_its_logits_in_float32(pair, large, fast):
+    ids = torch.randint(1, 2048, (2, 11), generator=torch.Generator().manual_seed(2))
+    for small, big in zip((pair.target, pair.draft), large, strict=True):
+        expected, found = cached(small, ids, fast), cached(big, ids, fast)
+        apart = (unshifted(found[..., :2048]) - unshifted(expected)).abs().max().item()
+        assert apart < FLOAT32
+        assert found.softmax(-1)[..., 2048:].sum() == 0
+
+
+def test_bfloat16_costs_what_it_costs_the_small_model(pair):
+    ids = torch.randint(1, 2048, (2, 24), generator=torch.Generator().manual_seed(3))
+    for small, name in ((pair.target, "tiny"), (pair.draft, "tiny-draft")):
+        big, half = inflate(small, SHAPES[name]), copy.deepcopy(small).bfloat16()
+        with torch.inference_mode():
+            exact = small(ids).logits.softmax(-1)
+            rows = [model(ids).logits[..., :2048].float().softmax(-1) for model in (big, half)]
+        apart, own = ((row - exact).abs().sum(-1).mean().item() / 2 for row in rows)
+        assert apart < BFLOAT16
+        assert apart < ADDED * own
+
+
+def new_ids(target, draft, prompts, **options):
+    common = {"max_new_tokens": 9, "num_draft_tokens": 3, "eos_token_ids": 0}
+    result = generate(target, draft, prompts, **(common | options))
+    return result.output_token_ids.tolist(), result.accepted_histogram
+
+
+@pytest.mark.parametrize(
+    ("policy", "temperature"), [("speculative", 0), *((own, 1) for own in some(POLICIES, 2))]
+)
+def test_decodes_are_those_of_the_small_pair(pair, large, policy, temperature):
+    prompts = torch.randint(1, 2048, (2, 9), generator=torch.Generator().manual_seed(4))
+    options = {"policy": policy, "temperature": temperature, "seed": 5, "meter": False}
+    found = new_ids(*large, prompts, **options)
+    assert found == new_ids(pair.target, pair.draft, prompts, **options)
+    assert sum(map(len, found[0])) > 9
+
+
+def test_a_block_and_plain_decode_and_the_meter_are_those_of_the_small_pair(pair, large):
+    prompts = torch.randint(1, 2048, (2, 9), generator=torch.Generator().manual_seed(6))
+    options = {"policy": "soft_band:price=1", "verifier": "block", "seed": 1}
+    assert new_ids(*large, prompts, **options) == new_ids(
+        pair.target, pair.draft, prompts, **options
+    )
+    plain = [generate_plain(m, prompts, max_new_tokens=5) for m in (large[0], pair.target)]
+    assert plain[0].output_token_ids.equal(plain[1].output_token_ids)
+    metered = [
+        generate(t, d, prompts, policy="cactus:delta=0.1", max_new_tokens=5).meter
+        for t, d in (large, (pair.target, pair.draft))
+    ]
+    assert metered[0].kl == pytest.approx(metered[1].kl, rel=1e-3)
+    assert metered[0].kl > 0
+
+
+def test_the_same_seed_gives_the_same_weights_and_none_is_infinite():
+    built = [inflate(random_llama(), SMALL, seed=seed).state_dict() for seed in (0, 0, 1)]
+    for name, weight in built[0].items():
+        assert weight.isfinite().all()
+        assert weight.equal(built[1][name])
+    assert not built[0]["model.layers.2.mlp.up_proj.weight"].equal(
+        built[2]["model.layers.2.mlp.up_proj.weight"]
+    )
+
+
+def test_what_is_new_is_no_zero_where_it_need_not_be():
+    """Layers and heads beyond the model's work on random numbers, as those of a real model do."""
+    state = inflate(random_llama(), SMALL).state_dict()
+    for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj"):
+        extra = state[f"model.layers.2.{part}.weight"].float()
+        assert extra.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden": 32}, "hidden must be at least 33"),
+        ({"layers": 1}, "layers must be at least 2"),
+        ({"kv_heads": 1, "heads": 4}, "kv_heads must be at least 2"),
+        ({"heads": 2}, "heads / kv_heads must be at least 2"),
+        ({"head": 12}, "head must be a multiple of 8"),
+        ({"inner": 47}, "inner must be at least 48"),
+        ({"vocab": 39}, "vocab must be at least 40"),
+    ],
+)
+def test_a_shape_that_is_too_small_is_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        inflate(random_llama(), replace(SMALL, **change))
+
+
+def test_models_and_dtypes_that_cannot_be_inflated_are_refused():
+    with pytest.raises(ValueError, match="without biases"):
+        inflate(random_llama(attention_bias=True), SMALL)
+    with pytest.raises(ValueError, match="tied"):
+        inflate(random_llama(), replace(SMALL, tied=True))
+    with pytest.raises(ValueError, match="float16"):
+        inflate(random_llama(), SMALL, dtype=torch.float16)
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(ValueError, match="rotary"):
+        inflate(random_llama(rope_parameters=scaled), SMALL)
