@@ -117,14 +117,16 @@ def judge(
     verdict, scale = keeps(q_n, p_n, coin, knob, KIND, greedy | CERTAIN)
     count = first_refusal(verdict, place, length, PLACES)
     tl.store(accepted + b, count)
-    tl.store(scales + b, tl.sum(tl.where(place == count, scale, 0.0), 0))
     if KIND == BAND:
+        tl.store(scales + b, knob * 0 + 1.0)  # the count may change, and a is found later
         on = place < length
         slot = b * WIDTH + place
         opened = (verdict == OPEN) & (place < count)
         read = opened | (on & (place == count) & ((greedy | CERTAIN) == 0))
         tl.store(verdicts + slot, verdict, mask=on)
-        asked = coin * p_n / q_n
+        asked = coin * p_n / tl.where(opened, q_n, 1.0)
         begin = tl.where(opened, asked, tl.sqrt(1 / knob))
         tl.store(edges + slot, begin, mask=on)
         tl.store(flags + slot, read.to(tl.int32), mask=on)
+    else:
+        tl.store(scales + b, tl.sum(tl.where(place == count, scale, 0.0), 0))

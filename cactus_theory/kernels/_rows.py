@@ -108,7 +108,7 @@ def sum_rows(
 
 @triton.jit
 def merged(row, on, inverse, part_max, part_sum, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
-    """Return M and S (float64) of rows given by their number, 0 and 0 where a row is empty."""
+    """Return M and S (float64) of rows by their number, 0 and 1 where a row is empty."""
     part = tl.arange(0, MOST_PARTS)[None, :]
     at = row[:, None] * PARTS + part
     read = on[:, None] & (part < PARTS)
@@ -116,7 +116,8 @@ def merged(row, on, inverse, part_max, part_sum, PARTS: tl.constexpr, MOST_PARTS
     total = tl.load(part_sum + at, mask=read, other=0.0).to(tl.float64)
     peak = tl.max(most, 1)
     peak = tl.where(peak == -float("inf"), 0.0, peak)
-    return peak, tl.sum(total * tl.exp((most - peak[:, None]) * inverse), 1)
+    whole = tl.sum(total * tl.exp((most - peak[:, None]) * inverse), 1)
+    return peak, tl.where(whole == 0, 1.0, whole)
 
 
 @triton.jit

@@ -78,30 +78,50 @@ def compare(
     positions: Tensor,
     found: LogitsVerdict,
 ) -> dict[str, int]:
-    """Return how many requests of a kernel agree, are excluded, and mismatch."""
-    place = torch.arange(rows.q.shape[1], device=seeds.device).expand(len(seeds), -1)
-    coins = _streams.coins(seeds, positions, place[:, :-1], _streams.ACCEPT)
-    expected = (_chain if verifier == "chain" else _block)(rule, rows, coins)
+    """Return how many requests of a kernel there are, are excluded, and mismatch."""
+    expected = closed_form(rule, verifier, rows, seeds, positions)
     counts, output = found.num_accepted, found.output_token_ids
-    kept = torch.nn.functional.pad(rows.ids, (0, 1))
     own = output.gather(1, counts[:, None])
-    shape = torch.where(place < counts[:, None], output == kept, True)
-    shape &= torch.where(place > counts[:, None], output == -1, True)
-    well_formed = shape.all(-1) & (own[:, 0] >= 0) & (counts <= rows.lengths)
+    well_formed = (output == _output(rows, counts, own)).all(-1) & (own[:, 0] >= 0)
     first = _first_difference(verifier, expected.counts, counts)
     doubtful = expected.doubtful.gather(1, first[:, None])[:, 0]
-    keys = _keys(rows, expected, counts, seeds, positions)
-    sure, possible = keys
-    wins = sure.argmax(-1) == own[:, 0]
-    may_win = possible.gather(1, own.clamp(min=0))[:, 0] >= sure.amax(-1) - LOGGED
+    sure, possible = _keys(rows, expected, counts, seeds, positions)
     same = counts == expected.counts
-    agree = well_formed & same & wins
-    excused = well_formed & (same | doubtful) & may_win
+    agree = well_formed & same & (sure.argmax(-1) == own[:, 0])
+    may_win = possible.gather(1, own.clamp(min=0))[:, 0] >= sure.amax(-1) - LOGGED
+    excused = ~agree & well_formed & (same | doubtful) & may_win
     return {
         "rows": len(seeds),
-        "excluded": int((excused & ~agree).sum()),
+        "excluded": int(excused.sum()),
         "mismatches": int((~excused & ~agree).sum()),
     }
+
+
+def emitted(
+    rule: ct.Policy, verifier: str, rows: Rows, seeds: Tensor, positions: Tensor
+) -> LogitsVerdict:
+    """Return what the closed forms emit by the kernels' random numbers."""
+    expected = closed_form(rule, verifier, rows, seeds, positions)
+    sure, _ = _keys(rows, expected, expected.counts, seeds, positions)
+    last = sure.argmax(-1, keepdim=True)
+    return LogitsVerdict(_output(rows, expected.counts, last), expected.counts)
+
+
+def closed_form(
+    rule: ct.Policy, verifier: str, rows: Rows, seeds: Tensor, positions: Tensor
+) -> Expected:
+    """Return what the closed forms say about each request."""
+    place = torch.arange(rows.ids.shape[1], device=seeds.device).expand(len(seeds), -1)
+    coins = _streams.coins(seeds, positions, place, _streams.ACCEPT)
+    return (_chain if verifier == "chain" else _block)(rule, rows, coins)
+
+
+def _output(rows: Rows, counts: Tensor, last: Tensor) -> Tensor:
+    """Return the accepted tokens, the last one (B, 1), and −1 after it."""
+    place = torch.arange(rows.ids.shape[1] + 1, device=counts.device)
+    drafted = torch.nn.functional.pad(rows.ids, (0, 1))
+    kept = torch.where(place < counts[:, None], drafted, -1)
+    return kept.scatter(1, counts[:, None], last)
 
 
 def _first_difference(verifier: str, expected: Tensor, found: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ import cactus_theory as ct
 from cactus_theory.kernels import verify_logits
 
 from ._reference import compare, rows_of
+from .kernel_laws import kernel_laws, kernel_streams, zero_tokens
+
+__all__ = ["kernel_agreement", "kernel_laws", "kernel_streams", "zero_tokens"]
 
 # every kind of kernel, token by token and in blocks
 CHAIN = (

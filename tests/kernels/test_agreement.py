@@ -1,0 +1,58 @@
+"""Kernels emit what the float64 closed forms emit by the same random numbers."""
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.kernels import has_kernel, verify_logits
+from simulations.gpu_check import kernel_agreement as checks
+from simulations.gpu_check._reference import compare, rows_of
+from tests.amounts import THOROUGH, amount
+
+# one request of every kind of rows; a request takes a fifth of a second, interpreted
+KINDS = len(checks.KINDS)
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+PLAIN = (("band:price=2", "chain"), ("band:price=2", "block"))
+# requests whose choice float32 may decide either way: at most a hundredth
+MOST_EXCLUDED = 0.01
+
+
+@pytest.mark.parametrize(("spec", "verifier"), PLAIN)
+def test_decisions_and_tokens_agree(spec, verifier, device, monkeypatch):
+    monkeypatch.setattr(checks, "RULES", ((spec, verifier),))
+    monkeypatch.setattr(checks, "WIDTH", amount(2, 4))
+    for row in checks.kernel_agreement(device, amount(KINDS, 5 * KINDS), amount((9,), (2, 300)), 5):
+        assert row["passed"] and row["rows"] >= KINDS, row
+        assert row["excluded"] <= MOST_EXCLUDED * row["rows"], row
+
+
+@pytest.mark.skipif(not THOROUGH, reason="thorough")
+@pytest.mark.parametrize("vocab", [7, 4096])
+def test_every_kernel_agrees(vocab, device):
+    for row in checks.kernel_agreement(device, 2 * KINDS, (vocab,), 6):
+        assert row["passed"], row
+
+
+@pytest.mark.gpu
+def test_ten_thousand_rows_agree():
+    vocabularies = (2, 7, 300, 4096, 50_257, 151_936)
+    for row in checks.kernel_agreement("cuda", 300, vocabularies, 7):
+        assert row["passed"] and row["excluded"] <= MOST_EXCLUDED * row["rows"], row
+
+
+@pytest.mark.parametrize("spec", ["cactus:delta=0.5", "band:price=1"])
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_certain_drafts_agree(spec, verifier, device):
+    rule = ct.policy(spec)
+    if not has_kernel(rule, verifier):
+        pytest.skip(f"{spec} has no kernel in a {verifier}")
+    generator = torch.Generator(device=device).manual_seed(3)
+    batch = amount(3, 40)
+    target, draft = checks.logits(batch, 2, 9, generator)
+    ids = checks.drawn(draft, generator)
+    seeds = torch.arange(batch, device=device)
+    found = verify_logits(
+        rule, target, None, ids, seeds=seeds, positions=seeds, verifier=verifier
+    )
+    counted = compare(rule, verifier, rows_of(target, None, ids), seeds, seeds, found)
+    assert not counted["mismatches"], counted
