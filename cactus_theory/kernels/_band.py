@@ -1,3 +1,5 @@
+# Triton's annotations do not describe what its functions return
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 r"""Solve bands at a KL price, many rows at once, without reading anything on the host.
 
 At a price λ the edges are a = c b with c = e^{−1/λ}, and b is the root of the rising function

@@ -1,3 +1,5 @@
+# Triton's annotations do not describe what its functions return
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 r"""Draw the token after the accepted ones in one pass over its row.
 
 Token i has exponential noise E_i of mean 1, and argmin E_i/w_i has the law w/Σw, without Σw

@@ -1,3 +1,5 @@
+# Triton's annotations do not describe what its functions return
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 """Where rows lie, and their sums of exponentials, by parts.
 
 A row is never written back: it is read once for its largest logit M and S = Σ exp((l − M)/T),

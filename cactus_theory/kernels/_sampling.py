@@ -1,3 +1,5 @@
+# Triton's annotations do not describe what its functions return
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 """The noise of drafted tokens: one token from each row of logits, by an exponential race."""
 
 import triton

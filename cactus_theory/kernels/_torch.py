@@ -57,7 +57,8 @@ def draw_in_torch(
     place: int,
 ) -> Int[Tensor, "batch"]:
     """Return one token a row, by the noise that the kernel has; −1 where none can be drawn."""
-    rows = logits.double().nan_to_num(nan=-torch.inf, posinf=torch.inf)
+    rows = logits.double()
+    rows = torch.where(rows == rows, rows, -torch.inf)
     heat = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
     heat = heat.expand(len(rows))[:, None]
     at = torch.full_like(positions, place)

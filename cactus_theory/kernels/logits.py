@@ -4,7 +4,7 @@ import os
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -37,15 +37,15 @@ class LogitsVerdict(NamedTuple):
 
 def verify_logits(
     rule: Policy,
-    target_logits: Float[Tensor, "..."],
-    draft_logits: Float[Tensor, "..."] | None,
-    draft_token_ids: Int[Tensor, "..."],
+    target_logits: Tensor,
+    draft_logits: Tensor | None,
+    draft_token_ids: Tensor,
     *,
-    seeds: Int[Tensor, "batch"],
-    positions: Int[Tensor, "batch"],
-    temperature: float | Float[Tensor, "batch"] = 1.0,
-    lengths: Int[Tensor, "batch"] | None = None,
-    cu_num_draft_tokens: Int[Tensor, "batch"] | None = None,
+    seeds: Tensor,
+    positions: Tensor,
+    temperature: float | Tensor = 1.0,
+    lengths: Tensor | None = None,
+    cu_num_draft_tokens: Tensor | None = None,
     width: int | None = None,
     verifier: str = "chain",
     workspace: Workspace | None = None,
@@ -128,15 +128,15 @@ def verify_logits(
 
 
 def draft_from_logits(
-    logits: Float[Tensor, "batch vocab"],
+    logits: Tensor,
     *,
-    seeds: Int[Tensor, "batch"],
-    positions: Int[Tensor, "batch"],
+    seeds: Tensor,
+    positions: Tensor,
     place: int,
-    temperature: float | Float[Tensor, "batch"] = 1.0,
+    temperature: float | Tensor = 1.0,
     workspace: Workspace | None = None,
-    out: Int[Tensor, "batch"] | None = None,
-) -> Int[Tensor, "batch"]:
+    out: Tensor | None = None,
+) -> Tensor:
     """Draw a drafted token from each row of softmax(l/T), in one pass over the logits.
 
     The numbers come from a stream of their own, which :func:`verify_logits` does not use:

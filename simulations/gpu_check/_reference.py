@@ -179,8 +179,10 @@ def _scales(rule: ct.Policy, q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         return _band_scales(rule, q, rows.p)
     assert isinstance(rule, Entrywise)
     q_n, p_n = (row.gather(-1, rows.ids[..., None])[..., 0] for row in (q, rows.p))
+    q_n, p_n = q_n.flatten(), p_n.flatten()
     scale = rule.residual_entries(q_n, rule.ceiling(q_n, p_n)).scale
-    found = torch.ones_like(unsure) * scale
+    assert scale is not None
+    found = (torch.ones_like(q_n) * scale).view_as(unsure)
     # s = (1 − γ)/(1 − q_n): a γ near 1 is off by more, relative to s
     return found, unsure + 2 * SUMMED / found.clamp(min=SUMMED)
 

@@ -71,9 +71,7 @@ def _agree(
     return compare(rule, verifier, rows_of(target, draft, ids), seeds, positions, found)
 
 
-def logits(
-    batch: int, width: int, vocab: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def logits(batch: int, width: int, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return target (B, K + 1, V) and draft (B, K, V) logits of every kind in turn."""
 
     def normal(*shape: int) -> Tensor:

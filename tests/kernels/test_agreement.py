@@ -51,8 +51,6 @@ def test_certain_drafts_agree(spec, verifier, device):
     target, draft = checks.logits(batch, 2, 9, generator)
     ids = checks.drawn(draft, generator)
     seeds = torch.arange(batch, device=device)
-    found = verify_logits(
-        rule, target, None, ids, seeds=seeds, positions=seeds, verifier=verifier
-    )
+    found = verify_logits(rule, target, None, ids, seeds=seeds, positions=seeds, verifier=verifier)
     counted = compare(rule, verifier, rows_of(target, None, ids), seeds, seeds, found)
     assert not counted["mismatches"], counted
