@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cactus_theory.kernels import _band, _block, _judge, _race, _rows, _sampling
@@ -87,7 +88,11 @@ class Step:
         return self.steps % 2
 
     def run(self) -> None:
-        """Launch everything."""
+        """Launch everything on the device of the logits."""
+        with torch.cuda.device_of(self.target):
+            self._run()
+
+    def _run(self) -> None:
         work, shared = self.workspace, self.shared
         warps = warps_for(work.part)
         if work.width:
@@ -140,7 +145,11 @@ class Drawing:
     out: Tensor
 
     def run(self) -> None:
-        """Launch both kernels."""
+        """Launch both kernels on the device of the logits."""
+        with torch.cuda.device_of(self.logits):
+            self._run()
+
+    def _run(self) -> None:
         work, per_row = self.workspace, isinstance(self.temperature, Tensor)
         shared = {
             "logits": self.logits, "seeds": self.seeds, "positions": self.positions,

@@ -25,6 +25,8 @@ SUMMED = 2e-6
 ROUNDED = 2.5e-7
 # the logarithms of a token's noise and of its weight, together
 LOGGED = 2e-6
+# seeds a request chooses from: the nearest of 64 coins is a percent from its border
+CANDIDATES = 64
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,14 @@ class Expected:
     Attributes
     ----------
     counts : (B,) accepted tokens.
+    borders : (B, K), what each coin is compared with.
     doubtful : (B, K + 1), whether rounding may decide the coin that would end the path there.
     scales, unsure : (B, K + 1), s of the residual (s q − p)₊ after i tokens, and how far it may
         be off (relative).
     """
 
     counts: Tensor
+    borders: Tensor
     doubtful: Tensor
     scales: Tensor
     unsure: Tensor
@@ -116,6 +120,22 @@ def closed_form(
     return (_chain if verifier == "chain" else _block)(rule, rows, coins)
 
 
+def sharp_seeds(
+    rule: ct.Policy, verifier: str, rows: Rows, positions: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Return for each request the one of CANDIDATES seeds whose coins come nearest to a border."""
+    batch, width = rows.ids.shape
+    shape = (CANDIDATES, batch)
+    seeds = torch.randint(2**62, shape, generator=generator, device=generator.device)
+    place = torch.arange(width, device=seeds.device).expand(CANDIDATES * batch, -1)
+    every = positions.repeat(CANDIDATES)
+    coins = _streams.coins(seeds.flatten(), every, place, _streams.ACCEPT).view(*shape, width)
+    borders = closed_form(rule, verifier, rows, seeds[0], positions).borders
+    open_to_coins = (borders > 0) & (borders < 1)
+    apart = torch.where(open_to_coins, (coins - borders).abs(), 1.0).amin(-1)
+    return seeds.gather(0, apart.argmin(0, keepdim=True))[0]
+
+
 def _output(rows: Rows, counts: Tensor, last: Tensor) -> Tensor:
     """Return the accepted tokens, the last one (B, 1), and −1 after it."""
     place = torch.arange(rows.ids.shape[1] + 1, device=counts.device)
@@ -165,9 +185,8 @@ def _chain(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
     kept = (coins < phi) & (place < rows.lengths[:, None])
     lower, unsure = _scales(rule, q, rows)
     doubtful = (coins - phi).abs() <= unsure * phi
-    return Expected(
-        kept.long().cumprod(-1).sum(-1), _padded(doubtful), _padded(lower), _padded(unsure)
-    )
+    counts = kept.long().cumprod(-1).sum(-1)
+    return Expected(counts, phi, _padded(doubtful), _padded(lower), _padded(unsure))
 
 
 def _scales(rule: ct.Policy, q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -211,7 +230,7 @@ def _block(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
     doubtful = torch.cat([torch.zeros_like(near[:, :1]), near], -1)
     scales = _padded(lower) * walk.alive
     counts = torch.where(passed, node, 0).amax(-1)
-    return Expected(counts, doubtful, scales, spread)
+    return Expected(counts, walk.value[:, 1:], doubtful, scales, spread)
 
 
 def _padded(places: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.kernels import verify_logits
 
-from ._reference import compare, rows_of
+from ._reference import compare, rows_of, sharp_seeds
 from .kernel_laws import kernel_laws, kernel_streams, zero_tokens
 
 __all__ = ["kernel_agreement", "kernel_laws", "kernel_streams", "zero_tokens"]
@@ -63,12 +63,12 @@ def _agree(
     rule, device = ct.policy(spec), generator.device
     target, draft = logits(batch, WIDTH, vocab, generator)
     ids = drawn(draft, generator)
-    seeds = torch.randint(2**62, (batch,), generator=generator, device=device)
-    positions = torch.arange(batch, device=device)
+    rows, positions = rows_of(target, draft, ids), torch.arange(batch, device=device)
+    seeds = sharp_seeds(rule, verifier, rows, positions, generator)
     found = verify_logits(
         rule, target, draft, ids, seeds=seeds, positions=positions, verifier=verifier
     )
-    return compare(rule, verifier, rows_of(target, draft, ids), seeds, positions, found)
+    return compare(rule, verifier, rows, seeds, positions, found)
 
 
 def logits(batch: int, width: int, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.kernels import has_kernel, verify_logits
+from cactus_theory.kernels import Workspace, has_kernel, verify_logits
 from simulations.gpu_check import kernel_agreement as checks
 from simulations.gpu_check._reference import compare, rows_of
 from tests.amounts import THOROUGH, amount
@@ -15,6 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.i
 PLAIN = (("band:price=2", "chain"), ("band:price=2", "block"))
 # requests whose choice float32 may decide either way: at most a hundredth
 MOST_EXCLUDED = 0.01
+# an edge is settled to 1e-6, and E, which it zeroes, is a sum of float32 numbers
+EDGE_ERROR = 3e-6
 
 
 @pytest.mark.parametrize(("spec", "verifier"), PLAIN)
@@ -31,6 +33,26 @@ def test_decisions_and_tokens_agree(spec, verifier, device, monkeypatch):
 def test_every_kernel_agrees(vocab, device):
     for row in checks.kernel_agreement(device, 2 * KINDS, (vocab,), 6):
         assert row["passed"], row
+
+
+@pytest.mark.parametrize("price", [0.5, 3.0] if THOROUGH else [0.5])
+def test_bands_are_solved_to_float32(price, device):
+    """Block verification solves every row from the first that may be refused."""
+    rule, batch, width = ct.policy("band", price=price), amount(1, 2 * KINDS), amount(3, 4)
+    generator = torch.Generator(device=device).manual_seed(9)
+    target, draft = checks.logits(batch, width, amount(60, 500), generator)
+    ids = checks.drawn(draft, generator)
+    work = Workspace(batch, width, target.shape[-1], device)
+    numbers = {"seeds": torch.arange(batch, device=device)}
+    numbers["positions"] = numbers["seeds"]
+    verify_logits(rule, target, draft, ids, verifier="block", workspace=work, **numbers)
+    rows = rows_of(target, draft, ids)
+    lower, upper = (edge[..., 0] for edge in rule.edges(rows.q[:, :width], rows.p))
+    solved = work.flags.view(2, batch, width)[0] != 0
+    found = work.edges.view(2, 3, batch, width)[0, 0]
+    slope = (lower[..., None] * rows.q[:, :width]).minimum(rows.p).sum(-1).clamp(min=1e-3)
+    error = torch.where(solved & (upper < torch.inf), (found / upper - 1).abs(), 0.0)
+    assert bool(solved.any()) and bool((error <= EDGE_ERROR / slope).all())
 
 
 @pytest.mark.gpu
