@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.kernels import Workspace, has_kernel, verify_logits
+from cactus_theory.kernels import Workspace, _streams, has_kernel, verify_logits
 from simulations.gpu_check import kernel_agreement as checks
-from simulations.gpu_check._reference import compare, rows_of
+from simulations.gpu_check._reference import closed_form, compare, rows_of
+from simulations.gpu_check.kernel_laws import DRAFTED, TARGET
 from tests.amounts import THOROUGH, amount
 
 # one request of every kind of rows; a request takes a fifth of a second, interpreted
@@ -19,6 +20,14 @@ MOST_EXCLUDED = 0.01
 EDGE_ERROR = 3e-6
 
 
+def just_below(gap):
+    return (gap < -1e-4) & (gap > -0.03)
+
+
+def just_above(gap):
+    return (gap > 1e-4) & (gap < 0.03)
+
+
 @pytest.mark.parametrize(("spec", "verifier"), PLAIN)
 def test_decisions_and_tokens_agree(spec, verifier, device, monkeypatch):
     monkeypatch.setattr(checks, "RULES", ((spec, verifier),))
@@ -26,6 +35,39 @@ def test_decisions_and_tokens_agree(spec, verifier, device, monkeypatch):
     for row in checks.kernel_agreement(device, amount(KINDS, 5 * KINDS), amount((9,), (2, 300)), 5):
         assert row["passed"] and row["rows"] >= KINDS, row
         assert row["excluded"] <= MOST_EXCLUDED * row["rows"], row
+
+
+def test_a_scale_below_1_agrees(device, monkeypatch):
+    monkeypatch.setattr(checks, "RULES", (("cactus:delta=0.5", "chain"),))
+    monkeypatch.setattr(checks, "WIDTH", 1)
+    (row,) = checks.kernel_agreement(device, 8, (30,), 2)
+    assert row["passed"], row
+
+
+@pytest.mark.parametrize("spec", ["speculative", "band:price=2"] if THOROUGH else ["speculative"])
+def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
+    """Coins on either side of the first node's value, and a last one that does not pass."""
+    rule = ct.policy(spec)
+    target, draft = (torch.tensor(rows, device=device).log() for rows in (TARGET, DRAFTED))
+    paths = torch.cartesian_prod(torch.arange(4), torch.arange(4)).to(device)
+    seeds = torch.arange(16 * 200, device=device)
+    zero = torch.zeros_like(seeds)
+    every = paths.repeat(200, 1)
+    rows = rows_of(target.expand(3200, -1, -1), draft.expand(3200, -1, -1), every)
+    borders = closed_form(rule, "block", rows, seeds, zero).borders
+    place = torch.arange(2, device=device).expand(3200, -1)
+    above = _streams.coins(seeds, zero, place, _streams.ACCEPT) - borders
+    inner = (borders[:, 0] > 0.1) & (borders[:, 0] < 0.9) & (above[:, 1] > 0.01)
+    chosen = [
+        (inner & near(above[:, 0])).nonzero()[: amount(3, 60), 0]
+        for near in (just_below, just_above)
+    ]
+    at = torch.cat(chosen)
+    found = verify_logits(
+        rule, target.expand(len(at), -1, -1), draft.expand(len(at), -1, -1), every[at],
+        seeds=seeds[at], positions=zero[at], verifier="block",
+    )  # fmt: skip
+    assert found.num_accepted.tolist() == [1] * len(chosen[0]) + [0] * len(chosen[1])
 
 
 @pytest.mark.skipif(not THOROUGH, reason="thorough")

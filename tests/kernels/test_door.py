@@ -107,18 +107,18 @@ def test_the_torch_path_gives_what_verify_chain_gives(spec):
 
 
 def test_the_torch_path_of_the_whole_step_has_the_exact_law():
-    for row in laws.kernel_laws("cpu", amount(3000, 50_000), 1):
+    for row in laws.kernel_laws("cpu", amount(1000, 50_000), 1):
         assert row["passed"], row
 
 
 def test_a_shared_stream_would_show():
-    (row,) = laws.kernel_streams("cpu", amount(20_000, 200_000), 2)
+    (row,) = laws.kernel_streams("cpu", amount(8000, 200_000), 2)
     assert row["passed"] and row["power"] > 0.999, row
     assert abs(row["if_shared"] - laws.SHARED_ACCEPTANCE) > 0.03
 
 
 def test_excluded_tokens_stay_excluded():
-    assert laws.zero_tokens("cpu", amount(3000, 300_000), 3)["passed"]
+    assert laws.zero_tokens("cpu", amount(1500, 300_000), 3)["passed"]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -130,6 +130,14 @@ def test_kernels_emit_no_excluded_token(device):
 def test_kernels_emit_the_exact_laws():
     for row in laws.kernel_laws("cuda", 10**6, 1) + laws.kernel_streams("cuda", 10**6, 2):
         assert row["passed"], row
+
+
+def test_the_torch_path_is_greedy_at_zero():
+    target = torch.tensor([[[0.0, 2.0, 1.0], [5.0, 0.0, 5.0]]] * 2)
+    ids, draft = torch.tensor([[1], [2]]), torch.zeros(2, 1, 3)
+    given = {"seeds": NUMBERS, "positions": NUMBERS, "temperature": 0.0}
+    found = verify_logits(ct.policy("speculative"), target, draft, ids, **given)
+    assert found.output_token_ids.tolist() == [[1, 0], [1, -1]]
 
 
 def test_drafts_in_torch_take_the_first_largest_at_zero():
