@@ -40,7 +40,7 @@ def block_entries(
     if ON_BAND:
         first = tl.min(tl.where(on & (p_n > q_n), place, WIDTH), 0)
         read = on & (place >= first) & ((greedy | CERTAIN) == 0)
-        tl.store(flags + slot, read.to(tl.int32), mask=on)
+        tl.store(flags + slot, read.to(tl.int32), mask=place < WIDTH)
         tl.store(edges + slot, tl.sqrt(1 / wide(high, low)) + q_n * 0, mask=on)
 
 

@@ -127,6 +127,6 @@ def judge(
         asked = coin * p_n / tl.where(opened, q_n, 1.0)
         begin = tl.where(opened, asked, tl.sqrt(1 / knob))
         tl.store(edges + slot, begin, mask=on)
-        tl.store(flags + slot, read.to(tl.int32), mask=on)
+        tl.store(flags + slot, read.to(tl.int32), mask=place < WIDTH)
     else:
         tl.store(scales + b, tl.sum(tl.where(place == count, scale, 0.0), 0))

@@ -18,6 +18,8 @@ FAR_RATIO = 0.1353352832366127  # e^-2
 # tokens a warp takes at once
 TOKENS_A_WARP = 1024
 MOST_WARPS = 8
+# parts of rows that a warp merges: two for each of its threads
+PAIRS_A_WARP = 64
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,12 @@ class Step:
         """Return which of the two buffers the last Newton step writes."""
         return self.steps % 2
 
+    @property
+    def merging_warps(self) -> int:
+        """Return how many warps merge the parts of a request's rows."""
+        pairs = next_power(self.workspace.width) * next_power(self.workspace.parts)
+        return min(max(pairs // PAIRS_A_WARP, 1), MOST_WARPS)
+
     def run(self) -> None:
         """Launch everything on the device of the logits."""
         with torch.cuda.device_of(self.target):
@@ -106,20 +114,20 @@ class Step:
         launch(_race.finish, (work.batch,), shared, 1)
 
     def _run_chain(self) -> None:
-        launch(_judge.judge, (self.workspace.batch,), self.shared, 1)
+        launch(_judge.judge, (self.workspace.batch,), self.shared, self.merging_warps)
         if self.shared["ON_BAND"]:
             self._solve(decide=True)
 
     def _run_block(self) -> None:
         work, shared = self.workspace, self.shared
-        launch(_block.block_entries, (work.batch,), shared, 1)
+        launch(_block.block_entries, (work.batch,), shared, self.merging_warps)
         if shared["ON_BAND"]:
             self._solve(decide=False)
         walk = {**shared, "ON_BAND": self.on_band}
         launch(_block.block_walk, (work.batch,), walk, 1)
         if self.draft is not None:
             launch(_block.shortfall, (work.rows, work.parts), shared, warps_for(work.part))
-        launch(_block.block_judge, (work.batch,), shared, 1)
+        launch(_block.block_judge, (work.batch,), shared, self.merging_warps)
 
     def _solve(self, decide: bool) -> None:
         """Take Newton steps; after the first, decide what a chain left open."""
@@ -129,7 +137,7 @@ class Step:
             at = {**self.shared, "FROM": step % 2, "FIRST": step == 0}
             launch(_band.band_step, grid, at, warps)
             if decide and step == 0:
-                launch(_band.band_judge, (work.batch,), {**at, "FROM": 1}, 1)
+                launch(_band.band_judge, (work.batch,), {**at, "FROM": 1}, self.merging_warps)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,21 @@ def test_layouts_agree_to_the_last_token(spec, verifier, device):
         assert torch.equal(found.num_accepted, expected.num_accepted[mine])
 
 
+def test_a_workspace_keeps_nothing_of_the_step_before(device):
+    """Else a row beyond a draft's end is read, which in a flat layout may lie anywhere."""
+    rule = ct.policy("band:price=1")
+    target, draft = torch.zeros(1, 3, 4, device=device), torch.zeros(1, 2, 4, device=device)
+    target[..., 0], draft[..., 1] = 1.0, 1.5
+    numbers = {"seeds": torch.ones(1, dtype=torch.int64, device=device)}
+    numbers["positions"], work = numbers["seeds"], Workspace(1, 2, 4, device)
+    marked = []
+    for last in (1, -1):
+        ids = torch.tensor([[1, last]], device=device)
+        verify_logits(rule, target, draft, ids, verifier="block", workspace=work, **numbers)
+        marked.append(work.flags.view(2, 2)[:, 1].tolist())
+    assert any(marked[0]) and not any(marked[1])
+
+
 def test_rows_that_hold_no_distribution(device):
     """NaN, nothing finite, a token outside the vocabulary, an excluded token."""
     target = torch.zeros(4, 2, VOCAB, device=device)
