@@ -1,1 +1,1 @@
-"""Checks and measurements of a GPU."""
+"""One command that says whether a CUDA machine is right, how fast it is and what it gains."""

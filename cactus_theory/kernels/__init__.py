@@ -1,0 +1,11 @@
+"""One verification step on a device from raw logits, in Triton; needs the extra ``kernels``.
+
+``verify_logits`` is the step, ``draft_from_logits`` draws what it verifies, and ``has_kernel``
+tells which policies it decides by in a kernel. Nothing here imports Triton until one is used.
+"""
+
+from cactus_theory.kernels._workspace import Workspace
+from cactus_theory.kernels.logits import LogitsVerdict, draft_from_logits, verify_logits
+from cactus_theory.kernels.rules import has_kernel
+
+__all__ = ["LogitsVerdict", "Workspace", "draft_from_logits", "has_kernel", "verify_logits"]

@@ -1,0 +1,194 @@
+"""The launches of one verification step: a fixed sequence, whatever the rows hold."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory.kernels import _band, _block, _judge, _race, _rows, _sampling
+from cactus_theory.kernels._layout import Layout
+from cactus_theory.kernels._workspace import Workspace
+from cactus_theory.kernels.rules import BAND, KernelRule
+
+# Newton steps at prices from 0.5 nats on, and below; rows of tests took at most 6 and 11
+STEPS, MANY_STEPS = 8, 12
+FAR_RATIO = 0.1353352832366127  # e^-2
+# tokens a warp takes at once
+TOKENS_A_WARP = 1024
+MOST_WARPS = 8
+# parts of rows that a warp merges: two for each of its threads
+PAIRS_A_WARP = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """The arguments of one verification step, checked.
+
+    Attributes
+    ----------
+    target, draft : logits with one or two row strides, the vocabulary contiguous.
+    temperature : one number, or one per row on the device.
+    """
+
+    rule: KernelRule
+    block: bool
+    layout: Layout
+    target: Tensor
+    draft: Tensor | None
+    ids: Tensor
+    temperature: float | Tensor
+    seeds: Tensor
+    positions: Tensor
+    workspace: Workspace
+    output: Tensor
+    counts: Tensor
+
+    @cached_property
+    def shared(self) -> dict[str, Any]:
+        """Return the arguments by their names in the kernels."""
+        work, draft = self.workspace, self.target if self.draft is None else self.draft
+        lengths, flat = self.layout.lengths, self.layout.flat
+        per_row = isinstance(self.temperature, Tensor)
+        high, low = self.rule.parts
+        target_batch, target_row = _steps(self.target)
+        draft_batch, draft_row = _steps(draft)
+        return {
+            "target": self.target, "draft": draft, "ids": self.ids,
+            "lengths": self.ids if lengths is None else lengths,
+            "temperature": self.temperature if per_row else self.target,
+            "scalar": 1.0 if per_row else float(self.temperature),
+            "seeds": self.seeds, "positions": self.positions,
+            "output": self.output, "counts": self.counts, "output_step": self.output.stride(0),
+            "target_batch": target_batch, "target_row": target_row,
+            "draft_batch": draft_batch, "draft_row": draft_row,
+            "ids_step": 0 if flat else self.ids.stride(0),
+            "vocab": work.vocab, "high": high, "low": low, "ROWS": work.rows,
+            "WIDTH": work.width, "PLACES": next_power(work.width), "PARTS": work.parts,
+            "MOST_PARTS": next_power(work.parts), "PART": work.part, "FLAT": flat,
+            "HAS_LENGTHS": lengths is not None, "CERTAIN": self.draft is None,
+            "PER_ROW": per_row, "GREEDY": per_row or self.temperature == 0,
+            "KIND": self.rule.kind, "ON_BAND": self.on_band and self.draft is not None,
+            "FROM": self.last_buffer, "OUTPUTS": next_power(work.width + 1),
+            **work.tensors,
+        }  # fmt: skip
+
+    @property
+    def on_band(self) -> bool:
+        """Return whether bands are solved."""
+        return self.rule.kind == BAND
+
+    @property
+    def steps(self) -> int:
+        """Return how many Newton steps there are."""
+        return STEPS if self.rule.knob >= FAR_RATIO else MANY_STEPS
+
+    @property
+    def last_buffer(self) -> int:
+        """Return which of the two buffers the last Newton step writes."""
+        return self.steps % 2
+
+    @property
+    def merging_warps(self) -> int:
+        """Return how many warps merge the parts of a request's rows."""
+        pairs = next_power(self.workspace.width) * next_power(self.workspace.parts)
+        return min(max(pairs // PAIRS_A_WARP, 1), MOST_WARPS)
+
+    def run(self) -> None:
+        """Launch everything on the device of the logits."""
+        with torch.cuda.device_of(self.target):
+            self._run()
+
+    def _run(self) -> None:
+        work, shared = self.workspace, self.shared
+        warps = warps_for(work.part)
+        if work.width:
+            kinds = 1 if self.draft is None else 2
+            launch(_rows.sum_rows, (kinds * work.rows, work.parts), shared, warps)
+            self._run_block() if self.block else self._run_chain()
+        else:
+            work.accepted.zero_()
+        on_band = shared["ON_BAND"] and not self.block
+        launch(_race.race, (work.batch, work.parts), {**shared, "ON_BAND": on_band}, warps)
+        launch(_race.finish, (work.batch,), shared, 1)
+
+    def _run_chain(self) -> None:
+        launch(_judge.judge, (self.workspace.batch,), self.shared, self.merging_warps)
+        if self.shared["ON_BAND"]:
+            self._solve(decide=True)
+
+    def _run_block(self) -> None:
+        work, shared = self.workspace, self.shared
+        launch(_block.block_entries, (work.batch,), shared, self.merging_warps)
+        if shared["ON_BAND"]:
+            self._solve(decide=False)
+        walk = {**shared, "ON_BAND": self.on_band}
+        launch(_block.block_walk, (work.batch,), walk, 1)
+        if self.draft is not None:
+            launch(_block.shortfall, (work.rows, work.parts), shared, warps_for(work.part))
+        launch(_block.block_judge, (work.batch,), shared, self.merging_warps)
+
+    def _solve(self, decide: bool) -> None:
+        """Take Newton steps; after the first, decide what a chain left open."""
+        work = self.workspace
+        grid, warps = (work.rows, work.parts), warps_for(work.part)
+        for step in range(self.steps):
+            at = {**self.shared, "FROM": step % 2, "FIRST": step == 0}
+            launch(_band.band_step, grid, at, warps)
+            if decide and step == 0:
+                launch(_band.band_judge, (work.batch,), {**at, "FROM": 1}, self.merging_warps)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The arguments of drawing one token from each row of logits."""
+
+    logits: Tensor
+    temperature: float | Tensor
+    seeds: Tensor
+    positions: Tensor
+    place: int
+    workspace: Workspace
+    out: Tensor
+
+    def run(self) -> None:
+        """Launch both kernels on the device of the logits."""
+        with torch.cuda.device_of(self.logits):
+            self._run()
+
+    def _run(self) -> None:
+        work, per_row = self.workspace, isinstance(self.temperature, Tensor)
+        shared = {
+            "logits": self.logits, "seeds": self.seeds, "positions": self.positions,
+            "temperature": self.temperature if per_row else self.logits,
+            "scalar": 1.0 if per_row else float(self.temperature),
+            "keys": work.whole_keys, "tokens": work.whole_tokens, "out": self.out,
+            "row_step": self.logits.stride(0), "vocab": work.vocab, "place": self.place,
+            "PARTS": work.parts, "MOST_PARTS": next_power(work.parts), "PART": work.part,
+            "PER_ROW": per_row,
+        }  # fmt: skip
+        launch(_sampling.race_alone, (work.batch, work.parts), shared, warps_for(work.part))
+        launch(_sampling.pick_alone, (work.batch,), shared, 1)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:
+    """Launch a kernel with those of the arguments that it has."""
+    kernel[grid](**{name: shared[name] for name in kernel.arg_names}, num_warps=warps)
+
+
+def next_power(count: int) -> int:
+    """Return the least power of two that is at least ``count``, and 1 for 0."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def warps_for(part: int) -> int:
+    """Return how many warps share a part of a row."""
+    return min(max(part // TOKENS_A_WARP, 1), MOST_WARPS)
+
+
+def _steps(logits: Tensor) -> tuple[int, int]:
+    """Return the strides of requests and of rows."""
+    if logits.ndim == 2:
+        return 0, logits.stride(0)
+    return logits.stride(0), logits.stride(1)

@@ -1,0 +1,237 @@
+"""What a verification step must emit, from the float64 closed forms and the kernels' numbers.
+
+Kernels work in float32. A coin may lie within rounding of its probability, and two tokens may
+arrive at nearly the same time; then both answers are right. Here every choice of a kernel is
+held against the interval in which its float32 numbers may lie, so that a request is excluded
+only where rounding explains the difference.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import cactus_theory as ct
+from cactus_theory.kernels import LogitsVerdict, _streams
+from cactus_theory.policies import Entrywise
+from cactus_theory.policies._base import one_hot
+from cactus_theory.policies.band import Band
+from cactus_theory.verify import Assignment, Draft
+from cactus_theory.verify.block import Walk
+
+# a sum of float32 probabilities over up to 151,936 tokens, relative to 1
+SUMMED = 2e-6
+# one float32 probability: the exponent x is rounded, which costs |x| 2^-24, and exp has 2 ulp
+ROUNDED = 2.5e-7
+# the logarithms of a token's noise and of its weight, together
+LOGGED = 2e-6
+# seeds a request chooses from: the nearest of 64 coins is a percent from its border
+CANDIDATES = 64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Float64 rows of B requests: q (B, K + 1, V), p (B, K, V) or None, ids and counts (B,)."""
+
+    q: Tensor
+    p: Tensor | None
+    ids: Tensor
+    lengths: Tensor
+
+    def at(self, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the q, p and drafted token of one place a request."""
+        batch = torch.arange(len(place), device=place.device)
+        inner = place.clamp(max=self.ids.shape[1] - 1)
+        q, n = self.q[batch, place], self.ids[batch, inner]
+        return q, one_hot(n, q) if self.p is None else self.p[batch, inner], n
+
+
+def rows_of(target: Tensor, draft: Tensor | None, ids: Tensor, temperature: float = 1.0) -> Rows:
+    """Return softmax(l/T) in float64, and the drafted tokens with their counts."""
+    ended = torch.where(ids < 0, torch.arange(ids.shape[1], device=ids.device), ids.shape[1])
+    q = (target.double() / temperature).softmax(-1)
+    p = None if draft is None else (draft.double() / temperature).softmax(-1)
+    return Rows(q, p, ids.clamp(min=0), ended.amin(-1))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the closed forms say.
+
+    Attributes
+    ----------
+    counts : (B,) accepted tokens.
+    borders : (B, K), what each coin is compared with.
+    doubtful : (B, K + 1), whether rounding may decide the coin that would end the path there.
+    scales, unsure : (B, K + 1), s of the residual (s q − p)₊ after i tokens, and how far it may
+        be off (relative).
+    """
+
+    counts: Tensor
+    borders: Tensor
+    doubtful: Tensor
+    scales: Tensor
+    unsure: Tensor
+
+
+def compare(
+    rule: ct.Policy,
+    verifier: str,
+    rows: Rows,
+    seeds: Tensor,
+    positions: Tensor,
+    found: LogitsVerdict,
+) -> dict[str, int]:
+    """Return how many requests of a kernel there are, are excluded, and mismatch."""
+    expected = closed_form(rule, verifier, rows, seeds, positions)
+    counts, output = found.num_accepted, found.output_token_ids
+    own = output.gather(1, counts[:, None])
+    well_formed = (output == _output(rows, counts, own)).all(-1) & (own[:, 0] >= 0)
+    first = _first_difference(verifier, expected.counts, counts)
+    doubtful = expected.doubtful.gather(1, first[:, None])[:, 0]
+    sure, possible = _keys(rows, expected, counts, seeds, positions)
+    same = counts == expected.counts
+    agree = well_formed & same & (sure.argmax(-1) == own[:, 0])
+    may_win = possible.gather(1, own.clamp(min=0))[:, 0] >= sure.amax(-1) - LOGGED
+    excused = ~agree & well_formed & (same | doubtful) & may_win
+    return {
+        "rows": len(seeds),
+        "excluded": int(excused.sum()),
+        "mismatches": int((~excused & ~agree).sum()),
+    }
+
+
+def emitted(
+    rule: ct.Policy, verifier: str, rows: Rows, seeds: Tensor, positions: Tensor
+) -> LogitsVerdict:
+    """Return what the closed forms emit by the kernels' random numbers."""
+    expected = closed_form(rule, verifier, rows, seeds, positions)
+    sure, _ = _keys(rows, expected, expected.counts, seeds, positions)
+    last = sure.argmax(-1, keepdim=True)
+    return LogitsVerdict(_output(rows, expected.counts, last), expected.counts)
+
+
+def closed_form(
+    rule: ct.Policy, verifier: str, rows: Rows, seeds: Tensor, positions: Tensor
+) -> Expected:
+    """Return what the closed forms say about each request."""
+    place = torch.arange(rows.ids.shape[1], device=seeds.device).expand(len(seeds), -1)
+    coins = _streams.coins(seeds, positions, place, _streams.ACCEPT)
+    return (_chain if verifier == "chain" else _block)(rule, rows, coins)
+
+
+def sharp_seeds(
+    rule: ct.Policy, verifier: str, rows: Rows, positions: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Return for each request the one of CANDIDATES seeds whose coins come nearest to a border."""
+    batch, width = rows.ids.shape
+    shape = (CANDIDATES, batch)
+    seeds = torch.randint(2**62, shape, generator=generator, device=generator.device)
+    place = torch.arange(width, device=seeds.device).expand(CANDIDATES * batch, -1)
+    every = positions.repeat(CANDIDATES)
+    coins = _streams.coins(seeds.flatten(), every, place, _streams.ACCEPT).view(*shape, width)
+    borders = closed_form(rule, verifier, rows, seeds[0], positions).borders
+    open_to_coins = (borders > 0) & (borders < 1)
+    apart = torch.where(open_to_coins, (coins - borders).abs(), 1.0).amin(-1)
+    return seeds.gather(0, apart.argmin(0, keepdim=True))[0]
+
+
+def _output(rows: Rows, counts: Tensor, last: Tensor) -> Tensor:
+    """Return the accepted tokens, the last one (B, 1), and −1 after it."""
+    place = torch.arange(rows.ids.shape[1] + 1, device=counts.device)
+    drafted = torch.nn.functional.pad(rows.ids, (0, 1))
+    kept = torch.where(place < counts[:, None], drafted, -1)
+    return kept.scatter(1, counts[:, None], last)
+
+
+def _first_difference(verifier: str, expected: Tensor, found: Tensor) -> Tensor:
+    """Return the place whose coin was decided differently."""
+    if verifier == "chain":
+        return torch.minimum(expected, found)
+    return torch.maximum(expected, found)
+
+
+def _keys(
+    rows: Rows, expected: Expected, counts: Tensor, seeds: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest key of each token, ln w − ln E."""
+    refused = counts < rows.lengths
+    q, p, n = rows.at(counts)
+    scale, unsure = (part.gather(1, counts[:, None]) for part in (expected.scales, expected.unsure))
+    error = ROUNDED * (1 - torch.log(q.clamp(min=1e-300))) * q * scale + unsure * scale * q
+    weight = scale * q - p
+    if rows.p is None:
+        weight = q.scatter(1, n[:, None], 0.0)
+        error = torch.where(weight > 0, ROUNDED * (1 - torch.log(q.clamp(min=1e-300))) * q, 0.0)
+    else:
+        error = error + ROUNDED * (1 - torch.log(p.clamp(min=1e-300))) * p
+    error = torch.where(q > 0, error, 0.0)
+    sure, possible = (weight - error).clamp(min=0.0), (weight + error).clamp(min=0.0)
+    # where rounding may leave nothing, the whole row may be drawn from
+    possible = torch.where(sure.sum(-1, keepdim=True) > 0, possible, q)
+    near = ROUNDED * (1 - torch.log(q.clamp(min=1e-300)))
+    sure = torch.where(refused[:, None], sure, q * (1 - near))
+    possible = torch.where(refused[:, None], possible, q * (1 + near))
+    stream = torch.where(refused, _streams.RECOVERED, _streams.BONUS)
+    noise = _streams.noise(seeds, positions, counts, stream, q.shape[-1]).log()
+    return sure.log() - noise, possible.log() - noise
+
+
+def _chain(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
+    width = rows.ids.shape[1]
+    q = rows.q[:, :width]
+    place = torch.arange(width, device=q.device)
+    phi = rule.acceptance(q, rows.p, rows.ids[..., None])[..., 0]
+    kept = (coins < phi) & (place < rows.lengths[:, None])
+    lower, unsure = _scales(rule, q, rows)
+    doubtful = (coins - phi).abs() <= unsure * phi
+    counts = kept.long().cumprod(-1).sum(-1)
+    return Expected(counts, phi, _padded(doubtful), _padded(lower), _padded(unsure))
+
+
+def _scales(rule: ct.Policy, q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Return s after a refusal at each place, and how far it may be off."""
+    unsure = torch.full_like(q[..., 0], 2 * SUMMED)
+    if rows.p is None:
+        return torch.ones_like(unsure), unsure
+    if isinstance(rule, Band):
+        return _band_scales(rule, q, rows.p)
+    assert isinstance(rule, Entrywise)
+    q_n, p_n = (row.gather(-1, rows.ids[..., None])[..., 0] for row in (q, rows.p))
+    q_n, p_n = q_n.flatten(), p_n.flatten()
+    scale = rule.residual_entries(q_n, rule.ceiling(q_n, p_n)).scale
+    assert scale is not None
+    found = (torch.ones_like(q_n) * scale).view_as(unsure)
+    # s = (1 − γ)/(1 − q_n): a γ near 1 is off by more, relative to s
+    return found, unsure + 2 * SUMMED / found.clamp(min=SUMMED)
+
+
+def _band_scales(rule: Band, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a, and how far the band's edges may be off: E is off by SUMMED, x E′ is its slope."""
+    lower, upper = rule.edges(q, p)
+    upper = torch.where(upper < torch.inf, upper, 0.0)  # h = p: nothing is refused
+    slope = torch.where(lower * q > p, lower * q, 0.0).sum(-1)
+    slope = slope + torch.where(p > upper * q, upper * q, 0.0).sum(-1)
+    return lower[..., 0], 2 * SUMMED + SUMMED / slope.clamp(min=SUMMED)
+
+
+def _block(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
+    width = rows.ids.shape[1]
+    walk = Walk(Assignment((rule,)), rows.q, Draft(rows.ids, rows.lengths, rows.p))
+    node = torch.arange(1, width + 1, device=coins.device)
+    passed = (coins < walk.value[:, 1:]) & (node <= rows.lengths[:, None])
+    lower, unsure = _scales(rule, rows.q[:, :width], rows)
+    spread = _padded(unsure.cumsum(-1)).roll(1, -1) + unsure.amax(-1, keepdim=True)
+    left = torch.where(walk.alive < 1, walk.last.sum(-1), 0.0)
+    reach = (left + 1 - walk.alive).clamp(min=SUMMED)
+    final = torch.arange(width + 1, device=coins.device) == rows.lengths[:, None]
+    bound = torch.where(final, spread, 2 * spread / reach)
+    near = (coins - walk.value[:, 1:]).abs() <= bound[:, 1:]
+    doubtful = torch.cat([torch.zeros_like(near[:, :1]), near], -1)
+    scales = _padded(lower) * walk.alive
+    counts = torch.where(passed, node, 0).amax(-1)
+    return Expected(counts, walk.value[:, 1:], doubtful, scales, spread)
+
+
+def _padded(places: Tensor) -> Tensor:
+    return torch.nn.functional.pad(places, (0, 1))

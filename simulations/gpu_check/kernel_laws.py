@@ -1,0 +1,185 @@
+"""The laws that kernels emit, by counting: exact enumeration against many seeded requests."""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cactus_theory as ct
+from cactus_theory.kernels import LogitsVerdict, _streams, draft_from_logits, verify_logits
+from cactus_theory.verify import Assignment, Draft, find_verifier
+
+# one test in so many fails by chance; the coins are seeded, so a failure stays one
+FALSE_ALARM = 1e-4
+# cells with a smaller expected count are counted as one
+LEAST_EXPECTED = 8
+LAWS = (
+    ("speculative", "chain"), ("cactus:delta=0.5", "chain"), ("band:price=1", "chain"),
+    ("mixture:alpha=0.3", "chain"), ("speculative", "block"), ("band:price=1", "block"),
+)  # fmt: skip
+# a small text: K = 2 drafted tokens of V = 4, rows that refuse often
+TARGET = ((0.1, 0.2, 0.3, 0.4), (0.5, 0.3, 0.2, 0.0), (0.25, 0.25, 0.1, 0.4))
+DRAFTED = ((0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4))
+# 16 tokens of which lossless sampling accepts 60 %; were the coin drawn from the counters of the
+# draft's noise, a small noise of token 0, which drafts it, would also accept it
+SHARED_DRAFT, SHARED_RATIO = 0.12, 0.2
+SHARED_ACCEPTANCE = 0.6
+
+
+def kernel_laws(device: str, trials: int, seed: int) -> list[dict[str, Any]]:
+    """Return a chi-square test a policy and verifier: of all that a step of K = 2 emits."""
+    target, draft = (torch.tensor(rows, device=device).log() for rows in (TARGET, DRAFTED))
+    found = []
+    for number, (spec, verifier) in enumerate(LAWS):
+        rule = ct.policy(spec)
+        seeds = _seeds(trials, seed + number, device)
+        output = _steps(rule, verifier, target, draft, seeds).output_token_ids
+        expected = trials * _law(rule, verifier, *map(_exact, (target, draft)))
+        base = target.shape[-1] + 1
+        cell = ((output + 1) * base ** torch.arange(3, device=device)).sum(-1)
+        seen = torch.bincount(cell, minlength=base**3).double()
+        statistic, dof = chi_square(seen.cpu(), expected.cpu())
+        p_value = float(torch.special.gammaincc(_number(dof / 2), _number(statistic / 2)))
+        found.append(
+            {
+                "check": f"law of a step, {verifier}, {spec}", "trials": trials,
+                "statistic": statistic, "dof": dof, "p_value": p_value,
+                "passed": p_value > FALSE_ALARM,
+            }
+        )  # fmt: skip
+    return found
+
+
+def kernel_streams(device: str, trials: int, seed: int) -> list[dict[str, Any]]:
+    """Return how often one of 16 tokens is accepted, and how often if streams were shared."""
+    q, p = shared_rows()
+    seeds = _seeds(trials, seed, device)
+    logits = [row.log().float().to(device)[None] for row in (q, p)]
+    step = _steps(ct.policy("speculative"), "chain", logits[0].expand(2, -1), logits[1], seeds)
+    measured = float(step.num_accepted.double().mean())
+    shared = float(shared_acceptance(q, p, seeds))
+    deviation = math.sqrt(SHARED_ACCEPTANCE * (1 - SHARED_ACCEPTANCE) / trials)
+    far = math.sqrt(2) * float(torch.erfinv(_number(1 - FALSE_ALARM)))
+    power = float(torch.special.ndtr(_number(abs(shared - SHARED_ACCEPTANCE) / deviation - far)))
+    z = (measured - SHARED_ACCEPTANCE) / deviation
+    return [
+        {
+            "check": "acceptance and draft draw from streams of their own", "trials": trials,
+            "expected": SHARED_ACCEPTANCE, "measured": measured, "if_shared": shared,
+            "power": power, "z": z, "passed": abs(z) < far,
+        }
+    ]  # fmt: skip
+
+
+def zero_tokens(device: str, draws: int, seed: int) -> dict[str, Any]:
+    """Return how many tokens without target mass were emitted in so many steps; must be 0.
+
+    Half of the vocabulary of 16 is excluded and holds most of the draft's mass.
+    """
+    generator = torch.Generator(device=device).manual_seed(seed)
+    most, done, emitted = 2**20, 0, 0
+    rules = [ct.policy(spec) for spec in ("speculative", "cactus:delta=1", "band:price=0.5")]
+    for number, rule in enumerate(itertools.cycle(rules)):
+        if done >= draws:
+            break
+        batch = min(most, draws - done)
+        target, draft = torch.randn(2, 2, 16, generator=generator, device=device).mul(3)
+        target[:, ::2] = -torch.inf
+        draft[:, ::2] += 2
+        seeds = _seeds(batch, seed + number, device)
+        output = _steps(rule, "chain", target, draft[:1], seeds).output_token_ids
+        emitted += int(((output >= 0) & (output % 2 == 0)).sum())
+        emitted += int((output[:, 0] < 0).sum())
+        done += batch
+    return {
+        "check": "tokens without target mass are never emitted", "draws": done,
+        "emitted": emitted, "passed": emitted == 0,
+    }  # fmt: skip
+
+
+def _steps(
+    rule: ct.Policy, verifier: str, target: Tensor, draft: Tensor, seeds: Tensor
+) -> LogitsVerdict:
+    """Return what requests of these seeds emit, all with the same rows (K + 1, V) and (K, V)."""
+    batch, positions = len(seeds), torch.full_like(seeds, 11)
+    ids = [
+        draft_from_logits(row.expand(batch, -1), seeds=seeds, positions=positions, place=place)
+        for place, row in enumerate(draft)
+    ]
+    return verify_logits(
+        rule,
+        target.expand(batch, -1, -1),
+        draft.expand(batch, -1, -1),
+        torch.stack(ids, 1),
+        seeds=seeds,
+        positions=positions,
+        verifier=verifier,
+    )
+
+
+def _law(rule: ct.Policy, verifier: str, q: Tensor, p: Tensor) -> Tensor:
+    """Return the probability of each output, by its number to the base V + 1."""
+    vocab, width = q.shape[-1], len(p)
+    paths = torch.tensor(list(itertools.product(range(vocab), repeat=width)))
+    rows = [row.expand(len(paths), -1, -1) for row in (q, p)]
+    draft = Draft(paths, [width] * len(paths), rows[1])
+    law = find_verifier(verifier).law(Assignment((rule,)), rows[0], draft)
+    chance = p.gather(1, paths.T).prod(0)
+    found = torch.zeros((vocab + 1) ** (width + 1), dtype=torch.float64)
+    for count, token in itertools.product(range(width + 1), range(vocab)):
+        output = torch.full((len(paths), width + 1), -1)
+        output[:, :count], output[:, count] = paths[:, :count], token
+        cell = ((output + 1) * (vocab + 1) ** torch.arange(width + 1)).sum(-1)
+        found.index_add_(0, cell, chance * law.stop[:, count] * law.last[:, count, token])
+    return found
+
+
+def chi_square(seen: Tensor, expected: Tensor) -> tuple[float, int]:
+    """Return Pearson's statistic and its degrees of freedom; rare cells are counted as one.
+
+    A cell of probability 0 that was seen makes it infinite.
+    """
+    if bool((seen[expected == 0] > 0).any()):
+        return math.inf, 1
+    rare = expected < LEAST_EXPECTED
+    cells = [(seen[~rare], expected[~rare]), (seen[rare].sum()[None], expected[rare].sum()[None])]
+    every = [torch.cat(part) for part in zip(*cells, strict=True)]
+    counted = every[1] > 0
+    gap = (every[0] - every[1])[counted]
+    return float((gap**2 / every[1][counted]).sum()), int(counted.sum()) - 1
+
+
+def shared_rows() -> tuple[Tensor, Tensor]:
+    """Return q and p over 16 tokens; Σ min(p, q) is SHARED_ACCEPTANCE."""
+    p = torch.full((16,), (1 - SHARED_DRAFT) / 15, dtype=torch.float64)
+    p[0] = SHARED_DRAFT
+    ratio = torch.ones_like(p)
+    ratio[0] = SHARED_RATIO
+    lost = 1 - SHARED_ACCEPTANCE - SHARED_DRAFT * (1 - SHARED_RATIO)
+    ratio[1:10] = 1 - lost / (9 * p[1])
+    q = ratio * p
+    q[10:] += (1 - q.sum()) / 6
+    return q, p
+
+
+def shared_acceptance(q: Tensor, p: Tensor, seeds: Tensor) -> Tensor:
+    """Return the share of drafted tokens kept by coins of the draft's own counters."""
+    q, p, zero = q.to(seeds.device), p.to(seeds.device), torch.zeros_like(seeds)
+    drafted = (_streams.noise(seeds, zero + 11, zero, _streams.DRAFT, 16) / p).argmin(-1)
+    coins = _streams.coins(seeds, zero + 11, zero[:, None], _streams.DRAFT)[:, 0]
+    return (coins < q[drafted] / p[drafted]).double().mean()
+
+
+def _exact(logits: Tensor) -> Tensor:
+    return logits.double().softmax(-1).cpu()
+
+
+def _seeds(count: int, seed: int, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2**62, (count,), generator=generator).to(device)
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)

@@ -1,0 +1,120 @@
+"""Kernels emit what the float64 closed forms emit by the same random numbers."""
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.kernels import Workspace, _streams, has_kernel, verify_logits
+from simulations.gpu_check import kernel_agreement as checks
+from simulations.gpu_check._reference import closed_form, compare, rows_of
+from simulations.gpu_check.kernel_laws import DRAFTED, TARGET
+from tests.amounts import THOROUGH, amount
+
+# one request of every kind of rows; a request takes a fifth of a second, interpreted
+KINDS = len(checks.KINDS)
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+PLAIN = (("band:price=2", "chain"), ("band:price=2", "block"))
+# requests whose choice float32 may decide either way: at most a hundredth
+MOST_EXCLUDED = 0.01
+# an edge is settled to 1e-6, and E, which it zeroes, is a sum of float32 numbers
+EDGE_ERROR = 3e-6
+
+
+def just_below(gap):
+    return (gap < -1e-4) & (gap > -0.03)
+
+
+def just_above(gap):
+    return (gap > 1e-4) & (gap < 0.03)
+
+
+@pytest.mark.parametrize(("spec", "verifier"), PLAIN)
+def test_decisions_and_tokens_agree(spec, verifier, device, monkeypatch):
+    monkeypatch.setattr(checks, "RULES", ((spec, verifier),))
+    monkeypatch.setattr(checks, "WIDTH", amount(2, 4))
+    for row in checks.kernel_agreement(device, amount(KINDS, 5 * KINDS), amount((9,), (2, 300)), 5):
+        assert row["passed"] and row["rows"] >= KINDS, row
+        assert row["excluded"] <= MOST_EXCLUDED * row["rows"], row
+
+
+def test_a_scale_below_1_agrees(device, monkeypatch):
+    monkeypatch.setattr(checks, "RULES", (("cactus:delta=0.5", "chain"),))
+    monkeypatch.setattr(checks, "WIDTH", 1)
+    (row,) = checks.kernel_agreement(device, 8, (30,), 2)
+    assert row["passed"], row
+
+
+@pytest.mark.parametrize("spec", ["speculative", "band:price=2"] if THOROUGH else ["speculative"])
+def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
+    """Coins on either side of the first node's value, and a last one that does not pass."""
+    rule = ct.policy(spec)
+    target, draft = (torch.tensor(rows, device=device).log() for rows in (TARGET, DRAFTED))
+    paths = torch.cartesian_prod(torch.arange(4), torch.arange(4)).to(device)
+    seeds = torch.arange(16 * 200, device=device)
+    zero = torch.zeros_like(seeds)
+    every = paths.repeat(200, 1)
+    rows = rows_of(target.expand(3200, -1, -1), draft.expand(3200, -1, -1), every)
+    borders = closed_form(rule, "block", rows, seeds, zero).borders
+    place = torch.arange(2, device=device).expand(3200, -1)
+    above = _streams.coins(seeds, zero, place, _streams.ACCEPT) - borders
+    inner = (borders[:, 0] > 0.1) & (borders[:, 0] < 0.9) & (above[:, 1] > 0.01)
+    chosen = [
+        (inner & near(above[:, 0])).nonzero()[: amount(3, 60), 0]
+        for near in (just_below, just_above)
+    ]
+    at = torch.cat(chosen)
+    found = verify_logits(
+        rule, target.expand(len(at), -1, -1), draft.expand(len(at), -1, -1), every[at],
+        seeds=seeds[at], positions=zero[at], verifier="block",
+    )  # fmt: skip
+    assert found.num_accepted.tolist() == [1] * len(chosen[0]) + [0] * len(chosen[1])
+
+
+@pytest.mark.skipif(not THOROUGH, reason="thorough")
+@pytest.mark.parametrize("vocab", [7, 4096])
+def test_every_kernel_agrees(vocab, device):
+    for row in checks.kernel_agreement(device, 2 * KINDS, (vocab,), 6):
+        assert row["passed"], row
+
+
+@pytest.mark.parametrize("price", [0.5, 3.0] if THOROUGH else [0.5])
+def test_bands_are_solved_to_float32(price, device):
+    """Block verification solves every row from the first that may be refused."""
+    rule, batch, width = ct.policy("band", price=price), amount(1, 2 * KINDS), amount(3, 4)
+    generator = torch.Generator(device=device).manual_seed(9)
+    target, draft = checks.logits(batch, width, amount(60, 500), generator)
+    ids = checks.drawn(draft, generator)
+    work = Workspace(batch, width, target.shape[-1], device)
+    numbers = {"seeds": torch.arange(batch, device=device)}
+    numbers["positions"] = numbers["seeds"]
+    verify_logits(rule, target, draft, ids, verifier="block", workspace=work, **numbers)
+    rows = rows_of(target, draft, ids)
+    lower, upper = (edge[..., 0] for edge in rule.edges(rows.q[:, :width], rows.p))
+    solved = work.flags.view(2, batch, width)[0] != 0
+    found = work.edges.view(2, 3, batch, width)[0, 0]
+    slope = (lower[..., None] * rows.q[:, :width]).minimum(rows.p).sum(-1).clamp(min=1e-3)
+    error = torch.where(solved & (upper < torch.inf), (found / upper - 1).abs(), 0.0)
+    assert bool(solved.any()) and bool((error <= EDGE_ERROR / slope).all())
+
+
+@pytest.mark.gpu
+def test_ten_thousand_rows_agree():
+    vocabularies = (2, 7, 300, 4096, 50_257, 151_936)
+    for row in checks.kernel_agreement("cuda", 300, vocabularies, 7):
+        assert row["passed"] and row["excluded"] <= MOST_EXCLUDED * row["rows"], row
+
+
+@pytest.mark.parametrize("spec", ["cactus:delta=0.5", "band:price=1"])
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_certain_drafts_agree(spec, verifier, device):
+    rule = ct.policy(spec)
+    if not has_kernel(rule, verifier):
+        pytest.skip(f"{spec} has no kernel in a {verifier}")
+    generator = torch.Generator(device=device).manual_seed(3)
+    batch = amount(3, 40)
+    target, draft = checks.logits(batch, 2, 9, generator)
+    ids = checks.drawn(draft, generator)
+    seeds = torch.arange(batch, device=device)
+    found = verify_logits(rule, target, None, ids, seeds=seeds, positions=seeds, verifier=verifier)
+    counted = compare(rule, verifier, rows_of(target, None, ids), seeds, seeds, found)
+    assert not counted["mismatches"], counted

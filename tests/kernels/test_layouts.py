@@ -1,0 +1,177 @@
+"""A request emits the same tokens wherever and beside whatever it is verified."""
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.kernels import (
+    LogitsVerdict,
+    Workspace,
+    _streams,
+    draft_from_logits,
+    verify_logits,
+)
+from tests.amounts import THOROUGH, amount
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+NOTHING = -float("inf")
+VOCAB = 11
+LENGTHS = (2, 0, 1)
+HEAT = (1.0, 0.6, 0.0)
+
+
+class Batch:
+    """Three requests with 2, 0 and 1 drafted tokens, the last one greedy; bfloat16 numbers."""
+
+    def __init__(self, device):
+        generator = torch.Generator().manual_seed(1)
+
+        def normal(*shape):
+            rows = 2 * torch.randn(*shape, VOCAB, generator=generator)
+            return rows.bfloat16().float().to(device)
+
+        self.device = device
+        self.target, self.draft = normal(3, 3), normal(3, 2)
+        self.ids = self.draft.argmax(-1)
+        self.ids[2, 0] = self.target[2, 0].argmax()
+        for row, length in enumerate(LENGTHS):
+            self.ids[row, length:] = -1
+        self.seeds = torch.tensor([7, -5, 2**62 + 1], device=device)
+        self.positions = torch.tensor([0, 3, 2**33], device=device)
+        self.heat = torch.tensor(HEAT, device=device)
+
+    def numbers(self, rows=slice(None)):
+        parts = {"seeds": self.seeds, "positions": self.positions, "temperature": self.heat}
+        return {name: part[rows].contiguous() for name, part in parts.items()}
+
+    def verify(self, spec, verifier):
+        return verify_logits(
+            ct.policy(spec), self.target, self.draft, self.ids, verifier=verifier,
+            **self.numbers(),
+        )  # fmt: skip
+
+
+CASES = [("cactus:delta=0.5", "chain"), ("band:price=1", "chain"), ("band:price=1", "block")]
+
+
+@pytest.mark.parametrize(("spec", "verifier"), CASES if THOROUGH else CASES[:1])
+def test_layouts_agree_to_the_last_token(spec, verifier, device):
+    batch = Batch(device)
+    rule, expected = ct.policy(spec), batch.verify(spec, verifier)
+    assert expected.output_token_ids[2, 0] == batch.target[2, 0].argmax()
+    assert expected.output_token_ids[2, 1] == batch.target[2, 1].argmax()
+    rows = [(row, length) for row, length in enumerate(LENGTHS)]
+    flat = verify_logits(
+        rule,
+        torch.cat([batch.target[row, : length + 1] for row, length in rows]),
+        torch.cat([batch.draft[row, :length] for row, length in rows]),
+        torch.cat([batch.ids[row, :length] for row, length in rows]),
+        cu_num_draft_tokens=torch.tensor([2, 2, 3], dtype=torch.int32, device=device),
+        width=2, verifier=verifier, **batch.numbers(),
+    )  # fmt: skip
+    turned = [2, 0]  # other order and padding, strided bfloat16 rows, counts instead of −1
+    wide = torch.full((2, 3, VOCAB + 6), 9.0, dtype=torch.bfloat16, device=device)
+    wide[..., :VOCAB] = batch.target[turned]
+    other = verify_logits(
+        rule, wide[..., :VOCAB], batch.draft[turned].bfloat16(),
+        batch.ids[turned].clamp(min=0), lengths=torch.tensor([1, 2], device=device),
+        verifier=verifier, **batch.numbers(turned),
+    )  # fmt: skip
+    alone = verify_logits(  # its own width
+        rule, batch.target[2:, :2], batch.draft[2:, :1], batch.ids[2:, :1], verifier=verifier,
+        **batch.numbers(slice(2, 3)),
+    )  # fmt: skip
+    for mine, theirs, found in (
+        (slice(None), slice(None), flat), (turned, slice(None), other), ([2], slice(None), alone),
+    ):  # fmt: skip
+        width = found.output_token_ids.shape[1]
+        wanted = expected.output_token_ids[mine, :width]
+        assert torch.equal(found.output_token_ids[theirs], wanted)
+        assert torch.equal(found.num_accepted, expected.num_accepted[mine])
+
+
+def test_a_workspace_keeps_nothing_of_the_step_before(device):
+    """Else a row beyond a draft's end is read, which in a flat layout may lie anywhere."""
+    rule = ct.policy("band:price=1")
+    target, draft = torch.zeros(1, 3, 4, device=device), torch.zeros(1, 2, 4, device=device)
+    target[..., 0], draft[..., 1] = 1.0, 1.5
+    numbers = {"seeds": torch.ones(1, dtype=torch.int64, device=device)}
+    numbers["positions"], work = numbers["seeds"], Workspace(1, 2, 4, device)
+    marked = []
+    for last in (1, -1):
+        ids = torch.tensor([[1, last]], device=device)
+        verify_logits(rule, target, draft, ids, verifier="block", workspace=work, **numbers)
+        marked.append(work.flags.view(2, 2)[:, 1].tolist())
+    assert any(marked[0]) and not any(marked[1])
+
+
+def test_rows_that_hold_no_distribution(device):
+    """NaN, nothing finite, a token outside the vocabulary, an excluded token."""
+    target = torch.zeros(4, 2, VOCAB, device=device)
+    draft = torch.zeros(4, 1, VOCAB, device=device)
+    target[0, 0, 3] = torch.nan
+    target[1, 0] = NOTHING
+    target[3, 0, :-1] = NOTHING
+    ids = torch.tensor([[1], [1], [VOCAB + 3], [1]], device=device)
+    numbers = torch.arange(4, device=device)
+    found = verify_logits(
+        ct.policy("speculative"), target, draft, ids, seeds=numbers, positions=numbers
+    )
+    assert found.num_accepted.tolist() == [0, 0, 0, 0]
+    first = found.output_token_ids[:, 0].tolist()
+    assert first[0] != 3 and 0 <= first[0] < VOCAB and 0 <= first[2] < VOCAB
+    assert first[1] == -1 and first[3] == VOCAB - 1
+    assert found.output_token_ids[:, 1].tolist() == [-1] * 4
+
+
+def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
+    batch, target = Batch(device), None
+    target = batch.target[:, :1].half()
+    out = LogitsVerdict(torch.empty(3, 1, dtype=torch.int64, device=device), batch.seeds.clone())
+    work = Workspace(3, 0, VOCAB, device)
+    ids = batch.ids[:, :0]
+    found = verify_logits(
+        ct.policy("speculative"), target, None, ids, workspace=work, out=out, **batch.numbers()
+    )
+    zero = torch.zeros_like(batch.seeds)
+    noise = _streams.noise(batch.seeds, batch.positions, zero, _streams.BONUS, VOCAB)
+    rows, heat = target[:, 0].double(), batch.heat.double()[:, None]
+    keys = torch.where(heat > 0, rows / heat.clamp(min=0.1) - noise.log(), rows)
+    assert found is out and found.num_accepted.tolist() == [0] * 3
+    assert torch.equal(found.output_token_ids[:, 0], keys.argmax(-1))
+
+
+def test_drafts_are_drawn_by_the_noise_of_their_own_stream(device, monkeypatch):
+    """Two parts a row, so that parts are merged, and more tokens than a part."""
+    count = amount(3, 20)
+    monkeypatch.setattr("cactus_theory.kernels._workspace.part_for", lambda vocab: 512)
+    logits = torch.randn(count, 700, generator=torch.Generator().manual_seed(2)).to(device)
+    seeds = torch.arange(count, device=device)
+    heat = torch.full((count,), 0.8, device=device)
+    given = {"seeds": seeds, "positions": seeds + 4, "place": 3, "temperature": heat}
+    noise = _streams.noise(seeds, seeds + 4, torch.full_like(seeds, 3), _streams.DRAFT, 700)
+    keys = logits.double() / heat.double()[:, None] - noise.log()
+    assert torch.equal(draft_from_logits(logits, **given), keys.argmax(-1))
+    assert draft_from_logits(logits[:1], **{**given, "seeds": seeds[:1], "positions": seeds[:1],
+        "temperature": 0.0}) == logits[0].argmax()  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("spec", "verifier"), CASES)
+def test_a_step_is_captured_and_reads_nothing_on_the_host(spec, verifier, device):
+    batch = Batch(device)
+    expected = batch.verify(spec, verifier)
+    work, out = Workspace(3, 2, VOCAB, device), batch.verify(spec, verifier)
+    given = {"verifier": verifier, "workspace": work, "out": out, **batch.numbers()}
+    step = (ct.policy(spec), batch.target, batch.draft, batch.ids)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        verify_logits(*step, **given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        verify_logits(*step, **given)
+    out.output_token_ids.fill_(-7)
+    graph.replay()
+    assert torch.equal(out.output_token_ids, expected.output_token_ids)

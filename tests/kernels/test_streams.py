@@ -1,0 +1,103 @@
+"""The random numbers: Philox as published, one stream a purpose, the laws they lead to."""
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.kernels import _streams
+from simulations.gpu_check import kernel_laws as laws
+from simulations.gpu_check._reference import emitted, rows_of
+from tests.amounts import amount, some
+
+# Random123's known answers for philox4x32-10: counters, key, numbers
+KNOWN = (
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    (
+        (0xFFFFFFFF,) * 4,
+        (0xFFFFFFFF,) * 2,
+        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+)
+# a float32 logarithm of a number near 1, relative
+NOISE_ERROR = 5e-6
+
+
+@pytest.mark.parametrize(("counters", "key", "numbers"), KNOWN)
+def test_philox_gives_the_published_numbers(counters, key, numbers):
+    whole = int(np.uint64(key[0] + (key[1] << 32)).astype(np.int64))
+    parts = tuple(torch.tensor([counter]) for counter in counters)
+    found = _streams.philox(torch.tensor([whole]), parts)
+    assert tuple(int(part) for part in found) == numbers
+
+
+def test_noise_is_exponential_and_never_0_or_infinite():
+    count = 4000
+    seeds = torch.arange(count)
+    noise = _streams.noise(seeds, seeds, seeds, _streams.BONUS, 40)
+    assert bool(((noise > 0) & (noise < 23)).all())
+    # the mean of 160,000 draws is within 5 of its standard deviations
+    assert abs(float(noise.mean()) - 1) < 5 / (count * 40) ** 0.5
+
+
+def test_noise_in_kernels_is_exact_to_float32(device):
+    from tests.kernels.probes import show_noise
+
+    ends = [0, 1, 2**28 - 1, 2**28, 2**28 + 1, 2**31, 2**32 - 2, 2**32 - 1]
+    more = torch.randint(2**32, (248,), generator=torch.Generator().manual_seed(1))
+    bits = torch.cat([torch.tensor(ends), more]).to(device)
+    found = torch.zeros(256, device=device)
+    show_noise[(1,)](bits, found, COUNT=256)
+    exact = -torch.log1p(-(bits.double() + 0.5) * 2.0**-32)
+    assert float((found.double() / exact - 1).abs().max()) < NOISE_ERROR
+
+
+def test_coins_keep_to_their_stream_place_and_position():
+    seeds, places = torch.tensor([3]), torch.arange(2)[None]
+    first = _streams.coins(seeds, seeds, places, _streams.ACCEPT)
+    again = _streams.coins(seeds, seeds + 2**32, places, _streams.ACCEPT)
+    assert torch.equal(first, again)  # only the low 32 bits of a position count
+    for other in (
+        _streams.coins(seeds, seeds + 1, places, _streams.ACCEPT),
+        _streams.coins(seeds, seeds, places + 2, _streams.ACCEPT),
+        _streams.coins(seeds, seeds, places, _streams.DRAW),
+        _streams.coins(seeds + 1, seeds, places, _streams.ACCEPT),
+    ):
+        assert not bool((first == other).any())
+
+
+@pytest.mark.parametrize(("spec", "verifier"), some(laws.LAWS, 3))
+def test_the_numbers_of_the_kernels_lead_to_the_exact_law(spec, verifier):
+    """Drafts, coins and races of the closed forms, to which kernels are held one by one."""
+    p_value, _ = law_of(spec, verifier, amount(4000, 100_000))
+    assert p_value > laws.FALSE_ALARM
+
+
+def test_a_recovered_token_from_the_noise_of_the_draft_is_noticed(monkeypatch):
+    monkeypatch.setattr(_streams, "RECOVERED", _streams.DRAFT)
+    p_value, _ = law_of("speculative", "chain", 8000)
+    assert p_value < laws.FALSE_ALARM
+
+
+def law_of(spec, verifier, trials):
+    rule = ct.policy(spec)
+    target, draft = (torch.tensor(rows).log() for rows in (laws.TARGET, laws.DRAFTED))
+    seeds = torch.arange(trials)
+    positions, zero = torch.full_like(seeds, 5), torch.zeros_like(seeds)
+    noise = [_streams.noise(seeds, positions, zero + k, _streams.DRAFT, 4) for k in (0, 1)]
+    drafted = [(row - own.log()).argmax(-1) for row, own in zip(draft, noise, strict=True)]
+    rows = rows_of(
+        target.expand(trials, -1, -1), draft.expand(trials, -1, -1), torch.stack(drafted, 1)
+    )
+    output = emitted(rule, verifier, rows, seeds, positions).output_token_ids
+    exact = [row.double().softmax(-1) for row in (target, draft)]
+    expected = trials * laws._law(rule, verifier, *exact)
+    cell = ((output + 1) * 5 ** torch.arange(3)).sum(-1)
+    seen = torch.bincount(cell, minlength=125).double()
+    statistic, dof = laws.chi_square(seen, expected)
+    return float(torch.special.gammaincc(torch.tensor(dof / 2), torch.tensor(statistic / 2))), dof
