@@ -1,7 +1,8 @@
 """The soft band of one row, for decisions: in numpy, whose calls cost less than the arithmetic.
 
 A decision takes 5 to 30 passes over the row. On 2,048 tokens a pass takes a third of a
-microsecond and a call of torch two or more, of numpy about one half.
+microsecond and a call of torch two or more, of numpy about one half. One call that clips takes
+half of one for each side.
 """
 
 import math
@@ -20,7 +21,7 @@ from cactus_theory.optimum.soft import Steps, Worth
 Row = np.ndarray
 # longer rows are worked on in parts: they stay near the core, and sums of so many products are
 # right to the last few digits; the softmax of a longer row may miss 1 by more
-PART = 8192
+PART = 16384
 # an edge this share of the largest ratio gives visible mass to tokens with q = 0
 SMALL = 1e-12
 # where f′ is flat, a little of the free number may be much of u_1: it is settled to this, or
@@ -67,18 +68,17 @@ class SoftRow:
         self.pieces, self.kind = pieces, _PRECISIONS[q.dtype]
         self.parts = _memory(len(q), self.kind)
         self.target, self.unit, self.wanted = q, alive, alive
-        mass = drafted = 0.0
-        long, first = len(self.parts) > 1, 0
+        first = 0
         for ratio, own, *_ in self.parts:
             part = slice(first, first := first + len(own))
             np.maximum(q[part], self.kind.least, out=own)
             np.divide(p[part], own, out=ratio)
-            if long:
-                mass += float(np.add.reduce(q[part]))
-                drafted += float(np.add.reduce(p[part]))
-        if long:
+        if len(self.parts) > 1:
+            mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             self.unit, self.wanted = alive * drafted / mass, alive * drafted
         self.upper, self.scale = [math.inf], self.unit
+        if pieces.top * self.unit >= SMALL * self.kind.most:
+            self._exclude()
 
     def excess(self, level: float) -> float:
         """Return Σ g − P at U_M = ``level``, which rises with it."""
@@ -87,10 +87,9 @@ class SoftRow:
     def _beyond(self, upper: list[float], lower: float) -> float:
         """Return Σ g − P at these edges."""
         bends, most = self.pieces.bends, self.kind.most
-        top, total = min(upper[-1], most), 0.0
+        top, total = max(min(upper[-1], most), lower), 0.0
         for ratio, q, own, spare in self.parts:
-            np.minimum(ratio, top, out=own)
-            np.maximum(own, lower, out=own)
+            ratio.clip(lower, top, own)
             for knot, edge in zip(bends, upper, strict=False):
                 np.minimum(ratio, min(edge, most) / knot, out=spare)
                 np.multiply(spare, knot, out=spare)
@@ -104,8 +103,6 @@ class SoftRow:
         low, high = pieces.low * self.unit, pieces.high * self.unit
         if asked <= low * (1 - slack):
             return True
-        if pieces.top * self.unit >= SMALL * self.kind.most:
-            self._exclude()
         if high == math.inf:
             high = max(self._largest(), self.unit)
             if self.excess(high) < 0:
@@ -131,6 +128,17 @@ class SoftRow:
             root.tell(value)
         self.upper, self.scale = pieces.edges(root.x, self.unit)
         return False
+
+    def recovers(self, asked: float) -> bool:
+        """Return whether A > ``asked`` (then it is solved) of a token that :meth:`passes`.
+
+        If not, and φ has one piece, the token is emitted as often as it is drafted.
+        """
+        factors = self.pieces.factors
+        if asked >= self.unit or (factors and self.excess(asked / factors[1]) >= 0):
+            return False
+        self.passes(math.inf)
+        return self.scale > asked
 
     def _sloped(self) -> bool:
         """Solve for the row by f′(a)."""
@@ -173,21 +181,6 @@ class SoftRow:
             return 0.0
         pairs = zip(self.upper, self.pieces.knots, strict=True)
         return max(self.scale, *(min(edge, knot * asked) for edge, knot in pairs)) / asked
-
-
-def residual_mass(q: Row, p: Row, scale: float) -> float:
-    """Return Σ (s q − p)₊ / Σ p of one row."""
-    kept = total = 0.0
-    long, first = len(q) > PART, 0
-    for _, _, own, _ in _memory(len(q), _PRECISIONS[q.dtype]):
-        part = slice(first, first := first + len(own))
-        np.multiply(q[part], scale, out=own)
-        np.subtract(own, p[part], out=own)
-        np.maximum(own, 0.0, out=own)
-        kept += float(np.add.reduce(own))
-        if long:
-            total += float(np.add.reduce(p[part]))
-    return kept / total if long else kept
 
 
 def _memory(count: int, kind: Precision) -> list[tuple[Row, Row, Row, Row]]:

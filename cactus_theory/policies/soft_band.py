@@ -158,15 +158,14 @@ class SoftBand(FixedTarget):
         """Return that it does."""
         return True
 
-    def follow_row(self, node: Node) -> tuple[float, float]:
+    def follow_row(self, node: Node) -> tuple[float, float | None]:
         """Return P h_n/p_n and P a, in the precision of the rows."""
         if self.price == math.inf:
             return node.kept, node.alive
         row = SoftRow(node.q, node.p, node.alive, self.pieces[min(node.left, len(self.pieces) - 1)])
-        asked = node.asked
-        if row.passes(asked if node.alive == 1 else math.inf):
-            return 1.0, node.alive
-        return row.ratio_of(asked), row.scale
+        if row.passes(math.inf if node.ends else node.asked):
+            return 1.0, None
+        return row.ratio_of(node.asked), row.scale
 
 
 def _raised(q: Rows, n: Int[Tensor, "*batch 1"], h_n: Float[Tensor, "*batch 1"]) -> Rows:

@@ -45,8 +45,5 @@ class Mutation(NamedTuple):
 
 LISTS = (IN_DIVERGENCES, IN_OPTIMUM, IN_POLICIES, IN_VERIFY, IN_DECODING, IN_BLOCKS, IN_TRACES)
 MUTATIONS = tuple(
-    Mutation(file, *parts)
-    for where in LISTS
-    for file, listed in where.items()
-    for parts in listed
+    Mutation(file, *parts) for where in LISTS for file, listed in where.items() for parts in listed
 )
