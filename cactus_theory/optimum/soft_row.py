@@ -15,7 +15,7 @@ import torch
 
 from cactus_theory._scratch import scratch
 from cactus_theory.divergences import FDivergence
-from cactus_theory.optimum.decide import LEAST, MOST, SETTLED, SLACK, STEEPNESS, RisingRoot
+from cactus_theory.optimum.decide import LEAST, MOST, SETTLED, SLACK, RisingRoot
 from cactus_theory.optimum.soft import Steps, Worth
 
 Row = np.ndarray
@@ -28,6 +28,9 @@ SMALL = 1e-12
 # until Σ g is right up to rounding
 SENSITIVE = 2e-14
 ROUNDING = {torch.float32: 1e-7, torch.float64: 1e-16}
+# what the first step takes for x E′(x): 0.3 to 0.5 took the fewest steps, on random rows and on
+# those of the shipped trace
+STEEP = 0.4
 # levels are float64 whatever the rows are
 LOWEST = 1e-290
 
@@ -66,13 +69,15 @@ class SoftRow:
 
     def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces) -> None:
         self.pieces, self.kind = pieces, _PRECISIONS[q.dtype]
-        self.parts = _memory(len(q), self.kind)
         self.target, self.unit, self.wanted = q, alive, alive
-        first = 0
-        for ratio, own, *_ in self.parts:
+        self.parts, first, safe = [], 0, q
+        if np.min(q) < self.kind.least:
+            safe = scratch("soft_row.q", (len(q),), self.kind.dtype).numpy()
+            np.maximum(q, self.kind.least, out=safe)
+        for ratio, own, spare in _memory(len(q), self.kind):
             part = slice(first, first := first + len(own))
-            np.maximum(q[part], self.kind.least, out=own)
-            np.divide(p[part], own, out=ratio)
+            np.divide(p[part], safe[part], out=ratio)
+            self.parts.append((ratio, safe[part], own, spare))
         if len(self.parts) > 1:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             self.unit, self.wanted = alive * drafted / mass, alive * drafted
@@ -114,11 +119,11 @@ class SoftRow:
                 return self._sloped()
             low = self.unit
         low, high = max(low * (1 - slack), LOWEST), high * (1 + slack)
-        start = asked if low < asked < high else self.unit
+        start = asked if low < asked < high else math.sqrt(low * high)
         settled, close = self.kind.settled, 0.0
         if pieces.bent:
             settled, close = SENSITIVE, ROUNDING[self.kind.dtype] * self.wanted
-        root = RisingRoot(low, high, start, settled, STEEPNESS)
+        root = RisingRoot(low, high, start, settled, STEEP)
         while not root.done:
             value = self.excess(root.x)
             if root.x == asked and value < 0:
@@ -143,7 +148,7 @@ class SoftRow:
     def _sloped(self) -> bool:
         """Solve for the row by f′(a)."""
         pieces, slack = self.pieces, self.kind.slack
-        root = RisingRoot(1 - slack, 2 + slack, 1.5, SENSITIVE / max(pieces.span, 1.0), STEEPNESS)
+        root = RisingRoot(1 - slack, 2 + slack, 1.5, SENSITIVE / max(pieces.span, 1.0), STEEP)
         while not root.done:
             value = self._beyond(*pieces.by_slope(root.x, self.unit))
             if abs(value) <= ROUNDING[self.kind.dtype] * self.wanted:
@@ -157,7 +162,7 @@ class SoftRow:
         self.upper = [math.inf] * len(self.pieces.knots)
         low = max(self.pieces.edges(top, self.unit)[1], LOWEST)
         high = self.unit * (1 + self.kind.slack)
-        root = RisingRoot(low, high, self.unit, self.kind.settled, STEEPNESS)
+        root = RisingRoot(low, high, self.unit, self.kind.settled, STEEP)
         while not root.done:
             root.tell(self._beyond(self.upper, root.x))
         self.scale = root.x
@@ -183,20 +188,18 @@ class SoftRow:
         return max(self.scale, *(min(edge, knot * asked) for edge, knot in pairs)) / asked
 
 
-def _memory(count: int, kind: Precision) -> list[tuple[Row, Row, Row, Row]]:
-    """Return room for p/q, q, a result and a spare row of ``count``, part by part.
+def _memory(count: int, kind: Precision) -> list[tuple[Row, Row, Row]]:
+    """Return room for p/q, a result and a spare row of ``count``, part by part.
 
     It is this thread's memory, which its next row of this length reuses. Results of one part
     are written over those of the part before, so that they stay near the core.
     """
     kept = _rows.__dict__
     if kept.get("key") != (count, kind.dtype):
-        ratio, q = scratch("soft_row", (2, count), kind.dtype).numpy()
+        ratio = scratch("soft_row", (count,), kind.dtype).numpy()
         own, spare = scratch("soft_row.part", (2, min(count, PART)), kind.dtype).numpy()
-        starts = range(0, count, PART)
-        parts = [(ratio[i : i + PART], q[i : i + PART]) for i in starts]
-        rooms = ((own[: len(part)], spare[: len(part)]) for part, _ in parts)
-        kept["parts"] = [(*part, *room) for part, room in zip(parts, rooms, strict=True)]
+        parts = (ratio[i : i + PART] for i in range(0, count, PART))
+        kept["parts"] = [(part, own[: len(part)], spare[: len(part)]) for part in parts]
         kept["key"] = (count, kind.dtype)
     return kept["parts"]
 
