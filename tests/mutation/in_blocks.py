@@ -1,4 +1,4 @@
-"""Mistakes in whole blocks, their best rows and what traces say: file → (function, edit, unseen)."""
+"""Mistakes in blocks, their best rows and traces: file → (function, edit, unseen)."""
 
 from tests.mutation.edits import (
     DropCall,
@@ -6,7 +6,6 @@ from tests.mutation.edits import (
     Operator,
     RenameCall,
     Replace,
-    SwapArguments,
     Value,
 )
 
@@ -14,7 +13,7 @@ IN_BLOCKS = {
     "verify/block.py": (
         ("Walk._step", Replace("mass - p", "h - p")),
         ("Walk._step", Replace("total + (1 - alive)", "total + 1 - following")),
-        ("Walk._step", Value("keep_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (h, p)))", into="following")),
+        ("Walk._step", Replace("(mass, p)", "(h, p)")),
         ("Walk._step", Value("q", into="law")),
         ("Walk.__init__", Replace("planned - 1 - place", "planned - place")),
         ("Walk.__init__", Replace("draft.limits is None", "True")),
@@ -25,19 +24,27 @@ IN_BLOCKS = {
         ("_on_device", Operator("<", "<=")),
         ("_on_device", RenameCall("amax", "sum")),
     ),
+    "verify/_host.py": (
+        ("Places.of", Replace("values[row, place : place + 1]", "values[row, :1]")),
+        ("OnHost._draw", Replace("self.draw[places.index[0]]", "self.draw[: len(places)]")),
+        ("OnHost._by_policy", Operator("==", "!=")),
+    ),
     "verify/_block_host.py": (
         ("BlockOnHost._advance", Replace("least >= 1 or least == most", "True")),
         ("BlockOnHost._advance", Replace("min(1.0, least)", "least")),
         ("BlockOnHost._may_pass", Operator("<", ">")),
         ("BlockOnHost._may_pass", Replace("self.high[row][later]", "self.low[row][later]")),
-        ("BlockOnHost.run", Replace("min(1.0, self.ratios[row, place])", "self.ratios[row, place]")),
-        ("BlockOnHost._follow_row", Replace("self.planned[row] - 1 - own", "self.planned[row] - own")),
-        ("BlockOnHost._path", Replace("self.planned[row] - 1 - place", "self.drafted[row] - place")),
+        ("BlockOnHost.run", Replace("min(1.0, self.ratios[row, place])", "1.0")),
+        ("BlockOnHost._follow_row", Replace("self.planned[row] - 1 - own", "own")),
+        ("BlockOnHost._path", Replace("self.planned[row] - 1 - place", "place")),
         ("BlockOnHost._follow_ahead", Operator("-", "+", nth=1)),
-        ("BlockOnHost._end", Operator(">=", ">")),
-        ("BlockOnHost._end", Replace("place - 1", "place", )),
-        ("BlockOnHost._settle", Replace("mass + (1 - alive)", "mass + 1")),
-        ("BlockOnHost._settle", Replace("self.coins[row][place - 1] < value", "self.coins[row][place - 1] < alive")),
+        ("BlockOnHost._end", Replace("self.alive[row][place]", "self.alive[row][-1]")),
+        ("BlockOnHost._end", Replace("place - 1", "place")),
+        ("BlockOnHost._end", Replace("place not in self.residuals", "False")),
+        ("BlockOnHost._settle", Replace("mass + lost", "mass + 1")),
+        ("BlockOnHost._settle", Operator(">=", ">")),
+        ("BlockOnHost._settle", Replace("rows[passed] if failed else rows", "rows[: len(passed)]")),
+        ("BlockOnHost._settle", DropStatement("rows[entry]")),
         ("BlockOnHost._residual", DropCall("clamp_")),
     ),
     "verify/_ahead.py": (
@@ -55,22 +62,23 @@ IN_BLOCKS = {
         ("soft_rows", Value("torch.ones_like(alive).tolist()", into="ratios")),
     ),
     "optimum/soft_row.py": (
-        ("SoftRow._beyond", Replace("np.maximum(own, lower, out=own)", "own")),
+        ("SoftRow._beyond", Replace("ratio.clip(lower, top, own)", "ratio.clip(0.0, top, own)")),
         ("SoftRow._beyond", Operator("/", "*")),
         ("SoftRow.passes", Replace("value < 0", "value > 0")),
         ("SoftRow._uncut", Value("low", into="self.scale")),
         ("SoftRow.ratio_of", Replace("knot * asked", "knot")),
-        ("residual_mass", SwapArguments("subtract")),
-        ("residual_mass", DropStatement("kept")),
+        ("SoftRow.recovers", Replace("asked / factors[1]", "asked")),
+        ("SoftRow.recovers", Operator(">=", "<=", nth=1)),
+        ("SoftRow.__init__", Replace("alive * drafted / mass", "alive")),
     ),
     "policies/soft_band.py": (
         ("SoftBand.certain_path", Replace("odds[:, place] + follows", "odds[:, place] + unit")),
         ("SoftBand.certain_path", Replace("counts == place + 1", "counts == place")),
         ("SoftBand.certain_path", Replace("1 / self.price", "self.price")),
-        ("SoftBand.certain_path", Replace("unit + torch.logaddexp(none, one + follows)", "torch.logaddexp(none, one + follows)")),
+        ("SoftBand.certain_path", Replace("one + follows", "one")),
         ("SoftBand.worth", Replace("min(own, last)", "max(last - own, 0)")),
         ("SoftBand.reach", Replace("least * ratio", "ratio")),
-        ("SoftBand.follow_row", Replace("node.alive == 1", "True")),
+        ("SoftBand.follow_row", Replace("math.inf if node.ends else node.asked", "node.asked")),
         ("SoftBand.follow_row", Replace("row.scale", "node.alive")),
         ("_raised", Replace("1 - h_n", "1.0")),
     ),
@@ -82,17 +90,18 @@ IN_BLOCKS = {
     "policies/band.py": (
         ("Band.follow", Replace("path.alive * lower", "lower")),
         ("Band.follow_row", Replace("node.alive * row.scale", "row.scale")),
-        ("Band.follow_row", Replace("node.alive == 1", "True")),
+        ("Band.follow_row", Operator("==", "<=")),
+        ("Band.follow_row", Replace("not row.recovers(asked)", "True")),
         ("Band.reach", Replace("most * ratio", "ratio")),
     ),
-}  # fmt: skip
+}
 
 IN_TRACES = {
     "decoding/drafters/stop.py": (
         ("Watch.see", Replace("self.products[row] < self.threshold", "p < self.threshold")),
         ("Watch.see", Value("drafted - 1", into="self.left[row]")),
         ("Watch.see", Operator("<", "<=", nth=0)),
-        ("DraftStop.lines", Replace("np.interp(at, places, values) - slopes * at", "np.interp(at, places, values)")),
+        ("DraftStop.lines", Replace("slopes * at", "slopes")),
         ("_pooled", Replace("value * size + kept * other", "value * other + kept * size")),
     ),
     "traces/replays.py": (
@@ -119,7 +128,7 @@ IN_TRACES = {
         ("_value", Replace("price * alive * kind.value(h, q)", "price * kind.value(h, q)")),
         ("_value", Replace("alive * h / p", "h / p")),
         ("_value", Replace("net * on", "net")),
-        ("_concave", Replace("1 + (high - low) / (after - before)", "(high - low) / (after - before)")),
+        ("_concave", Replace("high - low", "low - high")),
         ("_by_place", Replace("ended[place - 1]", "ended[place]")),
     ),
-}  # fmt: skip
+}
