@@ -239,7 +239,8 @@ class Policy(ABC):
     def follow_row(self, node: Node) -> tuple[float, float | None]:
         """Return P h_n/p_n and the scale s of the residual (P h − p)₊ = (s q − p)₊ of one node.
 
-        From 1 on the first may be any such number. The scale may be None unless ``node.ends``.
+        From 1 on the first may be any such number. The scale, at most P, may be None unless
+        ``node.ends``.
         """
         raise NotImplementedError
 

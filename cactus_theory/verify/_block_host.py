@@ -165,20 +165,41 @@ class BlockOnHost(OnHost):
         """Find each row's last token that passes, and draw the token after it."""
         ends = {row: len(alive) - 1 for row, alive in enumerate(self.alive)}
         while ends:
-            going_on: dict[int, int] = {}
             passed, asked = [], []
             for row, place in ends.items():
                 while place and self.coins[row][place - 1] >= self.alive[row][place]:
                     place -= 1
                 self.accepted[row] = place
                 (passed if place == self.drafted[row] else asked).append((row, place))
+            failed = self._hopeless([place for place in asked if place not in self.residuals])
+            asked = [place for place in asked if place not in failed]
             self._follow([place for place in asked if place not in self.residuals], ends=True)
             for places in self._together(passed):
                 self._draw(self._bonus_rows(places), places)
             for places in self._together(asked):
-                for row, place in self._settle(places):
-                    going_on[row] = place - 1
-            ends = going_on
+                failed |= set(self._settle(places))
+            ends = {row: place - 1 for row, place in failed}
+
+    def _hopeless(self, places: Sequence[Place]) -> set[Place]:
+        """Return nodes that need not be solved: their coins fail even against (P q − p)₊."""
+        if self.p is None:
+            return set()
+        policies = self.assigned.policies
+        asked = [own for number, own in self._by_policy(places) if policies[number].follows_rows]
+        return {place for own in asked for place in own if not self._may_end(*place)}
+
+    def _may_end(self, row: int, place: int) -> bool:
+        """Return whether a path could end at a node if its scale were P, the most it can be."""
+        alive = self.alive[row][place]
+        if not place or alive == 1 or self.low[row][place] == self.high[row][place]:
+            return True
+        left = self._residual(Places([(row, place)]), alive)
+        return self._passes(row, place, float(left.sum()))
+
+    def _passes(self, row: int, place: int, mass: float) -> bool:
+        """Return whether a path ends at a node with Σ (P h − p)₊ = ``mass``."""
+        lost = 1 - self.alive[row][place]
+        return not place or not lost or self.coins[row][place - 1] < mass / (mass + lost)
 
     def _bonus_rows(self, places: Places) -> Float[Tensor, "rows vocab"]:
         return places.of(self.q) if self.bonus is None else self.bonus[places.rows]
@@ -189,8 +210,7 @@ class BlockOnHost(OnHost):
         passed, failed = [], []
         for entry, mass in enumerate(rows.sum(-1).tolist()):
             (row, place) = own = places.places[entry]
-            lost = 1 - self.alive[row][place]
-            if place and lost and self.coins[row][place - 1] >= mass / (mass + lost):
+            if not self._passes(row, place, mass):
                 failed.append(entry)
                 continue
             passed.append(entry)
@@ -200,12 +220,13 @@ class BlockOnHost(OnHost):
             self._draw(rows[passed] if failed else rows, places.some(passed) if failed else places)
         return [places.places[entry] for entry in failed]
 
-    def _residual(self, places: Places) -> Float[Tensor, "rows vocab"]:
-        """Return (P h − p)₊ at nodes, in memory that the next call reuses."""
+    def _residual(self, places: Places, scale: float | None = None) -> Float[Tensor, "rows vocab"]:
+        """Return (P h − p)₊ at nodes, or (``scale`` q − p)₊, in memory that is reused."""
         q, ids = places.of(self.q), places.of(self.ids)
         out = scratch("block.residual", tuple(q.shape), q.dtype)
         for entry, place in enumerate(places.places):
-            residual, own = self.residuals[place], out[entry]
+            residual = self.residuals[place] if scale is None else scale
+            own = out[entry]
             if isinstance(residual, Tensor):
                 own.copy_(residual)
                 continue
