@@ -103,7 +103,7 @@ class SoftBand(FixedTarget):
 
     def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows:
         """Return h at each node, float64."""
-        if self.price == math.inf:
+        if self.price == math.inf or not q.numel():
             return q.double()
         if path.raised is not None:
             return _raised(q.double(), p.argmax(-1, keepdim=True), path.raised[..., None])
@@ -115,7 +115,7 @@ class SoftBand(FixedTarget):
             soft_rows(q_rows, p_rows, own, self.worth(after.tolist()), self.kind, self.price)
             for q_rows, p_rows, own, after in chunks
         ]
-        return torch.cat(rows).reshape(q.shape) if rows else q.double()
+        return torch.cat(rows).reshape(q.shape)
 
     def certain_path(
         self, q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"]
