@@ -69,7 +69,6 @@ IN_BLOCKS = {
         ("SoftRow.ratio_of", Replace("knot * asked", "knot")),
         ("SoftRow.recovers", Replace("asked / factors[1]", "asked")),
         ("SoftRow.recovers", Operator(">=", "<=", nth=1)),
-        ("SoftRow.__init__", Replace("alive * drafted / mass", "alive")),
     ),
     "policies/soft_band.py": (
         ("SoftBand.certain_path", Replace("odds[:, place] + follows", "odds[:, place] + unit")),
@@ -78,7 +77,11 @@ IN_BLOCKS = {
         ("SoftBand.certain_path", Replace("one + follows", "one")),
         ("SoftBand.worth", Replace("min(own, last)", "max(last - own, 0)")),
         ("SoftBand.reach", Replace("least * ratio", "ratio")),
-        ("SoftBand.follow_row", Replace("math.inf if node.ends else node.asked", "node.asked")),
+        (
+            "SoftBand.follow_row",
+            Replace("math.inf if node.ends else node.asked", "node.asked"),
+            "a path that could go on from a node has been followed there: only rounding differs",
+        ),
         ("SoftBand.follow_row", Replace("row.scale", "node.alive")),
         ("_raised", Replace("1 - h_n", "1.0")),
     ),

@@ -361,15 +361,22 @@ def test_policies_a_verifier_cannot_follow_are_refused_in_a_line() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("spec", ["soft_band:price=0.8", "band:price=0.8", "band:delta=0.1"])
 def test_the_law_is_the_share_of_coins(spec: str, seed: int) -> None:
-    """Cut the coins of one path into cells; verify each."""
+    """Cut the coins of one path into cells; verify each beside its borders."""
     case = random_case(3, seed, counts=(3,), near=1.5)
     assigned = one(spec)
     law = find_verifier("block").law(assigned, case.q, case.draft)
     walk, _, _ = dense(assigned, case)
     share = torch.zeros(4, dtype=torch.float64)
     ends = [sorted({0.0, 1.0, float(walk.value[0, place])}) for place in (1, 2, 3)]
-    for cell in itertools.product(*(zip(own, own[1:], strict=False) for own in ends)):
-        coin = torch.tensor([[sum(own) / 2 for own in cell]], dtype=torch.float64)
+    cells = [[side for pair in itertools.pairwise(own) for side in sides(*pair)] for own in ends]
+    for cell in itertools.product(*cells):
+        coin = torch.tensor([[at for at, _ in cell]], dtype=torch.float64)
         own = Case(case.q, case.draft, coin, case.draw).verify(assigned)
-        share[own.num_accepted] += math.prod(high - low for low, high in cell)
+        share[own.num_accepted] += math.prod(weight for _, weight in cell)
     assert torch.allclose(share, law.stop[0], atol=ROUNDING)
+
+
+def sides(low: float, high: float) -> list[tuple[float, float]]:
+    """Return a coin beside each border of a cell, and half of the cell's width."""
+    beside = min(BESIDE, (high - low) / 4)
+    return [(at, (high - low) / 2) for at in (low + beside, high - beside)]
