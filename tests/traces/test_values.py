@@ -133,7 +133,12 @@ def test_what_follows_is_learned_from_the_last_rows(tmp_path: Path) -> None:
     last = learn_values(trace_of(tmp_path / "b", cycle_of(q[1:], p[1:])), **options)
     for own, expected in zip(whole.slopes[0][:2], last.slopes[0], strict=True):
         assert own == pytest.approx(expected, abs=STORED)
-    assert whole.slopes[0][2] != pytest.approx(whole.slopes[0][1], abs=1e-3)
+    middle = torch.from_numpy(q[1:2]), torch.from_numpy(p[1:2]), torch.ones(1).double()
+    kl = divergence("kl")
+    assert isinstance(kl, FDivergence)
+    following = Worth((0.5, 1.0), whole.slopes[0][1])
+    half = _value(middle, 0.5, following, 0.7, kl)
+    assert whole.slopes[0][2][0] == pytest.approx(1 + half / 0.5, abs=STORED)
 
 
 def test_slopes_are_one_and_those_of_the_value(tmp_path: Path) -> None:
