@@ -6,7 +6,6 @@ one, here or in any imported file, registered by :func:`left_side_of`, before th
 it.
 """
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -23,23 +22,14 @@ from cactus_theory.divergences import (
     SquaredHellinger,
     TotalVariation,
 )
+from solvers._forms import Forms
 from solvers._scaled import Scaled, cvxpy, times
 
 # Exponents a with at most this denominator become a few second-order cones per token.
 LARGEST_DENOMINATOR = 64
 
-LeftSide = Callable[[Scaled, Any], Any]
-_FORMS: dict[type[FDivergence], LeftSide] = {}
-
-
-def left_side_of(kind: type[FDivergence]) -> Callable[[LeftSide], LeftSide]:
-    """Register a function of (row, divergence) as the cvxpy form of a generator class."""
-
-    def enter(form: LeftSide) -> LeftSide:
-        _FORMS[kind] = form
-        return form
-
-    return enter
+_FORMS = Forms("left_side_of", "solvers/_left_sides.py")
+left_side_of = _FORMS.enter
 
 
 def left_side(row: Scaled, kind: FDivergence) -> Any:
@@ -50,12 +40,7 @@ def left_side(row: Scaled, kind: FDivergence) -> Any:
     ValueError
         No form is known for this divergence.
     """
-    if type(kind) not in _FORMS:
-        raise ValueError(
-            f"divergence: must have a form for cvxpy, entered with "
-            f"@left_side_of({type(kind).__name__}) as in solvers/_left_sides.py; got {kind.spec!r}"
-        )
-    return _FORMS[type(kind)](row, kind)
+    return _FORMS.form(kind)(row, kind)
 
 
 @left_side_of(KL)

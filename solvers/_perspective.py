@@ -5,7 +5,6 @@ perspective of :math:`q f`, jointly convex. With g = s∘w and c = s/q each toke
 q times the P f(c w/P) below, in arrays over all tokens of all nodes at once.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from cactus_theory.divergences import (
     SquaredHellinger,
     TotalVariation,
 )
+from solvers._forms import Forms
 from solvers._scaled import cvxpy, times
 
 
@@ -66,18 +66,8 @@ class Terms:
         return bound
 
 
-Form = Callable[[Terms, Any], Any]
-_FORMS: dict[type[FDivergence], Form] = {}
-
-
-def perspective_of(kind: type[FDivergence]) -> Callable[[Form], Form]:
-    """Register a function of (terms, divergence) as the form of a generator class."""
-
-    def enter(form: Form) -> Form:
-        _FORMS[kind] = form
-        return form
-
-    return enter
+_FORMS = Forms("perspective_of", "solvers/_perspective.py")
+perspective_of = _FORMS.enter
 
 
 def perspective(terms: Terms, kind: FDivergence) -> Any:
@@ -88,13 +78,7 @@ def perspective(terms: Terms, kind: FDivergence) -> Any:
     ValueError
         No form is known for this divergence.
     """
-    if type(kind) not in _FORMS:
-        raise ValueError(
-            f"divergence: must have a perspective for cvxpy, entered with "
-            f"@perspective_of({type(kind).__name__}) as in solvers/_perspective.py; "
-            f"got {kind.spec!r}"
-        )
-    return _FORMS[type(kind)](terms, kind)
+    return _FORMS.form(kind)(terms, kind)
 
 
 @perspective_of(KL)

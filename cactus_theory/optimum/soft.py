@@ -133,7 +133,8 @@ class SoftBands:
     ) -> None:
         self.alive, self.worths, self.f = alive, worths, f
         self.dtype, self.single, self.pieces = q.dtype, len(q) == 1, len(worths[0].knots)
-        self.steps = [Steps(worth, f, price) for worth in worths]
+        different = {worth: Steps(worth, f, price) for worth in set(worths)}
+        self.steps = [different[worth] for worth in worths]
         self.uncut: set[int] = set()  # rows whose free number is A
         self.sloped: set[int] = set()  # rows whose free number is t
         memory = scratch("soft", (4, *q.shape), q.dtype, q.device).unbind(0)

@@ -236,10 +236,11 @@ class Policy(ABC):
         """Return whether :meth:`follow_row` answers, which is faster than :meth:`follow`."""
         return False
 
-    def follow_row(self, node: Node) -> tuple[float, float]:
+    def follow_row(self, node: Node) -> tuple[float, float | None]:
         """Return P h_n/p_n and the scale s of the residual (P h − p)₊ = (s q − p)₊ of one node.
 
-        Where the first is at least 1 a block does not end at the node, and s is not read.
+        From 1 on the first may be any such number. The scale, at most P, may be None unless
+        ``node.ends``.
         """
         raise NotImplementedError
 

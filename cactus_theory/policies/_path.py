@@ -39,6 +39,7 @@ class Node(NamedTuple):
     q, p : rows (V,), numpy, of one precision.
     q_n, p_n : their entries at the drafted token.
     alive, left : as in :class:`Path`.
+    ends : whether the path may end at the node, so that the residual is needed.
     """
 
     q: np.ndarray
@@ -47,6 +48,7 @@ class Node(NamedTuple):
     p_n: float
     alive: float
     left: int
+    ends: bool
 
     @property
     def asked(self) -> float:

@@ -154,12 +154,12 @@ class Band(FixedTarget):
         priced = self.price is not None and 0 < self.price < math.inf and generator is self.kind
         return priced and self._smooth and generator.slope_at_infinity == math.inf  # type: ignore[union-attr]
 
-    def follow_row(self, node: Node) -> tuple[float, float]:
-        """Return P h_n/p_n and P a; at P = 1 a token that is accepted for sure is not solved."""
-        row = SoftRow(node.q, node.p, 1.0, self.pieces)
-        asked = node.asked
-        if row.passes(asked if node.alive == 1 else math.inf):
-            return 1.0, node.alive
+    def follow_row(self, node: Node) -> tuple[float, float | None]:
+        """Return P h_n/p_n and P a, which is solved where h_n ≠ p_n, or the path may end."""
+        row, asked = SoftRow(node.q, node.p, 1.0, self.pieces), node.asked
+        if row.passes(math.inf if node.ends else asked):  # asked < b
+            if node.alive == 1 or not row.recovers(asked):
+                return node.alive, None
         return node.alive * row.ratio_of(asked), node.alive * row.scale
 
     @cached_property

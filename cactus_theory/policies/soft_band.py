@@ -103,7 +103,7 @@ class SoftBand(FixedTarget):
 
     def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows:
         """Return h at each node, float64."""
-        if self.price == math.inf:
+        if self.price == math.inf or not q.numel():
             return q.double()
         if path.raised is not None:
             return _raised(q.double(), p.argmax(-1, keepdim=True), path.raised[..., None])
@@ -115,7 +115,7 @@ class SoftBand(FixedTarget):
             soft_rows(q_rows, p_rows, own, self.worth(after.tolist()), self.kind, self.price)
             for q_rows, p_rows, own, after in chunks
         ]
-        return torch.cat(rows).reshape(q.shape) if rows else q.double()
+        return torch.cat(rows).reshape(q.shape)
 
     def certain_path(
         self, q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"]
@@ -158,15 +158,14 @@ class SoftBand(FixedTarget):
         """Return that it does."""
         return True
 
-    def follow_row(self, node: Node) -> tuple[float, float]:
+    def follow_row(self, node: Node) -> tuple[float, float | None]:
         """Return P h_n/p_n and P a, in the precision of the rows."""
         if self.price == math.inf:
             return node.kept, node.alive
         row = SoftRow(node.q, node.p, node.alive, self.pieces[min(node.left, len(self.pieces) - 1)])
-        asked = node.asked
-        if row.passes(asked if node.alive == 1 else math.inf):
-            return 1.0, node.alive
-        return row.ratio_of(asked), row.scale
+        if row.passes(math.inf if node.ends else node.asked):
+            return 1.0, None
+        return row.ratio_of(node.asked), row.scale
 
 
 def _raised(q: Rows, n: Int[Tensor, "*batch 1"], h_n: Float[Tensor, "*batch 1"]) -> Rows:

@@ -6,8 +6,7 @@ Backward, the last token that passes is found: P = 1 always does and a coin abov
 few residuals are summed. Rows of a batch are asked together.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -15,19 +14,15 @@ from torch import Tensor
 
 from cactus_theory._scratch import scratch
 from cactus_theory.optimum.decide import LEAST
-from cactus_theory.optimum.soft_row import residual_mass
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Node, Path
 from cactus_theory.verify._ahead import as_assigned, looked_ahead
-from cactus_theory.verify._chain_host import ENTRIES, Places
+from cactus_theory.verify._host import OnHost, Place, Places
 from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.draw import pick
-
-Place = tuple[int, int]
 
 
-class BlockOnHost:
+class BlockOnHost(OnHost):
     """One verification of a batch of paths."""
 
     def __init__(
@@ -39,22 +34,17 @@ class BlockOnHost:
         draw: Float[Tensor, "batch"],
         bonus: Float[Tensor, "batch vocab"] | None = None,
     ) -> None:
-        self.bonus = bonus
-        self.assigned, self.q, self.ids = assigned, _workable(q), draft.token_ids
-        self.p = None if draft.probs is None else _workable(draft.probs)
+        p = None if draft.probs is None else _workable(draft.probs)
+        super().__init__(assigned, _workable(q), p, draft, accept, draw)
+        self.bonus, self.coins, self.planned = bonus, accept.tolist(), draft.planned
         if self.p is not None and any(policy.follows_rows for policy in assigned.policies):
-            self.rows = self.q.numpy(), self.p.numpy()
-        self.coins, self.draw = accept.tolist(), draw
-        self.drafted, self.planned = draft.lengths, draft.planned
+            self.rows, self.entries = (self.q.numpy(), self.p.numpy()), self._entries()
         self.ahead = looked_ahead(assigned, self.q, draft)
         self.low, self.high = (bound.tolist() for bound in self._bounds())
         self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
         self.ratios: dict[Place, float] = {}  # of the nodes that were just asked about
-        # (P h − p)₊ at nodes whose rows were read: rows, or s of (s q − p)₊
+        # (P h − p)₊ at nodes where a path may end, once known: rows, or s of (s q − p)₊
         self.residuals: dict[Place, Tensor | float] = {}
-        self.accepted = [0] * len(self.drafted)
-        self.last = self.ids.new_empty(len(self.drafted))
-        self.at_once = max(1, ENTRIES // q.shape[-1])
 
     def run(
         self,
@@ -82,18 +72,13 @@ class BlockOnHost:
         raised = as_assigned(self.ahead, self.assigned)
         return torch.tensor(self.accepted), self.last, None, None, alive, raised
 
+    def _entries(self) -> tuple[list[list[float]], list[list[float]]]:
+        return self.q_n.tolist(), self.p_n.tolist()
+
     def _bounds(self) -> tuple[Tensor, Tensor]:
         """Return bounds (B, K) on h_n/p_n of the drafted tokens."""
-        at = self.ids[..., None]
-        q_n = self.q[:, : at.shape[1]].gather(-1, at)[..., 0].double()
-        p_n = (
-            torch.ones_like(q_n)
-            if self.p is None
-            else self.p[:, : at.shape[1]].gather(-1, at)[..., 0].double()
-        )
-        self.q_n, self.p_n = q_n.tolist(), p_n.tolist()
         bounds = [
-            policy.reach(q_n, p_n) if own is None else (own, own)
+            policy.reach(self.q_n, self.p_n) if own is None else (own, own)
             for policy, own in zip(self.assigned.policies, self.ahead, strict=True)
         ]
         choice = self.assigned.choice
@@ -127,40 +112,37 @@ class BlockOnHost:
                 return True
         return False
 
-    def _follow(self, asked: Sequence[Place]) -> None:
-        """Ask the policies about nodes; their ratios and residuals are remembered."""
+    def _follow(self, asked: Sequence[Place], ends: bool = False) -> None:
+        """Ask the policies about nodes, where paths end or go on; remember what they say."""
         self.ratios = {}
         for number, own in self._by_policy(asked):
             policy = self.assigned.policies[number]
             if policy.follows_rows and self.p is not None:
                 for place in own:
-                    self._follow_row(policy, place)
-                continue
-            if self.ahead[number] is not None:
+                    self._follow_row(policy, place, ends)
+            elif self.ahead[number] is not None:
                 for place in own:
                     self._follow_ahead(place)
-                continue
-            for first in range(0, len(own), self.at_once):
-                self._follow_together(policy, Places(own[first : first + self.at_once]))
+            else:
+                for places in self._together(own):
+                    self._follow_together(policy, places)
 
-    def _follow_row(self, policy: Policy, place: Place) -> None:
+    def _follow_row(self, policy: Policy, place: Place, ends: bool) -> None:
         row, own = place
-        node = Node(
-            self.rows[0][place],
-            self.rows[1][place],
-            self.q_n[row][own],
-            self.p_n[row][own],
-            self.alive[row][own],
-            self.planned[row] - 1 - own,
-        )
-        self.ratios[place], self.residuals[place] = policy.follow_row(node)
+        q_n, p_n = (entries[row][own] for entries in self.entries)
+        left = self.planned[row] - 1 - own
+        q, p = (rows[place] for rows in self.rows)
+        ratio, scale = policy.follow_row(Node(q, p, q_n, p_n, self.alive[row][own], left, ends))
+        self.ratios[place] = ratio
+        if scale is not None:
+            self.residuals[place] = scale
 
     def _follow_ahead(self, place: Place) -> None:
-        """Raise a certain token to h_n, its bounds, and scale the rest of q."""
+        """Scale what q leaves beside a certain token, which is raised to h_n, its bounds."""
         row, own = place
-        alive, rest = self.alive[row][own], 1 - self.q_n[row][own]
-        self.ratios[place] = alive * self.low[row][own]
-        self.residuals[place] = alive * (1 - self.low[row][own]) / rest if rest > 0 else 0.0
+        rest = 1 - float(self.q_n[place])
+        left = self.alive[row][own] * (1 - self.low[row][own])
+        self.residuals[place] = left / rest if rest > 0 else 0.0
 
     def _follow_together(self, policy: Policy, places: Places) -> None:
         q, ids = places.of(self.q), places.of(self.ids)
@@ -183,62 +165,68 @@ class BlockOnHost:
         """Find each row's last token that passes, and draw the token after it."""
         ends = {row: len(alive) - 1 for row, alive in enumerate(self.alive)}
         while ends:
-            going_on: dict[int, int] = {}
             passed, asked = [], []
             for row, place in ends.items():
                 while place and self.coins[row][place - 1] >= self.alive[row][place]:
                     place -= 1
                 self.accepted[row] = place
                 (passed if place == self.drafted[row] else asked).append((row, place))
-            self._follow([place for place in asked if place not in self.residuals])
-            for first in range(0, len(passed), self.at_once):
-                places = Places(passed[first : first + self.at_once])
-                rows = places.of(self.q) if self.bonus is None else self.bonus[places.rows]
-                self._draw(rows, places)
-            for first in range(0, len(asked), self.at_once):
-                for row, place in self._settle(Places(asked[first : first + self.at_once])):
-                    going_on[row] = place - 1
-            ends = going_on
+            failed = self._hopeless([place for place in asked if place not in self.residuals])
+            asked = [place for place in asked if place not in failed]
+            self._follow([place for place in asked if place not in self.residuals], ends=True)
+            for places in self._together(passed):
+                self._draw(self._bonus_rows(places), places)
+            for places in self._together(asked):
+                failed |= set(self._settle(places))
+            ends = {row: place - 1 for row, place in failed}
+
+    def _hopeless(self, places: Sequence[Place]) -> set[Place]:
+        """Return nodes that need not be solved: their coins fail even against (P q − p)₊."""
+        if self.p is None:
+            return set()
+        policies = self.assigned.policies
+        asked = [own for number, own in self._by_policy(places) if policies[number].follows_rows]
+        return {place for own in asked for place in own if not self._may_end(*place)}
+
+    def _may_end(self, row: int, place: int) -> bool:
+        """Return whether a path could end at a node if its scale were P, the most it can be."""
+        alive = self.alive[row][place]
+        if not place or alive == 1 or self.low[row][place] == self.high[row][place]:
+            return True
+        left = self._residual(Places([(row, place)]), alive)
+        return self._passes(row, place, float(left.sum()))
+
+    def _passes(self, row: int, place: int, mass: float) -> bool:
+        """Return whether a path ends at a node with Σ (P h − p)₊ = ``mass``."""
+        lost = 1 - self.alive[row][place]
+        return not place or not lost or self.coins[row][place - 1] < mass / (mass + lost)
+
+    def _bonus_rows(self, places: Places) -> Float[Tensor, "rows vocab"]:
+        return places.of(self.q) if self.bonus is None else self.bonus[places.rows]
 
     def _settle(self, places: Places) -> list[Place]:
         """Draw after the nodes whose coin passes; return the others."""
-        masses = self._masses(places)
+        rows = self._residual(places)
         passed, failed = [], []
-        for entry, (row, place) in enumerate(places.places):
-            alive, mass = self.alive[row][place], masses[entry]
-            value = 1.0 if alive == 1 else mass / (mass + (1 - alive))
-            ends = not place or self.coins[row][place - 1] < value
-            (passed if ends else failed).append(entry)
+        for entry, mass in enumerate(rows.sum(-1).tolist()):
+            (row, place) = own = places.places[entry]
+            if not self._passes(row, place, mass):
+                failed.append(entry)
+                continue
+            passed.append(entry)
+            if mass <= 0:  # rounding reaches it: then from q
+                rows[entry] = self.q[own]
         if passed:
-            own = places.some(passed) if failed else places
-            rows = self._residual(own)
-            for entry, most in enumerate(rows.amax(-1).tolist()):
-                if most <= 0:  # rounding reaches it: then from q
-                    rows[entry] = self.q[own.places[entry]]
-            self._draw(rows, own)
+            self._draw(rows[passed] if failed else rows, places.some(passed) if failed else places)
         return [places.places[entry] for entry in failed]
 
-    def _masses(self, places: Places) -> list[float]:
-        """Return Σ (P h − p)₊ of nodes; not asked of those that pass at any coin."""
-        found = []
-        for row, place in places.places:
-            residual = self.residuals[row, place]
-            if self.alive[row][place] == 1 and not isinstance(residual, Tensor):
-                found.append(math.inf if residual > 0 else 0.0)
-            elif isinstance(residual, Tensor) or self.p is None:
-                mass = self._residual(Places([(row, place)])).sum(dtype=torch.float64)
-                found.append(float(mass))
-            else:
-                q, p = self.q[row, place].numpy(), self.p[row, place].numpy()
-                found.append(residual_mass(q, p, residual))
-        return found
-
-    def _residual(self, places: Places) -> Float[Tensor, "rows vocab"]:
-        """Return (P h − p)₊ at nodes, in memory that the next call reuses."""
+    def _residual(self, places: Places, scale: float | None = None) -> Float[Tensor, "rows vocab"]:
+        """Return (P h − p)₊ at nodes, or (``scale`` q − p)₊, in memory that is reused."""
         q, ids = places.of(self.q), places.of(self.ids)
         out = scratch("block.residual", tuple(q.shape), q.dtype)
         for entry, place in enumerate(places.places):
-            residual, own = self.residuals[place], out[entry]
+            residual = self.residuals[place] if scale is None else scale
+            own = out[entry]
             if isinstance(residual, Tensor):
                 own.copy_(residual)
                 continue
@@ -248,25 +236,6 @@ class BlockOnHost:
             else:
                 own.sub_(self.p[place])
         return out.clamp_(min=0.0)
-
-    def _draw(self, rows: Float[Tensor, "rows vocab"], places: Places) -> None:
-        if len(self.drafted) == 1:
-            self.last = pick(rows, self.draw)
-        elif len(places) == 1:
-            (row,) = places.rows
-            self.last[row : row + 1] = pick(rows, self.draw[row : row + 1])
-        else:
-            index = places.index[0]
-            self.last[index] = pick(rows, self.draw[index])
-
-    def _by_policy(self, places: Sequence[Place]) -> Iterator[tuple[int, list[Place]]]:
-        """Yield the places of each policy with its number."""
-        choice = self.assigned.choice
-        for number in range(len(self.assigned.policies)):
-            if choice is None:
-                yield number, list(places)
-            else:
-                yield number, [place for place in places if int(choice[place]) == number]
 
 
 def _workable(rows: Float[Tensor, "batch K vocab"]) -> Float[Tensor, "batch K vocab"]:

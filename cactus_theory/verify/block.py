@@ -170,7 +170,11 @@ def _on_device(
     draw: Tensor,
     bonus: Tensor | None,
 ) -> Verdict:
-    """Return what is emitted; nothing is read on the host."""
+    """Return what is emitted.
+
+    Nothing is read on the host, but by policies that solve their rows there: the root of a soft
+    band, a round trip for each of its steps.
+    """
     ids = draft.token_ids
     walk = Walk(assigned, target_probs, draft)
     if bonus is not None:

@@ -51,6 +51,18 @@ def test_the_bonus_has_the_law_of_the_policys_row(spec):
         assert (found.last == token)[whole].all() and found.charges_bonus
 
 
+def test_the_bonus_follows_the_policy_of_the_last_drafted_token():
+    q, p, ids = rows(0, 2)
+    batch, counts = torch.arange(3), [2, 1, 2]
+    choice = torch.tensor([[0, 1], [1, 0], [1, 0]])
+    policies = tuple(ct.policy(spec) for spec in ("speculative", "band:price=1"))
+    judge, draft = find_verifier("block:bonus=policy"), Draft(ids, counts, p)
+    alone = [judge.law(Assignment((rule,)), q, draft).last[batch, counts] for rule in policies]
+    law = judge.law(Assignment(policies, choice), q, draft)
+    expected = torch.stack([alone[1][0], alone[1][1], alone[0][2]])
+    torch.testing.assert_close(law.last[batch, counts], expected, rtol=0, atol=EXACT)
+
+
 def test_the_row_after_the_last_drafted_token_is_needed():
     q, p, ids = rows(1, 2)
     with pytest.raises(

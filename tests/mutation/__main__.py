@@ -1,6 +1,6 @@
 """Make one mistake at a time in a copy of the package and see whether the core tests notice.
 
-``python -m tests.mutation [--only TEXT] [--processes N]``: the mistakes of ``mutations.py``, made
+``python -m tests.mutation [--only TEXT …] [--processes N]``: the mistakes of ``mutations.py``, made
 on the syntax tree; tests marked ``core``, those beside the changed file first, stopping at the
 first failure. The exit code is 1 if a mistake survives that is not explained in the list, or if
 one no longer applies because the code has changed.
@@ -72,10 +72,12 @@ def without_a_mistake(homes: "SimpleQueue[Path]") -> bool:
 def main() -> int:
     """Run; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("--only", default="", help="mistakes whose file, function or edit says so")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="mistakes whose file, function or edit says so"
+    )
     parser.add_argument("--processes", type=int, default=PROCESSES, help="copies at once")
     options = parser.parse_args()
-    chosen = [m for m in MUTATIONS if options.only in str(m)]
+    chosen = [m for m in MUTATIONS if any(text in str(m) for text in options.only)]
     stale = [m for m in chosen if m.mutated() is None]
     warm_up()
     begin = time.monotonic()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.mutation.edits import Edit, find
+from tests.mutation.in_blocks import IN_BLOCKS, IN_TRACES
 from tests.mutation.in_decoding import IN_DECODING, IN_VERIFY
 from tests.mutation.in_policies import IN_POLICIES
 from tests.mutation.in_theory import IN_DIVERGENCES, IN_OPTIMUM
@@ -42,9 +43,7 @@ class Mutation(NamedTuple):
         return None if changed == ast.unparse(ast.parse(text)) else changed
 
 
+LISTS = (IN_DIVERGENCES, IN_OPTIMUM, IN_POLICIES, IN_VERIFY, IN_DECODING, IN_BLOCKS, IN_TRACES)
 MUTATIONS = tuple(
-    Mutation(file, *parts)
-    for where in (IN_DIVERGENCES, IN_OPTIMUM, IN_POLICIES, IN_VERIFY, IN_DECODING)
-    for file, listed in where.items()
-    for parts in listed
+    Mutation(file, *parts) for where in LISTS for file, listed in where.items() for parts in listed
 )

@@ -12,7 +12,7 @@ COPIED = ("cactus_theory", "tests", "solvers", "simulations", "pyproject.toml")
 MOST_SECONDS = 300
 # what takes seconds to import is imported once; nothing of the package may be among it
 FORKS = multiprocessing.get_context("forkserver")
-IMPORTED = ["torch", "transformers", "hypothesis", "scipy.stats", "beartype", "pytest"]
+IMPORTED = ["torch", "transformers", "hypothesis", "scipy.stats", "cvxpy", "beartype", "pytest"]
 
 
 def warm_up() -> None:

@@ -19,7 +19,7 @@ CLOSE = 1e-9
 def registry(monkeypatch):
     """Forget what a test registers."""
     monkeypatch.setattr(_registry, "_REGISTRY", dict(_registry._REGISTRY))
-    monkeypatch.setattr(_left_sides, "_FORMS", dict(_left_sides._FORMS))
+    monkeypatch.delitem(_left_sides._FORMS, Jeffreys, raising=False)
 
 
 @dataclass(frozen=True)

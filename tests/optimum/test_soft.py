@@ -149,8 +149,9 @@ def test_certain_rows() -> None:
             assert 0.5 < h[2, 0] < 1 and torch.allclose(h[2, 1] / h[2, 2], even[1] / even[2])
 
 
-def test_every_row_has_its_own_worth_and_path() -> None:
-    q, p = pair(6, 30, seed=5, kinds=("zeros", "smooth"))
+@pytest.mark.parametrize("kinds", [("zeros", "smooth"), ("smooth", "spiky")])
+def test_every_row_has_its_own_worth_and_path(kinds: tuple[str, str]) -> None:
+    q, p = pair(6, 30, seed=5, kinds=kinds)
     alive = torch.tensor([1.0, 0.7, 0.3, 1.0, 0.7, 0.3], dtype=torch.float64)
     plain = Worth((0.3, 0.6, 1.0), (1.0, 1.0, 1.0))
     worths = [plain] * 3 + [THREE] * 3

@@ -28,6 +28,8 @@ NEAR = 1e-4
 # what float32 log-probabilities leave of a value of a few tokens
 STORED = 1e-6
 ROUNDING = 1e-12
+# of a maximum, between points 5e-5 apart: of the second order, at a knot of the first
+GRID = 1e-4
 V = 3
 
 
@@ -105,6 +107,38 @@ def test_the_value_is_concave_and_its_slopes_are_what_is_written(tmp_path: Path,
     values = [0.0, *(_value(logged, alive, worth, 0.7, found) for alive in grid[1:])]
     slopes = np.diff(values) / np.diff(grid)
     assert (np.diff(slopes) <= 1e-9).all() and slopes[0] > slopes[-1] + 0.01 and slopes[-1] > 0
+
+
+@pytest.mark.parametrize("alive", [1.0, 0.4])
+def test_the_value_is_the_best_of_all_splits(alive: float) -> None:
+    """Try every split of the mass between two tokens."""
+    q, p, price = np.array([0.7, 0.3]), np.array([0.2, 0.8]), 0.7
+    worth = Worth((0.3, 0.6, 1.0), (2.5, 1.8, 1.3))
+    first = np.linspace(0, alive, 20_001)
+    g = np.stack([first, alive - first], -1)
+    gain = (p * worth.of(torch.from_numpy(g / p)).numpy()).sum(-1)
+    cost = np.where(g > 0, g * np.log(np.where(g > 0, g, 1.0) / (alive * q)), 0.0).sum(-1)
+    kl = divergence("kl")
+    assert isinstance(kl, FDivergence)
+    logged = torch.from_numpy(q[None]), torch.from_numpy(p[None]), torch.ones(1).double()
+    assert _value(logged, alive, worth, price, kl) == pytest.approx(
+        (gain - price * cost).max(), abs=GRID
+    )
+
+
+def test_what_follows_is_learned_from_the_last_rows(tmp_path: Path) -> None:
+    q, p = rows(3, 5)
+    options: dict[str, Any] = {"prices": [0.7], "knots": (0.5, 1.0)}
+    whole = learn_values(trace_of(tmp_path / "a", cycle_of(q, p)), **options)
+    last = learn_values(trace_of(tmp_path / "b", cycle_of(q[1:], p[1:])), **options)
+    for own, expected in zip(whole.slopes[0][:2], last.slopes[0], strict=True):
+        assert own == pytest.approx(expected, abs=STORED)
+    middle = torch.from_numpy(q[1:2]), torch.from_numpy(p[1:2]), torch.ones(1).double()
+    kl = divergence("kl")
+    assert isinstance(kl, FDivergence)
+    following = Worth((0.5, 1.0), whole.slopes[0][1])
+    half = _value(middle, 0.5, following, 0.7, kl)
+    assert whole.slopes[0][2][0] == pytest.approx(1 + half / 0.5, abs=STORED)
 
 
 def test_slopes_are_one_and_those_of_the_value(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Blocks to verify on a CPU, and what the dense formulas make of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,7 +25,7 @@ class Case:
     def to(self, dtype: torch.dtype) -> "Case":
         """Return the case with rows of this precision."""
         p = None if self.draft.probs is None else self.draft.probs.to(dtype)
-        draft = Draft(self.draft.token_ids, self.draft.counts, p)
+        draft = replace(self.draft, probs=p)
         return Case(self.q.to(dtype), draft, self.accept, self.draw)
 
     def verify(self, assigned: Assignment) -> Verdict:

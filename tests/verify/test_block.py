@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from cactus_theory.policies._base import Policy, one_hot
 from cactus_theory.policies._path import Path
 from cactus_theory.policies._values import ValueTable
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
+from cactus_theory.verify.block import _on_device
 from tests.amounts import amount, some
 from tests.rows import KINDS, pair
 from tests.rules import RULES
@@ -131,6 +133,37 @@ def test_a_certain_draft_is_looked_ahead_on() -> None:
         case = random_case(3, seed)
         certain = Case(case.q, Draft(case.draft.token_ids, case.draft.counts, None), *coins(case))
         assert assert_equal(one("soft_band:price=0.7"), certain).raised is not None
+
+
+def test_a_stopped_draft_is_verified_as_it_was_planned(table: str) -> None:
+    """Let drafts end early: each row h is that of the tokens that could have followed."""
+    assigned, most = one(f"soft_band:price=1,values={table}"), 6
+    for seed in seeds(3):
+        case = random_case(3, seed)
+        draft = replace(case.draft, limits=[most] * len(case.draft.lengths))
+        verdict = assert_equal(assigned, replace(case, draft=draft))
+        law = find_verifier("block").law(assigned, case.q, draft)
+        assert draft.probs is not None and verdict.alive is not None
+        for row, count in enumerate(draft.lengths):
+            alive = law.alive[row, :count]
+            path = Path(alive, torch.tensor([most - 1 - place for place in range(count)]))
+            h = assigned.policies[0].target_in_block(
+                case.q[row, :count], draft.probs[row, :count], path
+            )
+            assert torch.allclose(law.emitted[row, :count], h, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("spec", some(SPECS, 4))
+def test_the_verdict_on_a_device_is_the_dense_one(spec: str, table: str) -> None:
+    """Run what a device runs on the CPU; a coin that equals its value does not pass."""
+    assigned = one(spec.replace("TABLE", table))
+    for seed in seeds(3):
+        case = random_case(3, seed)
+        walk, accepted, last = dense(assigned, case)
+        found = _on_device(assigned, case.q, case.draft, *coins(case), None)
+        assert found.num_accepted.equal(accepted) and found.last.equal(last)
+        at_border = _on_device(assigned, case.q, case.draft, walk.value[:, 1:], case.draw, None)
+        assert at_border.num_accepted.tolist() == [0] * len(last)
 
 
 near_a_border = some_of.lists(
@@ -326,16 +359,24 @@ def test_policies_a_verifier_cannot_follow_are_refused_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_law_is_the_share_of_coins(seed: int) -> None:
-    """Cut the coins of one path into cells; verify each."""
+@pytest.mark.parametrize("spec", ["soft_band:price=0.8", "band:price=0.8", "band:delta=0.1"])
+def test_the_law_is_the_share_of_coins(spec: str, seed: int) -> None:
+    """Cut the coins of one path into cells; verify each beside its borders."""
     case = random_case(3, seed, counts=(3,), near=1.5)
-    assigned = one("soft_band:price=0.8")
+    assigned = one(spec)
     law = find_verifier("block").law(assigned, case.q, case.draft)
     walk, _, _ = dense(assigned, case)
     share = torch.zeros(4, dtype=torch.float64)
     ends = [sorted({0.0, 1.0, float(walk.value[0, place])}) for place in (1, 2, 3)]
-    for cell in itertools.product(*(zip(own, own[1:], strict=False) for own in ends)):
-        coin = torch.tensor([[sum(own) / 2 for own in cell]], dtype=torch.float64)
+    cells = [[side for pair in itertools.pairwise(own) for side in sides(*pair)] for own in ends]
+    for cell in itertools.product(*cells):
+        coin = torch.tensor([[at for at, _ in cell]], dtype=torch.float64)
         own = Case(case.q, case.draft, coin, case.draw).verify(assigned)
-        share[own.num_accepted] += math.prod(high - low for low, high in cell)
+        share[own.num_accepted] += math.prod(weight for _, weight in cell)
     assert torch.allclose(share, law.stop[0], atol=ROUNDING)
+
+
+def sides(low: float, high: float) -> list[tuple[float, float]]:
+    """Return a coin beside each border of a cell, and half of the cell's width."""
+    beside = min(BESIDE, (high - low) / 4)
+    return [(at, (high - low) / 2) for at in (low + beside, high - beside)]
