@@ -13,6 +13,7 @@ At any price λ the Lagrange dual bounds every other way to spend δ:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,10 +83,6 @@ class _Point:
     divergence: float
     found: Measured
 
-    @property
-    def means(self) -> tuple[float, float]:
-        return self.divergence, self.acceptance
-
 
 def pooled_acceptance(
     target_probs: Any,
@@ -154,9 +151,15 @@ def pooled_frontier(
         raise ValueError(f"points: must be a whole number; got {points!r}")
     line = [_point(geometry, math.inf), _point(geometry, 0.0)]
     while len(line) < count and line[0].acceptance < line[-1].acceptance:
-        widest = max(range(len(line) - 1), key=lambda i: line[i + 1].acceptance - line[i].acceptance)
-        line.insert(widest + 1, _point(geometry, _between(*line[widest : widest + 2])))
-    columns = zip(*[(*own.means, own.price, _bound(geometry, own)) for own in line], strict=True)
+        gaps = [after.acceptance - own.acceptance for own, after in pairwise(line)]
+        at = gaps.index(max(gaps)) + 1
+        line.insert(at, _point(geometry, _between(line[at - 1], line[at])))
+    columns = (
+        [own.divergence for own in line],
+        [own.acceptance for own in line],
+        [own.price for own in line],
+        [_bound(geometry, own) for own in line],
+    )
     tensors = (torch.tensor(column, dtype=torch.float64) for column in columns)
     return PooledFrontier(*(check.scalar_like(column, target_probs) for column in tensors))
 
@@ -173,15 +176,14 @@ def _pool(
     q, p = check.probability_rows(target_probs, draft_probs)
     if not q.numel():
         raise ValueError(f"target_probs: must hold a row; got {check.describe(q)}")
-    rows = (row.reshape(-1, q.shape[-1]) for row in (q, p))
-    return kind, geometry_of(*rows, kind), q.shape[:-1]
+    flat_q, flat_p = (row.reshape(-1, q.shape[-1]) for row in (q, p))
+    return kind, geometry_of(flat_q, flat_p, kind), q.shape[:-1]
 
 
 def _point(geometry: Geometry, price: float) -> _Point:
     with torch.no_grad():
         found = solve_band(geometry, "price", torch.full_like(geometry.q[:, 0], price)).measured()
-    means = (float(column.mean()) for column in (found.acceptance, found.divergence))
-    return _Point(price, *means, found)
+    return _Point(price, float(found.acceptance.mean()), float(found.divergence.mean()), found)
 
 
 def _meeting(geometry: Geometry, knob: str, wanted: float) -> _Point:

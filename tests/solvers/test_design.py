@@ -149,6 +149,30 @@ def test_a_slack_rule_is_free():
         assert row.slacks[name] > 1e-3
 
 
+def test_noise_of_a_dual_is_no_binding_token():
+    """With h ≤ 1.5 q alone exactly the tokens with p > 1.5 q pay, one for one."""
+    noise = np.random.default_rng(3)
+    q, p = (noise.dirichlet(np.full(60, 0.3)) + 1e-7 for _ in range(2))
+    q, p = q / q.sum(), p / p.sum()
+    row = Design(q, p).cap(1.5).budget("kl", 3.0).protect(int(q.argmax())).solve()
+    paying = {token for token, price in row.duals["cap"].items() if price}
+    assert paying and paying <= set(np.flatnonzero(p > 1.5 * q))
+    assert all(row.duals["cap"][token] == pytest.approx(1, abs=1e-3) for token in paying)
+    assert row.duals["budget kl"] == 0 and row.duals["protect"] == {int(q.argmax()): 0}
+    state = {line.split()[1]: line for line in row.report().splitlines() if "constraint" in line}
+    assert "binds" in state["cap"] and "slack" in state["budget"] + state["protect"]
+
+
+def test_where_nothing_binds_all_prices_are_nought():
+    row = BASE.cap(40.0).protect(0).floor({3: 0.01}).expect(COST, at_most=9.0)
+    row = row.require("loose", lambda v: v.h[0] <= 0.99).solve()
+    duals = {name: dual for name, dual in row.duals.items() if name != "budget kl"}
+    for name, dual in duals.items():
+        assert set(dual.values() if isinstance(dual, dict) else [dual]) == {0.0}, name
+    assert row.slacks["loose"] == pytest.approx(0.99 - row.target[0])
+    assert row.duals["budget kl"] > 0.1
+
+
 def test_several_divergences_at_once():
     both = BASE.budget("reverse_kl", 0.1).budget("max_divergence", 0.5).solve()
     proven(both, Q, P)
