@@ -168,7 +168,7 @@ def _pool(
     target_probs: Any, draft_probs: Any, divergence: str | Divergence
 ) -> tuple[Divergence, Geometry, torch.Size]:
     kind = find_divergence(divergence)
-    if kind.generator is not kind or not kind.priced:
+    if not kind.pools:
         raise ValueError(
             f"divergence: must be an f-divergence with a one-to-one price to be pooled; "
             f"got {kind.spec!r}"
