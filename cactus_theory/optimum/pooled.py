@@ -205,7 +205,7 @@ def _meeting(geometry: Geometry, knob: str, wanted: float) -> _Point:
         return strict
     over = _widened(geometry, excess, 1 / WIDEN, lambda value: value > 0) or whole
     under = _widened(geometry, excess, WIDEN, lambda value: value <= 0) or strict
-    return _narrowed(geometry, excess, over, under, close, keep_under=knob == "delta")
+    return _narrowed(geometry, excess, over, under, close)
 
 
 def _widened(
@@ -230,26 +230,21 @@ def _narrowed(
     over: _Point,
     under: _Point,
     close: float,
-    keep_under: bool,
 ) -> _Point:
-    """Return the point between two where ``excess`` vanishes: secants in ln λ, with halvings.
-
-    The side that keeps a budget is returned, or that which reaches an acceptance.
-    """
+    """Return the point between two where ``excess`` vanishes: secants in ln λ, with halvings."""
     for step in range(MOST_STEPS):
-        kept = under if keep_under else over
-        if abs(excess(kept)) <= close or not (over.price > 0 and under.price < math.inf):
+        if abs(excess(under)) <= close or not (over.price > 0 and under.price < math.inf):
             break
         ends = math.log(over.price), math.log(under.price)
         share = excess(over) / (excess(over) - excess(under))
-        # the side to be kept has to move, too: past the secant, and every third time half way
+        # both sides have to move: every third time half way
         share = 0.5 if step % 3 == 2 else min(max(share, 1e-3), 1 - 1e-3)
         price = math.exp(ends[0] + share * (ends[1] - ends[0]))
         if not over.price < price < under.price:
             break
         point = _point(geometry, price)
         over, under = (point, under) if excess(point) > 0 else (over, point)
-    return under if keep_under else over
+    return under
 
 
 def _between(left: _Point, right: _Point) -> float:
