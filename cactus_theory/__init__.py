@@ -2,7 +2,16 @@
 
 from cactus_theory.divergences import divergence, register_divergence
 from cactus_theory.emitted import Audit, audit, emitted_law
-from cactus_theory.optimum import Frontier, OptimalAcceptance, frontier, optimal_acceptance
+from cactus_theory.optimum import (
+    Frontier,
+    OptimalAcceptance,
+    PooledAcceptance,
+    PooledFrontier,
+    frontier,
+    optimal_acceptance,
+    pooled_acceptance,
+    pooled_frontier,
+)
 from cactus_theory.policies import (
     Budget,
     Declaration,
@@ -26,6 +35,8 @@ __all__ = [
     "OptimalAcceptance",
     "PerProposal",
     "Policy",
+    "PooledAcceptance",
+    "PooledFrontier",
     "audit",
     "divergence",
     "emitted_law",
@@ -33,6 +44,8 @@ __all__ = [
     "list_policies",
     "optimal_acceptance",
     "policy",
+    "pooled_acceptance",
+    "pooled_frontier",
     "register",
     "register_divergence",
     "rule",

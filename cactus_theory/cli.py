@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line
 
 import argparse
 import os
-import re
 import sys
 from typing import Any
 
@@ -15,15 +14,15 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory import _arguments as check
-from cactus_theory._files import load_rows, save_rows
+from cactus_theory._files import save_rows
 from cactus_theory._pipes import ends_quietly
+from cactus_theory._pooled import POINTS, audit_several, solve_frontier, solve_pooled
 from cactus_theory._report import print_json, print_rows, save_csv
+from cactus_theory._row_inputs import drafts, pair
 from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import names as policy_names
 from cactus_theory.testing import _command as testing
-from cactus_theory.traces import Trace
-from cactus_theory.traces.trace import is_trace
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 # Raised by bad input, and reported in one line; anything else is a bug and keeps its traceback.
@@ -56,6 +55,17 @@ def _parser() -> argparse.ArgumentParser:
     amount.add_argument("--delta", type=float, help="budget, in the divergence's unit (nats)")
     amount.add_argument("--price", type=float, help="acceptance per unit of divergence to stop at")
     amount.add_argument("--acceptance", type=float, help="acceptance to reach at least cost")
+    amount.add_argument(
+        "--frontier",
+        type=int,
+        nargs="?",
+        const=POINTS,
+        metavar="POINTS",
+        help="the best mean acceptance of all rows at every mean divergence",
+    )
+    solve.add_argument(
+        "--pooled", action="store_true", help="one budget, its mean over rows, for all rows"
+    )
     solve.add_argument("--support", default="target", help="target (default) or free")
     solve.add_argument("--out", metavar="FILE.npy", help="also save the optimal rows")
     solve.set_defaults(run=_solve)
@@ -66,7 +76,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="IDS",
         help="instead of draft rows, the tokens that a certain draft proposed: 3,1,4 or a file",
     )
-    _add_policy(audit)
+    _add_policy(audit, several=True)
+    audit.add_argument(
+        "--latex", metavar="FILE.tex", help="save the table of policies as a LaTeX tabular"
+    )
     audit.set_defaults(run=_audit)
     checking = commands.add_parser("check", help="look for rows on which a policy is wrong")
     testing.add_arguments(checking)
@@ -95,12 +108,14 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw")
 
 
-def _add_policy(parser: argparse.ArgumentParser) -> None:
+def _add_policy(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    more = "; may be repeated, for one table of several policies" if several else ""
     parser.add_argument(
         "--policy",
         required=True,
-        action=Once,
-        help=f"one of {', '.join(policy_names())}, or FILE.py:NAME; with :knob=value,knob=value",
+        action="append" if several else Once,
+        help=f"one of {', '.join(policy_names())}, or FILE.py:NAME; with :knob=value,knob=value"
+        + more,
     )
     parser.add_argument("--delta", type=float, action=Once, help="the policy's delta")
     parser.add_argument("--price", type=float, action=Once, help="the policy's price")
@@ -168,28 +183,15 @@ def chosen_policy(args: argparse.Namespace) -> Policy:
     return ct.policy(args.policy, **knobs)
 
 
-def _pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    if is_trace(args.target):
-        return _logged(args)
-    if args.draft is None:
-        raise ValueError("draft: must be given, unless target is a trace; got target alone")
-    return tuple(  # type: ignore[return-value]
-        load_rows(path, logits=args.logits) for path in (args.target, args.draft)
-    )
-
-
-def _logged(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Return all rows of a trace that have a draft row."""
-    for name in ("draft", "logits"):
-        if given := getattr(args, name):
-            raise ValueError(f"{name}: must not be given with a trace; got {given}")
-    q, p = Trace.open(args.target).rows()
-    return q.numpy(), p.numpy()
-
-
 def _solve(args: argparse.Namespace) -> int:
-    q, p = _pair(args)
+    q, p = pair(args)
+    if args.frontier is not None or args.pooled:
+        check.one_of("--support", args.support, ("target",))
+    if args.frontier is not None:
+        return solve_frontier(args, q, p)
     knob = next(k for k in ("delta", "price", "acceptance") if getattr(args, k) is not None)
+    if args.pooled:
+        return solve_pooled(args, q, p, knob)
     found = ct.optimal_acceptance(
         q, p, divergence=args.divergence, support=args.support, **{knob: getattr(args, knob)}
     )
@@ -233,33 +235,12 @@ def _save(
         save_plot(args.plot, rows[args.row], drafts[args.row], divergence, delta, rule)
 
 
-def _drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
-    """Return target rows, and draft rows or the tokens of certain drafts; the other is None."""
-    if args.draft_tokens is None and is_trace(args.target):
-        return *_logged(args), None
-    if (args.draft is None) == (args.draft_tokens is None):
-        given = "neither" if args.draft is None else "both"
-        raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {given}")
-    if args.draft_tokens is None:
-        return *_pair(args), None
-    q = load_rows(args.target, logits=args.logits)
-    ids = _token_ids(args.draft_tokens)
-    return q, None, ids.reshape(q.shape[:-1]) if ids.size == q[..., 0].size else ids
-
-
-def _token_ids(text: str) -> np.ndarray:
-    """Return the token ids of ``3,1,4``, or those in a file."""
-    if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
-        return np.array([int(part) for part in text.split(",")])
-    ids = load_rows(text)
-    if (ids != np.floor(ids)).any():
-        raise ValueError(f"--draft-tokens: must hold whole numbers; got {text!r}")
-    return ids.astype(np.int64)
-
-
 def _audit(args: argparse.Namespace) -> int:
+    if len(args.policy) > 1 or args.latex:
+        return audit_several(args)
+    args.policy = args.policy[0]
     rule = chosen_policy(args)
-    q, p, ids = _drafts(args)
+    q, p, ids = drafts(args)
     report = ct.audit(rule, q, p, draft_token_ids=ids, divergence=args.divergence)
     if ids is not None:
         q = np.broadcast_to(q, (*report.acceptance.shape, q.shape[-1]))

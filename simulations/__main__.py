@@ -19,6 +19,7 @@ COMMANDS = {
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
     "markov": ("markov.command", "whole texts of tiny models, enumerated: their KL, the meter"),
     "solver-error": ("figures.solver_error", "the closed form against programs over V (CSV)"),
+    "simulate": ("synthetic.command", "expected speed-up of policies on synthetic pairs"),
     "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),
     "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),
     "values": ("traces.values", "learn from a trace what accepted tokens are worth"),

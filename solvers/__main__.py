@@ -1,16 +1,20 @@
-"""``python -m solvers PROGRAM …``: solve one convex program on rows from files."""
+"""``python -m solvers PROGRAM …``: solve one convex program on rows from files.
+
+A row without an answer loses no other: it is named on stderr, marked in what is printed and
+saved, and the exit code is 1. 0: every row is solved; 2: bad input, or no row could be solved.
+"""
 
 import argparse
-import dataclasses
-import json
-import math
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
-import numpy as np
-
 from cactus_theory._pipes import ends_quietly
-from solvers._commands import COMMANDS
+from solvers._commands import COMMANDS, Job
+from solvers._output import Failed, check_path, failures, save, show
+
+REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
+INTERRUPTED = 130
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -26,52 +30,54 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plain(value: Any) -> Any:
-    """Return a JSON value; JSON has no infinity, so it is the string "inf"."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return np.array2string(value, precision=6, threshold=16, max_line_width=10_000)
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
+def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
+    """Add every row's answer, or why there is none, to ``results``; return False if interrupted."""
+    showing = sys.stderr.isatty()
+    try:
+        for number, job in enumerate(jobs):
+            if showing:
+                print(f"\r{program}: row {number}", end="", file=sys.stderr, flush=True)
+            try:
+                results.append(job())
+            except REPORTED as error:
+                results.append(Failed(_line(error)))
+    except KeyboardInterrupt:
+        return False
+    finally:
+        if showing:
+            print("\r\033[K", end="", file=sys.stderr)
+    return True
 
 
-def _fields(result: Any) -> dict[str, Any]:
-    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-
-
-def _show(program: str, results: list[Any], as_json: bool) -> None:
-    if as_json:
-        rows = [_plain(_fields(result)) for result in results]
-        print(json.dumps({"program": program, "rows": rows}, allow_nan=False))
-        return
-    for index, result in enumerate(results):
-        if len(results) > 1:
-            print(f"row {index}")
-        print(result.report() if hasattr(result, "report") else _listing(result))
-
-
-def _listing(result: Any) -> str:
-    fields = _fields(result)
-    width = max(11, *map(len, fields))
-    return "\n".join(f"{name:<{width}} {_text(value)}" for name, value in fields.items())
+def _report(args: argparse.Namespace) -> int:
+    out = getattr(args, "save_to", None)
+    check_path(out)
+    results: list[Any] = []
+    whole = _solved(COMMANDS[args.program].solve(args), results, args.program)
+    failed = failures(results)
+    if failed and len(failed) == len(results):
+        more = f" (no answer on any of {len(results)} rows)" if len(results) > 1 else ""
+        raise RuntimeError(f"{failed[0].error}{more}")
+    if out is not None and results:
+        save(out, args.program, results)
+    show(args.program, results, args.json)
+    for row, one in failed.items():
+        print(f"python -m solvers {args.program}: row {row}: {one.error}", file=sys.stderr)
+    return INTERRUPTED if not whole else bool(failed)
 
 
 @ends_quietly
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
-        results = list(COMMANDS[args.program].solve(args))
-    except (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError) as error:
-        print(f"python -m solvers {args.program}: {' '.join(str(error).split())}", file=sys.stderr)
+        return _report(args)
+    except REPORTED as error:
+        print(f"python -m solvers {args.program}: {_line(error)}", file=sys.stderr)
         return 2
-    _show(args.program, results, args.json)
-    return 0
 
 
 if __name__ == "__main__":

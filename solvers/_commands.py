@@ -1,7 +1,8 @@
-"""The programs on the command line: what each is given, and what it yields per row."""
+"""The programs on the command line: what each is given, and the job of every row."""
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,26 +10,38 @@ import numpy as np
 from cactus_theory._arguments import as_tensor, check_pair
 from cactus_theory._files import load_rows
 from solvers import block, optimal, per_proposal, reference, sequence
-from solvers.design import Design
+from solvers.design import Design, DesignedRow
 from solvers.paths import PathTree
 
 Parser = argparse.ArgumentParser
-Results = Iterator[Any]
+# what solves one row
+Job = Callable[[], Any]
+Jobs = Iterator[Job]
 
 
 class Command(NamedTuple):
-    """A program on the command line: its help, its arguments, and what it yields per row."""
+    """A program on the command line: its help, its arguments, and a job for each row."""
 
     about: str
     arguments: Callable[[Parser], None]
-    solve: Callable[[argparse.Namespace], Results]
+    solve: Callable[[argparse.Namespace], Jobs]
 
 
 def _common(parser: Parser) -> None:
     parser.add_argument("--divergence", default="kl", help="kl, alpha:a=0.5, renyi:a=2, …")
     parser.add_argument("--delta", type=float, required=True, help="budget ≥ 0, nats for kl")
     parser.add_argument("--logits", action="store_true", help="the files hold logits")
+    _add_output(parser)
+
+
+def _add_output(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--out",
+        dest="save_to",
+        metavar="FILE",
+        help="also save every row: .json, .csv, or the rows h as .npy (NaN without an answer)",
+    )
 
 
 def _per_proposal_arguments(parser: Parser) -> None:
@@ -44,10 +57,11 @@ def _optimal_arguments(parser: Parser) -> None:
     _common(parser)
 
 
-def _per_proposal(args: argparse.Namespace) -> Results:
+def _per_proposal(args: argparse.Namespace) -> Jobs:
     rows = load_rows(args.target, logits=args.logits)
     for target in rows.reshape(-1, rows.shape[-1]):
-        yield per_proposal.solve(target, args.token, divergence=args.divergence, delta=args.delta)
+        budget = {"divergence": args.divergence, "delta": args.delta}
+        yield partial(per_proposal.solve, target, args.token, **budget)
 
 
 def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
@@ -67,9 +81,10 @@ def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     return rows[0], rows[1]
 
 
-def _optimal(args: argparse.Namespace) -> Results:
+def _optimal(args: argparse.Namespace) -> Jobs:
     for q, p in zip(*_pairs(args), strict=True):
-        yield optimal.solve(q, p, args.divergence, delta=args.delta, support=args.support)
+        budget = {"delta": args.delta, "support": args.support}
+        yield partial(optimal.solve, q, p, args.divergence, **budget)
 
 
 def _design_arguments(parser: Parser) -> None:
@@ -85,27 +100,31 @@ def _design_arguments(parser: Parser) -> None:
     add("--floor", **several, metavar="TOKEN=MASS", help="h ≥ MASS; may be repeated")
     add("--expect", **several, metavar="FILE=LIMIT", help="Σ c h ≤ LIMIT, c (V,) from FILE")
     add("--logits", action="store_true", help="the rows are logits")
-    add("--json", action="store_true", help="print one JSON object")
+    _add_output(parser)
 
 
-def _design(args: argparse.Namespace) -> Results:
+def _design(args: argparse.Namespace) -> Jobs:
     for q, p in zip(*_pairs(args), strict=True):
-        design = Design(q, p)
-        if args.delta is not None:
-            design = design.budget(args.divergence, args.delta)
-        for spec, delta in _settings("--budget", args.budget, str):
-            design = design.budget(spec, delta)
-        if args.protect is not None:
-            design = design.protect(_numbers("--protect", args.protect))
-        for text in args.cap:
-            alone = "=" not in text
-            (pair,) = _settings("--cap", [f"0={text}" if alone else text], int)
-            design = design.cap(pair[1], None if alone else pair[0])
-        for token, mass in _settings("--floor", args.floor, int):
-            design = design.floor({token: mass})
-        for path, limit in _settings("--expect", args.expect, str):
-            design = design.expect(load_rows(path), at_most=limit, name=f"expectation {path}")
-        yield design.solve()
+        yield partial(_designed, args, q, p)
+
+
+def _designed(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> DesignedRow:
+    design = Design(q, p)
+    if args.delta is not None:
+        design = design.budget(args.divergence, args.delta)
+    for spec, delta in _settings("--budget", args.budget, str):
+        design = design.budget(spec, delta)
+    if args.protect is not None:
+        design = design.protect(_numbers("--protect", args.protect))
+    for text in args.cap:
+        alone = "=" not in text
+        (pair,) = _settings("--cap", [f"0={text}" if alone else text], int)
+        design = design.cap(pair[1], None if alone else pair[0])
+    for token, mass in _settings("--floor", args.floor, int):
+        design = design.floor({token: mass})
+    for path, limit in _settings("--expect", args.expect, str):
+        design = design.expect(load_rows(path), at_most=limit, name=f"expectation {path}")
+    return design.solve()
 
 
 def _settings(flag: str, texts: list[str], key: Callable[[str], Any]) -> list[tuple[Any, float]]:
@@ -134,11 +153,19 @@ def _numbers(flag: str, text: str) -> list[int]:
 def _sequence_arguments(parser: Parser) -> None:
     parser.add_argument("target", help="rows of the target, one a position")
     parser.add_argument("draft", help="rows of the draft, as many")
+    parser.add_argument(
+        "--check-entries",
+        type=int,
+        default=sequence.CHECKED_ENTRIES,
+        metavar="N",
+        help="compare with the conic solver up to so many entries of the rows",
+    )
     _common(parser)
 
 
-def _sequence(args: argparse.Namespace) -> Results:
-    yield sequence.solve(*_pairs(args), args.divergence, delta=args.delta)
+def _sequence(args: argparse.Namespace) -> Jobs:
+    budget = {"delta": args.delta, "entries": args.check_entries}
+    yield partial(sequence.checked, *_pairs(args), args.divergence, **budget)
 
 
 def _block_arguments(parser: Parser) -> None:
@@ -151,13 +178,13 @@ def _block_arguments(parser: Parser) -> None:
     add("--kl-per-call", type=float, metavar="KAPPA", help="budget of a call, nats for kl")
     add("--kl-per-token", type=float, metavar="KAPPA", help="budget of an emitted token")
     add("--logits", action="store_true", help="the file holds logits")
-    add("--json", action="store_true", help="print one JSON object")
+    _add_output(parser)
 
 
-def _block(args: argparse.Namespace) -> Results:
+def _block(args: argparse.Namespace) -> Jobs:
     tree = PathTree.load(args.rows, logits=args.logits)
     budgets = {"per_call": args.kl_per_call, "per_token": args.kl_per_token}
-    yield block.solve(tree, args.divergence, price=args.price, **budgets)
+    yield partial(block.solve, tree, args.divergence, price=args.price, **budgets)
 
 
 def _reference_arguments(parser: Parser) -> None:
@@ -165,8 +192,8 @@ def _reference_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _reference(args: argparse.Namespace) -> Results:
-    yield reference.save(args.out)
+def _reference(args: argparse.Namespace) -> Jobs:
+    yield partial(reference.save, args.out)
 
 
 COMMANDS = {

@@ -15,6 +15,9 @@ from solvers._scaled import cvxpy
 from solvers._separable import Lagrangian
 
 Dual = float | dict[int, float]
+# interior-point answers leave what binds within 1e-5 of its limit, relative to it, and keep
+# everything else further away than this
+TIGHT = 1e-4
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,8 @@ class Constraint:
     """A named constraint on the row being designed.
 
     ``build`` returns it as cvxpy constraints. Once solved, ``slack`` is the least distance to
-    the limit (negative: broken), ``price`` what one more unit of the limit would buy, and
-    ``charge`` enters both into a bound.
+    the limit (negative: broken), ``price`` what one more unit of the limit would buy (0 where
+    the row stays away from it), and ``charge`` enters both into a bound.
     """
 
     name: str
@@ -44,8 +47,12 @@ class Built:
         """Return the distance to the limit at the row ``h`` (m,) on tokens with q > 0."""
         raise NotImplementedError
 
-    def price(self) -> Dual:
-        """Return the dual value, in acceptance per unit of the limit."""
+    def price(self, h: np.ndarray) -> Dual:
+        """Return the dual value, in acceptance per unit of the limit; 0 unless ``h`` is at it.
+
+        A solver's dual of a constraint that does not bind is noise, and divided by the scale of
+        an unlikely token it may be anything.
+        """
         raise NotImplementedError
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
@@ -78,8 +85,8 @@ class _BuiltBudget(Built):
     def slack(self, h: np.ndarray) -> float:
         return self.wanted.delta - divergence_of(self.wanted.kind, h, self.q)
 
-    def price(self) -> Dual:
-        return self.budget.price
+    def price(self, h: np.ndarray) -> Dual:
+        return self.budget.price if self.slack(h) <= TIGHT * self.wanted.delta else 0.0
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
         kind, delta = self.wanted.kind, self.wanted.delta
@@ -116,13 +123,16 @@ class _BuiltLimit(Built):
         self.constraints = [room <= 0] if len(self.places) else []
 
     def slack(self, h: np.ndarray) -> float:
-        room = self.wanted.sign * (self.limit - h[self.places])
-        return float(room.min(initial=math.inf))
+        return float(self._room(h).min(initial=math.inf))
 
-    def price(self) -> Dual:
+    def _room(self, h: np.ndarray) -> np.ndarray:
+        return self.wanted.sign * (self.limit - h[self.places])
+
+    def price(self, h: np.ndarray) -> Dual:
         prices = dict.fromkeys(self.wanted.tokens.tolist(), 0.0)
         if self.constraints:
             duals = np.maximum(self.constraints[0].dual_value, 0.0) / self.scale
+            duals = np.where(self._room(h) <= TIGHT * self.limit, duals, 0.0)
             prices |= dict(zip(self.tokens.tolist(), duals.tolist(), strict=True))
         return prices
 
@@ -155,13 +165,15 @@ class _BuiltExpectation(Built):
     def slack(self, h: np.ndarray) -> float:
         return (self.limit - float(self.values @ h)) / self.unit
 
-    def price(self) -> Dual:
+    @property
+    def dual(self) -> float:
         return max(0.0, float(self.constraints[0].dual_value)) / self.unit
 
+    def price(self, h: np.ndarray) -> Dual:
+        return self.dual if self.slack(h) <= TIGHT else 0.0
+
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
-        price = self.price()
-        assert isinstance(price, float)
-        lagrangian.add_linear(price, self.values, self.limit)
+        lagrangian.add_linear(self.dual, self.values, self.limit)
         return True
 
 
@@ -204,11 +216,21 @@ class _BuiltCustom(Built):
         self.constraints, self.row = constraints, of.row
 
     def slack(self, h: np.ndarray) -> float:
-        self.row.w.value = h / self.row.s
-        return -max((float(np.max(c.violation())) for c in self.constraints), default=0.0)
+        return min(self._rooms(h), default=0.0)
 
-    def price(self) -> Dual:
-        prices = [float(np.sum(c.dual_value)) for c in self.constraints]
+    def _rooms(self, h: np.ndarray) -> list[float]:
+        """Return how far each constraint is from its limit."""
+        self.row.w.value = h / self.row.s
+        equal = cvxpy().constraints.Equality
+        over = [
+            np.max(np.abs(c.expr.value) if isinstance(c, equal) else c.expr.value)
+            for c in self.constraints
+        ]
+        return [-float(each) for each in over]
+
+    def price(self, h: np.ndarray) -> Dual:
+        pairs = zip(self.constraints, self._rooms(h), strict=True)
+        prices = [float(np.sum(c.dual_value)) if room <= TIGHT else 0.0 for c, room in pairs]
         return prices[0] if len(prices) == 1 else dict(enumerate(prices))
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:

@@ -14,6 +14,7 @@ from solvers._constraints import (
     Built,
     Constraint,
     CustomConstraint,
+    Dual,
     LimitConstraint,
 )
 from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 # rounds of rescaling the entries between their limits, once the others are set to theirs
 POLISHING = 8
-# a slack below this binds, in a report
-BINDS = 1e-6
+# a price below this, relative to the largest of a design (or to 1), is a solver's noise
+NOISE = 1e-6
 
 
 class Infeasible(ValueError):
@@ -200,11 +201,31 @@ def _fields(attempt: _Attempt, bound: float, proof: str, started: float) -> dict
     return {
         "target": target, "acceptance": value, "lossless": float(np.minimum(of.p, of.q).sum()),
         "slacks": {name: each.slack(h) for name, each in attempt.constraints.items()},
-        "duals": {name: each.price() for name, each in attempt.constraints.items()},
+        "duals": _prices({name: each.price(h) for name, each in attempt.constraints.items()}),
         "bound": bound, "gap": bound - value, "proof": proof,
         "solver": attempt.solver, "status": attempt.status,
         "seconds": time.perf_counter() - started,
     }  # fmt: skip
+
+
+def _prices(duals: dict[str, Dual]) -> dict[str, Dual]:
+    """Return the prices with those that are noise beside the others set to 0."""
+    every = [abs(price) for dual in duals.values() for price in _single(dual)]
+    least = NOISE * max(1.0, *every) if every else 0.0
+
+    def clean(price: float) -> float:
+        return price if abs(price) > least else 0.0
+
+    return {
+        name: {token: clean(price) for token, price in dual.items()}
+        if isinstance(dual, dict)
+        else clean(dual)
+        for name, dual in duals.items()
+    }
+
+
+def _single(dual: Dual) -> list[float]:
+    return list(dual.values()) if isinstance(dual, dict) else [dual]
 
 
 def _conflict(q: np.ndarray, p: np.ndarray, constraints: list[Constraint]) -> list[str]:
@@ -232,15 +253,15 @@ def report(row: "DesignedRow") -> str:
     ]
     width = max((len(name) for name in row.slacks), default=0)
     for name, slack in row.slacks.items():
-        state = "binds" if slack <= BINDS else f"slack {slack:.4g}"
+        state = "binds" if any(_single(row.duals[name])) else f"slack {slack:.4g}"
         lines.append(f"constraint  {name:<{width}}  {state:<16}  {_priced(row.duals[name])}")
     return "\n".join(lines)
 
 
-def _priced(dual: float | dict[int, float]) -> str:
+def _priced(dual: Dual) -> str:
     if not isinstance(dual, dict):
         return f"price {dual:.6g}"
-    paying = {token: price for token, price in dual.items() if price > BINDS}
+    paying = {token: price for token, price in dual.items() if price}
     top = sorted(paying, key=paying.__getitem__, reverse=True)[:4]
     shown = ", ".join(f"{paying[token]:.4g} at {token}" for token in top)
     more = f" and {len(paying) - len(top)} more" if len(paying) > len(top) else ""

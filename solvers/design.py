@@ -48,6 +48,8 @@ class DesignedRow:
     acceptance, lossless : Σ min(p, h), and Σ min(p, q) for comparison.
     slacks : by constraint, how far it is from binding; its most binding token for limits.
     duals : by constraint, acceptance bought by one more unit of its limit; by token for limits.
+        0 where the row is further than 1e-4 from the limit (relative to it), and below 1e-6 of
+        the largest: there a solver's dual values are noise.
     bound, gap : proven upper bound on the acceptance, and bound minus acceptance.
     proof : ``dual bound``, or ``two scalings`` where a constraint has no tangent at the optimum:
         then two solves in differently scaled variables agree, and bound is that agreement.

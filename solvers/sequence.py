@@ -4,7 +4,8 @@ r"""The sequence program: one budget split over many positions.
    Σ_t D(h_t\|q_t) \le Δ
 
 At the optimum all positions that can still gain have the same price; this is why a band of
-constant price is the best way to spend a budget. The program does not assume it.
+constant price is the best way to spend a budget. ``solve`` finds the price from the Lagrange
+dual, at any size; ``program`` hands everything to a conic solver, which assumes nothing.
 """
 
 import math
@@ -16,12 +17,12 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
-from solvers import _program, _rows
-from solvers._dual import lagrange_bound
-from solvers._left_sides import left_side
-from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
-from solvers._scaled import Scaled, cvxpy
-from solvers.per_proposal import raised_ceiling
+from solvers import _program, _rows, _sequence_dual, _sequence_program
+from solvers._program import FEASIBILITY, OPTIMALITY, SolverGaveUp
+from solvers._sequence_program import Labels, Position
+
+# entries that the conic solver takes for a check: about two seconds
+CHECKED_ENTRIES = 2000
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,12 @@ class SequenceProgram:
     target : (T, V) float64, the row to verify against at each position.
     acceptance, divergence : (T,) what each position accepts and spends.
     total_acceptance, total_divergence : their sums.
-    price : d(total acceptance)/dΔ, the dual value of the one budget; inf at Δ = 0 where
+    price : d(total acceptance)/dΔ, the multiplier of the one budget; inf at Δ = 0 where
         something could be gained.
     bound, gap : proven upper bound on the total acceptance, and bound minus it.
-    solver, status, seconds : what solved it, what it said, wall time.
+    solver, status : what solved it (``lagrange dual``, ``identity`` or a solver of cvxpy) and
+        what it said.
+    seconds : wall time.
     """
 
     target: np.ndarray
@@ -53,11 +56,15 @@ class SequenceProgram:
 
 
 @dataclass(frozen=True)
-class _Position:
-    """One position without the tokens that its target excludes."""
+class CheckedSequence(SequenceProgram):
+    """A sequence program with what cvxpy says to it.
 
-    q: np.ndarray
-    p: np.ndarray
+    Attributes
+    ----------
+    program : the total acceptance of the conic solver, or why there is none.
+    """
+
+    program: float | str
 
 
 def solve(
@@ -69,10 +76,10 @@ def solve(
 ) -> SequenceProgram:
     r"""Maximise the sum of acceptances under one budget on the sum of divergences.
 
-    The answer is checked, not trusted: the rows satisfy the budget within 1e-7 and the total
-    meets a bound from the solver's own dual values within 1e-6. Tokens with q = 0 get
-    nothing. Δ = 0 is h = q and needs no solver; Δ = ∞ drops the budget. Meant for small T
-    and V: one cone a token.
+    By the Lagrange dual, at any size: V = 151,936 is a matter of memory. The answer is checked,
+    not trusted: the rows satisfy the budget within 1e-7 and the total meets its dual bound within
+    1e-6 (in practice 1e-12). Tokens with q = 0 get nothing. Δ = 0 is h = q; total variation, which
+    has no price, and Δ = ∞ are linear programs.
 
     Parameters
     ----------
@@ -89,6 +96,62 @@ def solve(
         No answer passed its own check.
     """
     started = time.perf_counter()
+    q, p, kind, delta = _arguments(target_probs, draft_probs, divergence, delta)
+    if delta == 0 or math.isinf(delta) or not kind.smooth:
+        return _by_program(q, p, kind, delta, started)
+    target, price, bound = _sequence_dual.solve(q, p, kind, delta)
+    labels = price, bound, "lagrange dual", "proven"
+    inside = [row[own > 0] for row, own in zip(target, q, strict=True)]
+    fault = _sequence_program.fault_of(_inside(q, p), inside, labels, kind, delta)
+    if fault is not None:
+        raise SolverGaveUp(
+            f"solver: the rows must satisfy their budget within {FEASIBILITY:g} and meet their "
+            f"dual bound within {OPTIMALITY:g}; got lagrange dual: {fault}"
+        )
+    return _finished(target, q, p, kind, labels, started)
+
+
+def program(
+    target_probs: Any,
+    draft_probs: Any,
+    divergence: str | Divergence = "kl",
+    *,
+    delta: float,
+) -> SequenceProgram:
+    """Solve the same by a conic or linear solver, for small T and V: one cone a token.
+
+    Nothing of the dual's closed suprema enters but the bound that the answer has to meet.
+    Arguments, answer and errors as for :func:`solve`.
+    """
+    started = time.perf_counter()
+    return _by_program(*_arguments(target_probs, draft_probs, divergence, delta), started)
+
+
+def checked(
+    target_probs: Any,
+    draft_probs: Any,
+    divergence: str | Divergence = "kl",
+    *,
+    delta: float,
+    entries: int = CHECKED_ENTRIES,
+) -> CheckedSequence:
+    """Return the answer of :func:`solve`, beside that of :func:`program` up to ``entries`` T·V.
+
+    A program that has no answer says so in ``program``; the answer and its proof stand.
+    """
+    found = solve(target_probs, draft_probs, divergence, delta=delta)
+    said: float | str = f"not solved: more than {entries} entries"
+    if found.target.size <= entries:
+        try:
+            said = program(target_probs, draft_probs, divergence, delta=delta).total_acceptance
+        except SolverGaveUp as error:
+            said = f"gave up: {error}"
+    return CheckedSequence(**vars(found), program=said)
+
+
+def _arguments(
+    target_probs: Any, draft_probs: Any, divergence: str | Divergence, delta: float
+) -> tuple[np.ndarray, np.ndarray, FDivergence, float]:
     rows = check.probability_rows(target_probs, draft_probs)
     q, p = (row.cpu().numpy().copy() for row in rows)
     if q.ndim != 2 or not len(q):
@@ -97,89 +160,24 @@ def solve(
     kind = asked.generator
     if kind is None or not asked.additive:
         raise ValueError(f"divergence: must be an f-divergence to be summed; got {asked.spec!r}")
+    return q, p, kind, delta
+
+
+def _inside(q: np.ndarray, p: np.ndarray) -> list[Position]:
+    return [Position(a[a > 0], b[a > 0]) for a, b in zip(q, p, strict=True)]
+
+
+def _by_program(
+    q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float, started: float
+) -> SequenceProgram:
     if delta == 0:
         price = max(_rows.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
         accepted = float(np.minimum(q, p).sum())
         return _finished(q, q, p, kind, (price, accepted, "identity", "exact"), started)
-    positions = [_Position(a[a > 0], b[a > 0]) for a, b in zip(q, p, strict=True)]
-    inside, labels = _solve(positions, kind, delta)
+    inside, labels = _sequence_program.solve(_inside(q, p), kind, delta)
     target = np.zeros_like(q)
     target[q > 0] = np.concatenate(inside)
     return _finished(target, q, p, kind, labels, started)
-
-
-_Labels = tuple[float, float, str, str]
-
-
-def _solve(
-    positions: list[_Position], kind: FDivergence, delta: float
-) -> tuple[list[np.ndarray], _Labels]:
-    """Return the rows with price, bound, solver and status of the first accepted attempt."""
-    scales = [np.clip(at.p, at.q, raised_ceiling(at.q, kind, delta)) for at in positions]
-    faults = []
-    for how in _program.attempts(kind.linear or math.isinf(delta)):
-        found = _attempt(positions, scales, kind, delta, how)
-        fault = "no answer" if found is None else _fault(positions, *found, kind, delta)
-        if found is not None and fault is None:
-            return found
-        faults.append(f"{how[0]}: {fault}")
-        rows = [at.q for at in positions] if found is None else found[0]
-        scales = [
-            np.maximum(h, SMALLEST_SCALE * at.q) for h, at in zip(rows, positions, strict=True)
-        ]
-    raise SolverGaveUp(
-        f"solver: the rows must satisfy their budget within {FEASIBILITY:g} and meet their dual "
-        f"bound within {OPTIMALITY:g}; got {'; '.join(faults)}"
-    )
-
-
-def _attempt(
-    positions: list[_Position],
-    scales: list[np.ndarray],
-    kind: FDivergence,
-    delta: float,
-    how: tuple[str, dict],
-) -> tuple[list[np.ndarray], _Labels] | None:
-    cp = cvxpy()
-    rows = [
-        Scaled(at.q, scale, cp.Variable(len(scale), nonneg=True))
-        for at, scale in zip(positions, scales, strict=True)
-    ]
-    kept = [
-        row.s @ cp.minimum(at.p / row.s, row.w) for at, row in zip(positions, rows, strict=True)
-    ]
-    totals = [row.total == 1 for row in rows]
-    spent: list[Any] = (
-        [] if math.isinf(delta) else [sum(left_side(row, kind) for row in rows) <= delta]
-    )
-    problem = cp.Problem(cp.Maximize(sum(kept)), [*spent, *totals])
-    if not _program.believable(problem, *how) or any(t.dual_value is None for t in totals):
-        return None
-    raw = [np.maximum(row.s * row.w.value, 0.0) for row in rows]
-    price = max(0.0, float(np.sum(spent[0].dual_value))) if spent else 0.0
-    bound = price * delta if price else 0.0
-    for at, total in zip(positions, totals, strict=True):
-        bound += lagrange_bound(kind, at.q, at.p, 0.0, (price, float(total.dual_value)))
-    return [h / h.sum() for h in raw], (price, bound, how[0], problem.status)
-
-
-def _fault(
-    positions: list[_Position],
-    rows: list[np.ndarray],
-    labels: _Labels,
-    kind: FDivergence,
-    delta: float,
-) -> str | None:
-    """Return why an answer is not accepted."""
-    pairs = list(zip(positions, rows, strict=True))
-    spent = sum(_program.divergence_of(kind, h, at.q) for at, h in pairs)
-    value = sum(float(np.minimum(at.p, h).sum()) for at, h in pairs)
-    _, bound, _, status = labels
-    if not spent <= delta + FEASIBILITY:
-        return f"{status}, but the total of {spent:.9g} exceeds {delta:.9g}"
-    if not abs(bound - value) <= OPTIMALITY:
-        return f"{status}, but {value:.9g} misses its bound {bound:.9g}"
-    return None
 
 
 def _finished(
@@ -187,7 +185,7 @@ def _finished(
     q: np.ndarray,
     p: np.ndarray,
     kind: FDivergence,
-    labels: _Labels,
+    labels: Labels,
     started: float,
 ) -> SequenceProgram:
     price, bound, solver, status = labels

@@ -100,9 +100,10 @@ def test_a_policy_of_a_file_is_audited(files, tmp_path: Path, capsys) -> None:
 def test_what_is_given_twice_is_refused(files, capsys, option: str) -> None:
     values = {"--policy": ("cactus:delta=1", "speculative")}.get(option, ("1", "2"))
     twice = (option, values[0], option, values[1])
-    other = () if option == "--policy" else ("--policy", "cactus")
+    # an audit of several policies is a table
+    command = GENERATE[:-1] if option == "--policy" else ("audit", *files, "--policy", "cactus")
     with pytest.raises(SystemExit) as raised:
-        main(["audit", *files, *other, *twice])
+        main([*command, *twice])
     assert raised.value.code == 2
     assert "must be given once; got" in capsys.readouterr().err
 

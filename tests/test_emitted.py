@@ -102,17 +102,17 @@ def test_a_rule_keeps_its_word(spec):
         if said.support == "target":
             assert (law[q == 0] == 0).all()
         if said.between:
-            between(q, p, law, share)
+            between(q, p, law, reach)
         if said.budget is not None and said.budget.scope == "emitted":
             spent = ct.divergence(said.budget.divergence).value(law, q)
             assert (spent <= said.budget.amount + EXACT).all()
 
 
-def between(q, p, law, share):
+def between(q, p, law, reach):
     assert (law >= torch.minimum(p, q) - EXACT).all()
     assert (law <= torch.maximum(p, q) + EXACT).all()
     distance = lambda a, b: (a - b).abs().sum(-1) / 2  # noqa: E731
-    close(distance(law, q), distance(p, q) - (1 - share))
+    close(distance(law, q), distance(p, q) - (1 - reach))
     for name in TEN:
         kind = ct.divergence(name)
         most = kind.value(p, q)

@@ -66,6 +66,11 @@ class Divergence:
         generator = self.generator
         return self.concave_frontier and generator is not None and generator.smooth
 
+    @property
+    def pools(self) -> bool:
+        """Return whether a mean over rows is a budget that one price shares best among them."""
+        return self.additive and self.priced
+
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         """Return D(emitted‖target) of rows (..., V) as float64 (...)."""
         raise NotImplementedError

@@ -6,7 +6,7 @@ For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤
 divergence only decides how far to go along the path of such bands. ``path`` has them sorted by
 p/q, ``newton`` finds the edges without a sort, ``geometry`` translates budgets, prices and
 certificates, ``decide`` keeps or refuses a token without solving, and ``solve`` is the one
-entry, which the functions below and the policies share.
+entry, which the functions below and the policies share. ``pooled`` spends one budget over rows.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """
@@ -14,15 +14,25 @@ Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock,
 from cactus_theory.optimum.acceptance import OptimalAcceptance, optimal_acceptance
 from cactus_theory.optimum.curve import Frontier, frontier
 from cactus_theory.optimum.geometry import geometry_of
+from cactus_theory.optimum.pooled import (
+    PooledAcceptance,
+    PooledFrontier,
+    pooled_acceptance,
+    pooled_frontier,
+)
 from cactus_theory.optimum.solve import chosen_knob, edges, solve_band
 
 __all__ = [
     "Frontier",
     "OptimalAcceptance",
+    "PooledAcceptance",
+    "PooledFrontier",
     "chosen_knob",
     "edges",
     "frontier",
     "geometry_of",
     "optimal_acceptance",
+    "pooled_acceptance",
+    "pooled_frontier",
     "solve_band",
 ]

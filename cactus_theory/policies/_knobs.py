@@ -29,6 +29,8 @@ def of_class(kind: type[Policy]) -> dict[str, Knob]:
         kinds = {}
     found = {}
     for field in dataclasses.fields(kind):
+        if not field.init:  # the class has fixed it
+            continue
         factory = field.default_factory
         default = field.default if factory is MISSING else factory()
         found[field.name] = Knob(kinds.get(field.name, type_of(default)), default)

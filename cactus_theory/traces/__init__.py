@@ -2,6 +2,7 @@
 
 from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._folder import save_trace
+from cactus_theory.traces.audits import PooledAudit, pooled_audit, row_pairs
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.log import log_trace
 from cactus_theory.traces.paired import Comparison, compare, tokens_at
@@ -15,13 +16,16 @@ __all__ = [
     "Comparison",
     "Cycle",
     "Estimate",
+    "PooledAudit",
     "Replay",
     "SavedRows",
     "Trace",
     "compare",
     "learn_values",
     "log_trace",
+    "pooled_audit",
     "replay",
+    "row_pairs",
     "save_trace",
     "tokens_at",
 ]

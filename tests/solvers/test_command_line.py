@@ -1,3 +1,4 @@
+import csv
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from solvers import __main__ as command_line
-from solvers import block, design, optimal, per_proposal, sequence
+from solvers import _program, block, design, optimal, per_proposal, sequence
 from solvers.paths import random_tree
 
 Q, P = np.array([0.30, 0.35, 0.35]), np.array([0.05, 0.80, 0.15])
@@ -95,6 +96,7 @@ def test_one_budget_over_a_batch(files, capsys):
     expected = sequence.solve(np.stack([Q, Q]), np.stack([P, Q]), delta=0.1)
     assert row["total_acceptance"] == pytest.approx(expected.total_acceptance)
     assert len(row["acceptance"]) == 2
+    assert row["program"] == pytest.approx(row["total_acceptance"], abs=1e-6)
     _, out, _ = run(capsys, "sequence", *arguments[:-1])
     assert "total_acceptance" in out and "row 0" not in out
 
@@ -189,12 +191,107 @@ def test_usage_errors_are_one_line_too(capsys, arguments, message):
 
 
 def test_a_solver_that_gave_up_is_an_error(files, capsys, monkeypatch):
-    from solvers import _program
-
     monkeypatch.setattr(_program, "_run", lambda *args: None)
     code, out, error = run(capsys, "optimal", files["target"], files["draft"], "--delta", 0.1)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert "no answer" in error
+
+
+PROGRAMS = {
+    "optimal": ("--delta", "0.1"),
+    "per-proposal": ("--delta", "0.1", "--token", "0"),
+    "design": ("--delta", "0.1", "--cap", "2"),
+}
+
+
+def failing_second(monkeypatch, program):
+    """Make a program give up on the reversed row only."""
+    where = {"optimal": optimal, "per-proposal": per_proposal}.get(program)
+    if where is None:
+        right = design.Design.solve
+        monkeypatch.setattr(
+            design.Design,
+            "solve",
+            lambda self: gives_up() if self.target_probs[0] > 0.32 else right(self),
+        )
+        return
+    right = where.solve
+    monkeypatch.setattr(
+        where, "solve", lambda q, *a, **k: gives_up() if q[0] > 0.32 else right(q, *a, **k)
+    )
+
+
+def gives_up():
+    raise _program.SolverGaveUp("solver: made to fail")
+
+
+@pytest.fixture
+def three(tmp_path):
+    np.save(tmp_path / "q.npy", np.stack([Q, Q[::-1], Q]))
+    np.save(tmp_path / "p.npy", np.stack([P, P, P]))
+    return [str(tmp_path / "q.npy"), str(tmp_path / "p.npy")]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_row_without_an_answer_loses_no_other(
+    three, tmp_path, capsys, monkeypatch, program
+) -> None:
+    inputs = three[:1] if program == "per-proposal" else three
+    whole = json.loads(run(capsys, program, *inputs, *PROGRAMS[program], "--json")[1])["rows"]
+    failing_second(monkeypatch, program)
+    out = tmp_path / "rows.json"
+    arguments = (program, *inputs, *PROGRAMS[program], "--out", out, "--json")
+    code, printed, error = run(capsys, *arguments)
+    assert (code, error) == (1, f"python -m solvers {program}: row 1: solver: made to fail\n")
+    found = json.loads(printed)
+    assert found == json.loads(out.read_text()) and found["failed"] == [1]
+    assert found["rows"][1] == {"error": "solver: made to fail"}
+    for row in (0, 2):
+        assert found["rows"][row]["target"] == whole[row]["target"]
+    _, shown, _ = run(capsys, *arguments[:-1])
+    assert "row 1\nerror       solver: made to fail" in shown and "row 2" in shown
+
+
+def test_rows_are_saved_in_three_formats(three, tmp_path, capsys, monkeypatch):
+    failing_second(monkeypatch, "optimal")
+    for name in ("x.csv", "x.npy"):
+        run(capsys, "optimal", *three, "--delta", 0.1, "--out", tmp_path / name)
+    table = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
+    assert [row["error"] for row in table] == ["", "solver: made to fail", ""]
+    assert float(table[2]["acceptance"]) == pytest.approx(optimal.solve(Q, P, delta=0.1).acceptance)
+    rows = np.load(tmp_path / "x.npy")
+    assert np.isnan(rows[1]).all() and rows[0] == pytest.approx(rows[2])
+    code, out, error = run(capsys, "optimal", *three, "--delta", 0.1, "--out", "x.txt")
+    assert (code, out) == (2, "") and "--out: must end in .json, .csv, .npy; got 'x.txt'" in error
+
+
+def test_no_answer_on_any_row_is_one_line(three, capsys):
+    code, out, error = run(capsys, "optimal", *three, "--delta", -1)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert "delta: must lie in" in error and "no answer on any of 3 rows" in error
+
+
+def test_a_row_that_is_no_distribution_loses_no_other(three, capsys):
+    rows = np.load(three[0])
+    rows[0] *= 2
+    np.save(three[0], rows)
+    code, out, error = run(capsys, "optimal", *three, "--delta", 0.1, "--json")
+    assert code == 1 and "row 0: target_probs: every row must sum to 1" in error
+    assert json.loads(out)["failed"] == [0]
+
+
+def test_what_is_done_is_kept_when_interrupted(three, tmp_path, capsys, monkeypatch):
+    right = optimal.solve
+
+    def once(q, *args, **knobs):
+        if q[0] > 0.32:
+            raise KeyboardInterrupt
+        return right(q, *args, **knobs)
+
+    monkeypatch.setattr(optimal, "solve", once)
+    out = tmp_path / "x.json"
+    code, _, _ = run(capsys, "optimal", *three, "--delta", 0.1, "--out", out)
+    assert code == 130 and len(json.loads(out.read_text())["rows"]) == 1
 
 
 def test_the_module_runs_and_leaves_cvxpy_alone_until_it_is_needed(files, tmp_path):

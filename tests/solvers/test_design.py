@@ -149,6 +149,44 @@ def test_a_slack_rule_is_free():
         assert row.slacks[name] > 1e-3
 
 
+@pytest.mark.parametrize("seed", [1, 8])
+def test_noise_of_a_dual_is_no_binding_token(seed):
+    """The band stays below 1.3 q, so that h ≤ 3 q binds nowhere, on tokens down to 1e-11."""
+    noise = np.random.default_rng(seed)
+    q = np.exp(5 * noise.standard_normal(80))
+    p = q * np.exp(noise.standard_normal(80))
+    q, p = q / q.sum(), p / p.sum()
+    best = ct.optimal_acceptance(q, p, delta=0.02)
+    assert best.upper < 1.3 and q.min() < 1e-10
+    row = Design(q, p).budget("kl", 0.02).cap(3.0).solve()
+    assert set(row.duals["cap"].values()) == {0.0}
+    assert row.duals["budget kl"] == pytest.approx(best.price, rel=PRICE)
+    state = {line.split()[1]: line for line in row.report().splitlines() if "constraint" in line}
+    assert "slack" in state["cap"] and "binds" in state["budget"]
+
+
+def test_what_binds_is_priced_token_by_token():
+    """With h ≤ 1.5 q and a loose budget the tokens with p > 1.5 q pay, one for one."""
+    noise = np.random.default_rng(3)
+    q, p = (noise.dirichlet(np.ones(60)) + 1e-3 for _ in range(2))
+    q, p = q / q.sum(), p / p.sum()
+    row = Design(q, p).cap(1.5).budget("kl", 3.0).protect(int(q.argmax())).solve()
+    paying = {token for token, price in row.duals["cap"].items() if price}
+    assert paying == set(np.flatnonzero(p > 1.5 * q))
+    assert all(row.duals["cap"][token] == pytest.approx(1, abs=1e-3) for token in paying)
+    assert row.duals["budget kl"] == 0 and row.duals["protect"] == {int(q.argmax()): 0}
+
+
+def test_where_nothing_binds_all_prices_are_nought():
+    row = BASE.cap(40.0).protect(0).floor({3: 0.01}).expect(COST, at_most=9.0)
+    row = row.require("loose", lambda v: v.h[0] <= 0.99).solve()
+    duals = {name: dual for name, dual in row.duals.items() if name != "budget kl"}
+    for name, dual in duals.items():
+        assert set(dual.values() if isinstance(dual, dict) else [dual]) == {0.0}, name
+    assert row.slacks["loose"] == pytest.approx(0.99 - row.target[0])
+    assert row.duals["budget kl"] > 0.1
+
+
 def test_several_divergences_at_once():
     both = BASE.budget("reverse_kl", 0.1).budget("max_divergence", 0.5).solve()
     proven(both, Q, P)

@@ -1,6 +1,7 @@
-"""One budget over many positions: the program finds what a band of constant price is."""
+"""One budget over many positions: the dual, the program and a band of constant price agree."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ from scipy.optimize import brentq
 
 import cactus_theory as ct
 from cactus_theory.divergences import KL
-from solvers import _left_sides, _program, optimal, sequence
-from tests.amounts import amount
+from cactus_theory.traces import Trace
+from solvers import _dual, _left_sides, _program, _sequence_dual, optimal, sequence
+from tests.amounts import THOROUGH, amount
 from tests.solvers.cases import DIVERGENCES, pairs
 
 VALUE = 1e-6
 PRICE = 1e-3
+# of sums of a few hundred float64 terms, by roots solved to 1e-13
+EXACT = 1e-10
+TRACE = Path(__file__).parents[2] / "simulations" / "data" / "trace"
 SUMMED = tuple(s for s in DIVERGENCES if not s.startswith(("renyi", "max")))
 PRICED = tuple(s for s in SUMMED if s != "total_variation")
 EXAMPLES = amount(3, 100)
@@ -56,9 +61,13 @@ def constant_price(spec, q, p, delta):
 def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
     q, p = rows
     try:
-        program = sequence.solve(q, p, spec, delta=delta)
+        program = sequence.program(q, p, spec, delta=delta)
     except _program.SolverGaveUp:
         pytest.fail(f"{spec} gave up")
+    dual = sequence.solve(q, p, spec, delta=delta)
+    assert dual.solver == "lagrange dual" and abs(dual.gap) <= EXACT
+    assert dual.total_divergence <= delta + EXACT
+    assert dual.total_acceptance == pytest.approx(program.total_acceptance, abs=VALUE)
     bands = constant_price(spec, q, p, delta)
     assert program.total_acceptance == pytest.approx(bands.acceptance.sum(), abs=VALUE)
     assert program.total_divergence <= delta + 1e-7
@@ -85,6 +94,37 @@ def test_ten_real_sized_positions():
     assert program.total_acceptance > even + 1e-3
 
 
+@pytest.mark.parametrize("rows", [8, 40, 272] if THOROUGH else [8, 40])
+@pytest.mark.parametrize("spec", PRICED if THOROUGH else ["kl", "reverse_kl"])
+def test_real_rows_at_any_size(spec, rows):
+    q, p = (part[:rows].numpy() for part in Trace.open(TRACE).rows())
+    delta = 0.05 * rows
+    found = sequence.solve(q, p, spec, delta=delta)
+    assert abs(found.gap) <= EXACT * rows
+    assert found.total_divergence == pytest.approx(delta, abs=EXACT * rows)
+    pooled = ct.pooled_acceptance(q, p, divergence=spec, delta=0.05)
+    assert pooled.mean_acceptance * rows == pytest.approx(found.total_acceptance, abs=1e-9)
+    assert pooled.price == pytest.approx(found.price, rel=1e-8)
+
+
+def test_the_answer_comes_with_the_program_beside_it(monkeypatch):
+    found = sequence.checked(Q, P, delta=0.1)
+    assert found.program == pytest.approx(found.total_acceptance, abs=VALUE)
+    assert "more than 5 entries" in str(sequence.checked(Q, P, delta=0.1, entries=5).program)
+    monkeypatch.setattr(_program, "believable", lambda *args: False)
+    without = sequence.checked(Q, P, delta=0.1)
+    assert str(without.program).startswith("gave up: solver:")
+    assert without.total_acceptance == found.total_acceptance
+
+
+@pytest.mark.parametrize("wrong, message", [(1.1, "misses its bound"), (0.9, "misses its bound")])
+def test_a_wrong_price_or_bound_is_noticed(monkeypatch, wrong, message):
+    right = _dual.lagrange_bound
+    monkeypatch.setattr(_sequence_dual, "lagrange_bound", lambda *a: wrong * right(*a))
+    with pytest.raises(RuntimeError, match=message):
+        sequence.solve(Q, P, delta=0.05)
+
+
 def test_total_variation_buys_the_same_wherever_it_is_spent():
     noise = np.random.default_rng(6)
     q, p = (noise.dirichlet(np.ones(6), size=4) for _ in range(2))
@@ -100,7 +140,7 @@ def test_one_position_is_the_optimal_program(spec):
     one = optimal.solve(q, p, spec, delta=0.05)
     program = sequence.solve(q[None], p[None], spec, delta=0.05)
     assert program.total_acceptance == pytest.approx(one.acceptance, abs=VALUE)
-    assert program.price == pytest.approx(one.price, rel=PRICE)
+    assert program.price == pytest.approx(one.price, rel=PRICE, abs=1e-6)
 
 
 Q = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
@@ -114,7 +154,8 @@ def test_the_ends():
     assert sequence.solve(Q, Q, delta=0).price == 0
     whole = sequence.solve(Q, P, delta=math.inf)
     assert whole.total_acceptance == pytest.approx(2, abs=VALUE) and whole.price == 0
-    slack = sequence.solve(Q, P, delta=9.0)
+    slack = sequence.program(Q, P, delta=9.0)
+    assert sequence.solve(Q, P, delta=9.0).price == 0
     assert slack.total_acceptance == pytest.approx(2, abs=VALUE)
     assert slack.price == pytest.approx(0, abs=1e-6)
 
@@ -152,10 +193,10 @@ def test_a_wrong_left_side_is_noticed(monkeypatch, wrong, message):
     right = _left_sides._FORMS[KL]
     monkeypatch.setitem(_left_sides._FORMS, KL, lambda row, f: wrong * right(row, f))
     with pytest.raises(RuntimeError, match=message):
-        sequence.solve(Q, P, delta=0.05)
+        sequence.program(Q, P, delta=0.05)
 
 
 def test_a_solver_without_an_answer_is_reported(monkeypatch):
     monkeypatch.setattr(_program, "believable", lambda *args: False)
     with pytest.raises(_program.SolverGaveUp, match="CLARABEL: no answer"):
-        sequence.solve(Q, P, delta=0.1)
+        sequence.program(Q, P, delta=0.1)

@@ -11,6 +11,8 @@ from tests.amounts import amount
 from tests.rules import RULES, of_each
 
 COUNT = amount(80, 10_000)
+# the band by another name, to the last bit (tests/policies/test_baselines.py)
+ALIASES, FEWER = {"mentored"}, amount(8, 10_000)
 CHOSEN = of_each(1)
 
 # The published rule declares the budget it was derived from; it does not keep it below 1.2564
@@ -24,7 +26,8 @@ def test_every_registered_rule_is_checked():
 
 @pytest.mark.parametrize("spec", CHOSEN)
 def test_it_obeys(spec):
-    report = check_rule(RULES[spec], examples(COUNT))
+    count = FEWER if RULES[spec].name in ALIASES else COUNT
+    report = check_rule(RULES[spec], examples(count))
     broken = {finding.law for finding in report.findings}
     if spec in OVERSPENDS:
         assert broken == {"budget_holds"}

@@ -1,0 +1,159 @@
+"""Many rows together on the command line: a table of policies, one budget over all rows."""
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+
+import cactus_theory as ct
+from cactus_theory import _row_inputs as row_inputs
+from cactus_theory._files import save_rows
+from cactus_theory._report import print_json, print_rows, save_csv
+from cactus_theory._tables import both, print_table, save_latex, save_table
+from cactus_theory.policies import Policy
+from cactus_theory.traces import PooledAudit, pooled_audit, row_pairs
+
+# of a frontier, unless another number is given
+POINTS = 33
+# columns of the table of policies that hold words
+WORDS = (0, 5)
+LEGEND = """\
+means over rows ± one standard error over texts
+of row optimum: of the best acceptance for what the policy spends, row by row
+of pooled: of the best mean acceptance for the same mean divergence, at one price on all rows"""
+Line = dict[str, Any]
+
+
+def audit_several(args: argparse.Namespace) -> int:
+    """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
+    rules, source = _rules(args), row_inputs.source(args)
+    spec = ct.divergence(args.divergence).spec
+    audits = [pooled_audit(rule, source, divergence=spec) for rule in rules]
+    q, p = (torch.cat(part) for part in zip(*[own[1:] for own in row_pairs(source)], strict=True))
+    lines = [_line(one, _pooled_share(one, q, p)) for one in audits]
+    notes = {"divergence": spec, "rows": audits[0].rows, "texts": source.texts}
+    shown = _heads(spec), [_cells(line, spec) for line in lines], WORDS
+    if args.csv:
+        save_table(args.csv, lines, notes)
+    if args.latex:
+        said = "; ".join([f"{name} {value}" for name, value in notes.items()])
+        save_latex(args.latex, *shown, note="; ".join([said, *LEGEND.splitlines()]))
+    if args.plot:
+        from cactus_theory._pooled_plot import save_pooled_plot
+
+        points = [(line["policy"], line[spec], line["acceptance"]) for line in lines]
+        save_pooled_plot(args.plot, ct.pooled_frontier(q, p, divergence=spec), spec, points)
+    if args.json:
+        return print_json(notes | {"policies": lines})
+    print("{rows} rows of {texts} texts".format(**notes))
+    print_table(*shown)
+    print(LEGEND)
+    return 0
+
+
+def _rules(args: argparse.Namespace) -> list[Policy]:
+    knobs = {"delta": args.delta, "price": args.price, "set": args.set or None}
+    for flag, given in knobs.items():
+        if given is not None:
+            raise ValueError(
+                f"--{flag}: must be written in the spec in a table of policies, as in "
+                f"cactus:delta=0.1; got {given}"
+            )
+    return [ct.policy(spec) for spec in args.policy]
+
+
+def _line(one: PooledAudit, pooled_share: float | None) -> Line:
+    budget = one.declares.budget
+    return {
+        "policy": one.policy,
+        "acceptance": one.acceptance.value,
+        "acceptance_se": one.acceptance.standard_error,
+        one.reference: one.divergence.value,
+        f"{one.reference}_se": one.divergence.standard_error,
+        "share_of_row_optimum": one.share.value,
+        "share_of_row_optimum_se": one.share.standard_error,
+        "share_of_pooled_optimum": pooled_share,
+        "declares": "no budget" if budget is None else str(budget),
+        "held": one.held,
+        "rows": one.rows,
+    }
+
+
+def _pooled_share(one: PooledAudit, q: torch.Tensor, p: torch.Tensor) -> float | None:
+    """Return acceptance over the best of all rows together for the same mean divergence.
+
+    None for divergences that cannot be pooled.
+    """
+    if not ct.divergence(one.reference).pools:
+        return None
+    spent = max(one.divergence.value, 0.0)
+    best = ct.pooled_acceptance(q, p, divergence=one.reference, delta=spent)
+    return one.acceptance.value / best.mean_acceptance
+
+
+def _heads(spec: str) -> list[str]:
+    emitted = f"emitted {'KL' if spec == 'kl' else spec}"
+    return ["policy", "acceptance", emitted, "of row optimum", "of pooled", "declares", "held on"]
+
+
+def _cells(line: Line, spec: str) -> list[str]:
+    pooled, held = line["share_of_pooled_optimum"], line["held"]
+    return [
+        line["policy"],
+        both(line["acceptance"], line["acceptance_se"]),
+        both(line[spec], line[f"{spec}_se"]),
+        f"{line['share_of_row_optimum']:.4f}",
+        "" if pooled is None else f"{pooled:.4f}",
+        line["declares"],
+        "" if held is None else f"{held} of {line['rows']}",
+    ]
+
+
+def solve_pooled(args: argparse.Namespace, q: np.ndarray, p: np.ndarray, knob: str) -> int:
+    """Print the best mean acceptance of all rows for one mean divergence."""
+    spec = ct.divergence(args.divergence).spec
+    amount = getattr(args, knob)
+    found = ct.pooled_acceptance(q, p, divergence=spec, **{knob: amount})
+    names = ("mean_acceptance", "mean_divergence", "price", "bound", "gap")
+    header = {"divergence": spec, f"pooled_{knob}": amount}
+    numbers = {name: getattr(found, name) for name in names}
+    columns = {"acceptance": found.acceptance, "divergence": found.divergence}
+    if args.out:
+        save_rows(args.out, found.target)
+    if args.csv:
+        save_csv(args.csv, columns, header | numbers)
+    if args.plot:
+        from cactus_theory._pooled_plot import save_pooled_plot
+
+        point = (f"{knob} = {amount:g}", found.mean_divergence, found.mean_acceptance)
+        save_pooled_plot(args.plot, ct.pooled_frontier(q, p, divergence=spec), spec, [point])
+    if args.json:
+        return print_json(header | {"vocabulary": int(q.shape[-1])} | numbers | columns)
+    print(f"best mean acceptance, {spec}, {knob} = {amount:g} over all rows")
+    print_rows(numbers)
+    print_rows(columns)
+    return 0
+
+
+def solve_frontier(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> int:
+    """Print the best mean acceptance of all rows at every mean divergence, a point a line."""
+    if args.out:
+        raise ValueError(f"--out: must not be given with --frontier; got {args.out!r}")
+    spec = ct.divergence(args.divergence).spec
+    found = ct.pooled_frontier(q, p, divergence=spec, points=args.frontier)
+    columns = {name: getattr(found, name) for name in ("delta", "acceptance", "price", "bound")}
+    columns["gap"] = found.bound - found.acceptance
+    lines = [dict(zip(columns, own, strict=True)) for own in zip(*columns.values(), strict=True)]
+    header = {"divergence": spec, "rows": int(np.prod(q.shape[:-1]))}
+    if args.csv:
+        save_table(args.csv, lines, header)
+    if args.plot:
+        from cactus_theory._pooled_plot import save_pooled_plot
+
+        save_pooled_plot(args.plot, found, spec, [])
+    if args.json:
+        return print_json(header | columns)
+    print(f"best mean acceptance of {header['rows']} rows by mean {spec}; bound and gap prove it")
+    print_table(list(columns), [[f"{x:.6g}" for x in line.values()] for line in lines], ())
+    return 0

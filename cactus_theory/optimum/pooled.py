@@ -1,0 +1,284 @@
+r"""The best mean acceptance of many rows for one mean divergence: the same price on all of them.
+
+.. math:: \max_{h_1 … h_N} \frac1N \sum_t \sum_i \min(p_{ti}, h_{ti}) \;\text{ s.t. }\;
+   \frac1N \sum_t D(h_t\|q_t) \le δ
+
+Acceptance is concave in each row's divergence, so no row may have another slope than the others.
+At any price λ the Lagrange dual bounds every other way to spend δ:
+
+.. math:: A \le λδ + \frac1N \sum_t \Big( μ_t + \sum_i q_{ti}
+   \sup_u [\min(ρ_{ti}, u) − λ f(u) − μ_t u] \Big)
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.geometry import Geometry, geometry_of
+from cactus_theory.optimum.newton import parts_of
+from cactus_theory.optimum.solve import Measured, chosen_knob, solve_band
+
+# a price is found when the means are this close to what was asked, relative to 1 + that
+CLOSE = 1e-13
+# bisection alone exhausts float64 in so many halvings of a bracket in ln λ
+MOST_STEPS = 100
+# a bracket is widened by factors 8, 8², 8⁴, …; beyond these prices rows are at their ends
+WIDEN, LEAST_PRICE, LARGEST_PRICE = 8.0, 1e-150, 1e150
+# from a point of the frontier towards an end, which has no logarithm
+OUTWARDS = 4.0
+
+
+@dataclass(frozen=True)
+class PooledAcceptance:
+    """The optimum over N rows together; rows in the input's kind and dtype.
+
+    Attributes
+    ----------
+    target : (..., V), the rows h. ``acceptance``, ``divergence`` : (...), what each accepts
+        and spends.
+    mean_acceptance, mean_divergence : over rows.
+    price : the one price of all rows; ∞ at δ = 0, 0 where every row is at its end.
+    bound, gap : proven upper bound on the mean acceptance of any rows that spend as much, and
+        bound minus it: zero up to rounding, of either sign.
+    """
+
+    target: Any
+    acceptance: Any
+    divergence: Any
+    mean_acceptance: float
+    mean_divergence: float
+    price: float
+    bound: float
+    gap: float
+
+
+@dataclass(frozen=True)
+class PooledFrontier:
+    """Points of the pooled trade-off, (points,): δ and acceptance rise, the price falls.
+
+    ``bound`` is the proven upper bound on the mean acceptance at each mean divergence ``delta``.
+    """
+
+    delta: Any
+    acceptance: Any
+    price: Any
+    bound: Any
+
+
+@dataclass(frozen=True)
+class _Point:
+    """All rows at one price."""
+
+    price: float
+    acceptance: float
+    divergence: float
+    found: Measured
+
+
+def pooled_acceptance(
+    target_probs: Any,
+    draft_probs: Any,
+    *,
+    divergence: str | Divergence = "kl",
+    delta: float | None = None,
+    price: float | None = None,
+    acceptance: float | None = None,
+) -> PooledAcceptance:
+    """Maximise the mean acceptance of rows (..., V) under a bound on their mean divergence.
+
+    Exact up to float64 rounding, at any size: each step solves all rows at one price. Tokens
+    with q = 0 get nothing.
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (..., V) probabilities, as for :func:`optimal_acceptance`.
+    divergence : one whose sums are budgets and whose price is one-to-one: KL, reverse KL, χ²,
+        Hellinger, Jensen-Shannon, alpha.
+    delta : mean divergence to spend, ≥ 0 (nats a row for KL). Or ``price``, the price itself; or
+        ``acceptance``, the mean acceptance to reach at the least mean divergence.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As for :func:`optimal_acceptance`; a divergence of another kind.
+    """
+    kind, geometry, batch = _pool(target_probs, draft_probs, divergence)
+    knob, amount, most = chosen_knob(kind, delta=delta, price=price, acceptance=acceptance)
+    wanted = check.number(knob, amount, 0.0, most)
+    point = _point(geometry, wanted) if knob == "price" else _meeting(geometry, knob, wanted)
+    bound = _bound(geometry, point)
+    return PooledAcceptance(
+        target=check.like(point.found.rows.reshape(*batch, -1), target_probs),
+        acceptance=check.scalar_like(point.found.acceptance.reshape(batch), target_probs),
+        divergence=check.scalar_like(point.found.divergence.reshape(batch), target_probs),
+        mean_acceptance=point.acceptance,
+        mean_divergence=point.divergence,
+        price=point.price,
+        bound=bound,
+        gap=bound - point.acceptance,
+    )
+
+
+def pooled_frontier(
+    target_probs: Any,
+    draft_probs: Any,
+    *,
+    divergence: str | Divergence = "kl",
+    points: int = 33,
+) -> PooledFrontier:
+    """Return the best mean acceptance of rows (..., V) for each mean divergence, with its proof.
+
+    The ends are h = q and the largest acceptance; the next price is tried in the widest gap in
+    acceptance, so that the points are spread over it. Each is exact.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As for :func:`pooled_acceptance`; fewer than two points.
+    """
+    _, geometry, _ = _pool(target_probs, draft_probs, divergence)
+    count = int(check.number("points", points, 2))
+    if count != points:
+        raise ValueError(f"points: must be a whole number; got {points!r}")
+    line = [_point(geometry, math.inf), _point(geometry, 0.0)]
+    while len(line) < count and line[0].acceptance < line[-1].acceptance:
+        gaps = [after.acceptance - own.acceptance for own, after in pairwise(line)]
+        at = gaps.index(max(gaps)) + 1
+        line.insert(at, _point(geometry, _between(line[at - 1], line[at])))
+    columns = (
+        [own.divergence for own in line],
+        [own.acceptance for own in line],
+        [own.price for own in line],
+        [_bound(geometry, own) for own in line],
+    )
+    tensors = (torch.tensor(column, dtype=torch.float64) for column in columns)
+    return PooledFrontier(*(check.scalar_like(column, target_probs) for column in tensors))
+
+
+def _pool(
+    target_probs: Any, draft_probs: Any, divergence: str | Divergence
+) -> tuple[Divergence, Geometry, torch.Size]:
+    kind = find_divergence(divergence)
+    if not kind.pools:
+        raise ValueError(
+            f"divergence: must be an f-divergence with a one-to-one price to be pooled; "
+            f"got {kind.spec!r}"
+        )
+    q, p = check.probability_rows(target_probs, draft_probs)
+    if not q.numel():
+        raise ValueError(f"target_probs: must hold a row; got {check.describe(q)}")
+    flat_q, flat_p = (row.reshape(-1, q.shape[-1]) for row in (q, p))
+    return kind, geometry_of(flat_q, flat_p, kind), q.shape[:-1]
+
+
+def _point(geometry: Geometry, price: float) -> _Point:
+    with torch.no_grad():
+        found = solve_band(geometry, "price", torch.full_like(geometry.q[:, 0], price)).measured()
+    return _Point(price, float(found.acceptance.mean()), float(found.divergence.mean()), found)
+
+
+def _meeting(geometry: Geometry, knob: str, wanted: float) -> _Point:
+    """Return the point whose mean divergence, or acceptance, is ``wanted``, or an end."""
+
+    def excess(point: _Point) -> float:
+        return (point.divergence if knob == "delta" else point.acceptance) - wanted
+
+    close = CLOSE * (1 + wanted)
+    strict, whole = _point(geometry, math.inf), _point(geometry, 0.0)
+    if knob == "acceptance" and excess(whole) < -close:
+        raise ValueError(
+            f"acceptance: must not exceed {whole.acceptance:.12g}, the draft's mean mass where "
+            f"the target has any; got {wanted:g}"
+        )
+    if wanted == math.inf or excess(whole) <= close:
+        return whole
+    if excess(strict) >= -close:
+        return strict
+    over = _widened(geometry, excess, 1 / WIDEN, lambda value: value > 0) or whole
+    under = _widened(geometry, excess, WIDEN, lambda value: value <= 0) or strict
+    return _narrowed(geometry, excess, over, under, close)
+
+
+def _widened(
+    geometry: Geometry,
+    excess: Callable[[_Point], float],
+    factor: float,
+    reached: Callable[[float], bool],
+) -> _Point | None:
+    """Return a point on one side of what is wanted, from price 1 outwards; None if none is."""
+    price = 1.0
+    while LEAST_PRICE < price < LARGEST_PRICE:
+        point = _point(geometry, price)
+        if reached(excess(point)):
+            return point
+        price, factor = price * factor, factor * factor
+    return None
+
+
+def _narrowed(
+    geometry: Geometry,
+    excess: Callable[[_Point], float],
+    over: _Point,
+    under: _Point,
+    close: float,
+) -> _Point:
+    """Return the point between two where ``excess`` vanishes: secants in ln λ, with halvings."""
+    for step in range(MOST_STEPS):
+        if abs(excess(under)) <= close or not (over.price > 0 and under.price < math.inf):
+            break
+        ends = math.log(over.price), math.log(under.price)
+        share = excess(over) / (excess(over) - excess(under))
+        # both sides have to move: every third time half way
+        share = 0.5 if step % 3 == 2 else min(max(share, 1e-3), 1 - 1e-3)
+        price = math.exp(ends[0] + share * (ends[1] - ends[0]))
+        if not over.price < price < under.price:
+            break
+        point = _point(geometry, price)
+        over, under = (point, under) if excess(point) > 0 else (over, point)
+    return under
+
+
+def _between(left: _Point, right: _Point) -> float:
+    """Return a price between two neighbours, of which the first may be at ∞, the second at 0."""
+    if left.price == math.inf:
+        return 1.0 if right.price == 0 else OUTWARDS * right.price
+    return left.price / OUTWARDS if right.price == 0 else math.sqrt(left.price * right.price)
+
+
+def _bound(geometry: Geometry, point: _Point) -> float:
+    """Return the Lagrange bound on the mean acceptance at the point's mean divergence."""
+    if point.price in (0.0, math.inf):  # all that can be accepted, and the only rows at δ = 0
+        return float(geometry.reachable.mean()) if point.price == 0 else point.acceptance
+    parts = []
+    for at in parts_of(geometry.q):
+        lower = point.found.edges.lower[at]
+        parts.append(_suprema(geometry.of_rows(at), lower, point.price))
+    return point.price * point.divergence + float(torch.cat(parts).mean())
+
+
+def _suprema(
+    geometry: Geometry, lower: Float[Tensor, "rows"], price: float
+) -> Float[Tensor, "rows"]:
+    """Return μ + Σ q sup_u [min(ρ, u) − λ f(u) − μ u] of each row at μ = −λ f′(a).
+
+    The best u is ρ kept between a and the b with f′(b) − f′(a) = 1/λ.
+    """
+    q, p, f = geometry.q, geometry.p, geometry.generator
+    level = -price * f.centred_slope(lower)
+    upper = f.ratio_at(f.slope(lower) + 1 / price)
+    ratio = p / q
+    if geometry.inside is not None:
+        ratio = torch.where(geometry.inside, ratio, 1.0)
+    u = torch.minimum(torch.maximum(ratio, lower[:, None]), upper[:, None])
+    terms = torch.minimum(ratio, u) - price * f.centred(u) - level[:, None] * u
+    inside = q if geometry.inside is None else torch.where(geometry.inside, q, 0.0)
+    return level + (inside * terms).sum(-1)

@@ -1,0 +1,50 @@
+"""Sample from the target and keep the drafted token if it is the same: the exact baseline."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or
+from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._registry import register
+
+
+@register("sample_and_match")
+@dataclass(frozen=True)
+class SampleAndMatch(Policy):
+    r"""Draw x from q by itself and emit it; the drafted token is kept iff it is x.
+
+    .. math:: φ(n) = q_n, \qquad g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
+
+    Lossless, whatever the draft; accepts :math:`Σ p_i q_i ≤ 1 − \mathrm{TV}(p, q)`, which is
+    what lossless sampling gains by looking at p. The way of engines without rejection sampling,
+    and of any decode that compares drafts with the target's own samples.
+    """
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: lossless; accepts Σ p q, at most what speculative does."""
+        return Declaration(budget=Budget("kl", 0.0, "emitted"), between=True)
+
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return q_n."""
+        return q.gather(-1, n).double()
+
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return q without n, normalised; q where n is certain."""
+        q = q.double()
+        return normalised_or(q.scatter(-1, n[..., None], 0.0), q)
+
+    def keeps_at_once(
+        self,
+        q_n: Float[Tensor, "*any"],
+        p_n: Float[Tensor, "*any"],
+        coin: Float[Tensor, "*any"],
+    ) -> Bool[Tensor, "*any"]:
+        """Return coin < q_n: the rest of the row is not needed."""
+        return coin < q_n
+
+    def emitted(self, q: Rows, p: Rows) -> Rows:
+        """Return q itself."""
+        return q

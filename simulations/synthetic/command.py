@@ -1,0 +1,168 @@
+"""Expected speed-up of policies, verifiers and draft lengths on a synthetic pair.
+
+The pair has dials: vocabulary, Zipf exponent of the target, distance of the draft, mass that the
+draft wastes on excluded tokens, and how the distance changes along a text. Its texts are a trace,
+which is replayed with all coins integrated out. A call costs 1 + K (cost ratio + verify cost) +
+fixed cost, in passes of the target over one token, and plain decoding 1 a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cactus_theory.traces import Replay, Trace, replay
+from cactus_theory.verify.contract import verifiers
+
+from ..common.grid import checked_policy, followers, label
+from ..common.inputs import command_line
+from ..common.progress import Progress
+from ..common.results import provenance, write_csv
+from ..common.terminal import shown, text_table
+from .rows import MEASURES, Dials
+from .texts import Texts, synthetic_trace
+
+POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "typical")
+OUT = Path("build/simulate.csv")
+CAVEAT = (
+    "Rows are independent of the drafted tokens and, but for the distance where --persistence is "
+    "above 0, of each other. Those of real models are not: log a trace of your pair and replay it "
+    "(python -m simulations trace, replay)."
+)
+WIDEST = 100
+SHOWN = {
+    "policy": "policy",
+    "verifier": "verifier",
+    "cost_ratio": "cost\nratio",
+    "num_draft_tokens": "best\nK",
+    "tokens_per_call": "tokens\nper call",
+    "kl_per_token": "KL per\ntoken",
+    "speedup": "speed-up",
+    "speedup_se": "±",
+}
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.description = __doc__
+    add = parser.add_argument
+    dials, texts = Dials(), Texts()
+    add("--vocab", type=int, default=dials.vocab, metavar="V")
+    add("--zipf", type=float, default=dials.zipf, help="the target's rows are rank^−zipf")
+    add("--distance", type=float, default=dials.distance, help="of the draft from the target")
+    add("--measure", choices=MEASURES, default=dials.measure, help="of --distance")
+    add("--over-propose", type=float, default=dials.over_propose, metavar="MASS",
+        help="of the draft on tokens that the target excludes")  # fmt: skip
+    add("--spread", type=float, default=texts.spread, help="of the distance, in its logarithm")
+    add("--persistence", type=float, default=texts.persistence,
+        help="correlation of the distance from one position to the next")  # fmt: skip
+    add("--texts", type=int, default=texts.texts)
+    add("--cycles", type=int, default=texts.cycles, help="rounds of each text")
+    add("--seed", type=int, default=texts.seed)
+    add("--policy", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
+    add("--verifier", nargs="+", default=["chain", "block"], help=", ".join(verifiers()))
+    add("--num-draft-tokens", type=int, nargs="+", default=[1, 2, 4, 8], metavar="K")
+    add("--cost-ratio", type=float, nargs="+", default=[0.1], metavar="C",
+        help="of drafting one token, in target passes")  # fmt: skip
+    add("--verify-cost", type=float, default=0.0, help="of one more token in a target pass")
+    add("--fixed-cost", type=float, default=0.0, help="of a call, whatever it verifies")
+    add("--save-trace", type=Path, metavar="DIR", help="keep the texts, to replay or audit them")
+    add("--out", type=Path, default=OUT, metavar="FILE.csv")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the texts, replay every case, write the CSV, print each case at its best K."""
+    torch.set_num_threads(1)
+    _check(args)
+    dials = Dials(args.vocab, args.zipf, args.distance, args.measure, args.over_propose)
+    longest = max(args.num_draft_tokens)
+    texts = Texts(args.texts, args.cycles, longest, args.spread, args.persistence, args.seed)
+    pairs = [
+        (verifier, spec)
+        for spec in map(checked_policy, args.policy)
+        for verifier in followers(spec, args.verifier)
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        trace = synthetic_trace(args.save_trace or Path(scratch) / "texts", dials, texts)
+        found = _replayed(trace, pairs, sorted(set(args.num_draft_tokens)))
+    rows = list(table(found, args.cost_ratio, args.verify_cost, args.fixed_cost))
+    command = command_line("simulate", add_arguments, args, ("out", "save_trace"))
+    write_csv(args.out, rows, provenance(command) | {"caveat": CAVEAT})
+    best = [row for row in rows if row["best"]]
+    print(text_table(list(SHOWN.values()), [[shown(row[name]) for name in SHOWN] for row in best]))
+    for line in (f"± one standard error over texts; {len(rows)} rows in {args.out}", CAVEAT):
+        print(textwrap.fill(line, WIDEST))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    costs = {"cost-ratio": args.cost_ratio, "verify-cost": [args.verify_cost],
+             "fixed-cost": [args.fixed_cost]}  # fmt: skip
+    for flag, values in costs.items():
+        for value in values:
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"--{flag}: must be at least 0; got {value!r}")
+    if min(args.num_draft_tokens) < 1:
+        raise ValueError(
+            f"--num-draft-tokens: must be at least 1; got {min(args.num_draft_tokens)}"
+        )
+
+
+def _replayed(
+    trace: Trace, pairs: Sequence[tuple[str, str]], widths: Sequence[int]
+) -> list[tuple[str, Replay]]:
+    found = []
+    with Progress("replaying", len(pairs) * len(widths)) as progress:
+        for verifier, spec in pairs:
+            for width in widths:
+                found.append((spec, replay(trace, spec, verifier, num_draft_tokens=width)))
+                progress.advance(f"{spec} {verifier} K={width}")
+    return found
+
+
+def call_cost(width: int, cost_ratio: float, verify_cost: float, fixed_cost: float) -> float:
+    """Return what a call of ``width`` drafted tokens costs, in target passes over one token."""
+    return 1 + width * (cost_ratio + verify_cost) + fixed_cost
+
+
+def table(
+    found: Sequence[tuple[str, Replay]],
+    cost_ratios: Sequence[float],
+    verify_cost: float = 0.0,
+    fixed_cost: float = 0.0,
+) -> Iterator[Row]:
+    """Yield one row per policy, verifier, cost ratio and K; ``best`` marks the fastest K."""
+    cases: dict[tuple[str, str], list[Replay]] = {}
+    for spec, own in found:
+        cases.setdefault((spec, own.verifier), []).append(own)
+    for (spec, verifier), replays in cases.items():
+        for ratio in cost_ratios:
+            costs = [
+                call_cost(own.num_draft_tokens, ratio, verify_cost, fixed_cost) for own in replays
+            ]
+            speeds = [
+                own.tokens_per_call.value / cost for own, cost in zip(replays, costs, strict=True)
+            ]
+            for own, cost, speed in zip(replays, costs, speeds, strict=True):
+                spent = own.divergence_per_token()
+                yield {
+                    "policy": ":".join(filter(None, label(spec))),
+                    "verifier": verifier,
+                    "cost_ratio": ratio,
+                    "num_draft_tokens": own.num_draft_tokens,
+                    "tokens_per_call": own.tokens_per_call.value,
+                    "tokens_per_call_se": own.tokens_per_call.standard_error,
+                    "accepted_per_call": own.accepted_per_call.value,
+                    "kl_per_token": spent.value,
+                    "kl_per_token_se": spent.standard_error,
+                    "speedup": speed,
+                    "speedup_se": own.tokens_per_call.standard_error / cost,
+                    "best": speed == max(speeds),
+                }

@@ -1,0 +1,177 @@
+"""Many rows on the command line: a table of policies, and one budget over all rows."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+import cactus_theory as ct
+from cactus_theory.cli import main
+from cactus_theory.traces import Trace
+from tests.rows import pair
+
+TRACE = Path(__file__).parents[1] / "simulations" / "data" / "trace"
+PRINTED = 1e-12
+SPECS = ("speculative", "cactus:delta=0.1", "band:delta=0.1", "top_k:k=2")
+TABLE = tuple(part for spec in SPECS for part in ("--policy", spec))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    for name, rows in zip("qp", pair(12, 6, seed=8), strict=True):
+        np.save(tmp_path / f"{name}.npy", rows.numpy())
+    return str(tmp_path / "q.npy"), str(tmp_path / "p.npy")
+
+
+def run_json(capsys, *arguments: str) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and len(out.strip().splitlines()) == 1
+    return json.loads(out)
+
+
+def test_several_policies_are_one_table(files, capsys) -> None:
+    found = run_json(capsys, "audit", *files, *TABLE, "--divergence", "reverse_kl")
+    assert (found["rows"], found["texts"], found["divergence"]) == (12, 12, "reverse_kl")
+    q, p = (np.load(path) for path in files)
+    for line, spec in zip(found["policies"], SPECS, strict=True):
+        seen = ct.audit(ct.policy(spec), q, p, divergence="reverse_kl")
+        spent = seen.divergences["reverse_kl"].mean()
+        assert line["policy"] == spec
+        assert line["acceptance"] == pytest.approx(seen.acceptance.mean(), abs=PRINTED)
+        if np.isfinite(spent):
+            assert line["reverse_kl"] == pytest.approx(spent, abs=PRINTED)
+        best = ct.pooled_acceptance(q, p, divergence="reverse_kl", delta=max(spent, 0.0))
+        share = seen.acceptance.mean() / best.mean_acceptance
+        assert line["share_of_pooled_optimum"] == pytest.approx(share, abs=1e-9)
+        assert line["share_of_row_optimum"] <= 1 + PRINTED
+        assert line["share_of_pooled_optimum"] <= line["share_of_row_optimum"] + 1e-7
+    assert found["policies"][2]["held"] == 12 and found["policies"][3]["held"] is None
+
+
+def test_the_table_is_printed_and_saved(files, tmp_path, capsys) -> None:
+    out = {name: str(tmp_path / f"t.{name}") for name in ("csv", "tex", "png")}
+    flags = ("--csv", out["csv"], "--latex", out["tex"], "--plot", out["png"])
+    assert main(["audit", *files, *TABLE, *flags]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "12 rows of 12 texts" and len(shown) == 2 + len(SPECS) + 3
+    assert "kl <= 0.1 per proposal" in shown[3] and re.search(r"\d+ of 12$", shown[3])
+    notes, *lines = Path(out["csv"]).read_text().split("policy,", 1)
+    assert notes.splitlines() == ["# divergence: kl", "# rows: 12", "# texts: 12"]
+    table = list(csv.DictReader(("policy," + lines[0]).splitlines()))
+    found = run_json(capsys, "audit", *files, *TABLE)["policies"]
+    assert [float(row["acceptance"]) for row in table] == [line["acceptance"] for line in found]
+    assert [row["held"] for row in table] == ["12", str(found[1]["held"]), "12", ""]
+    image = matplotlib.image.imread(out["png"])
+    assert min(image.shape[:2]) > 400 and image.std() > 0.05
+
+
+def test_the_latex_is_a_whole_tabular_without_packages(files, tmp_path) -> None:
+    out = tmp_path / "t.tex"
+    assert main(["audit", *files, "--policy", "top_k:k=2", "--latex", str(out)]) == 0
+    comment, begin, *body, end, last = out.read_text().split("\n")
+    assert comment.startswith("% divergence kl; rows 12") and last == ""
+    columns = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", begin)
+    assert columns and end == r"\end{tabular}"
+    rows = [line for line in body if line != r"\hline"]
+    assert len(rows) == 2 and all(row.endswith(r" \\") for row in rows)
+    assert {row.count("&") for row in rows} == {len(columns[1]) - 1}
+    assert r"top\_k:k=2" in rows[1] and r"$\pm$" in rows[1]
+    # no command but these, and every character plain
+    assert set(re.findall(r"\\([a-z]+)", "\n".join(rows))) <= {"pm", "le"}
+    assert "\n".join(rows).isascii() and not re.search(r"(?<!\\)[_%#]", "\n".join(rows))
+
+
+def test_a_trace_and_saved_rows_are_interchangeable(tmp_path, capsys) -> None:
+    q, p = Trace.open(TRACE).rows()
+    np.save(tmp_path / "q.npy", q.numpy())
+    np.save(tmp_path / "p.npy", p.numpy())
+    table = ("--policy", "speculative", "--policy", "cactus:delta=0.1")
+    logged = run_json(capsys, "audit", str(TRACE), *table, "--divergence", "renyi:a=2")
+    rows = str(tmp_path / "q.npy"), str(tmp_path / "p.npy")
+    saved = run_json(capsys, "audit", *rows, *table, "--divergence", "renyi:a=2")
+    assert (logged["rows"], logged["texts"], saved["texts"]) == (272, 11, 272)
+    for one, other in zip(logged["policies"], saved["policies"], strict=True):
+        assert one["acceptance"] == pytest.approx(other["acceptance"], abs=PRINTED)
+        assert one["share_of_pooled_optimum"] is None
+        assert one["held"] == other["held"]
+        # rows of a text are alike: to count each as a text of its own makes errors too small
+        assert one["acceptance_se"] != other["acceptance_se"] > 0
+    assert logged["policies"][0]["acceptance_se"] > 1.1 * saved["policies"][0]["acceptance_se"]
+
+
+def test_certain_drafts_in_a_table(files, capsys) -> None:
+    ids = ("--draft-tokens", ",".join(["1", "2"] * 6))
+    table = ("--policy", "speculative", "--policy", "cactus:delta=0.1")
+    found = run_json(capsys, "audit", files[0], *ids, *table)
+    q = np.load(files[0])
+    seen = ct.audit(ct.policy(SPECS[1]), q, None, draft_token_ids=np.array([1, 2] * 6))
+    assert found["policies"][1]["acceptance"] == pytest.approx(seen.acceptance.mean(), abs=PRINTED)
+
+
+def test_one_budget_over_all_rows(files, tmp_path, capsys) -> None:
+    q, p = (np.load(path) for path in files)
+    best = ct.pooled_acceptance(q, p, delta=0.05)
+    rows, picture = str(tmp_path / "h.npy"), str(tmp_path / "x.png")
+    saved = ("--out", rows, "--plot", picture, "--csv", str(tmp_path / "x.csv"))
+    found = run_json(capsys, "solve", *files, "--pooled", "--delta", "0.05", *saved)
+    for name in ("mean_acceptance", "mean_divergence", "price", "bound", "gap"):
+        assert found[name] == pytest.approx(getattr(best, name), abs=PRINTED)
+    np.testing.assert_allclose(found["divergence"], best.divergence, atol=PRINTED)
+    np.testing.assert_allclose(np.load(rows), best.target, atol=PRINTED)
+    assert Path(picture).stat().st_size > 1000
+    assert f"# price: {best.price}" in (tmp_path / "x.csv").read_text()
+    again = run_json(capsys, "solve", *files, "--pooled", "--price", repr(best.price))
+    assert again["mean_divergence"] == pytest.approx(0.05, abs=1e-9)
+    assert main(["solve", *files, "--pooled", "--acceptance", "0.9"]) == 0
+    assert "best mean acceptance, kl, acceptance = 0.9" in capsys.readouterr().out
+
+
+def test_the_frontier_of_all_rows(files, tmp_path, capsys) -> None:
+    out = str(tmp_path / "x.csv")
+    found = run_json(capsys, "solve", *files, "--frontier", "9", "--csv", out)
+    line = ct.pooled_frontier(*(np.load(path) for path in files), points=9)
+    np.testing.assert_allclose(found["acceptance"], line.acceptance, atol=PRINTED)
+    assert max(map(abs, found["gap"])) < 1e-11 and found["price"][0] == "inf"
+    table = list(csv.DictReader(Path(out).read_text().splitlines()[2:]))
+    assert [float(row["delta"]) for row in table] == found["delta"]
+    picture = str(tmp_path / "x.png")
+    assert main(["solve", *files, "--frontier", "5", "--plot", picture]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 5 and Path(picture).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*TABLE, "--delta", "1"), "--delta: must be written in the spec in a table"),
+        ((*TABLE, "--set", "k=1"), "--set: must be written in the spec in a table"),
+        ((*TABLE, "--policy", "cactuss"), "'cactuss'"),
+        ((*TABLE, "--latex", "x.txt"), "--latex: must end in .tex"),
+        ((*TABLE, "--csv", "x.txt"), "--csv: must end in .csv"),
+        ((*TABLE, "--plot", "x.svg"), "--plot: must end in .png"),
+        ((*TABLE, "--draft-tokens", "1"), "exactly one must be given; got both"),
+    ],
+)
+def test_a_table_refuses_in_one_line(files, capsys, arguments, said) -> None:
+    assert main(["audit", *files, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.strip().splitlines()) == 1 and said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--frontier", "1"), "points: must lie in [2, inf]; got 1"),
+        (("--frontier", "--out", "x.npy"), "--out: must not be given with --frontier"),
+        (("--frontier", "--divergence", "renyi:a=2"), "one-to-one price to be pooled"),
+        (("--pooled", "--delta", "1", "--support", "free"), "--support: must be one of target"),
+    ],
+)
+def test_a_pool_refuses_in_one_line(files, capsys, arguments, said) -> None:
+    assert main(["solve", *files, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.strip().splitlines()) == 1 and said in err
