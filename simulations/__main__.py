@@ -17,6 +17,7 @@ COMMANDS = {
     "replay": ("traces.replay", "policies and verifiers on a trace, without its models"),
     "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
+    "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
     "markov": ("markov.command", "whole texts of tiny models, enumerated: their KL, the meter"),
     "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),
     "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,17 @@ def command_line(
         elif action.dest not in (*leave_out, "help") and given != action.default:
             flags.append(f"--{action.dest.replace('_', '-')} {_words(given)}".rstrip())
     return " ".join(["python -m simulations", *positional, *flags])
+
+
+def digest(content: bytes) -> str:
+    """Return what tells one content from another: 16 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the digest of all files that lie in a folder itself, names included."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return digest(b"".join(path.name.encode() + path.read_bytes() for path in files))
 
 
 def _words(value: Any) -> str:
