@@ -139,12 +139,14 @@ class _Threads:
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
+def _quiet(library: str) -> Iterator[None]:
     """Keep a library's log lines off the terminal: what they tell is told in words."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(library)]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     try:
+        for logger in levels:
+            logger.setLevel(logging.CRITICAL + 1)
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
