@@ -116,6 +116,8 @@ def _cluster(address: str, patience: float) -> Iterator[Place]:
 def _connected(library: Any, address: str, patience: float) -> Any:
     try:
         return library.Client(address, timeout=patience, set_as_default=False)
+    except ValueError as error:  # an address of no known kind
+        raise ValueError(f"--scheduler: {error}") from None
     except (OSError, TimeoutError, library.comm.core.CommClosedError):
         raise OSError(
             f"--scheduler: {address} must answer within {patience:g} s; it does not"
