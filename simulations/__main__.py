@@ -26,6 +26,7 @@ COMMANDS = {
     "block-gap": ("blocks.exact", "policies against the best verification of a path, exactly"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
+    "all": ("recompute.command", "every committed CSV again; --quick takes minutes"),
     "gpu-check": ("bench.gpu_check", "check and time the device path"),
 }
 

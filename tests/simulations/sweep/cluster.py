@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 120
+PATIENCE_S = 300
 # a policy whose worker is killed in the middle of a task: once, if the flag is there
 DEADLY = """
 import os
