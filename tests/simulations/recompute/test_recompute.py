@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulations.__main__ import COMMANDS, main
-from simulations.common.inputs import DATA
+from simulations.common.inputs import DATA, ROOT
 from simulations.common.results import read_csv
 from simulations.recompute import command
 from simulations.recompute.entries import ENTRIES, GPU, Entry
@@ -77,12 +77,15 @@ def in_this_process(words, log: Path) -> int:
         return main(list(words))
 
 
-def test_a_command_has_a_process_and_a_log_of_its_own(tmp_path: Path) -> None:
-    given = ["all", "--quick", "--only", "overspend", "--out", str(tmp_path)]
-    assert main(given) == 0
-    assert len(read_csv(tmp_path / "overspend.csv")[0]) < len(read_csv(DATA / "overspend.csv")[0])
-    log = (tmp_path / "logs" / "overspend.txt").read_text()
-    assert log.startswith("$ python -m simulations overspend --points") and "rows in" in log
+def test_a_command_has_a_process_and_a_log_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho ran $@ in $PWD\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(command.sys, "executable", str(python))
+    assert command._run(["overspend", "--points", "3"], tmp_path / "log") == 3
+    words = "-m simulations overspend --points 3"
+    said = f"$ python {words}\nran {words} in {ROOT}\n"
+    assert (tmp_path / "log").read_text() == said
 
 
 def test_the_commands_are_listed(capsys) -> None:

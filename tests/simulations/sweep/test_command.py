@@ -13,11 +13,12 @@ from simulations.common.results import read_csv
 from simulations.markov import Setting, markov_pair
 from simulations.markov.command import measured
 from simulations.sweep.plan import TRACE
+from simulations.sweep.work import record
 from tests.simulations.sweep.cluster import table
 
 pytest.importorskip("safetensors")
 MARKOV = "sweep --in-process --kind markov --policies speculative band:price --knobs 0.5 2".split()
-MARKOV += "--length 3 --num-draft-tokens 1 2 --seeds 0 1 --distance 0.5".split()
+MARKOV += "--length 3 --num-draft-tokens 2 --seeds 0 1 --distance 0.5".split()
 BROKEN = """
 from dataclasses import dataclass
 import cactus_theory as ct
@@ -50,8 +51,8 @@ def test_replays_are_those_of_the_library(tmp_path: Path) -> None:
 def test_enumerated_texts_are_those_of_the_library(tmp_path: Path) -> None:
     assert main([*MARKOV, "--out", str(tmp_path)]) == 0
     rows, _ = read_csv(tmp_path / "sweep.csv")
-    assert [row["seed"] for row in rows] == ["0"] * 12 + ["1"] * 12
-    assert [row["policy"] for row in rows[::4]] == 2 * [
+    assert [row["seed"] for row in rows] == ["0"] * 6 + ["1"] * 6
+    assert [row["policy"] for row in rows[::2]] == 2 * [
         "speculative", "band:price=0.5", "band:price=2.0",
     ]  # fmt: skip
     pair = markov_pair(3, seed=1, distance=0.5)
@@ -61,11 +62,11 @@ def test_enumerated_texts_are_those_of_the_library(tmp_path: Path) -> None:
 
 def test_decodes_add_up_and_depend_on_their_seed(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    flags = "--kind decode --policies band:price=1 --verifiers chain --num-prompts 2".split()
-    flags += "--max-new-tokens 6 --num-draft-tokens 2 --seeds 0 1 2".split()
+    flags = "--kind decode --policies band:price=1 --verifiers chain --num-prompts 1".split()
+    flags += "--max-new-tokens 12 --num-draft-tokens 2 --seeds 0 1".split()
     assert main(["sweep", "--in-process", *flags, "--out", str(tmp_path)]) == 0
     rows, _ = read_csv(tmp_path / "sweep.csv")
-    assert len({row["kl_per_token"] for row in rows}) == 3  # seeds are other texts
+    assert len({row["kl_per_token"] for row in rows}) == 2  # seeds are other texts
     for row in rows:
         tokens, calls, per_call, accepted = (
             float(row[name])
@@ -86,12 +87,12 @@ def test_what_is_there_is_not_computed_again(tmp_path: Path, capsys) -> None:
     (shards[0].parent / f".{shards[0].name}.half").write_bytes(b'{"task":')
     capsys.readouterr()
     assert main([*MARKOV, "--out", str(tmp_path / "part")]) == 0
-    there = 24 - int(re.search(r": (\d+) tasks in", capsys.readouterr().out)[1])
-    assert 0 < there < 24
+    there = 12 - int(re.search(r": (\d+) tasks in", capsys.readouterr().out)[1])
+    assert 0 < there < 12
     assert table(tmp_path / "part") == table(tmp_path / "whole")
     (tmp_path / "part" / "sweep.csv").unlink()
     assert main([*MARKOV, "--out", str(tmp_path / "part")]) == 0
-    assert "24 were there already" in capsys.readouterr().out
+    assert "12 were there already" in capsys.readouterr().out
     assert table(tmp_path / "part") == table(tmp_path / "whole")
 
 
@@ -115,7 +116,7 @@ def test_a_failing_task_is_told_and_tried_again(tmp_path: Path, capsys) -> None:
 
 def test_a_grid_file_is_the_same_as_flags(tmp_path: Path) -> None:
     grid = {"kind": "markov", "policies": ["speculative", "band:price"], "knobs": [0.5, 2],
-            "length": 3, "num_draft_tokens": [1, 2], "seeds": [0, 1], "distance": 0.5}  # fmt: skip
+            "length": 3, "num_draft_tokens": [2], "seeds": [0, 1], "distance": 0.5}  # fmt: skip
     file = tmp_path / "grid.json"
     file.write_text(json.dumps(grid))
     given = ["sweep", "--in-process", "--grid", str(file), "--out", str(tmp_path / "file")]
@@ -162,11 +163,23 @@ def test_bad_flags_are_one_line(tmp_path: Path, capsys, flags: list[str], said: 
     assert not (tmp_path / "out").exists()
 
 
+def test_an_interruption_says_how_to_go_on(tmp_path: Path, capsys, monkeypatch) -> None:
+    def stopped(tasks, where, keep, **others) -> None:
+        keep([record(tasks[3].key, rows=[dict(tasks[3].case)])])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulations.sweep.command.drive", stopped)
+    assert main([*MARKOV, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "interrupted; 1 of 12 tasks are kept" in said and "the same command goes on" in said
+    assert len(list((tmp_path / "shards").iterdir())) == 1
+
+
 def test_every_finished_task_is_shown(tmp_path: Path, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(
         progress.Progress, "update", lambda self, done, note="": seen.append((self.total, done))
     )
     assert main([*MARKOV, "--out", str(tmp_path)]) == 0
-    assert {total for total, _ in seen} == {24} and seen[-1] == (24, 24)
+    assert {total for total, _ in seen} == {12} and seen[-1] == (12, 12)
     assert seen == sorted(seen) and len(seen) == len(list((tmp_path / "shards").iterdir()))

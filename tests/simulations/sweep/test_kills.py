@@ -20,7 +20,7 @@ from tests.simulations.sweep.cluster import PATIENCE_S, cluster, deadly, started
 pytest.importorskip("safetensors")
 slow = pytest.mark.skipif(not THOROUGH, reason="starts processes; run by make test-thorough")
 GRID = "--kind markov --length 4 --num-draft-tokens 1 2 --verifiers chain --seeds".split()
-SEEDS = [str(seed) for seed in range(amount(8, 30))]
+SEEDS = [str(seed) for seed in range(amount(3, 30))]
 
 
 def sweep(out: Path, spec: str, *place: str, seeds=SEEDS) -> list[str]:
