@@ -134,12 +134,11 @@ def _until_lost(queue: Queue, place: Place, keep: Keep, idle: Callable[[int], No
             idle(place.slots())
         for future in arrived:
             usable &= _settle(future, running.pop(future), queue, keep)
-    for future, batch in running.items():  # the pool is lost
+    for future in wait(running, timeout=LOOK_S).done:  # the pool is lost, not what it finished
+        _settle(future, running.pop(future), queue, keep)
+    for future, batch in running.items():
         future.cancel()
-        if future.done():
-            _settle(future, batch, queue, keep)
-        else:
-            queue.again(batch)
+        queue.again(batch)
 
 
 def _hand_out(queue: Queue, place: Place, running: dict[Future[list[Done]], Batch]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -25,7 +26,7 @@ ASK_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class Place:
-    """An executor, how many tasks it runs at once, and what its broken futures mean.
+    """An executor, and how many tasks it runs at once.
 
     Attributes
     ----------
@@ -107,8 +108,7 @@ def _cluster(address: str, patience: float) -> Iterator[Place]:
     with _quiet("distributed"):
         client = _connected(library, address, patience)
         try:
-            # not pure: a task that is sent again is computed again
-            yield Place(client.get_executor(pure=False), _Threads(client))
+            yield Place(_Packed(client), _Threads(client))
         finally:
             client.close(timeout=patience)
 
@@ -122,6 +122,28 @@ def _connected(library: Any, address: str, patience: float) -> Any:
         raise OSError(
             f"--scheduler: {address} must answer within {patience:g} s; it does not"
         ) from None
+
+
+class _Packed(Executor):
+    """Sends calls that only workers unpack: a scheduler needs no checkout."""
+
+    def __init__(self, client: Any) -> None:
+        # not pure: a task that is sent again is computed again
+        self.pool = client.get_executor(pure=False)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return the future of a call on some worker."""
+        return self.pool.submit(_unpacking(), pickle.dumps((fn, args, kwargs)))
+
+
+def _unpacking() -> Callable[[bytes], Any]:
+    def unpacked(content: bytes) -> Any:  # local, so that it is sent itself, not its name
+        import pickle
+
+        fn, args, kwargs = pickle.loads(content)
+        return fn(*args, **kwargs)
+
+    return unpacked
 
 
 class _Threads:

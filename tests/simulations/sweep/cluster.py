@@ -59,18 +59,19 @@ def until(what, process: subprocess.Popen | None = None) -> None:
         time.sleep(0.02)
 
 
-def started(*words: str, **options) -> subprocess.Popen:
-    """Return a Python process of the checkout, silent."""
+def started(*words: str, checkout: Path = ROOT, **options) -> subprocess.Popen:
+    """Return a Python process in a checkout, silent."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | options
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment, **quiet)
+    environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *words]
+    return subprocess.Popen(command, cwd=checkout, env=environment, **quiet)
 
 
 class Cluster:
-    """A scheduler and workers that can be killed one by one."""
+    """A scheduler, which has no checkout, and workers that have one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, 0
+    def __init__(self, folder: Path, checkout: Path = ROOT) -> None:
+        self.folder, self.checkout, self.port = folder, checkout, 0
         self.processes: list[subprocess.Popen] = []
 
     @property
@@ -82,12 +83,12 @@ class Cluster:
         self.folder.mkdir(exist_ok=True)
         place = self.folder / f"scheduler-{len(self.processes)}.json"
         words = f"scheduler --host 127.0.0.1 --port {self.port} --no-dashboard".split()
-        self._start(*words, "--scheduler-file", str(place))
+        self._start(self.folder, *words, "--scheduler-file", str(place))
         until(lambda: place.exists() and place.read_text().endswith("}"), self.processes[-1])
         self.port = int(json.loads(place.read_text())["address"].rpartition(":")[2])
+        words = f"worker {self.address} --nthreads 1 --no-nanny --no-dashboard".split()
         for _ in range(workers):
-            self._start(*f"worker {self.address} --nthreads 1 --no-nanny --no-dashboard".split(),
-                        "--local-directory", str(self.folder))  # fmt: skip
+            self._start(self.checkout, *words, "--local-directory", str(self.folder))
 
     def kill(self) -> None:
         """Kill everything that still runs."""
@@ -100,14 +101,14 @@ class Cluster:
         """Return how many of its processes run."""
         return sum(process.poll() is None for process in self.processes)
 
-    def _start(self, *words: str) -> None:
-        self.processes.append(started("dask", *words))
+    def _start(self, checkout: Path, *words: str) -> None:
+        self.processes.append(started("dask", *words, checkout=checkout))
 
 
 @contextmanager
-def cluster(folder: Path, workers: int) -> Iterator[Cluster]:
+def cluster(folder: Path, workers: int, checkout: Path = ROOT) -> Iterator[Cluster]:
     """Open a cluster of so many workers of one thread."""
-    own = Cluster(folder)
+    own = Cluster(folder, checkout)
     try:
         own.open(workers)
         yield own

@@ -147,6 +147,23 @@ def test_a_pool_whose_worker_dies_once_is_opened_again(run):
     assert every(kept) and len(opened) == 2
 
 
+def test_what_a_lost_pool_still_finishes_is_kept(run):
+    sent = []
+
+    class Breaks(Executor):
+        def submit(self, fn, /, tasks, *rest):
+            future: Future = Future()
+            sent.extend(tasks)
+            if len(sent) == 1:
+                future.set_exception(BrokenExecutor())
+            else:
+                threading.Timer(0.1, lambda: future.set_result(fn(tasks, *rest))).start()
+            return future
+
+    kept, opened = run([Breaks(), InProcess()], tasks=TASKS[:2])
+    assert len(kept) == len(opened) == len(sent) == 2
+
+
 def test_a_pool_that_refuses_tasks_is_opened_again(run):
     class Refuses(Executor):
         def submit(self, fn, /, *args, **kwargs):
@@ -202,7 +219,7 @@ def test_workers_that_die_without_end_stop_the_sweep(run):
             raise BrokenExecutor
 
     with pytest.raises(RuntimeError, match=f"lost {LOSSES} times before one task was finished"):
-        run(iter(Refuses, None))
+        run([Refuses() for _ in range(LOSSES)])
 
 
 def test_a_worker_that_cannot_take_tasks_stops_the_sweep(run):

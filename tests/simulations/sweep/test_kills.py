@@ -176,5 +176,14 @@ def test_a_scheduler_that_stays_away_stops_the_command(tmp_path: Path, whole) ->
     assert table(tmp_path / "out") == expected
 
 
+@slow
+def test_a_worker_without_a_checkout_is_told(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("distributed")
+    with cluster(tmp_path, 1, checkout=tmp_path) as own:
+        assert main(sweep(tmp_path / "out", "typical", "--scheduler", own.address)) == 2
+    said = capsys.readouterr().err
+    assert "a worker cannot take tasks; ModuleNotFoundError: No module named 'simulations'" in said
+
+
 def some_shards(out: Path) -> bool:
     return len(list((out / "shards").glob("*.jsonl"))) > 2
