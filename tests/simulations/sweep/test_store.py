@@ -88,17 +88,12 @@ def test_a_changed_shard_is_refused(tmp_path: Path) -> None:
 
 def test_one_command_writes_at_a_time(tmp_path: Path) -> None:
     code = (
-        "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX); print(flush=True);"
-        "sys.stdin.read()"
-    )
-    (tmp_path / "lock").touch()
-    words = [sys.executable, "-S", "-c", code.replace("fcntl.flock(open", "f = open", 1)]
-    words[-1] = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
         "print(flush=True); sys.stdin.read()"
     )
+    words = [sys.executable, "-S", "-c", code, str(tmp_path / "lock")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([*words, str(tmp_path / "lock")], **pipes) as other:
+    with subprocess.Popen(words, **pipes) as other:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(ValueError, match="another command is writing to"):
