@@ -17,6 +17,7 @@ COMMANDS = {
     "replay": ("traces.replay", "policies and verifiers on a trace, without its models"),
     "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
+    "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
     "markov": ("markov.command", "whole texts of tiny models, enumerated: their KL, the meter"),
     "solver-error": ("figures.solver_error", "the closed form against programs over V (CSV)"),
     "simulate": ("synthetic.command", "expected speed-up of policies on synthetic pairs"),
@@ -27,6 +28,7 @@ COMMANDS = {
     "block-gap": ("blocks.exact", "policies against the best verification of a path, exactly"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
+    "all": ("recompute.command", "every committed CSV again; --quick takes minutes"),
     "gpu-check": ("bench.gpu_check", "check and time the device path"),
 }
 

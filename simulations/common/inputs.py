@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,20 @@ def command_line(
     return " ".join(["python -m simulations", *positional, *flags])
 
 
+def digest(content: bytes) -> str:
+    """Return what tells one content from another: 16 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the digest of all files that lie in a folder itself, names included."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return digest(b"".join(path.name.encode() + path.read_bytes() for path in files))
+
+
 def _words(value: Any) -> str:
+    if value is True:  # a flag without a value
+        return ""
     if isinstance(value, list | tuple):
         return " ".join(map(_words, value))
     if isinstance(value, Path):

@@ -30,7 +30,7 @@ class Journal:
         settings = json.loads(json.dumps(settings))
         whole = self._read()
         if whole:
-            self._check(json.loads(whole[0]), settings)
+            check_same_run(path, json.loads(whole[0]), settings)
             for line in whole[1:]:
                 record = json.loads(line)
                 self.results[record.pop("job")] = record
@@ -63,17 +63,19 @@ class Journal:
             os.truncate(self.path, len(kept))
         return kept.decode().splitlines()
 
-    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        changed = [key for key in wanted | found if found.get(key) != wanted.get(key)]
-        if changed:
-            key = changed[0]
-            values = f" ({found.get(key)!r}, now {wanted.get(key)!r})"
-            raise ValueError(
-                f"--out: {self.path} belongs to a run with another {key}"
-                f"{values if len(values) <= SHOWN else ''}; name another folder or delete it"
-            )
-
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def check_same_run(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise ValueError, naming what differs, if a file's settings are not those of this run."""
+    changed = [key for key in wanted | found if found.get(key) != wanted.get(key)]
+    if changed:
+        key = changed[0]
+        values = f" ({found.get(key)!r}, now {wanted.get(key)!r})"
+        raise ValueError(
+            f"--out: {path} belongs to a run with another {key}"
+            f"{values if len(values) <= SHOWN else ''}; name another folder or delete it"
+        )

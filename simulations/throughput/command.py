@@ -14,7 +14,6 @@ where whole paths were verified: --compare soft_band:price@block band:price.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
 from ..common.grid import USUAL, Config, configs, files_of, jobs
-from ..common.inputs import add_pair_arguments, command_line, prompts_of
+from ..common.inputs import add_pair_arguments, command_line, digest, folder_digest, prompts_of
 from ..common.journal import Journal
 from ..common.progress import Progress
 from ..common.results import provenance, write_csv, write_json
@@ -133,10 +132,10 @@ def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -
     rules = {file for line in lines for file in files_of(line.method)}
     return {
         "configs": [line.settings for line in lines],
-        "rules": {str(file): _digest(file.read_bytes()) for file in sorted(rules)},
-        "prompts": _digest("\0".join(texts).encode()),
-        "target": _folder_digest(args.target),
-        "draft": _folder_digest(args.draft),
+        "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
+        "prompts": digest("\0".join(texts).encode()),
+        "target": folder_digest(args.target),
+        "draft": folder_digest(args.draft),
         "max_new_tokens": args.max_new_tokens,
         "repeats": args.repeats,
         "metered": args.metered,
@@ -144,15 +143,6 @@ def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -
         "device": args.device,
         "threads": args.threads,
     }
-
-
-def _folder_digest(folder: Path) -> str:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return _digest(b"".join(path.name.encode() + path.read_bytes() for path in files))
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _write(args: argparse.Namespace, tables: dict[str, list[dict[str, Any]]]) -> None:

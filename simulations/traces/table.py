@@ -58,6 +58,15 @@ def show(made: Sequence[Row], at: Sequence[Row], notes: Mapping[str, Any], diver
     return "\n".join([*parts, "± one standard error over texts; differences are paired"])
 
 
+def alone(own: Replay, divergence: str) -> Row:
+    """Return what a replay gives by itself; ``_se`` are standard errors over texts."""
+    spec = find_divergence(divergence).spec
+    row = _pair("tokens_per_call", own.tokens_per_call)
+    row |= _pair("accepted_per_call", own.accepted_per_call)
+    row |= _pair(f"{spec}_per_token", own.divergence_per_token(spec))
+    return row | _pair(f"{spec}_per_call", own.divergence_per_call(spec))
+
+
 def _row(own: Replay, first: Replay, divergence: str) -> Row:
     spec = find_divergence(divergence).spec
     against = compare(own, first)
@@ -66,10 +75,7 @@ def _row(own: Replay, first: Replay, divergence: str) -> Row:
         "verifier": own.verifier,
         "num_draft_tokens": own.num_draft_tokens,
     }
-    row |= _pair("tokens_per_call", own.tokens_per_call)
-    row |= _pair("accepted_per_call", own.accepted_per_call)
-    row |= _pair(f"{spec}_per_token", own.divergence_per_token(spec))
-    row |= _pair(f"{spec}_per_call", own.divergence_per_call(spec))
+    row |= alone(own, divergence)
     row |= _pair("tokens_difference", against.tokens_per_call)
     row |= _pair(f"{spec}_per_token_difference", against.divergence_per_token[spec])
     for place, kept in enumerate(own.acceptance_by_position, 1):

@@ -1,0 +1,123 @@
+"""Which command makes which committed CSV, with full and with small settings.
+
+A new CSV is one more line of ENTRIES; a test compares them with ``paper_figures/data``. Commands
+are words after ``python -m simulations``. What braces stand for:
+
+    {csv}     the file of the entry's (first) table
+    {made}    a folder of the entry's own, in which ``{csv}`` lies
+    {root}    the checkout
+    {shared}  a folder with other models and prompts (--shared); entries that name it are left
+              out where it is missing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# tables of a CUDA machine, which no other one can make again
+GPU = "gpu_"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command, or several in turn, and the tables they make.
+
+    Attributes
+    ----------
+    tables : their names in ``paper_figures/data`` without the suffix, in one string;
+        ``name=other`` if the command calls it ``other``.
+    full, quick : the commands, separated by ``;``.
+    took : how long the full one took, and where; empty if nobody has measured it.
+    """
+
+    tables: str
+    full: str
+    quick: str
+    took: str = ""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Return committed name → name that the command gives it, in order."""
+        pairs = (word.partition("=") for word in self.tables.split())
+        return {name: made or name for name, _, made in pairs}
+
+    @property
+    def name(self) -> str:
+        """Return the name of the entry, that of its first table."""
+        return next(iter(self.names))
+
+    @property
+    def needs_shared(self) -> bool:
+        """Return whether it reads models that are not part of the checkout."""
+        return "{shared}" in self.full
+
+    def commands(self, quick: bool, **places: str) -> Iterator[list[str]]:
+        """Yield the words of each command, with ``places`` for what stands in braces."""
+        for line in (self.quick if quick else self.full).split(";"):
+            yield [word.format(**places) for word in line.split()]
+
+
+_STORIES = "--target {shared}/models/stories260K --draft {shared}/models/stories-xs-281K"
+_CHAT = f"{_STORIES} --prompts {{shared}}/prompts/mt_bench.jsonl"
+_TALES = f"{_STORIES} --prompts {{root}}/simulations/data/stories.jsonl"
+_LONG = "--num-draft-tokens 16 --max-new-tokens 128"
+_SPEED = (
+    "throughput --out {made}/run --publish {made} --policies speculative "
+    "tempered:temperature=0.9 truncated:top_p=0.95 mixture:alpha=0.5 typical "
+    "cactus:delta=0.0001 cactus:delta=0.0003 cactus:delta=0.001 cactus:delta=0.002 "
+    "cactus:delta=0.005 cactus:delta=0.01 cactus:delta=0.03 cactus:delta=0.1 cactus:delta=1 "
+    "band:price=8 band:price=4 band:price=3 band:price=2 band:price=1.5 band:price=1 "
+    "band:price=0.7 band:price=0.5 band:price=0.35 band:delta=0.05 "
+    "--baselines plain hf_plain hf_assisted --repeats 6 --metered 2"
+)
+_FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
+_SPEED_QUICK = (
+    "throughput --out {made}/run --publish {made} --policies speculative cactus:delta=0.0003 "
+    f"cactus:delta=0.1 band:price=8 band:price=0.5 --baselines plain hf_plain hf_assisted {_FEW}"
+)
+_PATHS = (
+    "throughput --out {made}/run --publish {made} --policies band:price=1.5 soft_band:price=1.5 "
+    "band:price=0.9 soft_band:price=0.9 band:price=0.6 soft_band:price=0.6 --verifier chain block "
+    "--baselines plain --compare soft_band:price@block band:price --seed 7"
+)
+_STORED = "--values {root}/simulations/pair/values.json"
+
+ENTRIES = (
+    Entry("overspend", "overspend --out {csv}", "overspend --points 21 --out {csv}"),
+    Entry("acceptance_kl", "frontier --out {csv}", "frontier --tokens-each 2 --out {csv}"),
+    Entry("design_example", "design-example --out {csv}",
+          "design-example --points 3 --num-prompts 2 --out {csv}"),
+    Entry("constant_price", "constant-price --out {csv}",
+          "constant-price --decodes 1 --max-new-tokens 8 --out {csv}"),
+    Entry("policies band_row", "demo --out {made}/demo --publish {made}",
+          "demo --num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1 "
+          "--out {made}/demo --publish {made}"),
+    Entry("throughput throughput_equal_kl", _SPEED, _SPEED_QUICK),
+    Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl",
+          f"{_PATHS} --num-draft-tokens 8 --batch 1 --repeats 8", f"{_PATHS} {_FEW}"),
+    Entry("blocks",
+          f"trace {_LONG} --cycles 1500 --out {{made}}/pair16; "
+          f"blocks {{made}}/pair16 {_STORED} --num-draft-tokens 4 8 --out {{made}}",
+          f"blocks {{root}}/simulations/data/trace {_STORED} --num-draft-tokens 2 "
+          "--levels 0.06 --out {made}"),
+    Entry("blocks_stories=blocks",
+          f"trace {_TALES} {_LONG} --cycles 600 --seed 1000 --out {{made}}/learn; "
+          "values {made}/learn --knots 0.4 1 --out {made}/values.json; "
+          f"trace {_TALES} {_LONG} --cycles 1500 --eos-token-ids 1 --out {{made}}/stories16; "
+          "blocks {made}/stories16 --values {made}/values.json --num-draft-tokens 4 8 "
+          "--out {made}",
+          f"trace {_TALES} --num-draft-tokens 4 --max-new-tokens 16 --cycles 60 "
+          "--out {made}/stories; "
+          "blocks {made}/stories --num-draft-tokens 2 --levels 0.06 --out {made}"),
+    Entry("bench_theory", "bench theory --out {csv}",
+          "bench theory --repeats 1 --programs 1 --out {csv}"),
+    Entry("bench_verify", "bench verify --out {csv}", "bench verify --repeats 1 --out {csv}"),
+    Entry("bench_decode", "bench decode --out {csv}", "bench decode --repeats 1 --out {csv}"),
+    Entry("bench_decode_stories", f"bench decode {_CHAT} --out {{csv}}",
+          f"bench decode {_CHAT} --repeats 1 --out {{csv}}"),
+    Entry("bench_stopped_paths", "bench stopped-paths --repeats 4 --out {csv}",
+          "bench stopped-paths --repeats 1 --out {csv}"),
+    Entry("bench_stopped_paths_stories", f"bench stopped-paths --repeats 1 {_CHAT} --out {{csv}}",
+          f"bench stopped-paths --repeats 1 {_CHAT} --out {{csv}}"),
+)  # fmt: skip
