@@ -25,7 +25,7 @@ COMMANDS = {
     "block-gap": ("blocks.exact", "policies against the best verification of a path, exactly"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
-    "gpu-check": ("bench.gpu_check", "check and time the device path"),
+    "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
 }
 
 

@@ -1,0 +1,178 @@
+"""Whole decodes: tokens per second, what they emit, and what their parts should add up to.
+
+Real sizes come from the shipped pair, inflated to them (``decode``); ``--target`` and ``--draft``
+name a pair of checkpoints instead, and so does the shipped pair itself where nothing inflates it.
+A round of K drafted tokens costs K·c + v decode steps, c for a drafted token and v for the pass
+over K + 1 positions: what a decode should gain is its tokens per call over that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.grid import PLAIN, at, label
+from ..common.inputs import PAIR
+from .device import bandwidth
+from .sections import Bench, Job, Message, Note, Row, in_turn, optional
+
+DECODES = "simulations.gpu_check.decode"
+VALUES = PAIR / "values.json"
+# knob values that spend about .03, .07 and .14 nats a token on the shipped pair
+PRICES, DELTAS = (1.5, 0.8, 0.5), (0.0003, 0.002, 0.01)
+WIDTHS, NEW_TOKENS = (4, 8), 128
+TINY_WIDTHS, TINY_NEW_TOKENS = (2,), 12
+TINY_POLICIES = ("speculative", "cactus:delta=0.01", "band:price=0.5", "band:price=0.5@block")
+COLUMNS = (
+    "target draft batch policy knob verifier num_draft_tokens tokens_per_second speedup "
+    "tokens_per_call accepted_per_call emitted_kl_per_token c v step_ms fixed_ms prefill_ms "
+    "predicted_speedup share_of_predicted roofline_ms share_of_roofline round_ms draft_ms "
+    "target_ms verify_ms other_ms score scored"
+).split()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A target, its draft and a batch size; the share of the time left that it may take."""
+
+    target: str
+    draft: str
+    batch: int
+    share: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Return how notes call it."""
+        return f"{self.target} + {self.draft}, batch {self.batch}"
+
+
+PLACES = (Place("8b", "0.6b", 1, 0.5), Place("8b", "0.6b", 8, 0.6), Place("14b", "0.6b", 1))
+TINY_PLACES = (Place("tiny", "tiny", 1, 0.5), Place("tiny", "tiny", 2))
+
+
+def policies(tiny: bool) -> list[str]:
+    """Return what is decoded besides the plain target; ``SPEC@block`` where not token by token."""
+    if tiny:
+        return list(TINY_POLICIES)
+    soft = [f"soft_band:price={price},values={VALUES}" for price in PRICES]
+    bands, cactus = ([f"{name}={knob}" for knob in knobs] for name, knobs in
+                     (("band:price", PRICES), ("cactus:delta", DELTAS)))  # fmt: skip
+    blocks = [at(spec, "block") for spec in ("speculative", *bands, *soft)]
+    return ["speculative", *cactus, *bands, *blocks, "typical"]
+
+
+def rows(bench: Bench) -> Iterator[Message]:
+    """Yield one row a method, K and place."""
+    yield from in_turn(_jobs(bench), bench.budget)
+
+
+def _jobs(bench: Bench) -> Iterator[Job]:
+    inflated = optional(DECODES, "decode_rows")
+    if bench.settings.target is None and inflated is not None:
+        for place in TINY_PLACES if bench.tiny else PLACES:
+            yield place.name, lambda place=place: _decoded(bench, place, _inflated(bench, place))
+        return
+    from . import checkpoints
+
+    if bench.settings.target is None:
+        why = "nothing here inflates the shipped pair: decoded at its own size"
+        yield "real sizes", lambda: [Note("skipped", "real sizes", why)]
+    for batch in (1, 2) if bench.tiny else (1, 8):
+        place = Place(*checkpoints.names(bench.settings), batch, 0.5 if batch == 1 else 1.0)
+        yield (
+            place.name,
+            lambda place=place: _decoded(bench, place, checkpoints.decoded(bench, place.batch)),
+        )
+
+
+def _inflated(bench: Bench, place: Place) -> Iterator[Row]:
+    """Yield what the inflated pair does, each row with the costs at its K."""
+    known: dict[str, Any] = {
+        "device": bench.device,
+        "target_shape": place.target,
+        "draft_shape": place.draft,
+        "policies": policies(bench.tiny),
+        "widths": list(TINY_WIDTHS if bench.tiny else WIDTHS),
+        "batch": place.batch,
+        "new_tokens": TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS,
+        "seed": bench.settings.seed,
+        "tiny": bench.tiny,
+        "bandwidth": bandwidth(bench),
+    }
+    costs = {row["num_draft_tokens"]: row for row in _asked("costs", known)}
+    floor: Any = next(iter(_asked("roofline", known)), {})
+    for row in _asked("decode_rows", known):
+        yield {**floor, **costs.get(row["num_draft_tokens"], {}), **row}
+
+
+def _asked(name: str, known: Mapping[str, Any]) -> Iterable[Row]:
+    """Call a function of the inflated decodes with those of our arguments that it takes."""
+    call = optional(DECODES, name)
+    if call is None:
+        return []
+    taken = inspect.signature(call).parameters
+    found = call(**{key: value for key, value in known.items() if key in taken})
+    return [found] if isinstance(found, Mapping) else found
+
+
+def _decoded(bench: Bench, place: Place, raw: Iterable[Row]) -> Iterator[Message]:
+    """Yield finished rows while the place's share of the time lasts."""
+    enough = bench.budget.left * (1 - place.share)
+    finish = finisher(place)
+    for row in raw:
+        yield finish(row)
+        if bench.budget.left <= enough:
+            why = "out of time" if place.share == 1 else "the time is for the next batch or target"
+            yield Note("skipped", f"what came after {_name(row)} at {place.name}", why)
+            return
+
+
+def _name(row: Row) -> str:
+    return f"{at(row['policy'], row.get('verifier'))}, K = {row['num_draft_tokens']}"
+
+
+def finisher(place: Place) -> Callable[[Row], Row]:
+    """Return a function that completes rows of one place; the first must be plain decoding."""
+    plain: list[Row] = []
+
+    def finish(raw: Row) -> Row:
+        policy, knob = label(raw["policy"])
+        given = {key: raw[key] for key in COLUMNS if raw.get(key) is not None}
+        given |= {"target": place.target, "draft": place.draft, "batch": place.batch}
+        row: Row = dict.fromkeys(COLUMNS) | given | {"policy": policy, "knob": knob}
+        if policy == PLAIN:
+            plain.append(row)
+        return row | _relative(row, plain[0]) | _parts(row)
+
+    return finish
+
+
+def _relative(row: Row, plain: Row) -> Row:
+    """Return speed over plain decoding, over the prediction, and over the memory's limit."""
+    speedup = row["tokens_per_second"] / plain["tokens_per_second"]
+    found: Row = {"speedup": speedup}
+    width, c, v = row["num_draft_tokens"], row["c"], row["v"]
+    if width and c is not None and v is not None:
+        predicted = row["tokens_per_call"] / (width * c + v)
+        found |= {"predicted_speedup": predicted, "share_of_predicted": speedup / predicted}
+    if not width and row["roofline_ms"] is not None:
+        step = 1e3 * row["batch"] / row["tokens_per_second"]
+        found["share_of_roofline"] = row["roofline_ms"] / step
+    return found
+
+
+def _parts(row: Row) -> Row:
+    """Return the milliseconds of a round: drafting, the target's pass, verification, the rest."""
+    width, c, v, step = (row[key] for key in ("num_draft_tokens", "c", "v", "step_ms"))
+    whole = 1e3 * row["batch"] * row["tokens_per_call"] / row["tokens_per_second"]
+    if not width or None in (c, v, step):
+        return {"round_ms": whole}
+    draft, target, verify = width * c * step, v * step, row["verify_ms"]
+    return {
+        "round_ms": whole,
+        "draft_ms": draft,
+        "target_ms": target,
+        "other_ms": whole - draft - target - (verify or 0.0),
+    }
