@@ -58,6 +58,8 @@ def command_line(
 
 
 def _words(value: Any) -> str:
+    if value is True:
+        return ""  # the flag says it
     if isinstance(value, list | tuple):
         return " ".join(map(_words, value))
     if isinstance(value, Path):

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"── {name}: {SECTIONS[name].summary}", flush=True)
         _run(name, settings, report, budget.share(name, todo), here=args.one_process)
         del todo[name]
-        report.write(args.out, picture=name in DRAWN)
+        report.write(args.out, picture=name in DRAWN and name in report.tables)
     _conclude(report, args.out)
     return 1 if report.failed else 0
 
@@ -108,7 +108,8 @@ def _line(message: Any) -> str:
 def _conclude(report: Report, out: Path) -> None:
     from .words import verdict
 
-    print("\n" + "\n".join(verdict(report.tables, report.notes)))
+    print("\na rehearsal: no speed here means anything" * ("tiny" in report.provenance))
+    print("\n".join(verdict(report.tables, report.notes)))
     for row in report.tables.get("goals", []):
         measured = "" if row["measured"] is None else f" ({row['measured']:.3g} {row['unit']})"
         print(f"{row['verdict']}: {row['goal']}, needed {row['needed']}{measured}")

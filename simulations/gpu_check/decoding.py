@@ -114,7 +114,7 @@ def _asked(name: str, known: Mapping[str, Any]) -> Iterable[Row]:
         return []
     taken = inspect.signature(call).parameters
     found = call(**{key: value for key, value in known.items() if key in taken})
-    return [found] if isinstance(found, Mapping) else found
+    return [dict(found)] if isinstance(found, Mapping) else found
 
 
 def _decoded(bench: Bench, place: Place, raw: Iterable[Row]) -> Iterator[Message]:
@@ -130,7 +130,8 @@ def _decoded(bench: Bench, place: Place, raw: Iterable[Row]) -> Iterator[Message
 
 
 def _name(row: Row) -> str:
-    return f"{at(row['policy'], row.get('verifier'))}, K = {row['num_draft_tokens']}"
+    spec = ":".join(filter(None, label(row["policy"])))
+    return f"{at(spec, row.get('verifier'))}, K = {row['num_draft_tokens']}"
 
 
 def finisher(place: Place) -> Callable[[Row], Row]:

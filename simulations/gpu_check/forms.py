@@ -29,6 +29,7 @@ CHECKED = (
 )  # fmt: skip
 BLOCKS = ("speculative", "band:price=2")
 WIDTH = 3  # drafted tokens of a verified step
+Verify = Callable[..., ct.ChainVerdict]
 
 
 def families(vocab: int, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -112,12 +113,11 @@ def _quantities() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     return table
 
 
-def _verified(verify: Callable[..., ct.Verdict], rule: ct.Policy, q: Tensor, p: Tensor) -> Tensor:
+def _verified(verify: Verify, rule: ct.Policy, q: Tensor, p: Tensor) -> Tensor:
     """Return the output of one step whose every choice is fixed by coins."""
     ids = p.argmax(-1, keepdim=True).expand(-1, WIDTH).contiguous()
     coins = torch.linspace(0.05, 0.95, ids.numel(), dtype=torch.float64, device=q.device)
     draw = torch.linspace(0.9, 0.1, len(q), dtype=torch.float64, device=q.device)
     rows = [row[:, None].expand(-1, width, -1) for row, width in ((q, WIDTH + 1), (p, WIDTH))]
-    return verify(
-        rule, *rows, ids, coins=(coins.view(ids.shape), draw), validate=False
-    ).output_token_ids
+    both = coins.view(ids.shape), draw
+    return verify(rule, *rows, ids, coins=both, validate=False).output_token_ids

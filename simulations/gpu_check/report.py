@@ -21,12 +21,8 @@ from .sections import Message, Note, Row
 # section: the table that is committed when it was measured on a GPU
 TABLES = {"agreement": "gpu_checks", "verify": "gpu_verify", "decode": "gpu_decode"}
 PICTURE = "gpu"
-FILES = (
-    "gpu_check.html",
-    "gpu_check.json",
-    f"{PICTURE}.png",
-    *(f"{n}.csv" for n in TABLES.values()),
-)
+PAGE, WHOLE = "gpu_check.html", "gpu_check.json"
+FILES = (PAGE, WHOLE, f"{PICTURE}.png", *(f"{name}.csv" for name in TABLES.values()))
 
 
 @dataclass
@@ -63,7 +59,7 @@ class Report:
                 write_csv(out / f"{name}.csv", even(self.tables[section]), self.provenance)
         drawn = self._drawn(out) if picture else None
         write_json(
-            out / "gpu_check.json",
+            out / WHOLE,
             {
                 "provenance": self.provenance,
                 "verdict": words.verdict(self.tables, self.notes),
@@ -72,7 +68,7 @@ class Report:
                 "notes": [vars(note) for note in self.notes],
             },
         )
-        write_text(out / "gpu_check.html", page.page(self, drawn))
+        write_text(out / PAGE, page.page(self, drawn))
 
     def _drawn(self, out: Path) -> bytes | None:
         """Draw the figure from the tables as written, if there is something to draw with."""

@@ -20,6 +20,8 @@ from .sections import Bench, Message, Note, Row, Settings, first_line, load
 
 # seconds beyond its budget after which a section is stopped; starting a process takes some
 GRACE_S = 15.0
+# how a process begins: afresh, since CUDA does not survive a fork
+START = "spawn"
 Tables = Mapping[str, Sequence[Row]]
 
 
@@ -39,9 +41,10 @@ def run_apart(
     The process is stopped ``grace`` seconds after its time is up; that, and an end by a
     signal, becomes a note.
     """
-    spawn = multiprocessing.get_context("spawn")
-    receive, send = spawn.Pipe(duplex=False)
-    child = spawn.Process(target=_child, args=(send, name, settings, before, seconds), daemon=True)
+    processes = multiprocessing.get_context(START)
+    receive, send = processes.Pipe(duplex=False)
+    work = (send, name, settings, before, seconds)
+    child = processes.Process(target=_child, args=work, daemon=True)
     child.start()
     send.close()  # so that the child's end is the only one
     try:
@@ -60,7 +63,7 @@ def _received(receive: Connection, deadline: float, name: str, seconds: float) -
             yield receive.recv()
         except EOFError:
             return
-    yield Note("failed", name, f"stopped: it had {seconds:.0f} s and took {GRACE_S:.0f} s more")
+    yield Note("failed", name, f"stopped: its {seconds:.0f} s were over")
 
 
 def _child(send: Connection, name: str, settings: Settings, before: Tables, seconds: float) -> None:

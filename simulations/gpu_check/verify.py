@@ -26,8 +26,9 @@ LOSSLESS, BAND = "speculative", "band:price=1"
 POLICIES = (LOSSLESS, "cactus:delta=0.1", BAND, "typical")
 VERIFIERS = ("chain", "block")
 # batch, drafted tokens, vocabulary: those that goals are about come first
+Shape = tuple[int, int, int]
 LARGE = 151_936
-SHAPES = [(64, 8, LARGE), (1, 8, LARGE), (64, 4, LARGE), (64, 16, LARGE), (8, 8, LARGE)]
+SHAPES: list[Shape] = [(64, 8, LARGE), (1, 8, LARGE), (64, 4, LARGE), (64, 16, LARGE)]
 SHAPES += [
     (batch, width, vocab)
     for vocab in (LARGE, 32_000)
@@ -66,7 +67,7 @@ def rows(bench: Bench) -> Iterator[Message]:
 
 
 def _jobs(bench: Bench, speed: float, lossless: dict[tuple[Any, ...], float]) -> Iterator[Job]:
-    make = lru_cache(maxsize=1)(lambda shape: inputs(*shape, bench.device, bench.settings.seed))
+    make = lru_cache(maxsize=1)(lambda shape: inputs(shape, bench.device, bench.settings.seed))
     for shape in TINY_SHAPES if bench.tiny else SHAPES:
         for spec in POLICIES:
             for verifier in followers(spec, VERIFIERS):
@@ -78,8 +79,9 @@ def _jobs(bench: Bench, speed: float, lossless: dict[tuple[Any, ...], float]) ->
                 yield f"{spec} by {verifier} at B = {batch}, K = {width}, V = {vocab:,}", job
 
 
-def inputs(batch: int, width: int, vocab: int, device: torch.device, seed: int) -> Inputs:
+def inputs(shape: Shape, device: torch.device, seed: int) -> Inputs:
     """Return random logits whose draft accepts about as much as a usual one does."""
+    batch, width, vocab = shape
     source = torch.Generator(device).manual_seed(seed)
     kind: dict[str, Any] = {"generator": source, "device": device, "dtype": torch.bfloat16}
     target = SPREAD * torch.randn(batch, width + 1, vocab, **kind)

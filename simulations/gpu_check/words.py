@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..common.grid import PLAIN, at
 from .goals import MOST_KL
@@ -18,11 +19,9 @@ def verdict(tables: Tables, notes: Sequence[Note]) -> list[str]:
     """Return the sentences, each of one line."""
     said = [_right(tables.get("agreement", ())), *_fast(tables.get("verify", ()))]
     said += _gain(tables.get("decode", ()))
-    broken = [note for note in notes if note.kind == "failed"]
+    broken = [note.what for note in notes if note.kind == "failed"]
     if broken:
-        said.append(
-            f"{_counted(len(broken), 'thing')} FAILED to run: {_few(n.what for n in broken)}."
-        )
+        said.append(f"FAILED to run, {len(broken)} in number: {_few(broken)}.")
     return said
 
 
@@ -85,11 +84,14 @@ def _gain(rows: Sequence[Row]) -> list[str]:
 
 
 def _fastest(rows: Sequence[Row], most: float) -> Row | None:
-    own = [
-        row for row in rows if row["num_draft_tokens"] and row["emitted_kl_per_token"] is not None
-    ]
-    own = [row for row in own if row["emitted_kl_per_token"] <= most]
+    drafted = [row for row in rows if row["num_draft_tokens"]]
+    own = [row for row in drafted if _spent(row) is not None and _spent(row) <= most]
     return max(own, key=lambda row: row["tokens_per_second"], default=None)
+
+
+def _spent(row: Row) -> Any:
+    """Return nats a token, 0 for what is lossless by its construction, None if unknown."""
+    return 0.0 if row["policy"] == LOSSLESS else row["emitted_kl_per_token"]
 
 
 def _speed(row: Row) -> str:
@@ -99,12 +101,8 @@ def _speed(row: Row) -> str:
     )
 
 
-def _few(names) -> str:
+def _few(names: Iterable[str]) -> str:
     """Return the first names, and how many more there are."""
     every = list(dict.fromkeys(names))
     more = [f"and {len(every) - NAMED} more"] * (len(every) > NAMED)
     return ", ".join([*every[:NAMED], *more])
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
