@@ -28,7 +28,7 @@ class Timing:
 
 
 def timed(job: Work, device: torch.device, seconds: float, *, capture: bool = True) -> Timing:
-    """Time a job: at least ``FEWEST`` calls, then more while ``seconds`` last, ``MOST`` at most.
+    """Time a job: ``FEWEST`` calls (a CPU: one), more while ``seconds`` last, at most ``MOST``.
 
     On CUDA the device's own clock counts (events), from the first kernel of a call to its last,
     host gaps between them included. The first calls pay for memory and compilation untimed.
@@ -37,13 +37,15 @@ def timed(job: Work, device: torch.device, seconds: float, *, capture: bool = Tr
         for _ in range(WARM_UPS if device.type == "cuda" else 1):
             job()
         replay = captured(job) if capture and device.type == "cuda" else None
-        once = _by_events(replay or job, device) if device.type == "cuda" else _by_clock(job)
-        return Timing(*_median(once, seconds), graph=replay is not None)
+        if device.type != "cuda":  # a rehearsal: a kernel that is interpreted takes a second
+            return Timing(*_median(_by_clock(job), seconds, fewest=1))
+        once = _by_events(replay or job, device)
+        return Timing(*_median(once, seconds, FEWEST), graph=replay is not None)
 
 
-def _median(once: Callable[[], float], seconds: float) -> tuple[float, int]:
+def _median(once: Callable[[], float], seconds: float, fewest: int) -> tuple[float, int]:
     until, times = time.monotonic() + seconds, []
-    while len(times) < FEWEST or (len(times) < MOST and time.monotonic() < until):
+    while len(times) < fewest or (len(times) < MOST and time.monotonic() < until):
         times.append(once())
     return statistics.median(times), len(times)
 
