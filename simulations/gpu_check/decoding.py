@@ -9,14 +9,15 @@ over K + 1 positions: what a decode should gain is its tokens per call over that
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..common.grid import PLAIN, at, label
 from ..common.inputs import PAIR
 from .device import bandwidth
-from .sections import Bench, Job, Message, Note, Row, in_turn, optional
+from .sections import Bench, Job, Message, Note, Row, first_line, in_turn, optional
+from .verify import LARGE
 
 DECODES = "simulations.gpu_check.decode"
 VALUES = PAIR / "values.json"
@@ -25,11 +26,13 @@ PRICES, DELTAS = (1.5, 0.8, 0.5), (0.0003, 0.002, 0.01)
 WIDTHS, NEW_TOKENS = (4, 8), 128
 TINY_WIDTHS, TINY_NEW_TOKENS = (2,), 12
 TINY_POLICIES = ("speculative", "cactus:delta=0.01", "band:price=0.5", "band:price=0.5@block")
+# the step of the decode loop: the torch path
+LOOP_VERIFIES_BY = "torch_us"
 COLUMNS = (
     "target draft batch policy knob verifier num_draft_tokens tokens_per_second speedup "
-    "tokens_per_call accepted_per_call emitted_kl_per_token c v step_ms fixed_ms prefill_ms "
-    "predicted_speedup share_of_predicted roofline_ms share_of_roofline round_ms draft_ms "
-    "target_ms verify_ms other_ms score scored"
+    "tokens_per_call accepted_per_call emitted_kl_per_token largest_row_kl c v step_ms fixed_ms "
+    "prefill_ms predicted_speedup share_of_predicted roofline_ms share_of_roofline round_ms "
+    "draft_ms target_ms verify_ms other_ms loop score scored"
 ).split()
 
 
@@ -87,13 +90,12 @@ def _jobs(bench: Bench) -> Iterator[Job]:
         )
 
 
-def _inflated(bench: Bench, place: Place) -> Iterator[Row]:
+def _inflated(bench: Bench, place: Place) -> Iterator[Message]:
     """Yield what the inflated pair does, each row with the costs at its K."""
     known: dict[str, Any] = {
         "device": bench.device,
         "target_shape": place.target,
         "draft_shape": place.draft,
-        "policies": policies(bench.tiny),
         "widths": list(TINY_WIDTHS if bench.tiny else WIDTHS),
         "batch": place.batch,
         "new_tokens": TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS,
@@ -103,8 +105,46 @@ def _inflated(bench: Bench, place: Place) -> Iterator[Row]:
     }
     costs = {row["num_draft_tokens"]: row for row in _asked("costs", known)}
     floor: Any = next(iter(_asked("roofline", known)), {})
-    for row in _asked("decode_rows", known):
-        yield {**floor, **costs.get(row["num_draft_tokens"], {}), **row}
+    for number, width in enumerate(known["widths"]):
+        asked = known | {"widths": [width]}
+        for row in _each(asked, policies(bench.tiny), place, skip_plain=number > 0):
+            if isinstance(row, Note):
+                yield row
+            else:
+                own = floor | costs.get(row["num_draft_tokens"], {}) | row
+                yield {"verify_ms": _verification(bench, own, place.batch)} | own
+
+
+def _each(known: Row, specs: Sequence[str], place: Place, *, skip_plain: bool) -> Iterator[Message]:
+    """Yield the rows of one K; a policy that fails is named, and the next ones follow."""
+    left, done = list(specs), skip_plain
+    while True:
+        ours = 0
+        try:
+            for row in _asked("decode_rows", known | {"policies": left}):
+                if row["policy"] != PLAIN or not done:
+                    yield row
+                done, ours = True, ours + (row["policy"] != PLAIN)
+            return
+        except Exception as error:
+            if not left or not done:
+                raise
+            name = _name({"policy": left[ours], "num_draft_tokens": known["widths"][0]})
+            yield Note("failed", f"{name} at {place.name}", first_line(error))
+            left = left[ours + 1 :]
+        if not left:
+            return
+
+
+def _verification(bench: Bench, row: Row, batch: int) -> float | None:
+    """Return the milliseconds that one verification of a row took when it was timed alone."""
+    name = row["policy"].partition(":")[0], row["verifier"], batch, row["num_draft_tokens"]
+    for step in bench.before.get("verify", ()):
+        policy = step["policy"].partition(":")[0]
+        if (policy, step["verifier"], step["batch"], step["drafted"]) == name:
+            if step["vocabulary"] == LARGE:
+                return step[LOOP_VERIFIES_BY] / 1e3
+    return None
 
 
 def _asked(name: str, known: Mapping[str, Any]) -> Iterable[Row]:
@@ -117,11 +157,14 @@ def _asked(name: str, known: Mapping[str, Any]) -> Iterable[Row]:
     return [dict(found)] if isinstance(found, Mapping) else found
 
 
-def _decoded(bench: Bench, place: Place, raw: Iterable[Row]) -> Iterator[Message]:
+def _decoded(bench: Bench, place: Place, raw: Iterable[Message]) -> Iterator[Message]:
     """Yield finished rows while the place's share of the time lasts."""
     enough = bench.budget.left * (1 - place.share)
     finish = finisher(place)
     for row in raw:
+        if isinstance(row, Note):
+            yield row
+            continue
         yield finish(row)
         if bench.budget.left <= enough:
             why = "out of time" if place.share == 1 else "the time is for the next batch or target"
@@ -130,8 +173,9 @@ def _decoded(bench: Bench, place: Place, raw: Iterable[Row]) -> Iterator[Message
 
 
 def _name(row: Row) -> str:
-    spec = ":".join(filter(None, label(row["policy"])))
-    return f"{at(spec, row.get('verifier'))}, K = {row['num_draft_tokens']}"
+    spec, _, verifier = row["policy"].partition("@")
+    shown = at(":".join(filter(None, label(spec))), verifier or row.get("verifier"))
+    return f"{shown}, K = {row['num_draft_tokens']}"
 
 
 def finisher(place: Place) -> Callable[[Row], Row]:

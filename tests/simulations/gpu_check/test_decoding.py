@@ -72,6 +72,54 @@ def test_inflated_pairs_are_asked_for_what_they_take(monkeypatch):
     assert (rows[0]["roofline_ms"], rows[1]["v"], rows[1]["c"]) == (8.0, 1.1, 0.2)
 
 
+def test_a_policy_that_fails_is_named_and_the_next_ones_follow(monkeypatch):
+    asked = []
+
+    def decode_rows(policies, widths):
+        asked.append((list(policies), widths))
+        yield PLAIN
+        for spec in policies:
+            if spec == "typical":
+                raise RuntimeError("no such kernel")
+            yield BAND | {"policy": spec, "num_draft_tokens": widths[0]}
+
+    names = ["speculative", "typical", "band:price=1@block"]
+    there = {"decode_rows": decode_rows}
+    monkeypatch.setattr(decoding, "optional", lambda place, name: there.get(name))
+    monkeypatch.setattr(decoding, "bandwidth", lambda bench: 1.0)
+    monkeypatch.setattr(decoding, "policies", lambda tiny: names)
+    monkeypatch.setattr(decoding, "TINY_WIDTHS", (2, 4))
+    found = list(decoding._inflated(Bench(Settings("cpu", tiny=True), Budget(60)), PLACE))
+    assert asked == [(names, [2]), (names[2:], [2]), (names, [4]), (names[2:], [4])]
+    notes = [row for row in found if isinstance(row, Note)]
+    assert notes[0] == Note("failed", "typical, K = 2 at 8b + 0.6b, batch 2", "no such kernel")
+    rows = [(row["policy"], row["num_draft_tokens"]) for row in found if not isinstance(row, Note)]
+    kept = [names[0], names[2]]
+    assert rows == [("plain", 0), *((spec, width) for width in (2, 4) for spec in kept)]
+
+
+def test_without_plain_decoding_a_place_fails(monkeypatch):
+    def decode_rows(policies):
+        raise RuntimeError("out of luck")
+        yield
+
+    there = {"decode_rows": decode_rows}
+    monkeypatch.setattr(decoding, "optional", lambda place, name: there.get(name))
+    monkeypatch.setattr(decoding, "bandwidth", lambda bench: 1.0)
+    found = list(decoding.rows(Bench(Settings("cpu", tiny=True), Budget(60))))
+    assert [note.kind for note in found] == ["failed", "failed"]
+
+
+def test_the_verification_of_a_round_is_the_one_timed_alone():
+    step = {"policy": "band:price=1", "verifier": "block", "batch": 2, "drafted": 4}
+    step |= {"vocabulary": 151_936, "torch_us": 700.0}
+    steps = [step | {"drafted": 8, "torch_us": 9.0}, step | {"vocabulary": 32_000}, step]
+    bench = Bench(Settings("cpu"), Budget(1), {"verify": steps})
+    assert decoding._verification(bench, BAND, batch=2) == 0.7
+    assert decoding._verification(bench, BAND, batch=1) is None
+    assert decoding._verification(bench, BAND | {"policy": "typical"}, batch=2) is None
+
+
 def test_a_place_leaves_time_to_the_next():
     now = [0.0]
     bench = Bench(Settings("cpu"), Budget(100.0, lambda: now[0]))
