@@ -2,19 +2,17 @@
 
 Real sizes come from the shipped pair, inflated to them (``decode``); ``--target`` and ``--draft``
 name a pair of checkpoints instead, and so does the shipped pair itself where nothing inflates it.
-A round of K drafted tokens costs K·c + v decode steps, c for a drafted token and v for the pass
-over K + 1 positions: what a decode should gain is its tokens per call over that.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..common.grid import PLAIN, at, label
 from ..common.inputs import PAIR
+from .derived import Place, finisher
 from .device import bandwidth
 from .sections import Bench, Job, Message, Note, Row, first_line, in_turn, optional
 from .verify import LARGE
@@ -28,27 +26,6 @@ TINY_WIDTHS, TINY_NEW_TOKENS = (2,), 12
 TINY_POLICIES = ("speculative", "cactus:delta=0.01", "band:price=0.5", "band:price=0.5@block")
 # the step of the decode loop: the torch path
 LOOP_VERIFIES_BY = "torch_us"
-COLUMNS = (
-    "target draft batch policy knob verifier num_draft_tokens tokens_per_second speedup "
-    "tokens_per_call accepted_per_call emitted_kl_per_token largest_row_kl c v step_ms fixed_ms "
-    "prefill_ms predicted_speedup share_of_predicted roofline_ms share_of_roofline round_ms "
-    "draft_ms target_ms verify_ms other_ms loop score scored"
-).split()
-
-
-@dataclass(frozen=True)
-class Place:
-    """A target, its draft and a batch size; the share of the time left that it may take."""
-
-    target: str
-    draft: str
-    batch: int
-    share: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """Return how notes call it."""
-        return f"{self.target} + {self.draft}, batch {self.batch}"
 
 
 PLACES = (Place("8b", "0.6b", 1, 0.5), Place("8b", "0.6b", 8, 0.6), Place("14b", "0.6b", 1))
@@ -176,48 +153,3 @@ def _name(row: Row) -> str:
     spec, _, verifier = row["policy"].partition("@")
     shown = at(":".join(filter(None, label(spec))), verifier or row.get("verifier"))
     return f"{shown}, K = {row['num_draft_tokens']}"
-
-
-def finisher(place: Place) -> Callable[[Row], Row]:
-    """Return a function that completes rows of one place; the first must be plain decoding."""
-    plain: list[Row] = []
-
-    def finish(raw: Row) -> Row:
-        policy, knob = label(raw["policy"])
-        given = {key: raw[key] for key in COLUMNS if raw.get(key) is not None}
-        given |= {"target": place.target, "draft": place.draft, "batch": place.batch}
-        row: Row = dict.fromkeys(COLUMNS) | given | {"policy": policy, "knob": knob}
-        if policy == PLAIN:
-            plain.append(row)
-        return row | _relative(row, plain[0]) | _parts(row)
-
-    return finish
-
-
-def _relative(row: Row, plain: Row) -> Row:
-    """Return speed over plain decoding, over the prediction, and over the memory's limit."""
-    speedup = row["tokens_per_second"] / plain["tokens_per_second"]
-    found: Row = {"speedup": speedup}
-    width, c, v = row["num_draft_tokens"], row["c"], row["v"]
-    if width and c is not None and v is not None:
-        predicted = row["tokens_per_call"] / (width * c + v)
-        found |= {"predicted_speedup": predicted, "share_of_predicted": speedup / predicted}
-    if not width and row["roofline_ms"] is not None:
-        step = 1e3 * row["batch"] / row["tokens_per_second"]
-        found["share_of_roofline"] = row["roofline_ms"] / step
-    return found
-
-
-def _parts(row: Row) -> Row:
-    """Return the milliseconds of a round: drafting, the target's pass, verification, the rest."""
-    width, c, v, step = (row[key] for key in ("num_draft_tokens", "c", "v", "step_ms"))
-    whole = 1e3 * row["batch"] * row["tokens_per_call"] / row["tokens_per_second"]
-    if not width or None in (c, v, step):
-        return {"round_ms": whole}
-    draft, target, verify = width * c * step, v * step, row["verify_ms"]
-    return {
-        "round_ms": whole,
-        "draft_ms": draft,
-        "target_ms": target,
-        "other_ms": whole - draft - target - (verify or 0.0),
-    }

@@ -37,7 +37,8 @@ VERIFY = {
 DECODE = {
     "method": "method", "K": "num_draft_tokens", "tokens/s": "tokens_per_second",
     "× plain": "speedup", "tokens a call": "tokens_per_call", "AL": "accepted_per_call",
-    "nats a token": "emitted_kl_per_token", "predicted ×": "predicted_speedup",
+    "nats a token": "emitted_kl_per_token", "× without prompts": "net_speedup",
+    "predicted ×": "predicted_speedup",
     "of predicted": "share_of_predicted", "of roofline": "share_of_roofline", "score": "score",
 }  # fmt: skip
 COSTS = {

@@ -8,7 +8,8 @@ import torch
 
 from simulations.gpu_check import checkpoints, decoding
 from simulations.gpu_check.budget import Budget
-from simulations.gpu_check.decoding import COLUMNS, Place, finisher, policies
+from simulations.gpu_check.decoding import policies
+from simulations.gpu_check.derived import COLUMNS, Place, finisher
 from simulations.gpu_check.sections import Bench, Note, Settings
 from tests.amounts import amount
 
@@ -33,6 +34,17 @@ def test_speed_is_compared_with_plain_decoding_the_roofline_and_the_prediction()
     assert row["round_ms"] == pytest.approx(1e3 * 6 / 360)
     assert (row["draft_ms"], row["target_ms"]) == (pytest.approx(4), pytest.approx(11))
     assert row["other_ms"] == pytest.approx(row["round_ms"] - 15.5)
+
+
+def test_reading_the_prompts_is_kept_apart():
+    finish = finisher(PLACE)
+    read = {"tokens": 100, "prefill_ms": 100.0}
+    plain = finish(PLAIN | read | {"seconds": 0.6})  # 100 tokens in .5 s
+    row = finish(BAND | read | {"seconds": 0.35, "prefill_ms": 150.0})  # 100 tokens in .2 s
+    assert plain["share_of_roofline"] == pytest.approx(8.0 / 10.0)
+    assert row["speedup"] == pytest.approx(1.8) and row["net_speedup"] == pytest.approx(2.5)
+    assert row["share_of_predicted"] == pytest.approx(2.5 / 2)
+    assert row["round_ms"] == pytest.approx(1e3 * 6 / 500)
 
 
 def test_without_costs_nothing_is_predicted():

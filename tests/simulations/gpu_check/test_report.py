@@ -10,7 +10,8 @@ import torch
 from simulations.common.results import read_csv
 from simulations.gpu_check import page, timing, verify
 from simulations.gpu_check.budget import Budget
-from simulations.gpu_check.decoding import PLACES, finisher, policies
+from simulations.gpu_check.decoding import PLACES, policies
+from simulations.gpu_check.derived import finisher
 from simulations.gpu_check.report import FILES, Report, clear
 from simulations.gpu_check.sections import Bench, Note, Settings
 from tests.simulations.gpu_check.fakes import CHECK, STEP
