@@ -112,9 +112,10 @@ def _score(tokenizer: Any, outputs: list[list[int]], answers: list[str]) -> Row:
 
 
 def final_number(text: str) -> float | None:
-    """Return the number after the last ``####``, else the last number, None without one."""
-    found = NUMBER.findall(text.rpartition("####")[2]) or NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    """Return the first number after ``####``, else the text's last number, None without one."""
+    marked, every = NUMBER.findall(text.partition("####")[2]), NUMBER.findall(text)
+    chosen = marked[:1] or every[-1:]
+    return float(chosen[0].replace(",", "")) if chosen else None
 
 
 def _texts(settings: Settings, count: int) -> tuple[list[str], list[str]]:

@@ -125,7 +125,8 @@ def test_without_plain_decoding_a_place_fails(monkeypatch):
 def test_the_verification_of_a_round_is_the_one_timed_alone():
     step = {"policy": "band:price=1", "verifier": "block", "batch": 2, "drafted": 4}
     step |= {"vocabulary": 151_936, "torch_us": 700.0}
-    steps = [step | {"drafted": 8, "torch_us": 9.0}, step | {"vocabulary": 32_000}, step]
+    steps = [step | {"drafted": 8, "torch_us": 9.0}, step | {"vocabulary": 32_000, "torch_us": 1.0}]
+    steps.append(step)
     bench = Bench(Settings("cpu"), Budget(1), {"verify": steps})
     assert decoding._verification(bench, BAND, batch=2) == 0.7
     assert decoding._verification(bench, BAND, batch=1) is None
@@ -152,7 +153,7 @@ def test_a_place_leaves_time_to_the_next():
         ("so 3 + 4 = 7.\n#### 1,234.50 dollars", 1234.5),
         ("it is -2", -2.0),
         ("12 and then 15", 15.0),
-        ("#### 4 #### 5", 5.0),
+        ("#### 4 and on to the next: 9 #### 5", 4.0),
         ("7 ####", 7.0),
         ("none", None),
     ],
