@@ -56,6 +56,7 @@ def test_a_rehearsal_meets_nothing(monkeypatch):
 def test_the_worst_shape_counts(number, kind, values, worst, met):
     steps = [step(LOSSLESS, 64, k, **{kind: v}) for k, v in zip((4, 8), values, strict=True)]
     steps.append(step("typical", 64, 8))
+    steps.append(step(LOSSLESS, 64, 8, verifier="block", **{kind: 0.01}))
     assert verdict(number, verify=steps) == (worst, met)
 
 

@@ -2,19 +2,20 @@
 
 import types
 
+import pytest
 import torch
 
 import cactus_theory as ct
 from simulations.gpu_check import agreement, fused, sections, verify
 from simulations.gpu_check.budget import Budget
-from simulations.gpu_check.sections import Bench, Settings
+from simulations.gpu_check.sections import Bench, Note, Settings
 
 CPU = torch.device("cpu")
 NAMES = ("kernel_laws", "kernel_streams", "kernel_agreement", "zero_tokens")
 
 
-def bench(tiny: bool = True) -> Bench:
-    return Bench(Settings("cpu", tiny=tiny, seed=5), Budget(60))
+def bench(tiny: bool = True, device: str = "cpu") -> Bench:
+    return Bench(Settings(device, tiny=tiny, seed=5), Budget(60))
 
 
 def test_a_module_that_is_not_there_is_none():
@@ -24,27 +25,33 @@ def test_a_module_that_is_not_there_is_none():
 
 def test_checks_that_are_not_there_are_rows_that_say_so(monkeypatch):
     monkeypatch.setattr(agreement, "optional", lambda module, name: None)
-    rows = [row for _, job in agreement._kernel_jobs(bench()) for row in job()]
-    assert len(rows) == 5 and {row["passed"] for row in rows} == {None}
+    found = [row for _, job in agreement._kernel_jobs(bench()) for row in job()]
+    rows = [row for row in found if not isinstance(row, Note)]
+    assert len(rows) == 3 and {row["passed"] for row in rows} == {None}
     assert {row["note"] for row in rows} == {agreement.NOT_THERE}
 
 
-def test_kernel_checks_get_device_amount_and_seed(monkeypatch):
+@pytest.mark.parametrize(("device", "tiny"), [("cpu", True), ("cuda", False)])
+def test_kernel_checks_get_device_amount_and_seed(device, tiny, monkeypatch):
     asked = []
 
     def there(module, name):
         assert module == agreement.KERNEL_CHECKS
-        return lambda *given: asked.append((name, *given)) or [{"check": name, "passed": True}]
+        one = {"check": name, "passed": True}
+        return lambda *given: asked.append((name, *given)) or (one if "zero" in name else [one])
 
     monkeypatch.setattr(agreement, "optional", there)
-    for tiny in (True, False):
-        rows = [row for _, job in agreement._kernel_jobs(bench(tiny)) for row in job()]
-        assert all(row["passed"] for row in rows)
-    assert {given[0] for given in asked} == set(NAMES)
-    assert all(given[1] == CPU and given[-1] == 5 for given in asked)
-    compared = [given for given in asked if given[0] == "kernel_agreement"]
-    assert sum(given[2] for given in compared if given[2] > 100) >= 10_000
-    assert compared[-1][3] == [151_936]
+    found = [row for _, job in agreement._kernel_jobs(bench(tiny, device)) for row in job()]
+    counted = {name for name in NAMES if name != "kernel_laws" or not tiny}
+    assert {given[0] for given in asked} == counted
+    assert {getattr(row, "what", None) for row in found} == (
+        {None, "kernel_laws"} if tiny else {None}
+    )
+    assert all(given[1] == torch.device(device) and given[-1] == 5 for given in asked)
+    if not tiny:
+        compared = [given for given in asked if given[0] == "kernel_agreement"]
+        assert sum(given[2] for given in compared) >= 10_000
+        assert compared[-1][3] == [151_936]
 
 
 def test_one_call_of_a_kernel(monkeypatch):

@@ -1,5 +1,6 @@
 """The files of a report, its picture and its page."""
 
+import importlib
 import json
 import math
 import re
@@ -105,6 +106,12 @@ def test_the_picture_is_drawn_from_the_tables(tmp_path):
     filled().write(tmp_path, picture=True)
     assert {path.name for path in tmp_path.iterdir()} == set(FILES)
     assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    fig_gpu = importlib.import_module("paper_figures.fig_gpu")
+    assert all(ax.axison for ax in fig_gpu.draw(tmp_path).axes)
+    (tmp_path / "gpu_verify.csv").unlink()
+    drawn = [ax.axison for ax in fig_gpu.draw(tmp_path).axes]
+    assert drawn == [False, True, True, True]
+    assert not any(ax.axison for ax in fig_gpu.draw(tmp_path / "nowhere").axes)
 
 
 def test_a_verification_is_timed_beside_its_floor(monkeypatch):
