@@ -51,8 +51,15 @@ figures: $(STAMP)  ## redraw paper_figures/*.{pdf,png} from committed CSV
 bench: $(STAMP)  ## time the closed forms against named alternatives
 	@$(BIN)/python -m simulations bench theory
 
-gpu-check: $(STAMP)  ## device against float64 CPU; says so where there is no GPU
-	@$(BIN)/python -m simulations gpu-check
+# a machine with a GPU may have nowhere to install from: its own python will do if it has torch
+ifneq ($(filter gpu-check,$(MAKECMDGOALS)),)
+NEEDED := import sys, jaxtyping, numpy, torch
+HAS_GPU := sys.exit(sys.version_info < (3, 11) or not torch.cuda.is_available())
+GPU_PYTHON := $(shell $(PYTHON) -c '$(NEEDED); $(HAS_GPU)' 2>/dev/null && echo $(PYTHON))
+endif
+
+gpu-check: $(if $(GPU_PYTHON),,$(STAMP))  ## check and time a GPU: one page of results (gpu_check/)
+	@$(or $(GPU_PYTHON),$(BIN)/python) -m simulations gpu-check $(ARGS)
 
 clean:  ## remove what was built; keep what was committed
-	rm -rf $(VENV) build demo throughput dist *.egg-info
+	rm -rf $(VENV) build demo gpu_check throughput dist *.egg-info

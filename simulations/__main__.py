@@ -29,7 +29,7 @@ COMMANDS = {
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
     "all": ("recompute.command", "every committed CSV again; --quick takes minutes"),
-    "gpu-check": ("bench.gpu_check", "check and time the device path"),
+    "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
 }
 
 

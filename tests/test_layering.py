@@ -17,8 +17,11 @@ MAY_IMPORT = {
 }
 # solvers certify the closed forms, so they may not see them
 SOLVERS_MAY_SEE = {"_arguments", "_files", "_pipes", "divergences", "policies"}
-# the demo ends by drawing its pictures; nothing it computes comes from there
-EXCEPTIONS = {"simulations/demo/command.py": {"paper_figures.__main__.draw"}}
+# these end by drawing their pictures; nothing they compute comes from there
+EXCEPTIONS = {
+    "simulations/demo/command.py": {"paper_figures.__main__.draw"},
+    "simulations/gpu_check/report.py": {"paper_figures.__main__.draw"},
+}
 HEAVY = ("cvxpy", "hypothesis", "transformers", "matplotlib", "scipy", "triton")
 
 

@@ -70,8 +70,8 @@ def folder_digest(folder: Path) -> str:
 
 
 def _words(value: Any) -> str:
-    if value is True:  # a flag without a value
-        return ""
+    if value is True:
+        return ""  # the flag says it
     if isinstance(value, list | tuple):
         return " ".join(map(_words, value))
     if isinstance(value, Path):

@@ -116,10 +116,10 @@ def curves(
         kl, tokens = np.moveaxis(cost[None] if prompts is None else cost[prompts], -1, 0).sum(-1)
         speeds = own.speeds[None] if repeats is None else own.speeds[repeats]
         points.append(np.stack([kl / tokens, np.median(speeds, axis=-1)], -1))
-    return [_rising(own) for own in np.stack(points, 1)]
+    return [rising(own) for own in np.stack(points, 1)]
 
 
-def _rising(points: Float[np.ndarray, "members 2"]) -> Curve:
+def rising(points: Float[np.ndarray, "members 2"]) -> Curve:
     """Return the curve through the points that cost something."""
     kl, speed = points[points[:, 0] > 0].T
     order = np.argsort(kl)

@@ -1,4 +1,4 @@
-"""The main job and the device check end to end, at their smallest."""
+"""The main job end to end, at its smallest."""
 
 import csv
 import json
@@ -49,18 +49,3 @@ def test_a_policy_with_a_typo_stops_before_anything_runs(tmp_path: Path, capsys)
     assert main(["demo", *SMALL, "--policies", "bandd", "--out", str(tmp_path)]) == 2
     assert "'bandd'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_without_a_gpu_the_device_check_says_so(capsys, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert main(["gpu-check", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("\n") == 1
-
-
-def test_the_rehearsal_checks_and_decodes(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("simulations.bench.gpu_check.VOCABULARIES", (7, 300))
-    monkeypatch.setattr("simulations.bench.gpu_check.POLICIES", ("speculative", "band:price=2"))
-    assert main(["gpu-check", "--device", "cpu", *SMALL, "--out", str(tmp_path)]) == 0
-    checks = read(tmp_path / "checks.csv")
-    assert len(checks) == 2 * 5 * 15 + 20 and all(row["passed"] == "True" for row in checks)
-    assert len(read(tmp_path / "times.csv")) == 8

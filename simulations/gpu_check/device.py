@@ -1,0 +1,131 @@
+"""The machine: what it is, how fast it copies and multiplies, what a launch costs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .sections import Bench, Job, Message, Row, in_turn
+from .timing import timed
+
+# bytes copied, and the side of the square matrices multiplied
+COPIED, TINY_COPIED = 2**30, 2**23
+SIDE, TINY_SIDE = 8192, 128
+SECONDS = 2.0
+PACKAGES = ("torch", "triton", "transformers", "numpy")
+# what the driver's own tool is asked for, and in what unit it answers
+ASKED = {
+    "driver_version": "",
+    "clocks.sm": "MHz",
+    "clocks.mem": "MHz",
+    "clocks.max.sm": "MHz",
+    "power.limit": "W",
+}
+BANDWIDTH = "copy bandwidth"
+LAUNCHES = 200
+
+
+def rows(bench: Bench) -> Iterator[Message]:
+    """Yield quantity, value, unit."""
+    jobs: list[Job] = [
+        ("names and versions", lambda: _named(bench.device)),
+        (BANDWIDTH, lambda: [_fact(BANDWIDTH, copy_bandwidth(bench), "GB/s")]),
+        ("matmul", lambda: [_fact("matmul, bfloat16", _teraflops(bench), "TFLOP/s")]),
+        ("launch", lambda: _launches(bench.device)),
+    ]
+    yield from in_turn(jobs, bench.budget)
+
+
+def bandwidth(bench: Bench) -> float:
+    """Return the copy bandwidth, GB/s: as measured before, or measured now."""
+    for row in bench.before.get("device", ()):
+        if row["quantity"] == BANDWIDTH:
+            return row["value"]
+    return copy_bandwidth(bench)
+
+
+def copy_bandwidth(bench: Bench) -> float:
+    """Return GB/s of one large copy within the device, bytes read and bytes written counted."""
+    count = TINY_COPIED if bench.tiny else COPIED
+    source = torch.zeros(count, dtype=torch.int8, device=bench.device)
+    sink = torch.empty_like(source)
+    took = timed(lambda: sink.copy_(source), bench.device, SECONDS if not bench.tiny else 0.1)
+    return 2 * count / took.microseconds / 1e3
+
+
+def _teraflops(bench: Bench) -> float:
+    side = TINY_SIDE if bench.tiny else SIDE
+    a, b = (torch.randn(side, side, device=bench.device, dtype=torch.bfloat16) for _ in range(2))
+    took = timed(lambda: a @ b, bench.device, SECONDS if not bench.tiny else 0.1)
+    return 2 * side**3 / took.microseconds / 1e6
+
+
+def _launches(device: torch.device) -> Iterator[Row]:
+    """Yield the time of a small kernel in a row of many, and of one that is waited for."""
+    one = torch.zeros(1, device=device)
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for name, waits in (("launch of a small kernel", False), ("launch and wait", True)):
+        one.add_(1)
+        wait()
+        started = time.perf_counter()
+        for _ in range(LAUNCHES):
+            one.add_(1)
+            if waits:
+                wait()
+        wait()
+        yield _fact(name, 1e6 * (time.perf_counter() - started) / LAUNCHES, "µs")
+
+
+def _named(device: torch.device) -> Iterator[Row]:
+    yield _fact("device", device_name(device))
+    if device.type == "cuda":
+        about: Any = torch.cuda.get_device_properties(device)
+        yield _fact("memory", about.total_memory / 2**30, "GiB")
+        yield _fact("multiprocessors", about.multi_processor_count)
+        yield _fact("compute capability", f"{about.major}.{about.minor}")
+        yield _fact("CUDA of torch", str(torch.version.cuda))
+        yield from _asked(device.index or 0)
+    yield _fact("python", platform.python_version())
+    for package in PACKAGES:
+        yield _fact(package, _version(package))
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device's name; on a CPU it says that this is a rehearsal."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu (rehearsal)"
+
+
+def _asked(index: int) -> Iterator[Row]:
+    """Yield what nvidia-smi says, if it is there."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return
+    query = [tool, f"--id={index}", f"--query-gpu={','.join(ASKED)}"]
+    done = subprocess.run(
+        [*query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20
+    )
+    if done.returncode == 0:
+        for (name, unit), value in zip(ASKED.items(), done.stdout.split(","), strict=False):
+            yield _fact(name, value.strip(), unit)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not there"
+
+
+def _fact(quantity: str, value: Any, unit: str = "") -> Row:
+    return {"quantity": quantity, "value": value, "unit": unit}

@@ -1,0 +1,147 @@
+"""What was aimed at on a GPU, what was measured, and whether that is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..throughput.equal_kl import LEVELS, read, rising
+from .sections import Bench, Message, Row
+from .verify import BAND, LARGE, LOSSLESS
+
+MET, MISSED, UNMEASURED = "met", "not met", "not measured"
+# nats a token up to which the band or a block verifier should be ahead of Cactus
+MOST_KL = 0.1
+TARGET = "8b"
+Tables = Mapping[str, Sequence[Row]]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on one number; ``measured`` gives the worst value there is, None if none."""
+
+    name: str
+    measured: Callable[[Tables], float | None]
+    needed: float
+    at_least: bool
+    unit: str = ""
+
+
+def rows(bench: Bench) -> Iterator[Message]:
+    """Yield goal, needed, measured, unit, verdict; a rehearsal measures nothing."""
+    tables = bench.before if bench.device.type == "cuda" and not bench.tiny else {}
+    for goal in GOALS:
+        yield judged(goal, tables)
+
+
+def judged(goal: Goal, tables: Tables) -> Row:
+    """Return the row of one goal."""
+    found = goal.measured(tables)
+    enough = found is not None and (found >= goal.needed if goal.at_least else found <= goal.needed)
+    return {
+        "goal": goal.name,
+        "needed": f"{'≥' if goal.at_least else '≤'} {goal.needed:g} {goal.unit}".rstrip(),
+        "measured": found,
+        "unit": goal.unit,
+        "verdict": UNMEASURED if found is None else MET if enough else MISSED,
+    }
+
+
+def _verify(column: str, worst: Callable[[Iterable[float]], float], **where: object) -> Callable:
+    """Return the worst value of a column of the verification table, chain, largest vocabulary."""
+    where |= {"vocabulary": LARGE, "verifier": "chain"}
+    return lambda tables: _worst(tables.get("verify", ()), column, worst, where)
+
+
+def _worst(
+    rows: Sequence[Row],
+    column: str,
+    worst: Callable[[Iterable[float]], float],
+    where: Mapping[str, object],
+) -> float | None:
+    own = [row for row in rows if all(row[key] == value for key, value in where.items())]
+    values = [row[column] for row in own if row[column] is not None]
+    return worst(values) if values else None
+
+
+def _plain(tables: Tables) -> float | None:
+    where = {"target": TARGET, "policy": "plain", "batch": 1}
+    return _worst(tables.get("decode", ()), "share_of_roofline", min, where)
+
+
+def _predicted(tables: Tables) -> float | None:
+    where = {"target": TARGET, "policy": LOSSLESS, "verifier": "chain"}
+    return _worst(tables.get("decode", ()), "share_of_predicted", min, where)
+
+
+def _verification(tables: Tables) -> float | None:
+    """Return the largest share of a round that a kernel's verification takes."""
+    shares = [
+        row["verify_ms"] / row["round_ms"]
+        for row in tables.get("decode", ())
+        if row["target"] == TARGET
+        and (row["policy"], row["verifier"]) in ((LOSSLESS, "chain"), ("band", "chain"))
+        and row["verify_ms"] is not None
+    ]
+    return max(shares, default=None)
+
+
+def _ahead(tables: Tables) -> float | None:
+    """Return the least lead over Cactus at equal emitted KL, over levels and batches.
+
+    At a level each family is at its best K, read between the knob values that were run.
+    """
+    own = [row for row in tables.get("decode", ()) if row["target"] == TARGET]
+    leads = []
+    for batch in sorted({row["batch"] for row in own}):
+        here = [row for row in own if row["batch"] == batch]
+        ours, theirs = ([row for row in here if (row["policy"] == "cactus") == cactus]
+                        for cactus in (False, True))  # fmt: skip
+        ours = [row for row in ours if row["policy"] in ("band", "soft_band")]
+        for level in (level for level in LEVELS if level <= MOST_KL):
+            fast, slow = _best(ours, level), _best(theirs, level)
+            if fast is not None and slow is not None:
+                leads.append(fast / slow)
+    return min(leads, default=None)
+
+
+def _best(rows: Sequence[Row], level: float) -> float | None:
+    """Return the most tokens per second that a family of policies has at a level of KL."""
+    families: dict[tuple[object, ...], list[list[float]]] = {}
+    for row in rows:
+        kind = row["policy"], row["verifier"], row["num_draft_tokens"]
+        point = [row["emitted_kl_per_token"], row["tokens_per_second"]]
+        if None not in point:
+            families.setdefault(kind, []).append(point)
+    curves = [rising(np.array(points)) for points in families.values() if len(points) > 1]
+    heights = [read(level, curve) for curve in curves]
+    return max((height for height in heights if height is not None), default=None)
+
+
+GOALS = (
+    Goal(
+        "lossless kernel at B = 64: share of copy bandwidth, worst K",
+        _verify("share_of_bandwidth", min, policy=LOSSLESS, batch=64), 0.7, True,
+    ),
+    Goal(
+        "lossless kernel at B = 1, K = 8",
+        _verify("kernel_us", max, policy=LOSSLESS, batch=1, drafted=8), 60, False, "µs",
+    ),
+    Goal(
+        "lossless: torch path ÷ kernel, worst shape",
+        _verify("torch_over_kernel", min, policy=LOSSLESS), 5, True, "×",
+    ),
+    Goal(
+        "band at a price ÷ lossless kernel, worst shape",
+        _verify("over_lossless", max, policy=BAND), 1.3, False, "×",
+    ),
+    Goal("plain decoding at 8b, batch 1: share of its roofline", _plain, 0.7, True),
+    Goal("lossless at 8b: speed-up ÷ (tokens per call ÷ (Kc + v)), worst K", _predicted, 0.9, True),
+    Goal(
+        f"band or block ÷ Cactus at equal KL ≤ {MOST_KL:g} nats a token, worst level",
+        _ahead, 1.0, True, "×",
+    ),
+    Goal("verification's share of a round at 8b, lossless and band", _verification, 0.03, False),
+)  # fmt: skip

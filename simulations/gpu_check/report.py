@@ -1,0 +1,105 @@
+"""What a run has found so far, and the files it is written to: six at most, each whole or not.
+
+``gpu_check.html`` is the page to read, ``gpu_check.json`` holds everything. The three tables and
+the picture go by the names that the figures know: copied into ``paper_figures/data``, they are
+what ``make figures`` draws.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..common.results import write_bytes, write_csv, write_json, write_text
+from . import page, words
+from .sections import Message, Note, Row
+
+# section: the table that is committed when it was measured on a GPU
+TABLES = {"agreement": "gpu_checks", "verify": "gpu_verify", "decode": "gpu_decode"}
+PICTURE = "gpu"
+PAGE, WHOLE = "gpu_check.html", "gpu_check.json"
+FILES = (PAGE, WHOLE, f"{PICTURE}.png", *(f"{name}.csv" for name in TABLES.values()))
+
+
+@dataclass
+class Report:
+    """Tables by section, notes, and the seconds of the sections that are finished."""
+
+    provenance: dict[str, str]
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, section: str, message: Message) -> None:
+        """Take in what a section gave."""
+        if isinstance(message, Note):
+            self.notes.append(message)
+        else:
+            row = {key: _plain(value) for key, value in message.items()}
+            self.tables.setdefault(section, []).append(row)
+
+    @property
+    def wrong(self) -> list[Row]:
+        """Return the checks that did not pass."""
+        return [row for row in self.tables.get("agreement", []) if row["passed"] is False]
+
+    @property
+    def failed(self) -> bool:
+        """Return whether a check did not pass, or something did not run to its end."""
+        return bool(self.wrong) or any(note.kind == "failed" for note in self.notes)
+
+    def write(self, out: Path, picture: bool) -> None:
+        """Write what there is; ``picture`` says whether to draw as well."""
+        for section, name in TABLES.items():
+            if self.tables.get(section):
+                write_csv(out / f"{name}.csv", even(self.tables[section]), self.provenance)
+        drawn = self._drawn(out) if picture else None
+        write_json(
+            out / WHOLE,
+            {
+                "provenance": self.provenance,
+                "verdict": words.verdict(self.tables, self.notes),
+                "seconds": self.seconds,
+                "tables": self.tables,
+                "notes": [vars(note) for note in self.notes],
+            },
+        )
+        write_text(out / PAGE, page.page(self, drawn))
+
+    def _drawn(self, out: Path) -> bytes | None:
+        """Draw the figure from the tables as written, if there is something to draw with."""
+        from paper_figures.__main__ import draw
+
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                draw(PICTURE, out, Path(folder))
+            except ValueError as error:  # matplotlib is not there
+                self.notes.append(Note("skipped", "pictures", str(error)))
+                return None
+            content = (Path(folder) / f"{PICTURE}.png").read_bytes()
+        write_bytes(out / f"{PICTURE}.png", content)
+        return content
+
+
+def clear(out: Path) -> None:
+    """Remove what an earlier run wrote, so that the folder holds one run only."""
+    for name in FILES:
+        (out / name).unlink(missing_ok=True)
+
+
+def even(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return rows that share all columns, those of any of them; None where one had no value."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return [{**columns, **row} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has: NaN and infinity as text."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
