@@ -16,6 +16,7 @@ from cactus_theory.decoding.drafters import Drafter, Setting
 from cactus_theory.decoding.drafters._base import nothing
 from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.pace import Pace, Round
+from cactus_theory.decoding.readings import pooled
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify.contract import Draft, Verdict, Verifier
 
@@ -53,9 +54,9 @@ class Decode:
         self.meter, self.recorder = observers
         self.on_rows = on_rows
         self.verifier = verifier
-        self.rounds: dict[tuple[int, int, bool], int] = {}
         self.width = width
         self.batch = texts.batch
+        self.rounds: list[dict[tuple[int, int, bool], int]] = [{} for _ in range(self.batch)]
         self.places = list(range(texts.batch))
         self.finished: dict[int, tuple[list[int], bool]] = {}
 
@@ -183,6 +184,7 @@ class Decode:
         if self.meter is None and self.recorder is None and not self.rules.observing:
             return
         for row, own in enumerate(new):
+            self._log_target(row, own, q, verdict)
             count = min(draft.lengths[row], len(own))
             if not count:
                 continue
@@ -190,7 +192,7 @@ class Decode:
             accepted = min(len(tokens[row]) - 1, len(own))
             self.rules.observe(row, charged, accepted, q, draft)
             if self.meter is not None:
-                self._measure(row, len(own), q, draft, choice, verdict)
+                self._measure(row, own, q, draft, choice, verdict)
             if self.recorder is not None:
                 ids = draft.token_ids[row, charged]
                 self.recorder.add(*verified(row, charged, q, draft), ids, accepted)
@@ -199,7 +201,7 @@ class Decode:
     def _measure(
         self,
         row: int,
-        emitted: int,
+        new: list[int],
         q: Tensor,
         draft: Draft,
         choice: Tensor | None,
@@ -207,13 +209,33 @@ class Decode:
     ) -> None:
         """Give the meter the charged rows of one text, with that of a charged bonus."""
         drafted = draft.lengths[row]
-        charged = verdict.charged_rows(row, min(drafted + verdict.charges_bonus, emitted))
+        count = min(drafted + verdict.charges_bonus, len(new))
+        charged = verdict.charged_rows(row, count)
         path = path_to(row, charged, verdict, draft)
         own = None if choice is None else choice[row, charged]
         rows = verified(row, charged, q, draft)
         if own is not None and len(own) < len(rows[0]):  # the bonus follows the last one's policy
             own = torch.cat([own, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
-        self.meter.add(*rows, own, path)  # type: ignore[union-attr]
+        tokens = None
+        if self.meter.log is not None:  # type: ignore[union-attr]
+            ids = torch.tensor(new[:count], device=q.device)
+            tokens = self._slots(row, new)[:count], ids
+        self.meter.add(*rows, own, path, tokens)  # type: ignore[union-attr]
+
+    def _slots(self, row: int, new: list[int]) -> Int[Tensor, "new"]:
+        """Return where the log has the last tokens of a text."""
+        first = len(self.texts.new_ids(row)) - len(new)
+        return self.meter.log.slots(self.places[row], first, len(new))  # type: ignore[union-attr]
+
+    def _log_target(self, row: int, new: list[int], q: Tensor, verdict: Verdict) -> None:
+        """Enter ln q of a text's new tokens, where it is asked for."""
+        log = None if self.meter is None else self.meter.log
+        if log is None or log.target is None:
+            return
+        rows: Any = slice(0, len(new))
+        if verdict.path is not None:  # a token's row follows the accepted token before it
+            rows = [0, *(place + 1 for place in verdict.path[row, : len(new) - 1].tolist())]
+        log.score(self._slots(row, new), new, q[row, rows])
 
     def _note(
         self,
@@ -225,11 +247,12 @@ class Decode:
     ) -> None:
         """Count what happened and update the pace."""
         kept = refused = 0
-        for own, emitted, count in zip(tokens, new, drafted, strict=True):
+        for row, (own, emitted, count) in enumerate(zip(tokens, new, drafted, strict=True)):
             accepted = min(len(own) - 1, len(emitted))
             cut = len(emitted) <= len(own) - 1  # ended inside the accepted draft
             kind = (count, accepted, cut)
-            self.rounds[kind] = self.rounds.get(kind, 0) + 1
+            rounds = self.rounds[self.places[row]]
+            rounds[kind] = rounds.get(kind, 0) + 1
             kept += accepted
             refused += accepted < count and not cut
         if not self.pace.learns:
@@ -251,8 +274,9 @@ class Decode:
 
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
+        rounds = pooled(self.rounds)
         histogram = [0] * (self.width + 1)
-        for (_, accepted, _), times in self.rounds.items():
+        for (_, accepted, _), times in rounds.items():
             histogram[accepted] += times
         finished = [self.finished[place] for place in range(self.batch)]
         new = [ids for ids, _ in finished]
@@ -261,9 +285,11 @@ class Decode:
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         self.clock.lap("other")
         accepted = sum(count * calls for count, calls in enumerate(histogram))
-        reading = recorded = None
+        reading = recorded = costs = log_probs = None
         if self.meter is not None:
             reading = self.meter.reading(accepted, sum(map(len, new)))
+            if self.meter.log is not None:
+                costs, log_probs = self.meter.log.costs(longest), self.meter.log.log_probs(longest)
         if self.recorder is not None:
             recorded = self.recorder.rows(text_config(self.target.model).vocab_size)
         self.clock.lap("meter")
@@ -278,7 +304,10 @@ class Decode:
             rows=recorded,
             row_lengths=tuple(map(len, new)),
             row_ended=ended,
-            rounds=self.rounds,
+            rounds=rounds,
+            row_rounds=tuple(self.rounds),
+            token_kl=costs,
+            log_probs=log_probs,
         )
 
 

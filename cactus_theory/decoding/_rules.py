@@ -13,7 +13,7 @@ from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.contract import Assignment, Draft, Verifier
 
 
 class Rules:
@@ -43,6 +43,14 @@ class Rules:
             None if schedule is None else schedule.begin(ids)
             for schedule, ids in zip(self.schedules, texts.ids, strict=True)
         ]
+
+    def check(self, verifier: Verifier) -> None:
+        """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
+        for rule in self.rules:
+            verifier.check(rule)
+        for schedule in self.schedules:
+            if schedule is not None:
+                schedule.check(verifier)
 
     @property
     def observing(self) -> bool:
