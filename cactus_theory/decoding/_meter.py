@@ -137,7 +137,8 @@ class Meter:
         self.total += float(spent.sum())
         self.largest = max(self.largest, float(spent.max()))
         if self.log is not None:
-            self.log.charge(*tokens, emitted, spent)
+            slots, ids = tokens
+            self.log.charge(slots, ids, emitted, spent)
 
 
 def _groups(waiting: list[Waiting], size: int) -> Iterator[list[Waiting]]:

@@ -46,11 +46,8 @@ class Rules:
 
     def check(self, verifier: Verifier) -> None:
         """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
-        for rule in self.rules:
-            verifier.check(rule)
-        for schedule in self.schedules:
-            if schedule is not None:
-                schedule.check(verifier)
+        for own in self.own:
+            own.check(verifier) if isinstance(own, Schedule) else verifier.check(own)
 
     @property
     def observing(self) -> bool:

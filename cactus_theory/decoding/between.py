@@ -55,9 +55,7 @@ class Between(Schedule):
         self.closing = _markers("closing", closing)
         both = sorted(set(self.opening) & set(self.closing))
         if both:
-            raise ValueError(
-                f"closing: must differ from opening; got {_shown(both[0])} in both"
-            )
+            raise ValueError(f"closing: must differ from opening; got {_shown(both[0])} in both")
         self.memory = max(map(len, self.opening + self.closing)) - 1
 
     @property
@@ -67,7 +65,8 @@ class Between(Schedule):
         return f"{inside} between {list(self.opening)} and {list(self.closing)}, else {outside}"
 
     def check(self, verifier: Verifier) -> None:
-        """Raise ValueError for a verifier that charges bonus tokens."""
+        """Raise ValueError for a verifier that cannot follow, or that charges bonus tokens."""
+        super().check(verifier)
         check_bonus_is_free("Between", verifier)
 
     def begin(self, prompt: Sequence[int]) -> Section:
@@ -132,7 +131,8 @@ def _markers(name: str, given: int | Iterable[Marker]) -> tuple[tuple[int, ...],
     each = [given] if isinstance(given, int) else list(given)
     found = [(one,) if isinstance(one, int) else tuple(one) for one in each]
     if not found or not all(found):
-        raise ValueError(f"{name}: must name at least one token; got {'none' if not found else '()'}")
+        given_text = "an empty marker" if found else "none"
+        raise ValueError(f"{name}: must name at least one token; got {given_text}")
     for token in (token for marker in found for token in marker):
         whole_number(name, token, 0)
     return tuple(found)

@@ -121,7 +121,8 @@ class Ledger(Schedule):
         return tuple(tuple(map(self.rules.index, ladder)) for ladder in self.ladders)
 
     def check(self, verifier: Verifier) -> None:
-        """Raise ValueError for a verifier that charges bonus tokens, or that verifies trees."""
+        """Raise ValueError for a verifier that cannot follow, charges bonuses or takes trees."""
+        super().check(verifier)
         self.inner.check(verifier)
         check_bonus_is_free("Ledger", verifier)
         if verifier.drafts != ("chain",):

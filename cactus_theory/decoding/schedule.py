@@ -33,10 +33,12 @@ class Schedule(ABC):
         return f"{type(self).__name__}({', '.join(rule.spec for rule in self.rules)})"
 
     def check(self, verifier: Verifier) -> None:
-        """Raise ValueError for a verifier under which a guarantee of the schedule would not hold.
+        """Raise ValueError for a verifier that cannot follow the schedule's policies.
 
-        The policies themselves are checked by the verifier.
+        A subclass may also refuse those under which its guarantee would not hold.
         """
+        for rule in self.rules:
+            verifier.check(rule)
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> Any:
