@@ -9,7 +9,8 @@ from cactus_theory.testing import assert_schedule_properties
 from tests.amounts import amount, some
 from tests.decoding.test_ragged import compare, padded, prompts
 
-OPENING, CLOSING = [(7, 7), 5, (3, 9, 4)], [(9, 4), 8]
+# (3, 9, 4) ends where (9, 4) ends, which then counts
+OPENING, CLOSING = [(7, 7), 5, (3, 9, 4), (3, 9, 3)], [(9, 4), 8]
 MARKED = Between("cactus:delta=5", opening=OPENING, closing=CLOSING)
 
 
@@ -58,6 +59,7 @@ def test_markers_of_several_tokens_rule_by_their_definition():
 def test_a_marker_may_begin_in_the_prompt_and_end_in_a_draft():
     state = MARKED.begin([1, 3, 9])
     assert not state.open and MARKED.choose(state, torch.tensor([4, 1])).tolist() == [0, 0]
+    assert MARKED.choose(state, torch.tensor([3, 1])).tolist() == [0, 1]
     state = MARKED.begin([1, 7])
     assert MARKED.choose(state, torch.tensor([7, 2, 9, 4, 1])).tolist() == [0, 1, 1, 1, 0]
     assert MARKED.choose(Section(True, (3,)), torch.tensor([9, 4, 1])).tolist() == [1, 1, 0]
