@@ -134,6 +134,19 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(verifiers())}: token by token (default), or each drafted path "
         "as a whole, which accepts more",
     )
+    parser.add_argument(
+        "--cap",
+        type=float,
+        metavar="NATS",
+        help="spend at most so many nats a token on any answer, whatever the policy would",
+    )
+    parser.add_argument(
+        "--span",
+        nargs=2,
+        metavar=("OPEN", "CLOSE"),
+        help='follow the policy between these two texts only ("<think>" "</think>"), and be '
+        "lossless outside",
+    )
     parser.add_argument("--num-draft-tokens", type=int, default=4, metavar="K")
     parser.add_argument(
         "--draft-stop",
@@ -272,7 +285,7 @@ def _audit(args: argparse.Namespace) -> int:
 
 def _generate(args: argparse.Namespace) -> int:
     rule = chosen_policy(args)
-    find_verifier(args.verifier).check(rule)  # before models are loaded
+    _scheduled(args, rule, None)  # before models are loaded
     check.optional_module("transformers", "llm")
     from cactus_theory.decoding import ModelDrafter, generate, load_pair
 
@@ -282,11 +295,12 @@ def _generate(args: argparse.Namespace) -> int:
     ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)
     if not ids.numel():
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
+    policy = _scheduled(args, rule, pair.tokenizer)
     result = generate(
         pair.target,
         ModelDrafter(pair.draft, stop=args.draft_stop),
         ids,
-        policy=rule,
+        policy=policy,
         verifier=args.verifier,
         num_draft_tokens=args.num_draft_tokens,
         max_new_tokens=args.max_new_tokens,
@@ -297,13 +311,31 @@ def _generate(args: argparse.Namespace) -> int:
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
     if args.json:
-        header = {"policy": rule.spec, "verifier": args.verifier, "text": text}
-        return print_json(header | statistics)
+        header = {"policy": policy.spec, "verifier": args.verifier, "text": text}
+        readings = [own.as_dict() for own in result.readings()]
+        return print_json(header | statistics | {"readings": readings})
     print(args.prompt + text)
     for name, value in statistics.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):<28} {shown}", file=sys.stderr)
     return 0
+
+
+def _scheduled(args: argparse.Namespace, rule: Policy, tokenizer: Any) -> Any:
+    """Return the policy under ``--span`` and ``--cap``; without a tokenizer only check them."""
+    from cactus_theory.decoding.between import Between, spellings
+    from cactus_theory.decoding.ledger import Ledger
+
+    verifier = find_verifier(args.verifier)
+    verifier.check(rule)
+    policy: Any = rule
+    if args.span and tokenizer is not None:
+        opening, closing = (spellings(tokenizer, text) for text in args.span)
+        policy = Between(rule, opening=opening, closing=closing)
+    if args.cap is not None:
+        policy = Ledger(policy, args.cap)
+        policy.check(verifier)
+    return policy
 
 
 if __name__ == "__main__":

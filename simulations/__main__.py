@@ -26,6 +26,7 @@ COMMANDS = {
     "values": ("traces.values", "learn from a trace what accepted tokens are worth"),
     "blocks": ("blocks.replays", "token-wise against block verification on a trace (CSV)"),
     "block-gap": ("blocks.exact", "policies against the best verification of a path, exactly"),
+    "ledger": ("ledger.command", "a hard cap on every answer against the same mean (CSV)"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the README's tables from the committed CSV"),
     "all": ("recompute.command", "every committed CSV again; --quick takes minutes"),

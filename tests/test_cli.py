@@ -228,6 +228,26 @@ def test_generate_decodes_by_the_verifier_it_is_told(capsys) -> None:
     assert chain["emitted_kl_per_token"] < PRINTED < block["emitted_kl_per_token"]
 
 
+def test_generate_keeps_a_cap_and_a_span(capsys) -> None:
+    pytest.importorskip("transformers")
+    models = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
+    asked = ("generate", *models, "--prompt", "def", "--max-new-tokens", "16", "--seed", "1")
+    rule = ("--policy", "band:price=0.4")
+    free, capped, spanned = (
+        run_json(capsys, *asked, *rule, *more)
+        for more in ((), ("--cap", "0.02"), ("--cap", "0.02", "--span", "~~", "##"))
+    )
+    assert free["emitted_kl_per_token"] > 0.02 >= capped["emitted_kl_per_token"] > PRINTED
+    assert capped["policy"] == "band:price=0.4, at most 0.02 nats a token"
+    assert spanned["emitted_kl_per_token"] == 0  # no marker, no section
+    (reading,) = capped["readings"]
+    assert reading["emitted_kl_per_token"] == capped["emitted_kl_per_token"]
+    assert reading["speculative_decoding"]["num_spec_steps"] == reading["num_drafts"]
+    block = ("--policy", "soft_band:price=1", "--verifier", "block", "--cap", "0.1")
+    assert main(["generate", "--target", "no", "--draft", "no", "--prompt", "x", *block]) == 2
+    assert "a ledger needs policies whose law" in capsys.readouterr().err
+
+
 def test_a_missing_optional_package_names_its_extra(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     models = ("--target", "a", "--draft", "b", "--prompt", "x")

@@ -1,5 +1,6 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
+from cactus_theory.decoding.between import Between
 from cactus_theory.decoding.drafters import (
     Cascade,
     Drafter,
@@ -9,11 +10,14 @@ from cactus_theory.decoding.drafters import (
     NGram,
 )
 from cactus_theory.decoding.hugging_face import speculative_generate
+from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.load import Pair, load_pair
 from cactus_theory.decoding.loop import generate
 from cactus_theory.decoding.plain import generate_plain
+from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import GenerationResult
-from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
+from cactus_theory.decoding.schedule import ByPosition, Schedule
+from cactus_theory.decoding.token_log import LogProbs
 from cactus_theory.decoding.vocabulary import check_same_vocabulary
 
 __all__ = [
@@ -24,9 +28,12 @@ __all__ = [
     "Drafter",
     "EarlyExit",
     "GenerationResult",
+    "Ledger",
+    "LogProbs",
     "ModelDrafter",
     "NGram",
     "Pair",
+    "Reading",
     "Schedule",
     "check_same_vocabulary",
     "generate",

@@ -1,7 +1,7 @@
 """Measure what relaxed acceptance costs, on the rows that a decode has verified."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.decoding.result import MeterReading, VerifiedRows
+from cactus_theory.decoding.token_log import TokenLog
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
@@ -40,8 +41,9 @@ class Meter:
         rules: tuple[Policy, ...],
         divergence: str | Divergence = "kl",
         verifier: str | Verifier = "chain",
+        log: TokenLog | None = None,
     ) -> None:
-        self.rules, self.verifier = rules, find_verifier(verifier)
+        self.rules, self.verifier, self.log = rules, find_verifier(verifier), log
         self.divergence = find_divergence(divergence)
         self.waiting: list[Waiting] = []
         self.only = torch.zeros(1, dtype=torch.int64)
@@ -57,11 +59,13 @@ class Meter:
         draft_probs: Float[Tensor, "rows vocab"],
         choice: Choice | None,
         path: Path | None = None,
+        tokens: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Collect verified rows.
 
         ``choice`` is the policy of each (None: there is only one), ``path`` how a verifier of
-        blocks reached them (None: that does not matter).
+        blocks reached them (None: that does not matter), ``tokens`` where the log has the
+        tokens that were emitted there, and their ids (None: there is no log).
         """
         if choice is None:
             choice = self.only.expand(len(target_probs))
@@ -69,7 +73,9 @@ class Meter:
             path = Path(self.sure.expand(len(choice)), self.only.expand(len(choice)))
         # a path of one piece either looked ahead or did not; NaN stands for the latter
         raised = path.alive * math.nan if path.raised is None else path.raised
-        self.waiting.append((target_probs, draft_probs, choice, path.alive, path.left, raised))
+        slots, ids = tokens or (self.only.expand(len(choice)),) * 2
+        own = (target_probs, draft_probs, choice, path.alive, path.left, raised, slots, ids)
+        self.waiting.append(own)
         self.rows += len(target_probs)
         self.entries += target_probs.numel()
         if self.entries >= WAITING_ENTRIES:
@@ -96,12 +102,14 @@ class Meter:
         size = max(1, BATCHED_ENTRIES // self.waiting[0][0].shape[-1])
         for group in _groups(self.waiting, size):
             columns = (torch.cat(part).split(size) for part in zip(*group, strict=True))
-            for q, p, choice, alive, left, raised in zip(*columns, strict=True):
+            for q, p, choice, alive, left, raised, *tokens in zip(*columns, strict=True):
                 path = Path(alive, left, raised)
-                self._judge(check.normalised(q), check.normalised(p), choice, path)
+                self._judge(check.normalised(q), check.normalised(p), choice, path, tokens)
         self.waiting, self.entries = [], 0
 
-    def _judge(self, q: Tensor, p: Tensor, choice: Choice, path: Path) -> None:
+    def _judge(
+        self, q: Tensor, p: Tensor, choice: Choice, path: Path, tokens: Sequence[Tensor]
+    ) -> None:
         assert path.raised is not None
         ahead = path.raised.isfinite()
         for number, rule in enumerate(self.rules):
@@ -109,13 +117,16 @@ class Meter:
                 mine = (choice == number) & (ahead == looked)
                 if bool(mine.all()):
                     raised = path.raised if looked else None
-                    self._measure(rule, q, p, Path(path.alive, path.left, raised))
+                    self._measure(rule, q, p, Path(path.alive, path.left, raised), tokens)
                 elif bool(mine.any()):
                     raised = path.raised[mine] if looked else None
                     own = Path(path.alive[mine], path.left[mine], raised)
-                    self._measure(rule, q[mine], p[mine], own)
+                    some = [part[mine.to(part.device)] for part in tokens]
+                    self._measure(rule, q[mine], p[mine], own, some)
 
-    def _measure(self, rule: Policy, q: Tensor, p: Tensor, path: Path) -> None:
+    def _measure(
+        self, rule: Policy, q: Tensor, p: Tensor, path: Path, tokens: Sequence[Tensor]
+    ) -> None:
         emitted = self.verifier.emitted(rule, q, p, path)
         # a policy that is lossless for what it emits accepts Σ min(p, out)
         exact = isinstance(rule, FixedTarget | PerProposal)
@@ -127,6 +138,9 @@ class Meter:
         spent = self.divergence.value(emitted, q).clamp(min=0.0)
         self.total = self.total + spent.sum()
         self.largest = torch.maximum(self.largest.to(spent.device), spent.max())
+        if self.log is not None:
+            slots, ids = tokens
+            self.log.charge(slots, ids, emitted, spent)
 
 
 def _groups(waiting: list[Waiting], size: int) -> Iterator[list[Waiting]]:
@@ -193,27 +207,40 @@ def path_to(row: int, charged: Any, verdict: Verdict, draft: Draft) -> Path | No
 def charge(
     meter: Meter,
     row: int,
-    emitted: int,
+    new: Sequence[int],
     q: Tensor,
     draft: Draft,
     choice: Int[Tensor, "batch K"] | None,
     verdict: Verdict,
+    place: tuple[int, int],
 ) -> None:
-    """Give the meter the charged rows of one text, with that of a charged bonus."""
+    """Give the meter the charged rows of one text, with that of a charged bonus.
+
+    ``new`` are the tokens that the text took, ``place`` which text of the batch it is, and how
+    many new tokens it had before.
+    """
     drafted = draft.lengths[row]
-    charged = verdict.charged_rows(row, min(drafted + verdict.charges_bonus, emitted))
+    count = min(drafted + verdict.charges_bonus, len(new))
+    charged = verdict.charged_rows(row, count)
     path = path_to(row, charged, verdict, draft)
     own = None if choice is None else choice[row, charged]
     rows = verified(row, charged, q, draft)
     if own is not None and len(own) < len(rows[0]):  # the bonus follows the last one's policy
         own = torch.cat([own, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
-    meter.add(*rows, own, path)
+    tokens = None
+    if meter.log is not None:
+        tokens = meter.log.slots(*place, count), torch.tensor(new[:count], device=q.device)
+    meter.add(*rows, own, path, tokens)
 
 
 def observers(
-    rules: tuple[Policy, ...], meter: bool | str | Divergence, record: bool, verifier: Verifier
+    rules: tuple[Policy, ...],
+    meter: bool | str | Divergence,
+    record: bool,
+    verifier: Verifier,
+    log: TokenLog | None = None,
 ) -> tuple[Any, Any]:
     """Return a meter and a recorder, None where they are not wanted."""
     wanted = "kl" if meter is True else meter
-    reading = Meter(rules, wanted, verifier) if wanted else None
+    reading = Meter(rules, wanted, verifier, log) if wanted else None
     return reading, (Recorder() if record else None)

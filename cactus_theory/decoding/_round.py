@@ -182,6 +182,7 @@ class Decode:
         if self.meter is None and self.recorder is None and not self.rules.observing:
             return
         for row, own in enumerate(new):
+            self._log_target(row, own, q, verdict)
             count = min(draft.lengths[row], len(own))
             if not count:
                 continue
@@ -189,11 +190,25 @@ class Decode:
             accepted = min(len(tokens[row]) - 1, len(own))
             self.rules.observe(row, charged, accepted, q, draft)
             if self.meter is not None:
-                charge(self.meter, row, len(own), q, draft, choice, verdict)
+                charge(self.meter, row, own, q, draft, choice, verdict, self._place(row, own))
             if self.recorder is not None:
                 ids = draft.token_ids[row, charged]
                 self.recorder.add(*verified(row, charged, q, draft), ids, accepted)
         self.clock.lap("meter")
+
+    def _place(self, row: int, new: list[int]) -> tuple[int, int]:
+        """Return which text of the batch a row is, and how many new tokens it had before."""
+        return self.places[row], len(self.texts.new_ids(row)) - len(new)
+
+    def _log_target(self, row: int, new: list[int], q: Tensor, verdict: Verdict) -> None:
+        """Enter ln q of a text's new tokens, where it is asked for."""
+        log = None if self.meter is None else self.meter.log
+        if log is None or log.target is None:
+            return
+        rows: Any = slice(0, len(new))
+        if verdict.path is not None:  # a token's row follows the accepted token before it
+            rows = [0, *(place + 1 for place in verdict.path[row, : len(new) - 1].tolist())]
+        log.score(log.slots(*self._place(row, new), len(new)), new, q[row, rows])
 
     def _note(
         self,
@@ -205,8 +220,8 @@ class Decode:
     ) -> None:
         """Count what happened and update the pace."""
         kept = refused = 0
-        for own, emitted, count in zip(tokens, new, drafted, strict=True):
-            accepted, cut = self.tally.note(count, own, emitted)
+        for row, (own, emitted, count) in enumerate(zip(tokens, new, drafted, strict=True)):
+            accepted, cut = self.tally.note(self.places[row], count, own, emitted)
             kept += accepted
             refused += accepted < count and not cut
         if not self.pace.learns:
@@ -229,10 +244,8 @@ class Decode:
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
         self.clock.lap("other")
-        emitted = self.tally.emitted
-        reading = recorded = None
-        if self.meter is not None:
-            reading = self.meter.reading(self.tally.accepted, emitted)
+        recorded = None
+        measured = self.tally.measured(self.meter)
         if self.recorder is not None:
             recorded = self.recorder.rows(text_config(self.target.model).vocab_size)
         self.clock.lap("meter")
@@ -240,8 +253,8 @@ class Decode:
             target_calls=self.target.calls,
             draft_calls=0 if self.drafting is None else self.drafting.calls,
             seconds=self.clock.seconds(),
-            meter=reading,
             rows=recorded,
+            **measured,
         )
 
 

@@ -13,7 +13,7 @@ from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.contract import Assignment, Draft, Verifier
 
 
 class Rules:
@@ -43,6 +43,11 @@ class Rules:
             None if schedule is None else schedule.begin(ids)
             for schedule, ids in zip(self.schedules, texts.ids, strict=True)
         ]
+
+    def check(self, verifier: Verifier) -> None:
+        """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
+        for own in self.own:
+            own.check(verifier) if isinstance(own, Schedule) else verifier.check(own)
 
     @property
     def observing(self) -> bool:

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding.readings import Kind, pooled
 from cactus_theory.decoding.result import GenerationResult
 
 
@@ -13,31 +15,34 @@ class Tally:
 
     Attributes
     ----------
-    rounds : (drafted, accepted, ended inside) → how many rounds of a row did that.
+    rounds : for each text (drafted, accepted, ended inside) → how many rounds did that.
     finished : place in the batch → (new ids, whether the text ended by itself).
     """
 
     def __init__(self, batch: int, width: int) -> None:
         self.batch, self.width = batch, width
-        self.rounds: dict[tuple[int, int, bool], int] = {}
+        self.rounds: list[dict[Kind, int]] = [{} for _ in range(batch)]
         self.finished: dict[int, tuple[list[int], bool]] = {}
 
-    def note(self, drafted: int, own: Sequence[int], emitted: Sequence[int]) -> tuple[int, bool]:
-        """Count a round of a row that verified to ``own`` and took ``emitted`` of it.
+    def note(
+        self, place: int, drafted: int, own: Sequence[int], emitted: Sequence[int]
+    ) -> tuple[int, bool]:
+        """Count a round of the text ``place`` that verified to ``own`` and took ``emitted`` of it.
 
         Returns how many drafted tokens it took, and whether the text ended among them.
         """
         accepted = min(len(own) - 1, len(emitted))
         cut = len(emitted) <= len(own) - 1
         kind = (drafted, accepted, cut)
-        self.rounds[kind] = self.rounds.get(kind, 0) + 1
+        rounds = self.rounds[place]
+        rounds[kind] = rounds.get(kind, 0) + 1
         return accepted, cut
 
     @property
     def histogram(self) -> list[int]:
         """Return how many rounds accepted 0, 1, … drafted tokens."""
         counts = [0] * (self.width + 1)
-        for (_, accepted, _), times in self.rounds.items():
+        for (_, accepted, _), times in pooled(self.rounds).items():
             counts[accepted] += times
         return counts
 
@@ -51,19 +56,34 @@ class Tally:
         """Return the number of new tokens of the finished texts."""
         return sum(len(ids) for ids, _ in self.finished.values())
 
+    @property
+    def longest(self) -> int:
+        """Return the number of new tokens of the longest finished text."""
+        return max(len(ids) for ids, _ in self.finished.values())
+
+    def measured(self, meter: Meter | None) -> dict[str, Any]:
+        """Return what a meter says of the texts, as figures of :class:`GenerationResult`."""
+        if meter is None:
+            return {}
+        figures: dict[str, Any] = {"meter": meter.reading(self.accepted, self.emitted)}
+        if meter.log is not None:
+            figures["token_kl"] = meter.log.costs(self.longest)
+            figures["log_probs"] = meter.log.log_probs(self.longest)
+        return figures
+
     def result(self, **figures: Any) -> GenerationResult:
         """Return the texts and the counts, with ``figures`` of :class:`GenerationResult`."""
         finished = [self.finished[place] for place in range(self.batch)]
         new = [ids for ids, _ in finished]
         ended = tuple(own for _, own in finished)
-        longest = max(map(len, new))
-        padded = [ids + [-1] * (longest - len(ids)) for ids in new]
+        padded = [ids + [-1] * (self.longest - len(ids)) for ids in new]
         return GenerationResult(
             output_token_ids=torch.tensor(padded),
             ended=all(ended),
             accepted_histogram=tuple(self.histogram),
             row_lengths=tuple(map(len, new)),
             row_ended=ended,
-            rounds=self.rounds,
+            rounds=pooled(self.rounds),
+            row_rounds=tuple(self.rounds),
             **figures,
         )

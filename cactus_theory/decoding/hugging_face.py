@@ -40,6 +40,7 @@ def speculative_generate(
     verifier: str | Verifier = "chain",
     fast_forward: bool | None = None,
     meter: bool | str | Divergence = False,
+    log_probs: bool = False,
     on_tokens: Callable[[Any], None] | None = None,
     **model_kwargs: Any,
 ) -> Any:
@@ -91,6 +92,7 @@ def speculative_generate(
         verifier=verifier,
         fast_forward=fast_forward,
         meter=meter,
+        log_probs=log_probs,
         on_tokens=on_tokens,
     )
     sequences = _sequences(input_ids, result, generation_config)

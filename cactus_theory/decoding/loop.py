@@ -19,6 +19,7 @@ from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.pace import pace
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
+from cactus_theory.decoding.token_log import TokenLog
 from cactus_theory.divergences import Divergence
 from cactus_theory.verify.contract import Verifier, find_verifier
 
@@ -46,6 +47,7 @@ def generate(
     fast_forward: bool | None = None,
     meter: bool | str | Divergence = True,
     record_rows: bool = False,
+    log_probs: bool = False,
     on_tokens: Progress | None = None,
     on_rows: OnRows | None = None,
     device_loop: bool | None = False,
@@ -84,6 +86,8 @@ def generate(
     meter : also add up the emitted KL, or the divergence named; its time is kept out of the
         decode's.
     record_rows : also return the verified rows.
+    log_probs : also return ln q and ln h of every new token (``LogProbs``); needs the meter,
+        which has the emitted laws.
     on_tokens : called after every round with the new ids (B = 1) or a list of them per row.
     on_rows : called after every round with all rows of the target (B, K + 1, V), those after a
         refusal too, the draft, the number of each text in the batch, and how many new tokens
@@ -91,14 +95,15 @@ def generate(
     device_loop : whether rounds run as one captured graph each, with one read by the host
         (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
         fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
-        policy a text; no processors, ``stop``, ``record_rows`` or ``on_rows``, ``adaptive`` or
-        ``gate``.
+        policy a text; no processors, ``stop``, ``record_rows``, ``log_probs``, ``on_rows``,
+        ``adaptive`` or ``gate``.
 
     Raises
     ------
     ValueError
         Vocabularies or devices that differ, ids or lengths out of range, a model in training
-        mode, an unknown policy, seeds or policies that are not one per row.
+        mode, an unknown policy, seeds or policies that are not one per row, a schedule whose
+        guarantee the verifier would break, ``log_probs`` without the meter.
     TypeError
         Ids that are not integers, a draft that is neither a model nor a drafter.
     """
@@ -110,11 +115,13 @@ def generate(
     texts, padding = opened_texts(models, input_ids, attention_mask, max_new_tokens, eos_token_ids)
     texts.stop = stop
     rules = Rules(policy, texts)
-    for rule in rules.rules:
-        judge.check(rule)
+    rules.check(judge)
+    if log_probs and not meter:
+        raise ValueError("log_probs: needs the meter, which has the emitted laws; got meter=False")
+    log = TokenLog(texts.batch, max_new_tokens, log_probs)
     coins = Coins(texts.batch, seed, generator, texts.device)
     warp = Warp(temperature, logits_processor, padding)
-    watching = observers(rules.rules, meter, record_rows, judge)
+    watching = observers(rules.rules, meter, record_rows, judge, log)
     common = texts, rules, warp, coins, speed, num_draft_tokens, judge
     report = per_round(on_tokens, texts.batch)
     with torch.inference_mode():
@@ -125,6 +132,7 @@ def generate(
             *common,
             watching[0],
             record_rows=record_rows,
+            log_probs=log_probs,
             on_rows=on_rows,
             fast_forward=fast_forward is False,
         )

@@ -1,12 +1,14 @@
 """What a decode hands back: the tokens, what they took, and what they cost in fidelity."""
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from cactus_theory.decoding.readings import Reading, conditional_rates, reading_of
+from cactus_theory.decoding.token_log import LogProbs
 
 DECODING_PARTS = ("draft", "target", "verify", "other")
 
@@ -96,6 +98,11 @@ class GenerationResult:
     row_lengths : new tokens of each row.
     row_ended : whether each text ended by itself.
     rounds : (drafted, accepted, ended inside) → how many rounds of a row did that.
+    row_rounds : the same of each row.
+    token_kl : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
+        one that was not drafted, and padding. Sums over a row are what that row spent; the sum
+        over its first t tokens is what an answer that ended there would have spent.
+    log_probs : ln q and ln h of each new token, None unless they were asked for.
     loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
         to be taken if it fits and does not.
     """
@@ -111,6 +118,9 @@ class GenerationResult:
     row_lengths: tuple[int, ...] = ()
     row_ended: tuple[bool, ...] = ()
     rounds: dict[tuple[int, int, bool], int] = field(default_factory=dict)
+    row_rounds: tuple[dict[tuple[int, int, bool], int], ...] = ()
+    token_kl: Float[Tensor, "batch new"] | None = None
+    log_probs: LogProbs | None = None
     loop: str = "host"
 
     @property
@@ -141,17 +151,18 @@ class GenerationResult:
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """Return, for each place in a draft, the share of tokens kept among those reached."""
-        width = max((drafted for drafted, _, _ in self.rounds), default=0)
-        shares = []
-        for place in range(width):
-            reached = sum(
-                times
-                for (drafted, accepted, ended), times in self.rounds.items()
-                if accepted > place or (accepted == place < drafted and not ended)
-            )
-            kept = sum(times for (_, own, _), times in self.rounds.items() if own > place)
-            shares.append(kept / reached if reached else math.nan)
-        return tuple(shares)
+        return conditional_rates(self.rounds)
+
+    def readings(self) -> list[Reading]:
+        """Return what each row took and cost, by itself; see ``decoding.readings``."""
+        costs = [None] * len(self.row_rounds) if self.token_kl is None else self.token_kl.tolist()
+        own = zip(self.row_rounds, self.row_lengths, costs, strict=True)
+        return [reading_of(rounds, length, row and row[:length]) for rounds, length, row in own]
+
+    def pooled_reading(self) -> Reading:
+        """Return the same over all rows: counts are added up, rates are of the sums."""
+        costs = None if self.token_kl is None else self.token_kl.flatten().tolist()
+        return reading_of(self.rounds, self.num_tokens, costs)
 
     @property
     def tokens_per_second(self) -> float:

@@ -1,7 +1,7 @@
-"""Policies that change along a text: relaxed between two markers, or by position."""
+"""Policies that change along a text: what they may depend on, and a change by position."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.verify.contract import Verifier
 
 Spec = str | Policy
 
@@ -25,6 +26,19 @@ class Schedule(ABC):
     """
 
     rules: tuple[Policy, ...]
+
+    @property
+    def spec(self) -> str:
+        """Return a line that tells the schedule from others where results name it."""
+        return f"{type(self).__name__}({', '.join(rule.spec for rule in self.rules)})"
+
+    def check(self, verifier: Verifier) -> None:
+        """Raise ValueError for a verifier that cannot follow the schedule's policies.
+
+        A subclass may also refuse those under which its guarantee would not hold.
+        """
+        for rule in self.rules:
+            verifier.check(rule)
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> Any:
@@ -66,54 +80,6 @@ class Schedule(ABC):
         return state
 
 
-class Between(Schedule):
-    """One policy between an opening and a closing marker token, another one elsewhere.
-
-    For example a thinking section decoded faster than the answer after it:
-    ``Between("cactus:delta=1", opening=5, closing=6)`` is lossless outside. The policy starts
-    with the token after an opening marker and ends with the closing marker itself. Markers in
-    the prompt count.
-    """
-
-    def __init__(
-        self,
-        inside: Spec,
-        *,
-        outside: Spec = "speculative",
-        opening: int | Iterable[int],
-        closing: int | Iterable[int],
-    ) -> None:
-        self.rules = (find_policy(outside), find_policy(inside))
-        self.opening = _tokens("opening", opening)
-        self.closing = _tokens("closing", closing)
-        both = sorted(set(self.opening) & set(self.closing))
-        if both:
-            raise ValueError(f"closing: must differ from opening; got token {both[0]} in both")
-
-    def begin(self, prompt: Sequence[int]) -> bool:
-        """Return whether a section is open after the prompt."""
-        return self.advance(False, prompt)
-
-    def advance(self, state: bool, new_ids: Sequence[int]) -> bool:
-        """Return whether a section is open after more tokens."""
-        for token in new_ids:
-            state = (state or token in self.opening) and token not in self.closing
-        return state
-
-    def choose(self, state: bool, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        """Return 1 inside a section, else 0."""
-        if not len(drafted):
-            return drafted
-        opened = torch.isin(drafted, drafted.new_tensor(self.opening))
-        closed = torch.isin(drafted, drafted.new_tensor(self.closing))
-        count = torch.arange(1, len(drafted) + 1, device=drafted.device)
-        # the latest marker up to each token, 0 for none; it applies from the next token on
-        latest = torch.where(opened | closed, count, 0).cummax(0).values
-        before = torch.cat([latest.new_zeros(1), latest[:-1]])
-        inside = opened[(before - 1).clamp(min=0)]
-        return torch.where(before > 0, inside, torch.full_like(inside, state)).long()
-
-
 class ByPosition(Schedule):
     """A sequence of policies, each from a number of new tokens on.
 
@@ -141,8 +107,16 @@ class ByPosition(Schedule):
         return torch.searchsorted(position.new_tensor(self.starts), position, right=True) - 1
 
 
-def _tokens(name: str, tokens: int | Iterable[int]) -> list[int]:
-    given = [tokens] if isinstance(tokens, int) else list(tokens)
-    if not given:
-        raise ValueError(f"{name}: must name at least one token; got none")
-    return [whole_number(name, token, 0) for token in given]
+def check_bonus_is_free(schedule: str, verifier: Verifier) -> None:
+    """Raise for a verifier that charges bonus tokens, whose row no schedule has seen.
+
+    Raises
+    ------
+    ValueError
+        ``block:bonus=policy``: the bonus follows the policy of the last drafted token.
+    """
+    if verifier.needs_next_draft_row:
+        raise ValueError(
+            f"verifier: {schedule} needs bonus tokens from the target's row, which are free; "
+            f"got {verifier.spec!r}"
+        )

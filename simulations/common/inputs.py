@@ -54,7 +54,8 @@ def command_line(
         if not action.option_strings and action.dest != "help":
             positional += [] if given is None else [_words(given)]
         elif action.dest not in (*leave_out, "help") and given != action.default:
-            flags.append(f"--{action.dest.replace('_', '-')} {_words(given)}".rstrip())
+            words = "" if given is True else _words(given)
+            flags.append(f"--{action.dest.replace('_', '-')} {words}".rstrip())
     return " ".join(["python -m simulations", *positional, *flags])
 
 

@@ -8,6 +8,7 @@ meter that bounds it.
 
 from .pair import TinyPair, markov_pair
 from .places import Places, follow_places
+from .rates import Rates, long_run_rates
 from .rounds import Rounds, every_round
 from .setting import Setting
 from .tally import Moments
@@ -16,6 +17,7 @@ from .texts import Texts, enumerate_texts
 __all__ = [
     "Moments",
     "Places",
+    "Rates",
     "Rounds",
     "Setting",
     "Texts",
@@ -23,5 +25,6 @@ __all__ = [
     "enumerate_texts",
     "every_round",
     "follow_places",
+    "long_run_rates",
     "markov_pair",
 ]

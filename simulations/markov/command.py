@@ -2,10 +2,12 @@
 
 For every policy, verifier and K: tokens per target call, KL and total variation of the whole
 text from the target's law, and the expected meter, which bounds that KL. The KL is found in two
-ways, from the law of texts and token by token, which must agree.
+ways, from the law of texts and token by token, which must agree. With ``--rates`` instead: how
+often each place of a draft is accepted in a long text.
 """
 
 import argparse
+import json
 import math
 import textwrap
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from ..common.results import provenance, write_csv
 from ..common.terminal import shown, text_table
 from .pair import TinyPair, markov_pair
 from .places import follow_places
+from .rates import long_run_rates
 from .rounds import every_round
 from .setting import Setting
 from .texts import enumerate_texts
@@ -34,7 +37,7 @@ POLICIES = (
     "mixture:alpha=0.5",
     "typical",
 )
-OUT = Path("build/markov.csv")
+OUT, RATES_OUT = Path("build/markov.csv"), Path("build/markov_rates.csv")
 # nats by which the two ways to the KL may differ: bands are roots, found to about 1e-14
 AGREEMENT = 1e-9
 WIDEST = 100  # columns of what is printed
@@ -48,6 +51,16 @@ SHOWN = {
     "slack": "meter\n− KL",
     "total_variation": "total\nvariation",
 }
+RATES_SHOWN = {
+    "policy": "policy",
+    "verifier": "verifier",
+    "num_draft_tokens": "K",
+    "mean_acceptance_length": "tokens\nper call",
+    "marginal_acceptance_rates": "Pr(token i is accepted)",
+    "conditional_acceptance_rates": "given all before it",
+    "emitted_kl_per_token": "meter\nper token",
+}
+RATE_DIGITS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--end", type=int, help="a token that ends the text")
     add("--policy", nargs="+", default=list(POLICIES), help="specs, or FILE.py:NAME")
     add("--verifier", nargs="+", default=["chain", "block"], choices=verifiers())
-    add("--out", type=Path, default=OUT, help="the CSV")
+    add("--rates", action="store_true", help="acceptance by place instead, in long texts")
+    add("--out", type=Path, help=f"the CSV ({OUT}, {RATES_OUT})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,15 +92,17 @@ def run(args: argparse.Namespace) -> int:
         zeros=args.zeros,
     )
     cases, refused = settings(args)
+    find, heads = (rated, RATES_SHOWN) if args.rates else (measured, SHOWN)
+    out = args.out or (RATES_OUT if args.rates else OUT)
     rows = []
     with Progress("enumerating", len(cases)) as progress:
         for spec, setting in cases:
-            rows.append({"policy": ":".join(filter(None, label(spec))), **measured(pair, setting)})
+            rows.append({"policy": ":".join(filter(None, label(spec))), **find(pair, setting)})
             progress.advance(spec)
-    write_csv(args.out, rows, provenance(command_line("markov", add_arguments, args)))
-    cells = [[shown(row[name]) for name in SHOWN] for row in rows]
-    print(text_table(list(SHOWN.values()), cells))
-    for line in [*refused, f"nats; {len(rows)} rows in {args.out}"]:
+    write_csv(out, rows, provenance(command_line("markov", add_arguments, args)))
+    cells = [[shown(row[name]) for name in heads] for row in rows]
+    print(text_table(list(heads.values()), cells))
+    for line in [*refused, f"nats; {len(rows)} rows in {out}"]:
         print(textwrap.fill(line, WIDEST))
     return 0
 
@@ -142,6 +158,24 @@ def measured(pair: TinyPair, setting: Setting) -> dict[str, Any]:
         "calls_deviation": texts.calls.deviation,
         "meter_deviation": _finite(texts.meter.deviation),
     }
+
+
+def rated(pair: TinyPair, setting: Setting) -> dict[str, Any]:
+    """Return acceptance by place in long texts; lists are JSON, 0 where none ever gets."""
+    found = long_run_rates(pair, setting)
+    lists = {"marginal_acceptance_rates": found.marginal}
+    lists |= {"conditional_acceptance_rates": found.conditional}
+    return {
+        "verifier": setting.judge.name,
+        "num_draft_tokens": setting.num_draft_tokens,
+        "mean_acceptance_length": found.mean_acceptance_length,
+        **{name: json.dumps([_rate(own) for own in values]) for name, values in lists.items()},
+        "emitted_kl_per_token": _finite(found.metered),
+    }
+
+
+def _rate(value: float) -> float:
+    return round(value, RATE_DIGITS) if math.isfinite(value) else 0.0
 
 
 def _finite(value: float) -> float | None:

@@ -9,6 +9,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import Between, ByPosition, Schedule, generate
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.between import Section
 from cactus_theory.verify import Draft
 
 PROMPT = torch.tensor([[1, 5, 9]])
@@ -28,15 +29,16 @@ def test_markers_rule_from_the_next_token_on(state):
     source = torch.Generator().manual_seed(2)
     for _ in range(60):
         drafted = torch.randint(6, 11, (7,), generator=source)
-        assert MARKED.choose(state, drafted).tolist() == by_definition(state, drafted.tolist())
-    assert MARKED.choose(state, drafted[:0]).tolist() == []
+        chosen = MARKED.choose(Section(state, ()), drafted).tolist()
+        assert chosen == by_definition(state, drafted.tolist())
+    assert MARKED.choose(Section(state, ()), drafted[:0]).tolist() == []
 
 
 def test_markers_in_the_prompt_and_the_text_count():
-    assert MARKED.begin([1, 7, 3]) is True
-    assert MARKED.begin([7, 3, 8, 2]) is False
-    assert MARKED.advance(True, [4, 9]) is False
-    assert MARKED.advance(False, [7]) is True
+    assert MARKED.begin([1, 7, 3]).open
+    assert not MARKED.begin([7, 3, 8, 2]).open
+    assert not MARKED.advance(Section(True, ()), [4, 9]).open
+    assert MARKED.advance(Section(False, ()), [7]).open
 
 
 def test_positions_count_new_tokens():

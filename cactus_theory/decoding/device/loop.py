@@ -116,7 +116,7 @@ class DeviceDecode:
         return [ids[-2] if len(ids) > 1 else ids[-1], ids[-1], len(ids), drafted]
 
     def _note(self, row: int, drafted: int, own: list[int], new: list[int]) -> None:
-        self.tally.note(drafted, own, new)
+        self.tally.note(row, drafted, own, new)
         if not self.texts.room(row):
             self.tally.finished[row] = self.texts.new_ids(row), self.texts.ended[row]
 
@@ -129,22 +129,21 @@ class DeviceDecode:
         draft = Draft(logits.token_ids, drafted, p)
         for row, own in enumerate(new):
             if own and drafted[row]:
-                charge(meter, row, len(own), q, draft, self.choice, done.verdict)
+                place = row, len(self.texts.new_ids(row)) - len(own)
+                charge(meter, row, own, q, draft, self.choice, done.verdict, place)
         if captures(self.device):  # measuring is not to be paid by the next round
             torch.cuda.synchronize(self.device)
         self.clock.lap("meter")
 
     def _result(self) -> GenerationResult:
-        reading = None
-        if self.meter is not None:
-            reading = self.meter.reading(self.tally.accepted, self.tally.emitted)
-            self.clock.lap("meter")
+        measured = self.tally.measured(self.meter)
+        self.clock.lap("meter")
         return self.tally.result(
             target_calls=self.rounds,
             draft_calls=self.rounds * self.width,
             seconds=self.clock.seconds(),
-            meter=reading,
             loop="device",
+            **measured,
         )
 
 

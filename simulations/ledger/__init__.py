@@ -1,0 +1,1 @@
+"""What a hard cap on every answer costs against spending the same on average."""

@@ -1,0 +1,141 @@
+"""A policy between markers: where it starts and ends, and that nothing is spent outside."""
+
+import pytest
+import torch
+
+from cactus_theory.decoding import Between, ModelDrafter, generate
+from cactus_theory.decoding.between import Section, spellings
+from cactus_theory.testing import assert_schedule_properties
+from tests.amounts import amount, some
+from tests.decoding.test_ragged import compare, padded, prompts
+
+# (3, 9, 4) ends where (9, 4) ends, which then counts
+OPENING, CLOSING = [(7, 7), 5, (3, 9, 4), (3, 9, 3)], [(9, 4), 8]
+MARKED = Between("cactus:delta=5", opening=OPENING, closing=CLOSING)
+
+
+def by_definition(text):
+    """For each token: is the latest marker that ends before it an opening one?"""
+    flags = []
+    for length in range(len(text)):
+        inside = False
+        for end in range(length, 0, -1):
+            ends = [
+                [1 for m in kind if tuple(text[: end][-size(m):]) == ids(m) and end >= size(m)]
+                for kind in (OPENING, CLOSING)
+            ]  # fmt: skip
+            if ends[0] or ends[1]:
+                inside = not ends[1]
+                break
+        flags.append(inside)
+    return flags
+
+
+def ids(marker):
+    return (marker,) if isinstance(marker, int) else marker
+
+
+def size(marker):
+    return len(ids(marker))
+
+
+def test_markers_of_several_tokens_rule_by_their_definition():
+    """However a text is cut into prompt, rounds and a draft."""
+    source = torch.Generator().manual_seed(0)
+    inside = 0
+    for _ in range(amount(60, 1000)):
+        text = torch.randint(3, 10, (12,), generator=source)
+        expected = by_definition(text.tolist())
+        cuts = torch.randint(0, 13, (2,), generator=source).sort().values.tolist()
+        state = MARKED.begin(text[: cuts[0]].tolist())
+        chosen = MARKED.choose(state, text[cuts[0] :]).tolist()
+        assert chosen == [int(own) for own in expected[cuts[0] :]]
+        state = MARKED.advance(state, text[cuts[0] : cuts[1]].tolist())
+        assert MARKED.choose(state, text[cuts[1] :]).tolist() == chosen[cuts[1] - cuts[0] :]
+        inside += sum(chosen)
+    assert inside > 100
+
+
+def test_a_marker_may_begin_in_the_prompt_and_end_in_a_draft():
+    state = MARKED.begin([1, 3, 9])
+    assert not state.open and MARKED.choose(state, torch.tensor([4, 1])).tolist() == [0, 0]
+    assert MARKED.choose(state, torch.tensor([3, 1])).tolist() == [0, 1]
+    state = MARKED.begin([1, 7])
+    assert MARKED.choose(state, torch.tensor([7, 2, 9, 4, 1])).tolist() == [0, 1, 1, 1, 0]
+    assert MARKED.choose(Section(True, (3,)), torch.tensor([9, 4, 1])).tolist() == [1, 1, 0]
+
+
+class Drafts:
+    """Counts drafts in which a closing marker stands with drafted tokens after it."""
+
+    def __init__(self):
+        self.closed_inside = 0
+
+    def __call__(self, q, draft, places, before):
+        for row, count in enumerate(draft.lengths):
+            drafted = draft.token_ids[row, : max(count - 1, 0)].tolist()
+            self.closed_inside += any(token in (11, 8, 14) for token in drafted)
+
+
+CASES = [
+    (verifier, policy, certain)
+    for verifier in ("chain", "block")
+    for policy in ("band:price=0.3", "cactus:delta=2", "soft_band:price=0.3")
+    for certain in (False, True)
+    if verifier == "block" or policy != "soft_band:price=0.3"
+]
+
+
+@pytest.mark.parametrize(("verifier", "policy", "certain"), some(CASES, 3))
+def test_tokens_outside_are_the_targets_and_cost_exactly_nothing(tiny, verifier, policy, certain):
+    """The meter's own charge of every token, and ln h against ln q, both without a tolerance."""
+    section = Between(policy, opening=[3, 9, (4, 4), 5, 17], closing=[11, (8,), 14])
+    drafts, inside, outside = Drafts(), 0.0, 0
+    for trial in range(amount(1, 20)):
+        given, mask = padded(prompts(seed=trial))
+        result = generate(
+            tiny[0], ModelDrafter(tiny[1], greedy=certain), given, attention_mask=mask,
+            policy=section, verifier=verifier, num_draft_tokens=6, max_new_tokens=40, seed=trial,
+            log_probs=True, on_rows=drafts,
+        )  # fmt: skip
+        for row, (prompt, shown) in enumerate(zip(given, mask, strict=True)):
+            state = section.begin(prompt[shown.bool()].tolist())
+            for place, token in enumerate(result.output_token_ids[row].tolist()):
+                cost = float(result.token_kl[row, place])
+                if state.open:
+                    inside += cost
+                else:
+                    scored = result.log_probs
+                    assert cost == 0.0 and scored.target[row, place] == scored.emitted[row, place]
+                    outside += 1
+                state = section.advance(state, [token])
+    assert inside > 0.5 and outside > 25 and drafts.closed_inside > amount(0, 10)
+
+
+def test_rows_of_a_batch_have_sections_of_their_own(tiny):
+    options = {"max_new_tokens": 25, "num_draft_tokens": 5, "eos_token_ids": (7, 13, 15)}
+    section = Between("cactus:delta=1", opening=[3, (9, 4), 5], closing=[11, 8])
+    assert compare(*tiny, prompts(seed=3), options, section).meter.kl > 0.1
+
+
+def test_it_looks_at_nothing_that_it_must_not_know():
+    assert_schedule_properties(MARKED, examples=amount(20, 200))
+
+
+class Pieces:
+    """A tokenizer that joins a space with the letter after it."""
+
+    def encode(self, text, add_special_tokens):
+        assert not add_special_tokens
+        return [ord(own) for own in text.replace(" <", "~")]
+
+
+def test_a_marker_is_spelled_as_it_may_stand_in_a_text():
+    assert spellings(Pieces(), "<a>") == [(60, 97, 62), (126, 97, 62)]
+
+
+def test_two_markers_may_not_be_the_same():
+    with pytest.raises(ValueError, match=r"closing: must differ .* got tokens \[3, 4\] in both"):
+        Between("typical", opening=[(3, 4)], closing=[5, (3, 4)])
+    with pytest.raises(ValueError, match="opening: must name at least one token; got an empty"):
+        Between("typical", opening=[()], closing=5)
