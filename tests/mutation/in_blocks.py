@@ -67,7 +67,11 @@ IN_BLOCKS = {
         ("SoftRow.passes", Replace("value < 0", "value > 0")),
         ("SoftRow._uncut", Value("low", into="self.scale")),
         ("SoftRow.ratio_of", Replace("knot * asked", "knot")),
-        ("SoftRow.recovers", Replace("asked / factors[1]", "asked")),
+        (
+            "SoftRow.recovers",
+            Replace("asked / factors[1]", "asked"),
+            "U_M is above such a token's p/q: the row is then always solved, for the same answer",
+        ),
         ("SoftRow.recovers", Operator(">=", "<=", nth=1)),
     ),
     "policies/soft_band.py": (
