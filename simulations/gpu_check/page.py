@@ -50,7 +50,7 @@ DEVICE = {"quantity": "quantity", "value": "value", "": "unit"}
 Tables = Mapping[str, Sequence[Row]]
 
 
-def page(report: Any, picture: bytes | None) -> str:
+def page(report: Any) -> str:
     """Return the page as text; it loads no other files."""
     made = report.provenance
     lines = words.verdict(report.tables, report.notes)
@@ -63,7 +63,7 @@ def page(report: Any, picture: bytes | None) -> str:
 <style>{STYLE}</style>
 <h1>{escape(made["device"])}</h1>
 {_rehearsal(made)}<ul>{said}</ul>
-{"".join(_parts(report, picture))}</html>
+{"".join(_parts(report))}</html>
 """
 
 
@@ -75,11 +75,11 @@ def _rehearsal(made: Mapping[str, str]) -> str:
     )
 
 
-def _parts(report: Any, picture: bytes | None) -> Iterable[str]:
+def _parts(report: Any) -> Iterable[str]:
     tables: Tables = report.tables
     yield _section("Goals", _table(GOALS, tables.get("goals", ())))
-    if picture is not None:
-        code = base64.b64encode(picture).decode()
+    if report.picture is not None:
+        code = base64.b64encode(report.picture).decode()
         about = "verify time against its floor, speed against emitted KL, the parts of a round, "
         about += "prediction against measurement"
         yield f'<p><img alt="{about}" src="data:image/png;base64,{code}"></p>\n'

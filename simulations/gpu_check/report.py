@@ -27,12 +27,13 @@ FILES = (PAGE, WHOLE, f"{PICTURE}.png", *(f"{name}.csv" for name in TABLES.value
 
 @dataclass
 class Report:
-    """Tables by section, notes, and the seconds of the sections that are finished."""
+    """Tables by section, notes, seconds of finished sections, the picture as last drawn."""
 
     provenance: dict[str, str]
     tables: dict[str, list[Row]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    picture: bytes | None = None
 
     def add(self, section: str, message: Message) -> None:
         """Take in what a section gave."""
@@ -53,11 +54,12 @@ class Report:
         return bool(self.wrong) or any(note.kind == "failed" for note in self.notes)
 
     def write(self, out: Path, picture: bool) -> None:
-        """Write what there is; ``picture`` says whether to draw as well."""
+        """Write what there is; ``picture`` says whether to draw anew."""
         for section, name in TABLES.items():
             if self.tables.get(section):
                 write_csv(out / f"{name}.csv", even(self.tables[section]), self.provenance)
-        drawn = self._drawn(out) if picture else None
+        if picture:
+            self.picture = self._drawn(out)
         write_json(
             out / WHOLE,
             {
@@ -68,7 +70,7 @@ class Report:
                 "notes": [vars(note) for note in self.notes],
             },
         )
-        write_text(out / PAGE, page.page(self, drawn))
+        write_text(out / PAGE, page.page(self))
 
     def _drawn(self, out: Path) -> bytes | None:
         """Draw the figure from the tables as written, if there is something to draw with."""

@@ -60,7 +60,8 @@ def test_the_files_are_few_and_agree(tmp_path):
 
 def test_the_page_says_the_verdict_first():
     report = filled()
-    text = page.page(report, b"png")
+    report.picture = b"png"
+    text = page.page(report)
     items = re.findall(r"<li>(.*?)</li>", text)
     assert items[0] == "Right: all 1 checks pass; laws: not there."
     assert items[1] == (
@@ -77,7 +78,7 @@ def test_lossless_needs_no_meter_and_what_is_unknown_does_not_win():
     report = filled()
     for row in report.tables["decode"]:
         row["emitted_kl_per_token"] = None
-    items = re.findall(r"<li>(.*?)</li>", page.page(report, None))
+    items = re.findall(r"<li>(.*?)</li>", page.page(report))
     assert "speculative@block" in items[3] and "speculative@block" in items[4]
 
 
@@ -103,7 +104,10 @@ def test_without_matplotlib_the_page_has_no_picture(tmp_path, monkeypatch):
 
 def test_the_picture_is_drawn_from_the_tables(tmp_path):
     pytest.importorskip("matplotlib")
-    filled().write(tmp_path, picture=True)
+    report = filled()
+    report.write(tmp_path, picture=True)
+    report.write(tmp_path, picture=False)  # as after the goals
+    assert "data:image/png;base64," in (tmp_path / "gpu_check.html").read_text()
     assert {path.name for path in tmp_path.iterdir()} == set(FILES)
     assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
     fig_gpu = importlib.import_module("paper_figures.fig_gpu")

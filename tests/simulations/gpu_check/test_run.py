@@ -176,9 +176,9 @@ def test_the_smallest_sections_make_a_report(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not THOROUGH, reason="the whole rehearsal takes a minute")
 def test_the_whole_rehearsal(tmp_path, capfd):
-    started = time.monotonic()
+    started = sum(os.times()[:4])
     assert main(["gpu-check", "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
-    assert time.monotonic() - started < 180  # under 60 s where nothing else runs
+    assert sum(os.times()[:4]) - started < 60  # seconds of one core, of all processes
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
     report = whole(tmp_path)
     assert list(report["tables"]) == list(SECTIONS) == list(report["seconds"])
