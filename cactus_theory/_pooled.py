@@ -18,6 +18,7 @@ from cactus_theory.traces import PooledAudit, pooled_audit, row_pairs
 POINTS = 33
 # columns of the table of policies that hold words
 WORDS = (0, 5)
+OUTPUTS = {"csv": ".csv", "latex": ".tex", "plot": ".png", "out": ".npy"}
 LEGEND = """\
 means over rows ± one standard error over texts
 of row optimum: of the best acceptance for what the policy spends, row by row
@@ -27,6 +28,7 @@ Line = dict[str, Any]
 
 def audit_several(args: argparse.Namespace) -> int:
     """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
+    _check_outputs(args)
     rules, source = _rules(args), row_inputs.source(args)
     spec = ct.divergence(args.divergence).spec
     audits = [pooled_audit(rule, source, divergence=spec) for rule in rules]
@@ -50,6 +52,14 @@ def audit_several(args: argparse.Namespace) -> int:
     print_table(*shown)
     print(LEGEND)
     return 0
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Raise ValueError, before any work, for a file of the wrong kind."""
+    for flag, suffix in OUTPUTS.items():
+        path = getattr(args, flag, None)
+        if path and not path.endswith(suffix):
+            raise ValueError(f"--{flag}: must end in {suffix}; got {path!r}")
 
 
 def _rules(args: argparse.Namespace) -> list[Policy]:
@@ -112,6 +122,7 @@ def _cells(line: Line, spec: str) -> list[str]:
 
 def solve_pooled(args: argparse.Namespace, q: np.ndarray, p: np.ndarray, knob: str) -> int:
     """Print the best mean acceptance of all rows for one mean divergence."""
+    _check_outputs(args)
     spec = ct.divergence(args.divergence).spec
     amount = getattr(args, knob)
     found = ct.pooled_acceptance(q, p, divergence=spec, **{knob: amount})
@@ -140,6 +151,7 @@ def solve_frontier(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> in
     """Print the best mean acceptance of all rows at every mean divergence, a point a line."""
     if args.out:
         raise ValueError(f"--out: must not be given with --frontier; got {args.out!r}")
+    _check_outputs(args)
     spec = ct.divergence(args.divergence).spec
     found = ct.pooled_frontier(q, p, divergence=spec, points=args.frontier)
     columns = {name: getattr(found, name) for name in ("delta", "acceptance", "price", "bound")}
