@@ -47,9 +47,9 @@ def test_the_scale_of_a_residual_takes_tokens_out(device):
     noise = _streams.noise(seeds, zero, zero, _streams.RECOVERED, 3)
     second = (noise / (q - p).clamp(min=0)).argmin(-1) == 2
     at = ((coins > 0.9) & second).nonzero()[: amount(2, 15), 0]
+    rows = [row.log().expand(len(at), width, 3) for row, width in ((q, 2), (p, 1))]
     found = verify_logits(
-        ct.policy("cactus", delta=0.1), q.log().expand(len(at), 2, 3), p.log().expand(len(at), 1, 3),
-        zero[at][:, None], seeds=seeds[at], positions=zero[at],
+        ct.policy("cactus", delta=0.1), *rows, zero[at][:, None], seeds=seeds[at], positions=zero[at],
     )  # fmt: skip
     assert found.output_token_ids.tolist() == [[1, -1]] * amount(2, 15)
 
