@@ -49,7 +49,8 @@ def test_the_scale_of_a_residual_takes_tokens_out(device):
     at = ((coins > 0.9) & second).nonzero()[: amount(2, 15), 0]
     rows = [row.log().expand(len(at), width, 3) for row, width in ((q, 2), (p, 1))]
     found = verify_logits(
-        ct.policy("cactus", delta=0.1), *rows, zero[at][:, None], seeds=seeds[at], positions=zero[at],
+        ct.policy("cactus", delta=0.1), *rows, zero[at][:, None],
+        seeds=seeds[at], positions=zero[at],
     )  # fmt: skip
     assert found.output_token_ids.tolist() == [[1, -1]] * amount(2, 15)
 
