@@ -37,11 +37,22 @@ def test_decisions_and_tokens_agree(spec, verifier, device, monkeypatch):
         assert row["excluded"] <= MOST_EXCLUDED * row["rows"], row
 
 
-def test_a_scale_below_1_agrees(device, monkeypatch):
-    monkeypatch.setattr(checks, "RULES", (("cactus:delta=0.5", "chain"),))
-    monkeypatch.setattr(checks, "WIDTH", 1)
-    (row,) = checks.kernel_agreement(device, 8, (30,), 2)
-    assert row["passed"], row
+def test_the_scale_of_a_residual_takes_tokens_out(device):
+    """Cactus leaves (.7 q − p)₊, only token 1; lossless sampling would draw token 2, too."""
+    q = torch.tensor([0.3, 0.3, 0.4], device=device)
+    p = torch.tensor([0.6, 0.1, 0.3], device=device)
+    seeds = torch.arange(600, device=device)
+    zero = torch.zeros_like(seeds)
+    coins = _streams.coins(seeds, zero, zero[:, None], _streams.ACCEPT)[:, 0]
+    noise = _streams.noise(seeds, zero, zero, _streams.RECOVERED, 3)
+    second = (noise / (q - p).clamp(min=0)).argmin(-1) == 2
+    at = ((coins > 0.9) & second).nonzero()[: amount(2, 15), 0]
+    rows = [row.log().expand(len(at), width, 3) for row, width in ((q, 2), (p, 1))]
+    found = verify_logits(
+        ct.policy("cactus", delta=0.1), *rows, zero[at][:, None],
+        seeds=seeds[at], positions=zero[at],
+    )  # fmt: skip
+    assert found.output_token_ids.tolist() == [[1, -1]] * amount(2, 15)
 
 
 @pytest.mark.parametrize("spec", ["speculative", "band:price=2"] if THOROUGH else ["speculative"])

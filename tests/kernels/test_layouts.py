@@ -106,22 +106,25 @@ def test_a_workspace_keeps_nothing_of_the_step_before(device):
 
 
 def test_rows_that_hold_no_distribution(device):
-    """NaN, nothing finite, a token outside the vocabulary, an excluded token."""
-    target = torch.zeros(4, 2, VOCAB, device=device)
-    draft = torch.zeros(4, 1, VOCAB, device=device)
+    """NaN, nothing finite, a token outside the vocabulary, an excluded token; one greedy."""
+    target = torch.zeros(5, 2, VOCAB, device=device)
+    draft = torch.zeros(5, 1, VOCAB, device=device)
+    target[4, 0, 2] = 1.0
+    heat = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0], device=device)
     target[0, 0, 3] = torch.nan
     target[1, 0] = NOTHING
     target[3, 0, :-1] = NOTHING
-    ids = torch.tensor([[1], [1], [VOCAB + 3], [1]], device=device)
-    numbers = torch.arange(4, device=device)
+    ids = torch.tensor([[1], [1], [VOCAB + 3], [1], [1]], device=device)
+    numbers = torch.arange(5, device=device)
     found = verify_logits(
-        ct.policy("speculative"), target, draft, ids, seeds=numbers, positions=numbers
-    )
-    assert found.num_accepted.tolist() == [0, 0, 0, 0]
+        ct.policy("speculative"), target, draft, ids,
+        seeds=numbers, positions=numbers, temperature=heat,
+    )  # fmt: skip
+    assert found.num_accepted.tolist() == [0] * 5
     first = found.output_token_ids[:, 0].tolist()
     assert first[0] != 3 and 0 <= first[0] < VOCAB and 0 <= first[2] < VOCAB
-    assert first[1] == -1 and first[3] == VOCAB - 1
-    assert found.output_token_ids[:, 1].tolist() == [-1] * 4
+    assert first[1] == -1 and first[3] == VOCAB - 1 and first[4] == 2
+    assert found.output_token_ids[:, 1].tolist() == [-1] * 5
 
 
 def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
