@@ -50,7 +50,7 @@ def test_a_small_run_is_capped_and_resumes(tmp_path, capsys):
     folders = ["--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
     assert main([*asked, *folders]) == 0
     rows, notes = read_csv(tmp_path / "out" / "ledger.csv")
-    assert notes["command"].startswith("python -m simulations ledger --price 2 0.5 --cap 0.05")
+    assert "ledger --prompts prompts.jsonl --price 2 0.5 --cap 0.05" in notes["command"]
     ledger = rows[-1]
     assert ledger["kind"] == "ledger" and float(ledger["over"]) == 0
     assert 0.2 < float(ledger["used"]) <= 1
