@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cactus_theory.decoding._checks import opened_texts
 from cactus_theory.decoding._meter import observers
-from cactus_theory.decoding._round import Decode, OnRows
+from cactus_theory.decoding._round import Decode, OnRound, OnRows
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
 from cactus_theory.decoding._text import Stop
@@ -46,6 +46,7 @@ def generate(
     record_rows: bool = False,
     on_tokens: Progress | None = None,
     on_rows: OnRows | None = None,
+    on_round: OnRound | None = None,
 ) -> GenerationResult:
     """Continue texts with drafted tokens that the target verifies under ``policy``.
 
@@ -85,6 +86,8 @@ def generate(
     on_rows : called after every round with all rows of the target (B, K + 1, V), those after a
         refusal too, the draft, the number of each text in the batch, and how many new tokens
         it had before. The rows are overwritten by the next round.
+    on_round : called after every round with its counts and seconds (``pace.Round``); what
+        passes between two rounds is in neither.
 
     Raises
     ------
@@ -120,6 +123,7 @@ def generate(
             fast_forward,
             observers(rules.rules, meter, record_rows, judge),
             on_rows,
+            on_round,
         )
         return decode.run(per_round(on_tokens, texts.batch))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._checks import opened_texts
-from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding._round import Decode, OnRound
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
 from cactus_theory.decoding._text import Stop
@@ -31,6 +31,7 @@ def generate_plain(
     seed: int | Sequence[int] = 0,
     generator: Generators = None,
     on_tokens: Callable[[Any], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> GenerationResult:
     """Sample from the target alone, one token a row and forward pass.
 
@@ -51,6 +52,7 @@ def generate_plain(
     rules = Rules("speculative", texts)
     with torch.inference_mode():
         decode = Decode(
-            target_model, None, texts, rules, warp, coins, FixedPace(0), 0, find_verifier("chain")
-        )
+            target_model, None, texts, rules, warp, coins, FixedPace(0), 0, find_verifier("chain"),
+            on_round=on_round,
+        )  # fmt: skip
         return decode.run(per_round(on_tokens, texts.batch))
