@@ -14,6 +14,7 @@ from cactus_theory.policies import (
     register,
 )
 from cactus_theory.policies._custom import rule
+from cactus_theory.tuned import TunedSetting, load_tuned
 from cactus_theory.verify import ChainVerdict, verify_block, verify_chain
 
 __all__ = [
@@ -26,11 +27,13 @@ __all__ = [
     "OptimalAcceptance",
     "PerProposal",
     "Policy",
+    "TunedSetting",
     "audit",
     "divergence",
     "emitted_law",
     "frontier",
     "list_policies",
+    "load_tuned",
     "optimal_acceptance",
     "policy",
     "register",

@@ -1,4 +1,4 @@
-"""The command line: ``cactus-theory solve | audit | check | generate``.
+"""The command line: ``cactus-theory solve | audit | check | generate | tune``.
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
 3 a property could not be decided in time (``check``).
@@ -24,6 +24,7 @@ from cactus_theory.policies._registry import names as policy_names
 from cactus_theory.testing import _command as testing
 from cactus_theory.traces import Trace
 from cactus_theory.traces.trace import is_trace
+from cactus_theory.tuning import command as tune_command
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 # Raised by bad input, and reported in one line; anything else is a bug and keeps its traceback.
@@ -75,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(generate)
     _add_policy(generate)
     generate.set_defaults(run=_generate)
+    tuning = commands.add_parser("tune", help="the fastest policy, knob, verifier and K")
+    tune_command.add_arguments(tuning)
+    tuning.set_defaults(run=tune_command.run)
     return parser
 
 

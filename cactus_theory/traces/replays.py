@@ -21,7 +21,9 @@ from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
+from cactus_theory.policies import FixedTarget
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.traces._positions import mean_alive
 from cactus_theory.traces._result import Replay
 from cactus_theory.traces.rows import SavedRows
@@ -148,9 +150,25 @@ def _judged(
         nothing = q.new_zeros(ids.shape)
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, nothing)
     draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
-    law = judge.law(Assignment((rule,)), q, draft)
-    spent = {spec: kind.value(law.emitted, q[:, :-1]) for spec, kind in kinds.items()}
-    return law.alive, going, spent
+    alive, emitted = _reached(rule, judge, q, draft)
+    spent = {spec: kind.value(emitted, q[:, :-1]) for spec, kind in kinds.items()}
+    return alive, going, spent
+
+
+def _reached(rule: Policy, judge: Verifier, q: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+    """Return ``alive`` and ``emitted`` of the verdict's law; a chain needs no recovery for them."""
+    if not isinstance(judge, Chain):
+        law = judge.law(Assignment((rule,)), q, draft)
+        return law.alive, law.emitted
+    ids, rows = draft.token_ids[..., None], q[:, :-1]
+    p = one_hot(draft.token_ids, q) if draft.probs is None else draft.probs
+    emitted = rule.emitted(rows, p)
+    if isinstance(rule, FixedTarget):  # solved once
+        kept = keep_probability(*(own.gather(-1, ids) for own in (emitted, p)))
+    else:
+        kept = rule.acceptance(rows, p, ids)
+    start = torch.ones_like(kept[:, :1, 0])
+    return torch.cat([start, kept[..., 0].cumprod(-1)], -1), emitted
 
 
 def _replay_rows(
