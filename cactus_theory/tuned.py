@@ -20,17 +20,17 @@ class TunedSetting:
     Attributes
     ----------
     policy, verifier, num_draft_tokens : None, None and 0 where plain decoding was faster.
-    temperature : that it was tuned at; None if unknown.
-    level, divergence : what may be metered per emitted token.
+    temperature : that it was tuned at; 1 for rows of which none is known.
+    level, divergence : what may be metered per emitted token, where it was tuned.
     weights : what tells the two models from others, where it is known.
     """
 
     policy: Policy | None
     verifier: str | None
     num_draft_tokens: int
-    temperature: float | None
-    level: float
-    divergence: str
+    temperature: float
+    level: float | None = None
+    divergence: str | None = None
     weights: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -52,8 +52,10 @@ class TunedSetting:
                 "tuned: must name a policy; plain decoding was faster, use generate_plain"
             )
         own = {"policy": self.policy, "verifier": self.verifier}
-        own |= {"num_draft_tokens": self.num_draft_tokens}
-        return own if self.temperature is None else own | {"temperature": self.temperature}
+        return own | {
+            "num_draft_tokens": self.num_draft_tokens,
+            "temperature": self.temperature,
+        }
 
     def check_pair(self, target_model: Any, draft_model: Any) -> None:
         """Raise unless these are the models that it was tuned for, as far as that is known.
@@ -82,7 +84,7 @@ def load_tuned(path: str | Path) -> TunedSetting:
     content = _read(path)
     try:
         best, about = content["recommended"], content["source"]
-        temperature = about.get("temperature")
+        temperature = float(about.get("temperature", 1.0))
         known = {name: str(about[name]) for name in WEIGHTS if name in about}
         level, divergence = float(content["level"]), str(content["divergence"])
         own = _setting(path, best) if best is not None else (None, None, 0)

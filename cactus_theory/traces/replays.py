@@ -20,8 +20,7 @@ from torch import Tensor
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.policies import Policy
-from cactus_theory.policies import FixedTarget
+from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.traces._positions import mean_alive

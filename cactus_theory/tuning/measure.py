@@ -14,7 +14,7 @@ from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
 VERIFY = "verify"
 # decodes of every setting; medians over them stand
-REPEATS = 3
+REPEATS = 5
 
 
 @dataclass(frozen=True)
