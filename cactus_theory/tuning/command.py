@@ -102,7 +102,8 @@ def _tuned(args: Namespace) -> Any:
 
     if args.cost_ratio is not None:
         more = (getattr(args, name) or 0.0 for name in OF_RATIOS)
-        return _chosen(args, _source(args), Costs.ratios(args.cost_ratio, *more, batch=args.batch))
+        costs = Costs.ratios(args.cost_ratio, *more, batch=args.batch)
+        return _chosen(args, _source(args), costs)
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
     from cactus_theory.decoding import load_pair

@@ -21,8 +21,9 @@ SLOPE = 1.5
 # a point stays so far from the ends of its bracket, in the logarithm of x
 MARGIN = 0.02
 # every so many steps the bracket is halved, lest a bent curve holds one end of it
-HALVING = 4
-# far more than are needed; a meter that jumps over the level would take them all
+HALVING = 3
+# a bracket this narrow (relative) holds a jump over the level: the knob below it is taken
+NARROW = 1e-3
 MOST_STEPS = 60
 Point = tuple[float, float]
 
@@ -67,9 +68,17 @@ class Knobs:
                 return known[family.most]
             if family.least in known and self._spent(known[family.least]) > level:
                 return None
+            if self._jumps(width, level):
+                break
             self._replay(self._next(width, level, step), width)
         below = [own for own in known.values() if self._spent(own) <= level]
         return max(below, key=self._spent, default=None)
+
+    def _jumps(self, width: int, level: float) -> bool:
+        """Return whether the level lies between two points that are next to each other."""
+        low = [x for x, own in self.known[width].items() if self._spent(own) <= level]
+        high = [x for x, own in self.known[width].items() if self._spent(own) > level]
+        return bool(low and high) and min(high) / max(low) < 1 + NARROW
 
     def _next(self, width: int, level: float, step: int) -> float:
         """Return the looseness to look at next."""
