@@ -22,6 +22,7 @@ class Family:
     template : spec with ``{}`` where the knob's value goes; without, there is nothing to tune.
     knob : the knob's value at a looseness x > 0: the larger x is, the more may be emitted.
     least, first, most : x nearest to lossless, to begin with, and loosest.
+    like : key of the family whose verification takes as long; None for its own.
     """
 
     name: str
@@ -31,11 +32,17 @@ class Family:
     least: float = 1.0
     first: float = 1.0
     most: float = 1.0
+    like: str | None = None
 
     @property
     def key(self) -> str:
         """Return name and verifier as one word."""
         return f"{self.name}@{self.verifier}"
+
+    @property
+    def costs(self) -> str:
+        """Return the key under which its verification was timed."""
+        return self.like or self.key
 
     @property
     def lossless(self) -> bool:

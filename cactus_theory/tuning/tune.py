@@ -65,6 +65,7 @@ class Tuned:
     costs : of calls.
     plain : tokens per unit of time without a draft.
     choices : every family and K within the level, the fastest (by ``chosen_by``) first.
+    halves : numbers of the texts of ``replay`` that are chosen by, and that are reported.
     source : the trace's cycles, texts and models.
     """
 
@@ -73,6 +74,7 @@ class Tuned:
     costs: Costs
     plain: float
     choices: tuple[Choice, ...]
+    halves: tuple[Sequence[int], Sequence[int]]
     source: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -88,6 +90,18 @@ class Tuned:
     def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
         first = max(choices, key=lambda own: own.chosen_by.value, default=None)
         return first if first is not None and first.chosen_by.value > self.plain else None
+
+    def at_costs(self, costs: Costs) -> "Tuned":
+        """Return the same settings at other costs: of another batch or machine.
+
+        Raises
+        ------
+        ValueError
+            A family whose verification was not measured.
+        """
+        again = [_priced(own, costs, self.halves) for own in self.choices]
+        again.sort(key=lambda own: -own.chosen_by.value)
+        return replace(self, costs=costs, plain=plain_speed(costs), choices=tuple(again))
 
     def of_families(self) -> list[Choice]:
         """Return the fastest K of every family and verifier, fastest first."""
@@ -145,7 +159,8 @@ def tune(
         said("learning values", 1, 1)
         choices += _with_values(judged, soft, made, level, kind.spec, known, texts.halves)
     choices.sort(key=lambda own: -own.chosen_by.value)
-    return Tuned(level, kind.spec, known, plain_speed(known), tuple(choices), _about(source))
+    plain, about = plain_speed(known), _about(source)
+    return Tuned(level, kind.spec, known, plain, tuple(choices), texts.halves, about)
 
 
 def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
@@ -208,9 +223,15 @@ def _settings(found: Sequence[tuple[Family, Replay]]) -> list[Setting]:
 def _choice(
     family: Family, own: Replay, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]
 ) -> Choice:
-    first, second = (speed(own.part(half), costs, family.key) for half in halves)
-    width = own.num_draft_tokens
-    return Choice(family, own.policy, own.verifier, width, own, first, second)
+    width, nothing = own.num_draft_tokens, own.tokens_per_call
+    made = Choice(family, own.policy, own.verifier, width, own, nothing, nothing)
+    return _priced(made, costs, halves)
+
+
+def _priced(own: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
+    """Return the choice with its speeds at these costs."""
+    first, second = (speed(own.replay.part(half), costs, own.family.costs) for half in halves)
+    return replace(own, chosen_by=first, speed=second)
 
 
 def _fastest(choices: Sequence[Choice], name: str) -> Choice | None:
@@ -229,13 +250,14 @@ def _with_values(
 ) -> list[Choice]:
     """Return the soft band with values at the K that is fastest without."""
     name, width = f"{soft.family.name},values", soft.num_draft_tokens
-    family = replace(soft.family, name=name, template=f"{soft.family.template},values={values}")
+    template = f"{soft.family.template},values={values}"
+    family = replace(soft.family, name=name, template=template, like=soft.family.key)
     own = Knobs(judged, family, [width], divergence).at(width, level)
     if own is None:
         return []
-    made = _choice(replace(family, name=soft.family.name), own, costs, halves)
+    made = _choice(family, own, costs, halves)
     plain = f"soft_band:price={find_policy(own.policy).price:.6g}"  # type: ignore[attr-defined]
-    return [replace(made, family=family, policy=plain, values=values)]
+    return [replace(made, policy=plain, values=values)]
 
 
 def _about(source: Source) -> dict[str, object]:
