@@ -77,11 +77,13 @@ def applied() -> AbstractContextManager[None]:
     return plt.rc_context(settings)
 
 
-def panels(columns: int, width: float = 7.2, height: float = 3.1) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``width`` × ``height`` inches with panels side by side."""
-    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained")
+def panels(
+    columns: int, width: float = 7.2, height: float = 3.1, rows: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of ``width`` × ``height`` inches with panels side by side, row by row."""
+    figure, grid = plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.09, h_pad=0.06)  # type: ignore[union-attr]
-    return figure, list(axes) if columns > 1 else [axes]
+    return figure, list(grid.flat) if columns * rows > 1 else [grid]
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ NEEDS = {
     "blocks": ("blocks",),
     "overspend": ("overspend", "acceptance_kl"),
     "throughput": ("throughput",),
+    "tune": ("tune",),
 }
 
 
