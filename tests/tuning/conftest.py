@@ -26,7 +26,7 @@ def trace(tmp_path_factory) -> Trace:
     source = torch.Generator().manual_seed(3)
     texts = [[_cycle(text, place, source) for place in range(CYCLES)] for text in range(TEXTS)]
     folder = tmp_path_factory.mktemp("tuning") / "trace"
-    return save_trace(folder, texts, vocab_size=VOCAB, num_draft_tokens=WIDTH)
+    return save_trace(folder, texts, vocab_size=VOCAB, num_draft_tokens=WIDTH, eos_token_ids=[0, 1])
 
 
 def _cycle(text: int, place: int, source: torch.Generator) -> Cycle:

@@ -145,9 +145,15 @@ def test_saved_rows_are_tuned_at_one_drafted_token(cheap) -> None:
     assert found.choices[0].replay.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
 
 
-def test_one_pass_at_the_longest_k_is_what_every_k_is_on_its_own(trace) -> None:
-    policies = [("band:price=1", "block"), ("cactus:delta=0.01", "chain"), ("typical", "chain")]
-    for policy, verifier in policies[: amount(2, 3)]:
+def test_one_pass_at_the_longest_k_is_what_every_k_is_on_its_own(trace, tmp_path) -> None:
+    valued = f"soft_band:price=2,values={learn_for(trace, 4, tmp_path / 'values.json')}"
+    policies = [
+        (valued, "block"),
+        ("band:price=1", "block"),
+        ("cactus:delta=0.01", "chain"),
+        ("typical", "chain"),
+    ]
+    for policy, verifier in policies[: amount(3, 4)]:
         shared = replay_widths(trace, policy, verifier, (1, 3, 4))
         for width, own in shared.items():
             alone = replay(trace, policy, verifier, num_draft_tokens=width)
