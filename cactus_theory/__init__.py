@@ -23,6 +23,7 @@ from cactus_theory.policies import (
     register,
 )
 from cactus_theory.policies._custom import rule
+from cactus_theory.tuned import TunedSetting, load_tuned
 from cactus_theory.verify import ChainVerdict, verify_block, verify_chain
 
 __all__ = [
@@ -37,11 +38,13 @@ __all__ = [
     "Policy",
     "PooledAcceptance",
     "PooledFrontier",
+    "TunedSetting",
     "audit",
     "divergence",
     "emitted_law",
     "frontier",
     "list_policies",
+    "load_tuned",
     "optimal_acceptance",
     "policy",
     "pooled_acceptance",

@@ -19,7 +19,7 @@ Columns = dict[str, Any]
 
 def print_json(payload: dict[str, Any]) -> int:
     """Print one JSON object; return exit code 0."""
-    print(json.dumps(_plain(payload)))
+    print(json.dumps(plain_json(payload)))
     return 0
 
 
@@ -51,14 +51,14 @@ def _flat(columns: Columns) -> dict[str, np.ndarray]:
     return {name: np.atleast_1d(np.asarray(value)).reshape(-1) for name, value in columns.items()}
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Return ``value`` for JSON; infinities and NaN become strings, as JSON has none."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
-        return _plain(value.tolist())
+        return plain_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -1,4 +1,4 @@
-"""The command line: ``cactus-theory solve | audit | check | generate``.
+"""The command line: ``cactus-theory solve | audit | check | generate | tune``.
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
 3 a property could not be decided in time (``check``).
@@ -23,6 +23,8 @@ from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import names as policy_names
 from cactus_theory.testing import _command as testing
+from cactus_theory.tuned import TunedSetting
+from cactus_theory.tuning import command as tune_command
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 # Raised by bad input, and reported in one line; anything else is a bug and keeps its traceback.
@@ -86,8 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     checking.set_defaults(run=testing.run)
     generate = commands.add_parser("generate", help="decode a prompt with a draft model")
     _add_generate(generate)
-    _add_policy(generate)
+    _add_policy(generate, required=False)
     generate.set_defaults(run=_generate)
+    tuning = commands.add_parser("tune", help="the fastest policy, knob, verifier and K")
+    tune_command.add_arguments(tuning)
+    tuning.set_defaults(run=tune_command.run)
     return parser
 
 
@@ -108,11 +113,13 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw")
 
 
-def _add_policy(parser: argparse.ArgumentParser, several: bool = False) -> None:
+def _add_policy(
+    parser: argparse.ArgumentParser, several: bool = False, required: bool = True
+) -> None:
     more = "; may be repeated, for one table of several policies" if several else ""
     parser.add_argument(
         "--policy",
-        required=True,
+        required=required,
         action="append" if several else Once,
         help=f"one of {', '.join(policy_names())}, or FILE.py:NAME; with :knob=value,knob=value"
         + more,
@@ -129,8 +136,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", required=True, metavar="DIR", help="draft model")
     parser.add_argument("--prompt", required=True)
     parser.add_argument(
+        "--tuned",
+        metavar="FILE.json",
+        help="policy, verifier, K and temperature as cactus-theory tune --out found them",
+    )
+    parser.add_argument(
         "--verifier",
-        default="chain",
         help=f"one of {', '.join(verifiers())}: token by token (default), or each drafted path "
         "as a whole, which accepts more",
     )
@@ -147,7 +158,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help='follow the policy between these two texts only ("<think>" "</think>"), and be '
         "lossless outside",
     )
-    parser.add_argument("--num-draft-tokens", type=int, default=4, metavar="K")
+    parser.add_argument("--num-draft-tokens", type=int, metavar="K", help="default: 4")
     parser.add_argument(
         "--draft-stop",
         type=float,
@@ -156,7 +167,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "the draft's own confidence tells (0.3, say)",
     )
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 decodes greedily")
+    parser.add_argument("--temperature", type=float, help="default: 1; 0 decodes greedily")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of torch; 1 is best for small models")
@@ -283,11 +294,43 @@ def _audit(args: argparse.Namespace) -> int:
     return 0
 
 
+def _told(args: argparse.Namespace) -> TunedSetting:
+    """Return how to decode: as the flags say, or a file from ``cactus-theory tune``.
+
+    Raises
+    ------
+    ValueError
+        Neither or both, a policy that the verifier cannot follow.
+    """
+    if (args.policy is None) == (args.tuned is None):
+        got = "neither" if args.tuned is None else "both"
+        raise ValueError(f"--policy, --tuned: exactly one must be given; got {got}")
+    if args.tuned is None:
+        rule, judge = chosen_policy(args), find_verifier(args.verifier or "chain")
+        judge.check(rule)
+        width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
+        temperature = 1.0 if args.temperature is None else args.temperature
+        return TunedSetting(rule, args.verifier or "chain", width, temperature)
+    for name in ("verifier", "num_draft_tokens", "draft_stop", "delta", "price"):
+        if (given := getattr(args, name)) is not None:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag}: must not be given with --tuned; got {given}")
+    if args.set:
+        raise ValueError(f"--set: must not be given with --tuned; got {args.set[0]}")
+    tuned = ct.load_tuned(args.tuned)
+    if args.temperature not in (None, tuned.temperature):
+        raise ValueError(
+            f"--temperature: must be the {tuned.temperature:g} that was tuned at; "
+            f"got {args.temperature:g}"
+        )
+    return tuned
+
+
 def _generate(args: argparse.Namespace) -> int:
-    rule = chosen_policy(args)
-    _scheduled(args, rule, None)  # before models are loaded
+    tuned = _told(args)
+    _scheduled(args, tuned, None)  # before models are loaded
     check.optional_module("transformers", "llm")
-    from cactus_theory.decoding import ModelDrafter, generate, load_pair
+    from cactus_theory.decoding import ModelDrafter, generate, generate_plain, load_pair
 
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
@@ -295,23 +338,23 @@ def _generate(args: argparse.Namespace) -> int:
     ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)
     if not ids.numel():
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
-    policy = _scheduled(args, rule, pair.tokenizer)
-    result = generate(
-        pair.target,
-        ModelDrafter(pair.draft, stop=args.draft_stop),
-        ids,
-        policy=policy,
-        verifier=args.verifier,
-        num_draft_tokens=args.num_draft_tokens,
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        eos_token_ids=pair.target.generation_config.eos_token_id,
-        seed=args.seed,
-    )
+    tuned.check_pair(pair.target, pair.draft)
+    shared = {
+        "max_new_tokens": args.max_new_tokens,
+        "eos_token_ids": pair.target.generation_config.eos_token_id,
+        "seed": args.seed,
+    }
+    policy = _scheduled(args, tuned, pair.tokenizer)
+    if policy is None:
+        result = generate_plain(pair.target, ids, temperature=tuned.temperature, **shared)
+    else:
+        drafter = ModelDrafter(pair.draft, stop=args.draft_stop)
+        result = generate(pair.target, drafter, ids, **tuned.options | {"policy": policy}, **shared)
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
     if args.json:
-        header = {"policy": policy.spec, "verifier": args.verifier, "text": text}
+        spec = "plain" if policy is None else policy.spec
+        header = {"policy": spec, "verifier": tuned.verifier, "text": text}
         readings = [own.as_dict() for own in result.readings()]
         return print_json(header | statistics | {"readings": readings})
     print(args.prompt + text)
@@ -321,17 +364,18 @@ def _generate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _scheduled(args: argparse.Namespace, rule: Policy, tokenizer: Any) -> Any:
+def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any) -> Any:
     """Return the policy under ``--span`` and ``--cap``; without a tokenizer only check them."""
     from cactus_theory.decoding.between import Between, spellings
     from cactus_theory.decoding.ledger import Ledger
 
-    verifier = find_verifier(args.verifier)
-    verifier.check(rule)
-    policy: Any = rule
+    policy: Any = tuned.policy
+    if policy is None or tuned.verifier is None:  # plain decoding spends nothing
+        return None
+    verifier = find_verifier(tuned.verifier)
     if args.span and tokenizer is not None:
         opening, closing = (spellings(tokenizer, text) for text in args.span)
-        policy = Between(rule, opening=opening, closing=closing)
+        policy = Between(policy, opening=opening, closing=closing)
     if args.cap is not None:
         policy = Ledger(policy, args.cap)
         policy.check(verifier)

@@ -105,11 +105,11 @@ def narrow() -> bool:
     return plt.rcParams["figure.figsize"][0] <= WIDTHS["column"]
 
 
-def panels(count: int, height: float = 3.4) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels of ``height`` inches side by side, or stacked in a column."""
+def panels(count: int, height: float = 3.4, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels of ``height`` inches in rows, or stacked in a column."""
     width = plt.rcParams["figure.figsize"][0]
-    rows, columns = (count, 1) if narrow() else (1, count)
-    tall = height * (0.85 * count if narrow() else 1)
+    rows, columns = (count, 1) if narrow() else (rows, count // rows)
+    tall = height * (0.85 if narrow() else 1) * rows
     figure, axes = plt.subplots(
         rows, columns, figsize=(width, tall), layout="constrained", squeeze=False
     )

@@ -19,7 +19,7 @@ LINES = {"chain": "-", "block": "--"}
 def draw(data: Path) -> Figure:
     """Return the figure from ``ledger.csv`` and ``ledger_answers.csv``."""
     rows, books = (style.read(data / f"{name}.csv") for name in ("ledger", "ledger_answers"))
-    figure, (left, right) = style.panels(2, width=7.4, height=3.3)
+    figure, (left, right) = style.panels(2, height=3.3)
     _answers(left, rows, books)
     _tokens(right, rows)
     return figure

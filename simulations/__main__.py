@@ -15,6 +15,7 @@ COMMANDS = {
     "throughput": ("throughput.command", "policies and baselines end to end; resumes"),
     "trace": ("traces.log", "log all rows of a pair along real texts; resumes"),
     "replay": ("traces.replay", "policies and verifiers on a trace, without its models"),
+    "tune-check": ("tune_check.command", "the tuner's choice against its whole grid, measured"),
     "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
     "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),

@@ -20,6 +20,7 @@ NEEDS = {
     "blocks": ("blocks",),
     "overspend": ("overspend", "acceptance_kl"),
     "throughput": ("throughput",),
+    "tune": ("tune",),
 }
 
 

@@ -20,7 +20,8 @@ from cactus_theory.decoding.pace import Pace, Round
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify.contract import Draft, Verdict, Verifier
 
-OnRound = Callable[[list[list[int]]], None]
+OnTokens = Callable[[list[list[int]]], None]
+OnRound = Callable[[Round], None]
 # the target's rows (B, K + 1, V), the draft, the number of each text, its new tokens before
 OnRows = Callable[[Tensor, Draft, list[int], list[int]], None]
 
@@ -42,6 +43,7 @@ class Decode:
         fast_forward: bool | None = None,
         observers: tuple[Meter | None, Recorder | None] = (None, None),
         on_rows: OnRows | None = None,
+        on_round: OnRound | None = None,
     ) -> None:
         self.clock = Stopwatch()
         self.target = CachedModel(
@@ -52,25 +54,25 @@ class Decode:
         setting = Setting(target_model, texts, warp, self.clock, width, fast_forward, following)
         self.drafting = None if drafter is None else drafter.begin(setting)
         self.meter, self.recorder = observers
-        self.on_rows = on_rows
+        self.on_rows, self.on_round = on_rows, on_round
         self.verifier = verifier
         self.tally = Tally(texts.batch, width)
         self.batch = texts.batch
         self.places = list(range(texts.batch))
 
-    def run(self, on_round: OnRound | None) -> GenerationResult:
+    def run(self, on_tokens: OnTokens | None) -> GenerationResult:
         """Decode until every row has ended or is full."""
         self.clock.lap("other")
         while self.texts.open:
             new = self.round(self.pace.width())
-            if on_round is not None:
-                on_round(new)
+            if on_tokens is not None:
+                on_tokens(new)
                 self.clock.lap("callback")
         return self.result()
 
     def round(self, width: int) -> list[list[int]]:
         """Give every text that is not finished at least one token; return the new ids of all."""
-        before = dict(self.clock.parts) if self.pace.learns else {}
+        before = dict(self.clock.parts)
         texts = self.texts
         wanted = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
         draft_coins, accept, draw = self.coins.toss(wanted, self.verifier.coins)
@@ -224,22 +226,26 @@ class Decode:
             accepted, cut = self.tally.note(self.places[row], count, own, emitted)
             kept += accepted
             refused += accepted < count and not cut
-        if not self.pace.learns:
+        if not self.pace.learns and self.on_round is None:
             return
         now = self.clock.parts
         spent = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in now}
-        self.pace.note(
-            Round(
-                drafted=sum(drafted),
-                accepted=kept,
-                refused=refused,
-                emitted=sum(map(len, new)),
-                steps=max(steps, max(drafted), 1),
-                draft_seconds=spent.get("draft", 0.0),
-                target_seconds=spent.get("target", 0.0),
-                seconds=sum(s for part, s in spent.items() if part not in ("meter", "callback")),
-            )
+        done = Round(
+            drafted=sum(drafted),
+            accepted=kept,
+            refused=refused,
+            emitted=sum(map(len, new)),
+            steps=max(steps, max(drafted), 1),
+            draft_seconds=spent.get("draft", 0.0),
+            target_seconds=spent.get("target", 0.0),
+            seconds=sum(s for part, s in spent.items() if part not in ("meter", "callback")),
+            verify_seconds=spent.get("verify", 0.0),
+            rows=len(new),
         )
+        self.pace.note(done)
+        if self.on_round is not None:
+            self.on_round(done)
+            self.clock.lap("callback")
 
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cactus_theory.decoding._checks import opened_texts
 from cactus_theory.decoding._meter import observers
-from cactus_theory.decoding._round import Decode, OnRows
+from cactus_theory.decoding._round import Decode, OnRound, OnRows
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
 from cactus_theory.decoding._text import Stop
@@ -51,6 +51,7 @@ def generate(
     on_tokens: Progress | None = None,
     on_rows: OnRows | None = None,
     device_loop: bool | None = False,
+    on_round: OnRound | None = None,
 ) -> GenerationResult:
     """Continue texts with drafted tokens that the target verifies under ``policy``.
 
@@ -96,7 +97,9 @@ def generate(
         (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
         fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
         policy a text; no processors, ``stop``, ``record_rows``, ``log_probs``, ``on_rows``,
-        ``adaptive`` or ``gate``.
+        ``on_round``, ``adaptive`` or ``gate``.
+    on_round : called after every round with its counts and seconds (``pace.Round``); what
+        passes between two rounds is in neither.
 
     Raises
     ------
@@ -134,11 +137,12 @@ def generate(
             record_rows=record_rows,
             log_probs=log_probs,
             on_rows=on_rows,
+            on_round=on_round,
             fast_forward=fast_forward is False,
         )
         if quick is not None:
             return quick.run(report)
-        decode = Decode(target_model, drafter, *common, fast_forward, watching, on_rows)
+        decode = Decode(target_model, drafter, *common, fast_forward, watching, on_rows, on_round)
         return replace(decode.run(report), loop=loop)
 
 

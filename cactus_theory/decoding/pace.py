@@ -18,7 +18,10 @@ LOOK_AGAIN = 64
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did, over all rows: sums of counts, seconds by part."""
+    """What one round did, over all rows: sums of counts, seconds by part.
+
+    ``seconds`` is all of it but metering and callbacks, ``rows`` how many texts took part.
+    """
 
     drafted: int
     accepted: int
@@ -28,6 +31,8 @@ class Round:
     draft_seconds: float
     target_seconds: float
     seconds: float
+    verify_seconds: float = 0.0
+    rows: int = 1
 
 
 class Pace(ABC):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._checks import opened_texts
-from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding._round import Decode, OnRound
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
 from cactus_theory.decoding._text import Stop
@@ -34,6 +34,7 @@ def generate_plain(
     generator: Generators = None,
     on_tokens: Callable[[Any], None] | None = None,
     device_loop: bool | None = False,
+    on_round: OnRound | None = None,
 ) -> GenerationResult:
     """Sample from the target alone, one token a row and forward pass.
 
@@ -55,7 +56,8 @@ def generate_plain(
     common = texts, rules, warp, coins, FixedPace(0), 0, find_verifier("chain")
     report = per_round(on_tokens, texts.batch)
     with torch.inference_mode():
-        quick, loop = on_device(device_loop, target_model, None, *common)
+        quick, loop = on_device(device_loop, target_model, None, *common, on_round=on_round)
         if quick is not None:
             return quick.run(report)
-        return replace(Decode(target_model, None, *common).run(report), loop=loop)
+        decode = Decode(target_model, None, *common, on_round=on_round)
+        return replace(decode.run(report), loop=loop)

@@ -2,11 +2,12 @@
 
 from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._folder import save_trace
+from cactus_theory.traces._result import Replay
 from cactus_theory.traces.audits import PooledAudit, pooled_audit, row_pairs
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.log import log_trace
 from cactus_theory.traces.paired import Comparison, compare, tokens_at
-from cactus_theory.traces.replays import Replay, replay
+from cactus_theory.traces.replays import replay
 from cactus_theory.traces.rows import SavedRows
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.traces.values import learn_values

@@ -1,11 +1,12 @@
 """Tell models and drafters apart without keeping where they came from."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.decoding.drafters import Drafter
+from cactus_theory.decoding.drafters import Drafter, as_drafter
 
 # entries of every weight that are compared: other weights of the same shape differ in them
 ENTRIES = 8
@@ -35,6 +36,24 @@ def identity(thing: Any) -> str:
     if isinstance(thing, int | float | str | bool) or thing is None:
         return repr(thing)
     return type(thing).__name__
+
+
+def check_weights(name: str, known: Mapping[str, Any], target_model: Any, draft_model: Any) -> None:
+    """Raise unless both are those that ``target_weights`` and ``draft_weights`` tell.
+
+    Raises
+    ------
+    ValueError
+        Another model; ``name`` is of what was made with those.
+    """
+    drafter = as_drafter(draft_model)
+    for part, thing in (("target", target_model), ("draft", drafter)):
+        wanted, found = known.get(f"{part}_weights"), identity(thing)
+        if wanted is not None and wanted != found:
+            raise ValueError(
+                f"{name}: must be of this {part}, {name_of(thing)} with the weights {found}; "
+                f"got one of {wanted}"
+            )
 
 
 def _weights(model: Any) -> str:

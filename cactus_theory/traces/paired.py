@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from cactus_theory.traces._result import Replay
 from cactus_theory.traces.estimate import Estimate
-from cactus_theory.traces.replays import Replay
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,91 +11,30 @@ which is what makes them comparable, with paired errors far smaller than their o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.policies import Policy
+from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.traces._positions import mean_alive
-from cactus_theory.traces.estimate import Estimate, PerText, ratio_of_sums
+from cactus_theory.traces._result import Replay
 from cactus_theory.traces.rows import SavedRows
 from cactus_theory.traces.trace import Batch, Trace
+from cactus_theory.verify.block import Block
+from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Assignment, Draft, Verifier, find_verifier
 
 # numbers of target rows judged at once: a few cycles at V=2,048, so that arrays stay near a core
 ENTRIES = 2**17
 Source = Trace | SavedRows
 OnCycles = Callable[[int], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Replay:
-    """What a policy and a verifier do on a trace.
-
-    Attributes
-    ----------
-    policy, verifier : their specs.
-    num_draft_tokens : K, the most tokens of a draft that were used.
-    source : fingerprint of the trace.
-    cycles, tokens, accepted : (T,) sums over each text's cycles of 1, of the expected tokens
-        of a call, and of the drafted ones among them.
-    spent : divergence → (T,), the expected metered divergence (nats for KL).
-    reached, kept : (K, T), how often place i of a draft is expected to be decided, and kept.
-    """
-
-    policy: str
-    verifier: str
-    num_draft_tokens: int
-    source: str
-    cycles: PerText
-    tokens: PerText
-    accepted: PerText
-    spent: dict[str, PerText]
-    reached: Float[np.ndarray, "K texts"]
-    kept: Float[np.ndarray, "K texts"]
-
-    @property
-    def name(self) -> str:
-        """Return policy, verifier and K as tables show them."""
-        return f"{self.policy}, {self.verifier}, K={self.num_draft_tokens}"
-
-    @cached_property
-    def tokens_per_call(self) -> Estimate:
-        """Return new tokens per target call, recovered and bonus tokens included."""
-        return ratio_of_sums(self.tokens, self.cycles, self.source)
-
-    @cached_property
-    def accepted_per_call(self) -> Estimate:
-        """Return accepted drafted tokens per target call."""
-        return ratio_of_sums(self.accepted, self.cycles, self.source)
-
-    @cached_property
-    def acceptance_by_position(self) -> tuple[Estimate, ...]:
-        """Return, for each place in a draft, the share of tokens kept among those reached."""
-        pairs = zip(self.kept, self.reached, strict=True)
-        return tuple(ratio_of_sums(kept, reached, self.source) for kept, reached in pairs)
-
-    def divergence_per_call(self, divergence: str = "kl") -> Estimate:
-        """Return the metered divergence per target call."""
-        return ratio_of_sums(self._spent(divergence), self.cycles, self.source)
-
-    def divergence_per_token(self, divergence: str = "kl") -> Estimate:
-        """Return the metered divergence per emitted token."""
-        return ratio_of_sums(self._spent(divergence), self.tokens, self.source)
-
-    def _spent(self, divergence: str) -> PerText:
-        spec = find_divergence(divergence).spec
-        return self.spent[check.one_of("divergence", spec, tuple(self.spent))]
 
 
 def replay(
@@ -128,19 +67,66 @@ def replay(
         A verifier whose law cannot be enumerated.
     """
     found = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
+    width = _width(found, num_draft_tokens)
+    return _replays(found, policy, verifier, [width], divergences, on_cycles)[width]
+
+
+def replay_widths(
+    source: Source,
+    policy: str | Policy,
+    verifier: str | Verifier,
+    widths: Sequence[int],
+    divergences: Sequence[str | Divergence] = ("kl",),
+) -> dict[int, Replay]:
+    """Return :func:`replay` at several K, in one pass where :func:`shares_rows` allows it.
+
+    Raises
+    ------
+    ValueError, NotImplementedError
+        As :func:`replay`.
+    """
+    checked = sorted({_width(source, width) for width in widths})
+    if shares_rows(policy, verifier):
+        return _replays(source, policy, verifier, checked, divergences)
+    each = (_replays(source, policy, verifier, [width], divergences) for width in checked)
+    return {width: own for found in each for width, own in found.items()}
+
+
+def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
+    """Return whether what happens at a place of a draft is the same however long the draft is.
+
+    So it is unless a policy counts the drafted tokens that follow.
+    """
+    judge = find_verifier(verifier)
+    return isinstance(judge, Chain) or (
+        isinstance(judge, Block) and not find_policy(policy).needs_path
+    )
+
+
+def _replays(
+    source: Source,
+    policy: str | Policy,
+    verifier: str | Verifier,
+    widths: Sequence[int],
+    divergences: Sequence[str | Divergence],
+    on_cycles: OnCycles | None = None,
+) -> dict[int, Replay]:
+    """Return a replay per K, the last one the longest, from one pass."""
     rule, judge = find_policy(policy), find_verifier(verifier)
     judge.check(rule)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
-    sums = _Sums(found.texts, _width(found, num_draft_tokens), tuple(kinds))
-    if isinstance(found, SavedRows):
-        _replay_rows(found, rule, judge, kinds, sums, on_cycles)
+    sums = [_Sums(source.texts, width, tuple(kinds)) for width in widths]
+    if isinstance(source, SavedRows):
+        _replay_rows(source, rule, judge, kinds, sums[-1], on_cycles)
     else:
-        ends = torch.tensor(found.header.eos_token_ids, dtype=torch.int64)
-        for batch in found.batches(ENTRIES, sums.width):
-            sums.add(batch.text, *_judged(batch, rule, judge, kinds, ends))
+        ends = torch.tensor(source.header.eos_token_ids, dtype=torch.int64)
+        for batch in source.batches(ENTRIES, widths[-1]):
+            judged = _judged(batch, rule, judge, kinds, ends)
+            for own in sums:
+                own.add(batch.text, *judged)
             if on_cycles is not None:
-                on_cycles(int(sums.cycles.sum()))
-    return sums.result(rule.spec, judge.name, found.fingerprint)
+                on_cycles(int(sums[-1].cycles.sum()))
+    return {own.width: own.result(rule.spec, judge.spec, source.fingerprint) for own in sums}
 
 
 def _width(source: Source, wanted: int | None) -> int:
@@ -163,9 +149,25 @@ def _judged(
         nothing = q.new_zeros(ids.shape)
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, nothing)
     draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
-    law = judge.law(Assignment((rule,)), q, draft)
-    spent = {spec: kind.value(law.emitted, q[:, :-1]) for spec, kind in kinds.items()}
-    return law.alive, going, spent
+    alive, emitted = _reached(rule, judge, q, draft)
+    spent = {spec: kind.value(emitted, q[:, :-1]) for spec, kind in kinds.items()}
+    return alive, going, spent
+
+
+def _reached(rule: Policy, judge: Verifier, q: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+    """Return ``alive`` and ``emitted`` of the verdict's law; a chain needs no recovery for them."""
+    if not isinstance(judge, Chain):
+        law = judge.law(Assignment((rule,)), q, draft)
+        return law.alive, law.emitted
+    ids, rows = draft.token_ids[..., None], q[:, :-1]
+    p = one_hot(draft.token_ids, q) if draft.probs is None else draft.probs
+    emitted = rule.emitted(rows, p)
+    if isinstance(rule, FixedTarget):  # solved once
+        kept = keep_probability(*(own.gather(-1, ids) for own in (emitted, p)))
+    else:
+        kept = rule.acceptance(rows, p, ids)
+    start = torch.ones_like(kept[:, :1, 0])
+    return torch.cat([start, kept[..., 0].cumprod(-1)], -1), emitted
 
 
 def _replay_rows(
@@ -198,8 +200,10 @@ class _Sums:
         self.reached, self.kept = (np.zeros((width, texts)) for _ in range(2))
 
     def add(self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor]) -> None:
-        """Add a batch: see :func:`_judged`."""
+        """Add a batch, of longer drafts their first K tokens: see :func:`_judged`."""
         where = text.numpy()
+        alive, going = alive[:, : self.width + 1], going[:, : self.width + 1]
+        spent = {spec: values[:, : self.width] for spec, values in spent.items()}
         reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
         kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
         after = torch.where(going, alive, 0.0)  # P_0 = 1 is the token that every call gives

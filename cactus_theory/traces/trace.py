@@ -1,6 +1,6 @@
 """Read a trace: cycles one by one, in batches, or all their rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -103,6 +103,22 @@ class Trace:
     def fingerprint(self) -> str:
         """Return what tells this trace from others: a digest over its shards'."""
         return digest("".join(entry.sha256 for entry in self.manifest.shards).encode())
+
+    def part(self, texts: Sequence[int]) -> "Trace":
+        """Return a trace of some of the texts, from the same files.
+
+        Raises
+        ------
+        ValueError
+            No text, or one that there is not.
+        """
+        known = range(self.texts)
+        if not texts or any(text not in known for text in texts):
+            raise ValueError(
+                f"texts: must be numbers from 0 to {self.texts - 1}; got {list(texts)}"
+            )
+        shards = tuple(self.manifest.shards[text] for text in texts)
+        return Trace(self.folder, Manifest(self.header, shards))
 
     def __len__(self) -> int:
         """Return the number of cycles."""

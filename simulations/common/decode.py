@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from cactus_theory.decoding import GenerationResult, Pair, generate, generate_plain
+from cactus_theory.decoding._padding import left_padded as left_padded
 
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
 
@@ -148,15 +149,6 @@ class Harness:
         fresh = full[:, ids.shape[1] :].tolist()
         ends = target.generation_config.eos_token_id if self.ends else NO_TOKEN
         return Decoded(seconds, [_until_end(row, ends) for row in fresh], None)
-
-
-def left_padded(prompts: list[Sequence[int]], model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask (B, longest) of prompts set against the right edge."""
-    longest = max(map(len, prompts))
-    pad = model.generation_config.pad_token_id or 0
-    rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-    marks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(rows, device=model.device), torch.tensor(marks, device=model.device)
 
 
 @contextmanager

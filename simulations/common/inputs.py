@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from cactus_theory._prompts import prompts_of as prompts_of
 
 from .grid import files_of, label
 
@@ -18,8 +19,6 @@ PAIR = ROOT / "simulations" / "pair"
 PROMPTS = ROOT / "simulations" / "data" / "prompts.jsonl"
 # committed numbers that figures and the README are made from
 DATA = ROOT / "paper_figures" / "data"
-# Fields of a JSON line that may hold the prompt, in the order they are looked for.
-PROMPT_FIELDS = ("prompt", "question", "turns", "text")
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,39 +100,6 @@ def load_prompts(path: str | Path, tokenizer_folder: str | Path) -> list[list[in
     load = _transformers().AutoTokenizer.from_pretrained
     tokenizer = load(tokenizer_folder, local_files_only=True)
     return [tokenizer(text)["input_ids"] for text in prompts_of(Path(path))]
-
-
-def prompts_of(path: Path) -> list[str]:
-    """Return the prompts of a JSON-lines file (fields ``prompt``, ``question``, ``turns``).
-
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read, a line that is no JSON object or holds no prompt.
-    """
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            found.append(_prompt(path.name, number, line))
-    if not found:
-        raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
-    return found
-
-
-def _prompt(file: str, number: int, line: str) -> str:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--prompts: line {number} of {file} must be JSON; {error}") from None
-    record = record if isinstance(record, dict) else {}
-    value = next((record[name] for name in PROMPT_FIELDS if name in record), None)
-    value = value[0] if isinstance(value, list) and value else value
-    if not isinstance(value, str) or not value:
-        raise ValueError(
-            f"--prompts: line {number} of {file} must hold a text under one of "
-            f"{', '.join(PROMPT_FIELDS)}; got {line[:60]!r}"
-        )
-    return value
 
 
 def _transformers() -> Any:

@@ -92,8 +92,9 @@ def _in_ratios(q: np.ndarray, p: np.ndarray, delta: float) -> tuple[float | None
 
 def _plain(q: np.ndarray, p: np.ndarray, delta: float) -> tuple[float | None, str]:
     """Return what the program in h itself comes to, and what the solver says of it."""
-    import cvxpy as cp
+    import cvxpy
 
+    cp: Any = cvxpy
     h = cp.Variable(len(q), nonneg=True)
     budget = cp.sum(cp.rel_entr(h, q)) <= delta
     problem = cp.Problem(cp.Maximize(cp.sum(cp.minimum(p, h))), [cp.sum(h) == 1, budget])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._meter import Meter, charge
-from cactus_theory.decoding._round import OnRound
+from cactus_theory.decoding._round import OnTokens
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._tally import Tally
@@ -64,14 +64,14 @@ class DeviceDecode:
         self.round = Round(self.inputs, forwards[0], draft, temperature, step)
         self.rounds = 0
 
-    def run(self, on_round: OnRound | None) -> GenerationResult:
+    def run(self, on_tokens: OnTokens | None) -> GenerationResult:
         """Decode until every row has ended or is full."""
         self.clock.lap("other")
         self._prefill()
         while self.texts.open:
             new = self._advance()
-            if on_round is not None:
-                on_round(new)
+            if on_tokens is not None:
+                on_tokens(new)
                 self.clock.lap("callback")
         return self._result()
 

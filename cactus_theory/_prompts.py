@@ -1,0 +1,66 @@
+"""Read prompts from a file: JSON lines of the usual shapes, or plain lines of text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+# fields of a JSON object that may hold the prompt, in the order they are looked for
+FIELDS = ("prompt", "question", "turns", "messages", "text")
+
+
+def prompts_of(path: str | Path) -> list[str]:
+    """Return the prompts of a file, one a line.
+
+    A file whose first line begins with ``{`` holds JSON objects: a text under ``prompt``,
+    ``question`` or ``text``, a list of texts under ``turns`` (the first one counts), or a chat
+    under ``messages`` (its first message of the user counts). In any other file every line
+    that is not blank is a prompt.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, a line that is no JSON object or holds no prompt.
+    """
+    path = Path(path)
+    lines = enumerate(_text(path).splitlines(), 1)
+    written = [(number, line) for number, line in lines if line.strip()]
+    if not written:
+        raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
+    if not written[0][1].lstrip().startswith("{"):
+        return [line for _, line in written]
+    return [_prompt(path.name, number, line) for number, line in written]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"--prompts: must be a readable file; {error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts: must be UTF-8 text; got {path.name}, {error}") from None
+
+
+def _prompt(file: str, number: int, line: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--prompts: line {number} of {file} must be JSON; {error}") from None
+    record = record if isinstance(record, dict) else {}
+    value = _first(next((record[name] for name in FIELDS if name in record), None))
+    if not isinstance(value, str) or not value:
+        raise ValueError(
+            f"--prompts: line {number} of {file} must hold a text under one of "
+            f"{', '.join(FIELDS)}; got {line[:60]!r}"
+        )
+    return value
+
+
+def _first(value: Any) -> Any:
+    """Return the text, the first of several turns, or what the user says first in a chat."""
+    if not isinstance(value, list) or not value:
+        return value
+    if not isinstance(value[0], dict):
+        return value[0]
+    chat = [turn for turn in value if isinstance(turn, dict)]
+    said = (turn.get("content") for turn in chat if turn.get("role", "user") == "user")
+    return next(said, None)

@@ -1,0 +1,117 @@
+"""Read the file that ``cactus-theory tune`` writes: the setting to decode with."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.verify.contract import find_verifier
+
+FORMAT, VERSION = "cactus-theory tuned", 1
+WEIGHTS = ("target_weights", "draft_weights")
+
+
+@dataclass(frozen=True)
+class TunedSetting:
+    """What to decode with: ``generate(target, draft, ids, **tuned.options, max_new_tokens=64)``.
+
+    Attributes
+    ----------
+    policy, verifier, num_draft_tokens : None, None and 0 where plain decoding was faster.
+    temperature : that it was tuned at; 1 for rows of which none is known.
+    level, divergence : what may be metered per emitted token, where it was tuned.
+    weights : what tells the two models from others, where it is known.
+    """
+
+    policy: Policy | None
+    verifier: str | None
+    num_draft_tokens: int
+    temperature: float
+    level: float | None = None
+    divergence: str | None = None
+    weights: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> bool:
+        """Return whether to decode without a draft (``generate_plain``)."""
+        return self.policy is None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return keyword arguments of :func:`cactus_theory.decoding.generate`.
+
+        Raises
+        ------
+        ValueError
+            Plain decoding was faster.
+        """
+        if self.plain:
+            raise ValueError(
+                "tuned: must name a policy; plain decoding was faster, use generate_plain"
+            )
+        own = {"policy": self.policy, "verifier": self.verifier}
+        return own | {
+            "num_draft_tokens": self.num_draft_tokens,
+            "temperature": self.temperature,
+        }
+
+    def check_pair(self, target_model: Any, draft_model: Any) -> None:
+        """Raise unless these are the models that it was tuned for, as far as that is known.
+
+        Raises
+        ------
+        ValueError
+            Another target or another draft.
+        """
+        from cactus_theory.traces._identity import check_weights
+
+        check_weights("tuned", self.weights, target_model, draft_model)
+
+
+def load_tuned(path: str | Path) -> TunedSetting:
+    """Return the setting that ``cactus-theory tune --out`` recommends.
+
+    A table of values that the policy reads lies beside the file.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, or of something else.
+    """
+    path = Path(path)
+    content = _read(path)
+    try:
+        best, about = content["recommended"], content["source"]
+        temperature = float(about.get("temperature", 1.0))
+        known = {name: str(about[name]) for name in WEIGHTS if name in about}
+        level, divergence = float(content["level"]), str(content["divergence"])
+        own = _setting(path, best) if best is not None else (None, None, 0)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: must hold what was recommended; got {error!r}") from None
+    return TunedSetting(*own, temperature, level, divergence, known)
+
+
+def _setting(path: Path, best: dict[str, Any]) -> tuple[Policy, str, int]:
+    knobs = {"values": str(path.parent / best["values"])} if best.get("values") else {}
+    rule, judge = find_policy(best["policy"], **knobs), find_verifier(best["verifier"])
+    judge.check(rule)
+    width = best["num_draft_tokens"]
+    if type(width) is not int or width < 1:
+        raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r}")
+    return rule, judge.spec, width
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: must be a JSON file; {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path}: must say format {FORMAT!r}; this is something else")
+    if content.get("version") != VERSION:
+        raise ValueError(f"{path}: version must be {VERSION}; got {content.get('version')!r}")
+    return content

@@ -1,0 +1,28 @@
+"""Choose policy, knob, verifier and K for a divergence per token, by a model of their speed."""
+
+from cactus_theory.tuning.costs import Costs
+from cactus_theory.tuning.families import Family, families
+from cactus_theory.tuning.knobs import Knobs
+from cactus_theory.tuning.measure import Prompts, Setting, measure_costs
+from cactus_theory.tuning.report import payload, save_tuned, sentence, table
+from cactus_theory.tuning.speed import plain_speed, speed
+from cactus_theory.tuning.tune import Choice, Tuned, tune
+
+__all__ = [
+    "Choice",
+    "Costs",
+    "Family",
+    "Knobs",
+    "Prompts",
+    "Setting",
+    "Tuned",
+    "families",
+    "measure_costs",
+    "payload",
+    "plain_speed",
+    "save_tuned",
+    "sentence",
+    "speed",
+    "table",
+    "tune",
+]

@@ -1,0 +1,190 @@
+"""``cactus-theory tune``: log, solve knobs, measure costs, say which setting is fastest."""
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory._progress import Progress
+from cactus_theory._prompts import prompts_of
+from cactus_theory._report import print_json
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
+
+# what each argument is for: naming one of another kind is a mistake worth saying
+OF_MODELS, OF_RATIOS = ("target", "draft", "prompts"), ("verify_cost", "fixed_cost")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describe the command line; needs no optional package."""
+    add = parser.add_argument
+    add("--target", metavar="DIR", help="target model")
+    add("--draft", metavar="DIR", help="draft model")
+    add("--prompts", metavar="FILE", help="your traffic: JSON lines, or a prompt a line")
+    add("--trace", metavar="DIR", help="logged rows of the pair; with models, use it, do not log")
+    add("--rows", nargs=2, metavar="FILE", help="instead of a trace, target and draft rows (K = 1)")
+    add("--kl-per-token", type=float, required=True, metavar="NATS",
+        help="most that may be metered per emitted token, in the divergence's unit")  # fmt: skip
+    add("--divergence", default="kl", help="what is metered (default kl)")
+    add("--batch", type=int, default=1, metavar="B", help="texts decoded together")
+    add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
+    add("--policies", nargs="+", metavar="NAME",
+        help=f"families ({', '.join((*USUAL, *OTHERS))}) or whole specs; lossless is among them "
+        "anyway")  # fmt: skip
+    add("--cost-ratio", type=float, metavar="C",
+        help="without models: a drafted token, in steps of plain decoding")  # fmt: skip
+    add("--verify-cost", type=float, metavar="V",
+        help="what a drafted token adds to the target's pass and verification (0)")  # fmt: skip
+    add("--fixed-cost", type=float, metavar="F", help="what a round takes besides (0)")
+    add("--cycles", type=int, default=400, help="rounds to log, at least (400)")
+    add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
+    add("--temperature", type=float, default=1.0)
+    add("--seed", type=int, default=0)
+    add("--device", default="cpu")
+    add("--threads", type=int, help="of torch; 1 is best for small models")
+    add("--work", type=Path, default=Path("tuned"), metavar="DIR",
+        help="where the trace is logged (it resumes) and values lie; default: tuned")  # fmt: skip
+    add("--out", metavar="FILE.json", help="for generate --tuned")
+    add("--json", action="store_true", help="print one JSON object only")
+
+
+def run(args: Namespace) -> int:
+    """Print the table and the sentence, or JSON; return 0."""
+    _check(args)
+    if args.threads is not None:
+        torch.set_num_threads(int(check.number("threads", args.threads, 1)))
+    from cactus_theory.tuning.report import payload, save_tuned, sentence, table
+
+    tuned = _tuned(args)
+    if args.out:
+        save_tuned(tuned, args.out)
+    if args.json:
+        return print_json(payload(tuned))
+    print(f"{table(tuned)}\n\n{sentence(tuned)}")
+    if args.out:
+        print(f"written to {args.out}; cactus-theory generate --tuned {args.out}")
+    return 0
+
+
+def _check(args: Namespace) -> None:
+    """Raise for what would fail after the long part."""
+    checked_level(args.kl_per_token)
+    families(find_divergence(args.divergence), args.policies)
+    if args.batch < 1:
+        raise ValueError(f"--batch: must be at least 1; got {args.batch}")
+    if args.out and not args.out.endswith(".json"):
+        raise ValueError(f"--out: must end in .json; got {args.out!r}")
+    if set(os.fspath(args.work)) & set(",={}"):
+        raise ValueError(f"--work: must do without ',', '=' and braces; got {args.work}")
+    given = [name for name in OF_MODELS if getattr(args, name) is not None]
+    if 0 < len(given) < len(OF_MODELS):
+        missing = next(name for name in OF_MODELS if name not in given)
+        raise ValueError(f"--{missing}: must be given with --{given[0]}; got --{given[0]} alone")
+    if bool(given) == (args.cost_ratio is not None):
+        got = "both" if given else "neither"
+        raise ValueError(f"--target, --cost-ratio: exactly one must be given; got {got}")
+    rows = [name for name in ("trace", "rows") if getattr(args, name) is not None]
+    if len(rows) > 1 or not (given or rows):
+        got = " and ".join(f"--{name}" for name in rows) or "neither"
+        raise ValueError(f"--trace, --rows: one must be given without models; got {got}")
+    for name in OF_RATIOS if given else ():
+        if getattr(args, name) is not None:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag}: must be given with --cost-ratio; got models")
+
+
+def _tuned(args: Namespace) -> Any:
+    from cactus_theory.tuning.costs import Costs
+
+    if args.cost_ratio is not None:
+        more = (getattr(args, name) or 0.0 for name in OF_RATIOS)
+        costs = Costs.ratios(args.cost_ratio, *more, batch=args.batch)
+        return _chosen(args, _source(args), costs)
+    check.optional_module("transformers", "llm")
+    check.optional_module("safetensors.torch", "llm")
+    from cactus_theory.decoding import load_pair
+    from cactus_theory.tuning.measure import Prompts, measure_costs
+
+    texts = prompts_of(args.prompts)
+    pair = load_pair(args.target, args.draft, device=args.device)
+    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+    ends = pair.target.generation_config.eos_token_id
+    source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)
+    prompts = Prompts(ids, args.batch, args.max_new_tokens, args.temperature, ends, args.seed)
+
+    def measure(settings: Sequence[Any]) -> Costs:
+        with Progress("timing decodes", 1) as progress:
+
+            def on_decode(done: int, total: int) -> None:
+                progress.total = total
+                progress.update(done)
+
+            return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=on_decode)
+
+    return _chosen(args, source, measure)
+
+
+def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
+    from cactus_theory.tuning.tune import tune
+
+    with Progress("solving knobs", 1) as progress:
+
+        def on_step(what: str, done: int, total: int) -> None:
+            progress.label, progress.total = what, total
+            progress.update(done)
+
+        return tune(
+            source,
+            costs,
+            args.kl_per_token,
+            divergence=args.divergence,
+            widths=args.num_draft_tokens,
+            policies=args.policies,
+            values=args.work / "values.json",
+            on_step=on_step,
+        )
+
+
+def _source(args: Namespace) -> Any:
+    from cactus_theory.traces import SavedRows, Trace
+
+    return Trace.open(args.trace) if args.rows is None else SavedRows.load(*args.rows)
+
+
+def _of_pair(args: Namespace, pair: Any) -> Any:
+    """Return a trace that was logged before, if it is of these models."""
+    from cactus_theory.traces import Trace
+    from cactus_theory.traces._identity import check_weights
+
+    trace = Trace.open(args.trace)
+    check_weights(f"--trace {args.trace}", trace.header.details, pair.target, pair.draft)
+    if trace.header.temperature != args.temperature:
+        raise ValueError(
+            f"--trace: must be of the temperature {args.temperature:g}; "
+            f"got {trace.header.temperature:g}"
+        )
+    return trace
+
+
+def _logged(args: Namespace, pair: Any, ids: list[list[int]], ends: Any) -> Any:
+    from cactus_theory.traces import log_trace
+    from cactus_theory.tuning.tune import WIDTHS
+
+    with Progress("logging cycles", args.cycles) as progress:
+        return log_trace(
+            pair.target,
+            pair.draft,
+            ids,
+            args.work / "trace",
+            num_draft_tokens=max(args.num_draft_tokens or WIDTHS),
+            max_new_tokens=args.max_new_tokens,
+            cycles=args.cycles,
+            temperature=args.temperature,
+            eos_token_ids=ends,
+            seed=args.seed,
+            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
+        )

@@ -1,0 +1,134 @@
+r"""What a call of the target costs, by its parts: measured in seconds, or given as ratios.
+
+A round that drafts K tokens takes
+
+.. math:: t(K) = K·\mathrm{draft} + \mathrm{target}(K + 1) + \mathrm{verify} + \mathrm{other}
+
+a text of the batch. Parts are measured at a few K and read off straight lines between these.
+"""
+
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cactus_theory import _arguments as check
+
+SECONDS, PLAIN_STEPS = "seconds", "plain steps"
+PARTS = ("draft", "target", "other")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of a target call, a text: that of a round of the batch over the texts in it.
+
+    Attributes
+    ----------
+    unit : ``seconds``, or ``plain steps`` (``plain`` is 1 then).
+    batch : texts decoded together.
+    plain : of a step of plain decoding.
+    widths : K, rising, at which the parts were measured.
+    draft, target, other : of a round, at each of them: drafting K tokens, the target's pass over
+        K + 1 positions, sampling and bookkeeping.
+    verify : key of a family → the acceptance step at each of them; nothing for a family that is
+        not there, if none is.
+    start, plain_start : prompt and set-up, a text, beyond a usual round.
+    new_tokens : length of a text that ``start`` is spread over; None for one without end.
+    """
+
+    unit: str
+    batch: int
+    plain: float
+    widths: tuple[int, ...]
+    draft: tuple[float, ...]
+    target: tuple[float, ...]
+    other: tuple[float, ...]
+    verify: Mapping[str, tuple[float, ...]]
+    start: float = 0.0
+    plain_start: float = 0.0
+    new_tokens: float | None = None
+
+    @classmethod
+    def ratios(
+        cls, cost_ratio: float, verify_cost: float = 0.0, fixed_cost: float = 0.0, batch: int = 1
+    ) -> "Costs":
+        """Return costs in plain steps: a round takes 1 + fixed + K (ratio + verify).
+
+        Parameters
+        ----------
+        cost_ratio : of a drafted token, c.
+        verify_cost : what each drafted token adds to the target's pass and its verification.
+        fixed_cost : of a round, whatever it drafts.
+
+        Raises
+        ------
+        ValueError
+            One that is below 0 or not finite.
+        """
+        given = {"cost-ratio": cost_ratio, "verify-cost": verify_cost, "fixed-cost": fixed_cost}
+        c, v, f = (_amount(name, value) for name, value in given.items())
+        return cls(
+            unit=PLAIN_STEPS,
+            batch=batch,
+            plain=1.0,
+            widths=(1, 2),
+            draft=(c, 2 * c),
+            target=(1 + v, 1 + 2 * v),
+            other=(f, f),
+            verify={},
+        )
+
+    def call(self, width: int, family: str) -> float:
+        """Return the time of a call with K drafted tokens.
+
+        Raises
+        ------
+        ValueError
+            A family whose verification was not measured.
+        """
+        parts = [getattr(self, part) for part in PARTS]
+        if self.verify:
+            parts.append(self.verify[check.one_of("family", family, tuple(self.verify))])
+        return sum(self._read(part, width) for part in parts)
+
+    def as_ratios(self) -> dict[str, float]:
+        """Return what :meth:`ratios` takes: slopes and the rest, between the least and largest K.
+
+        Verification is that of the mean family.
+        """
+        low, high = self.widths[0], self.widths[-1]
+        steps = max(high - low, 1)
+        every = [self.target, *([_mean(list(self.verify.values()))] if self.verify else [])]
+        draft = self.draft[-1] / high
+        slope = sum(part[-1] - part[0] for part in every) / steps
+        whole = sum(part[0] for part in (*every, self.draft, self.other))
+        rest = whole - low * (draft + slope) - self.plain
+        return {
+            "cost_ratio": draft / self.plain,
+            "verify_cost": max(slope, 0.0) / self.plain,
+            "fixed_cost": max(rest, 0.0) / self.plain,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it for JSON."""
+        return asdict(self)
+
+    def _read(self, part: Sequence[float], width: int) -> float:
+        """Return a part at K: on a line between two measured K, beyond them on the last line."""
+        if len(self.widths) == 1:
+            return part[0]
+        place = min(max(bisect(self.widths, width) - 1, 0), len(self.widths) - 2)
+        low, high = self.widths[place : place + 2]
+        share = (width - low) / (high - low)
+        return part[place] + share * (part[place + 1] - part[place])
+
+
+def _mean(parts: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(sum(own) / len(own) for own in zip(*parts, strict=True))
+
+
+def _amount(name: str, value: float) -> float:
+    found = check.number(name, value, 0)
+    if found == float("inf"):
+        raise ValueError(f"{name}: must be finite; got {value}")
+    return found

@@ -1,0 +1,155 @@
+"""The policies that are tuned: by name, with the verifiers they are tried with and their knob."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.verify.contract import find_verifier, verifiers
+
+LOSSLESS = "speculative"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A policy at any value of its knob, under one verifier; or at one value only.
+
+    Attributes
+    ----------
+    name, verifier : ``band:price``, ``chain``.
+    template : spec with ``{}`` where the knob's value goes; without, there is nothing to tune.
+    knob : the knob's value at a looseness x > 0: the larger x is, the more may be emitted.
+    least, first, most : x nearest to lossless, to begin with, and loosest.
+    like : key of the family whose verification takes as long; None for its own.
+    """
+
+    name: str
+    verifier: str
+    template: str
+    knob: Callable[[float], float] = float
+    least: float = 1.0
+    first: float = 1.0
+    most: float = 1.0
+    like: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Return name and verifier as one word."""
+        return f"{self.name}@{self.verifier}"
+
+    @property
+    def costs(self) -> str:
+        """Return the key under which its verification was timed."""
+        return self.like or self.key
+
+    @property
+    def lossless(self) -> bool:
+        """Return whether it emits the target's law."""
+        return self.name == LOSSLESS
+
+    def spec(self, looseness: float) -> str:
+        """Return the policy; its knob has six digits."""
+        return self.template.format(f"{self.knob(looseness):.6g}")
+
+
+def _one_over(looseness: float) -> float:
+    return 1 / looseness
+
+
+def _exp_minus(looseness: float) -> float:
+    return math.exp(-looseness)
+
+
+# knob, least, first and most looseness; beyond them nothing changes in any digit that is shown
+KNOBS = {
+    "delta": (float, 1e-9, 1e-3, 1e2),
+    "price": (_one_over, 1e-4, 1.0, 1e2),
+    "lenience": (_exp_minus, 1e-6, 0.5, 30.0),
+    "alpha": (float, 1e-6, 0.1, 1.0),
+}
+# each with the verifiers it is tried with
+USUAL = {
+    LOSSLESS: ("chain", "block"),
+    "cactus:delta": ("chain",),
+    "band:price": ("chain", "block"),
+    "soft_band:price": ("block",),
+    "lenience:lenience": ("chain",),
+    "mixture:alpha": ("chain",),
+}
+OTHERS = ("band:delta", "cactus_exact:delta")
+# whose rows are the best ones for the divergence that they are given
+FOR_DIVERGENCE = ("band:price", "band:delta", "soft_band:price")
+
+
+def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Family]:
+    """Return the families to tune for a divergence.
+
+    Parameters
+    ----------
+    names : of families (``band:price``), or whole specs (``typical:epsilon=0.3``), which are
+        taken as they are; lossless ones are always among them. None for the usual ones.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A name that is neither, a policy that no verifier can follow.
+    """
+    wanted = list(USUAL) if names is None else [LOSSLESS, *names]
+    found = [own for name in dict.fromkeys(wanted) for own in _named(name, kind)]
+    if names is None and not kind.priced:  # the band has no price then, but a budget
+        found += _named("band:delta", kind)
+    return found
+
+
+def _named(name: str, kind: Divergence) -> list[Family]:
+    if name in (*USUAL, *OTHERS) and name != LOSSLESS:
+        return _tuned(name, kind)
+    if "=" not in name and ":" in name:
+        known = ", ".join((*USUAL, *OTHERS))
+        raise ValueError(
+            f"policies: must be a policy with its knobs, or one of {known}; got {name!r}"
+        )
+    spec = find_policy(name).spec
+    return [Family(spec, verifier, spec) for verifier in USUAL.get(name, _followers(spec))]
+
+
+def _tuned(name: str, kind: Divergence) -> list[Family]:
+    policy, knob = name.split(":")
+    smooth = isinstance(kind, FDivergence) and kind.smooth
+    if knob == "price" and not (kind.priced and (policy == "band" or smooth)):
+        return []
+    template = f"{name}={{}}"
+    if name in FOR_DIVERGENCE and kind.spec != "kl":
+        template += f",divergence={kind.spec}"
+    tried = USUAL.get(name, ("chain",))
+    return [Family(name, verifier, template, *KNOBS[knob]) for verifier in tried]
+
+
+def _followers(spec: str) -> list[str]:
+    """Return the verifiers that can follow a policy."""
+    found, policy, refused = [], find_policy(spec), ""
+    for name in verifiers():
+        try:
+            find_verifier(name).check(policy)
+            found.append(name)
+        except ValueError as error:
+            refused = str(error)
+    if not found:
+        raise ValueError(f"policies: a verifier must be able to follow {spec}; got {refused}")
+    return found
+
+
+def checked_level(level: float) -> float:
+    """Return a divergence per token.
+
+    Raises
+    ------
+    ValueError
+        A level that is not a finite number above 0.
+    """
+    value = check.number("kl-per-token", level, 0, open_low=True)
+    if not math.isfinite(value):
+        raise ValueError(f"kl-per-token: must be finite; got {level}")
+    return value

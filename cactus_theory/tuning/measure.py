@@ -1,0 +1,192 @@
+"""Measure the costs of a call on the user's models, in short decodes of the user's prompts."""
+
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cactus_theory.decoding import GenerationResult, generate, generate_plain
+from cactus_theory.decoding._checks import whole_number
+from cactus_theory.decoding._padding import left_padded
+from cactus_theory.decoding.pace import Round
+from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
+
+VERIFY = "verify"
+# decodes of every setting; medians over them stand
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to decode: a family at a value of its knob, and K."""
+
+    family: str
+    policy: str
+    verifier: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of one decode, a text: a call by its parts, and what the first one took beyond."""
+
+    call: dict[str, float]
+    start: float
+    new_tokens: float
+
+    @property
+    def seconds(self) -> float:
+        """Return all of a call."""
+        return sum(self.call.values())
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is decoded for timing.
+
+    Attributes
+    ----------
+    ids : token ids of each prompt.
+    batch : texts at once.
+    max_new_tokens : of a text.
+    temperature, eos_token_ids, seed : of the decode.
+    """
+
+    ids: Sequence[Sequence[int]]
+    batch: int
+    max_new_tokens: int
+    temperature: float = 1.0
+    eos_token_ids: int | Iterable[int] | None = None
+    seed: int = 0
+
+    def group(self, number: int) -> list[Sequence[int]]:
+        """Return the prompts of a batch; they are taken again from the first one after the last."""
+        first = number * self.batch
+        return [self.ids[(first + row) % len(self.ids)] for row in range(self.batch)]
+
+
+def measure_costs(
+    target_model: Any,
+    draft_model: Any,
+    prompts: Prompts,
+    settings: Sequence[Setting],
+    *,
+    repeats: int = REPEATS,
+    on_decode: Callable[[int, int], None] | None = None,
+) -> Costs:
+    """Return what calls cost, from decodes of every setting and of the target alone.
+
+    Every repeat decodes other prompts by all settings in a shuffled order, so that a drift of the
+    machine favours none. Drafting, the target's pass and the rest are medians over all families
+    at a K, verification is each family's own. On CUDA parts are charged when the host waits for
+    them; their sum is right.
+
+    Parameters
+    ----------
+    settings : each family at the same K, at least one.
+    on_decode : called with the decodes done and their number.
+
+    Raises
+    ------
+    ValueError
+        No settings, families at different K, and as :func:`cactus_theory.decoding.generate`.
+    """
+    whole_number("batch", prompts.batch, 1)
+    widths = _widths(settings)
+    every: list[Setting | None] = [None, *settings]
+    found: dict[Setting | None, list[Timed]] = {own: [] for own in every}
+    total = (repeats + 1) * len(every)
+    for repeat in range(repeats + 1):
+        order = random.Random(f"{prompts.seed} {repeat}").sample(every, len(every))
+        for number, own in enumerate(order):
+            made = _timed(target_model, draft_model, prompts, own, repeat)
+            if repeat:  # the first decode of a kind allocates
+                found[own].append(made)
+            if on_decode is not None:
+                on_decode(repeat * len(order) + number + 1, total)
+    return _costs(found, widths, prompts.batch)
+
+
+def _costs(found: dict[Setting | None, list[Timed]], widths: tuple[int, ...], batch: int) -> Costs:
+    plain, drafted = found[None], {own: made for own, made in found.items() if own is not None}
+
+    def part(name: str, width: int, family: str | None = None) -> float:
+        every = [
+            one.call[name]
+            for own, made in drafted.items()
+            for one in made
+            if own.width == width and family in (None, own.family)
+        ]
+        return statistics.median(every)
+
+    parts = {name: tuple(part(name, width) for width in widths) for name in PARTS}
+    keys = dict.fromkeys(own.family for own in drafted)
+    return Costs(
+        unit=SECONDS,
+        batch=batch,
+        plain=statistics.median(one.seconds for one in plain),
+        widths=widths,
+        verify={key: tuple(part(VERIFY, width, key) for width in widths) for key in keys},
+        start=statistics.median(one.start for made in drafted.values() for one in made),
+        plain_start=statistics.median(one.start for one in plain),
+        new_tokens=statistics.mean(one.new_tokens for one in plain),
+        **parts,
+    )
+
+
+def _widths(settings: Sequence[Setting]) -> tuple[int, ...]:
+    """Return the K that every family is timed at."""
+    if not settings:
+        raise ValueError("settings: must hold at least one; got none")
+    own: dict[str, set[int]] = {}
+    for one in settings:
+        own.setdefault(one.family, set()).add(one.width)
+    different = {tuple(sorted(widths)) for widths in own.values()}
+    if len(different) > 1:
+        raise ValueError(f"settings: every family must be at the same K; got {different}")
+    return different.pop()
+
+
+def _timed(target: Any, draft: Any, prompts: Prompts, own: Setting | None, repeat: int) -> Timed:
+    """Decode one batch and return what it took."""
+    rounds: list[Round] = []
+    ids, mask = left_padded(prompts.group(repeat), target)
+    shared: dict[str, Any] = {
+        "attention_mask": mask,
+        "max_new_tokens": prompts.max_new_tokens,
+        "temperature": prompts.temperature,
+        "eos_token_ids": prompts.eos_token_ids,
+        "seed": prompts.seed + repeat * prompts.batch,
+        "on_round": rounds.append,
+    }
+    if own is None:
+        return _split(generate_plain(target, ids, **shared), rounds)
+    result = generate(
+        target,
+        draft,
+        ids,
+        policy=own.policy,
+        verifier=own.verifier,
+        num_draft_tokens=own.width,
+        meter=False,
+        **shared,
+    )
+    return _split(result, rounds)
+
+
+def _split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
+    """Return seconds a text and call, from the second round on: the first one reads the prompts."""
+    batch = len(result.row_lengths)
+    later = rounds[1:] or rounds
+    calls = sum(one.rows for one in later)
+    sums = {
+        "draft": sum(one.draft_seconds for one in later),
+        "target": sum(one.target_seconds for one in later),
+        VERIFY: sum(one.verify_seconds for one in later),
+    }
+    sums["other"] = sum(one.seconds for one in later) - sum(sums.values())
+    call = {name: seconds / calls for name, seconds in sums.items()}
+    every = sum(one.rows for one in rounds) * sum(call.values())
+    start = max(result.seconds.total - every, 0.0) / batch
+    return Timed(call, start, result.num_tokens / batch)

@@ -1,0 +1,162 @@
+"""What tuning found: a sentence, a table, and the file that ``generate --tuned`` reads."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cactus_theory._files import write_whole
+from cactus_theory._report import plain_json
+from cactus_theory._terminal import fitted, width_of_terminal
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.tuned import FORMAT, VERSION
+from cactus_theory.tuning.costs import SECONDS
+from cactus_theory.tuning.tune import Choice, Tuned
+
+WIDEST = 100
+
+
+def sentence(tuned: Tuned) -> str:
+    """Return what to do, in one sentence or two."""
+    best, lossless, unit = tuned.best, tuned.lossless, _unit(tuned)
+    plain = f"{_number(tuned.plain)} {unit}"
+    if best is None:
+        first = max(tuned.choices, key=lambda own: own.chosen_by.value)
+        return (
+            f"Decode without this draft: plain decoding makes {plain}, the fastest setting within "
+            f"{_spent(tuned, tuned.level)} {_both(first.speed)} ({_named(first)})."
+        )
+    beside = f"{best.speed.value / tuned.plain:.2f} times plain decoding"
+    if lossless is None:
+        beside += ", which is faster than lossless drafting"
+    elif lossless is not best:
+        ratio = best.speed / lossless.speed
+        beside += (
+            f" and {ratio.value:.3f} ± {_error(ratio.standard_error, 3)} times the fastest "
+            f"lossless setting ({_named(lossless)})"
+        )
+    meter = best.replay.divergence_per_token(tuned.divergence)
+    return (
+        f"Decode with {_named(best)}: {_both(best.speed)} {unit}, {beside}; it will meter "
+        f"{_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)})."
+    )
+
+
+def table(tuned: Tuned) -> str:
+    """Return each family at its fastest K, and plain decoding, at most WIDEST columns wide."""
+    spec = tuned.divergence
+    heads = ("policy", "verifier", "K", _unit(tuned), "x plain", f"{_name(spec)}/token",
+             "tokens/call")  # fmt: skip
+    lines = [(own.chosen_by.value, _cells(own, tuned)) for own in tuned.of_families()]
+    lines.append((tuned.plain, ["plain", "–", "–", _number(tuned.plain), "1.00", "lossless", "1"]))
+    lines.sort(key=lambda line: -line[0])
+    title = "each policy at its fastest K; ± one standard error over texts"
+    made = fitted(heads, [cells for _, cells in lines], width_of_terminal(WIDEST), title)
+    return f"{made}\nspeeds are predicted, from texts that were not chosen by"
+
+
+def payload(tuned: Tuned) -> dict[str, Any]:
+    """Return all of it for JSON, without the folder that a table of values lies in."""
+    best, lossless = tuned.best, tuned.lossless
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "level": tuned.level,
+        "divergence": tuned.divergence,
+        "sentence": sentence(tuned),
+        "recommended": None if best is None else _line(best, tuned),
+        "lossless": None if lossless is None else _line(lossless, tuned),
+        "plain": {"speed": tuned.plain},
+        "unit": _unit(tuned),
+        "table": [_line(own, tuned) for own in tuned.choices],
+        "costs": tuned.costs.as_json() | {"ratios": tuned.costs.as_ratios()},
+        "source": tuned.source,
+    }
+
+
+def save_tuned(tuned: Tuned, path: str | Path) -> None:
+    """Write the file, all of it or nothing, and beside it the table of values that it names.
+
+    Raises
+    ------
+    ValueError
+        A name that does not end in .json.
+    OSError
+        A file that cannot be written.
+    """
+    path, content = Path(path), payload(tuned)
+    if path.suffix != ".json":
+        raise ValueError(f"--out: must end in .json; got {str(path)!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".values.json")
+    for own in {own.values for own in tuned.choices if own.values is not None}:
+        if own.resolve() != beside.resolve():
+            shutil.copyfile(own, beside)
+    for line in (content["recommended"], *content["table"]):
+        if line is not None and line["values"] is not None:
+            line["values"] = beside.name
+    write_whole(path, (json.dumps(plain_json(content), indent=1) + "\n").encode())
+
+
+def _line(own: Choice, tuned: Tuned) -> dict[str, Any]:
+    meter, calls = own.replay.divergence_per_token(tuned.divergence), own.replay.tokens_per_call
+    return {
+        "family": own.family.name,
+        "policy": own.policy,
+        "values": None if own.values is None else own.values.name,
+        "verifier": own.verifier,
+        "num_draft_tokens": own.num_draft_tokens,
+        "speed": own.speed.value,
+        "speed_se": own.speed.standard_error,
+        "speed_chosen_by": own.chosen_by.value,
+        "over_plain": own.speed.value / tuned.plain,
+        "tokens_per_call": calls.value,
+        "tokens_per_call_se": calls.standard_error,
+        "divergence_per_token": meter.value,
+        "divergence_per_token_se": meter.standard_error,
+    }
+
+
+def _cells(own: Choice, tuned: Tuned) -> list[str]:
+    meter, calls = own.replay.divergence_per_token(tuned.divergence), own.replay.tokens_per_call
+    lossless = own.family.lossless
+    return [
+        own.policy + ", values" * (own.values is not None),
+        own.verifier,
+        str(own.num_draft_tokens),
+        _both(own.speed),
+        f"{own.speed.value / tuned.plain:.2f}",
+        "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
+        f"{calls.value:.3f} ±{_error(calls.standard_error, 3)}",
+    ]
+
+
+def _named(own: Choice) -> str:
+    values = " with values" if own.values is not None else ""
+    return f"{own.policy}{values}, verifier {own.verifier}, K = {own.num_draft_tokens}"
+
+
+def _unit(tuned: Tuned) -> str:
+    return "tokens/s" if tuned.costs.unit == SECONDS else "tokens per plain step"
+
+
+def _spent(tuned: Tuned, amount: float) -> str:
+    unit = "nats of KL" if tuned.divergence == "kl" else tuned.divergence
+    return f"{amount:.4g} {unit} per token"
+
+
+def _name(spec: str) -> str:
+    return "KL" if find_divergence(spec).spec == "kl" else spec
+
+
+def _both(own: Any) -> str:
+    digits = 0 if own.value >= 100 else 3
+    return f"{own.value:,.{digits}f} ± {_error(own.standard_error, digits)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 3}f}"
+
+
+def _error(value: float, digits: int) -> str:
+    return "?" if value != value else f"{value:.{digits}f}"

@@ -1,0 +1,54 @@
+r"""Tokens per second from tokens per call and the costs of a call.
+
+A text of N tokens takes (N + o)/E calls, where E is the tokens per call and
+:math:`o = (E[X^2]/E[X] − 1)/2` what its last call would give too much (X is the tokens of one
+call; the overshoot of a renewal process). So it takes start + t(K) (N + o)/E, and a text without
+end E/t(K) tokens per unit of time. Of a batch the texts are taken to be as full of rounds as those
+that were timed: rounds in which some have ended already cost what they cost there.
+"""
+
+import numpy as np
+
+from cactus_theory.traces._result import Replay
+from cactus_theory.traces.estimate import Estimate, PerText, ratio_of_sums
+from cactus_theory.tuning.costs import Costs
+
+
+def plain_speed(costs: Costs) -> float:
+    """Return the tokens per unit of time of decoding without a draft."""
+    if costs.new_tokens is None:
+        return 1 / costs.plain
+    return costs.new_tokens / (costs.plain_start + costs.new_tokens * costs.plain)
+
+
+def speed(own: Replay, costs: Costs, family: str) -> Estimate:
+    """Return the tokens per unit of time of a batch; its standard error is that of the trace.
+
+    Raises
+    ------
+    ValueError
+        A family whose verification was not measured.
+    """
+    call = costs.call(own.num_draft_tokens, family)
+    tokens, squares = own.tokens_per_call, _squares(own)
+    parts = (
+        _speed(costs, call, np.array([tokens.value]), np.array([squares.value])),
+        _speed(costs, call, tokens.left_out, squares.left_out),
+    )
+    return Estimate(float(parts[0][0]), parts[1], own.source)
+
+
+def _speed(costs: Costs, call: float, tokens: PerText, squares: PerText) -> PerText:
+    if costs.new_tokens is None:
+        return tokens / call
+    over = (squares / tokens - 1) / 2
+    calls = (costs.new_tokens + over) / tokens
+    return costs.new_tokens / (costs.start + call * calls)
+
+
+def _squares(own: Replay) -> Estimate:
+    """Return the mean square of the tokens of a call: Σ (2 i + 1) Pr(more than i tokens)."""
+    last = own.tokens - own.reached.sum(0)  # the bonus
+    more = np.concatenate([own.reached, last[None]])
+    weights = 2 * np.arange(len(more)) + 1
+    return ratio_of_sums((weights[:, None] * more).sum(0), own.cycles, own.source)

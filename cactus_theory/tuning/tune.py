@@ -1,0 +1,280 @@
+"""Which policy, knob, verifier and K are fastest for a divergence per emitted token, on a trace.
+
+For every family and K the knob is solved so that the meter reads the level over all texts but
+those that values are learned from. The fastest setting is chosen by the predicted speed on one
+half of these texts, and every speed that is reported is from the other half: the best of many
+noisy numbers is too good, a number that was not chosen by is not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cactus_theory.decoding._checks import whole_number
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.traces._result import Replay
+from cactus_theory.traces.estimate import Estimate
+from cactus_theory.traces.replays import Source
+from cactus_theory.traces.trace import Trace
+from cactus_theory.tuning.costs import Costs
+from cactus_theory.tuning.families import Family, checked_level, families
+from cactus_theory.tuning.knobs import TOLERANCE, Knobs
+from cactus_theory.tuning.learned import ENOUGH_CYCLES, learn_for, shares
+from cactus_theory.tuning.measure import Setting
+from cactus_theory.tuning.speed import plain_speed, speed
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12)
+# at so many K, the least, a middle and the largest one, costs are measured
+TIMED_WIDTHS = 3
+Measure = Callable[[Sequence[Setting]], Costs]
+OnStep = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A setting, what it is predicted to do, and what it will meter.
+
+    Attributes
+    ----------
+    family : as tables show it, without the knob's value.
+    policy, verifier, num_draft_tokens : what to decode with.
+    replay : over all texts that knobs are solved on.
+    chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
+    values : file of a table of values that the policy reads, which ``policy`` leaves out.
+    """
+
+    family: Family
+    policy: str
+    verifier: str
+    num_draft_tokens: int
+    replay: Replay
+    chosen_by: Estimate
+    speed: Estimate
+    values: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What tuning found.
+
+    Attributes
+    ----------
+    level, divergence : what may be metered per emitted token.
+    costs : of calls.
+    plain : tokens per unit of time without a draft.
+    choices : every family and K within the level, the fastest (by ``chosen_by``) first.
+    halves : numbers of the texts of ``replay`` that are chosen by, and that are reported.
+    source : the trace's cycles, texts and models.
+    """
+
+    level: float
+    divergence: str
+    costs: Costs
+    plain: float
+    choices: tuple[Choice, ...]
+    halves: tuple[Sequence[int], Sequence[int]]
+    source: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Choice | None:
+        """Return the fastest setting; None if decoding without a draft is."""
+        return self._ahead(self.choices)
+
+    @property
+    def lossless(self) -> Choice | None:
+        """Return the fastest lossless setting; None if decoding without a draft is."""
+        return self._ahead([own for own in self.choices if own.family.lossless])
+
+    def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
+        first = max(choices, key=lambda own: own.chosen_by.value, default=None)
+        return first if first is not None and first.chosen_by.value > self.plain else None
+
+    def at_costs(self, costs: Costs) -> "Tuned":
+        """Return the same settings at other costs: of another batch or machine.
+
+        Raises
+        ------
+        ValueError
+            A family whose verification was not measured.
+        """
+        again = [_priced(own, costs, self.halves) for own in self.choices]
+        again.sort(key=lambda own: -own.chosen_by.value)
+        return replace(self, costs=costs, plain=plain_speed(costs), choices=tuple(again))
+
+    def of_families(self) -> list[Choice]:
+        """Return the fastest K of every family and verifier, fastest first."""
+        best: dict[str, Choice] = {}
+        for own in self.choices:
+            best.setdefault(own.family.key, own)
+        return list(best.values())
+
+
+def tune(
+    source: Source,
+    costs: Costs | Measure,
+    level: float,
+    *,
+    divergence: str | Divergence = "kl",
+    widths: Sequence[int] | None = None,
+    policies: Sequence[str] | None = None,
+    values: str | Path | None = None,
+    on_step: OnStep | None = None,
+) -> Tuned:
+    """Return the settings within a divergence per token, by predicted speed.
+
+    Parameters
+    ----------
+    source : a trace, or saved rows (K = 1 only).
+    costs : of a call, or what measures them for settings that it is given.
+    level : divergence per emitted token that may be metered, in its unit (nats for KL).
+    divergence : what the meter adds up.
+    widths : K to try; None for the usual ones up to what was logged.
+    policies : as :func:`cactus_theory.tuning.families.families`.
+    values : where to write what an accepted token is worth, learned from a quarter of the texts,
+        for the soft band at its fastest K; None, or too few cycles, and it does without.
+    on_step : called with what is done, how many steps of it are, and of how many.
+
+    Raises
+    ------
+    ValueError
+        A level that is not above 0, more drafted tokens than were logged, fewer than two texts,
+        an unknown divergence or policy.
+    """
+    level, kind = checked_level(level), find_divergence(divergence)
+    said = on_step or (lambda what, done, total: None)
+    widths = _widths(source, widths)
+    wanted = families(kind, policies)
+    learning = values is not None and kind.spec == "kl" and _can_learn(source, wanted)
+    texts = shares(source.texts, learning)
+    judged = source.part(texts.judged) if isinstance(source, Trace) else source
+    found = _solved(judged, wanted, widths, level, kind.spec, said)
+    known = costs if isinstance(costs, Costs) else costs(_settings(found))
+    choices = [_choice(own, made, known, texts.halves) for own, made in found]
+    soft = _fastest(choices, "soft_band:price") if learning else None
+    if soft is not None and soft.num_draft_tokens > 1:
+        assert values is not None and isinstance(source, Trace)
+        made = learn_for(source.part(texts.learned), soft.num_draft_tokens, Path(values))
+        said("learning values", 1, 1)
+        choices += _with_values(judged, soft, made, level, kind.spec, known, texts.halves)
+    choices.sort(key=lambda own: -own.chosen_by.value)
+    plain, about = plain_speed(known), _about(source)
+    return Tuned(level, kind.spec, known, plain, tuple(choices), texts.halves, about)
+
+
+def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
+    logged = source.num_draft_tokens
+    if widths is None:
+        return sorted({min(width, logged) for width in WIDTHS})
+    for width in widths:
+        if whole_number("num-draft-tokens", width, 1) > logged:
+            raise ValueError(f"num-draft-tokens: must be at most the {logged} logged; got {width}")
+    if not widths:
+        raise ValueError("num-draft-tokens: must hold at least one K; got none")
+    return sorted(set(widths))
+
+
+def _can_learn(source: Source, wanted: Sequence[Family]) -> bool:
+    return (
+        isinstance(source, Trace)
+        and len(source) >= ENOUGH_CYCLES
+        and source.manifest.total("draft_rows") > 0
+        and any(own.name == "soft_band:price" for own in wanted)
+    )
+
+
+def _solved(
+    judged: Source,
+    wanted: Sequence[Family],
+    widths: Sequence[int],
+    level: float,
+    divergence: str,
+    said: OnStep,
+) -> list[tuple[Family, Replay]]:
+    """Return every family at every K, its knob solved; those that cannot stay within are not."""
+    found, total = [], len(wanted) * len(widths)
+    for number, family in enumerate(wanted):
+        knobs = Knobs(judged, family, widths, divergence)
+        for place, width in enumerate(widths):
+            said(f"solving knobs, {family.key}", number * len(widths) + place, total)
+            if (own := knobs.at(width, level)) is not None:
+                found.append((family, own))
+    said("solving knobs", total, total)
+    return found
+
+
+def _settings(found: Sequence[tuple[Family, Replay]]) -> list[Setting]:
+    """Return every family at a few K, each at the knob solved for the K next to it."""
+    widths = sorted({own.num_draft_tokens for _, own in found})
+    steps = [round(i * (len(widths) - 1) / (TIMED_WIDTHS - 1)) for i in range(TIMED_WIDTHS)]
+    timed = sorted({widths[step] for step in steps})
+    every: dict[str, dict[int, Replay]] = {}
+    for family, own in found:
+        every.setdefault(family.key, {})[own.num_draft_tokens] = own
+    settings = []
+    for key, own in every.items():
+        for width in timed:
+            near = own[min(own, key=lambda known: abs(known - width))]  # noqa: B023
+            settings.append(Setting(key, near.policy, near.verifier, width))
+    return settings
+
+
+def _choice(
+    family: Family, own: Replay, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]
+) -> Choice:
+    width, nothing = own.num_draft_tokens, own.tokens_per_call
+    made = Choice(family, own.policy, own.verifier, width, own, nothing, nothing)
+    return _priced(made, costs, halves)
+
+
+def _priced(own: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
+    """Return the choice with its speeds at these costs."""
+    first, second = (speed(own.replay.part(half), costs, own.family.costs) for half in halves)
+    return replace(own, chosen_by=first, speed=second)
+
+
+def _fastest(choices: Sequence[Choice], name: str) -> Choice | None:
+    own = [choice for choice in choices if choice.family.name == name]
+    return max(own, key=lambda choice: choice.chosen_by.value, default=None)
+
+
+def _with_values(
+    judged: Source,
+    soft: Choice,
+    values: Path,
+    level: float,
+    divergence: str,
+    costs: Costs,
+    halves: tuple[Sequence[int], Sequence[int]],
+) -> list[Choice]:
+    """Return the soft band with values at the K that is fastest without."""
+    name, width = f"{soft.family.name},values", soft.num_draft_tokens
+    template = f"{soft.family.template},values={values}"
+    family = replace(soft.family, name=name, template=template, like=soft.family.key)
+    own = Knobs(judged, family, [width], divergence).at(width, level)
+    if own is None:
+        return []
+    made = _choice(family, own, costs, halves)
+    plain = f"soft_band:price={find_policy(own.policy).price:.6g}"  # type: ignore[attr-defined]
+    return [replace(made, policy=plain, values=values)]
+
+
+def _about(source: Source) -> dict[str, object]:
+    """Return what a file of the result says about the trace."""
+    about: dict[str, object] = {
+        "cycles": len(source),
+        "texts": source.texts,
+        "fingerprint": source.fingerprint,
+        "knob_tolerance": TOLERANCE,
+    }
+    if not isinstance(source, Trace):
+        return about
+    header = source.header
+    weights = {
+        name: header.details[name]
+        for name in ("target_weights", "draft_weights")
+        if name in header.details
+    }
+    return about | {"target": header.target, "draft": header.draft,
+                    "temperature": header.temperature} | weights  # fmt: skip

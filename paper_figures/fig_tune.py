@@ -1,0 +1,126 @@
+"""The tuner's predictions against decodes, and where relaxing beats a better K."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper_figures import _style as style
+
+Row = dict[str, Any]
+# family → colour, marker and name; the chain's markers are full, the block's hollow
+FAMILIES = {
+    "plain": (style.MUTED, "x", "plain decoding"),
+    "speculative": (style.COLOUR["speculative"], "s", "speculative (lossless)"),
+    "band:price": (style.COLOUR["band_price"], "o", "band, constant price"),
+    "soft_band:price": (style.COLOUR["soft_band"], "D", "soft band"),
+    "soft_band:price,values": (style.COLOUR["soft_band"], "*", "soft band with values"),
+    "cactus:delta": (style.COLOUR["cactus"], "^", "Cactus"),
+    "lenience:lenience": (style.COLOUR["cactus_exact"], "v", "lenience"),
+    "mixture:alpha": (style.COLOUR["typical"], "P", "mixture"),
+}
+OTHER = (style.COLOUR["band_delta"], ".", None)
+
+
+def draw(data: Path) -> Figure:
+    """Return the figure from ``tune.csv``: a row for every batch size."""
+    rows = style.read(data / "tune.csv")
+    batches = sorted({row["batch"] for row in rows})
+    count = len(batches)
+    figure, panels = style.panels(3 * count, height=2.8, rows=count)
+    for number, batch in enumerate(batches):
+        own = [row for row in rows if row["batch"] == batch]
+        first, second, third = panels[3 * number : 3 * number + 3]
+        _predictions(first, own, batch)
+        _by_width(second, own, _middle(own))
+        _relaxing(third, own)
+    handles: dict[str, Any] = {}
+    for ax in panels:
+        handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) | handles
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", frameon=False,
+                  fontsize=7.5, ncols=2 if style.narrow() else 4)  # fmt: skip
+    return figure
+
+
+def _predictions(ax: Axes, rows: list[Row], batch: float) -> None:
+    """Draw every setting's measured speed over its predicted one; chosen ones are ringed."""
+    for row in rows:
+        colour, marker, name = _look(row)
+        hollow = "white" if row["verifier"] == "block" and marker not in "x*" else colour
+        at = row["predicted_speed"], row["measured_speed"]
+        ax.plot(*at, marker, color=colour, mfc=hollow, ms=3.6, mew=0.9, label=name)
+        if row["chosen"]:
+            ax.plot(*at, "o", mfc="none", mec=style.INK, ms=9, mew=0.9, label="chosen")
+    ends = [row[name] for row in rows for name in ("predicted_speed", "measured_speed")]
+    low, high = min(ends) * 0.95, max(ends) * 1.05
+    ax.plot([low, high], [low, high], color=style.MUTED, lw=0.8, ls=":")
+    ax.set(xlim=(low, high), ylim=(low, high))
+    ax.set_xlabel("predicted tokens per second")
+    ax.set_ylabel("measured tokens per second")
+    ax.set_title(f"batch {batch:g}")
+
+
+def _by_width(ax: Axes, rows: list[Row], level: float) -> None:
+    """Draw measured speed over K at one level, predictions as thin lines."""
+    own = [row for row in rows if row["level"] == level]
+    for key in dict.fromkeys((row["family"], row["verifier"]) for row in own):
+        line = [row for row in own if (row["family"], row["verifier"]) == key]
+        line.sort(key=lambda row: row["num_draft_tokens"])
+        colour, marker, _ = _look(line[0])
+        if key[0] == "plain":
+            ax.axhline(line[0]["measured_speed"], color=colour, lw=0.9, ls=":")
+            continue
+        widths, speeds, said = style.columns(
+            line, "num_draft_tokens", "measured_speed", "predicted_speed"
+        )
+        dashed = "--" if key[1] == "block" else "-"
+        ax.plot(widths, speeds, marker=marker, ls=dashed, color=colour, ms=3.2, lw=1.1,
+                mfc="white" if key[1] == "block" else colour)  # fmt: skip
+        ax.plot(widths, said, color=colour, lw=0.5, alpha=0.5)
+    ax.set_xticks(sorted({row["num_draft_tokens"] for row in own} - {0}))
+    ax.set_xlabel("K, drafted tokens")
+    ax.set_title(f"{level:g} nats a token (dashed: block; thin: predicted)", fontsize=8)
+
+
+def _relaxing(ax: Axes, rows: list[Row]) -> None:
+    """Draw each relaxed family at its best K over the lossless best K, by level."""
+    levels = sorted({row["level"] for row in rows})
+    best = {level: _best(rows, level, "speculative", None) for level in levels}
+    keys = dict.fromkeys((row["family"], row["verifier"]) for row in rows)
+    for key in keys:
+        if key[0] in ("plain", "speculative"):
+            continue
+        points = [(level, _best(rows, level, *key)) for level in levels]
+        known = [(level, row["measured_speed"] / best[level]["measured_speed"])
+                 for level, row in points if row is not None]  # fmt: skip
+        colour, marker, _ = _look({"family": key[0]})
+        block = key[1] == "block"
+        ax.plot(*zip(*known, strict=True), marker=marker, color=colour, ls="--" if block else "-",
+                mfc="white" if block else colour, ms=3.6, lw=1.1)  # fmt: skip
+    plain = _best(rows, levels[0], "plain", None)["measured_speed"]
+    lossless = best[levels[0]]["measured_speed"]
+    ax.axhline(1, color=style.INK, lw=0.8)
+    ax.axhline(plain / lossless, color=style.MUTED, lw=0.9, ls=":")
+    ax.set_xscale("log")
+    style.ticks(ax.xaxis, levels)
+    ax.set_xlabel("metered KL, nats per token")
+    ax.set_ylabel("tokens/s over the fastest lossless K")
+    ax.set_title("relaxing against a better K")
+
+
+def _best(rows: list[Row], level: float, family: str, verifier: str | None) -> Any:
+    own = [row for row in rows if row["level"] == level and row["family"] == family]
+    own = [row for row in own if verifier is None or row["verifier"] == verifier]
+    return max(own, key=lambda row: row["measured_speed"], default=None)
+
+
+def _middle(rows: list[Row]) -> float:
+    levels = sorted({row["level"] for row in rows})
+    return levels[len(levels) // 2]
+
+
+def _look(row: Row) -> tuple[str, str, str | None]:
+    return FAMILIES.get(str(row["family"]), OTHER)

@@ -1,0 +1,134 @@
+"""Predicted beside measured, a line per setting, and how good the choices were."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..common.grid import PLAIN, Config, Job, label
+from ..common.terminal import fitted, width_of_terminal
+from ..throughput.table import INTERVAL, resamples
+from .tuned import key
+
+Row = dict[str, Any]
+WIDEST = 100
+# what a setting may meter above the level and still count as within it
+WITHIN = 1.1
+
+
+def config(line: Mapping[str, Any], batch: int) -> Config:
+    """Return the decode of a line of a tuned table."""
+    return Config(line["policy"], line["num_draft_tokens"], batch, line["verifier"])
+
+
+def rows(
+    args: argparse.Namespace, results: Mapping[str, Any], groups: Mapping[int, int]
+) -> list[Row]:
+    """Return one row per batch size, level and setting; plain decoding first."""
+    found = []
+    for batch in args.batch:
+        for level in args.kl_per_token:
+            own = results[key(batch, level)]
+            place = {"batch": batch, "level": level}
+            measured = _measured(args, results, Config(PLAIN, 0, batch), groups[batch])
+            plain = {
+                "family": PLAIN, "policy": PLAIN, "verifier": "", "num_draft_tokens": 0,
+                "speed": own["plain"], "speed_se": 0.0, "tokens_per_call": 1.0, "kl": 0.0,
+                "kl_se": 0.0,
+            }  # fmt: skip
+            found.append(place | _row(plain, measured, own, -1))
+            for number, line in enumerate(own["lines"]):
+                measured = _measured(args, results, config(line, batch), groups[batch])
+                found.append(place | _row(line, measured, own, number))
+    return found
+
+
+def verdict(made: Sequence[Row]) -> str:
+    """Return a table of the choices and the best of the grid, and two sentences on the rest."""
+    heads = ("batch", "level", "chosen", "K", "tokens/s", "of the best", "metered", "best measured",
+             "ratios")  # fmt: skip
+    cells = []
+    for batch, level in dict.fromkeys((row["batch"], row["level"]) for row in made):
+        own = [row for row in made if (row["batch"], row["level"]) == (batch, level)]
+        cells.append(_verdict(own, batch, level))
+    known = [row for row in made if row["predicted_kl"] > 1e-9]
+    off = [row["measured_speed"] / row["predicted_speed"] - 1 for row in made]
+    kl_off = [row["measured_kl"] / row["predicted_kl"] - 1 for row in known]
+    return "\n".join([
+        fitted(heads, cells, width_of_terminal(WIDEST), "choices against the measured grid"),
+        f"measured over predicted tokens/s: {_spread(off)}",
+        f"measured over predicted KL per token: {_spread(kl_off)}",
+        f"best: among settings that metered at most {WITHIN:g} times the level; ratios: whether "
+        "the costs as three ratios lead to the same policy",
+    ])  # fmt: skip
+
+
+def _verdict(own: Sequence[Row], batch: int, level: float) -> list[str]:
+    chosen = next(row for row in own if row["chosen"])
+    alone = next(row for row in own if row["chosen_by_ratios"])
+    within = [row for row in own if row["measured_kl"] <= WITHIN * level]
+    best = max(within, key=lambda row: row["measured_speed"])
+    return [
+        str(batch), f"{level:g}", _named(chosen), str(chosen["num_draft_tokens"] or "–"),
+        f"{chosen['measured_speed']:,.0f}",
+        f"{chosen['measured_speed'] / best['measured_speed']:.3f}",
+        f"{chosen['measured_kl']:.4f}", f"{_named(best)}, K={best['num_draft_tokens']}",
+        "same" if alone["family"] == chosen["family"] else _named(alone),
+    ]  # fmt: skip
+
+
+def _named(row: Row) -> str:
+    return f"{row['family']}@{row['verifier']}" if row["verifier"] else row["family"]
+
+
+def _spread(off: Sequence[float]) -> str:
+    if not off:
+        return "nothing to compare"
+    low, middle, high = np.percentile(off, [10, 50, 90])
+    return f"{1 + middle:.3f} (80 % between {1 + low:.3f} and {1 + high:.3f})"
+
+
+def _row(line: Mapping[str, Any], measured: Row, own: Mapping[str, Any], number: int) -> Row:
+    return {
+        "family": line["family"],
+        "policy": ":".join(filter(None, label(line["policy"]))),
+        "verifier": line["verifier"],
+        "num_draft_tokens": line["num_draft_tokens"],
+        "predicted_speed": line["speed"],
+        "predicted_speed_se": line["speed_se"],
+        **measured,
+        "predicted_tokens_per_call": line["tokens_per_call"],
+        "predicted_kl": line["kl"],
+        "predicted_kl_se": line["kl_se"],
+        "chosen": int(own["chosen"] == number),
+        "chosen_by_ratios": int(own["chosen_by_ratios"] == number),
+    }
+
+
+def _measured(
+    args: argparse.Namespace, results: Mapping[str, Any], line: Config, groups: int
+) -> Row:
+    """Return medians over repeats with intervals over resampled ones, and what was metered."""
+    records = [
+        [results[Job(line, repeat, group).key] for group in range(groups)]
+        for repeat in range(args.repeats)
+    ]
+
+    def sums(name: str) -> np.ndarray:
+        return np.array([sum(one[name] for one in own) for own in records])
+
+    speeds, draws = (
+        sums("tokens") / sums("seconds"),
+        resamples(args.repeats, np.random.default_rng(args.seed)),
+    )
+    low, high = np.percentile(np.median(speeds[draws], axis=1), INTERVAL).tolist()
+    return {
+        "measured_speed": float(np.median(speeds)),
+        "measured_speed_low": low,
+        "measured_speed_high": high,
+        "measured_tokens_per_call": float(sums("tokens").sum() / sums("row_calls").sum()),
+        "measured_kl": float(sums("kl").sum() / sums("tokens").sum()),
+    }

@@ -1,0 +1,67 @@
+"""The whole grid is tuned and decoded once, a finished run is judged without tuning again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+from simulations.__main__ import main
+from simulations.common.results import read_csv
+from simulations.tune_check import table, tuned
+
+SMALL = (
+    "tune-check --policies mixture:alpha --kl-per-token 0.05 --batch 1 --num-draft-tokens 1 2 "
+    "--cycles 4 --max-new-tokens 5 --num-prompts 2 --repeats 1"
+).split()
+
+
+def row(family: str, speed: float, kl: float, **more) -> dict:
+    return {"batch": 1, "level": 0.1, "family": family, "verifier": "chain",
+            "num_draft_tokens": 2, "predicted_speed": 100.0, "predicted_kl": 0.1,
+            "measured_speed": speed, "measured_kl": kl, "chosen": 0, "chosen_by_ratios": 0,
+            } | more  # fmt: skip
+
+
+def test_the_grid_is_measured_and_resumed(tmp_path: Path, monkeypatch, capsys) -> None:
+    out, public = tmp_path / "run", tmp_path / "tune.csv"
+    asked = [*SMALL, "--out", str(out), "--publish", str(public)]
+    assert main(asked) == 0
+    rows, notes = read_csv(public)
+    assert notes["command"].startswith("python -m simulations tune-check --kl-per-token 0.05")
+    named = {(own["family"], own["verifier"], own["num_draft_tokens"]) for own in rows}
+    assert named == {("plain", "", "0")} | {
+        (*family, width)
+        for family in (
+            ("speculative", "chain"),
+            ("speculative", "block"),
+            ("mixture:alpha", "chain"),
+        )
+        for width in "12"
+    }
+    assert sum(int(own["chosen"]) for own in rows) == 1
+    for own in rows:
+        assert float(own["measured_speed"]) > 0 and float(own["predicted_speed"]) > 0
+        relaxed = own["family"] == "mixture:alpha"
+        assert (float(own["measured_kl"]) > 1e-6) == relaxed
+        assert float(own["predicted_kl"]) == pytest.approx(0.05 * relaxed, rel=0.01, abs=1e-9)
+    kept = (out / "journal.jsonl").read_text()
+    assert len(kept.splitlines()) == 1 + 1 + 7 * 2  # settings, tuned, decodes of two prompts
+    monkeypatch.setattr(tuned, "tune", None)
+    assert main(asked) == 0 and (out / "journal.jsonl").read_text() == kept
+    lines = json.loads(kept.splitlines()[1])
+    assert set(lines["costs"]["ratios"]) == {"cost_ratio", "verify_cost", "fixed_cost"}
+    assert "choices against the measured grid" in capsys.readouterr().out
+
+
+def test_the_verdict_compares_with_the_best_within_the_level(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    made = [
+        row("plain", 80.0, 0.0, predicted_kl=0.0),
+        row("slow", 90.0, 0.1, chosen=1),
+        row("fast", 100.0, 0.105, chosen_by_ratios=1),
+        row("greedy", 500.0, 0.2),  # meters too much to count
+    ]
+    said = table.verdict(made)
+    assert "0.900" in said and "fast@chain, K=2" in said and "greedy" not in said
+    assert said.splitlines()[3].endswith("fast@chain")

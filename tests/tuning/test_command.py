@@ -1,0 +1,163 @@
+"""The command as a user meets it, its file, and ``generate`` told by that file."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.cli import main
+from cactus_theory.decoding import generate, load_pair
+from tests.amounts import some
+
+PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
+MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
+TUNE = ("tune", "--kl-per-token", "0.05", "--policies", "band:price", "--num-draft-tokens")
+
+
+def run_json(capsys, *arguments: str) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def alone(trace) -> tuple[str, ...]:
+    return "--trace", str(trace.folder), "--cost-ratio"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_text("def f(x):\n    return\n\nimport os\nclass A:\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("verifier", some(["block", "chain"], 1))
+def test_generate_does_what_the_file_says(tmp_path: Path, capsys, alone, verifier: str) -> None:
+    out = tmp_path / "tuned.json"
+    found = run_json(capsys, *TUNE, "3", *alone, "0.05", "--out", str(out))
+    assert json.loads(out.read_text()) == found
+    best = next(own for own in found["table"]
+                if own["verifier"] == verifier and own["family"] == "band:price")  # fmt: skip
+    out.write_text(json.dumps(found | {"recommended": best}))
+    tuned = ct.load_tuned(out)
+    assert tuned.policy == ct.policy(best["policy"]) and tuned.verifier == verifier
+    asked = ("generate", *MODELS, "--prompt", "def f(", "--max-new-tokens", "12", "--seed", "3")
+    told = run_json(capsys, *asked, "--tuned", str(out))
+    flags = ("--policy", best["policy"], "--verifier", verifier, "--num-draft-tokens", "3")
+    by_flags = run_json(capsys, *asked, *flags)
+    for name in ("policy", "verifier", "text", "accepted_histogram", "emitted_kl_per_token"):
+        assert told[name] == by_flags[name]
+    pair = load_pair(PAIR / "target", PAIR / "draft")
+    tuned.check_pair(pair.target, pair.draft)
+    ids = torch.tensor([pair.tokenizer.encode("def f(")])
+    result = generate(pair.target, pair.draft, ids, **tuned.options, max_new_tokens=12, seed=3)
+    assert list(result.accepted_histogram) == told["accepted_histogram"]
+
+
+def test_plain_decoding_is_told_too(tmp_path: Path, capsys, alone) -> None:
+    out = tmp_path / "tuned.json"
+    assert main([*TUNE, "1", *alone, "9", "--out", str(out)]) == 0
+    assert "Decode without this draft: plain decoding makes 1.000" in capsys.readouterr().out
+    tuned = ct.load_tuned(out)
+    assert tuned.plain and tuned.policy is None
+    with pytest.raises(ValueError, match="plain decoding was faster, use generate_plain"):
+        _ = tuned.options
+    asked = ("generate", *MODELS, "--prompt", "def f(", "--max-new-tokens", "6")
+    told = run_json(capsys, *asked, "--tuned", str(out))
+    assert told["policy"] == "plain" and told["draft_calls"] == 0 and told["tokens"] <= 6
+
+
+def test_models_are_logged_timed_and_tuned_once(
+    tmp_path: Path, capsys, prompts: str, trace
+) -> None:
+    work, small = tmp_path / "work", ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1")
+    asked = (*CHEAP, "1", "3", *MODELS, "--prompts", prompts, "--work", str(work), *small)
+    first = run_json(capsys, *asked)
+    assert first["unit"] == "tokens/s" and first["costs"]["widths"] == [1, 3]
+    shards = {path: path.stat().st_mtime_ns for path in (work / "trace").iterdir()}
+    again = run_json(capsys, *asked)
+    assert {path: path.stat().st_mtime_ns for path in (work / "trace").iterdir()} == shards
+    specs = [{(own["policy"], own["num_draft_tokens"]) for own in made["table"]}
+             for made in (first, again)]  # fmt: skip
+    assert specs[0] == specs[1]  # speeds are measured anew
+    weights = {name: first["source"][name] for name in ("target_weights", "draft_weights")}
+    swapped = tmp_path / "other.json"
+    swapped.write_text(json.dumps(first | {"source": first["source"] | {
+        "draft_weights": weights["target_weights"]}}))  # fmt: skip
+    generating = ("generate", *MODELS, "--prompt", "x", "--tuned", str(swapped))
+    assert main(generating) == 2
+    assert "must be of this draft" in capsys.readouterr().err
+    traced = (*TUNE, "1", *MODELS, "--prompts", prompts, "--trace", str(trace.folder))
+    assert main([*traced, "--temperature", "0.5"]) == 2
+    assert "--trace: must be of the temperature 0.5; got 1" in capsys.readouterr().err
+
+
+def test_the_table_fits_and_says_what_was_chosen(capsys, alone, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main([*TUNE, "1", "4", *alone, "0.05"]) == 0
+    said = capsys.readouterr().out
+    *lines, sentence = said.strip().split("\n")
+    assert max(map(len, lines)) <= 100 and "plain" in said and "speculative" in said
+    assert sentence.startswith("Decode with band:price=") and "times plain decoding" in sentence
+    assert "it will meter 0.05" in sentence
+
+
+CHEAP = ("tune", "--kl-per-token", "0.05", "--policies", "mixture:alpha", "--num-draft-tokens")
+ALONE = ("--trace", "no", "--cost-ratio")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--kl-per-token", "0", *ALONE, "1"), "kl-per-token: must lie in (0"),
+        (("--kl-per-token", "-1", *ALONE, "1"), "kl-per-token: must lie in (0"),
+        (("--kl-per-token", "1", *ALONE, "-1"), "cost-ratio: must lie in [0"),
+        (("--kl-per-token", "1", *ALONE, "1", "--divergence", "kll"), "'kll'"),
+        (("--kl-per-token", "1", *ALONE, "1", "--batch", "0"), "--batch: must be at least 1"),
+        (("--kl-per-token", "1", *ALONE, "1", "--out", "x.txt"), "--out: must end in .json"),
+        (("--kl-per-token", "1", *ALONE, "1", "--work", "a,b"), "--work: must do without"),
+        (("--kl-per-token", "1", *ALONE, "1", "--policies", "nix"), "'nix'"),
+        (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace, --rows: one must be given"),
+        (("--kl-per-token", "1", "--trace", "no", "--cost-ratio", "1"), "no such folder"),
+        (("--kl-per-token", "1", "--trace", "no"), "exactly one must be given; got neither"),
+        (("--kl-per-token", "1", *MODELS), "--prompts: must be given with --target"),
+        (("--kl-per-token", "1", *MODELS, "--prompts", "no"), "--prompts: must be a readable"),
+        (
+            ("--kl-per-token", "1", *MODELS, "--prompts", "no", "--cost-ratio", "1"),
+            "exactly one must be given; got both",
+        ),
+        (
+            ("--kl-per-token", "1", *MODELS, "--prompts", "no", "--fixed-cost", "1"),
+            "--fixed-cost: must be given with --cost-ratio",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments: tuple[str, ...], said: str) -> None:
+    assert main(["tune", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.strip().splitlines()) == 1 and said in err
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "said"),
+    [
+        ("{", (), "must be a JSON file"),
+        ('{"format": "x"}', (), "this is something else"),
+        ('{"format": "cactus-theory tuned", "version": 2}', (), "version must be 1; got 2"),
+        ('{"format": "cactus-theory tuned", "version": 1}', (), "must hold what was recommended"),
+        ("{}", ("--policy", "typical"), "exactly one must be given; got both"),
+        ("{}", ("--verifier", "block"), "--verifier: must not be given with --tuned"),
+        ("{}", ("--price", "1"), "--price: must not be given with --tuned"),
+        ("{}", ("--set", "k=1"), "--set: must not be given with --tuned"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, capsys, content, more, said: str) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(content)
+    asked = ("generate", "--target", "no", "--draft", "no", "--prompt", "x")
+    assert main([*asked, "--tuned", str(path), *more]) == 2
+    assert said in capsys.readouterr().err
+    assert main([*asked]) == 2
+    assert "exactly one must be given; got neither" in capsys.readouterr().err

@@ -1,0 +1,168 @@
+"""The model of speed against numbers worked out by hand, and costs as a short decode finds them."""
+
+import math
+
+import numpy as np
+import pytest
+
+from cactus_theory.decoding.pace import Round
+from cactus_theory.traces import Replay
+from cactus_theory.tuning import Costs, Prompts, Setting, measure_costs, plain_speed, speed
+from cactus_theory.tuning.measure import _split
+
+# sums of a handful of float64 numbers
+ROUNDING = 1e-12
+MEASURED = Costs(
+    unit="seconds",
+    batch=2,
+    plain=0.010,
+    widths=(1, 4, 12),
+    draft=(0.001, 0.004, 0.012),
+    target=(0.011, 0.014, 0.030),
+    other=(0.002, 0.002, 0.002),
+    verify={"a": (0.001, 0.001, 0.001), "b": (0.003, 0.009, 0.017)},
+    start=0.020,
+    plain_start=0.010,
+    new_tokens=50.0,
+)
+
+
+def replay_of(tokens: list[float], reached: list[list[float]], cycles: list[float]) -> Replay:
+    """Return a replay of which only tokens per call matter."""
+    nothing = np.zeros((len(reached), len(tokens)))
+    return Replay(
+        policy="speculative", verifier="chain", num_draft_tokens=len(reached), source="s",
+        cycles=np.array(cycles), tokens=np.array(tokens), accepted=np.zeros(len(tokens)),
+        spent={"kl": np.zeros(len(tokens))}, reached=np.array(reached), kept=nothing,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "family", "wanted"),
+    [
+        (1, "a", 0.001 + 0.011 + 0.002 + 0.001),
+        (4, "b", 0.004 + 0.014 + 0.002 + 0.009),
+        (2, "a", 0.002 + 0.012 + 0.002 + 0.001),  # a third of the way from 1 to 4
+        (8, "b", 0.008 + 0.022 + 0.002 + 0.013),  # half way from 4 to 12
+        (16, "b", 0.016 + 0.038 + 0.002 + 0.021),  # beyond: the last line goes on
+    ],
+)
+def test_a_call_is_the_sum_of_its_parts_read_off_lines(width, family, wanted) -> None:
+    assert MEASURED.call(width, family) == pytest.approx(wanted, rel=ROUNDING)
+
+
+def test_ratios_are_a_line_in_k() -> None:
+    costs = Costs.ratios(0.1, 0.02, 0.3)
+    for width in (1, 2, 7, 12):
+        wanted = 1 + 0.3 + width * (0.1 + 0.02)
+        assert costs.call(width, "any") == pytest.approx(wanted, rel=ROUNDING)
+    again = Costs.ratios(**costs.as_ratios())
+    assert again.call(5, "any") == pytest.approx(costs.call(5, "any"), rel=ROUNDING)
+
+
+def test_measured_costs_as_ratios_are_the_line_through_their_ends() -> None:
+    costs = Costs.ratios(**MEASURED.as_ratios())
+    for width in (1, 12):  # verification is the mean of both families
+        mean = sum(MEASURED.call(width, family) for family in "ab") / 2 / MEASURED.plain
+        assert costs.call(width, "any") == pytest.approx(mean, rel=ROUNDING)
+
+
+def test_the_speed_of_a_text_by_hand() -> None:
+    # one drafted token, kept in 3 of 4 calls: X is 1 or 2, E = 1.75, E X² = 3.25
+    own = replay_of([7.0], [[4.0]], [4.0])
+    calls = (50 + (3.25 / 1.75 - 1) / 2) / 1.75
+    seconds = 0.020 + calls * (0.001 + 0.011 + 0.002 + 0.003)
+    assert speed(own, MEASURED, "b").value == pytest.approx(50 / seconds, rel=ROUNDING)
+    assert plain_speed(MEASURED) == pytest.approx(50 / (0.010 + 50 * 0.010), rel=ROUNDING)
+
+
+def test_the_speed_of_texts_without_end_is_tokens_over_time() -> None:
+    own = replay_of([7.0, 9.0], [[4.0, 5.0]], [4.0, 5.0])
+    found = speed(own, Costs.ratios(0.25), "any")
+    assert found.value == pytest.approx(16 / 9 / 1.25, rel=ROUNDING)
+    # the jackknife over two texts: half the distance of what either one says
+    distance = abs(7 / 4 - 9 / 5) / 1.25
+    assert found.standard_error == pytest.approx(distance / 2, rel=ROUNDING)
+
+
+def test_the_overshoot_is_that_of_a_simulated_renewal_process() -> None:
+    """Calls of a text of 40 tokens, each 1 to 4 tokens, by 20,000 simulated texts."""
+    law = np.array([0.3, 0.1, 0.2, 0.4])
+    more = law[::-1].cumsum()[::-1]  # Pr(X > i), i = 0..3
+    source = np.random.default_rng(0)
+    ends = source.choice(4, size=(20_000, 40), p=law).cumsum(1) + np.arange(1, 41)
+    calls = 1 + (ends < 40).sum(1)
+    own = replay_of([float(more.sum())], [[value] for value in more[:-1]], [1.0])
+    costs = Costs(**{**vars(Costs.ratios(0.0)), "new_tokens": 40.0})
+    found = 40 / speed(own, costs, "any").value
+    error = calls.std() / math.sqrt(len(calls))
+    assert abs(found - calls.mean()) < 4.5 * error  # 7 false alarms in a million seeds
+    assert abs(40 / more.sum() - calls.mean()) > 20 * error  # without it, it would show
+
+
+def test_the_first_round_is_the_start() -> None:
+    class Result:
+        row_lengths = (5, 6)
+        num_tokens = 11
+
+        class seconds:  # noqa: N801
+            total = 10.0
+
+    first = Round(6, 2, 2, 4, 3, 1.0, 4.0, 6.0, verify_seconds=0.5, rows=2)
+    second = Round(6, 2, 2, 4, 3, 0.3, 1.0, 1.6, verify_seconds=0.2, rows=2)
+    third = Round(3, 2, 0, 3, 3, 0.15, 0.5, 0.8, verify_seconds=0.1, rows=1)
+    made = _split(Result, [first, second, third])
+    assert made.call == pytest.approx(
+        {"draft": 0.15, "target": 0.5, "verify": 0.1, "other": 0.05}, rel=1e-9
+    )
+    assert made.start == pytest.approx((10 - 5 * 0.8) / 2, rel=1e-9)
+    assert made.new_tokens == 5.5
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_costs_are_measured_in_short_decodes(tiny, batch: int) -> None:
+    done = []
+    prompts = Prompts([[1, 5, 2], [3, 3, 7, 1]], batch, 8)
+    settings = [
+        Setting(f"{name}@chain", name, "chain", width)
+        for name in ("speculative", "band:price=1")
+        for width in (1, 3)
+    ]
+    costs = measure_costs(
+        *tiny, prompts, settings, repeats=1, on_decode=lambda *own: done.append(own)
+    )
+    assert costs.widths == (1, 3) and costs.batch == batch and costs.unit == "seconds"
+    assert set(costs.verify) == {"speculative@chain", "band:price=1@chain"}
+    every = [
+        costs.plain,
+        *costs.draft,
+        *costs.target,
+        *costs.other,
+        *sum(costs.verify.values(), ()),
+    ]
+    assert all(0 < value < 1 for value in every)
+    assert costs.new_tokens == 8 and costs.start >= 0
+    assert done[-1] == (10, 10) and len(done) == 10
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Costs.ratios(-1), "cost-ratio: must lie in"),
+        (lambda: Costs.ratios(0.1, math.inf), "verify-cost: must be finite"),
+        (lambda: Costs.ratios(0.1, 0, math.nan), "fixed-cost: must lie in"),
+        (lambda: MEASURED.call(2, "c"), "family: must be one of a, b"),
+        (lambda: measure_costs(None, None, Prompts([[1]], 1, 4), []), "settings: must hold"),
+        (
+            lambda: measure_costs(
+                None, None, Prompts([[1]], 1, 4),
+                [Setting("a", "speculative", "chain", 1), Setting("b", "speculative", "chain", 2)],
+            ),
+            "every family must be at the same K",
+        ),
+        (lambda: measure_costs(None, None, Prompts([[1]], 0, 4), []), "batch: must be an integer"),
+    ],
+)  # fmt: skip
+def test_bad_costs_are_named(call, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        call()

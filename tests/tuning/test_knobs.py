@@ -1,0 +1,111 @@
+"""The solved knob is where a replay meters the level, for every family, K and divergence."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cactus_theory as ct
+from cactus_theory.traces import Replay, replay
+from cactus_theory.tuning import Knobs, families, knobs
+from cactus_theory.tuning.families import KNOBS
+from cactus_theory.tuning.knobs import TOLERANCE
+from tests.amounts import some
+
+NAMES = ["cactus:delta", "band:price", "band:delta", "lenience:lenience", "mixture:alpha"]
+TUNED = [own for own in families(ct.divergence("kl"), [*NAMES, "soft_band:price"])
+         if own.least < own.most]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", some(TUNED, 3), ids=lambda own: own.key)
+@pytest.mark.parametrize("level", some([0.01, 0.05, 0.2], 1))
+def test_the_meter_reads_the_level_at_every_k(trace, family, level: float) -> None:
+    solver = Knobs(trace, family, [1, 2, 4], "kl")
+    for width in (1, 4):
+        found = solver.at(width, level)
+        assert found is not None and found.num_draft_tokens == width
+        again = replay(trace, found.policy, family.verifier, num_draft_tokens=width)
+        assert again.divergence_per_token().value == pytest.approx(level, rel=TOLERANCE)
+        assert again.tokens_per_call.value == found.tokens_per_call.value
+    assert solver.passes <= 12  # a pass takes seconds
+
+
+@pytest.mark.parametrize("spec", some(["reverse_kl", "alpha:a=0.5", "renyi:a=2"], 2))
+def test_other_divergences_are_metered_as_themselves(trace, spec: str) -> None:
+    known = families(ct.divergence(spec))
+    names = {own.name for own in known}
+    assert ("band:price" in names) == (spec != "renyi:a=2") != ("band:delta" in names)
+    band = next(own for own in known if own.name.startswith("band:"))
+    found = Knobs(trace, band, [2], spec).at(2, 0.03)
+    assert found is not None and found.policy.endswith(f"divergence={spec}")
+    again = replay(trace, found.policy, num_draft_tokens=2, divergences=(spec,))
+    assert again.divergence_per_token(spec).value == pytest.approx(0.03, rel=TOLERANCE)
+
+
+def test_a_family_that_cannot_spend_the_level_is_at_its_loosest(trace) -> None:
+    band = next(own for own in TUNED if own.key == "band:price@chain")
+    found = Knobs(trace, band, [1], "kl").at(1, 50.0)
+    assert found is not None and found.policy == band.spec(band.most)
+    kept = found.accepted.sum() / found.cycles.sum()
+    assert kept == pytest.approx(1, abs=0.02)  # the draft has tokens that float16 rows lack
+
+
+def test_a_family_that_always_spends_more_is_left_out(trace) -> None:
+    band = next(own for own in TUNED if own.key == "band:price@chain")
+    assert Knobs(trace, replace(band, least=0.5), [1], "kl").at(1, 1e-4) is None
+    fixed = families(ct.divergence("kl"), ["mixture:alpha=0.5"])[-1]
+    assert Knobs(trace, fixed, [1], "kl").at(1, 1e-3) is None
+    assert Knobs(trace, fixed, [1], "kl").at(1, 10) is not None
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        lambda x: x**2,
+        lambda x: 0.3 * x**0.2,
+        lambda x: x**3 / (1 + x**3),
+        lambda x: 0.0 if x < 0.3 else x - 0.3,  # lossless at first
+        lambda x: math.inf if x > 2 else x / 10,  # infinite at last
+        lambda x: 1e-3 if x < 0.1 else 5 * x,
+    ],
+)
+def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
+    """Replays are taken from a formula of the looseness x, which the policy's spec holds."""
+
+    def made(source, spec, verifier, widths, divergences):
+        x = float(spec)
+        each = {"cycles": np.ones(1), "tokens": np.ones(1), "accepted": np.ones(1)}
+        rows = {"reached": np.ones((1, 1)), "kept": np.ones((1, 1))}
+        spent = {"kl": np.array([curve(x)])}
+        return {width: Replay(spec, verifier, width, "s", spent=spent, **each, **rows)
+                for width in widths}  # fmt: skip
+
+    monkeypatch.setattr(knobs, "replay_widths", made)
+    monkeypatch.setattr(knobs, "shares_rows", lambda spec, verifier: True)
+    family = replace(TUNED[0], template="{}", knob=float, least=1e-9, most=1e2, first=1.0)
+    for level in (0.02, 0.1, 0.15):
+        solver = Knobs(None, family, [1], "kl")
+        found = solver.at(1, level)
+        assert found is not None and solver.passes < 40
+        spent = found.divergence_per_token().value
+        jumps = (
+            curve(0.0999) * 1.01 < level < curve(0.1) * 0.99
+        )  # over the level: the last one below it
+        assert spent == pytest.approx(1e-3 if jumps else level, rel=TOLERANCE)
+
+
+def test_looseness_goes_from_nearly_lossless_to_all_that_is_drafted() -> None:
+    for knob, least, first, most in KNOBS.values():
+        assert least < first < most
+        values = [knob(x) for x in (least, first, most)]
+        assert values == sorted(values) or values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("band:prize", "must be a policy with its knobs, or one of"), ("bant", "'bant'")],
+)
+def test_unknown_families_are_named(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        families(ct.divergence("kl"), [name])

@@ -1,0 +1,195 @@
+"""What is chosen is the fastest on one half of the texts, what is reported is from the other."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from cactus_theory.traces import SavedRows, Trace, replay
+from cactus_theory.traces.replays import replay_widths
+from cactus_theory.tuning import Costs, Tuned, tune
+from cactus_theory.tuning.learned import learn_for, shares
+from tests.amounts import amount
+from tests.traces.conftest import rows_of
+
+LEVEL = 0.05
+FEW = ["lenience:lenience", "mixture:alpha"]
+ROUNDING = 1e-12
+# the package has a function of this name, too
+tune_module = sys.modules["cactus_theory.tuning.tune"]
+
+
+@pytest.fixture(scope="module")
+def tuned(trace, cheap) -> Tuned:
+    return tune(trace, cheap, LEVEL, policies=FEW, widths=[1, 2, 4])
+
+
+def test_the_fastest_of_one_half_is_reported_from_the_other(trace, cheap, tuned) -> None:
+    halves = shares(trace.texts, False).halves
+    assert sorted(halves[0] + halves[1]) == list(range(trace.texts))
+    assert not set(halves[0]) & set(halves[1])
+    by_hand = {}
+    for own in tuned.choices:
+        again = replay(trace, own.policy, own.verifier, num_draft_tokens=own.num_draft_tokens)
+        assert again.divergence_per_token().value <= LEVEL * 1.01
+        first, second = (
+            again.part(half).tokens_per_call.value
+            / (1 + 0.1 + own.num_draft_tokens * (0.05 + 0.01))
+            for half in halves
+        )
+        assert own.chosen_by.value == pytest.approx(first, rel=ROUNDING)
+        assert own.speed.value == pytest.approx(second, rel=ROUNDING)
+        by_hand[own.policy, own.verifier, own.num_draft_tokens] = first
+    best = tuned.best
+    assert by_hand[best.policy, best.verifier, best.num_draft_tokens] == max(by_hand.values())
+    assert len(by_hand) == 3 * 4  # K × (lossless by both verifiers, two families)
+
+
+def test_the_fastest_lossless_setting_is_beside_it(tuned) -> None:
+    lossless = [own for own in tuned.choices if own.policy == "speculative"]
+    assert len(lossless) == 6
+    fastest = max(lossless, key=lambda own: own.chosen_by.value)
+    assert tuned.lossless is fastest
+    assert tuned.lossless.replay.divergence_per_token().value < 1e-12
+    assert tuned.best.chosen_by.value > fastest.chosen_by.value > tuned.plain == 1
+
+
+@pytest.mark.parametrize(
+    ("factor", "best", "lossless"), [(0.98, True, True), (1.02, True, False), (3.0, False, False)]
+)
+def test_plain_decoding_wins_where_drafting_does_not_pay(trace, factor, best, lossless) -> None:
+    """A call costs ``factor`` times what a lossless one emits, on the half that is chosen by."""
+    first = replay(trace, "speculative", num_draft_tokens=1).part(
+        shares(trace.texts, False).halves[0]
+    )
+    costs = Costs.ratios(factor * first.tokens_per_call.value - 1)
+    found = tune(trace, costs, 0.2, policies=["mixture:alpha"], widths=[1])
+    assert [found.best is not None, found.lossless is not None] == [best, lossless]
+    for own in (found.best, found.lossless):
+        assert own is None or own.chosen_by.value > found.plain
+
+
+def test_costs_that_are_measured_say_the_same_as_the_same_costs_given(trace, cheap, tuned) -> None:
+    asked = []
+
+    def measure(settings) -> Costs:
+        asked.extend(settings)
+        return cheap
+
+    again = tune(trace, measure, LEVEL, policies=FEW, widths=[1, 2, 4])
+    for one, other in zip(tuned.choices, again.choices, strict=True):
+        assert (one.policy, one.verifier, one.num_draft_tokens) == (
+            other.policy, other.verifier, other.num_draft_tokens,
+        )  # fmt: skip
+        assert one.speed.value == other.speed.value
+    families = {own.family for own in asked}
+    assert families == {own.family.key for own in tuned.choices}
+    assert {(own.family, own.width) for own in asked} == {
+        (family, width) for family in families for width in (1, 2, 4)
+    }
+
+
+def test_what_is_timed_is_the_knob_that_was_solved(trace) -> None:
+    found = []
+    tune(trace, lambda own: found.extend(own) or Costs.ratios(0.1), LEVEL, policies=FEW,
+         widths=[1, 4])  # fmt: skip
+    for own in found:
+        if own.policy != "speculative":
+            again = replay(trace, own.policy, own.verifier, num_draft_tokens=own.width)
+            assert again.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
+
+
+def test_a_family_that_stays_within_at_some_k_only_is_timed_there(trace) -> None:
+    spec = "mixture:alpha=0.3"
+    every = {width: replay(trace, spec, num_draft_tokens=width) for width in (1, 4)}
+    spent = {width: own.divergence_per_token().value for width, own in every.items()}
+    level = (spent[1] + spent[4]) / 2
+    assert min(spent.values()) < level < max(spent.values())
+    found = tune(trace, lambda own: _with(own), level, policies=[spec], widths=[1, 4])
+    assert len({own.num_draft_tokens for own in found.choices if own.policy == spec}) == 1
+
+
+def _with(settings) -> Costs:
+    keys = {own.family for own in settings}
+    costs = vars(Costs.ratios(0.1)) | {"verify": dict.fromkeys(keys, (0.0, 0.0))}
+    return Costs(**costs)
+
+
+def test_values_are_learned_from_other_texts(tmp_path, trace, cheap, monkeypatch) -> None:
+    monkeypatch.setattr(tune_module, "ENOUGH_CYCLES", 10)
+    learned: list[Trace] = []
+
+    def learn(part: Trace, width: int, file):
+        learned.append(part)
+        return learn_for(part, width, file)
+
+    monkeypatch.setattr(tune_module, "learn_for", learn)
+    file = tmp_path / "values.json"
+    found = tune(trace, cheap, LEVEL, policies=["soft_band:price"], widths=[2, 4], values=file)
+    valued = next(own for own in found.choices if own.values is not None)
+    assert valued.values == file and "values" not in valued.policy
+    assert valued.replay.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
+    parts = shares(trace.texts, True)
+    own = [trace.manifest.shards[text].sha256 for text in parts.learned]
+    assert [entry.sha256 for entry in learned[0].manifest.shards] == own
+    assert not set(parts.learned) & set(parts.judged)
+    assert len(valued.replay.cycles) == len(parts.judged)
+
+
+def test_saved_rows_are_tuned_at_one_drafted_token(cheap) -> None:
+    source = torch.Generator().manual_seed(0)
+    q, p = rows_of(source, 30, 6), rows_of(source, 30, 6)
+    found = tune(SavedRows.of(q, p), cheap, LEVEL, policies=["mixture:alpha"])
+    assert {own.num_draft_tokens for own in found.choices} == {1}
+    assert found.choices[0].replay.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
+
+
+def test_one_pass_at_the_longest_k_is_what_every_k_is_on_its_own(trace, tmp_path) -> None:
+    valued = f"soft_band:price=2,values={learn_for(trace, 4, tmp_path / 'values.json')}"
+    policies = [
+        (valued, "block"),
+        ("band:price=1", "block"),
+        ("cactus:delta=0.01", "chain"),
+        ("typical", "chain"),
+    ]
+    for policy, verifier in policies[: amount(3, 4)]:
+        shared = replay_widths(trace, policy, verifier, (1, 3, 4))
+        for width, own in shared.items():
+            alone = replay(trace, policy, verifier, num_draft_tokens=width)
+            for name in ("cycles", "tokens", "accepted", "reached", "kept"):
+                np.testing.assert_allclose(getattr(own, name), getattr(alone, name), rtol=ROUNDING)
+            np.testing.assert_allclose(own.spent["kl"], alone.spent["kl"], rtol=ROUNDING)
+
+
+def test_parts_of_a_replay_are_replays_of_parts(trace) -> None:
+    whole, texts = replay(trace, "band:price=1"), [0, 2]
+    part, alone = whole.part(texts), replay(trace.part(texts), "band:price=1")
+    np.testing.assert_array_equal(part.tokens, alone.tokens)
+    np.testing.assert_array_equal(part.kept, alone.kept)
+    with pytest.raises(ValueError, match="same texts"):
+        whole.part([0, 1]).tokens_per_call - part.tokens_per_call
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"level": 0.0}, r"kl-per-token: must lie in \(0"),
+        ({"level": float("inf")}, "kl-per-token: must be finite"),
+        ({"level": 0.1, "divergence": "kll"}, "'kll'"),
+        ({"level": 0.1, "widths": [5]}, "num-draft-tokens: must be at most the 4 logged; got 5"),
+        ({"level": 0.1, "widths": [0]}, "num-draft-tokens: must be an integer of at least 1"),
+        ({"level": 0.1, "widths": []}, "num-draft-tokens: must hold at least one"),
+        ({"level": 0.1, "policies": ["soft"]}, "'soft'"),
+    ],
+)
+def test_bad_requests_are_named(trace, cheap, options, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tune(trace, cheap, **options)
+
+
+def test_one_text_is_too_few(trace, cheap) -> None:
+    with pytest.raises(ValueError, match="trace: must hold two texts"):
+        tune(trace.part([0]), cheap, 0.1)
+    with pytest.raises(ValueError, match="texts: must be numbers from 0 to"):
+        trace.part([99])
