@@ -36,8 +36,11 @@ def stepped(excess, slope, x, low, high, flag):
     under = tl.where((flag & LOW_SEEN) == 0, low, middle)
     over = tl.where((flag & HIGH_SEEN) == 0, high, middle)
     following = tl.where(newton <= low, under, tl.where(newton >= high, over, newton))
-    settled = (tl.abs(following - x) <= SETTLED * x) | (tl.abs(excess) <= NOISE)
-    settled = settled | (excess != excess)  # NaN in the row: nothing to solve
+    found = (tl.abs(excess) <= NOISE) | (excess != excess)  # NaN in the row: nothing to solve
+    following = tl.where(
+        found & ((newton <= low) | (newton >= high) | (newton != newton)), x, following
+    )
+    settled = found | (tl.abs(following - x) <= SETTLED * x)
     return following, low, high, tl.where(settled, flag & ~READ, flag)
 
 

@@ -14,8 +14,9 @@ from tests.amounts import THOROUGH, amount
 KINDS = len(checks.KINDS)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 PLAIN = (("band:price=2", "chain"), ("band:price=2", "block"))
-# requests whose choice float32 may decide either way: at most a hundredth
-MOST_EXCLUDED = 0.01
+# requests whose choice float32 may decide either way, of those whose coins are near a border;
+# 4 of 40 at V = 2 in blocks, where one-hot rows leave residuals of rounding size, else none seen
+MOST_EXCLUDED = 0.15
 # an edge is settled to 1e-6, and E, which it zeroes, is a sum of float32 numbers
 EDGE_ERROR = 3e-6
 
@@ -88,12 +89,15 @@ def test_every_kernel_agrees(vocab, device):
         assert row["passed"], row
 
 
-@pytest.mark.parametrize("price", [0.5, 3.0] if THOROUGH else [0.5])
-def test_bands_are_solved_to_float32(price, device):
-    """Block verification solves every row from the first that may be refused."""
+@pytest.mark.parametrize(("price", "vocab"), [(0.5, 60), (2.0, 4), (3.0, 500)][: amount(2, 3)])
+def test_bands_are_solved_to_float32(price, vocab, device):
+    """Block verification solves every row from the first that may be refused.
+
+    On small rows a Newton step often arrives at the root, E = 0 to the last bit.
+    """
     rule, batch, width = ct.policy("band", price=price), amount(1, 2 * KINDS), amount(3, 4)
     generator = torch.Generator(device=device).manual_seed(9)
-    target, draft = checks.logits(batch, width, amount(60, 500), generator)
+    target, draft = checks.logits(batch, width, vocab, generator)
     ids = checks.drawn(draft, generator)
     work = Workspace(batch, width, target.shape[-1], device)
     numbers = {"seeds": torch.arange(batch, device=device)}
