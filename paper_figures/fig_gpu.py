@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -31,20 +30,18 @@ PARTS = {
     "verify_ms": ("#D55E00", "verification"),
     "other_ms": ("#bdbdbd", "the rest"),
 }
-WIDTH, HEIGHT = 8.6, 6.6
 
 
 def draw(data: Path) -> Figure:
     """Return the figure from ``gpu_verify.csv`` and ``gpu_decode.csv``, where they exist."""
     verify, decode = (_rows(data / f"gpu_{name}.csv") for name in ("verify", "decode"))
-    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, HEIGHT), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr]
+    figure, panels = style.panels(4, height=3.1, rows=2)
     place, own = _first_place(decode)
     figure.suptitle(place, x=0.99, ha="right", fontsize=8, color=style.MUTED)
-    _steps(axes[0, 0], verify)
-    _speeds(axes[0, 1], own)
-    _rounds(axes[1, 0], own)
-    _predictions(axes[1, 1], decode)
+    _steps(panels[0], verify)
+    _speeds(panels[1], own)
+    _rounds(panels[2], own)
+    _predictions(panels[3], decode)
     return figure
 
 

@@ -83,6 +83,25 @@ _PATHS = (
 )
 _STORED = "--values {root}/simulations/pair/values.json"
 
+_LEDGER = "ledger --repeats 2 --work {made}/run --out {csv}"
+_LEDGER_QUICK = (
+    "ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run --out {csv}"
+)
+_TUNED = "tune-check --out {made}/run --publish {csv}"
+_LEVELS = "--levels 0.003 0.01 0.03 0.06 0.1 0.15"
+_TREES = "--vocab 3 --num-draft-tokens 4 --seed 1 2 3 --distance 1.5"
+_KNOBS = " ".join([
+    "--policy speculative",
+    *(f"{own}:price={price}" for price in (6, 3, 1.8, 1.2, 0.8, 0.5) for own in ("band", "soft_band")),
+    *(f"cactus:delta={delta}" for delta in (0.0003, 0.002, 0.01, 0.03, 0.1, 0.3)),
+])  # fmt: skip
+_TEXTS = " ".join([
+    "--vocab 3 --distance 2.5 --seed 1 --policy speculative",
+    *(f"{own}:price={p}" for own in ("band", "soft_band") for p in (8, 4, 2, 1.4, 1, 0.7, 0.5)),
+    *(f"cactus:delta={delta}" for delta in (0.0003, 0.002, 0.01, 0.03, 0.1, 0.3)),
+    *(f"mixture:alpha={alpha}" for alpha in (0.1, 0.25, 0.5, 0.8)),
+])  # fmt: skip
+
 ENTRIES = (
     Entry("overspend", "overspend --out {csv}", "overspend --points 21 --out {csv}"),
     Entry("acceptance_kl", "frontier --out {csv}", "frontier --tokens-each 2 --out {csv}"),
@@ -98,7 +117,7 @@ ENTRIES = (
           f"{_PATHS} --num-draft-tokens 8 --batch 1 --repeats 8", f"{_PATHS} {_FEW}"),
     Entry("blocks",
           f"trace {_LONG} --cycles 1500 --out {{made}}/pair16; "
-          f"blocks {{made}}/pair16 {_STORED} --num-draft-tokens 4 8 --out {{made}}",
+          f"blocks {{made}}/pair16 {_STORED} --out {{made}}",
           f"blocks {{root}}/simulations/data/trace {_STORED} --num-draft-tokens 2 "
           "--levels 0.06 --out {made}"),
     Entry("blocks_stories=blocks",
@@ -110,6 +129,23 @@ ENTRIES = (
           f"trace {_TALES} --num-draft-tokens 4 --max-new-tokens 16 --cycles 60 "
           "--out {made}/stories; "
           "blocks {made}/stories --num-draft-tokens 2 --levels 0.06 --out {made}"),
+    *(Entry(f"blocks_{kind}=blocks",
+            f"trace --drafter {kind} --cycles 1300 --out {{made}}/{kind}; "
+            f"blocks {{made}}/{kind} {_LEVELS} --num-draft-tokens 8 --out {{made}}",
+            f"trace --drafter {kind} --cycles 20 --max-new-tokens 32 --num-draft-tokens 4 "
+            f"--out {{made}}/{kind}; "
+            f"blocks {{made}}/{kind} --num-draft-tokens 4 --levels 0.01 --out {{made}}")
+      for kind in ("greedy", "ngram")),
+    Entry("block_gap", f"block-gap {_TREES} {_KNOBS} --out {{csv}}",
+          "block-gap --vocab 2 --num-draft-tokens 2 --policy speculative band:price=1 --out {csv}"),
+    Entry("sequence_kl", f"markov {_TEXTS} --length 8 --num-draft-tokens 3 --out {{csv}}",
+          f"markov {_TEXTS} --length 4 --num-draft-tokens 2 --out {{csv}}"),
+    Entry("solver_error", "solver-error --out {csv}",
+          "solver-error --vocab 10 100 --seeds 0 --out {csv}"),
+    Entry("ledger ledger_answers", _LEDGER, _LEDGER_QUICK),
+    Entry("tune", _TUNED,
+          f"{_TUNED} --kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "
+          "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1"),
     Entry("bench_theory", "bench theory --out {csv}",
           "bench theory --repeats 1 --programs 1 --out {csv}"),
     Entry("bench_verify", "bench verify --out {csv}", "bench verify --repeats 1 --out {csv}"),
