@@ -92,7 +92,7 @@ _LEVELS = "--levels 0.003 0.01 0.03 0.06 0.1 0.15"
 _TREES = "--vocab 3 --num-draft-tokens 4 --seed 1 2 3 --distance 1.5"
 _KNOBS = " ".join([
     "--policy speculative",
-    *(f"{own}:price={price}" for price in (6, 3, 1.8, 1.2, 0.8, 0.5) for own in ("band", "soft_band")),
+    *(f"{own}:price={p}" for p in (6, 3, 1.8, 1.2, 0.8, 0.5) for own in ("band", "soft_band")),
     *(f"cactus:delta={delta}" for delta in (0.0003, 0.002, 0.01, 0.03, 0.1, 0.3)),
 ])  # fmt: skip
 _TEXTS = " ".join([
