@@ -95,16 +95,13 @@ def texts(figure):
 
 
 def labels_beyond(axes):
-    """Yield the labels of ticks outside the view, which are not drawn."""
+    """Yield the labels of ticks outside the view or of axes turned off, which are not drawn."""
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_transform().transform(axis.get_view_interval()))
         slack = 1e-6 * (high - low)
         for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-            if (
-                not low - slack
-                <= axis.get_transform().transform([tick.get_loc()])[0]
-                <= high + slack
-            ):
+            place = axis.get_transform().transform([tick.get_loc()])[0]
+            if not (axes.axison and low - slack <= place <= high + slack):
                 yield from (tick.label1, tick.label2)
 
 
