@@ -10,22 +10,20 @@ import sys
 from typing import Any
 
 import numpy as np
-import torch
 
 import cactus_theory as ct
 from cactus_theory import _arguments as check
+from cactus_theory import _generate as generate_command
 from cactus_theory._files import save_rows
+from cactus_theory._flags import add_policy, chosen_policy
 from cactus_theory._pipes import ends_quietly
 from cactus_theory._pooled import POINTS, audit_several, solve_frontier, solve_pooled
 from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory._row_inputs import drafts, pair
 from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
-from cactus_theory.policies._registry import names as policy_names
 from cactus_theory.testing import _command as testing
-from cactus_theory.tuned import TunedSetting
 from cactus_theory.tuning import command as tune_command
-from cactus_theory.verify.contract import find_verifier, verifiers
 
 # Raised by bad input, and reported in one line; anything else is a bug and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
@@ -78,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="IDS",
         help="instead of draft rows, the tokens that a certain draft proposed: 3,1,4 or a file",
     )
-    _add_policy(audit, several=True)
+    add_policy(audit, several=True)
     audit.add_argument(
         "--latex", metavar="FILE.tex", help="save the table of policies as a LaTeX tabular"
     )
@@ -87,9 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     testing.add_arguments(checking)
     checking.set_defaults(run=testing.run)
     generate = commands.add_parser("generate", help="decode a prompt with a draft model")
-    _add_generate(generate)
-    _add_policy(generate, required=False)
-    generate.set_defaults(run=_generate)
+    generate_command.add_arguments(generate)
+    generate.set_defaults(run=generate_command.run)
     tuning = commands.add_parser("tune", help="the fastest policy, knob, verifier and K")
     tune_command.add_arguments(tuning)
     tuning.set_defaults(run=tune_command.run)
@@ -111,100 +108,6 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
         "--plot", metavar="FILE", help="draw one row: band, frontier, policies; .png or .pdf"
     )
     parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw")
-
-
-def _add_policy(
-    parser: argparse.ArgumentParser, several: bool = False, required: bool = True
-) -> None:
-    more = "; may be repeated, for one table of several policies" if several else ""
-    parser.add_argument(
-        "--policy",
-        required=required,
-        action="append" if several else Once,
-        help=f"one of {', '.join(policy_names())}, or FILE.py:NAME; with :knob=value,knob=value"
-        + more,
-    )
-    parser.add_argument("--delta", type=float, action=Once, help="the policy's delta")
-    parser.add_argument("--price", type=float, action=Once, help="the policy's price")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KNOB=VALUE", help="any other knob"
-    )
-
-
-def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", required=True, metavar="DIR", help="target model")
-    parser.add_argument("--draft", required=True, metavar="DIR", help="draft model")
-    parser.add_argument("--prompt", required=True)
-    parser.add_argument(
-        "--tuned",
-        metavar="FILE.json",
-        help="policy, verifier, K and temperature as cactus-theory tune --out found them",
-    )
-    parser.add_argument(
-        "--verifier",
-        help=f"one of {', '.join(verifiers())}: token by token (default), or each drafted path "
-        "as a whole, which accepts more",
-    )
-    parser.add_argument(
-        "--cap",
-        type=float,
-        metavar="NATS",
-        help="spend at most so many nats a token on any answer, whatever the policy would",
-    )
-    parser.add_argument(
-        "--span",
-        nargs=2,
-        metavar=("OPEN", "CLOSE"),
-        help='follow the policy between these two texts only ("<think>" "</think>"), and be '
-        "lossless outside",
-    )
-    parser.add_argument("--num-draft-tokens", type=int, metavar="K", help="default: 4")
-    parser.add_argument(
-        "--draft-stop",
-        type=float,
-        metavar="THRESHOLD",
-        help="end a draft where all of it is accepted with less than this probability, as far as "
-        "the draft's own confidence tells (0.3, say)",
-    )
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--temperature", type=float, help="default: 1; 0 decodes greedily")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, help="of torch; 1 is best for small models")
-    parser.add_argument("--json", action="store_true", help="print one JSON object only")
-
-
-class Once(argparse.Action):
-    """Store a value; refuse a second one instead of forgetting the first."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Enter the value."""
-        if getattr(namespace, self.dest) is not None:
-            raise argparse.ArgumentError(
-                self, f"must be given once; got {getattr(namespace, self.dest)} and {values}"
-            )
-        setattr(namespace, self.dest, values)
-
-
-def chosen_policy(args: argparse.Namespace) -> Policy:
-    """Return the policy that ``--policy``, ``--delta``, ``--price`` and ``--set`` name."""
-    knobs: dict[str, Any] = {
-        name: getattr(args, name) for name in ("delta", "price") if getattr(args, name) is not None
-    }
-    for item in args.set:
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"--set: must read KNOB=VALUE; got {item!r}")
-        if name in knobs:
-            raise ValueError(f"--set: {name} must be given once; got {item!r} again")
-        knobs[name] = value
-    return ct.policy(args.policy, **knobs)
 
 
 def _solve(args: argparse.Namespace) -> int:
@@ -292,94 +195,6 @@ def _audit(args: argparse.Namespace) -> int:
     for spec, value in report.divergences.items():
         print(f"  {spec:<20} {np.mean(value):.6g}")
     return 0
-
-
-def _told(args: argparse.Namespace) -> TunedSetting:
-    """Return how to decode: as the flags say, or a file from ``cactus-theory tune``.
-
-    Raises
-    ------
-    ValueError
-        Neither or both, a policy that the verifier cannot follow.
-    """
-    if (args.policy is None) == (args.tuned is None):
-        got = "neither" if args.tuned is None else "both"
-        raise ValueError(f"--policy, --tuned: exactly one must be given; got {got}")
-    if args.tuned is None:
-        rule, judge = chosen_policy(args), find_verifier(args.verifier or "chain")
-        judge.check(rule)
-        width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
-        temperature = 1.0 if args.temperature is None else args.temperature
-        return TunedSetting(rule, args.verifier or "chain", width, temperature)
-    for name in ("verifier", "num_draft_tokens", "draft_stop", "delta", "price"):
-        if (given := getattr(args, name)) is not None:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag}: must not be given with --tuned; got {given}")
-    if args.set:
-        raise ValueError(f"--set: must not be given with --tuned; got {args.set[0]}")
-    tuned = ct.load_tuned(args.tuned)
-    if args.temperature not in (None, tuned.temperature):
-        raise ValueError(
-            f"--temperature: must be the {tuned.temperature:g} that was tuned at; "
-            f"got {args.temperature:g}"
-        )
-    return tuned
-
-
-def _generate(args: argparse.Namespace) -> int:
-    tuned = _told(args)
-    _scheduled(args, tuned, None)  # before models are loaded
-    check.optional_module("transformers", "llm")
-    from cactus_theory.decoding import ModelDrafter, generate, generate_plain, load_pair
-
-    if args.threads is not None:
-        torch.set_num_threads(int(check.number("threads", args.threads, 1)))
-    pair = load_pair(args.target, args.draft, device=args.device)
-    ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)
-    if not ids.numel():
-        raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
-    tuned.check_pair(pair.target, pair.draft)
-    shared = {
-        "max_new_tokens": args.max_new_tokens,
-        "eos_token_ids": pair.target.generation_config.eos_token_id,
-        "seed": args.seed,
-    }
-    policy = _scheduled(args, tuned, pair.tokenizer)
-    if policy is None:
-        result = generate_plain(pair.target, ids, temperature=tuned.temperature, **shared)
-    else:
-        drafter = ModelDrafter(pair.draft, stop=args.draft_stop)
-        result = generate(pair.target, drafter, ids, **tuned.options | {"policy": policy}, **shared)
-    text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
-    statistics = result.statistics()
-    if args.json:
-        spec = "plain" if policy is None else policy.spec
-        header = {"policy": spec, "verifier": tuned.verifier, "text": text}
-        readings = [own.as_dict() for own in result.readings()]
-        return print_json(header | statistics | {"readings": readings})
-    print(args.prompt + text)
-    for name, value in statistics.items():
-        shown = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"{name.replace('_', ' '):<28} {shown}", file=sys.stderr)
-    return 0
-
-
-def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any) -> Any:
-    """Return the policy under ``--span`` and ``--cap``; without a tokenizer only check them."""
-    from cactus_theory.decoding.between import Between, spellings
-    from cactus_theory.decoding.ledger import Ledger
-
-    policy: Any = tuned.policy
-    if policy is None or tuned.verifier is None:  # plain decoding spends nothing
-        return None
-    verifier = find_verifier(tuned.verifier)
-    if args.span and tokenizer is not None:
-        opening, closing = (spellings(tokenizer, text) for text in args.span)
-        policy = Between(policy, opening=opening, closing=closing)
-    if args.cap is not None:
-        policy = Ledger(policy, args.cap)
-        policy.check(verifier)
-    return policy
 
 
 if __name__ == "__main__":
