@@ -58,9 +58,9 @@ def _predictions(ax: Axes, rows: list[Row], batch: float) -> None:
     low, high = min(ends) * 0.95, max(ends) * 1.05
     ax.plot([low, high], [low, high], color=style.MUTED, lw=0.8, ls=":")
     ax.set(xlim=(low, high), ylim=(low, high))
-    ax.set_xlabel("predicted tokens per second")
-    ax.set_ylabel("measured tokens per second")
-    ax.set_title(f"batch {batch:g}")
+    ax.set_xlabel("predicted tokens/s")
+    ax.set_ylabel("measured tokens/s")
+    ax.set_title(f"Batch {batch:g}")
 
 
 def _by_width(ax: Axes, rows: list[Row], level: float) -> None:
@@ -81,8 +81,8 @@ def _by_width(ax: Axes, rows: list[Row], level: float) -> None:
                 mfc="white" if key[1] == "block" else colour)  # fmt: skip
         ax.plot(widths, said, color=colour, lw=0.5, alpha=0.5)
     ax.set_xticks(sorted({row["num_draft_tokens"] for row in own} - {0}))
-    ax.set_xlabel("K, drafted tokens")
-    ax.set_title(f"{level:g} nats a token (dashed: block; thin: predicted)", fontsize=8)
+    ax.set_xlabel("K (dashed: block, thin: predicted)")
+    ax.set_title(f"{level:g} nats a token")
 
 
 def _relaxing(ax: Axes, rows: list[Row]) -> None:
@@ -106,9 +106,9 @@ def _relaxing(ax: Axes, rows: list[Row]) -> None:
     ax.axhline(plain / lossless, color=style.MUTED, lw=0.9, ls=":")
     ax.set_xscale("log")
     style.ticks(ax.xaxis, levels)
-    ax.set_xlabel("metered KL, nats per token")
-    ax.set_ylabel("tokens/s over the fastest lossless K")
-    ax.set_title("relaxing against a better K")
+    ax.set_xlabel("KL, nats per token")
+    ax.set_ylabel("over the best lossless K")
+    ax.set_title("Relaxing or a better K")
 
 
 def _best(rows: list[Row], level: float, family: str, verifier: str | None) -> Any:
