@@ -195,9 +195,10 @@ def path_to(row: int, charged: Any, verdict: Verdict, draft: Draft) -> Path | No
     """Return how the charged rows of one text were reached, None where it does not matter."""
     if verdict.alive is None:
         return None
-    alive, drafted = verdict.alive[row, charged], draft.lengths[row]
+    # measured later, when a step may have written the next round there
+    alive, drafted = verdict.alive[row, charged].clone(), draft.lengths[row]
     left = draft.planned[row] - 1 - torch.arange(drafted, device=alive.device)[charged]
-    raised = None if verdict.raised is None else verdict.raised[row, charged]
+    raised = None if verdict.raised is None else verdict.raised[row, charged].clone()
     if isinstance(charged, slice) and charged.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])
         left = torch.cat([left, left.new_zeros(1)])

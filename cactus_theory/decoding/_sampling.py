@@ -5,7 +5,7 @@ from typing import TypeGuard
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -26,6 +26,11 @@ class Coins:
     ) -> None:
         self.device = device
         self.streams = _streams(batch, seed, generator)
+
+    def seeds(self) -> Int[Tensor, "batch"]:
+        """Return a whole number below 2^53 for each row, the next one of its stream."""
+        own = [int(float(stream(1)[0]) * 2**53) for stream in self.streams]
+        return torch.tensor(own, device=self.device)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""

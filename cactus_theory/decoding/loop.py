@@ -50,7 +50,7 @@ def generate(
     log_probs: bool = False,
     on_tokens: Progress | None = None,
     on_rows: OnRows | None = None,
-    device_loop: bool | None = False,
+    device_loop: bool | str | None = False,
     on_round: OnRound | None = None,
 ) -> GenerationResult:
     """Continue texts with drafted tokens that the target verifies under ``policy``.
@@ -97,7 +97,11 @@ def generate(
         (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
         fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
         policy a text; no processors, ``stop``, ``record_rows``, ``log_probs``, ``on_rows``,
-        ``on_round``, ``adaptive`` or ``gate``.
+        ``on_round``, ``adaptive`` or ``gate``. On a GPU the fused kernels of
+        :mod:`cactus_theory.kernels` verify where they can: one policy that has one, float32 or
+        shorter logits, Triton. They have random numbers of their own, so that a seed gives
+        other tokens than in the usual loop. ``"torch"`` requires the loop with the tokens of
+        the usual one, ``"kernels"`` requires the kernels.
     on_round : called after every round with its counts and seconds (``pace.Round``); what
         passes between two rounds is in neither.
 
@@ -141,7 +145,7 @@ def generate(
             fast_forward=fast_forward is False,
         )
         if quick is not None:
-            return quick.run(report)
+            return replace(quick.run(report), loop=loop)
         decode = Decode(target_model, drafter, *common, fast_forward, watching, on_rows, on_round)
         return replace(decode.run(report), loop=loop)
 

@@ -33,7 +33,7 @@ def generate_plain(
     seed: int | Sequence[int] = 0,
     generator: Generators = None,
     on_tokens: Callable[[Any], None] | None = None,
-    device_loop: bool | None = False,
+    device_loop: bool | str | None = False,
     on_round: OnRound | None = None,
 ) -> GenerationResult:
     """Sample from the target alone, one token a row and forward pass.
@@ -58,6 +58,6 @@ def generate_plain(
     with torch.inference_mode():
         quick, loop = on_device(device_loop, target_model, None, *common, on_round=on_round)
         if quick is not None:
-            return quick.run(report)
+            return replace(quick.run(report), loop=loop)
         decode = Decode(target_model, None, *common, on_round=on_round)
         return replace(decode.run(report), loop=loop)

@@ -104,7 +104,8 @@ class GenerationResult:
         over its first t tokens is what an answer that ended there would have spent.
     log_probs : ln q and ln h of each new token, None unless they were asked for.
     loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
-        to be taken if it fits and does not.
+        to be taken if it fits and does not. ``device, by kernels`` where the fused kernels
+        verified, and ``device, by torch`` with the reason where they were to and could not.
     """
 
     output_token_ids: Int[Tensor, "batch new"]

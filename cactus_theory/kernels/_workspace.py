@@ -22,6 +22,11 @@ class Workspace:
     batch : requests.
     width : the most drafted tokens of a request, K.
     vocab : entries of a row, V.
+
+    Attributes
+    ----------
+    alive : (B K,) float64; after a block, the ratio P with which each drafted token's row was
+        reached.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class Workspace:
             setattr(self, name, torch.zeros(max(size, 1), dtype=dtype, device=self.device))
 
     accepted: Tensor
+    alive: Tensor
     whole_keys: Tensor
     whole_tokens: Tensor
 

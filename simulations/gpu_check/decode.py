@@ -36,7 +36,7 @@ def decode_rows(
     seed: int = 0,
     tiny: bool = False,
     *,
-    device_loop: bool | None = True,
+    device_loop: bool | str | None = True,
 ) -> Iterator[Row]:
     """Yield one row a method: plain decoding first, then every policy at every K.
 
@@ -47,6 +47,7 @@ def decode_rows(
     ----------
     policies : specs; ``SPEC@block`` where drafts are verified as whole blocks.
     widths : K, drafted tokens a round.
+    device_loop : as in ``generate``: True verifies by the fused kernels on CUDA, where they can.
     """
     pair = inflated(device, target_shape, draft_shape, tiny=tiny)
     given = prompts(pair, batch) | {"max_new_tokens": new_tokens, "seed": seed}
@@ -122,7 +123,7 @@ def roofline(
 
 
 def _twice(
-    pair: Inflated, given: Row, options: Row | None, device_loop: bool | None
+    pair: Inflated, given: Row, options: Row | None, device_loop: bool | str | None
 ) -> tuple[GenerationResult, GenerationResult]:
     """Decode with the meter, which also warms up, and without; plainly if there are no options."""
     shared: Row = given | {"device_loop": device_loop}

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cactus_theory.decoding.device import BY_KERNELS
+
 from ..common.grid import PLAIN, at, label
 from ..common.inputs import PAIR
 from .derived import Place, finisher
@@ -24,8 +26,6 @@ PRICES, DELTAS = (1.5, 0.8, 0.5), (0.0003, 0.002, 0.01)
 WIDTHS, NEW_TOKENS = (4, 8), 128
 TINY_WIDTHS, TINY_NEW_TOKENS = (2,), 12
 TINY_POLICIES = ("speculative", "cactus:delta=0.01", "band:price=0.5", "band:price=0.5@block")
-# the step of the decode loop: the torch path
-LOOP_VERIFIES_BY = "torch_us"
 
 
 PLACES = (Place("8b", "0.6b", 1, 0.5), Place("8b", "0.6b", 8, 0.6), Place("14b", "0.6b", 1))
@@ -114,13 +114,14 @@ def _each(known: Row, specs: Sequence[str], place: Place, *, skip_plain: bool) -
 
 
 def _verification(bench: Bench, row: Row, batch: int) -> float | None:
-    """Return the milliseconds that one verification of a row took when it was timed alone."""
+    """Return the milliseconds of the step that a decode verified by, when it was timed alone."""
+    by = "kernel_us" if row.get("loop") == BY_KERNELS else "torch_us"
     name = row["policy"].partition(":")[0], row["verifier"], batch, row["num_draft_tokens"]
     for step in bench.before.get("verify", ()):
         policy = step["policy"].partition(":")[0]
         if (policy, step["verifier"], step["batch"], step["drafted"]) == name:
             if step["vocabulary"] == LARGE:
-                return step[LOOP_VERIFIES_BY] / 1e3
+                return None if step[by] is None else step[by] / 1e3
     return None
 
 

@@ -12,12 +12,13 @@ the bytes of a pass of an 8B model over a short text. Without CUDA the same func
 are, which is how they are tested.
 
 Up to rounding it is the loop of :func:`cactus_theory.decoding.generate`: the same coins, tokens,
-statistics and meter.
+statistics and meter. Where the fused kernels verify, which is on CUDA where they can, their
+random numbers are their own: the same laws and meter, other tokens.
 """
 
 from cactus_theory.decoding.device.capture import Repeated
-from cactus_theory.decoding.device.choose import on_device
+from cactus_theory.decoding.device.choose import BY_KERNELS, on_device
 from cactus_theory.decoding.device.forward import StaticForward
 from cactus_theory.decoding.device.loop import BUCKET, DeviceDecode
 
-__all__ = ["BUCKET", "DeviceDecode", "Repeated", "StaticForward", "on_device"]
+__all__ = ["BUCKET", "BY_KERNELS", "DeviceDecode", "Repeated", "StaticForward", "on_device"]

@@ -1,4 +1,4 @@
-"""Whether the device loop runs a decode, and why it cannot."""
+"""Whether the device loop runs a decode, what verifies in it, and why it cannot."""
 
 from typing import Any
 
@@ -7,16 +7,23 @@ from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.device.capture import captures
+from cactus_theory.decoding.device.fused import kernel_step, obstacle
 from cactus_theory.decoding.device.loop import DeviceDecode, capacity
+from cactus_theory.decoding.device.verify import VerifyStep
 from cactus_theory.decoding.drafters import Drafter
 from cactus_theory.decoding.drafters.model import ModelDrafter
+from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.fast import obstacle as not_fast
 from cactus_theory.decoding.pace import FixedPace, Pace
 from cactus_theory.verify.contract import Verifier
 
+# who verifies, where it is said
+STEPS = ("torch", "kernels")
+BY_KERNELS = "device, by kernels"
+
 
 def on_device(
-    wanted: bool | None,
+    wanted: bool | str | None,
     target_model: Any,
     drafter: Drafter | None,
     texts: Texts,
@@ -31,14 +38,16 @@ def on_device(
 ) -> tuple[DeviceDecode | None, str]:
     """Return the device's decode if it is to run, and what a result says of its loop.
 
-    ``wanted`` is True, False or None (on a GPU, if it fits). ``watched`` are arguments, by name,
-    that the device loop does not have; any that is given keeps it from running.
+    ``wanted`` is True, False, None (on a GPU, if it fits) or who verifies. ``watched`` are
+    arguments, by name, that the device loop does not have; any that is given keeps it from
+    running.
 
     Raises
     ------
     ValueError
-        It is wanted and cannot run.
+        It is wanted, or the kernels are, and cannot run; ``wanted`` is something else.
     """
+    _check(wanted)
     if wanted is False or (wanted is None and not captures(texts.device)):
         return None, "host"
     draft = drafter.model if isinstance(drafter, ModelDrafter) else None
@@ -48,13 +57,41 @@ def on_device(
         or _unfit({"target_model": target_model, "draft_model": draft}, capacity(texts, width))
     )
     if reason is None:
-        decode = DeviceDecode(
-            target_model, draft, texts, rules, warp.temperature, coins, width, verifier, meter
-        )
-        return decode, "device"
+        models = [model for model in (target_model, draft) if model is not None]
+        step, loop = _step(wanted, models, rules, warp.temperature, coins, width, verifier)
+        common = texts, rules, warp.temperature, coins, width, verifier, meter
+        return DeviceDecode(target_model, draft, *common, step), loop
     if wanted:
-        raise ValueError(f"device_loop: must be None or False here, {reason}; got True")
+        raise ValueError(f"device_loop: must be None or False here, {reason}; got {wanted!r}")
     return None, f"host, {reason}"
+
+
+def _check(wanted: bool | str | None) -> None:
+    if not (wanted is None or isinstance(wanted, bool) or wanted in STEPS):
+        allowed = ", ".join(map(repr, (True, False, None, *STEPS)))
+        raise ValueError(f"device_loop: must be one of {allowed}; got {wanted!r}")
+
+
+def _step(
+    wanted: bool | str | None,
+    models: list[Any],
+    rules: Rules,
+    temperature: float,
+    coins: Coins,
+    width: int,
+    verifier: Verifier,
+) -> tuple[VerifyStep | None, str]:
+    """Return the kernels' step where it is to verify, and what a result says of the loop."""
+    if wanted == "torch" or (wanted != "kernels" and not captures(coins.device)):
+        return None, "device"
+    reason = obstacle(rules.rules, verifier, models, coins.device)
+    if reason is None:
+        vocab = text_config(models[0]).vocab_size
+        own = rules.rules[0], verifier.spec, coins.seeds(), temperature, width, vocab
+        return kernel_step(*own), BY_KERNELS
+    if wanted == "kernels":
+        raise ValueError(f"device_loop: must not be 'kernels' here, {reason}")
+    return None, f"device, by torch {reason}"
 
 
 def _unlike(

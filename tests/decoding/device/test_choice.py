@@ -1,5 +1,6 @@
 """Which decodes the device loop takes, what it says of the others, and its seam for kernels."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,12 @@ from cactus_theory.decoding import ModelDrafter, NGram, generate
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.device import DeviceDecode, choose
+from cactus_theory.decoding.device import DeviceDecode, choose, fused
 from cactus_theory.decoding.device.verify import torch_step
 from cactus_theory.verify.contract import Assignment, find_verifier
 
-IDS = torch.tensor([[1, 2, 3]])
+IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+KERNELS = {"device_loop": "kernels"}
 
 
 def run(tiny, draft=None, **options):
@@ -75,3 +77,46 @@ def test_a_kernel_may_verify(tiny):
         result = decode.run(None)
     assert seen[0] == [(2, 3, 24), (2, 2, 24), (2, 2), (2,), (2, 2), (2,), (2,)]
     assert result.num_accepted == 0 and result.row_lengths == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"policy": "typical"}, "as typical has no kernel for chain"),
+        ({"policy": "lenience:lenience=0.5", "verifier": "block"}, "has no kernel for block"),
+        ({"policy": ["speculative", "cactus:delta=0.1"]}, "where texts have different policies"),
+    ],
+)
+def test_without_a_kernel_torch_verifies_and_says_so(single, monkeypatch, in_torch, options, said):
+    with pytest.raises(ValueError, match=f"device_loop: must not be 'kernels' here, .*{said}"):
+        run(single, **(KERNELS | options))
+    monkeypatch.setattr(choose, "captures", lambda device: True)  # as on a GPU
+    usual = run(single, **options, device_loop="torch")
+    for on in (True, None):
+        found = run(single, **options, device_loop=on)
+        assert re.search(f"^device, by torch .*{said}", found.loop)
+        assert found.output_token_ids.equal(usual.output_token_ids)
+
+
+def test_float64_and_machines_without_triton_are_named(tiny, single, monkeypatch, in_torch):
+    with pytest.raises(ValueError, match="where logits are float64"):
+        run(tiny, **KERNELS)
+    monkeypatch.setattr(fused, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="Triton is not installed"):
+        run(single, **KERNELS)
+
+
+def test_on_a_cpu_kernels_run_only_when_asked_for_and_interpreted(single, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert run(single, device_loop=True).loop == "device"
+    assert run(single, device_loop=None).loop == "host"
+    monkeypatch.delenv("TRITON_INTERPRET")
+    if fused.find_spec("triton") is not None:
+        with pytest.raises(ValueError, match="kernels do not run on cpu"):
+            run(single, **KERNELS)
+
+
+@pytest.mark.parametrize("wrong", ["kernel", 1, "True"])
+def test_other_words_are_refused(single, wrong):
+    with pytest.raises(ValueError, match="device_loop: must be one of True, False, None, 'torch'"):
+        run(single, device_loop=wrong)

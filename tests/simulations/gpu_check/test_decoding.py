@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 
+from cactus_theory.decoding.device import BY_KERNELS
 from simulations.gpu_check import checkpoints, decoding
 from simulations.gpu_check.budget import Budget
 from simulations.gpu_check.decoding import policies
@@ -124,11 +125,16 @@ def test_without_plain_decoding_a_place_fails(monkeypatch):
 
 def test_the_verification_of_a_round_is_the_one_timed_alone():
     step = {"policy": "band:price=1", "verifier": "block", "batch": 2, "drafted": 4}
-    step |= {"vocabulary": 151_936, "torch_us": 700.0}
+    step |= {"vocabulary": 151_936, "torch_us": 700.0, "kernel_us": 90.0}
     steps = [step | {"drafted": 8, "torch_us": 9.0}, step | {"vocabulary": 32_000, "torch_us": 1.0}]
     steps.append(step)
     bench = Bench(Settings("cpu"), Budget(1), {"verify": steps})
     assert decoding._verification(bench, BAND, batch=2) == 0.7
+    fused = BAND | {"loop": BY_KERNELS}
+    assert decoding._verification(bench, fused, batch=2) == 0.09
+    step["kernel_us"] = None
+    assert decoding._verification(bench, fused, batch=2) is None
+    assert decoding._verification(bench, BAND | {"loop": "device, by torch …"}, batch=2) == 0.7
     assert decoding._verification(bench, BAND, batch=1) is None
     assert decoding._verification(bench, BAND | {"policy": "typical"}, batch=2) is None
 
