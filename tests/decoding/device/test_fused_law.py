@@ -10,7 +10,7 @@ from tests.amounts import amount
 from tests.decoding.device.test_fused import run
 from tests.decoding.test_law import FALSE_ALARM, PROMPT, VOCAB, next_law, p_value
 
-TEXTS = amount(1500, 30_000)
+TEXTS = amount(1500, 10_000)
 PAIRS = [(x, y) for x in range(VOCAB) for y in range(VOCAB)]
 
 
