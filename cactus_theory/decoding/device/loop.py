@@ -104,6 +104,8 @@ class DeviceDecode:
         new: Tokens = [[]] * texts.batch
         for row, own in enumerate(tokens):
             if wanted[row] >= 0:
+                if own[-1] < 0:
+                    raise RuntimeError(f"target_model: logits must be numbers; row {row} has NaN")
                 new[row] = own[: texts.append(row, own)]
                 self._note(row, drafted[row], own, new[row])
         self.clock.lap("other")

@@ -169,3 +169,11 @@ def test_captured_kernels_are_those_that_were_captured(single, monkeypatch, poli
     single_launches = run(moved, given, **options)
     assert single_launches.output_token_ids.equal(found.output_token_ids)
     assert found.meter.kl == pytest.approx(single_launches.meter.kl, rel=METERED, abs=METERED)
+
+
+def test_logits_that_are_no_numbers_end_the_decode(single, interpreted):
+    target = copy.deepcopy(single[0])
+    with torch.no_grad():
+        target.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="target_model: logits must be numbers; row 0 has NaN"):
+        run((target, single[1]), policy="speculative")
