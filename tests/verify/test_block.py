@@ -146,7 +146,7 @@ def test_a_stopped_draft_is_verified_as_it_was_planned(table: str) -> None:
         assert draft.probs is not None and verdict.alive is not None
         for row, count in enumerate(draft.lengths):
             alive = law.alive[row, :count]
-            path = Path(alive, torch.tensor([most - 1 - place for place in range(count)]))
+            path = Path(alive, most - 1 - torch.arange(count))
             h = assigned.policies[0].target_in_block(
                 case.q[row, :count], draft.probs[row, :count], path
             )

@@ -21,12 +21,15 @@ from cactus_theory.testing.verifiers._property import verifier_property
 
 # coins are tried this close to where a decision turns; a policy decides to about 1e-12
 INSIDE = 1e-9
+# which is that much of the coin of a drafted token of such a probability; paths with rarer ones
+# count as much as they occur
+FAINT = 1e-3
 # what cells thinner than that, and rounding, may add to a probability
 COUNTED = 1e-7
 # the same for rows in single precision, which round to 6e-8
 INSIDE_SINGLE, COUNTED_SINGLE = 1e-5, 1e-3
-# the draw is looked at after outcomes that are no rarer: a residual is a difference of masses, and
-# that of a rarer outcome is rounded by more than a millionth of what coins are tried beside
+# outcomes are looked at if they are no rarer: a residual is a difference of masses, and on nearly
+# equal rows that of a rarer one is rounded by more than what coins are tried beside
 RARE = 1e-6
 # patterns of acceptance coins with which the token after each count is drawn
 PATTERNS = 3
@@ -49,12 +52,20 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     wrong = ((found - asked.stop).abs() > COUNTED).any(-1).nonzero()[:, 0][:EXTRA]
     if len(wrong):  # perhaps its coins are not one a token: try every value for every coin
         found[wrong] = _with_every_edge(asked.some(wrong))
+    rare = (found < RARE) & (asked.stop < RARE)
+    found, stop = torch.where(rare, asked.stop, found) * _worth(asked), asked.stop * _worth(asked)
     about = named(asked, lambda i: f"chance of {i[1]} accepted tokens, over all coins")
-    yield Bounds(found, asked.stop, asked.stop, about, COUNTED, rows=asked.tree)
+    yield Bounds(found, stop, stop, about, COUNTED, rows=asked.tree)
     if verdict.alive is not None:
         yield _alive(asked, verdict.alive, verdict.num_accepted)
     if seen.policy.declares.continuous:
         yield _in_single(asked)
+
+
+def _worth(asked: Asked) -> Tensor:
+    """Return how much each path counts, (N, 1): 1, or its probability where it is all but none."""
+    drafted = asked.p.gather(-1, asked.ids[..., None])[..., 0]
+    return torch.where((drafted >= FAINT).all(-1), 1.0, asked.weight)[:, None]
 
 
 # paths that are tried with every value for every coin
