@@ -15,7 +15,7 @@ import torch
 
 from cactus_theory._scratch import scratch
 from cactus_theory.divergences import FDivergence
-from cactus_theory.optimum.decide import LEAST, MOST, SETTLED, SLACK, RisingRoot
+from cactus_theory.optimum.decide import LEAST, MOST, SETTLED, SLACK, STEEPNESS, RisingRoot
 from cactus_theory.optimum.soft import Steps, Worth
 
 Row = np.ndarray
@@ -148,7 +148,7 @@ class SoftRow:
     def _sloped(self) -> bool:
         """Solve for the row by f′(a)."""
         pieces, slack = self.pieces, self.kind.slack
-        root = RisingRoot(1 - slack, 2 + slack, 1.5, SENSITIVE / max(pieces.span, 1.0), STEEP)
+        root = RisingRoot(1 - slack, 2 + slack, 1.5, SENSITIVE / max(pieces.span, 1.0), STEEPNESS)
         while not root.done:
             value = self._beyond(*pieces.by_slope(root.x, self.unit))
             if abs(value) <= ROUNDING[self.kind.dtype] * self.wanted:

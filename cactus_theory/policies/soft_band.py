@@ -127,6 +127,7 @@ class SoftBand(FixedTarget):
         """
         if not self.ahead or self.divergence != "kl" or self.price == math.inf:
             return None
+        q_n = q_n.clamp(max=1.0)  # a row may round to an ulp above
         odds = q_n.log() - (-q_n).log1p()
         unit, width = 1 / self.price, q_n.shape[1]
         follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)

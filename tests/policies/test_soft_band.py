@@ -319,3 +319,11 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
     h = torch.stack([first, band[0], plain[0], band[1]])
     spent = divergence("kl").value(h, q)
     assert meter.reading(0, 1).kl == pytest.approx(float(spent.sum()), abs=ROUNDING)
+
+
+def test_a_certain_token_an_ulp_above_one_stays_certain() -> None:
+    above = torch.tensor([[0.6, 1 + 2.0**-52, 0.3]], dtype=torch.float64)
+    counts = torch.tensor([3])
+    policy = ct.policy("soft_band:price=0.5")
+    raised, exact = (policy.certain_path(q, counts) for q in (above, above.clamp(max=1)))
+    assert raised.equal(exact) and raised[0, 1] == 1

@@ -19,7 +19,7 @@ TUNED = [own for own in families(ct.divergence("kl"), [*NAMES, "soft_band:price"
 
 
 @pytest.mark.parametrize("family", some(TUNED, 3), ids=lambda own: own.key)
-@pytest.mark.parametrize("level", some([0.01, 0.05, 0.2], 1))
+@pytest.mark.parametrize("level", some([0.01, 0.05, 0.1], 1))
 def test_the_meter_reads_the_level_at_every_k(trace, family, level: float) -> None:
     solver = Knobs(trace, family, [1, 2, 4], "kl")
     for width in (1, 4):
