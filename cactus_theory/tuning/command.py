@@ -17,6 +17,7 @@ from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
 
 # what each argument is for: naming one of another kind is a mistake worth saying
 OF_MODELS, OF_RATIOS = ("target", "draft", "prompts"), ("verify_cost", "fixed_cost")
+COSTS = ("target", "cost_ratio", "costs")  # where they come from
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,6 +38,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "anyway")  # fmt: skip
     add("--cost-ratio", type=float, metavar="C",
         help="without models: a drafted token, in steps of plain decoding")  # fmt: skip
+    add(
+        "--costs",
+        metavar="FILE",
+        help="without models: costs measured before, in a file that --out wrote",
+    )
     add("--verify-cost", type=float, metavar="V",
         help="what a drafted token adds to the target's pass and verification (0)")  # fmt: skip
     add("--fixed-cost", type=float, metavar="F", help="what a round takes besides (0)")
@@ -84,17 +90,22 @@ def _check(args: Namespace) -> None:
     if 0 < len(given) < len(OF_MODELS):
         missing = next(name for name in OF_MODELS if name not in given)
         raise ValueError(f"--{missing}: must be given with --{given[0]}; got --{given[0]} alone")
-    if bool(given) == (args.cost_ratio is not None):
-        got = "both" if given else "neither"
-        raise ValueError(f"--target, --cost-ratio: exactly one must be given; got {got}")
+    costs = [name for name in COSTS if getattr(args, name) is not None]
+    if len(costs) != 1:
+        got = " and ".join(map(_flag, costs)) or "none"
+        raise ValueError(f"{', '.join(map(_flag, COSTS))}: exactly one must be given; got {got}")
     rows = [name for name in ("trace", "rows") if getattr(args, name) is not None]
     if len(rows) > 1 or not (given or rows):
         got = " and ".join(f"--{name}" for name in rows) or "neither"
         raise ValueError(f"--trace, --rows: one must be given without models; got {got}")
-    for name in OF_RATIOS if given else ():
+    for name in OF_RATIOS if args.cost_ratio is None else ():
         if getattr(args, name) is not None:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag}: must be given with --cost-ratio; got models")
+            got = _flag(costs[0])
+            raise ValueError(f"{_flag(name)}: must be given with --cost-ratio; got {got}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _tuned(args: Namespace) -> Any:
@@ -104,6 +115,8 @@ def _tuned(args: Namespace) -> Any:
         more = (getattr(args, name) or 0.0 for name in OF_RATIOS)
         costs = Costs.ratios(args.cost_ratio, *more, batch=args.batch)
         return _chosen(args, _source(args), costs)
+    if args.costs is not None:
+        return _chosen(args, _source(args), Costs.load(args.costs, args.batch))
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
     from cactus_theory.decoding import load_pair

@@ -7,9 +7,11 @@ A round that drafts K tokens takes
 a text of the batch. Parts are measured at a few K and read off straight lines between these.
 """
 
+import json
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from cactus_theory import _arguments as check
@@ -77,6 +79,30 @@ class Costs:
             other=(f, f),
             verify={},
         )
+
+    @classmethod
+    def load(cls, path: str | Path, batch: int) -> "Costs":
+        """Return the costs in a file that ``tune --out`` wrote, measured for this batch size.
+
+        Raises
+        ------
+        ValueError
+            A file without costs, or with those of another batch size.
+        OSError
+            A file that cannot be read.
+        """
+        try:
+            given = json.loads(Path(path).read_text())["costs"]
+            own = {field.name: given[field.name] for field in fields(cls)}
+            parts = {name: tuple(own[name]) for name in ("widths", *PARTS)}
+            verify = {family: tuple(part) for family, part in own["verify"].items()}
+            found = cls(**{**own, **parts, "verify": verify})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = "a file that tune --out wrote"
+            raise ValueError(f"--costs: must be {what}; got {path}") from error
+        if found.batch != batch:
+            raise ValueError(f"--costs: must be of --batch {batch}; got {found.batch} in {path}")
+        return found
 
     def call(self, width: int, family: str) -> float:
         """Return the time of a call with K drafted tokens.

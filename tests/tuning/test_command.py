@@ -82,6 +82,16 @@ def test_models_are_logged_timed_and_tuned_once(
     specs = [{(own["policy"], own["num_draft_tokens"]) for own in made["table"]}
              for made in (first, again)]  # fmt: skip
     assert specs[0] == specs[1]  # speeds are measured anew
+    saved, logged = tmp_path / "tuned.json", str(work / "trace")
+    saved.write_text(json.dumps(again))
+    told = (*CHEAP, "1", "3", "--trace", logged, "--costs", str(saved), "--work", str(work))
+    unmodelled = run_json(capsys, *told)
+    assert {name for name in again if unmodelled[name] != again[name]} <= {"source"}
+    assert main([*told, "--batch", "8"]) == 2
+    assert "--costs: must be of --batch 8; got 1" in capsys.readouterr().err
+    saved.write_text('{"costs": {"unit": "seconds"}}')
+    assert main(told) == 2
+    assert "--costs: must be a file that tune --out wrote" in capsys.readouterr().err
     weights = {name: first["source"][name] for name in ("target_weights", "draft_weights")}
     swapped = tmp_path / "other.json"
     swapped.write_text(json.dumps(first | {"source": first["source"] | {
@@ -121,12 +131,23 @@ ALONE = ("--trace", "no", "--cost-ratio")
         (("--kl-per-token", "1", *ALONE, "1", "--policies", "nix"), "'nix'"),
         (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace, --rows: one must be given"),
         (("--kl-per-token", "1", "--trace", "no", "--cost-ratio", "1"), "no such folder"),
-        (("--kl-per-token", "1", "--trace", "no"), "exactly one must be given; got neither"),
+        (
+            ("--kl-per-token", "1", "--trace", "no"),
+            "--target, --cost-ratio, --costs: exactly one must be given; got none",
+        ),
+        (
+            ("--kl-per-token", "1", *ALONE, "1", "--costs", "x"),
+            "exactly one must be given; got --cost-ratio and --costs",
+        ),
+        (
+            ("--kl-per-token", "1", "--trace", "no", "--costs", "x", "--verify-cost", "1"),
+            "--verify-cost: must be given with --cost-ratio; got --costs",
+        ),
         (("--kl-per-token", "1", *MODELS), "--prompts: must be given with --target"),
         (("--kl-per-token", "1", *MODELS, "--prompts", "no"), "--prompts: must be a readable"),
         (
             ("--kl-per-token", "1", *MODELS, "--prompts", "no", "--cost-ratio", "1"),
-            "exactly one must be given; got both",
+            "exactly one must be given; got --target and --cost-ratio",
         ),
         (
             ("--kl-per-token", "1", *MODELS, "--prompts", "no", "--fixed-cost", "1"),
