@@ -71,7 +71,7 @@ class SoftRow:
         self.pieces, self.kind = pieces, _PRECISIONS[q.dtype]
         self.target, self.unit, self.wanted = q, alive, alive
         self.parts, first, safe = [], 0, q
-        if np.min(q) < self.kind.least:
+        if q.min() < self.kind.least:
             safe = scratch("soft_row.q", (len(q),), self.kind.dtype).numpy()
             np.maximum(q, self.kind.least, out=safe)
         for ratio, own, spare in _memory(len(q), self.kind):
@@ -176,7 +176,7 @@ class SoftRow:
 
     def _largest(self) -> float:
         """Return the largest p/q."""
-        return max(float(np.max(ratio)) for ratio, *_ in self.parts)
+        return max(float(ratio.max()) for ratio, *_ in self.parts)
 
     def ratio_of(self, asked: float) -> float:
         """Return g_n/p_n of a token with this p_n/q_n, once solved."""

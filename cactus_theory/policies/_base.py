@@ -21,6 +21,7 @@ from dataclasses import fields
 from functools import wraps
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -241,6 +242,18 @@ class Policy(ABC):
 
         From 1 on the first may be any such number. The scale, at most P, may be None unless
         ``node.ends``.
+        """
+        raise NotImplementedError
+
+    @property
+    def decides_rows(self) -> bool:
+        """Return whether :meth:`decide_row` answers, which is faster than :meth:`decide`."""
+        return False
+
+    def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
+        """Return whether a token with coin·p_n/q_n = ``ratio`` is kept; if not, s of its residual.
+
+        Rows (V,) are on the CPU, in one precision; the scale of a token that is kept is arbitrary.
         """
         raise NotImplementedError
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -112,7 +113,7 @@ class Band(FixedTarget):
             lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf).tolist()
-        if self.follows_rows:
+        if self.decides_rows:
             return self._decided_by_row(q, p, ratio)
         found = self._judged(q, p, ratio)
         lower = torch.tensor(found.lower, dtype=torch.float64)
@@ -146,6 +147,16 @@ class Band(FixedTarget):
         ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
         h_n = torch.minimum(torch.maximum(p_n, lower * q_n), ceiling)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
+
+    @cached_property
+    def decides_rows(self) -> bool:  # type: ignore[override]
+        """Return whether it is priced and its path does not end early."""
+        return self.follows_rows
+
+    def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
+        """Return whether ``ratio`` < b, and a if not."""
+        row = SoftRow(q, p, 1.0, self.pieces)
+        return row.passes(ratio), row.scale
 
     @property
     def follows_rows(self) -> bool:
@@ -188,11 +199,8 @@ class Band(FixedTarget):
         return q.dtype == torch.float32 and LEAST_BUDGET < self.delta < math.inf
 
     def _decided_by_row(self, q: Rows, p: Rows, ratio: list[float]) -> Decision:
-        kept, lower = [], []
-        for q_row, p_row, own in zip(q.numpy(), p.numpy(), ratio, strict=True):
-            row = SoftRow(q_row, p_row, 1.0, self.pieces)
-            kept.append(row.passes(own))
-            lower.append(row.scale)
+        pairs = zip(q.numpy(), p.numpy(), ratio, strict=True)
+        kept, lower = zip(*(self.decide_row(*own) for own in pairs), strict=True)
         return Decision(
             torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
         )

@@ -6,6 +6,7 @@ policy keeps whatever lossless sampling keeps. Among the others, the policy is c
 first undecided token of each row only.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from cactus_theory._arguments import ROW_SUM_TOLERANCE
 from cactus_theory._scratch import scratch
-from cactus_theory.policies import Entrywise
+from cactus_theory.optimum.decide import LEAST
+from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._residual import Residual
 from cactus_theory.verify._host import OnHost, Place, Places
@@ -36,6 +38,8 @@ class ChainOnHost(OnHost):
     ) -> None:
         super().__init__(assigned, q, draft.probs, draft, accept, draw)
         self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
+        workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in LEAST
+        self.rows = (q.numpy(), self.p.numpy()) if workable else None  # type: ignore[union-attr]
 
     def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return accepted counts and the token that follows them."""
@@ -84,26 +88,47 @@ class ChainOnHost(OnHost):
     def _ask(self, asked: list[Place]) -> list[int]:
         """Let the policies decide each row's first undecided token; return the rows that go on."""
         going_on = []
-        for number, places in self._asked(asked):
+        for number, own in self._by_policy(asked):
             policy = self.assigned.policies[number]
-            q, ids = places.of(self.q), places.of(self.ids)
-            p = one_hot(ids, q) if self.p is None else places.of(self.p)
-            decision = policy.decide(q, p, ids, places.of(self.accept))
-            stopped = []
-            for entry, kept in enumerate(decision.kept.tolist()):
-                if kept:
-                    row = places.rows[entry]
-                    self.accepted[row] += 1
-                    going_on.append(row)
-                else:
-                    stopped.append(entry)
-            if not stopped or decision.residual is None:
-                continue
-            if len(stopped) == len(places):
-                self._replace(decision.residual, q, places)
+            if policy.decides_rows and self.rows is not None:
+                going_on += [place[0] for place in own if self._keeps(policy, place)]
             else:
-                index = torch.tensor(stopped)
-                self._replace(decision.residual.at(index), q[index], places.some(stopped))
+                for places in self._together(own):
+                    going_on += self._ask_together(policy, places)
+        return going_on
+
+    def _keeps(self, policy: Policy, at: Place) -> bool:
+        """Return whether the token at a place is kept; if not, draw the one that replaces it."""
+        assert self.rows is not None
+        q, p = (rows[at] for rows in self.rows)
+        coin, q_n, p_n = (entries[at].item() for entries in (self.accept, self.q_n, self.p_n))
+        kept, scale = policy.decide_row(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
+        if kept:
+            self.accepted[at[0]] += 1
+        else:
+            place = Places([at])
+            self._replace(Residual(scale=scale), place.of(self.q), place)
+        return kept
+
+    def _ask_together(self, policy: Policy, places: Places) -> list[int]:
+        q, ids = places.of(self.q), places.of(self.ids)
+        p = one_hot(ids, q) if self.p is None else places.of(self.p)
+        decision = policy.decide(q, p, ids, places.of(self.accept))
+        going_on, stopped = [], []
+        for entry, kept in enumerate(decision.kept.tolist()):
+            if kept:
+                row = places.rows[entry]
+                self.accepted[row] += 1
+                going_on.append(row)
+            else:
+                stopped.append(entry)
+        if not stopped or decision.residual is None:
+            return going_on
+        if len(stopped) == len(places):
+            self._replace(decision.residual, q, places)
+        else:
+            index = torch.tensor(stopped)
+            self._replace(decision.residual.at(index), q[index], places.some(stopped))
         return going_on
 
     def _replace(self, residual: Residual, q: Float[Tensor, "rows vocab"], places: Places) -> None:

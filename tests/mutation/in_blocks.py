@@ -100,6 +100,7 @@ IN_BLOCKS = {
         ("Band.follow_row", Operator("==", "<=")),
         ("Band.follow_row", Replace("not row.recovers(asked)", "True")),
         ("Band.reach", Replace("most * ratio", "ratio")),
+        ("Band.decide_row", Replace("row.scale", "1.0")),
     ),
 }
 

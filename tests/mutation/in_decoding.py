@@ -14,7 +14,10 @@ IN_VERIFY = {
         ("ChainOnHost._status_under", Operator("<", "<=", nth=0)),
         ("ChainOnHost.run", Replace("places.of(self.q_n)", "places.of(self.p_n)")),
         ("ChainOnHost._ask", Value("range(len(asked))", into="going_on")),
-        ("ChainOnHost._ask", DropStatement("self.accepted[row]")),
+        ("ChainOnHost._ask_together", DropStatement("self.accepted[row]")),
+        ("ChainOnHost._keeps", DropStatement("self.accepted[at[0]]")),
+        ("ChainOnHost._keeps", Replace("Residual(scale=scale)", "Residual(scale=1.0)")),
+        ("ChainOnHost._keeps", Replace("math.inf", "0.0")),
         ("ChainOnHost._replace", Value("None", into="p")),
     ),
     "verify/_chain_device.py": (
