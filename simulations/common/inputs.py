@@ -17,7 +17,7 @@ from .grid import files_of, label
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "simulations" / "pair"
 PROMPTS = ROOT / "simulations" / "data" / "prompts.jsonl"
-# committed numbers that figures and the README are made from
+# committed numbers that figures and pages are made from
 DATA = ROOT / "paper_figures" / "data"
 
 

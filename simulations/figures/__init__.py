@@ -1,1 +1,1 @@
-"""The numbers of the figures and of the README's tables, as CSV."""
+"""The numbers of the figures and of the pages' tables, as CSV."""

@@ -1,7 +1,7 @@
-"""Write the tables of the README from the committed CSV: ``python -m simulations measured``.
+"""Write the tables of README and RESULTS from the committed CSV: ``python -m simulations measured``.
 
 So every number in those tables was written by a command, together with the command, day and
-machine. The block between the two markers is replaced; a test compares it with the CSV.
+machine. The block between a page's two markers is replaced; a test compares it with the CSV.
 """
 
 from __future__ import annotations
@@ -17,25 +17,70 @@ from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import read_csv, write_text
 
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+# what the README's table shows of the tuner's grid
+SHORT_LEVELS = ("0.02", "0.1")
+LOSSLESS = ("speculative", "chain")
+SHORT_FAMILIES = (
+    ("cactus:delta", "chain"), ("lenience:lenience", "chain"), ("band:price", "chain"),
+    ("soft_band:price", "block"),
+)  # fmt: skip
 Row = Mapping[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder that the pages lie in")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace the block in the README and print the new one."""
-    text = args.readme.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"--readme: must hold {BEGIN} and {END} once each")
-    before, _, rest = text.partition(BEGIN)
-    block = tables(args.data)
-    write_text(args.readme, f"{before}{BEGIN}\n{block}{END}{rest.partition(END)[2]}")
-    print(block)
+    """Replace the blocks in the pages and name the pages; all of them or none."""
+    written = {args.root / name: make(args.data) for name, make in PAGES.items()}
+    texts = {page: _replaced(page, block) for page, block in written.items()}
+    for page, text in texts.items():
+        write_text(page, text)
+        print(page)
     return 0
+
+
+def _replaced(page: Path, block: str) -> str:
+    text = page.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"--root: {page.name} must hold {BEGIN} and {END} once each")
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{block}{END}{rest.partition(END)[2]}"
+
+
+def short(data: Path) -> str:
+    """Return the README's table: what the tuner would choose of each family, measured.
+
+    Settings were chosen by predicted speed, on other texts, so that no speed is the best of many.
+    """
+    rows, made = read_csv(data / "tune.csv")
+    rows = [row for row in rows if row["batch"] == "1"]
+    lines = [_tuned(next(row for row in rows if row["family"] == "plain"))]
+    for level in ("0", *SHORT_LEVELS):
+        for family, verifier in SHORT_FAMILIES if level != "0" else (LOSSLESS,):
+            own = [row for row in rows if (row["family"], row["verifier"]) == (family, verifier)
+                   and row["level"] == (level if level != "0" else SHORT_LEVELS[0])]  # fmt: skip
+            lines.append(_tuned(max(own, key=lambda row: float(row["predicted_speed"]))))
+    head = ("may spend, nats a token", "policy", "verifier, K", "tokens/s (range)", "× plain",
+            "tokens a call", "metered")  # fmt: skip
+    plain = float(next(row for row in rows if row["family"] == "plain")["measured_speed"])
+    cells = [(*line[:4], f"{float(line[4]) / plain:.2f}", *line[5:]) for line in lines]
+    return _table("One text at a time, the shipped pair, prompts unseen", made, head, cells)
+
+
+def _tuned(row: Row) -> Sequence[str]:
+    speed, low, high = (_number(row[f"measured_speed{end}"], 0) for end in ("", "_low", "_high"))
+    lossy = float(row["measured_kl"]) > 0
+    plain = row["family"] == "plain"
+    return (
+        row["level"] if lossy else "0 (lossless)", f"`{row['policy'].split(',')[0]}`",
+        "–" if plain else f"{row['verifier']}, {row['num_draft_tokens']}",
+        f"{speed} ({low}–{high})", row["measured_speed"],
+        _number(row["measured_tokens_per_call"], 2), _small(row["measured_kl"]) if lossy else "0",
+    )  # fmt: skip
 
 
 def tables(data: Path) -> str:
@@ -236,3 +281,6 @@ def _small(text: str) -> str:
 
 def _share(text: str) -> str:
     return f"{float(text):.0%}" if text else ""
+
+
+PAGES = {"README.md": short, "paper_figures/RESULTS.md": tables}

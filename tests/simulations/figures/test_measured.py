@@ -1,33 +1,44 @@
-"""What the README says was measured is what the committed CSV say."""
+"""What the pages say was measured is what the committed CSV say."""
 
 from pathlib import Path
 
 import pytest
 
 from simulations.__main__ import main
-from simulations.figures.measured import BEGIN, END, ROOT, tables
+from simulations.figures.measured import BEGIN, END, PAGES, ROOT
 
 DATA = ROOT / "paper_figures" / "data"
 
 
-def test_the_readme_says_what_the_files_say():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.partition(BEGIN)[2].partition(END)[0] == f"\n{tables(DATA)}"
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_the_files_say(name: str):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert text.partition(BEGIN)[2].partition(END)[0] == f"\n{PAGES[name](DATA)}"
 
 
-def test_the_command_replaces_the_block_and_nothing_else(tmp_path: Path, capsys):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
-    assert main(["measured", "--readme", str(page)]) == 0
-    assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}\n{tables(DATA)}{END}\nafter\n"
-    assert main(["measured", "--readme", str(page)]) == 0
-    assert page.read_text(encoding="utf-8").count(BEGIN) == 1
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in PAGES:
+        page = tmp_path / name
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_the_command_replaces_the_blocks_and_nothing_else(root: Path):
+    for _ in range(2):
+        assert main(["measured", "--root", str(root)]) == 0
+        for name, make in PAGES.items():
+            made = f"before\n{BEGIN}\n{make(DATA)}{END}\nafter\n"
+            assert (root / name).read_text(encoding="utf-8") == made
 
 
 @pytest.mark.parametrize("text", ["none", f"{BEGIN}\n{BEGIN}\n{END}"])
-def test_a_page_without_the_markers_is_left_alone(tmp_path: Path, capsys, text: str):
-    page = tmp_path / "page.md"
-    page.write_text(text, encoding="utf-8")
-    assert main(["measured", "--readme", str(page)]) == 2
-    assert "--readme: must hold" in capsys.readouterr().err
-    assert page.read_text(encoding="utf-8") == text
+def test_pages_without_the_markers_are_left_alone(root: Path, capsys, text: str):
+    before = {name: (root / name).read_text(encoding="utf-8") for name in PAGES}
+    last = list(PAGES)[-1]
+    before[last] = text
+    (root / last).write_text(text, encoding="utf-8")
+    assert main(["measured", "--root", str(root)]) == 2
+    assert f"{Path(last).name} must hold" in capsys.readouterr().err
+    assert {name: (root / name).read_text(encoding="utf-8") for name in PAGES} == before
