@@ -29,7 +29,7 @@ COMMANDS = {
     "block-gap": ("blocks.exact", "policies against the best verification of a path, exactly"),
     "ledger": ("ledger.command", "a hard cap on every answer against the same mean (CSV)"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
-    "measured": ("figures.measured", "write the tables of README and RESULTS from the committed CSV"),
+    "measured": ("figures.measured", "write the tables of the pages from the committed CSV"),
     "all": ("recompute.command", "every committed CSV again; --quick takes minutes"),
     "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
 }
