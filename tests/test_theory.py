@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BOOK = (ROOT / "cactus_theory" / "THEORY.md").read_text(encoding="utf-8")
 CODE = ("cactus_theory", "solvers", "simulations", "tests")
 # "THEORY.md, Theorem 7" or "Theorems 7 and 8"; claims of other people's papers are not cited so
-CITED = re.compile(r"Theorems? (\d+(?:(?:, | and | to )\d+)*)")
+CITED = re.compile(r"Theorems?\s+(\d+(?:(?:, | and | to )\d+)*)")
 # every theorem that code implements is cited by the module that does
 IMPLEMENTED = {
     1: "cactus_theory/emitted.py",
