@@ -15,9 +15,8 @@ EXACT = 1e-9
 KINDS = (("smooth", "smooth"), ("zeros", "smooth"), ("zeros", "zeros"), ("spiky", "spiky"))
 SMOOTH = tuple(s for s in ALL if ct.divergence(s).priced and ct.divergence(s).generator)
 # those whose f′(∞) is finite: mass where q = 0 costs something finite
-LEAKY = tuple(
-    s for s in ALL if math.isfinite(getattr(ct.divergence(s), "slope_at_infinity", 1e999))
-)
+FAR = {s: getattr(ct.divergence(s).generator, "slope_at_infinity", math.inf) for s in ALL}
+LEAKY = tuple(s for s in ALL if FAR[s] < math.inf)
 
 
 def competitors(seed, kinds, leak):
