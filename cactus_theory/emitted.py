@@ -1,4 +1,4 @@
-"""The emitted law of a policy, and what it costs."""
+"""The emitted law of a policy, and what it costs (THEORY.md, Theorems 1 and 5)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -8,7 +8,7 @@ drafting ux, t(ux) that of accepting it too, g(u, x) that of emitting x after u.
 one path keeps to these limits, whatever coins it shares and wherever it looks, and verifying
 the block towards h = g/t keeps t at the least of them (Sun et al. 2024, arXiv 2403.10444): the
 value is the optimum, and h reaches it. Divergence is metered: D(h‖q) at every node that is
-reached, nothing for the bonus token.
+reached, nothing for the bonus token. Source: THEORY.md, Theorem 13.
 """
 
 import math

@@ -14,7 +14,8 @@ gives a line above it for all P,
 
 (C as in :mod:`solvers._block_dual`). Both brackets close with the square of the grid's step. The
 row at a node solves φ′_x(g_x/p_x) − ν f′(g_x/(P q_x)) = μ for every token: a band whose edges
-are soft. On the φ of chords this is exact, one segment after the other.
+are soft. On the φ of chords this is exact, one segment after the other
+(THEORY.md, Theorem 13).
 """
 
 from dataclasses import dataclass

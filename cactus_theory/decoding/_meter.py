@@ -33,7 +33,7 @@ class Meter:
     """Adds D(out‖q) over verified rows, up to and including each round's first rejection.
 
     ``out`` is the exact emitted law of the policy that judged the row. By the chain rule of KL
-    the expected sum bounds the KL of whole texts from the target's.
+    the expected sum bounds the KL of whole texts from the target's (THEORY.md, Theorem 11).
     """
 
     def __init__(

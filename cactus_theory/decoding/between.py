@@ -37,9 +37,9 @@ class Between(Schedule):
     Guarantee: with ``outside="speculative"`` every token outside the section is drawn from the
     target's row, and the meter charges exactly 0 for it, whatever is drafted and however the
     draft is verified: the policy of a token is chosen from the tokens before it, drafted ones
-    included, and where a token is reached its law is that of its own policy. Markers are looked
-    for as token ids, and a text may be written in several ways: :func:`spellings` has the usual
-    ones. Only a marker that is one special token cannot be missed.
+    included, and where a token is reached its law is that of its own policy (THEORY.md,
+    Theorem 18). Markers are looked for as token ids, and a text may be written in several ways:
+    :func:`spellings` has the usual ones. Only a marker that is one special token cannot be missed.
     """
 
     def __init__(

@@ -56,10 +56,10 @@ class Ledger(Schedule):
     draft or by a limit. It holds for each text of a batch, by itself, under the verifiers
     ``chain`` and ``block``, and not on average but always.
 
-    Proof. Let a round begin after t tokens of which S nats were charged. The meter charges
-    row i of the round only if token t + i is emitted, once, and then rows 1..i − 1 as well. The
-    charge D_i of row i under a policy is a function of its rows q_i and p_i, known before token
-    i is judged. The ledger assigns to row i a policy with
+    Proof (THEORY.md, Theorem 17). Let a round begin after t tokens of which S nats were charged.
+    The meter charges row i of the round only if token t + i is emitted, once, and then rows
+    1..i − 1 as well. The charge D_i of row i under a policy is a function of its rows q_i and
+    p_i, known before token i is judged. The ledger assigns to row i a policy with
     S + D_1 + … + D_i ≤ cap · (t + i) + burst, which ``speculative``, D_i = 0, always is, as the
     sum before it kept within cap · (t + i − 1) + burst. So the claim holds after each token of
     the round; bonus tokens and tokens that were not drafted cost nothing. ∎

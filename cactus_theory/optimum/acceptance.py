@@ -56,6 +56,7 @@ def optimal_acceptance(
 
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\; D(h\|q) \le \delta
 
+    The optimum is a band, its gap a proof (THEORY.md, Theorems 7 and 8).
     Exact up to float64 rounding for every divergence: Newton on masked sums, or one sort by p/q
     and lookups where that does not converge. No gradient flows through it.
 

@@ -1,4 +1,4 @@
-"""The whole trade-off between acceptance and divergence."""
+"""The whole trade-off between acceptance and divergence (THEORY.md, Theorem 9)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -9,6 +9,8 @@ upper edge b. This can be decided at r itself, without solving for b:
 * at a budget δ, :math:`Σ(aq − p)_+ = Σ(p − rq)_+` gives the a that belongs to r, and the
   divergence D rises with r: keep iff D < δ, some passes.
 
+Proof: THEORY.md, Theorem 15.
+
 Only a refusal needs the band itself, for the residual (aq − p)₊: a few more passes find the
 root. Everything is in the precision of the rows and in reused memory. The sums are of
 differences that are 0 inside the band, so that the edges are as precise as the rows.

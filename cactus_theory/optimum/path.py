@@ -1,5 +1,7 @@
 r"""The path of optima h_ε = clip(p, a q, b q) between p and q, from one sort by p/q.
 
+Each h_ε costs least of all rows that accept as much, in every f (THEORY.md, Theorem 7).
+
 ε is the rejection probability: Σ(p − bq)₊ = ε and Σ(aq − p)₊ = ε, two monotone
 piecewise-linear inversions. All sums are accumulated from the ends inwards (tails) or from the
 ratio 1 outwards (divergence), of non-negative terms, so that entries of 1e-30 next to entries

@@ -3,7 +3,8 @@ r"""The best mean acceptance of many rows for one mean divergence: the same pric
 .. math:: \max_{h_1 … h_N} \frac1N \sum_t \sum_i \min(p_{ti}, h_{ti}) \;\text{ s.t. }\;
    \frac1N \sum_t D(h_t\|q_t) \le δ
 
-Acceptance is concave in each row's divergence, so no row may have another slope than the others.
+Acceptance is concave in each row's divergence, so no row may have another slope than the others
+(THEORY.md, Theorem 9).
 At any price λ the Lagrange dual bounds every other way to spend δ:
 
 .. math:: A \le λδ + \frac1N \sum_t \Big( μ_t + \sum_i q_{ti}

@@ -15,6 +15,7 @@ maximum has one free number u_M and
 
 One piece of slope 1 is the band of p/P. In terms of ρ = p/q and edges U = P u the row is
 g/q = max(A, max_j min(U_j, r_j ρ)), which rises with the edges: a root of one rising function.
+Source: THEORY.md, Theorem 13.
 """
 
 import math

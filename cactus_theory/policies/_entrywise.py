@@ -2,6 +2,7 @@
 
 Keep n iff coin·p_n < c(q_n, p_n); after a refusal draw from (s·q − p)₊ with a scale
 s(q_n, c). A verifier needs one pass over a row, and only after a refusal.
+Source: THEORY.md, Theorem 16.
 """
 
 from abc import abstractmethod

@@ -2,7 +2,8 @@ r"""Policies that raise the drafted token to γ and scale the rest of q down.
 
 :math:`h^{(n)}_n = γ_n` and :math:`h^{(n)}_i = s_n q_i` with :math:`s_n = (1−γ_n)/(1−q_n)`.
 Keep n with min(1, γ_n/p_n), recover from (h⁽ⁿ⁾ − p)₊ normalised. Every token has its own
-row h⁽ⁿ⁾, and the emitted law is none of them; ``emitted`` returns it exactly.
+row h⁽ⁿ⁾, and the emitted law is none of them; ``emitted`` returns it exactly
+(THEORY.md, Theorem 4).
 Source: Hao & Mou 2026 (arXiv 2604.04987).
 """
 

@@ -35,8 +35,8 @@ class Band(FixedTarget):
 
     By ``delta`` every row may spend that much divergence; by ``price`` every row spends until
     one more unit of divergence buys less than that much acceptance, which is the best way to
-    share a budget among rows. Keep n with min(1, b q_n/p_n). Source: theorem in
-    ``cactus_theory.optimum``; for reverse_kl this is mentored decoding (Tran-Thien 2023).
+    share a budget among rows. Keep n with min(1, b q_n/p_n). Source: THEORY.md,
+    Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
     """
 
     delta: float | None = None

@@ -21,7 +21,7 @@ class Cactus(PerProposal):
 
     Exact for Pearson chi-square with budget :math:`2\delta`; its KL can reach
     :math:`\ln(1 + 2\delta)`. Delta is meant as a per-proposal KL budget in nats, which is
-    what audits check. Source: Hao & Mou 2026, Corollary 5.
+    what audits check. Source: Hao & Mou 2026, Corollary 5; THEORY.md, Theorems 2 and 6.
     """
 
     delta: float

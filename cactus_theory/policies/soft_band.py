@@ -35,7 +35,8 @@ class SoftBand(FixedTarget):
     ``python -m simulations values`` learns from a trace; without it a token is worth 1 and h is
     the band of p/P at a constant price. A certain draft (greedy, n-gram) is known to its end, so
     that what follows a token is worth is known exactly: with ``ahead`` its law under KL is the
-    best of all laws of blocks, h(block) ∝ q(block) e^{N/ν} for N accepted tokens.
+    best of all laws of blocks, h(block) ∝ q(block) e^{N/ν} for N accepted tokens (THEORY.md,
+    Theorem 14).
 
     Needs ``verifier="block"``. On a single row the policy is what it is at the first token of a
     block (P = 1) with ``depth`` drafted tokens after it.

@@ -12,7 +12,7 @@ tokens are accepted (none need pass). After i < K accepted tokens the next one c
 The token after a node that is reached has exactly the law h there, and node x_1..x_i is reached
 with probability p(x_1..x_i) P_i, the most that any verifier of one drafted path can have for
 this h. Source: Sun et al. 2024 (arXiv 2403.10444) for h = q; any h that depends on the text
-and P alone will do.
+and P alone will do (THEORY.md, Theorem 12).
 """
 
 from collections.abc import Sequence

@@ -7,8 +7,9 @@ after its tokens d_1..d_j iff
 .. math:: \prod_{i \le j} \hat φ(p_i(d_i)) \ge threshold
 
 All of d_1..d_j are submitted, the one that ended the draft too: whether d_{j+1} is drafted depends
-on tokens before it only, so verification stays as lossless as it was. Withdrawing d_j for its own
-value would not be: with q = (.5, .5) and p = (.8, .2), dropping what has p(d) < .3 emits (.6, .4).
+on tokens before it only, so verification stays as lossless as it was (THEORY.md, Theorem 12).
+Withdrawing d_j for its own value would not be: with q = (.5, .5) and p = (.8, .2), dropping what
+has p(d) < .3 emits (.6, .4).
 """
 
 from bisect import bisect_right

@@ -1,0 +1,66 @@
+"""The published rule and the program behind it: THEORY.md, Theorems 2 and 3."""
+
+import math
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from tests.amounts import amount
+from tests.formulas import ALL, by_hand
+from tests.rows import rows
+
+# KL of two points by hand, relative to its budget
+EXACT = 1e-9
+# an exact root is not compared beside q_n = 1, where 1 − γ has few digits
+DELTAS = (1e-3, 0.05, 0.3, 1.0, 3.0)
+
+
+def two_points(gamma, q_n):
+    pairs = torch.stack([gamma, 1 - gamma], -1), torch.stack([q_n, 1 - q_n], -1)
+    return torch.as_tensor(by_hand("kl", *pairs))
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_the_published_rule_is_within_budget_while_the_two_sum_to_one(delta):
+    """γ + q_n ≤ 1 is enough; from q_n = ½ on, up to certainty, it always overspends."""
+    q_n = torch.linspace(1e-6, 1 - 1e-6, 40_001, dtype=torch.float64)
+    gamma = ct.policy("cactus", delta=delta).gamma(q_n)
+    spent = two_points(gamma, q_n)
+    inside, beyond = gamma + q_n <= 1, (q_n >= 0.5) & (gamma < 1)
+    assert (spent[inside] <= delta * (1 + EXACT)).all()
+    assert (spent[beyond] >= delta * (1 - EXACT)).all()
+    assert (gamma[inside] > 0.5).any()  # more than the published condition, γ ≤ ½
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_the_bound_of_the_published_rule_is_jensen_on_pearson(delta):
+    q_n = torch.linspace(1e-6, 1 - 1e-6, 4001, dtype=torch.float64)
+    gamma = ct.policy("cactus", delta=delta).gamma(q_n)
+    chi = (gamma - q_n) ** 2 / (q_n * (1 - q_n))
+    assert (two_points(gamma, q_n) <= chi.log1p() + EXACT).all()
+    assert (chi <= 2 * delta * (1 + EXACT)).all()
+    worst = torch.tensor([1 / (1 + 2 * delta)], dtype=torch.float64)
+    top = two_points(ct.policy("cactus", delta=delta).gamma(worst), worst)
+    assert float(top[0]) == pytest.approx(math.log1p(2 * delta), rel=EXACT)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_no_row_with_the_raised_entry_costs_less_than_two_points(spec):
+    """Any split of 1 − γ over the other tokens, those with q = 0 included."""
+    kind, count, vocab = ct.divergence(spec), amount(200, 5000), 5
+    q = rows(count, vocab, seed=1, kind="zeros")
+    split = rows(count, vocab - 1, seed=2, kind="spiky")
+    q_n = q[:, 0]
+    lift = rows(count, 2, seed=3)[:, 0]
+    gamma = q_n + lift * (1 - q_n)
+    h = torch.cat([gamma[:, None], (1 - gamma)[:, None] * split], -1)
+    pair = torch.stack([gamma, 1 - gamma], -1), torch.stack([q_n, 1 - q_n], -1)
+    least = kind.value(*pair)
+    assert (kind.value(h, q) >= least * (1 - EXACT) - EXACT).all()
+    on = (q_n < 1)[:, None]
+    scaled = torch.where(
+        on, (1 - gamma)[:, None] * q[:, 1:] / (1 - q_n).clamp(min=1e-300)[:, None], 0
+    )
+    best = torch.cat([gamma[:, None], scaled], -1)
+    torch.testing.assert_close(kind.value(best, q), least, rtol=1e-6, atol=EXACT)

@@ -1,0 +1,132 @@
+"""THEORY.md names only what exists, and code names only theorems that THEORY.md has."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BOOK = (ROOT / "cactus_theory" / "THEORY.md").read_text(encoding="utf-8")
+CODE = ("cactus_theory", "solvers", "simulations", "tests")
+# "THEORY.md, Theorem 7" or "Theorems 7 and 8"; claims of other people's papers are not cited so
+CITED = re.compile(r"Theorems?\s+(\d+(?:(?:, | and | to )\d+)*)")
+# every theorem that code implements is cited by the module that does
+IMPLEMENTED = {
+    1: "cactus_theory/emitted.py",
+    2: "cactus_theory/policies/cactus.py",
+    3: "cactus_theory/policies/cactus_exact.py",
+    4: "cactus_theory/policies/_per_proposal.py",
+    7: "cactus_theory/optimum/path.py",
+    8: "cactus_theory/optimum/geometry.py",
+    9: "cactus_theory/optimum/pooled.py",
+    11: "cactus_theory/decoding/_meter.py",
+    12: "cactus_theory/verify/block.py",
+    13: "solvers/block.py",
+    14: "cactus_theory/policies/soft_band.py",
+    15: "cactus_theory/optimum/decide.py",
+    16: "cactus_theory/policies/_entrywise.py",
+    17: "cactus_theory/decoding/ledger.py",
+    18: "cactus_theory/decoding/between.py",
+    19: "simulations/inflate/grow.py",
+}
+
+
+def parts(book: str) -> dict[int, str]:
+    """Return the text of every theorem."""
+    found = re.split(r"^## Theorem (\d+)\. .*$", book, flags=re.M)[1:]
+    return {int(number): text for number, text in zip(found[::2], found[1::2], strict=True)}
+
+
+def missing_tests(book: str) -> set[str]:
+    """Return the tests that a text names and that are not there."""
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", book))
+    return {f"{path}::{name}" for path, name in named if name not in functions_of(path)}
+
+
+def functions_of(path: str) -> set[str]:
+    if not (ROOT / path).is_file():
+        return set()
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def missing_files(book: str) -> set[str]:
+    """Return the files under a folder of the checkout that a text names and that are not there."""
+    named = set(
+        re.findall(r"`((?:paper_figures|simulations|cactus_theory|solvers)/[\w/.]+)`", book)
+    )
+    return {path for path in named if not (ROOT / path).exists()}
+
+
+def cited(text: str) -> set[int]:
+    """Return the theorems that a text names."""
+    return {int(number) for group in CITED.findall(text) for number in re.findall(r"\d+", group)}
+
+
+def test_theorems_are_numbered_from_one_and_complete():
+    found = parts(BOOK)
+    assert list(found) == list(range(1, len(found) + 1))
+    for number, text in found.items():
+        for word in (
+            "*Statement.*",
+            "*Proof.*",
+            "∎",
+            "*Checked by:*",
+            "*Seen in:*",
+            "*Prior art:*",
+        ):
+            assert word in text, (number, word)
+        assert re.search(r"`tests/[\w/]+\.py::test_\w+`", text), number
+
+
+def test_every_test_and_figure_it_names_exists():
+    assert not missing_tests(BOOK) and not missing_files(BOOK)
+    assert not cited(BOOK) - set(parts(BOOK))
+
+
+def test_citations_in_the_code_point_to_theorems():
+    known, seen = set(parts(BOOK)), set()
+    for path in (path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "THEORY.md" in text and path != Path(__file__):
+            assert cited(text) <= known, path
+            seen.add(path)
+    assert len(seen) > len(IMPLEMENTED)
+
+
+@pytest.mark.parametrize("number", IMPLEMENTED)
+def test_a_module_names_the_theorem_it_implements(number):
+    text = (ROOT / IMPLEMENTED[number]).read_text(encoding="utf-8")
+    named = re.findall(r"THEORY\.md,\s+Theorems? [^.;:)]*", text)
+    assert number in set().union(*map(cited, named)), named
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`tests/test_theory.py::test_that_is_not_there`",
+        "`tests/nowhere/test_file.py::test_theory`",
+        "`paper_figures/nothing.png`",
+        "by Theorems 3 and 99",
+    ],
+)
+def test_what_does_not_exist_is_noticed(text):
+    assert missing_tests(text) or missing_files(text) or cited(text) - {1, 2, 3}
+
+
+def test_formulas_survive_markdown():
+    """Between single dollars, markdown eats escaped marks and takes some underscores for itself."""
+    plain = re.sub(r"```math\n.*?\n```", "", BOOK, flags=re.S)
+    for paragraph in re.split(r"\n\s*\n", plain):
+        assert paragraph.count("$") % 2 == 0, paragraph
+    for formula in re.findall(r"\$([^$]+)\$", plain):
+        assert not re.search(r"\\[^A-Za-z]|(?<!\w)_|\*|\n", formula), formula
+        assert formula.count("{") == formula.count("}"), formula
+
+
+def test_it_is_in_the_wheel():
+    import tomllib
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "THEORY.md" in settings["tool"]["setuptools"]["package-data"]["cactus_theory"]

@@ -1,0 +1,177 @@
+"""Paths verified as a whole, from the formulas alone: THEORY.md, Theorems 12, 13 and 16."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.kernels import _streams
+from solvers import recursion
+from solvers.paths import random_tree
+from tests.amounts import amount
+from tests.rows import pair
+
+# products and sums of a few float64 numbers
+EXACT = 1e-12
+SEEDS = range(amount(6, 300))
+
+
+class Tree:
+    """Random rows p, h at every prefix, drafts that end early, and P as small as one likes."""
+
+    def __init__(self, seed, vocab, depth, slack):
+        self.noise = np.random.default_rng(seed)
+        self.vocab, self.depth, self.slack = vocab, depth, slack
+        self.p, self.h, self.alive, self.leaf = {}, {}, {(): 1.0}, {}
+        for length in range(depth + 1):
+            for prefix in itertools.product(range(vocab), repeat=length):
+                self._grow(prefix)
+
+    def _grow(self, prefix):
+        before = prefix[:-1]
+        if prefix and (self.leaf.get(before, True) or before not in self.alive):
+            return
+        if prefix:
+            p, h = self.p[before][prefix[-1]], self.h[before][prefix[-1]]
+            most = min(1.0, self.alive[before] * h / p) if p else 1.0
+            share = self.noise.uniform() if self.slack else 1.0
+            self.alive[prefix] = share * most
+        # whether the draft ends here is read off its tokens, and so known when they are judged
+        self.leaf[prefix] = len(prefix) == self.depth or (self.slack and self.noise.random() < 0.2)
+        self.p[prefix], self.h[prefix] = (self._row() for _ in range(2))
+
+    def _row(self):
+        row = self.noise.exponential(size=self.vocab) * (self.noise.random(self.vocab) < 0.8)
+        row[self.noise.integers(self.vocab)] += 0.1
+        return row / row.sum()
+
+    def residual(self, prefix):
+        """Return P h − p P(·) after a prefix: what is left to emit where the path ends there."""
+        next_alive = [self.alive[(*prefix, x)] for x in range(self.vocab)]
+        return self.alive[prefix] * self.h[prefix] - self.p[prefix] * np.array(next_alive)
+
+    def coin(self, prefix):
+        """Return what the coin after a prefix is compared with."""
+        if self.leaf[prefix]:
+            return self.alive[prefix]
+        left = self.residual(prefix).sum()
+        return left / (left + 1 - self.alive[prefix]) if left + 1 - self.alive[prefix] > 0 else 1.0
+
+    def paths(self):
+        """Yield every path to a leaf with its probability."""
+        for prefix in self.leaf:
+            if self.leaf[prefix]:
+                steps = [self.p[prefix[:i]][x] for i, x in enumerate(prefix)]
+                yield prefix, float(np.prod(steps))
+
+    def verified(self):
+        """Return Pr(text drafted and accepted) and Pr(it, then token x), by prefix."""
+        reached, following = {}, {}
+        for path, chance in self.paths():
+            coins = [1.0, *(self.coin(path[:i]) for i in range(1, len(path) + 1))]
+            for count in range(len(path) + 1):
+                stop = chance * coins[count] * float(np.prod([1 - v for v in coins[count + 1 :]]))
+                for length in range(count + 1):
+                    prefix = path[:length]
+                    reached[prefix] = reached.get(prefix, 0.0) + stop
+                    if length < len(path):
+                        row = following.setdefault(prefix, np.zeros(self.vocab))
+                        row += stop * self._next(path, length, count)
+        return reached, following
+
+    def _next(self, path, length, count):
+        if count > length:
+            return np.eye(self.vocab)[path[length]]
+        left = self.residual(path[:length])
+        return left / left.sum() if left.sum() > 0 else np.zeros(self.vocab)
+
+
+@pytest.mark.parametrize("slack", [False, True], ids=["all it can", "any less, any length"])
+@pytest.mark.parametrize(("vocab", "depth"), [(2, 3), (3, 2)])
+def test_every_alive_ratio_up_to_the_largest_is_reached_and_emits_the_row(vocab, depth, slack):
+    """Theorem 12 for t = p P below its limits too: so all that Theorem 13 allows can be done."""
+    for seed in SEEDS:
+        tree = Tree(seed, vocab, depth, slack)
+        reached, following = tree.verified()
+        for prefix, share in reached.items():
+            chance = float(np.prod([tree.p[prefix[:i]][x] for i, x in enumerate(prefix)]))
+            assert share == pytest.approx(chance * tree.alive[prefix], abs=EXACT)
+            if not tree.leaf[prefix]:
+                expected = share * tree.h[prefix]
+                np.testing.assert_allclose(following[prefix], expected, atol=EXACT)
+
+
+def test_token_by_token_never_gets_further():
+    for seed in SEEDS:
+        tree, alone = Tree(seed, 3, 2, False), {(): 1.0}
+        for prefix in list(tree.alive)[1:]:
+            p, h = (rows[prefix[:-1]][prefix[-1]] for rows in (tree.p, tree.h))
+            alone[prefix] = alone[prefix[:-1]] * (min(1.0, h / p) if p else 1.0)
+            assert alone[prefix] <= tree.alive[prefix] + EXACT
+
+
+def test_the_value_of_a_prefix_rises_with_its_alive_ratio():
+    """Theorem 13: so nothing is gained by accepting less than one can."""
+    for spec, price in (("kl", 0.7), ("squared_hellinger", 2.0)):
+        tree = random_tree(3, 3, seed=2, zeros=0.3)
+        values = recursion.solve(tree, spec, price=price, points=16)
+        assert (np.diff(values.lower) >= -EXACT).all() and (values.lower[:, 0] == 0).all()
+
+
+NINE = {  # what the rule keeps up to, and the scale of what it draws after a refusal
+    "speculative": lambda q, p: (q, torch.ones_like(q)),
+    "cactus:delta=0.1": lambda q, p: raised("cactus:delta=0.1", q),
+    "cactus_exact:delta=0.1": lambda q, p: raised("cactus_exact:delta=0.1", q),
+    "band:price=0.8": lambda q, p: edges("band:price=0.8", q, p),
+    "lenience:lenience=0.6": lambda q, p: (q / 0.6, torch.ones_like(q)),
+    "distillspec:epsilon=0.7,form=sq": lambda q, p: (q / 0.49, torch.ones_like(q)),
+    "distillspec:epsilon=0.7,form=exp": lambda q, p: (q**0.7, torch.ones_like(q)),
+    "mixture:alpha=0.3": lambda q, p: (0.3 * p + 0.7 * q, torch.ones_like(q)),
+    "fuzzy:threshold=0.1": lambda q, p: either("fuzzy:threshold=0.1", q, p),
+    "cascade_opt:alpha=0.2": lambda q, p: either("cascade_opt:alpha=0.2", q, p),
+}
+
+
+def raised(spec, q):
+    gamma = ct.policy(spec).gamma(q)  # type: ignore[attr-defined]
+    return gamma, (1 - gamma) / (1 - q)
+
+
+def edges(spec, q, p):
+    lower, upper = ct.policy(spec).edges(q, p)  # type: ignore[attr-defined]
+    return upper * q, lower.expand_as(q)
+
+
+def either(spec, q, p):
+    takes = ct.policy(spec).takes_draft(q, p)[:, None]  # type: ignore[attr-defined]
+    return torch.where(takes, torch.inf, q), torch.ones_like(q)
+
+
+@pytest.mark.parametrize("spec", NINE)
+def test_nine_rules_are_a_ceiling_and_a_scale(spec):
+    q, p = pair(12, 6, seed=3)
+    rule = ct.policy(spec)
+    ceiling, scale = NINE[spec](q, p)
+    keep = rule.keep(q, p)
+    torch.testing.assert_close(keep, (ceiling / p).clamp(max=1.0), rtol=0, atol=EXACT)
+    assert ((keep > 0) & (keep < 1)).any()
+    for token in range(6):
+        refused = keep[:, token] < 1 - 1e-9
+        left = (scale[:, token, None] * q - p).clamp(min=0)
+        expected = left / left.sum(-1, keepdim=True).clamp(min=1e-300)
+        found = rule.recovery(q, p, torch.full((12,), token))
+        torch.testing.assert_close(found[refused], expected[refused], rtol=0, atol=1e-9)
+
+
+def test_the_first_arrival_of_a_race_has_the_law_of_its_weights():
+    """Theorem 16, on the noise that kernels race with; weights need not sum to 1."""
+    weights, count = torch.tensor([0.3, 0.0, 1.1, 0.05], dtype=torch.float64), 100_000
+    seeds = torch.arange(count)
+    noise = _streams.noise(seeds, seeds, torch.zeros_like(seeds), _streams.BONUS, 4).double()
+    first = torch.where(weights > 0, noise / weights, torch.inf).argmin(-1)
+    share = torch.bincount(first, minlength=4).double() / count
+    # 5 standard deviations of a share of 1/2: a false alarm in 1.7 million seeds
+    assert (share - weights / weights.sum()).abs().max() < 5 * 0.5 / count**0.5
+    assert share[1] == 0
