@@ -129,4 +129,4 @@ def test_it_is_in_the_wheel():
     import tomllib
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert "THEORY.md" in settings["tool"]["setuptools"]["package-data"]["cactus_theory"]
+    assert "*.md" in settings["tool"]["setuptools"]["package-data"]["cactus_theory"]
