@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -55,15 +56,25 @@ class TokenLog:
 
     def score(
         self,
-        slots: Int[Tensor, "count"],
+        place: tuple[int, int],
         ids: Sequence[int],
-        target_probs: Float[Tensor, "count vocab"],
+        target_probs: Float[Tensor, "rows vocab"],
+        path: Int[Tensor, "most"] | None = None,
     ) -> None:
-        """Enter ln q of tokens, for ln h as well: :meth:`charge` replaces that where it differs."""
+        """Enter ln q of a round's tokens, for ln h as well: :meth:`charge` replaces that later.
+
+        ``place`` is the text and its new tokens before these, ``target_probs`` the text's rows
+        of the round, ``path`` the accepted tokens of a tree among the drafted ones, None where
+        they are the first ones.
+        """
         if self.target is None or self.emitted is None:
             return
-        q = check.normalised(target_probs)
+        rows: Any = slice(0, len(ids))
+        if path is not None:  # a token's row follows the accepted token before it
+            rows = [0, *(taken + 1 for taken in path[: len(ids) - 1].tolist())]
+        q = check.normalised(target_probs[rows])
         own = q.gather(-1, torch.tensor(ids, device=q.device)[:, None])[:, 0].log().cpu()
+        slots = self.slots(*place, len(ids))
         self.target[slots] = self.emitted[slots] = own
 
     def charge(
