@@ -22,12 +22,15 @@ class LogProbs:
         reranking, the reference of a policy gradient).
     emitted : ln h, h the law that the token was drawn from, given the text before it and that
         the round got that far: the emitted law of the token's policy (``chain``), the row h at
-        the node (``block``), and q for a bonus token or one that was not drafted. It is the
-        probability of having been emitted: weigh samples with ``target − emitted``.
+        the node (``block``), and q for a bonus token or one that was not drafted. Accepted and
+        recovered tokens have the same h: which of the two a token was is not asked.
 
     Where the policy is lossless the two are equal. On average over h, ``emitted − target`` of a
-    token is the divergence that the meter charges for it (KL). ``emitted`` is not the law of
-    the token given the text alone, which is a mixture over where rounds may have begun.
+    token is the divergence that the meter charges for it (KL), so that the sums of an answer
+    average to the meter's, no less than the KL of whole texts. The product of q ÷ h over an
+    answer, ``exp`` of the sum of ``target − emitted``, weighs answers back to the target's law
+    wherever h excludes no token that q allows. ``emitted`` is not the law of the token given the
+    text alone, which is a mixture over where rounds may have begun: it does not score a text.
     """
 
     target: Float[Tensor, "batch new"]
