@@ -154,7 +154,7 @@ def _pad(config: Any) -> int:
 def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int] | None]:
     """Return the longest length and the end-of-text ids; the caller's criteria replace both."""
     length, ends = config.max_length, config.eos_token_id
-    for one in criteria:
+    for one in (own for own in criteria if type(own).__name__ in KNOWN_CRITERIA):
         length = getattr(one, "max_length", length)
         ends = getattr(one, "eos_token_id", ends)
     return length, None if ends is None else torch.as_tensor(ends).flatten().tolist()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cactus_theory.decoding import hub_path, speculative_stream
+from cactus_theory.decoding import hub_path, speculative_generate, speculative_stream
 from cactus_theory.decoding.from_hub import generate_from_hub
 from simulations.common.inputs import PAIR
 from tests.decoding.test_streaming import GREEDY, IDS, TOKENIZER, Heard
@@ -95,6 +95,10 @@ def test_a_model_that_was_loaded_from_such_a_folder_streams_too(tiny, monkeypatc
     options = GREEDY | {"draft_model": draft, "stop_strings": "a"}
     found = target.generate(inputs=IDS, **options, tokenizer=TOKENIZER, streamer=heard)
     assert found.tolist() == expected.tolist() and heard.calls == plain.calls
+    named = target.generate(
+        inputs=IDS, **options, tokenizer=TOKENIZER, custom_generate=speculative_generate
+    )
+    assert named.tolist() == expected.tolist()
     pieces = speculative_stream(target, TOKENIZER, inputs=IDS, **options)
     assert "".join(pieces) == TOKENIZER.decode(expected[0, IDS.shape[1] :])
 

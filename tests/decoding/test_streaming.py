@@ -162,6 +162,17 @@ def test_the_caller_s_length_and_ends_replace_the_library_s(tiny):
         assert len(ours[0]) < 44
 
 
+def test_criteria_of_one_s_own_are_asked_and_not_read(tiny):
+    class Never(transformers.StoppingCriteria):
+        max_length, eos_token_id = 6, list(range(24))
+
+        def __call__(self, input_ids, scores, **given):
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    expected, ours, _, _ = both(tiny, stopping_criteria=[Never()])
+    assert ours == expected and len(ours[0]) == 44
+
+
 def test_the_device_loop_streams_and_refuses_stop_strings(tiny):
     options = GREEDY | OURS | {"draft_model": tiny[1]}
     expected, heard = Heard(), Heard()
