@@ -22,7 +22,7 @@ target, draft, folder = sys.argv[1:]
 tokenizer = transformers.AutoTokenizer.from_pretrained(target)
 target, draft = (transformers.AutoModelForCausalLM.from_pretrained(own) for own in (target, draft))
 given = tokenizer("def main(", return_tensors="pt", return_token_type_ids=False)
-given |= {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+given |= {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 heard = []
 
 class Heard(transformers.generation.BaseStreamer):

@@ -68,7 +68,7 @@ def emitted(rule, verifier, ids, q, p, i, alive):
     return h, min(1.0, alive * float(h[ids[i]] / p[i, ids[i]]))
 
 
-@pytest.mark.parametrize(("policy", "verifier", "drafter"), some(CASES, 7))
+@pytest.mark.parametrize(("policy", "verifier", "drafter"), some(CASES, 5))
 def test_every_token_has_the_values_of_its_row(tiny, policy, verifier, drafter):
     ids, mask = padded(prompts(seed=3))
     rounds, rule = Rounds(len(ids)), ct.policy(policy)
@@ -127,7 +127,7 @@ def every_text(law):
     ]
 
 
-@pytest.mark.parametrize(("spec", "verifier", "width", "end"), some(LAWS, 3))
+@pytest.mark.parametrize(("spec", "verifier", "width", "end"), some(LAWS, 2))
 def test_on_enumerated_texts(models, pair, spec, verifier, width, end):  # noqa: F811
     """ln q adds up to the text's, ln h − ln q to the meter, and q ÷ h weighs texts to q's law."""
     exact = enumerate_texts(pair, Setting(spec, width, LENGTH, verifier, end))

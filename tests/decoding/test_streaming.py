@@ -97,10 +97,10 @@ def stops(tiny):
     return text, plain
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", some([1, 3, 2, 5], 2))
 def test_stop_strings_end_a_text_where_the_library_ends_it(tiny, length):
     text, plain = stops(tiny)
-    starts = some(range(0, len(text) - length, 2), 4)
+    starts = some(range(0, len(text) - length, 2), 3)
     early = 0
     for start in starts:
         wanted = {"stop_strings": [text[start : start + length]], "tokenizer": TOKENIZER}
@@ -122,7 +122,7 @@ def test_several_stop_strings_in_batches(tiny):
 def test_a_text_that_is_stopped_inside_a_draft_is_charged_up_to_there(tiny):
     """As at an end of text: the meter, the histogram and the logarithms count kept tokens."""
     inside = 0
-    for seed in range(amount(6, 40)):
+    for seed in range(amount(4, 40)):
         output = tiny[0].generate(
             IDS, **GREEDY | {"do_sample": True}, **OURS, draft_model=tiny[1], seed=seed,
             policy="cactus:delta=0.5", stop_strings=["a", "e"], tokenizer=TOKENIZER,
