@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of torch; 1 is best for small models")
-    parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print one JSON object only")
+    shown.add_argument("--stream", action="store_true", help="print the text while it is decoded")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +66,13 @@ def run(args: argparse.Namespace) -> int:
     tuned = _told(args)
     _scheduled(args, tuned, None)  # before models are loaded
     check.optional_module("transformers", "llm")
-    from cactus_theory.decoding import ModelDrafter, generate, generate_plain, load_pair
+    from cactus_theory.decoding import (
+        ModelDrafter,
+        TextPieces,
+        generate,
+        generate_plain,
+        load_pair,
+    )
 
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
@@ -73,12 +81,16 @@ def run(args: argparse.Namespace) -> int:
     if not ids.numel():
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
     tuned.check_pair(pair.target, pair.draft)
+    pieces = TextPieces(pair.tokenizer)
     shared = {
+        "on_tokens": (lambda new: _print(pieces.add(new))) if args.stream else None,
         "max_new_tokens": args.max_new_tokens,
         "eos_token_ids": pair.target.generation_config.eos_token_id,
         "seed": args.seed,
     }
     policy = _scheduled(args, tuned, pair.tokenizer)
+    if args.stream:
+        _print(args.prompt)
     if policy is None:
         result = generate_plain(pair.target, ids, temperature=tuned.temperature, **shared)
     else:
@@ -91,11 +103,15 @@ def run(args: argparse.Namespace) -> int:
         header = {"policy": spec, "verifier": tuned.verifier, "text": text}
         readings = [own.as_dict() for own in result.readings()]
         return print_json(header | statistics | {"readings": readings})
-    print(args.prompt + text)
+    print(pieces.rest() if args.stream else args.prompt + text)
     for name, value in statistics.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):<28} {shown}", file=sys.stderr)
     return 0
+
+
+def _print(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _told(args: argparse.Namespace) -> TunedSetting:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cactus_theory as ct
+from cactus_theory import _generate
 from cactus_theory.cli import main
 from tests.amounts import some
 
@@ -247,6 +248,23 @@ def test_generate_keeps_a_cap_and_a_span(capsys) -> None:
     block = ("--policy", "soft_band:price=1", "--verifier", "block", "--cap", "0.1")
     assert main(["generate", "--target", "no", "--draft", "no", "--prompt", "x", *block]) == 2
     assert "a ledger needs policies whose law" in capsys.readouterr().err
+
+
+def test_generate_prints_the_text_while_it_is_decoded(capsys, monkeypatch) -> None:
+    pytest.importorskip("transformers")
+    models = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
+    asked = ["generate", *models, "--prompt", "def é(", "--max-new-tokens", "16", "--seed", "1"]
+    asked += ["--policy", "band:price=1"]
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    pieces = []
+    monkeypatch.setattr(_generate, "_print", pieces.append)
+    assert main([*asked, "--stream"]) == 0
+    assert "".join(pieces) + capsys.readouterr().out == text
+    assert pieces[0] == "def é(" and len(pieces) > 4
+    with pytest.raises(SystemExit):
+        main([*asked, "--stream", "--json"])
+    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_a_missing_optional_package_names_its_extra(monkeypatch, capsys) -> None:

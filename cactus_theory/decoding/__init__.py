@@ -9,6 +9,7 @@ from cactus_theory.decoding.drafters import (
     ModelDrafter,
     NGram,
 )
+from cactus_theory.decoding.from_hub import hub_path
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.load import Pair, load_pair
@@ -17,6 +18,7 @@ from cactus_theory.decoding.plain import generate_plain
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import ByPosition, Schedule
+from cactus_theory.decoding.stream import SpeculativeStream, TextPieces, speculative_stream
 from cactus_theory.decoding.token_log import LogProbs
 from cactus_theory.decoding.vocabulary import check_same_vocabulary
 
@@ -35,9 +37,13 @@ __all__ = [
     "Pair",
     "Reading",
     "Schedule",
+    "SpeculativeStream",
+    "TextPieces",
     "check_same_vocabulary",
     "generate",
     "generate_plain",
+    "hub_path",
     "load_pair",
     "speculative_generate",
+    "speculative_stream",
 ]

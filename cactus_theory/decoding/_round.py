@@ -184,7 +184,10 @@ class Decode:
         if self.meter is None and self.recorder is None and not self.rules.observing:
             return
         for row, own in enumerate(new):
-            self._log_target(row, own, q, verdict)
+            place = self.places[row], len(self.texts.new_ids(row)) - len(own)
+            if self.meter is not None and self.meter.log is not None:
+                path = None if verdict.path is None else verdict.path[row]
+                self.meter.log.score(place, own, q[row], path)
             count = min(draft.lengths[row], len(own))
             if not count:
                 continue
@@ -192,25 +195,11 @@ class Decode:
             accepted = min(len(tokens[row]) - 1, len(own))
             self.rules.observe(row, charged, accepted, q, draft)
             if self.meter is not None:
-                charge(self.meter, row, own, q, draft, choice, verdict, self._place(row, own))
+                charge(self.meter, row, own, q, draft, choice, verdict, place)
             if self.recorder is not None:
                 ids = draft.token_ids[row, charged]
                 self.recorder.add(*verified(row, charged, q, draft), ids, accepted)
         self.clock.lap("meter")
-
-    def _place(self, row: int, new: list[int]) -> tuple[int, int]:
-        """Return which text of the batch a row is, and how many new tokens it had before."""
-        return self.places[row], len(self.texts.new_ids(row)) - len(new)
-
-    def _log_target(self, row: int, new: list[int], q: Tensor, verdict: Verdict) -> None:
-        """Enter ln q of a text's new tokens, where it is asked for."""
-        log = None if self.meter is None else self.meter.log
-        if log is None or log.target is None:
-            return
-        rows: Any = slice(0, len(new))
-        if verdict.path is not None:  # a token's row follows the accepted token before it
-            rows = [0, *(place + 1 for place in verdict.path[row, : len(new) - 1].tolist())]
-        log.score(log.slots(*self._place(row, new), len(new)), new, q[row, rows])
 
     def _note(
         self,

@@ -1,7 +1,8 @@
 """The entry for Hugging Face: ``model.generate(..., custom_generate=speculative_generate)``.
 
-That hook forwards only parameters named in the signature below, and silently drops ``streamer``
-and ``assistant_model``; use ``on_tokens`` and ``draft_model`` instead.
+That hook forwards the parameters named in the signature below, but never ``streamer`` and
+``tokenizer``, which are looked up in the call that is running (:mod:`._forwarded`). With the
+folder of :func:`.hub_path` instead of the function, nothing has to be looked up.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 
 from cactus_theory import _arguments as check
+from cactus_theory.decoding._forwarded import withheld
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.loop import generate
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
+from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
 from cactus_theory.verify.contract import Verifier
 
@@ -42,6 +45,10 @@ def speculative_generate(
     meter: bool | str | Divergence = False,
     log_probs: bool = False,
     on_tokens: Callable[[Any], None] | None = None,
+    device_loop: bool | str | None = False,
+    streamer: Any = None,
+    stop_strings: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decode speculatively inside ``generate`` of a Hugging Face causal LM.
@@ -58,7 +65,12 @@ def speculative_generate(
         ``ModelDrafter(draft, stop=0.3)``.
     seed : as :func:`cactus_theory.decoding.generate`; None takes one from PyTorch's global
         generator, as sampling inside ``generate`` does.
+    log_probs : ln q and ln h of every new token, in ``result.log_probs``; switches the meter on.
     on_tokens : called after every round with the new ids (one row) or a list of them per row.
+    streamer : gets what it gets without the hook, id by id, as soon as a round has verified
+        them: the prompt (from ``generate``), one call a new token, ``end``.
+    stop_strings, tokenizer : a text ends with the token that completes one of these strings.
+        Strings in a ``GenerationConfig`` are refused by the library, which misses the tokenizer.
 
     The other parameters are those of :func:`cactus_theory.decoding.generate`; the meter is off
     unless asked for.
@@ -66,36 +78,44 @@ def speculative_generate(
     Raises
     ------
     ValueError
-        No draft, beams, scores or logits in the output, inputs other than token ids; and as
-        :func:`cactus_theory.decoding.generate`.
+        No draft, beams, scores or logits in the output, inputs other than token ids, stop
+        strings without a tokenizer; and as :func:`cactus_theory.decoding.generate`.
     """
     _check(generation_config, model_kwargs, draft_model)
+    criteria = [*stopping_criteria, *_strings(stop_strings, tokenizer)]
+    streamer = withheld("streamer") if streamer is None else streamer
+    pad = _pad(generation_config)
+    columns = None if streamer is None else Columns(streamer, len(input_ids), pad)
     if seed is None and generator is None:
         seed = int(torch.randint(2**62, ()))
-    room = generation_config.max_length - input_ids.shape[1]
+    limits = _limits(criteria, generation_config)
     result = generate(
         model,
         draft_model,
         input_ids,
         policy=policy,
         num_draft_tokens=num_draft_tokens,
-        max_new_tokens=room,
+        max_new_tokens=limits[0] - input_ids.shape[1],
         attention_mask=model_kwargs.get("attention_mask"),
         temperature=1.0 if generation_config.do_sample else 0.0,
         logits_processor=logits_processor,
-        eos_token_ids=_ends(generation_config),
-        stop=_stop(stopping_criteria),
+        eos_token_ids=limits[1],
+        stop=_stop(criteria),
         seed=0 if seed is None else seed,
         generator=generator,
         adaptive=adaptive,
         gate=gate,
         verifier=verifier,
         fast_forward=fast_forward,
-        meter=meter,
+        meter=meter or log_probs,
         log_probs=log_probs,
-        on_tokens=on_tokens,
+        on_tokens=_shown(on_tokens, columns, len(input_ids)),
+        device_loop=device_loop,
     )
-    sequences = _sequences(input_ids, result, generation_config)
+    if columns is not None:
+        columns.end()
+    new = result.output_token_ids.to(input_ids.device)
+    sequences = torch.cat([input_ids, torch.where(new < 0, pad, new)], 1)
     if not generation_config.return_dict_in_generate:
         return sequences
     return output_class()(sequences=sequences, result=result)
@@ -123,9 +143,32 @@ def _check(config: Any, model_kwargs: dict[str, Any], draft_model: Any) -> None:
         )
 
 
-def _ends(config: Any) -> list[int] | None:
+def _pad(config: Any) -> int:
+    """Return the id that the library pads ended texts with."""
+    if isinstance(config.pad_token_id, int):
+        return config.pad_token_id
     ends = config.eos_token_id
-    return None if ends is None else [ends] if isinstance(ends, int) else [int(e) for e in ends]
+    return 0 if ends is None else ends if isinstance(ends, int) else int(ends[0])
+
+
+def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int] | None]:
+    """Return the longest length and the end-of-text ids; the caller's criteria replace both."""
+    length, ends = config.max_length, config.eos_token_id
+    for one in (own for own in criteria if type(own).__name__ in KNOWN_CRITERIA):
+        length = getattr(one, "max_length", length)
+        ends = getattr(one, "eos_token_id", ends)
+    return length, None if ends is None else torch.as_tensor(ends).flatten().tolist()
+
+
+def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[Any]:
+    """Return the library's own criterion for strings that end a text, if there are any."""
+    if not stop_strings:
+        return []
+    tokenizer = withheld("tokenizer") if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise ValueError("tokenizer: must be given along with stop_strings; got None")
+    library = check.optional_module("transformers", "llm")
+    return [library.StopStringCriteria(tokenizer, stop_strings)]
 
 
 def _stop(criteria: Sequence[Any]) -> Stop | None:
@@ -136,13 +179,19 @@ def _stop(criteria: Sequence[Any]) -> Stop | None:
     return lambda ids: any(bool(torch.as_tensor(one(ids, None)).all()) for one in others)
 
 
-def _sequences(input_ids: Tensor, result: GenerationResult, config: Any) -> Tensor:
-    """Return prompt and new ids (B, T + N), short rows padded as the library pads them."""
-    new = result.output_token_ids.to(input_ids.device)
-    ends = _ends(config)
-    pad = config.pad_token_id
-    pad = pad if isinstance(pad, int) else ends[0] if ends else 0
-    return torch.cat([input_ids, torch.where(new < 0, pad, new)], 1)
+def _shown(
+    on_tokens: Callable[[Any], None] | None, columns: Columns | None, batch: int
+) -> Callable[[Any], None] | None:
+    """Return what to call after every round."""
+    if columns is None:
+        return on_tokens
+
+    def show(new: Any) -> None:
+        columns.add([new] if batch == 1 else new)
+        if on_tokens is not None:
+            on_tokens(new)
+
+    return show
 
 
 @lru_cache(maxsize=1)

@@ -96,8 +96,8 @@ def generate(
     device_loop : whether rounds run as one captured graph each, with one read by the host
         (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
         fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
-        policy a text; no processors, ``stop``, ``record_rows``, ``log_probs``, ``on_rows``,
-        ``on_round``, ``adaptive`` or ``gate``. On a GPU the fused kernels of
+        policy a text; no processors, ``stop``, ``record_rows``, ``on_rows``, ``on_round``,
+        ``adaptive`` or ``gate``. On a GPU the fused kernels of
         :mod:`cactus_theory.kernels` verify where they can: one policy that has one, float32 or
         shorter logits, Triton. They have random numbers of their own, so that a seed gives
         other tokens than in the usual loop. ``"torch"`` requires the loop with the tokens of
@@ -139,7 +139,6 @@ def generate(
             *common,
             watching[0],
             record_rows=record_rows,
-            log_probs=log_probs,
             on_rows=on_rows,
             on_round=on_round,
             fast_forward=fast_forward is False,

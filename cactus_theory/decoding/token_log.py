@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -21,12 +22,15 @@ class LogProbs:
         reranking, the reference of a policy gradient).
     emitted : ln h, h the law that the token was drawn from, given the text before it and that
         the round got that far: the emitted law of the token's policy (``chain``), the row h at
-        the node (``block``), and q for a bonus token or one that was not drafted. It is the
-        probability of having been emitted: weigh samples with ``target − emitted``.
+        the node (``block``), and q for a bonus token or one that was not drafted. Accepted and
+        recovered tokens have the same h: which of the two a token was is not asked.
 
     Where the policy is lossless the two are equal. On average over h, ``emitted − target`` of a
-    token is the divergence that the meter charges for it (KL). ``emitted`` is not the law of
-    the token given the text alone, which is a mixture over where rounds may have begun.
+    token is the divergence that the meter charges for it (KL), so that the sums of an answer
+    average to the meter's, no less than the KL of whole texts. The product of q ÷ h over an
+    answer, ``exp`` of the sum of ``target − emitted``, weighs answers back to the target's law
+    wherever h excludes no token that q allows. ``emitted`` is not the law of the token given the
+    text alone, which is a mixture over where rounds may have begun: it does not score a text.
     """
 
     target: Float[Tensor, "batch new"]
@@ -55,15 +59,25 @@ class TokenLog:
 
     def score(
         self,
-        slots: Int[Tensor, "count"],
+        place: tuple[int, int],
         ids: Sequence[int],
-        target_probs: Float[Tensor, "count vocab"],
+        target_probs: Float[Tensor, "rows vocab"],
+        path: Int[Tensor, "most"] | None = None,
     ) -> None:
-        """Enter ln q of tokens, for ln h as well: :meth:`charge` replaces that where it differs."""
+        """Enter ln q of a round's tokens, for ln h as well: :meth:`charge` replaces that later.
+
+        ``place`` is the text and its new tokens before these, ``target_probs`` the text's rows
+        of the round, ``path`` the accepted tokens of a tree among the drafted ones, None where
+        they are the first ones.
+        """
         if self.target is None or self.emitted is None:
             return
-        q = check.normalised(target_probs)
+        rows: Any = slice(0, len(ids))
+        if path is not None:  # a token's row follows the accepted token before it
+            rows = [0, *(taken + 1 for taken in path[: len(ids) - 1].tolist())]
+        q = check.normalised(target_probs[rows])
         own = q.gather(-1, torch.tensor(ids, device=q.device)[:, None])[:, 0].log().cpu()
+        slots = self.slots(*place, len(ids))
         self.target[slots] = self.emitted[slots] = own
 
     def charge(

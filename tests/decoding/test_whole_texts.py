@@ -70,7 +70,7 @@ def every_prefix(target, draft, prompt, length):
     return TinyPair(*rows, following=torch.where(children < count, children, 0))
 
 
-def decodes(models, spec, verifier, width, end, seed):
+def decodes(models, spec, verifier, width, end, seed, **options):
     return generate(
         *models,
         torch.tensor([PROMPT]).expand(DECODES, -1),
@@ -80,6 +80,7 @@ def decodes(models, spec, verifier, width, end, seed):
         max_new_tokens=LENGTH,
         eos_token_ids=end,
         seed=DECODES * seed,
+        **options,
     )
 
 

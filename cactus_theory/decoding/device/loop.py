@@ -130,8 +130,10 @@ class DeviceDecode:
         p = None if logits.draft is None else probabilities(logits.draft, self.temperature)
         draft = Draft(logits.token_ids, drafted, p)
         for row, own in enumerate(new):
+            place = row, len(self.texts.new_ids(row)) - len(own)
+            if own and meter.log is not None:
+                meter.log.score(place, own, q[row])
             if own and drafted[row]:
-                place = row, len(self.texts.new_ids(row)) - len(own)
                 charge(meter, row, own, q, draft, self.choice, done.verdict, place)
         if captures(self.device):  # measuring is not to be paid by the next round
             torch.cuda.synchronize(self.device)

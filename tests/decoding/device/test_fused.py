@@ -177,3 +177,21 @@ def test_logits_that_are_no_numbers_end_the_decode(single, interpreted):
         target.lm_head.weight.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="target_model: logits must be numbers; row 0 has NaN"):
         run((target, single[1]), policy="speculative")
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_ln_q_is_what_the_target_gives_the_tokens_of_the_kernels(single, in_torch, verifier):
+    given = prompts(lengths=(4, 2))
+    options = {"policy": "band:price=1", "verifier": verifier, "max_new_tokens": 20}
+    result = run(single, given, **options, log_probs=True)
+    assert result.loop == BY_KERNELS
+    for row, length in enumerate(result.row_lengths):
+        prompt = given["input_ids"][row][given["attention_mask"][row].bool()]
+        new = result.output_token_ids[row, :length]
+        text = torch.cat([prompt, new])[None]
+        with torch.inference_mode():
+            full = single[0](input_ids=text).logits[0].log_softmax(-1)
+        expected = full[len(prompt) - 1 : -1].gather(-1, new[:, None])[:, 0].double()
+        assert torch.allclose(result.log_probs.target[row, :length], expected, atol=1e-4)
+    gain = (result.log_probs.emitted - result.log_probs.target).nan_to_num()
+    assert bool((gain[result.token_kl > 0] != 0).all()) and result.meter.kl > 0

@@ -1,0 +1,175 @@
+"""ln q and ln h of every token: from the rows of its round, and against enumerated texts."""
+
+import math
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import ModelDrafter, NGram, generate
+from cactus_theory.policies._path import Path
+from tests.amounts import some
+from tests.decoding.test_block_meter import looking_ahead
+from tests.decoding.test_ragged import padded, prompts
+from tests.decoding.test_whole_texts import (  # noqa: F401
+    DECODES,
+    END,
+    LENGTH,
+    VOCAB,
+    Setting,
+    decodes,
+    enumerate_texts,
+    models,
+    pair,
+)
+
+# float64 rows of one decode, computed twice
+ROUNDING = 1e-9
+DRAFTERS = {
+    "model": lambda draft: draft,
+    "greedy": lambda draft: ModelDrafter(draft, greedy=True),
+    "ngram": lambda draft: NGram(2, 1),
+}
+CASES = [
+    (policy, verifier, drafter)
+    for drafter in DRAFTERS
+    for verifier in ("chain", "block")
+    for policy in ("cactus:delta=0.1", "band:price=0.7", "soft_band:price=0.7", "typical")
+    if policy != ("soft_band:price=0.7" if verifier == "chain" else "typical")
+]
+
+
+class Rounds:
+    """The rows of every round of every text, with how many new tokens the text had before."""
+
+    def __init__(self, batch):
+        self.texts = [[] for _ in range(batch)]
+
+    def __call__(self, q, draft, places, before):
+        for row, (place, made) in enumerate(zip(places, before, strict=True)):
+            count = draft.lengths[row]
+            ids = draft.token_ids[row, :count].tolist()
+            p = None if draft.probs is None else draft.probs[row, :count].clone()
+            self.texts[place].append((made, ids, q[row, : count + 1].clone(), p))
+
+
+def emitted(rule, verifier, ids, q, p, i, alive):
+    """Return h at drafted place i, by definition."""
+    certain = p is None
+    if certain:
+        p = torch.nn.functional.one_hot(torch.tensor(ids), q.shape[-1]).double()
+    if verifier == "chain":
+        return ct.emitted_law(rule, q[i], p[i]), 1.0
+    if certain and getattr(rule, "ahead", False):
+        h = looking_ahead(q, ids, i, rule.price)
+    else:
+        path = Path(torch.tensor([alive], dtype=torch.float64), torch.tensor([len(ids) - 1 - i]))
+        h = rule.target_in_block(q[i : i + 1], p[i : i + 1], path)[0]
+    return h, min(1.0, alive * float(h[ids[i]] / p[i, ids[i]]))
+
+
+@pytest.mark.parametrize(("policy", "verifier", "drafter"), some(CASES, 5))
+def test_every_token_has_the_values_of_its_row(tiny, policy, verifier, drafter):
+    ids, mask = padded(prompts(seed=3))
+    rounds, rule = Rounds(len(ids)), ct.policy(policy)
+    found = generate(
+        tiny[0], DRAFTERS[drafter](tiny[1]), ids, attention_mask=mask, policy=policy, seed=5,
+        verifier=verifier, max_new_tokens=30, num_draft_tokens=3, eos_token_ids=(7, 13),
+        log_probs=True, on_rows=rounds,
+    )  # fmt: skip
+    kinds = {"accepted": 0, "recovered": 0, "bonus": 0}
+    for row, (own, length) in enumerate(zip(rounds.texts, found.row_lengths, strict=True)):
+        text = found.output_token_ids[row].tolist()
+        ends = [made for made, *_ in own[1:]] + [length]
+        for (made, drafted, q, p), end in zip(own, ends, strict=True):
+            alive = 1.0
+            for i, token in enumerate(text[made:end]):
+                h = q[i]
+                if i < len(drafted):
+                    h, alive = emitted(rule, verifier, drafted, q, p, i, alive)
+                    kinds["accepted" if token == drafted[i] else "recovered"] += 1
+                else:
+                    kinds["bonus"] += 1
+                assert found.log_probs.target[row, made + i] == pytest.approx(
+                    math.log(q[i, token]), abs=ROUNDING
+                )
+                assert found.log_probs.emitted[row, made + i] == pytest.approx(
+                    math.log(h[token]), abs=ROUNDING
+                )
+    assert min(kinds.values()) > 1, kinds
+
+
+# with |z| < 5 a false alarm has probability 6e-7 each where the mean is normal; seeds are fixed
+SIGMAS = 5.0
+OFTEN = 40  # rarer beginnings have weights of which a few make the mean
+LAWS = [
+    ("cactus:delta=0.2", "chain", 3, None),
+    ("band:price=1", "block", 2, END),
+    ("band:price=1", "chain", 4, END),
+    ("cactus:delta=0.2", "block", 3, None),
+    ("lenience:lenience=0.5", "block", 4, END),
+    ("soft_band:price=1", "block", 3, None),
+]
+
+
+def about(values, expected):
+    """Say whether the means of samples (N, groups) are as expected."""
+    error = values.double().std(0) / math.sqrt(len(values))
+    return bool(((values.double().mean(0) - expected).abs() <= SIGMAS * error + ROUNDING).all())
+
+
+def every_text(law):
+    """Return the texts of a concatenated ``Texts.law``, in order."""
+    return [
+        tuple(place // VOCAB**i % VOCAB for i in reversed(range(t)))
+        for t, part in enumerate(law)
+        for place in range(part.numel())
+    ]
+
+
+@pytest.mark.parametrize(("spec", "verifier", "width", "end"), some(LAWS, 2))
+def test_on_enumerated_texts(models, pair, spec, verifier, width, end):  # noqa: F811
+    """ln q adds up to the text's, ln h − ln q to the meter, and q ÷ h weighs texts to q's law."""
+    exact = enumerate_texts(pair, Setting(spec, width, LENGTH, verifier, end))
+    texts, target = every_text(exact.target), torch.cat(exact.target)
+    seed = LAWS.index((spec, verifier, width, end)) + 50
+    result = decodes(models, spec, verifier, width, end, seed, log_probs=True)
+    place = torch.tensor(
+        [
+            texts.index(tuple(token for token in text if token >= 0))
+            for text in result.output_token_ids.tolist()
+        ]
+    )
+    ln_q = result.log_probs.target.nansum(1)
+    gain = result.log_probs.emitted.nansum(1) - ln_q
+    assert torch.allclose(ln_q, target[place].log(), atol=1e-5)  # the models are float32
+    assert about(gain[:, None], exact.meter.mean)
+    assert not about(gain[:, None], 0.0)
+    starts = sorted({text[:2] for text in texts if text})
+    group = torch.tensor([starts.index(text[:2]) if text else 0 for text in texts])
+    none = torch.zeros(len(starts), dtype=torch.float64)
+    law, own = (none.index_add(0, group, part) for part in (target, torch.cat(exact.law)))
+    often = own * DECODES > OFTEN
+    begun = torch.nn.functional.one_hot(group[place], len(starts)).double()[:, often]
+    assert about(begun * (-gain).exp()[:, None], law[often])
+    assert not about(begun, law[often])
+
+
+def test_the_device_loop_has_the_same_logarithms(tiny):
+    ids, mask = padded(prompts(seed=3))
+    for policy, verifier in (("cactus:delta=0.4", "chain"), ("soft_band:price=0.7", "block")):
+        host, device = (
+            generate(
+                *tiny, ids, attention_mask=mask, policy=policy, verifier=verifier, seed=2,
+                max_new_tokens=20, eos_token_ids=(7, 13), log_probs=True, device_loop=on,
+            ) for on in (False, True)
+        )  # fmt: skip
+        assert device.loop == "device" and len(set(device.row_lengths)) > 1
+        assert device.output_token_ids.equal(host.output_token_ids)
+        for name in ("target", "emitted"):
+            mine, theirs = (getattr(own.log_probs, name) for own in (device, host))
+            # the library's norms are float32 whatever the model is
+            assert torch.allclose(mine, theirs, atol=1e-5, equal_nan=True)
+        assert not torch.equal(
+            device.log_probs.target.nan_to_num(), device.log_probs.emitted.nan_to_num()
+        )

@@ -1,0 +1,256 @@
+"""Streamers, stop strings and pieces of text: what plain ``generate`` does, during the decode."""
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+import transformers
+
+from cactus_theory.decoding import TextPieces, generate, speculative_generate, speculative_stream
+from tests.amounts import amount, some
+from tests.decoding.letters import PIECES, tokenizer
+from tests.decoding.test_ragged import padded, prompts
+
+TOKENIZER = tokenizer()
+IDS = torch.tensor([[5, 9, 3, 14]])
+GREEDY = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": 2}
+OURS = {"custom_generate": speculative_generate, "num_draft_tokens": 4}
+
+
+class Heard(transformers.generation.BaseStreamer):
+    """Keeps every call."""
+
+    def __init__(self):
+        self.calls = []
+
+    def put(self, value):
+        self.calls.append((tuple(value.shape), value.tolist()))
+
+    def end(self):
+        self.calls.append("end")
+
+
+def both(tiny, ids=IDS, heard=False, **options):
+    """Return what the library gives and what the hook gives, and what a streamer heard of each."""
+    target, draft = tiny
+    given = {"attention_mask": torch.ones_like(ids)} | GREEDY | options
+    found, calls = [], []
+    for hook in ({}, OURS | {"draft_model": draft}):
+        streamer = Heard()
+        streams = {"streamer": streamer} if heard else {}
+        found.append(target.generate(ids, **given, **streams, **hook).tolist())
+        calls.append(streamer.calls)
+    return *found, *calls
+
+
+def test_a_streamer_hears_what_it_hears_without_the_hook(tiny):
+    plain, ours, first, second = both(tiny, heard=True)
+    assert ours == plain and second == first
+    assert first[0] == ((1, 4), IDS.tolist()) and first[-1] == "end" and len(first) == 42
+
+
+def test_a_streamer_hears_batches_place_by_place(tiny):
+    ids, mask = padded(prompts(seed=9), pad=6)
+    ends = {"eos_token_id": [7, 13, 15], "pad_token_id": 6, "attention_mask": mask}
+    plain, ours, first, second = both(tiny, ids, heard=True, **ends)
+    assert ours == plain and second == first
+    assert any(6 in call[1] for call in first[2:-1])  # a text had ended before others
+
+
+def test_a_streamer_hears_tokens_during_the_decode(tiny):
+    """Every round's tokens are heard before the next round's are drafted."""
+    target, draft = tiny
+    streamer, heard = Heard(), []
+    told = {"on_tokens": lambda new: heard.append((len(new), len(streamer.calls)))}
+    target.generate(IDS, **GREEDY, **OURS, draft_model=draft, streamer=streamer, **told)
+    assert len(heard) > 5
+    assert [count for _, count in heard] == [
+        1 + sum(length for length, _ in heard[: number + 1]) for number in range(len(heard))
+    ]
+
+
+def test_text_streamers_refuse_batches_as_they_do(tiny):
+    ids = IDS.repeat(2, 1)
+    for hook in ({}, OURS | {"draft_model": tiny[1]}):
+        streamer = transformers.TextStreamer(TOKENIZER)
+        with pytest.raises(ValueError, match="only supports batch size 1"):
+            tiny[0].generate(ids, **GREEDY, **hook, streamer=streamer)
+
+
+def test_the_library_s_iterator_ends(tiny):
+    """Without ``end`` its loop would wait for ever."""
+    streamer = transformers.TextIteratorStreamer(TOKENIZER, skip_prompt=True, timeout=20)
+    options = GREEDY | OURS | {"draft_model": tiny[1], "streamer": streamer, "inputs": IDS}
+    thread = threading.Thread(target=tiny[0].generate, kwargs=options)
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    plain = tiny[0].generate(IDS, **GREEDY)[0, IDS.shape[1] :]
+    assert text == TOKENIZER.decode(plain)
+
+
+# what the greedy text of these models holds: across tokens, within one, at an overhang
+def stops(tiny):
+    plain = tiny[0].generate(IDS, **GREEDY)[0, IDS.shape[1] :].tolist()
+    text = TOKENIZER.decode(plain)
+    return text, plain
+
+
+@pytest.mark.parametrize("length", some([1, 3, 2, 5], 2))
+def test_stop_strings_end_a_text_where_the_library_ends_it(tiny, length):
+    text, plain = stops(tiny)
+    starts = some(range(0, len(text) - length, 2), 3)
+    early = 0
+    for start in starts:
+        wanted = {"stop_strings": [text[start : start + length]], "tokenizer": TOKENIZER}
+        expected, ours, first, second = both(tiny, heard=True, **wanted)
+        assert ours == expected and second == first
+        early += len(ours[0]) < len(plain) + IDS.shape[1]
+    assert early
+
+
+def test_several_stop_strings_in_batches(tiny):
+    ids, mask = padded(prompts(seed=9), pad=0)
+    options = {"stop_strings": ["ab", "e.", "\n", "xf"], "tokenizer": TOKENIZER}
+    expected, ours, _, _ = both(tiny, ids, attention_mask=mask, **options)
+    assert ours == expected
+    unstopped, _, _, _ = both(tiny, ids, attention_mask=mask)
+    assert expected != unstopped
+
+
+def test_a_text_that_is_stopped_inside_a_draft_is_charged_up_to_there(tiny):
+    """As at an end of text: the meter, the histogram and the logarithms count kept tokens."""
+    inside = 0
+    for seed in range(amount(4, 40)):
+        output = tiny[0].generate(
+            IDS, **GREEDY | {"do_sample": True}, **OURS, draft_model=tiny[1], seed=seed,
+            policy="cactus:delta=0.5", stop_strings=["a", "e"], tokenizer=TOKENIZER,
+            log_probs=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        result = output.result
+        new = output.sequences[0, IDS.shape[1] :].tolist()
+        ends = [any(mark in PIECES[token] for mark in "ae") or token == 2 for token in new]
+        assert not any(ends[:-1]) and (ends[-1] or len(new) == 40)
+        assert result.num_tokens == len(new) == result.log_probs.target.shape[1]
+        assert float(result.token_kl.sum()) == pytest.approx(result.meter.kl)
+        accepted = sum(taken * times for (_, taken, _), times in result.rounds.items())
+        assert result.meter.rows == accepted + sum(
+            times for (drafted, taken, cut), times in result.rounds.items()
+            if taken < drafted and not cut
+        )  # fmt: skip
+        inside += any(cut and taken < drafted for drafted, taken, cut in result.rounds)
+    assert inside
+
+
+def test_stop_strings_need_a_tokenizer(tiny):
+    with pytest.raises(ValueError, match="tokenizer: must be given along with stop_strings"):
+        tiny[0].generate(IDS, **GREEDY, **OURS, draft_model=tiny[1], stop_strings=["a"])
+    own = transformers.GenerationConfig(**GREEDY, stop_strings=["a"])
+    with pytest.raises(ValueError, match="stop strings"):  # the library's own refusal
+        tiny[0].generate(IDS, own, **OURS, draft_model=tiny[1], tokenizer=TOKENIZER)
+
+
+def test_the_caller_s_length_and_ends_replace_the_library_s(tiny):
+    criteria = [
+        transformers.generation.MaxLengthCriteria(9),
+        transformers.generation.EosTokenCriteria([5, 6, 7, 8]),
+    ]
+    for one in criteria:
+        expected, ours, _, _ = both(tiny, stopping_criteria=[one])
+        assert ours == expected
+        assert len(ours[0]) < 44
+
+
+def test_criteria_of_one_s_own_are_asked_and_not_read(tiny):
+    class Never(transformers.StoppingCriteria):
+        max_length, eos_token_id = 6, list(range(24))
+
+        def __call__(self, input_ids, scores, **given):
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    expected, ours, _, _ = both(tiny, stopping_criteria=[Never()])
+    assert ours == expected and len(ours[0]) == 44
+
+
+def test_the_device_loop_streams_and_refuses_stop_strings(tiny):
+    options = GREEDY | OURS | {"draft_model": tiny[1]}
+    expected, heard = Heard(), Heard()
+    plain = tiny[0].generate(IDS, **GREEDY, streamer=expected)
+    found = tiny[0].generate(IDS, **options, device_loop=True, streamer=heard)
+    assert found.tolist() == plain.tolist() and heard.calls == expected.calls
+    with pytest.raises(ValueError, match="device_loop: .*stop is used"):
+        tiny[0].generate(IDS, **options, device_loop=True, stop_strings=["a"], tokenizer=TOKENIZER)
+
+
+def streamed(tiny, **options):
+    given = GREEDY | {"draft_model": tiny[1], "num_draft_tokens": 4, "inputs": IDS}
+    return speculative_stream(tiny[0], TOKENIZER, **(given | options))
+
+
+def test_pieces_come_while_it_is_decoded_and_make_the_text(tiny):
+    threads = set(threading.enumerate())
+    stream = streamed(tiny, stop_strings=["cd."], do_sample=True, seed=3, policy="band:price=1")
+    pieces, before = [], []
+    for piece in stream:
+        pieces.append(piece)
+        before.append(stream.output is None)
+    new = stream.output[0, IDS.shape[1] :]
+    assert "".join(pieces) == TOKENIZER.decode(new, skip_special_tokens=True)
+    assert len(pieces) > 4 and all(pieces) and before[0]
+    assert set(threading.enumerate()) <= threads
+
+
+def test_what_a_streamed_decode_raises_is_raised_by_the_loop(tiny):
+    with pytest.raises(ValueError, match="policy"):
+        list(streamed(tiny, policy="no_such_rule"))
+    for wrong in ({"inputs": IDS.repeat(2, 1)}, {"num_return_sequences": 2}, {"on_tokens": print}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            streamed(tiny, **wrong)
+
+
+def test_leaving_the_loop_ends_the_decode(tiny):
+    threads, seen = set(threading.enumerate()), []
+    stream = streamed(
+        tiny, max_new_tokens=120, stopping_criteria=[lambda *given: bool(seen.append(1))]
+    )
+    for _ in stream:
+        break
+    assert set(threading.enumerate()) <= threads
+    assert stream.output is None and 0 < len(seen) < 120
+
+
+class Bytes:
+    """Decodes bytes; a space before a full stop goes away, as in some tokenizers."""
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return bytes(ids).decode(errors="replace").replace(" .", ".")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_pieces_hold_back_what_is_not_sure(size):
+    text = "Grüße, 世界 . A tree 🌳 . end "
+    ids = list(text.encode())
+    pieces = TextPieces(Bytes())
+    shown = [pieces.add(ids[at : at + size]) for at in range(0, len(ids), size)]
+    assert not any("\ufffd" in piece for piece in shown)
+    assert "".join(shown) + pieces.rest() == text.replace(" .", ".")
+
+
+def test_a_bound_tokenizer_and_nested_calls_reach_the_right_streamer(tiny):
+    """A decode inside the hook of another has its own streamer, or none."""
+    inner, outer = Heard(), Heard()
+
+    def nested(model, input_ids, generation_config=None, **given):
+        model.generate(IDS, **GREEDY, **OURS, draft_model=tiny[1], streamer=inner)
+        return model.generate(IDS, **GREEDY, **OURS, draft_model=tiny[1])
+
+    tiny[0].generate(IDS, **GREEDY, custom_generate=nested, streamer=outer)
+    assert inner.calls[-1] == "end" and len(inner.calls) == 42
+    assert outer.calls == [((1, 4), IDS.tolist())]
+    bound = partial(speculative_generate, tokenizer=TOKENIZER)
+    options = GREEDY | {"custom_generate": bound, "draft_model": tiny[1], "stop_strings": "a"}
+    plain = tiny[0].generate(IDS, **GREEDY, stop_strings="a", tokenizer=TOKENIZER)
+    assert tiny[0].generate(IDS, **options).tolist() == plain.tolist()
+    assert generate(*tiny, IDS, policy="speculative", max_new_tokens=3).num_tokens == 3
