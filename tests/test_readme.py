@@ -12,6 +12,19 @@ PAGES = [path for pattern in ("*.md", "cactus_theory/**/*.md", "paper_figures/*.
 
 
 def test_the_example_prints_its_comments(capsys) -> None:
+    code = re.findall(r"```python\n(.*?)```", README, flags=re.S)[0]
+    promised = [line[2:] for line in code.splitlines() if line.startswith("# ")]
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == promised
+
+
+@pytest.fixture(params=PAGES, ids=lambda path: path.name)
+def page(request) -> Path:
+    return request.param
+
+
+def test_every_make_target_it_names_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
     prose, blocks = (page.read_text(encoding="utf-8").split("```")[part::2] for part in (0, 1))
     code = [*blocks, *re.findall(r"`([^`\n]+)`", "".join(prose))]
     named = {name for part in code for name in re.findall(r"^make ([a-z-]+)", part, flags=re.M)}
