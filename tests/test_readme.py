@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [path for pattern in ("*.md", "cactus_theory/**/*.md", "paper_figures/*.md")
+PAGES = [path for pattern in ("*.md", "cactus_theory/**/*.md", "paper_figures/*.md",
+                         "simulations/**/*.md")
          for path in sorted(ROOT.glob(pattern))]  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Run a notebook without Jupyter, and write what its cells print and draw back into it."""
