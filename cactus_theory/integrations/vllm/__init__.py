@@ -1,0 +1,1 @@
+"""Serve with a policy of this package on vLLM."""
