@@ -36,13 +36,14 @@ class Requests:
     def judged(self, rule: Policy, verifier: str) -> tuple[Tensor, Tensor]:
         """Return the emitted tokens (R, K + 1) int64, and how many (R,) int32.
 
-        What follows them is 0, and so is a token of a row without a number in it.
+        What follows them is 0. A row with a NaN in it gives some token of the vocabulary.
         """
         found = verify_logits(
             rule, self.target, self.draft, self.drafted, seeds=self.seeds,
             positions=self.positions, temperature=self.heat, verifier=verifier,
         )  # fmt: skip
-        return found.output_token_ids.clamp_(min=0), (found.num_accepted + 1).int()
+        tokens = found.output_token_ids.clamp_(0, self.target.shape[-1] - 1)
+        return tokens, (found.num_accepted + 1).int()
 
     def some(self, places: Int[Tensor, "some"]) -> "Requests":
         """Return some of the requests, copied."""
