@@ -6,6 +6,7 @@ tokens of every request, the counters of this process, and what was refused.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,16 +14,12 @@ from pathlib import Path
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     from vllm import LLM, SamplingParams
+    from vllm.plugins import load_general_plugins
 
-    engine = LLM(
-        enforce_eager=True,
-        dtype="float32",
-        max_model_len=64,
-        skip_tokenizer_init=True,
-        distributed_executor_backend="uni",
-        disable_log_stats=False,
-        **job["engine"],
-    )
+    if job.get("late"):  # settings that only processes started from now on will see
+        load_general_plugins()
+        os.environ.update(job["late"])
+    engine = LLM(**job["engine"])
     prompts, params = [], []
     for request in job["requests"]:
         own = dict(request["params"], detokenize=False, ignore_eos=True)
@@ -37,7 +34,9 @@ def main() -> None:
         except Exception as error:
             refused.append(f"{type(error).__name__}: {error}")
     if job.get("alone"):
-        done = [engine.generate([one], [own], use_tqdm=False)[0] for one, own in zip(prompts, params)]
+        done = [
+            engine.generate([one], [own], use_tqdm=False)[0] for one, own in zip(prompts, params)
+        ]
     else:
         done = engine.generate(prompts, params, use_tqdm=False)
     answer = {
