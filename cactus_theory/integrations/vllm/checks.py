@@ -1,0 +1,63 @@
+"""What a server must be for a policy to decide its drafts; looked at before processes start."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
+
+
+def check_config(config: Any, warn: Callable[[str], None]) -> None:
+    """Stop the start-up with one line where the hook would be bypassed or contradicted.
+
+    A server without drafts is let through with a warning: it emits the target's own law.
+
+    Raises
+    ------
+    SystemExit
+        Model runner V2, another ``rejection_sample_method``, a CPU build that scales logits with
+        memory it has not written (vLLM issue 55005).
+    """
+    speculative = config.speculative_config
+    if speculative is None:
+        return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
+    if getattr(config, "use_v2_model_runner", False):
+        stop(
+            "CACTUS_POLICY decides drafts of model runner V1 and this server uses V2; "
+            "set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    method = getattr(speculative, "rejection_sample_method", LAWFUL)
+    if method != LAWFUL:
+        stop(
+            f"rejection_sample_method must be {LAWFUL} with CACTUS_POLICY; got {method} "
+            "(for blocks: CACTUS_VERIFIER=block)"
+        )
+    if on_cpu() and not temperature_arrives():
+        stop(
+            "this CPU build of vllm scales logits with memory that it has not written "
+            "(vLLM issue 55005), so its target law is not defined; serve a version with the fix"
+        )
+
+
+def stop(line: str) -> None:
+    """End the process with one line: what a plugin raises besides is logged, or a traceback."""
+    raise SystemExit(f"cactus-theory: {line}")
+
+
+def on_cpu() -> bool:
+    """Return whether vLLM computes on a CPU."""
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+
+    return bool(current_platform.is_cpu())
+
+
+def temperature_arrives() -> bool:
+    """Return whether a request's temperature reaches its rows."""
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+    from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
+
+    current_platform.register_triton_kernel_overrides()  # a worker does so, too; idempotent
+    heat, ends = torch.tensor([0.7, 1.0, 2.5]), torch.tensor([2, 3, 5], dtype=torch.int32)
+    seen = module.expand_batch_to_tokens(heat, ends, 5)
+    return bool(torch.equal(seen, heat.repeat_interleave(torch.tensor([2, 1, 2]))))
