@@ -7,6 +7,7 @@ from the vLLM that runs these tests, or from VLLM_SOURCE=DIR, an unpacked wheel 
 Seeds are fixed, and one of these runs in 1e4 fails by chance (Bonferroni over TESTS).
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -70,8 +71,8 @@ def law_of(name, length, policy=None):
     case = PLAIN | CASES[name]
     rule, judge = ct.policy(policy or case["policy"]), find_verifier(case["verifier"])
     q, p = rows(name, length)
-    paths = torch.cartesian_prod(*[torch.arange(5)] * length).reshape(-1, length)
-    chance = p.gather(1, paths.T).prod(0) if length else torch.ones(1)
+    paths = torch.tensor(list(itertools.product(range(5), repeat=length))).long()
+    chance = p.gather(1, paths.T).prod(0)
     if case["certain"]:
         paths, chance = torch.tensor(DRAFT).argmax(-1)[None, :length], torch.ones(1)
     many = [row.expand(len(paths), -1, -1) for row in (q, p)]
