@@ -27,8 +27,10 @@ def break_again():
     from vllm.v1.sample import rejection_sampler as module
 
     module.expand_batch_to_tokens = repaired.before
-    yield
-    module.expand_batch_to_tokens = repaired
+    try:
+        yield
+    finally:
+        module.expand_batch_to_tokens = repaired
 
 
 def age() -> None:
