@@ -15,12 +15,10 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAIR = ROOT / "simulations" / "pair"
 SECONDS = 300
-# what the tests' own plugins are; the package's is the one that is installed
+# of the tests' own plugin; the package's is the one that is installed
 ENTRY_POINTS = """[vllm.general_plugins]
 tests_repair = tests.vllm_engine.plugin:repair
-tests_age = tests.vllm_engine.plugin:age
 """
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -42,7 +40,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def plugins(tmp_path_factory):
-    """Return a folder that makes the tests' plugins known to every process."""
+    """Return a folder that makes the tests' plugin known to every process."""
     folder = tmp_path_factory.mktemp("plugins")
     info = folder / "tests_of_cactus_theory-0.dist-info"
     info.mkdir()
@@ -90,43 +88,3 @@ def _environment(plugins, processes):
     path = os.pathsep.join([str(ROOT), str(plugins)])
     several = {} if processes > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return kept | ENVIRONMENT | several | {"PYTHONPATH": path}
-
-
-def engine(sample="probabilistic", processes=1, **speculative):
-    """Return arguments of an engine with the package's own pair of models."""
-    draft = {
-        "method": "draft_model",
-        "model": str(PAIR / "draft"),
-        "num_speculative_tokens": 3,
-        "draft_sample_method": sample,
-    }
-    alone = {"distributed_executor_backend": "uni"} if processes == 1 else {}
-    return {
-        "model": str(PAIR / "target"),
-        "speculative_config": draft | speculative,
-        "seed": 1,
-        "enforce_eager": True,
-        "dtype": "float32",
-        "max_model_len": 64,
-        "skip_tokenizer_init": True,
-        "disable_log_stats": False,
-    } | alone
-
-
-def request(prompt, times, policy=None, seeds=None, **params):
-    """Return so many equal requests of four tokens."""
-    own = {"max_tokens": 4} | params
-    if policy is not None:
-        own["extra_args"] = {"cactus": policy}
-    return {"prompt": prompt, "times": times, "params": own} | (
-        {} if seeds is None else {"seeds": seeds}
-    )
-
-
-def texts_of(answer, job):
-    """Return the texts of each kind of request."""
-    found, place = [], 0
-    for own in job["requests"]:
-        found.append(answer["tokens"][place : place + own["times"]])
-        place += own["times"]
-    return found

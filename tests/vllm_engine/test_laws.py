@@ -7,12 +7,12 @@ chance with probability 1e-4. A run that must fail its comparison has p below CE
 
 import pytest
 
-from tests.vllm_engine.conftest import engine, request, texts_of
+from tests.vllm_engine.jobs import engine, request, texts_of
 from tests.vllm_engine.laws import PROMPT, block_law, chain_law, p_values, target_law
 
 FAMILY, TESTS = 1e-4, 100
 CERTAIN = 1e-12
-TIMES = 3000
+TIMES = 2000
 LOSSY = ("cactus:delta=1.0", "band:price=0.5", "typical", "mixture:alpha=0.5")
 BLOCKS = ("speculative", "band:price=0.5", "cactus:delta=1.0")
 HOT = {"temperature": 0.7, "top_p": 0.9, "top_k": 200}

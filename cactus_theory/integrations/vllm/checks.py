@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
+# decides certain drafts of model runner V2
+PROCESSOR = "cactus_theory.integrations.vllm.logits_processor:CactusLogitsProcessor"
 
 
 def check_config(config: Any, warn: Callable[[str], None]) -> None:
@@ -22,10 +24,10 @@ def check_config(config: Any, warn: Callable[[str], None]) -> None:
     speculative = config.speculative_config
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
-    if getattr(config, "use_v2_model_runner", False):
+    if getattr(config, "use_v2_model_runner", False) and not has_processor(config):
         stop(
-            "CACTUS_POLICY decides drafts of model runner V1 and this server uses V2; "
-            "set VLLM_USE_V2_MODEL_RUNNER=0"
+            "CACTUS_POLICY decides drafts of model runner V1 and this server uses V2; set "
+            f"VLLM_USE_V2_MODEL_RUNNER=0, or load --logits-processors {PROCESSOR}"
         )
     method = getattr(speculative, "rejection_sample_method", LAWFUL)
     if method != LAWFUL:
@@ -38,6 +40,12 @@ def check_config(config: Any, warn: Callable[[str], None]) -> None:
             "this CPU build of vllm scales logits with memory that it has not written "
             "(vLLM issue 55005), so its target law is not defined; serve a version with the fix"
         )
+
+
+def has_processor(config: Any) -> bool:
+    """Return whether the server loads this package's logits processor."""
+    loaded = getattr(config.model_config, "logits_processors", None) or ()
+    return any(PROCESSOR.rpartition(":")[2] in str(own) for own in loaded)
 
 
 def stop(line: str) -> None:
@@ -57,7 +65,10 @@ def temperature_arrives() -> bool:
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
 
-    current_platform.register_triton_kernel_overrides()  # a worker does so, too; idempotent
     heat, ends = torch.tensor([0.7, 1.0, 2.5]), torch.tensor([2, 3, 5], dtype=torch.int32)
-    seen = module.expand_batch_to_tokens(heat, ends, 5)
+    try:
+        seen = module.expand_batch_to_tokens(heat, ends, 5)
+    except Exception:  # its kernels are put in place when a worker starts; not here yet
+        current_platform.register_triton_kernel_overrides()
+        seen = module.expand_batch_to_tokens(heat, ends, 5)
     return bool(torch.equal(seen, heat.repeat_interleave(torch.tensor([2, 1, 2]))))

@@ -41,10 +41,10 @@ def install(settings: Settings) -> Hook:
     if isinstance(found, Hook):
         return found
     check_names(module)
+    prove_it_is_called(module)
     logger = init_logger("vllm.plugins.cactus_theory")
     hook = Hook(settings, module.rejection_sample, logger.warning)
     module.rejection_sample = hook.rejection_sample
-    prove(module.RejectionSampler.forward, hook)
     _wrap_runner(hook, logger.info)
     _wrap_requests(settings)
     _wrap_config(settings, logger.warning)
@@ -56,24 +56,28 @@ def check_names(module: Any) -> None:
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample.metadata import SamplingMetadata  # pyright: ignore[reportMissingImports]
-    from vllm.v1.worker import gpu_model_runner as file  # pyright: ignore[reportMissingImports]
+    from vllm.v1.worker.gpu_model_runner import (  # pyright: ignore[reportMissingImports]
+        CachedRequestState,
+        GPUModelRunner,
+        InputBatch,
+    )
 
     versions.require_parameters(module.rejection_sample, PARAMETERS, "rejection_sample")
     versions.require_names(module, ["RejectionSampler"], "rejection_sampler")
     versions.require_names(SamplingMetadata, METADATA, "SamplingMetadata")
-    versions.require_names(file.GPUModelRunner, ["_sample"], "GPUModelRunner")
-    versions.require_parameters(file.GPUModelRunner._sample, SAMPLE, "GPUModelRunner._sample")
-    versions.require_names(file.InputBatch, ["req_ids"], "InputBatch")
-    versions.require_names(file.CachedRequestState, ["sampling_params"], "CachedRequestState")
+    versions.require_names(GPUModelRunner, ["_sample"], "GPUModelRunner")
+    versions.require_parameters(GPUModelRunner._sample, SAMPLE, "GPUModelRunner._sample")
+    versions.require_names(InputBatch, ["req_ids"], "InputBatch")
+    versions.require_names(CachedRequestState, ["sampling_params"], "CachedRequestState")
     versions.require_names(SamplingParams, ["verify", "extra_args"], "SamplingParams")
     versions.require_names(EngineArgs, ["create_engine_config"], "EngineArgs")
 
 
-def prove(forward: Callable[..., Any], hook: Hook) -> None:
-    """Raise UnknownVersion unless ``forward`` calls the hook by its name."""
+def prove_it_is_called(module: Any) -> None:
+    """Raise UnknownVersion unless the sampler looks the function up in its module, by name."""
+    forward = module.RejectionSampler.forward
     named = "rejection_sample" in forward.__code__.co_names
-    found = forward.__globals__.get("rejection_sample")
-    if not named or getattr(found, "__self__", None) is not hook:
+    if not named or forward.__globals__ is not vars(module):
         raise versions.unknown("RejectionSampler.forward does not call rejection_sample")
 
 

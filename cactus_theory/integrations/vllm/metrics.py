@@ -44,6 +44,7 @@ from cactus_theory.integrations.vllm.settings import Settings
 from cactus_theory.policies import Policy
 
 LABELLED = 5  # policies with a label of their own
+REMEMBERED = 1024  # specs of policies
 METERS = 16  # policies under one label whose rows are collected at the same time
 COUNTS = ("verified_rows", "drafted_tokens", "accepted_tokens", "emitted_tokens")
 WORDS = {
@@ -77,18 +78,25 @@ class Tally:
 
     def add(self, seen: Verified) -> None:
         """Count a call, and hand rows that are chosen to the meter."""
-        accepted = seen.verdict.num_accepted.tolist()
-        drafted = seen.draft.lengths
-        choice = seen.assigned.choice
-        numbers = [0] * len(drafted) if choice is None else choice[:, 0].tolist()
-        for row, (number, own, kept) in enumerate(zip(numbers, drafted, accepted, strict=True)):
-            if own:
-                self._count(seen.assigned.policies[number], own, kept)
-                self._measure(seen, row, seen.assigned.policies[number], min(kept + 1, own))
+        accepted, choice = seen.verdict.num_accepted.tolist(), seen.assigned.choice
+        numbers = [0] * len(accepted) if choice is None else choice[:, 0].tolist()
+        labels = [self._label(policy) for policy in seen.assigned.policies]
+        every = zip(numbers, seen.draft.lengths, accepted, strict=True)
+        for row, (number, drafted, kept) in enumerate(every):
+            if not drafted:
+                continue
+            charged = min(kept + 1, drafted)
+            own = self.counts[labels[number]]
+            own["verified_rows"] += charged
+            own["drafted_tokens"] += drafted
+            own["accepted_tokens"] += kept
+            own["emitted_tokens"] += kept + 1
+            if self.skip < charged and self.settings.meter:
+                self._measure(seen, row, number, charged)
+            self.skip -= charged
 
     def totals(self, label: str) -> dict[str, float]:
         """Return every count of a policy, with what its meter has read."""
-        self.counts.setdefault(label, dict.fromkeys(COUNTS, 0))
         rows = self.counts[label]
         readings = [meter.reading(0, 0) for meter in self.meters.get(label, ())]
         before = self.closed.get(label, (0, 0.0))
@@ -115,32 +123,25 @@ class Tally:
     def _label(self, policy: Policy) -> str:
         spec = policy.spec
         if spec not in self.labels:
-            self.labels[spec] = spec if len(self.labels) < LABELLED else "other"
+            if len(self.labels) > REMEMBERED:  # by their requests' prices, say
+                return "other"
+            label = self.labels[spec] = spec if len(self.labels) < LABELLED else "other"
+            self.counts.setdefault(label, dict.fromkeys(COUNTS, 0))
         return self.labels[spec]
 
-    def _count(self, policy: Policy, drafted: int, accepted: int) -> None:
-        label = self._label(policy)
-        own = self.counts.setdefault(label, dict.fromkeys(COUNTS, 0))
-        own["verified_rows"] += min(accepted + 1, drafted)
-        own["drafted_tokens"] += drafted
-        own["accepted_tokens"] += accepted
-        own["emitted_tokens"] += accepted + 1
-
-    def _measure(self, seen: Verified, row: int, policy: Policy, charged: int) -> None:
+    def _measure(self, seen: Verified, row: int, number: int, charged: int) -> None:
         """Give the meter those of a request's charged rows that chance has picked."""
-        if not self.settings.meter:
-            return
         while self.skip < charged:
             place = slice(self.skip, self.skip + 1)
             q, p = verified(row, place, seen.target_probs, seen.draft)
-            self._meter(policy).add(q, p, None, path_to(row, place, seen.verdict, seen.draft))
+            path = path_to(row, place, seen.verdict, seen.draft)
+            self._meter(seen.assigned.policies[number]).add(q, p, None, path)
             self.skip += 1 + self._gap()
-        self.skip -= charged
 
     def _gap(self) -> int:
         """Return how many rows to pass over: each is measured with probability 1/meter."""
         if self.settings.meter <= 1:
-            return 0
+            return 0  # all of them, or the meter is off
         gap = math.log(1 - self.chance.random()) / math.log(1 - 1 / self.settings.meter)
         return int(gap)
 
