@@ -12,6 +12,8 @@ is emitted, and ``metrics`` for what is counted and where it is seen. ``VLLM_PLU
 set, must name ``cactus_theory``; a server that it leaves out is not changed.
 """
 
+from contextlib import suppress
+
 from cactus_theory.integrations.vllm import settings
 
 
@@ -32,9 +34,14 @@ def register() -> None:
     try:
         found = settings.read()
         assert found is not None
+        from cactus_theory.integrations.vllm import v2
         from cactus_theory.integrations.vllm.install import install
 
         install(found)
+        with suppress(
+            ImportError, UnknownVersion
+        ):  # checks.require_hook stops servers that need it
+            v2.install(found)
     except (ValueError, UnknownVersion) as error:
         stop(str(error))
     except ImportError as error:

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from cactus_theory.integrations.vllm import versions
+
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
 # decides certain drafts of model runner V2
 PROCESSOR = "cactus_theory.integrations.vllm.logits_processor:CactusLogitsProcessor"
@@ -18,17 +20,18 @@ def check_config(config: Any, warn: Callable[[str], None]) -> None:
     Raises
     ------
     SystemExit
-        Model runner V2, another ``rejection_sample_method``, a CPU build that scales logits with
-        memory it has not written (vLLM issue 55005).
+        Another ``rejection_sample_method``, a model runner V2 of an unknown version, a logits
+        processor beside sampled drafts, a CPU build that scales logits with memory it has not
+        written (vLLM issue 55005).
     """
     speculative = config.speculative_config
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
-    if getattr(config, "use_v2_model_runner", False) and not has_processor(config):
-        stop(
-            "CACTUS_POLICY decides drafts of model runner V1 and this server uses V2; set "
-            f"VLLM_USE_V2_MODEL_RUNNER=0, or load --logits-processors {PROCESSOR}"
-        )
+    second = getattr(config, "use_v2_model_runner", False)
+    if second and has_processor(config):
+        return check_processor(config)
+    if second:
+        require_hook(warn)
     method = getattr(speculative, "rejection_sample_method", LAWFUL)
     if method != LAWFUL:
         stop(
@@ -40,6 +43,33 @@ def check_config(config: Any, warn: Callable[[str], None]) -> None:
             "this CPU build of vllm scales logits with memory that it has not written "
             "(vLLM issue 55005), so its target law is not defined; serve a version with the fix"
         )
+
+
+def check_processor(config: Any) -> None:
+    """Stop the start-up where a bias on logits would be another law."""
+    from cactus_theory.integrations.vllm.certain import drafts_of
+
+    try:
+        drafts_of(config)
+    except (ValueError, versions.UnknownVersion) as error:
+        stop(str(error))
+
+
+def require_hook(warn: Callable[[str], None]) -> None:
+    """Stop the start-up unless the hook of model runner V2 is in place."""
+    from cactus_theory.integrations.vllm import v2
+
+    if v2.installed() is not None:
+        return warn("cactus-theory: drafts are decided on model runner V2; nothing is counted")
+    why = "it is not installed"
+    try:
+        v2.known_functions()
+    except (ImportError, versions.UnknownVersion) as error:
+        why = str(error)
+    stop(
+        f"no hook for model runner V2 ({why}); set VLLM_USE_V2_MODEL_RUNNER=0, or load "
+        f"--logits-processors {PROCESSOR}"
+    )
 
 
 def has_processor(config: Any) -> bool:

@@ -144,7 +144,7 @@ class CactusLogitsProcessor(LogitsProcessor):
 def tested_tokens(
     input_ids: "torch.Tensor", local_pos: "torch.Tensor", vocab: int
 ) -> "torch.Tensor":
-    """Return the drafted token that is tested at each row (rows,), −1 where there is none.
+    """Return the drafted token that is tested at each row (rows,), negative where there is none.
 
     A row is fed ``input_ids`` and tests what the following row of its request is fed; the first
     row of a request has the local position 0. Placeholders are negative.
@@ -152,7 +152,7 @@ def tested_tokens(
     import torch
 
     following = input_ids[1:].long()
-    tested = (local_pos[1:] > 0) & (following >= 0) & (following < vocab)
+    tested = (local_pos[1:] > 0) & (following < vocab)
     drafted = torch.full_like(input_ids, -1, dtype=torch.int64)
     drafted[:-1] = torch.where(tested, following, -1)
     return drafted

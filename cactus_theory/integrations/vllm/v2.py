@@ -141,12 +141,10 @@ def install(settings: Settings) -> Hook:
     ImportError
         A vLLM without this runner.
     """
-    module: Any = import_module(PLACE)
-    sampler: Any = import_module(SAMPLER).Sampler
     hook = installed()
     if hook is not None:
         return hook
-    check_signatures(module, sampler)
+    module, sampler = known_functions()
     hook = Hook(settings)
     _wrap(module.RejectionSampler, "_verify", lambda old: _knowing_slots(hook, old))
     _wrap(sampler, "add_request", lambda old: _taking_note(hook, old))
@@ -174,8 +172,16 @@ def remove() -> None:
             setattr(thing, name, getattr(thing, name).cactus_original)
 
 
-def check_signatures(module: Any, sampler: Any) -> None:
-    """Raise UnknownVersion unless every parameter is known here."""
+def known_functions() -> tuple[Any, Any]:
+    """Return the module of ``rejection_sample`` and the class Sampler, if they are as known here.
+
+    Raises
+    ------
+    UnknownVersion, ImportError
+        As :func:`install`.
+    """
+    module: Any = import_module(PLACE)
+    sampler: Any = import_module(SAMPLER).Sampler
     where = "MRV2 rejection_sample"
     versions.require_parameters(module.rejection_sample, FIRST, where, TESTED)
     known = {*FIRST, *PRECISION, *REFUSED, *OF_REFUSED}
@@ -188,6 +194,7 @@ def check_signatures(module: Any, sampler: Any) -> None:
     )
     names = ("self", "req_idx", "sampling_params")
     versions.require_parameters(sampler.add_request, names, "MRV2 Sampler.add_request", TESTED)
+    return module, sampler
 
 
 def _refuse_other_rules(named: dict[str, Any]) -> None:

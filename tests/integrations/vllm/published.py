@@ -127,11 +127,15 @@ def parameters(function) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
 
-def put(monkeypatch, **other) -> None:
-    """Make these importable as vLLM; ``other`` replaces some of them by name."""
+def put(monkeypatch, around: bool = True, **other) -> None:
+    """Make these importable as vLLM; ``other`` replaces some of them by name.
+
+    ``around``: make the packages above them, too, which another stand-in may have made.
+    """
     here = {**globals(), **other}
-    for name in (GPU, "vllm.v1.worker", "vllm.v1", "vllm", f"{GPU}.sample", f"{GPU}.spec_decode",
-                 f"{GPU}.sample.logits_processor"):  # fmt: skip
+    above = ["vllm.v1.worker", "vllm.v1", "vllm"] if around else []
+    inner = [f"{GPU}.sample", f"{GPU}.sample.logits_processor", f"{GPU}.spec_decode"]
+    for name in (*above, GPU, *inner):
         _module(monkeypatch, name, __path__=[], __version__="0.33.0")
     names = ("LogitsContext", "LogitsProcessor", "LogitsProcRequestState")
     _module(monkeypatch, INTERFACE, **{name: here[name] for name in names})

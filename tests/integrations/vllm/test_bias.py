@@ -8,6 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.integrations.vllm.bias import drafted_bias, is_lossless, lifts_of
 from tests.amounts import some
+from tests.integrations.vllm.nothing_read import NothingRead
 
 # both laws are sums of at most V float64 terms
 EXACT = 1e-12
@@ -212,3 +213,14 @@ def test_the_rows_are_not_read_where_the_bias_is_a_constant(monkeypatch):
     monkeypatch.setattr("cactus_theory.integrations.vllm.bias.log_entries", None)
     logits, drafted = rows(6, 5)
     biased(ct.policy("band:price=1"), logits, drafted, 1.0)
+
+
+def test_nothing_is_read_on_the_host_at_kl_prices():
+    rules = [ct.policy(spec) for spec in ("band:price=1", "soft_band:price=2", "speculative")]
+    lifts, (logits, drafted) = lifts_of(rules), rows(12, 5)
+    given = {"choice": torch.arange(12) % 3, "margin": torch.zeros(12), "width": 3}
+    with NothingRead():
+        drafted_bias(lifts, logits, drafted, torch.ones(12), **given)
+    for wrong in (lambda: int(drafted[0]), lambda: logits[drafted > 0], lambda: drafted.nonzero()):
+        with pytest.raises(AssertionError, match="reads what a tensor holds"), NothingRead():
+            wrong()

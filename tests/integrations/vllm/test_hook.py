@@ -234,7 +234,35 @@ def test_other_methods_are_refused(served, method):
 
 def test_runner_v2_is_let_through_with_its_logits_processor(served):
     loaded = SimpleNamespace(logits_processors=[checks.PROCESSOR])
-    checks.check_config(config(use_v2_model_runner=True, model_config=loaded), print)
+    own = {"rejection_sample_method": "block", "num_speculative_tokens": 2}
+    for sampled in ("greedy", "probabilistic"):
+        drafts = SimpleNamespace(draft_sample_method=sampled, **own)
+        given = config(
+            use_v2_model_runner=True, model_config=loaded, speculative_config=drafts
+        )  # fmt: skip
+        if sampled == "greedy":
+            checks.check_config(given, print)
+        else:
+            with pytest.raises(SystemExit, match="draft_sample_method: must be greedy"):
+                checks.check_config(given, print)
+
+
+def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
+    """In every process of the server, as the plugin runs before the configuration is known."""
+    from cactus_theory.integrations.vllm import v2
+    from tests.integrations.vllm import published
+
+    monkeypatch.setenv("CACTUS_POLICY", BAND)
+    published.put(monkeypatch, around=False)
+    assert v2.installed() is None
+    plugin.register()
+    assert v2.installed() is not None
+    checks.check_config(config(use_v2_model_runner=True), logged.append)
+    assert any("nothing is counted" in line for line in logged)
+    published.put(monkeypatch, around=False, rejection_sample=lambda logits: None)
+    plugin.register()
+    with pytest.raises(SystemExit, match=r"no hook for model runner V2 .* takes \(logits\)"):
+        checks.check_config(config(use_v2_model_runner=True), print)
 
 
 def test_a_build_that_loses_the_temperature_is_refused(served):

@@ -10,6 +10,7 @@ import torch
 
 import cactus_theory as ct
 from tests.integrations.vllm import published
+from tests.integrations.vllm.nothing_read import NothingRead
 
 NAME = "cactus_theory.integrations.vllm.logits_processor"
 WIDTH, VOCAB, REQUESTS = 3, 6, 8
@@ -118,6 +119,13 @@ def test_blocks_follow_each_request(processor_class, monkeypatch):
         torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
 
 
+def test_a_step_reads_nothing_on_the_host(processor_class):
+    step, processor = Step(), made(processor_class)
+    step.run(processor, [params(extra={"cactus": "soft_band:price=2"})] * 4)
+    with NothingRead():
+        processor.apply(step.logits, step.context)
+
+
 def test_without_a_setting_logits_are_the_same_object_and_numbers(processor_class):
     step, processor = Step(), made(processor_class)
     assert processor.add_request(0, params()) is False
@@ -188,6 +196,20 @@ def test_what_is_not_refused(processor_class, monkeypatch):
 def test_servers_on_which_the_law_would_be_another(processor_class, given, said):
     with pytest.raises(ValueError, match=said):
         made(processor_class, given)
+
+
+def test_the_hook_makes_way_for_the_processor(processor_class):
+    """Else the policy would act twice."""
+    from cactus_theory.integrations.vllm import settings, v2
+
+    asked = settings.read({settings.POLICY: "band:price=2"})
+    assert asked is not None
+    v2.install(asked)
+    with pytest.raises(ValueError):
+        made(processor_class, config("probabilistic"))
+    assert v2.installed() is not None
+    made(processor_class)
+    assert v2.installed() is None
 
 
 def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_class, monkeypatch):

@@ -12,6 +12,7 @@ from cactus_theory.kernels import _streams, verify_logits
 from simulations.gpu_check import kernel_laws as laws
 from tests.amounts import THOROUGH, amount
 from tests.integrations.vllm import published
+from tests.integrations.vllm.nothing_read import NothingRead
 from tests.kernels.conftest import device  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -133,17 +134,9 @@ def test_the_kernel_gets_the_same_requests(device):  # noqa: F811
     assert found == wanted
 
 
-@pytest.mark.parametrize(
-    ("spec", "verifier"),
-    [("band:price=1", "chain"), ("band:price=1", "block"), ("speculative", "chain")],
-)
-def test_the_law_where_drafts_were_drawn_with_the_same_seed(spec, verifier):
-    """Every outcome of two drafted tokens; the drafts come from noise under the raw seed.
-
-    False alarm 1e-4 a test (``laws.FALSE_ALARM``); a coin from the counters of that noise, or
-    noise of the recovered token that drew the draft, is another law.
-    """
-    rule, count = ct.policy(spec), amount(6_000, 60_000)
+def law_p_value(spec, verifier, count):
+    """Return the p-value of every outcome of two tokens, drafted by noise under the raw seed."""
+    rule = ct.policy(spec)
     target, draft = (torch.tensor(rows).log() for rows in (laws.TARGET, laws.DRAFTED))
     seeds = laws._seeds(count, 5, "cpu")
     pos = torch.full((count,), 40)
@@ -167,8 +160,17 @@ def test_the_law_where_drafts_were_drawn_with_the_same_seed(spec, verifier):
     seen = torch.bincount(((output + 1) * 5**place).sum(-1), minlength=125).double()
     expected = count * laws._law(rule, verifier, *map(laws._exact, (target, draft)))
     statistic, dof = laws.chi_square(seen, expected)
-    chance = torch.special.gammaincc(torch.tensor(dof / 2.0), torch.tensor(statistic / 2))
-    assert chance > laws.FALSE_ALARM
+    half = [torch.tensor(part / 2, dtype=torch.float64) for part in (dof, statistic)]
+    return float(torch.special.gammaincc(*half))
+
+
+@pytest.mark.parametrize(
+    ("spec", "verifier"),
+    [("band:price=1", "chain"), ("band:price=1", "block"), ("speculative", "chain")],
+)
+def test_the_law_where_drafts_were_drawn_with_the_same_seed(spec, verifier):
+    """A coin from the counters of that noise, or recovery by the noise that drafted, shows."""
+    assert law_p_value(spec, verifier, amount(6_000, 60_000)) > laws.FALSE_ALARM
 
 
 def test_rows_without_numbers_give_ids_that_exist():
@@ -273,6 +275,13 @@ def test_unknown_parameters_are_refused(monkeypatch):
         v2.install(asked())
 
 
-@pytest.mark.skipif(not THOROUGH, reason="400 interpreted requests take two minutes")
+@pytest.mark.skipif(not THOROUGH, reason="400 interpreted requests take minutes")
 def test_the_law_of_the_kernel(device):  # noqa: F811
-    test_the_law_where_drafts_were_drawn_with_the_same_seed("band:price=1", "chain")
+    assert law_p_value("band:price=1", "chain", 400) > laws.FALSE_ALARM
+
+
+def test_the_layout_is_made_without_reading_on_the_host():
+    for batch in (Batch(), Batch((3, 3), narrow=2)):
+        given = batch.arguments()
+        with NothingRead():
+            v2_layout.requests_of(**{name: given[name] for name in v2.READ})
