@@ -165,7 +165,7 @@ def verify_flat(
     verdict = verifier.verify(assigned, batch.target_rows, draft, *(coins or toss(batch)))
     rows = _with_bonus(batch, verdict, lengths)
     if batch.greedy is not None:
-        rows = _with_greedy(batch, rows, ids, lengths)
+        rows = _with_greedy(batch, rows, ids)
     at = torch.tensor(batch.drafted, device=output.device)
     output[at, : rows.shape[1]] = rows.int()
     return output, Verified(assigned, batch.target_rows, draft, verdict)
@@ -250,7 +250,7 @@ def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tens
 
 
 def _with_greedy(
-    batch: FlatBatch, rows: Int[Tensor, "R K1"], ids: Int[Tensor, "R K"], lengths: Tensor
+    batch: FlatBatch, rows: Int[Tensor, "R K1"], ids: Int[Tensor, "R K"]
 ) -> Int[Tensor, "R K1"]:
     """Return what is emitted, with greedy requests decided by the target's largest logits."""
     assert batch.greedy is not None
@@ -263,9 +263,9 @@ def _with_greedy(
         count = batch.counts[row]
         best[number, :count] = batch.target_logits[start : start + count].argmax(-1)
         best[number, count] = batch.bonus[row]
-    own, end = ids[places], lengths[places][:, None]
+    own = ids[places]
     place = torch.arange(rows.shape[1], device=rows.device)
-    accepted = (own == best[:, :-1]).long().cumprod(-1).sum(-1, keepdim=True).minimum(end)
+    accepted = (own == best[:, :-1]).long().cumprod(-1).sum(-1, keepdim=True)
     rows = rows.clone()
     rows[places] = torch.where(place <= accepted, best, PLACEHOLDER)
     return rows

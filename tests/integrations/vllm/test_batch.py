@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory._scratch import scratch
 from cactus_theory.integrations.vllm.batch import toss, verify_flat
 from tests.amounts import amount
 from tests.integrations.vllm.flat import (
     BLOCK,
     CHAIN,
+    VOCAB,
     alone,
     emitted,
     random_batch,
@@ -90,20 +92,20 @@ def test_a_request_with_its_own_generator_does_not_depend_on_its_batch():
         batch = random_batch(seed, [2, 3, 1])
         own = dataclasses.replace(
             batch,
-            ids=batch.ids[2:5],
-            counts=[3],
-            width=3,
-            draft_probs=batch.draft_probs[2:5],
-            target_logits=batch.target_logits[2:5],
-            bonus=batch.bonus[1:2],
+            ids=batch.ids[:2],
+            counts=[2],
+            width=2,
+            draft_probs=batch.draft_probs[:2],
+            target_logits=batch.target_logits[:2],
+            bonus=batch.bonus[:1],
             generators={0: torch.Generator().manual_seed(5)},
         )
-        among = {1: torch.Generator().manual_seed(5)}
+        among = {0: torch.Generator().manual_seed(5)}
         batch = dataclasses.replace(batch, generators=among)
         torch.manual_seed(seed)
-        together = emitted(verify_flat(CHAIN, rule, batch)[0])[1]
+        together = emitted(verify_flat(CHAIN, rule, batch)[0])[0]
         assert emitted(verify_flat(CHAIN, rule, own)[0])[0] == together
-        assert own.generators[0].get_state().equal(among[1].get_state())  # as many numbers taken
+        assert own.generators[0].get_state().equal(among[0].get_state())  # as many numbers taken
 
 
 def test_coins_come_from_the_default_generator_and_are_not_shared():
@@ -123,6 +125,12 @@ def test_rows_that_are_not_numbers_are_seen():
     assert dataclasses.replace(batch).has_nan
     batch.target_logits[2] = -torch.inf
     assert dataclasses.replace(batch).has_nan
+
+
+def test_memory_that_is_reused_leaves_nothing_behind():
+    for slot in ("vllm.target", "vllm.draft"):
+        scratch(slot, (100, VOCAB), torch.float32).fill_(torch.nan)
+    assert not random_batch(0, [2, 1, 3]).has_nan
 
 
 def test_equal_counts_are_verified_without_copies():

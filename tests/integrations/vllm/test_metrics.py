@@ -74,6 +74,13 @@ def test_a_sampled_meter_reads_what_the_whole_one_does():
     assert 0.5 < ratio < 1.5  # about 4 standard errors of some 80 rows
 
 
+def test_every_row_is_measured_with_the_same_chance():
+    gaps = torch.tensor([own._gap() for own in [tally("4")] for _ in range(10_000)]).double()
+    # geometric; 5 standard errors: false alarm 1e-6
+    assert abs(float(gaps.mean()) - 3) < 5 * 12**0.5 / 100
+    assert abs(float((gaps == 0).double().mean()) - 0.25) < 5 * 0.433 / 100
+
+
 def test_a_meter_that_is_off_measures_nothing():
     own = tally("off")
     serve(own, 5)

@@ -87,6 +87,24 @@ def test_a_bad_request_is_refused_in_one_line(given):
     assert said.startswith("extra_args['cactus']: ") and "\n" not in said
 
 
+def test_a_request_cannot_name_a_file_that_is_there(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text("import cactus_theory as ct\n\nmine = ct.policy('speculative')\n")
+    spec = f"{file}:mine"
+    assert settings.read({"CACTUS_POLICY": spec}).policy == ct.policy("speculative")
+    for given in (spec, {"policy": spec}):
+        with pytest.raises(ValueError, match="not a file"):
+            settings.of_request(settings.read(BAND), {"cactus": given})
+
+
+@pytest.mark.parametrize(
+    "given", ["soft_band:price=1,values=x", "values=x", {"policy": "soft_band", "values": "x"}]
+)
+def test_a_request_cannot_set_a_knob_that_is_read_from_a_file(given):
+    with pytest.raises(ValueError, match="by the server alone"):
+        settings.of_request(settings.read(BAND), {"cactus": given})
+
+
 def test_a_request_may_not_choose_what_a_block_cannot_follow():
     with pytest.raises(ValueError, match="block"):
         settings.of_request(
