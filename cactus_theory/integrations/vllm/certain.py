@@ -13,7 +13,21 @@ if TYPE_CHECKING:
 
 TESTED = ("0.32.0", "0.33.0")  # their interface and rejection function; no engine was run
 MARGIN, MARGIN_ARGUMENT = "CACTUS_MARGIN", "cactus_margin"
+MARGINS = (1e6, "must be a number of at least 0, in logits")
+CUTS = {
+    "top_p": (1.0, "must lie in (0, 1]"),
+    "top_k": (2**31, "must be a whole number of at least 0"),
+    "min_p": (1.0, "must lie in [0, 1]"),
+}
 CONFIG = ("draft_sample_method", "rejection_sample_method", "num_speculative_tokens")
+
+
+class Cut(NamedTuple):
+    """A truncation of q before the policy acts; these values leave it whole."""
+
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 class Wish(NamedTuple):
@@ -21,18 +35,20 @@ class Wish(NamedTuple):
 
     Attributes
     ----------
-    policy : at positive temperatures.
+    policy, cut : at positive temperatures.
     margin : in logits, at temperature 0.
     """
 
     policy: "Policy"
+    cut: Cut
     margin: float
 
     def acts(self, temperature: float) -> bool:
         """Return whether logits are changed."""
         from cactus_theory.integrations.vllm.bias import is_lossless
 
-        return not is_lossless(self.policy) if temperature > 0 else self.margin > 0
+        lossy = self.cut != Cut() or not is_lossless(self.policy)
+        return lossy if temperature > 0 else self.margin > 0
 
 
 def wish_of(sampling_params: Any, environ: Mapping[str, str] = os.environ) -> Wish:
@@ -45,10 +61,10 @@ def wish_of(sampling_params: Any, environ: Mapping[str, str] = os.environ) -> Wi
     """
     extra = sampling_params.extra_args or {}
     policy = settings.of_request(_server(environ), extra)
-    margin = _margin(MARGIN, environ.get(MARGIN) or 0.0)
+    margin = _number(MARGIN, environ.get(MARGIN) or 0.0, *MARGINS)
     if MARGIN_ARGUMENT in extra:
-        margin = _margin(MARGIN_ARGUMENT, extra[MARGIN_ARGUMENT])
-    wish = Wish(policy, margin)
+        margin = _number(MARGIN_ARGUMENT, extra[MARGIN_ARGUMENT], *MARGINS)
+    wish = Wish(policy, _cut_of(extra), margin)
     if sampling_params.temperature > 0 and wish.acts(sampling_params.temperature):
         _refuse_truncation(sampling_params)
     return wish
@@ -108,16 +124,31 @@ def _refuse_truncation(sampling_params: Any) -> None:
         if given not in values:
             raise ValueError(
                 f"{name}: must be off beside a lossy policy of cactus-theory, since vLLM cuts "
-                f"after the policy's bias; got {given} (lossless: extra_args "
+                f"after the policy's bias; got {given} (before it: extra_args "
+                f'{{"{settings.ARGUMENT}_{name}": {given}}}; lossless: '
                 f'{{"{settings.ARGUMENT}": "speculative"}})'
             )
 
 
-def _margin(name: str, given: Any) -> float:
+def _cut_of(extra: Mapping[str, Any]) -> Cut:
+    """Return what ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` ask for."""
+    found = {}
+    for name, (most, says) in CUTS.items():
+        argument = f"{settings.ARGUMENT}_{name}"
+        if argument in extra:
+            found[name] = _number(argument, extra[argument], most, says)
+    if "top_k" in found:
+        found["top_k"] = int(found["top_k"])
+    if found.get("top_p") == 0:
+        raise ValueError(f"cactus_top_p: {CUTS['top_p'][1]}; got 0")
+    return Cut(**found)
+
+
+def _number(name: str, given: Any, most: float, says: str) -> float:
     try:
-        margin = float(given)
+        number = float(given)
     except (TypeError, ValueError):
-        margin = math.nan
-    if not 0 <= margin < math.inf:
-        raise ValueError(f"{name}: must be a number of at least 0, in logits; got {given!r}")
-    return margin
+        number = math.nan
+    if not 0 <= number <= most or (name.endswith("_k") and number != int(number)):
+        raise ValueError(f"{name}: {says}; got {given!r}")
+    return number

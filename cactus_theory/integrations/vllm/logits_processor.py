@@ -19,7 +19,9 @@ difference to a certain draft; ``soft_band`` is the best law of whole blocks.
 
 * top_p, top_k and min_p act after a processor, on the biased row, and would cut another set:
   a request that combines them with a lossy policy is refused at admission. vLLM takes defaults
-  from a model's ``generation_config.json``: ``--generation-config vllm`` leaves them out.
+  from a model's ``generation_config.json``: ``--generation-config vllm`` leaves them out. Asked
+  for as ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` they cut q first (a sort of every
+  row of the batch), and the policy acts on what is left.
 * Penalties, bad words and a grammar come before: q is the row after them, and tokens that they
   exclude are not raised. A thinking budget is enforced afterwards.
 * Raw logprobs, vLLM's default, are the target's own; processed ones are those of the bias.
@@ -38,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cactus_theory.integrations.vllm import versions
-from cactus_theory.integrations.vllm.certain import TESTED, Unasked, drafts_of, wish_of
+from cactus_theory.integrations.vllm.certain import TESTED, Cut, Unasked, drafts_of, wish_of
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +54,7 @@ METHODS = {
     "apply": ("self", "logits", "ctx"),
 }
 CONTEXT = ("expanded_idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids")
+COLUMNS = ("policy", "temperature", "margin", *Cut._fields)  # of a slot, on the device
 STATE = ("device", "max_num_reqs")
 
 if importlib.util.find_spec("vllm") is None:
@@ -91,8 +94,8 @@ class CactusLogitsProcessor(LogitsProcessor):
         plain = wish_of(Unasked())  # a bad setting of the server stops the start-up here
         self.device, requests = req_states.device, req_states.max_num_reqs
         self.policies = [plain.policy] * requests
-        self.acting = np.zeros(requests, dtype=bool)
-        self.table = torch.zeros(requests, 3, dtype=torch.float64)  # temperature, margin, policy
+        self.acting, self.cutting = np.zeros((2, requests), dtype=bool)
+        self.table = torch.zeros(requests, len(COLUMNS), dtype=torch.float64)
         self.on_device, self.lifts = self.table.to(self.device), lifts_of([plain.policy])
         self.changed = False
 
@@ -103,10 +106,15 @@ class CactusLogitsProcessor(LogitsProcessor):
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take over a slot; return whether logits of the request are changed."""
+        import torch
+
         wish, temperature = wish_of(sampling_params), float(sampling_params.temperature)
         self.policies[req_idx] = wish.policy
-        self.acting[req_idx] = self.width > 0 and wish.acts(temperature)
-        self.table[req_idx, 0], self.table[req_idx, 1] = temperature, wish.margin
+        self.cutting[req_idx] = temperature > 0 and wish.cut != Cut()
+        acts = self.width > 0 and wish.acts(temperature)
+        self.acting[req_idx] = acts or self.cutting[req_idx]
+        values = [temperature, wish.margin, *wish.cut]
+        self.table[req_idx, 1:] = torch.tensor(values, dtype=torch.float64)
         self.changed = True
         return bool(self.acting[req_idx])
 
@@ -119,23 +127,28 @@ class CactusLogitsProcessor(LogitsProcessor):
         different = {rule.spec: rule for rule in self.policies}
         number = {spec: place for place, spec in enumerate(different)}
         for slot, rule in enumerate(self.policies):
-            self.table[slot, 2] = number[rule.spec]
+            self.table[slot, 0] = number[rule.spec]
         self.lifts = lifts_of(list(different.values()), self.device)
         self.on_device = self.table.to(self.device)
         self.changed = False
 
     def apply(self, logits: "torch.Tensor", ctx: Any) -> "torch.Tensor":
-        """Add the bias to ``logits`` (rows, V) in place."""
+        """Truncate ``logits`` (rows, V) where asked, and add the bias, in place."""
         if not self.acting[ctx.idx_mapping_np].any():
             return logits
         from cactus_theory.integrations.vllm.bias import drafted_bias
+        from cactus_theory.integrations.vllm.truncate import truncate_
 
         rows, vocab = logits.shape
         drafted = tested_tokens(ctx.input_ids[:rows], ctx.expanded_local_pos[:rows], vocab)
         known = self.on_device[ctx.expanded_idx_mapping[:rows].long()]
+        rule, heat, margin, *cut = known.unbind(-1)
+        if self.cutting[ctx.idx_mapping_np].any():
+            asked = dict(zip(Cut._fields, cut, strict=True))
+            truncate_(logits, heat, **(asked | {"top_k": asked["top_k"].long()}))
         bias = drafted_bias(
-            self.lifts, logits, drafted, known[:, 0],
-            choice=known[:, 2].long(), margin=known[:, 1], width=self.width,
+            self.lifts, logits, drafted, heat,
+            choice=rule.long(), margin=margin, width=self.width,
         )  # fmt: skip
         place = drafted.clamp(min=0)[:, None]
         return logits.scatter_add_(1, place, bias.to(logits.dtype)[:, None])

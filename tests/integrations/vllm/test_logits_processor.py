@@ -119,9 +119,55 @@ def test_blocks_follow_each_request(processor_class, monkeypatch):
         torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
 
 
+def kept(row, top_p, top_k, min_p):
+    """Return the truncated row by the words of the three rules, token after token."""
+    q = row.double().softmax(-1)
+    q = torch.where(q >= min_p * q.max(), q, 0.0)
+    if top_k:
+        q = torch.where(q >= q.sort(descending=True).values[top_k - 1], q, 0.0)
+    q, order, mass = q / q.sum(), q.argsort(descending=True).tolist(), 0.0
+    for token in order:
+        if mass >= top_p:
+            q[token] = 0.0
+        mass += float(q[token])
+    return q / q.sum()
+
+
+CUTS = ({"cactus_top_p": 0.7}, {"cactus_top_k": "3"}, {"cactus_min_p": 0.3})
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_q_is_cut_before_the_policy_acts(processor_class, lossy):
+    """On every row, the bonus row too; a drafted token that is cut is not raised."""
+    step, heats = Step(), (1.0, 0.7, 1.3, 0.8)
+    policy = {"cactus": "band:price=0.7"} if lossy else {}
+    every = (*CUTS, {name: value for own in CUTS for name, value in own.items()})
+    given = [params(heat, extra=policy | cut) for heat, cut in zip(heats, every, strict=True)]
+    moved, cut_drafts = step.run(made(processor_class), given), 0
+    for row, own in enumerate(step.of_row.tolist()):
+        wish = {name.removeprefix("cactus_"): float(value) for name, value in every[own].items()}
+        wish = {"top_p": 1.0, "top_k": 0, "min_p": 0.0} | wish
+        wish["top_k"] = int(wish["top_k"])
+        q = kept(step.logits[row] / heats[own], **wish)
+        law, drafted = (moved[row].double() / heats[own]).softmax(-1), int(step.drafted[row])
+        cut_drafts += drafted >= 0 and float(q[drafted]) == 0
+        exact = expected("band:price=0.7" if lossy else None, q.log(), drafted, 1.0)
+        torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
+    assert cut_drafts
+
+
+def test_cuts_leave_greedy_and_other_requests_alone(processor_class):
+    step, cut = Step(), {"cactus_top_k": 1}
+    given = [params(extra=cut), params(0.0, extra=cut), params(), params(0.0, extra=cut)]
+    moved = step.run(made(processor_class), given)
+    assert torch.equal(moved[4:], step.logits[4:])
+    assert (moved[:4] > -torch.inf).sum(-1).tolist() == [1] * 4
+
+
 def test_a_step_reads_nothing_on_the_host(processor_class):
     step, processor = Step(), made(processor_class)
-    step.run(processor, [params(extra={"cactus": "soft_band:price=2"})] * 4)
+    extra = {"cactus": "soft_band:price=2", "cactus_top_p": 0.8, "cactus_top_k": 3}
+    step.run(processor, [params(extra=extra)] * 4)
     with NothingRead():
         processor.apply(step.logits, step.context)
 
@@ -169,6 +215,10 @@ def test_greedy_requests_take_their_margin(processor_class, monkeypatch):
         ({"extra": {"cactus": {"price": -1}}}, "price: must"),
         ({"extra": {"cactus_margin": -1}}, "cactus_margin: must be a number of at least 0"),
         ({"extra": {"cactus_margin": "much"}}, "cactus_margin: .* got 'much'"),
+        ({"extra": {"cactus_top_p": 0}}, r"cactus_top_p: must lie in \(0, 1\]; got 0"),
+        ({"extra": {"cactus_top_k": 2.5}}, "cactus_top_k: must be a whole number"),
+        ({"extra": {"cactus_min_p": 1.5}}, "cactus_min_p: must lie in"),
+        ({"top_p": 0.9, "extra": {"cactus": "speculative", "cactus_top_k": 4}}, "top_p: must be"),
     ],
 )
 def test_what_is_refused_at_admission(processor_class, monkeypatch, own, said):
