@@ -111,9 +111,7 @@ class Hook:
     def _policies(self, batch: int) -> list[Policy]:
         """Return one policy for all requests, or one for each."""
         own = [] if self.runner is None else self._extra_args()
-        if len(own) != batch or all(
-            given is None for given in own
-        ):  # a dummy batch, or the usual one
+        if len(own) != batch or own == [None] * batch:  # a dummy batch, or the usual one
             return [self.settings.policy]
         return [self.settings.policy if given is None else self.policy_of(given) for given in own]
 

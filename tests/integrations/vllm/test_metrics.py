@@ -81,6 +81,15 @@ def test_every_row_is_measured_with_the_same_chance():
     assert abs(float((gaps == 0).double().mean()) - 0.25) < 5 * 0.433 / 100
 
 
+def test_no_request_is_always_the_one_that_is_measured():
+    """Two requests of one drafted token a step: every second row would be the same one's."""
+    own = tally("2")
+    rules = [ct.policy("mixture:alpha=1"), ct.policy("lenience:lenience=0.1")]
+    for seed in range(20):
+        own.add(verify_flat(CHAIN, rules, random_batch(seed, [1, 1]))[1])
+    assert all(0 < own.totals(rule.spec)["measured_rows"] < 20 for rule in rules)
+
+
 def test_a_meter_that_is_off_measures_nothing():
     own = tally("off")
     serve(own, 5)
