@@ -11,6 +11,7 @@ import torch
 import cactus_theory as ct
 from tests.integrations.vllm import published
 from tests.integrations.vllm.nothing_read import NothingRead
+from tests.integrations.vllm.test_truncate import kept
 
 NAME = "cactus_theory.integrations.vllm.logits_processor"
 WIDTH, VOCAB, REQUESTS = 3, 6, 8
@@ -117,20 +118,6 @@ def test_blocks_follow_each_request(processor_class, monkeypatch):
         law = moved[places].double().softmax(-1).gather(1, torch.tensor(ids)[:, None]).T
         exact = rule.certain_path(path, torch.tensor([len(ids)]))
         torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
-
-
-def kept(row, top_p, top_k, min_p):
-    """Return the truncated row by the words of the three rules, token after token."""
-    q = row.double().softmax(-1)
-    q = torch.where(q >= min_p * q.max(), q, 0.0)
-    if top_k:
-        q = torch.where(q >= q.sort(descending=True).values[top_k - 1], q, 0.0)
-    q, order, mass = q / q.sum(), q.argsort(descending=True).tolist(), 0.0
-    for token in order:
-        if mass >= top_p:
-            q[token] = 0.0
-        mass += float(q[token])
-    return q / q.sum()
 
 
 CUTS = ({"cactus_top_p": 0.7}, {"cactus_top_k": "3"}, {"cactus_min_p": 0.3})
