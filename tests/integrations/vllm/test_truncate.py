@@ -22,7 +22,7 @@ def kept(row, top_p, top_k, min_p):
 
 @pytest.mark.parametrize(
     "cut",
-    [(0.7, 0, 0.0), (1.0, 3, 0.0), (1.0, 0, 0.2), (0.8, 4, 0.1), (0.3, 40, 0.0), (1e-9, 0, 0.0)],
+    [(0.7, 0, 0.0), (1.0, 3, 0.0), (1.0, 0, 0.2), (0.8, 4, 0.1), (0.3, 40, 0.0), (1e-17, 0, 0.0)],
 )
 def test_what_is_kept(cut):
     generator = torch.Generator().manual_seed(0)
