@@ -19,8 +19,8 @@ drafted token is then emitted iff its logit is less than ``margin`` below the la
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -46,15 +46,21 @@ class Lifts:
     ----------
     units : (m,) float64, ln r of each policy where it is a constant, else 0.
     ahead : (m,) whether ln r is ln z of the following row.
-    solved : the other policies, by their numbers.
-    looks, acts : whether one of them looks ahead; whether one is not lossless.
+    looking : the numbers of these policies.
+    solved : those that are neither, with their numbers.
     """
 
     units: Float[Tensor, "m"]
     ahead: Bool[Tensor, "m"]
+    looking: tuple[int, ...]
     solved: tuple[tuple[int, Policy], ...]
-    looks: bool
-    acts: bool
+
+    def only(self, numbers: Collection[int]) -> "Lifts":
+        """Return the same for a batch in which no other policies occur."""
+        looking = tuple(own for own in self.looking if own in numbers)
+        return replace(self, looking=looking, solved=tuple(
+            (own, rule) for own, rule in self.solved if own in numbers
+        ))  # fmt: skip
 
 
 def lifts_of(rules: Sequence[Policy], device: torch.device | str = "cpu") -> Lifts:
@@ -70,10 +76,10 @@ def lifts_of(rules: Sequence[Policy], device: torch.device | str = "cpu") -> Lif
         check_rule(rule)
     units = [_unit(rule) for rule in rules]
     ahead = [isinstance(rule, SoftBand) for rule in rules]
+    looking = tuple(number for number, own in enumerate(ahead) if own)
     solved = tuple((number, rule) for number, rule in enumerate(rules) if units[number] is None)
     known = torch.tensor([unit or 0.0 for unit in units], dtype=torch.float64)
-    acts = bool(solved) or any(units)
-    return Lifts(known.to(device), torch.tensor(ahead).to(device), solved, any(ahead), acts)
+    return Lifts(known.to(device), torch.tensor(ahead).to(device), looking, solved)
 
 
 def check_rule(rule: Policy) -> None:
@@ -130,9 +136,9 @@ def drafted_bias(
     heat = torch.where(sampled, temperature, 1.0).double()
     choice = torch.zeros_like(place[:, 0]) if choice is None else choice.long()
     power = lifts.units[choice]
-    if lifts.looks or lifts.solved:
+    if lifts.looking or lifts.solved:
         entry, others = log_entries(logits, place, heat)
-        if lifts.looks:
+        if lifts.looking:
             later = _ahead(entry, others, power, drafted, width)
             power = torch.where(lifts.ahead[choice], later, power)
         for number, rule in lifts.solved:

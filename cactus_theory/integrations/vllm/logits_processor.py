@@ -15,7 +15,8 @@ A request may choose its own policy in ``SamplingParams.extra_args`` (HTTP: ``vl
 ``cactus``, as in :mod:`cactus_theory.integrations.vllm.settings`, and ``cactus_margin``: the
 bias in logits where the temperature is 0 (default: ``CACTUS_MARGIN``, else 0, which changes
 nothing there). Without any of these logits stay untouched. ``CACTUS_VERIFIER`` makes no
-difference to a certain draft; ``soft_band`` is the best law of whole blocks.
+difference to a certain draft; ``soft_band`` is the best law of whole blocks (beside the plugin,
+which checks the same settings, it is asked for with ``CACTUS_VERIFIER=block``).
 
 * top_p, top_k and min_p act after a processor, on the biased row, and would cut another set:
   a request that combines them with a lossy policy is refused at admission. vLLM takes defaults
@@ -146,8 +147,9 @@ class CactusLogitsProcessor(LogitsProcessor):
         if self.cutting[ctx.idx_mapping_np].any():
             asked = dict(zip(Cut._fields, cut, strict=True))
             truncate_(logits, heat, **(asked | {"top_k": asked["top_k"].long()}))
+        present = self.table[:, 0].numpy()[ctx.idx_mapping_np]
         bias = drafted_bias(
-            self.lifts, logits, drafted, heat,
+            self.lifts.only(present.tolist()), logits, drafted, heat,
             choice=rule.long(), margin=margin, width=self.width,
         )  # fmt: skip
         place = drafted.clamp(min=0)[:, None]

@@ -151,6 +151,15 @@ def test_cuts_leave_greedy_and_other_requests_alone(processor_class):
     assert (moved[:4] > -torch.inf).sum(-1).tolist() == [1] * 4
 
 
+def test_policies_of_requests_that_are_gone_are_not_solved(processor_class, monkeypatch):
+    step, processor = Step(), made(processor_class)
+    for slot, policy in ((1, "cactus:delta=1"), (3, "soft_band:price=1")):
+        processor.add_request(slot, params(extra={"cactus": policy}))
+    monkeypatch.setattr("cactus_theory.integrations.vllm.bias.log_entries", None)
+    moved = step.run(processor, [params(extra={"cactus": "band:price=1"})] * 4)
+    assert float(moved[0, 4] - step.logits[0, 4]) == pytest.approx(1.0)
+
+
 def test_a_step_reads_nothing_on_the_host(processor_class):
     step, processor = Step(), made(processor_class)
     extra = {"cactus": "soft_band:price=2", "cactus_top_p": 0.8, "cactus_top_k": 3}
