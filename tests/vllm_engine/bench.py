@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import torch
 
 from cactus_theory.integrations.vllm import settings
+from cactus_theory.integrations.vllm.metrics import Prometheus, Reporter
 from cactus_theory.integrations.vllm.v1 import Hook
 
 BATCH, DRAFTS = 8, 4
 WARM = 3  # calls whose time is not looked at
+NEVER = float("inf")  # seconds between lines of the log
 CASES = (
     ("speculative", "chain", "off"),
     ("speculative", "chain", "16"),
@@ -33,7 +35,10 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, nargs="+", default=[512, 32_000, 151_936])
     parser.add_argument("--calls", type=int, default=60)
     given = parser.parse_args()
+    from vllm.platforms import current_platform
+
     torch.set_num_threads(1)
+    current_platform.register_triton_kernel_overrides()
     for vocab in given.vocab:
         call, overlap = arguments(vocab)
         print(f"V = {vocab:,}, Σ min(p, q) = {overlap:.2f}: median and mean ms of {given.calls}")
@@ -44,16 +49,17 @@ def main() -> None:
 
 def kinds():
     """Return vLLM's function, as it runs on this machine, and hooks around it."""
-    from vllm.platforms import current_platform
+    from prometheus_client import CollectorRegistry
     from vllm.v1.sample import rejection_sampler
 
-    current_platform.register_triton_kernel_overrides()
     stock = rejection_sampler.rejection_sample
     found = {"vLLM's own": stock}
     for policy, verifier, meter in CASES:
         asked = {"POLICY": policy, "VERIFIER": verifier, "METER": meter}
         own = settings.read({f"CACTUS_{name}": value for name, value in asked.items()})
-        found[f"{policy}, {verifier}, meter {meter}"] = Hook(own, stock, print).rejection_sample
+        hook = Hook(own, stock, print)
+        hook.reporter = Reporter(Prometheus(hook.tally, CollectorRegistry()), print, NEVER)
+        found[f"{policy}, {verifier}, meter {meter}"] = hook.rejection_sample
     return found
 
 

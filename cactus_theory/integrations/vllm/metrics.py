@@ -26,10 +26,11 @@ Where they are seen: the counters are in the registry of the process that sample
 process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) that is the registry vLLM serves at ``/metrics``.
 With an engine in a process of its own, the default, it is not: set ``PROMETHEUS_MULTIPROC_DIR``
 to an empty folder before the start, and ``/metrics`` shows the counters of every process, as it
-does vLLM's own. The log line comes from the sampling process, whatever the others do, at vLLM's
-interval (``VLLM_LOG_STATS_INTERVAL``), when a step is taken. vLLM's answer to one request
-(``metrics.speculative_decoding``) has no place for numbers of a plugin: nothing is reported per
-request.
+does vLLM's own. Counts are sent at every step; what the meter reads, about once a second, by the
+first step after that, so it stands still while a server is idle. The log line comes from the
+sampling process, whatever the others do, at vLLM's interval (``VLLM_LOG_STATS_INTERVAL``), when a
+step is taken. vLLM's answer to one request (``metrics.speculative_decoding``) has no place for
+numbers of a plugin: nothing is reported per request.
 """
 
 import math
@@ -96,7 +97,7 @@ class Tally:
             self.skip -= charged
 
     def totals(self, label: str) -> dict[str, float]:
-        """Return every count of a policy, with what its meter has read."""
+        """Return every count of a policy, with what its meter has read: rows wait for this."""
         rows = self.counts[label]
         readings = [meter.reading(0, 0) for meter in self.meters.get(label, ())]
         before = self.closed.get(label, (0, 0.0))
@@ -172,10 +173,11 @@ class Prometheus:
             labels = ["policy", "divergence"] if name.endswith("nats") else ["policy"]
             self.counters[name] = client.Counter(f"cactus:{name}", words, labels, **where)
 
-    def send(self) -> None:
-        """Raise the counters to the tally's totals."""
-        for label in list(self.tally.counts):
-            for name, value in self.tally.totals(label).items():
+    def send(self, read: bool = True) -> None:
+        """Raise the counters to the tally's totals, those of the meter only if ``read``."""
+        for label, counts in list(self.tally.counts.items()):
+            totals = self.tally.totals(label) if read else counts
+            for name, value in totals.items():
                 more = value - self.sent.get((label, name), 0)
                 if more > 0:
                     self._child(name, label).inc(more)
@@ -189,7 +191,10 @@ class Prometheus:
 
 
 class Reporter:
-    """Sends totals to Prometheus about once a second, and a line to the log now and then."""
+    """Sends counts to Prometheus at every step, readings of the meter once a second or so.
+
+    A line goes to the log at an interval.
+    """
 
     def __init__(
         self, prometheus: Prometheus, log: Callable[[str], None], interval: float, send: float = 1.0
@@ -201,10 +206,11 @@ class Reporter:
     def step(self) -> None:
         """Report what is due."""
         now = time.monotonic()
-        if now - self.sent < self.every:
+        read = now - self.sent >= self.every
+        self.prometheus.send(read)
+        if not read:
             return
         self.sent = now
-        self.prometheus.send()
         if now - self.logged >= self.interval:
             self.logged = now
             self.log(f"Cactus metrics: {self.prometheus.tally.line()}")

@@ -118,15 +118,17 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     reporter.step()
     serve(own, 10)
     reporter.step()
-    counters = reporter.prometheus.counters
     for name, value in own.totals(BAND).items():
-        (child,) = counters[name].children.values()
-        assert child.value == pytest.approx(value)
-    assert ("divergence", "kl") in next(iter(counters["emitted_divergence_nats"].children))
+        assert _shown(reporter, name) == pytest.approx(value)
+    labels = reporter.prometheus.counters["emitted_divergence_nats"].children
+    assert list(labels) == [(("divergence", "kl"), ("policy", BAND))]
     assert len(logged) == 2 and logged[0].startswith(f"Cactus metrics: {BAND} (chain): ")
     reporter.interval = reporter.every = 1e9
-    reporter.step()
-    assert len(logged) == 2
+    before = _shown(reporter, "measured_rows")
+    serve(own, 10)
+    reporter.step()  # counts are current, the meter waits
+    assert _shown(reporter, "verified_rows") == own.counts[BAND]["verified_rows"]
+    assert _shown(reporter, "measured_rows") == before and len(logged) == 2
 
 
 def test_nothing_is_counted_where_no_policy_decides():
@@ -134,3 +136,8 @@ def test_nothing_is_counted_where_no_policy_decides():
     batch = random_batch(0, [2, 2], greedy=[True, True])
     own.add(verify_flat(CHAIN, [own.settings.policy], batch)[1])
     assert own.totals(BAND)["verified_rows"] == 0
+
+
+def _shown(reporter, name):
+    (child,) = reporter.prometheus.counters[name].children.values()
+    return child.value
