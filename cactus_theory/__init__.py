@@ -1,30 +1,34 @@
 """How many draft tokens may a speculative sampler accept, and what does it cost in fidelity?"""
 
-from cactus_theory.divergences import divergence, register_divergence
-from cactus_theory.emitted import Audit, audit, emitted_law
-from cactus_theory.optimum import (
-    Frontier,
-    OptimalAcceptance,
-    PooledAcceptance,
-    PooledFrontier,
-    frontier,
-    optimal_acceptance,
-    pooled_acceptance,
-    pooled_frontier,
-)
-from cactus_theory.policies import (
-    Budget,
-    Declaration,
-    FixedTarget,
-    PerProposal,
-    Policy,
-    list_policies,
-    policy,
-    register,
-)
-from cactus_theory.policies._custom import rule
-from cactus_theory.tuned import TunedSetting, load_tuned
-from cactus_theory.verify import ChainVerdict, verify_block, verify_chain
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cactus_theory.divergences import divergence, register_divergence
+    from cactus_theory.emitted import Audit, audit, emitted_law
+    from cactus_theory.optimum import (
+        Frontier,
+        OptimalAcceptance,
+        PooledAcceptance,
+        PooledFrontier,
+        frontier,
+        optimal_acceptance,
+        pooled_acceptance,
+        pooled_frontier,
+    )
+    from cactus_theory.policies import (
+        Budget,
+        Declaration,
+        FixedTarget,
+        PerProposal,
+        Policy,
+        list_policies,
+        policy,
+        register,
+    )
+    from cactus_theory.policies._custom import rule
+    from cactus_theory.tuned import TunedSetting, load_tuned
+    from cactus_theory.verify import ChainVerdict, verify_block, verify_chain
 
 __all__ = [
     "Audit",
@@ -55,3 +59,48 @@ __all__ = [
     "verify_block",
     "verify_chain",
 ]
+
+# loaded when asked for: a plugin of an engine that asks for nothing must not load torch
+_FROM = {
+    "divergence": "divergences",
+    "register_divergence": "divergences",
+    "Audit": "emitted",
+    "audit": "emitted",
+    "emitted_law": "emitted",
+    "Frontier": "optimum",
+    "OptimalAcceptance": "optimum",
+    "PooledAcceptance": "optimum",
+    "PooledFrontier": "optimum",
+    "frontier": "optimum",
+    "optimal_acceptance": "optimum",
+    "pooled_acceptance": "optimum",
+    "pooled_frontier": "optimum",
+    "Budget": "policies",
+    "Declaration": "policies",
+    "FixedTarget": "policies",
+    "PerProposal": "policies",
+    "Policy": "policies",
+    "list_policies": "policies",
+    "policy": "policies",
+    "register": "policies",
+    "rule": "policies._custom",
+    "TunedSetting": "tuned",
+    "load_tuned": "tuned",
+    "ChainVerdict": "verify",
+    "verify_block": "verify",
+    "verify_chain": "verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, from the file that has it."""
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

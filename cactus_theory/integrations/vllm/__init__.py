@@ -1,0 +1,48 @@
+"""Serve with a policy of this package on vLLM.
+
+``register`` is the entry point ``cactus_theory`` of the group ``vllm.general_plugins``: vLLM calls
+it in every process, before engines are made. It does nothing, and loads neither torch nor vLLM,
+unless ``CACTUS_POLICY`` is set::
+
+    CACTUS_POLICY=band:price=2.0 vllm serve TARGET --speculative-config '{"method": "draft_model",
+        "model": "DRAFT", "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}'
+
+See ``settings`` for what can be asked for, ``v1`` for what is replaced, ``batch`` for the law that
+is emitted, and ``metrics`` for what is counted and where it is seen. ``VLLM_PLUGINS``, where it is
+set, must name ``cactus_theory``; a server that it leaves out is not changed.
+"""
+
+from contextlib import suppress
+
+from cactus_theory.integrations.vllm import settings
+
+
+def register() -> None:
+    """Let the policy of the environment decide drafts; nothing happens without one.
+
+    Raises
+    ------
+    SystemExit
+        A bad setting or an unknown version, in one line. (vLLM logs what a plugin cannot
+        import and goes on, and shows other errors below a traceback.)
+    """
+    if not settings.asked():
+        return
+    from cactus_theory.integrations.vllm.checks import stop
+    from cactus_theory.integrations.vllm.versions import UnknownVersion, unknown
+
+    try:
+        found = settings.read()
+        assert found is not None
+        from cactus_theory.integrations.vllm import v2
+        from cactus_theory.integrations.vllm.install import install
+
+        install(found)
+        with suppress(
+            ImportError, UnknownVersion
+        ):  # checks.require_hook stops servers that need it
+            v2.install(found)
+    except (ValueError, UnknownVersion) as error:
+        stop(str(error))
+    except ImportError as error:
+        stop(str(unknown(str(error))))

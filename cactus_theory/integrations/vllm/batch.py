@@ -1,0 +1,271 @@
+r"""Verify the drafts of a batch in the layout of vLLM's V1 runner; torch only.
+
+Rows come flat: the N drafted tokens of B requests one after another, ``target_logits`` (N, V)
+with temperature, top-k and top-p applied (−∞ where a token is excluded), ``draft_probs`` (N, V)
+as softmax of the draft's logits over T, without top-k and top-p, which is the law the drafts were
+drawn from, or None where the drafter is certain. What is emitted:
+
+* a request with drafts follows its policy from q = softmax(target_logits). A token with q = 0 is
+  never emitted, coin 0 included;
+* where all are accepted, the bonus token that the engine has drawn from the target follows;
+* a negative id ends a request's draft; the token there comes from q, whatever the policy. (A
+  placeholder tells nothing about q, so this is lossless; stock code draws from (q − p)₊.);
+* greedy requests (temperature 0) keep a drafted token iff it is the target's first largest
+  logit, as stock code does, whatever the policy;
+* requests without drafts get their bonus token.
+
+Where all requests have the same number of drafts, no row is copied and the one table that is
+written is softmax(target_logits), in memory that is kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory._scratch import scratch
+from cactus_theory.policies import Policy
+from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
+from cactus_theory.verify.draw import Coins
+
+PLACEHOLDER = -1
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """One call of the runner's rejection sampler.
+
+    Attributes
+    ----------
+    ids : (N,) drafted tokens.
+    counts : of each of B requests, Σ counts = N.
+    width : the most drafts of a request.
+    draft_probs : (N, V) or None.
+    target_logits : (N, V).
+    bonus : (B,) tokens drawn from the target after the last draft.
+    greedy : (B,) whether temperature is 0; None if it is for none.
+    generators : of the requests with a seed of their own, by index.
+    unknown : requests whose tokens were drawn from rows that were lost. Their drafts are not
+        used: the next token comes from q. What was drafted has no part in that, so it is exact.
+    """
+
+    ids: Int[Tensor, "tokens"]
+    counts: list[int]
+    width: int
+    draft_probs: Float[Tensor, "tokens vocab"] | None
+    target_logits: Float[Tensor, "tokens vocab"]
+    bonus: Int[Tensor, "batch"]
+    greedy: list[bool] | None
+    generators: dict[int, torch.Generator]
+    unknown: frozenset[int] = frozenset()
+
+    @cached_property
+    def drafted(self) -> list[int]:
+        """Return the requests with drafts, R of them."""
+        return [row for row, count in enumerate(self.counts) if count]
+
+    @cached_property
+    def ragged(self) -> bool:
+        """Return whether these have different numbers of drafts."""
+        return len({self.counts[row] for row in self.drafted}) > 1
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Return where each of these begins in the flat tables."""
+        starts, place = [], 0
+        for count in self.counts:
+            starts.append(place)
+            place += count
+        return [starts[row] for row in self.drafted]
+
+    @cached_property
+    def target_rows(self) -> Float[Tensor, "R K1 vocab"]:
+        """Return softmax of the target's logits; a request's row after its last is arbitrary."""
+        logits = self.target_logits
+        tokens, vocab = logits.shape
+        if self.ragged:
+            return self._padded("vllm.target", logits, 1, soften=True)
+        flat = _room("vllm.target", (tokens + 1, vocab), logits)
+        torch.softmax(logits, -1, out=flat[:tokens])
+        flat[tokens] = 0.0
+        width = tokens // len(self.drafted)
+        # a request's row after its last is the next request's first: it is drawn from in vain
+        return flat.as_strided((len(self.drafted), width + 1, vocab), (width * vocab, vocab, 1))
+
+    @cached_property
+    def draft_rows(self) -> Float[Tensor, "R K vocab"] | None:
+        """Return the rows that the drafts were drawn from."""
+        probs = self.draft_probs
+        if probs is None or not self.ragged:
+            return None if probs is None else probs.view(len(self.drafted), -1, probs.shape[-1])
+        return self._padded("vllm.draft", probs, 0)
+
+    def _padded(self, slot: str, table: Tensor, more: int, soften: bool = False) -> Tensor:
+        """Return flat rows, or their softmax, request by request, with zeros after them."""
+        shape = (len(self.drafted), max(self.counts) + more, table.shape[-1])
+        rows = _room(slot, shape, table)
+        for place, (row, start) in enumerate(zip(self.drafted, self.starts, strict=True)):
+            count = self.counts[row]
+            own = table[start : start + count]
+            if soften:
+                torch.softmax(own, -1, out=rows[place, :count])
+            else:
+                rows[place, :count] = own
+            rows[place, count:] = 0.0
+        return rows
+
+    @property
+    def has_nan(self) -> bool:
+        """Return whether some row is not numbers (a softmax is NaN everywhere or nowhere)."""
+        if not self.drafted:
+            return False
+        tables = (
+            [self.target_rows] if self.draft_rows is None else [self.target_rows, self.draft_rows]
+        )
+        return any(bool(rows[..., 0].isnan().any()) for rows in tables)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was verified: the sampled requests with drafts, for meters and counters.
+
+    Attributes
+    ----------
+    assigned, target_probs, draft, verdict : as a verifier takes and returns them, R rows;
+        the last of a request's K + 1 target rows is not its own. Valid until the next call.
+    """
+
+    assigned: Assignment
+    target_probs: Float[Tensor, "R K1 vocab"]
+    draft: Draft
+    verdict: Verdict
+
+
+def verify_flat(
+    verifier: Verifier,
+    policies: Sequence[Policy],
+    batch: FlatBatch,
+    coins: Coins | None = None,
+) -> tuple[Int[Tensor, "batch width1"], Verified | None]:
+    """Return (B, width + 1) int32 padded with −1, and what was verified (None: nothing was).
+
+    ``policies`` has one policy for all requests or one for each; ``coins`` ((R, K), (R,)) in
+    [0, 1), R the requests with drafts, replace the generators. Values are not validated.
+    """
+    output = batch.ids.new_full((len(batch.counts), batch.width + 1), PLACEHOLDER).int()
+    output[:, 0] = batch.bonus
+    if not batch.drafted:
+        return output, None
+    ids, lengths = _padded_ids(batch)
+    draft = Draft(ids.clamp(min=0), _counts(batch, ids, lengths), batch.draft_rows)
+    assigned = _assigned(policies, batch, ids)
+    verdict = verifier.verify(assigned, batch.target_rows, draft, *(coins or toss(batch)))
+    rows = _with_bonus(batch, verdict, lengths)
+    if batch.greedy is not None:
+        rows = _with_greedy(batch, rows, ids)
+    at = torch.tensor(batch.drafted, device=output.device)
+    output[at, : rows.shape[1]] = rows.int()
+    return output, Verified(assigned, batch.target_rows, draft, verdict)
+
+
+def toss(batch: FlatBatch) -> Coins:
+    """Return coins (R, K) and (R,), uniform on [0, 1), float64.
+
+    A request with a generator of its own takes as many numbers from it as it has drafts, and
+    one: what it emits depends on no other request.
+    """
+    width = max(batch.counts)
+    device = batch.target_logits.device
+    uniform = torch.rand(len(batch.drafted), width + 1, dtype=torch.float64, device=device)
+    for place, row in enumerate(batch.drafted):
+        own = batch.generators.get(row)
+        if own is None:
+            continue
+        count = batch.counts[row]
+        numbers = torch.rand(count + 1, generator=own, dtype=torch.float64, device=own.device)
+        uniform[place, :count] = numbers[:count].to(device)
+        uniform[place, width] = numbers[count]
+    return uniform[:, :width], uniform[:, width]
+
+
+def _padded_ids(batch: FlatBatch) -> tuple[Int[Tensor, "R K"], Int[Tensor, "R"]]:
+    """Return drafted ids padded with −1, and how many there are, placeholders included."""
+    counts = [batch.counts[row] for row in batch.drafted]
+    device = batch.ids.device
+    lengths = torch.tensor(counts, device=device)
+    if not batch.ragged:
+        return batch.ids.long().view(len(counts), -1), lengths
+    ids = torch.full((len(counts), max(counts)), PLACEHOLDER, dtype=torch.int64, device=device)
+    for place, (start, count) in enumerate(zip(batch.starts, counts, strict=True)):
+        ids[place, :count] = batch.ids[start : start + count]
+    return ids, lengths
+
+
+def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tensor:
+    """Return how many drafts the verifier may use: none of greedy and unknown requests."""
+    used = (ids >= 0).long().cumprod(-1).sum(-1).minimum(lengths)
+    barred = [
+        row in batch.unknown or (batch.greedy is not None and batch.greedy[row])
+        for row in batch.drafted
+    ]
+    if any(barred):
+        used = used * torch.tensor([not own for own in barred], device=used.device)
+    return used if used.is_cuda else used.tolist()
+
+
+def _room(slot: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return memory to write to, which is kept on a CPU; a device's allocator keeps its own."""
+    if like.is_cuda:
+        return torch.empty(shape, dtype=torch.float32, device=like.device)
+    return scratch(slot, shape, torch.float32)
+
+
+def _assigned(policies: Sequence[Policy], batch: FlatBatch, ids: Tensor) -> Assignment:
+    """Return the different policies and which one judges each request."""
+    own = list(policies) if len(policies) == 1 else [policies[row] for row in batch.drafted]
+    different: list[Policy] = []
+    for policy in own:
+        if policy not in different:
+            different.append(policy)
+    if len(different) == 1:
+        return Assignment((different[0],))
+    choice = ids.new_tensor([different.index(policy) for policy in own])
+    return Assignment(tuple(different), choice[:, None].expand(ids.shape))
+
+
+def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tensor, "R K1"]:
+    """Return what is emitted, with the engine's own tokens after drafts accepted as a whole."""
+    device = lengths.device
+    accepted = verdict.num_accepted.to(device)
+    bonus = batch.bonus[torch.tensor(batch.drafted, device=device)].long()
+    last = torch.where(accepted == lengths, bonus, verdict.last)
+    ids = verdict.draft_token_ids
+    place = torch.arange(ids.shape[1] + 1, device=device)
+    rows = torch.nn.functional.pad(ids, (0, 1), value=PLACEHOLDER)
+    rows = torch.where(place < accepted[:, None], rows, PLACEHOLDER)
+    return rows.scatter_(1, accepted[:, None], last[:, None])
+
+
+def _with_greedy(
+    batch: FlatBatch, rows: Int[Tensor, "R K1"], ids: Int[Tensor, "R K"]
+) -> Int[Tensor, "R K1"]:
+    """Return what is emitted, with greedy requests decided by the target's largest logits."""
+    assert batch.greedy is not None
+    places = [place for place, row in enumerate(batch.drafted) if batch.greedy[row]]
+    if not places:
+        return rows
+    best = rows.new_full((len(places), rows.shape[1]), PLACEHOLDER)
+    for number, place in enumerate(places):
+        row, start = batch.drafted[place], batch.starts[place]
+        count = batch.counts[row]
+        best[number, :count] = batch.target_logits[start : start + count].argmax(-1)
+        best[number, count] = batch.bonus[row]
+    own = ids[places]
+    place = torch.arange(rows.shape[1], device=rows.device)
+    accepted = (own == best[:, :-1]).long().cumprod(-1).sum(-1, keepdim=True)
+    rows = rows.clone()
+    rows[places] = torch.where(place <= accepted, best, PLACEHOLDER)
+    return rows

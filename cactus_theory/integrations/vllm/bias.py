@@ -1,0 +1,211 @@
+r"""Lossy verification of certain drafts as a bias on the logit of each drafted token.
+
+A draft that is certain of its token d (greedy, n-gram) is judged by the row that is q with d
+raised to :math:`h_d` and the rest in proportion: the optimum under every divergence, and what
+every policy with a ceiling emits. So h is the softmax of the same logits with one of them moved,
+
+.. math:: l_d' = l_d + T \ln r, \qquad r = \frac{h_d}{1 - h_d} \cdot \frac{1 - q_d}{q_d},
+
+with q the row at temperature T, and an engine that verifies losslessly against the biased logits
+emits h. For the band r is b/a: at a KL price λ it is :math:`e^{1/λ}` whatever the row holds. The
+best law of a whole block at KL price λ has :math:`\ln r_i = \ln z_{i+1}`, with
+:math:`z_i = e^{1/λ}(1 - q_i + q_i z_{i+1})` and :math:`e^{1/λ}` after the last drafted token.
+
+The bias belongs to logits before they are divided by T. Cutting h afterwards (top-p, min-p,
+top-k) cuts elsewhere than cutting q, so that the law would be another one. At T = 0 a share of
+the row means nothing: a policy changes nothing there, and ``margin`` is added in its place. The
+drafted token is then emitted iff its logit is less than ``margin`` below the largest (at exactly
+``margin`` the token of the smaller index is): the limit of T ln r at a price of T/margin.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cactus_theory.policies import Policy
+from cactus_theory.policies._entrywise import Entrywise
+from cactus_theory.policies.band import Band
+from cactus_theory.policies.soft_band import SoftBand
+from cactus_theory.policies.speculative import Speculative
+
+# odds of the drafted token at h_d = 1; what is left to the others is 0 in the dtype of the row
+MOST_ODDS = {torch.float32: 110.0, torch.float64: 760.0}
+# a constant ln r above this is this: it outweighs every difference of logits, and stays finite
+MOST_UNIT = 1e4
+
+
+@dataclass(frozen=True)
+class Lifts:
+    """Policies, as what they do to the logits of drafted tokens.
+
+    Attributes
+    ----------
+    units : (m,) float64, ln r of each policy where it is a constant, else 0.
+    ahead : (m,) whether ln r is ln z of the following row.
+    looking : the numbers of these policies.
+    solved : those that are neither, with their numbers.
+    """
+
+    units: Float[Tensor, "m"]
+    ahead: Bool[Tensor, "m"]
+    looking: tuple[int, ...]
+    solved: tuple[tuple[int, Policy], ...]
+
+    def only(self, numbers: Collection[int]) -> "Lifts":
+        """Return the same for a batch in which no other policies occur."""
+        looking = tuple(own for own in self.looking if own in numbers)
+        return replace(self, looking=looking, solved=tuple(
+            (own, rule) for own, rule in self.solved if own in numbers
+        ))  # fmt: skip
+
+
+def lifts_of(rules: Sequence[Policy], device: torch.device | str = "cpu") -> Lifts:
+    """Return policies as biases.
+
+    Raises
+    ------
+    ValueError
+        A policy whose row for a certain draft is not q with the drafted token raised by its
+        entry alone: one that reads the whole row, or ``soft_band`` unless it looks ahead.
+    """
+    for rule in rules:
+        check_rule(rule)
+    units = [_unit(rule) for rule in rules]
+    ahead = [isinstance(rule, SoftBand) for rule in rules]
+    looking = tuple(number for number, own in enumerate(ahead) if own)
+    solved = tuple((number, rule) for number, rule in enumerate(rules) if units[number] is None)
+    known = torch.tensor([unit or 0.0 for unit in units], dtype=torch.float64)
+    return Lifts(known.to(device), torch.tensor(ahead).to(device), looking, solved)
+
+
+def check_rule(rule: Policy) -> None:
+    """Raise ValueError unless the policy is a bias; see :func:`lifts_of`."""
+    if isinstance(rule, SoftBand):
+        fits = (rule.ahead and rule.divergence == "kl") or rule.price == math.inf
+    else:
+        fits = isinstance(rule, Entrywise | Band)
+    if not fits:
+        raise ValueError(
+            "policy: must judge a certain draft by the drafted token's probability alone "
+            "(band, cactus, cactus_exact, lenience, distillspec, mixture, speculative), or be "
+            f"soft_band for kl, looking ahead; got {rule.spec}"
+        )
+
+
+def is_lossless(rule: Policy) -> bool:
+    """Return whether the bias of the policy is 0 everywhere."""
+    return _unit(rule) == 0
+
+
+def drafted_bias(
+    lifts: Lifts,
+    logits: Float[Tensor, "rows vocab"],
+    drafted: Int[Tensor, "rows"],
+    temperature: Float[Tensor, "rows"],
+    *,
+    choice: Int[Tensor, "rows"] | None = None,
+    margin: Float[Tensor, "rows"] | None = None,
+    width: int,
+) -> Float[Tensor, "rows"]:
+    """Return what to add to the logit of each row's drafted token, float64.
+
+    A mixture also emits drafted tokens that the target excludes; here it does not.
+
+    Requests lie one after another, a row for each drafted token and one for the bonus token.
+    Nothing is read on the host unless a policy has no constant ln r: those are solved on rows of
+    two tokens, the drafted one and the others. With constants alone the rows are not read, but
+    for the drafted entries.
+
+    Parameters
+    ----------
+    logits : raw, float32 or float64; −inf excludes a token, which is never raised.
+    drafted : the token that is tested at each row; negative at bonus rows and where there is
+        none (a draft ends before it).
+    temperature : of each row.
+    choice : the number of each row's policy; None: the first one.
+    margin : in logits, at rows with temperature 0; None: 0.
+    width : the most tokens that a request drafts.
+    """
+    place = drafted.clamp(min=0).long()[:, None]
+    own = logits.gather(-1, place)[:, 0]
+    sampled = temperature > 0
+    heat = torch.where(sampled, temperature, 1.0).double()
+    choice = torch.zeros_like(place[:, 0]) if choice is None else choice.long()
+    power = lifts.units[choice]
+    if lifts.looking or lifts.solved:
+        entry, others = log_entries(logits, place, heat)
+        if lifts.looking:
+            later = _ahead(entry, others, power, drafted, width)
+            power = torch.where(lifts.ahead[choice], later, power)
+        for number, rule in lifts.solved:
+            power = torch.where(choice == number, solved_power(rule, entry, others, own), power)
+    greedy = torch.zeros_like(heat) if margin is None else margin.double()
+    bias = torch.where(sampled, heat * power, greedy)
+    return torch.where((drafted >= 0) & own.isfinite() & bias.isfinite(), bias, 0.0)
+
+
+def log_entries(
+    logits: Float[Tensor, "rows vocab"], place: Int[Tensor, "rows 1"], heat: Float[Tensor, "rows"]
+) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows"]]:
+    """Return ln q and ln(1 − q) of one token a row at temperature ``heat``, float64.
+
+    The sums are those of the dtype of the logits; neither cancels where q is near 0 or 1.
+    """
+    rows = logits / heat.to(logits.dtype)[:, None]
+    own = rows.gather(-1, place)[:, 0].double()
+    others = rows.scatter_(-1, place, -torch.inf).logsumexp(-1).double()
+    total = torch.logaddexp(own, others)
+    return own - total, others - total
+
+
+def solved_power(
+    rule: Policy,
+    entry: Float[Tensor, "rows"],
+    others: Float[Tensor, "rows"],
+    like: Tensor,
+) -> Float[Tensor, "rows"]:
+    """Return ln r of a policy from ln q and ln(1 − q) of the drafted token, 0 where r = 0/0.
+
+    The other tokens keep their proportions, so that they count as one.
+    """
+    open_ = entry.isfinite() & others.isfinite()
+    both = torch.stack([torch.where(open_, part, -math.log(2)) for part in (entry, others)], -1)
+    rows = both.exp()
+    certain = torch.zeros_like(rows)
+    certain[:, 0] = 1.0
+    law = rule.emitted(rows, certain)
+    odds = law[:, 0].log() - law[:, 1].clamp(min=0.0).log()
+    most = MOST_ODDS[like.dtype]
+    return torch.where(open_, odds.clamp(-most, most) - (both[:, 0] - both[:, 1]), 0.0)
+
+
+def _ahead(
+    entry: Float[Tensor, "rows"],
+    others: Float[Tensor, "rows"],
+    unit: Float[Tensor, "rows"],
+    drafted: Int[Tensor, "rows"],
+    width: int,
+) -> Float[Tensor, "rows"]:
+    """Return ln z of the row after each: from the last drafted token back, all requests at once.
+
+    A row with a drafted token is followed by a row of the same request.
+    """
+    follows = unit
+    for _ in range(width - 1):
+        worth = unit + torch.logaddexp(others, entry + follows)
+        worth = torch.where((drafted >= 0) & worth.isfinite(), worth, unit)
+        follows = torch.cat([worth[1:], unit[-1:]])
+    return follows
+
+
+def _unit(rule: Policy) -> float | None:
+    """Return ln r of a policy, of the last token for one that looks ahead; None if it varies."""
+    if isinstance(rule, Speculative):
+        return 0.0
+    if isinstance(rule, Band | SoftBand) and rule.price is not None and rule.divergence == "kl":
+        return min(1 / rule.price, MOST_UNIT) if rule.price > 0 else MOST_UNIT
+    return 0.0 if isinstance(rule, SoftBand) else None

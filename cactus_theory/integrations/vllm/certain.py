@@ -1,0 +1,154 @@
+"""What a server and its requests may ask of the logits processor; nothing here imports vLLM."""
+
+import math
+import os
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cactus_theory.integrations.vllm import settings, versions
+
+if TYPE_CHECKING:
+    from cactus_theory.policies import Policy
+
+TESTED = ("0.32.0", "0.33.0")  # their interface and rejection function; no engine was run
+MARGIN, MARGIN_ARGUMENT = "CACTUS_MARGIN", "cactus_margin"
+MARGINS = (1e6, "must be a number of at least 0, in logits")
+CUTS = {
+    "top_p": (1.0, "must lie in (0, 1]"),
+    "top_k": (2**31, "must be a whole number of at least 0"),
+    "min_p": (1.0, "must lie in [0, 1]"),
+}
+CONFIG = ("draft_sample_method", "rejection_sample_method", "num_speculative_tokens")
+
+
+class Cut(NamedTuple):
+    """A truncation of q before the policy acts; these values leave it whole."""
+
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+class Wish(NamedTuple):
+    """What a request gets.
+
+    Attributes
+    ----------
+    policy, cut : at positive temperatures.
+    margin : in logits, at temperature 0.
+    """
+
+    policy: "Policy"
+    cut: Cut
+    margin: float
+
+    def acts(self, temperature: float) -> bool:
+        """Return whether logits are changed."""
+        from cactus_theory.integrations.vllm.bias import is_lossless
+
+        lossy = self.cut != Cut() or not is_lossless(self.policy)
+        return lossy if temperature > 0 else self.margin > 0
+
+
+def wish_of(sampling_params: Any, environ: Mapping[str, str] = os.environ) -> Wish:
+    """Return what a request gets.
+
+    Raises
+    ------
+    ValueError
+        One line: a setting outside its range, a policy that is no bias, truncation beside it.
+    """
+    extra = sampling_params.extra_args or {}
+    policy = settings.of_request(_server(environ), extra)
+    margin = _number(MARGIN, environ.get(MARGIN) or 0.0, *MARGINS)
+    if MARGIN_ARGUMENT in extra:
+        margin = _number(MARGIN_ARGUMENT, extra[MARGIN_ARGUMENT], *MARGINS)
+    wish = Wish(policy, _cut_of(extra), margin)
+    if sampling_params.temperature > 0 and wish.acts(sampling_params.temperature):
+        _refuse_truncation(sampling_params)
+    return wish
+
+
+def _server(environ: Mapping[str, str]) -> settings.Settings:
+    """Return what the server asks for; the verifier is the engine's own, given biased logits."""
+    from cactus_theory.divergences import divergence
+    from cactus_theory.integrations.vllm.bias import check_rule
+    from cactus_theory.policies import policy
+
+    spec = environ.get(settings.POLICY, "").strip() or "speculative"
+    engine: Any = SimpleNamespace(check=check_rule)
+    try:
+        rule = policy(spec)
+        check_rule(rule)
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(f"{settings.POLICY}: {error}") from None
+    return settings.Settings(rule, engine, divergence("kl"))
+
+
+def drafts_of(vllm_config: Any) -> int:
+    """Return the most tokens that are drafted, 0 without speculation.
+
+    Raises
+    ------
+    ValueError
+        Drafts that are sampled, or a verification method of the engine that is not lossless.
+    """
+    drafts = vllm_config.speculative_config
+    if drafts is None:
+        return 0
+    versions.require_names(drafts, CONFIG, "SpeculativeConfig", TESTED)
+    if drafts.draft_sample_method != "greedy":
+        raise ValueError(
+            "draft_sample_method: must be greedy for CactusLogitsProcessor, since a biased logit "
+            f"is the law of certain drafts alone; got {drafts.draft_sample_method!r}"
+        )
+    if drafts.rejection_sample_method not in ("standard", "block"):
+        raise ValueError(
+            "rejection_sample_method: must be standard or block for CactusLogitsProcessor, since "
+            f"the engine has to be lossless; got {drafts.rejection_sample_method!r}"
+        )
+    return drafts.num_speculative_tokens
+
+
+class Unasked:
+    """A request that asks for nothing."""
+
+    extra_args, temperature, top_p, top_k, min_p = None, 1.0, 1.0, 0, 0.0
+
+
+def _refuse_truncation(sampling_params: Any) -> None:
+    off = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None)}
+    for name, values in off.items():
+        given = getattr(sampling_params, name)
+        if given not in values:
+            raise ValueError(
+                f"{name}: must be off beside a lossy policy of cactus-theory, since vLLM cuts "
+                f"after the policy's bias; got {given} (before it: extra_args "
+                f'{{"{settings.ARGUMENT}_{name}": {given}}}; lossless: '
+                f'{{"{settings.ARGUMENT}": "speculative"}})'
+            )
+
+
+def _cut_of(extra: Mapping[str, Any]) -> Cut:
+    """Return what ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` ask for."""
+    found = {}
+    for name, (most, says) in CUTS.items():
+        argument = f"{settings.ARGUMENT}_{name}"
+        if argument in extra:
+            found[name] = _number(argument, extra[argument], most, says)
+    if "top_k" in found:
+        found["top_k"] = int(found["top_k"])
+    if found.get("top_p") == 0:
+        raise ValueError(f"cactus_top_p: {CUTS['top_p'][1]}; got 0")
+    return Cut(**found)
+
+
+def _number(name: str, given: Any, most: float, says: str) -> float:
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= most or (name.endswith("_k") and number != int(number)):
+        raise ValueError(f"{name}: {says}; got {given!r}")
+    return number

@@ -1,0 +1,173 @@
+r"""A logits processor for vLLM's model runner V2: lossy verification of certain drafts.
+
+::
+
+    CACTUS_POLICY=band:price=2 vllm serve MODEL --speculative-config '{"method": "ngram", …}' \\
+        --logits-processors cactus_theory.integrations.vllm.logits_processor:CactusLogitsProcessor
+
+The engine's own verification is left as it is and gets biased logits; see
+:mod:`cactus_theory.integrations.vllm.bias` for the law and which policies have one. It needs
+drafts that are certain of their tokens: ``draft_sample_method`` greedy, vLLM's default, or an
+n-gram drafter. A server whose drafts are sampled is refused at start-up (there the hook of
+:mod:`cactus_theory.integrations.vllm.v2` is for), and so are vLLM's own lossy methods.
+
+A request may choose its own policy in ``SamplingParams.extra_args`` (HTTP: ``vllm_xargs``) by
+``cactus``, as in :mod:`cactus_theory.integrations.vllm.settings`, and ``cactus_margin``: the
+bias in logits where the temperature is 0 (default: ``CACTUS_MARGIN``, else 0, which changes
+nothing there). Without any of these logits stay untouched. ``CACTUS_VERIFIER`` makes no
+difference to a certain draft; ``soft_band`` is the best law of whole blocks (beside the plugin,
+which checks the same settings, it is asked for with ``CACTUS_VERIFIER=block``).
+
+* top_p, top_k and min_p act after a processor, on the biased row, and would cut another set:
+  a request that combines them with a lossy policy is refused at admission. vLLM takes defaults
+  from a model's ``generation_config.json``: ``--generation-config vllm`` leaves them out. Asked
+  for as ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` they cut q first (a sort of every
+  row of the batch), and the policy acts on what is left.
+* Penalties, bad words and a grammar come before: q is the row after them, and tokens that they
+  exclude are not raised. A thinking budget is enforced afterwards.
+* Raw logprobs, vLLM's default, are the target's own; processed ones are those of the bias.
+* ``apply`` is a fixed sequence of tensor operations without a synchronisation where every
+  policy is band or soft_band at a KL price. It reads no row for the band, and each row once
+  for soft_band. Other policies solve rows of two tokens and may wait for the device.
+
+There is no engine on a CPU for this runner, so none was run. Tested: the published interface by
+its names, batches in its layout against the exact laws, and the runner's real rejection function
+(0.32.0, 0.33.0) under Triton's interpreter on logits that this class has biased.
+"""
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cactus_theory.integrations.vllm import versions
+from cactus_theory.integrations.vllm.certain import TESTED, Cut, Unasked, drafts_of, wish_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+INTERFACE = "vllm.v1.worker.gpu.sample.logits_processor.interface"
+METHODS = {
+    "__init__": ("self", "vllm_config", "req_states"),
+    "add_request": ("self", "req_idx", "sampling_params"),
+    "apply_staged_writes": ("self",),
+    "apply": ("self", "logits", "ctx"),
+}
+CONTEXT = ("expanded_idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids")
+COLUMNS = ("policy", "temperature", "margin", *Cut._fields)  # of a slot, on the device
+STATE = ("device", "max_num_reqs")
+
+if importlib.util.find_spec("vllm") is None:
+    raise ModuleNotFoundError(
+        f"{__name__} is a plugin of vLLM, which is not installed here; try: "
+        "pip install 'cactus-theory[vllm]', or cactus_theory.integrations.vllm.bias without it"
+    )
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import (  # pyright: ignore
+        LogitsContext,
+        LogitsProcessor,
+        LogitsProcRequestState,
+    )
+except ImportError as error:
+    raise versions.unknown(f"{INTERFACE} cannot be imported ({error})", TESTED) from None
+
+for _name, _parameters in METHODS.items():
+    versions.require_parameters(
+        getattr(LogitsProcessor, _name), _parameters, f"LogitsProcessor.{_name}", TESTED
+    )
+versions.require_names(LogitsProcessor, ("validate_params",), "LogitsProcessor", TESTED)
+versions.require_names(LogitsContext, CONTEXT, "LogitsContext", TESTED)
+versions.require_names(LogitsProcRequestState, STATE, "LogitsProcRequestState", TESTED)
+
+
+class CactusLogitsProcessor(LogitsProcessor):
+    """Raise the logit of each drafted token by what its request's policy asks for."""
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        import torch
+
+        from cactus_theory.integrations.vllm import v2
+        from cactus_theory.integrations.vllm.bias import lifts_of
+
+        self.width = drafts_of(vllm_config)
+        v2.remove()  # else the policy would act twice
+        plain = wish_of(Unasked())  # a bad setting of the server stops the start-up here
+        self.device, requests = req_states.device, req_states.max_num_reqs
+        self.policies = [plain.policy] * requests
+        self.acting, self.cutting = np.zeros((2, requests), dtype=bool)
+        self.table = torch.zeros(requests, len(COLUMNS), dtype=torch.float64)
+        self.on_device, self.lifts = self.table.to(self.device), lifts_of([plain.policy])
+        self.changed = False
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Raise ValueError for a request that cannot be served as it asks."""
+        wish_of(sampling_params)
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Take over a slot; return whether logits of the request are changed."""
+        import torch
+
+        wish, temperature = wish_of(sampling_params), float(sampling_params.temperature)
+        self.policies[req_idx] = wish.policy
+        self.cutting[req_idx] = temperature > 0 and wish.cut != Cut()
+        acts = self.width > 0 and wish.acts(temperature)
+        self.acting[req_idx] = acts or self.cutting[req_idx]
+        values = [temperature, wish.margin, *wish.cut]
+        self.table[req_idx, 1:] = torch.tensor(values, dtype=torch.float64)
+        self.changed = True
+        return bool(self.acting[req_idx])
+
+    def apply_staged_writes(self) -> None:
+        """Bring what joined since the last step to the device."""
+        if not self.changed:
+            return
+        from cactus_theory.integrations.vllm.bias import lifts_of
+
+        different = {rule.spec: rule for rule in self.policies}
+        number = {spec: place for place, spec in enumerate(different)}
+        for slot, rule in enumerate(self.policies):
+            self.table[slot, 0] = number[rule.spec]
+        self.lifts = lifts_of(list(different.values()), self.device)
+        self.on_device = self.table.to(self.device)
+        self.changed = False
+
+    def apply(self, logits: "torch.Tensor", ctx: Any) -> "torch.Tensor":
+        """Truncate ``logits`` (rows, V) where asked, and add the bias, in place."""
+        if not self.acting[ctx.idx_mapping_np].any():
+            return logits
+        from cactus_theory.integrations.vllm.bias import drafted_bias
+        from cactus_theory.integrations.vllm.truncate import truncate_
+
+        rows, vocab = logits.shape
+        drafted = tested_tokens(ctx.input_ids[:rows], ctx.expanded_local_pos[:rows], vocab)
+        known = self.on_device[ctx.expanded_idx_mapping[:rows].long()]
+        rule, heat, margin, *cut = known.unbind(-1)
+        if self.cutting[ctx.idx_mapping_np].any():
+            asked = dict(zip(Cut._fields, cut, strict=True))
+            truncate_(logits, heat, **(asked | {"top_k": asked["top_k"].long()}))
+        present = self.table[:, 0].numpy()[ctx.idx_mapping_np]
+        bias = drafted_bias(
+            self.lifts.only(present.tolist()), logits, drafted, heat,
+            choice=rule.long(), margin=margin, width=self.width,
+        )  # fmt: skip
+        place = drafted.clamp(min=0)[:, None]
+        return logits.scatter_add_(1, place, bias.to(logits.dtype)[:, None])
+
+
+def tested_tokens(
+    input_ids: "torch.Tensor", local_pos: "torch.Tensor", vocab: int
+) -> "torch.Tensor":
+    """Return the drafted token that is tested at each row (rows,), negative where there is none.
+
+    A row is fed ``input_ids`` and tests what the following row of its request is fed; the first
+    row of a request has the local position 0. Placeholders are negative.
+    """
+    import torch
+
+    following = input_ids[1:].long()
+    tested = (local_pos[1:] > 0) & (following < vocab)
+    drafted = torch.full_like(input_ids, -1, dtype=torch.int64)
+    drafted[:-1] = torch.where(tested, following, -1)
+    return drafted

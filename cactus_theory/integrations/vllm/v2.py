@@ -1,0 +1,249 @@
+"""The hook of vLLM's model runner V2, for drafts that are sampled.
+
+``install`` puts :class:`Hook` where ``vllm.v1.worker.gpu.spec_decode.rejection_sampler`` looks up
+``rejection_sample``, and wraps two methods that tell it which requests it serves and what they
+asked for (``RejectionSampler._verify``, ``Sampler.add_request``). Names of parameters are compared
+first, and an unknown one is refused: it may be a rule of its own.
+
+What the engine passes, and what is made of it:
+
+* target rows after every processor, temperature, min_p, top-p and top-k, with the bonus row of
+  each request last: q is their softmax;
+* draft rows by request and place, before temperature: p is softmax(l/T), without the truncation
+  of q, which is the law that drafts are drawn from; None for certain drafts. If the draft's
+  vocabulary is smaller, tokens beyond it are padding, as in the function that is replaced;
+* a row at temperature 0 keeps a token iff it is the target's first largest; −1 ends a draft;
+* ``seed`` and the position of a request. The engine hashes the seed itself into the noise of
+  drafted tokens and into its own recovery (vLLM pull request 54282 separates the two). Here the
+  seed is salted first and goes to Philox, whose coins and noise have streams of
+  their own: no number that drew a draft judges or replaces it. A request's tokens are a function
+  of its seed, its drafts and its rows, whatever the batch.
+
+Policies with a kernel (``has_kernel``) are decided without reading anything on the host; others
+take the torch path and may wait. Where every request has K drafted tokens the target's rows are
+used in place, else they are copied into (requests, K + 1, V); draft rows are always copied.
+Requests with a policy of their own are judged together with those of the same policy, copied.
+
+Watermarks, ``rejection_sample_method`` other than ``standard`` and parameters that are not known
+here are refused; for blocks there is ``CACTUS_VERIFIER=block``. There are no counters here.
+
+There is no engine on a CPU for this runner, so none was run. Tested: this function in the
+published layout under Triton's interpreter against exact laws, and beside the real functions of
+0.32.0 and 0.33.0, whose drafting noise it is given.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cactus_theory.integrations.vllm import settings as reading
+from cactus_theory.integrations.vllm import versions
+from cactus_theory.integrations.vllm.settings import Settings
+from cactus_theory.integrations.vllm.v2_layout import requests_of
+from cactus_theory.policies import Policy
+
+TESTED = ("0.32.0", "0.33.0")  # their functions; no engine was run
+SAMPLER = "vllm.v1.worker.gpu.sample.sampler"
+PLACE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+FIRST = (
+    "target_logits", "draft_logits", "draft_sampled", "cu_num_logits", "pos", "idx_mapping",
+    "expanded_idx_mapping", "expanded_local_pos", "temperature", "seed", "num_speculative_steps",
+    "synthetic_conditional_rates",
+)  # fmt: skip
+READ = (*FIRST[:6], *FIRST[8:11])
+PRECISION = ("use_fp64",)  # coins here have 53 bits anyway
+REFUSED = (
+    "use_block_verification", "contexts", "watermarking", "watermarking_skip_mask",
+    "watermark_key", "fly_window_size", "synthetic_conditional_rates",
+)  # fmt: skip
+OF_REFUSED = ("fly_entropy_threshold", "fly_entropy_top_k")  # mean nothing without a window
+VERIFY = (
+    "self", "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping",
+    "idx_mapping_np",
+)  # fmt: skip
+_log = logging.getLogger(__name__)
+
+
+class Hook:
+    """Judges the drafts of one process.
+
+    Attributes
+    ----------
+    calls : how often the engine has asked.
+    own : by slot, the policy of a request that asked for one.
+    slots : those of the running chunk, on the host; None outside.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.calls = settings, 0
+        self.own: dict[int, Policy] = {}
+        self.slots: np.ndarray | None = None
+
+    def rejection_sample(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        """Return (R, K + 1) int64 tokens and (R,) int32 counts, as the function it replaces.
+
+        Raises
+        ------
+        RuntimeError
+            A rule of the engine's own beside ours.
+        """
+        named = dict(zip(FIRST, given, strict=False)) | more
+        _refuse_other_rules(named)
+        self.calls += 1
+        batch = requests_of(**{name: named[name] for name in READ})
+        verifier = self.settings.verifier.name
+        groups = self._groups(len(batch.drafted))
+        if len(groups) == 1:
+            return batch.judged(groups[0][0], verifier)
+        ids = batch.drafted.new_zeros(len(batch.drafted), batch.drafted.shape[1] + 1)
+        counts = ids.new_zeros(len(ids), dtype=torch.int32)
+        for rule, chosen in groups:
+            places = torch.tensor(chosen, device=ids.device)
+            ids[places], counts[places] = batch.some(places).judged(rule, verifier)
+        return ids, counts
+
+    def add_request(self, slot: int, sampling_params: Any) -> None:
+        """Take note of what a request asks for; a bad setting leaves it the server's policy."""
+        self.own.pop(slot, None)
+        extra = getattr(sampling_params, "extra_args", None)
+        if not extra or reading.ARGUMENT not in extra:
+            return
+        try:
+            self.own[slot] = reading.of_request(self.settings, extra)
+        except ValueError as error:
+            _log.warning("cactus-theory: %s; the server's policy decides instead", error)
+
+    def _groups(self, count: int) -> list[tuple[Policy, list[int]]]:
+        """Return the policies of a batch, each with the places of its requests."""
+        plain = self.settings.policy
+        if self.slots is None or len(self.slots) != count or not self.own:
+            return [(plain, list(range(count)))]
+        found: dict[str, tuple[Policy, list[int]]] = {}
+        for place, slot in enumerate(self.slots.tolist()):
+            rule = self.own.get(slot, plain)
+            found.setdefault(rule.spec, (rule, []))[1].append(place)
+        return list(found.values())
+
+
+def install(settings: Settings) -> Hook:
+    """Let the policy decide the drafts of model runner V2; a second call changes nothing.
+
+    Raises
+    ------
+    UnknownVersion
+        Functions with other parameters than those known here.
+    ImportError
+        A vLLM without this runner.
+    """
+    hook = installed()
+    if hook is not None:
+        return hook
+    module, sampler = known_functions()
+    hook = Hook(settings)
+    _wrap(module.RejectionSampler, "_verify", lambda old: _knowing_slots(hook, old))
+    _wrap(sampler, "add_request", lambda old: _taking_note(hook, old))
+    _wrap(module, "rejection_sample", lambda old: _bound(hook))
+    return hook
+
+
+def installed() -> Hook | None:
+    """Return the hook that is in its place, None if there is none."""
+    import sys
+
+    module = sys.modules.get(PLACE)
+    return getattr(getattr(module, "rejection_sample", None), "cactus_hook", None)
+
+
+def remove() -> None:
+    """Put back what was there, for example because a logits processor does the work."""
+    if installed() is not None:
+        module: Any = import_module(PLACE)
+        for thing, name in (
+            (module, "rejection_sample"),
+            (module.RejectionSampler, "_verify"),
+            (import_module(SAMPLER).Sampler, "add_request"),
+        ):
+            setattr(thing, name, getattr(thing, name).cactus_original)
+
+
+def known_functions() -> tuple[Any, Any]:
+    """Return the module of ``rejection_sample`` and the class Sampler, if they are as known here.
+
+    Raises
+    ------
+    UnknownVersion, ImportError
+        As :func:`install`.
+    """
+    module: Any = import_module(PLACE)
+    sampler: Any = import_module(SAMPLER).Sampler
+    where = "MRV2 rejection_sample"
+    versions.require_parameters(module.rejection_sample, FIRST, where, TESTED)
+    known = {*FIRST, *PRECISION, *REFUSED, *OF_REFUSED}
+    new = [name for name in inspect.signature(module.rejection_sample).parameters
+           if name not in known]  # fmt: skip
+    if new:
+        raise versions.unknown(f"{where} also takes {', '.join(new)}", TESTED)
+    versions.require_parameters(
+        module.RejectionSampler._verify, VERIFY, "MRV2 RejectionSampler._verify", TESTED
+    )
+    names = ("self", "req_idx", "sampling_params")
+    versions.require_parameters(sampler.add_request, names, "MRV2 Sampler.add_request", TESTED)
+    return module, sampler
+
+
+def _refuse_other_rules(named: dict[str, Any]) -> None:
+    for name in REFUSED:
+        given = named.get(name)
+        if given is not None and (isinstance(given, Tensor) or given):
+            raise RuntimeError(
+                f"{name}: a rule of vLLM's own cannot decide together with a policy of "
+                "cactus-theory; unset it or CACTUS_POLICY"
+            )
+
+
+def _wrap(thing: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
+    original = getattr(thing, name)
+    function = wrapped(original)
+    function.cactus_original = original
+    setattr(thing, name, function)
+
+
+def _bound(hook: Hook) -> Callable[..., Any]:
+    def rejection_sample(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return hook.rejection_sample(*args, **kwargs)
+
+    rejection_sample.cactus_hook = hook  # type: ignore[attr-defined]
+    return rejection_sample
+
+
+def _knowing_slots(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
+    at = VERIFY.index("idx_mapping_np") - 1
+
+    def _verify(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hook.slots = kwargs["idx_mapping_np"] if len(args) <= at else args[at]
+        calls = hook.calls
+        try:
+            found = original(self, *args, **kwargs)
+        finally:
+            hook.slots = None
+        if hook.calls == calls:
+            raise RuntimeError(
+                "CACTUS_POLICY is set and vLLM verified drafts without asking cactus-theory"
+            )
+        return found
+
+    return _verify
+
+
+def _taking_note(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_request(self: Any, req_idx: int, sampling_params: Any) -> Any:
+        hook.add_request(req_idx, sampling_params)
+        return original(self, req_idx, sampling_params)
+
+    return add_request

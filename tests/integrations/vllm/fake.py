@@ -1,0 +1,134 @@
+"""The parts of vLLM that the package touches, as modules of a few lines."""
+
+import sys
+import types
+from dataclasses import dataclass, field
+
+import torch
+
+REJECTION_SAMPLER = """
+import torch
+
+def rejection_sample(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens,
+                     draft_probs, target_logits, bonus_token_ids, sampling_metadata,
+                     synthetic_mode=False):
+    return torch.full((len(num_draft_tokens), max_spec_len + 1), STOCK, dtype=torch.int32)
+
+def expand_batch_to_tokens(x, ends, count, replace_from=0, replace_to=0):
+    return x.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
+
+class RejectionSampler:
+    def forward(self, *given, **more):
+        return rejection_sample(*given, **more)
+"""
+STOCK = -7  # what the fake original answers
+
+
+@dataclass
+class Metadata:
+    """As vLLM's SamplingMetadata, as far as it is read."""
+
+    temperature: torch.Tensor | None
+    all_greedy: bool = False
+    all_random: bool = True
+    generators: dict = field(default_factory=dict)
+
+
+class SamplingParams:
+    def __init__(self, extra_args=None):
+        self.extra_args = extra_args
+        self.verified = False
+
+    extra_args = None
+
+    def verify(self, *args):
+        self.verified = True
+
+
+class InputBatch:
+    def __init__(self, names):
+        self.names = names
+
+    @property
+    def req_ids(self):
+        return self.names
+
+
+@dataclass
+class CachedRequestState:
+    sampling_params: SamplingParams | None
+
+
+class Counter:
+    """As prometheus_client's, without a registry."""
+
+    def __init__(self, name, words, labels, **where):
+        self.name, self.children = name, {}
+
+    def labels(self, **labels):
+        child = self.children.setdefault(
+            tuple(sorted(labels.items())), types.SimpleNamespace(value=0)
+        )
+        child.inc = lambda more: setattr(child, "value", child.value + more)
+        return child
+
+
+def module(name, **own):
+    found = types.ModuleType(name)
+    vars(found).update(own)
+    return found
+
+
+def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
+    """Put a fake vLLM in place; return its module with the rejection sampler, and the runner."""
+    logged = [] if logged is None else logged
+    logger = types.SimpleNamespace(info=logged.append, warning=logged.append)
+    sampler = module("vllm.v1.sample.rejection_sampler", STOCK=STOCK)
+    exec(source, vars(sampler))
+
+    class GPUModelRunner:
+        def __init__(self, **requests):
+            self.requests = requests
+            self.input_batch = InputBatch(list(requests))
+
+        def _sample(self, logits, spec_decode_metadata):
+            if spec_decode_metadata is None:
+                return "no drafts"
+            return sampler.RejectionSampler().forward(*spec_decode_metadata)
+
+    class EngineArgs:
+        def create_engine_config(self):
+            return self.config
+
+    platform = types.SimpleNamespace(
+        is_cpu=lambda: True, register_triton_kernel_overrides=lambda: None
+    )
+    modules = [
+        module("vllm", __version__="9.9.9"),
+        module("vllm.logger", init_logger=lambda name: logger),
+        module("vllm.envs", VLLM_LOG_STATS_INTERVAL=10.0),
+        module("vllm.distributed", get_tensor_model_parallel_rank=lambda: 0),
+        module("vllm.platforms", current_platform=platform),
+        module("vllm.exceptions", VLLMValidationError=type("Refused", (ValueError,), {})),
+        module("vllm.sampling_params", SamplingParams=type("Params", (SamplingParams,), {})),
+        module("vllm.engine"),
+        module("vllm.engine.arg_utils", EngineArgs=EngineArgs),
+        module("vllm.v1"),
+        module("vllm.v1.sample", rejection_sampler=sampler),
+        sampler,
+        module("vllm.v1.sample.metadata", SamplingMetadata=Metadata),
+        module("vllm.v1.worker"),
+        module(
+            "vllm.v1.worker.gpu_model_runner",
+            GPUModelRunner=GPUModelRunner,
+            InputBatch=InputBatch,
+            CachedRequestState=CachedRequestState,
+        ),
+        module("prometheus_client", Counter=Counter),
+    ]
+    for own in modules:
+        monkeypatch.setitem(sys.modules, own.__name__, own)
+        above, _, last = own.__name__.rpartition(".")
+        if above:
+            setattr(sys.modules[above], last, own)
+    return sampler, GPUModelRunner

@@ -1,0 +1,226 @@
+"""The bias on drafted logits emits the law of the policy, in the engine's own precision too."""
+
+import math
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.integrations.vllm.bias import drafted_bias, is_lossless, lifts_of
+from tests.amounts import some
+from tests.integrations.vllm.nothing_read import NothingRead
+
+# both laws are sums of at most V float64 terms
+EXACT = 1e-12
+# float32 logits up to 12 carry an error of 2^-24 · 12 each, divided by T ≥ 0.5 and summed
+SINGLE = 5e-6
+NOTHING = -torch.inf
+SPECS = (
+    "band:price=2",
+    "band:price=0.3",
+    "band:price=0",
+    "band:price=1,divergence=reverse_kl",
+    "band:price=0.5,divergence=squared_hellinger",
+    "band:price=1,divergence=pearson_chi2",
+    "band:price=1,divergence=jensen_shannon",
+    "band:price=1,divergence=alpha:a=0.5",
+    "band:delta=0.3",
+    "band:delta=0",
+    "band:delta=0.2,divergence=total_variation",
+    "band:delta=0.2,divergence=max_divergence",
+    "band:delta=0.2,divergence=renyi:a=2",
+    "cactus:delta=0.5",
+    "cactus:delta=inf",
+    "cactus_exact:delta=0.4",
+    "lenience:lenience=0.3",
+    "distillspec:epsilon=0.5",
+    "mixture:alpha=0.3",
+    "speculative",
+)
+
+
+def rows(count, vocab, dtype=torch.float64):
+    """Return logits, a third of them with an excluded token, and drafted tokens."""
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(count, vocab, dtype=torch.float64, generator=generator)
+    logits[::3, 1] = NOTHING
+    logits[5, 2] = 40.0
+    drafted = torch.randint(0, vocab, (count,), generator=generator)
+    drafted[5] = 2
+    return logits.to(dtype), drafted
+
+
+def biased(rule, logits, drafted, heat, width=1, **given):
+    heat = torch.as_tensor(heat, dtype=torch.float64).expand(len(logits))
+    bias = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=width, **given)
+    assert bias.dtype == torch.float64
+    return logits.scatter_add(1, drafted.clamp(min=0)[:, None], bias.to(logits.dtype)[:, None])
+
+
+@pytest.mark.parametrize("heat", [1.0, 0.7])
+@pytest.mark.parametrize("spec", some(SPECS, 14))
+def test_the_biased_row_is_the_emitted_law(spec, heat):
+    rule = ct.policy(spec)
+    logits, drafted = rows(60, 7)
+    law = (biased(rule, logits, drafted, heat) / heat).softmax(-1)
+    expected = ct.emitted_law(rule, (logits / heat).softmax(-1), None, draft_token_ids=drafted)
+    excluded = logits.gather(1, drafted[:, None])[:, 0] == NOTHING
+    if rule.name != "mixture":
+        torch.testing.assert_close(law, expected, rtol=0, atol=EXACT)
+    torch.testing.assert_close(law[~excluded], expected[~excluded], rtol=0, atol=EXACT)
+    assert excluded.any() and (law[excluded].gather(1, drafted[excluded][:, None]) == 0).all()
+
+
+@pytest.mark.parametrize("spec", some(SPECS, 5))
+def test_float32_logits(spec):
+    rule = ct.policy(spec)
+    logits, drafted = rows(60, 7, torch.float32)
+    logits = logits.clamp(max=12)
+    law = (biased(rule, logits, drafted, 0.5) / 0.5).softmax(-1).double()
+    q = (logits.double() / 0.5).softmax(-1)
+    expected = ct.emitted_law(rule, q, None, draft_token_ids=drafted)
+    kept = logits.gather(1, drafted[:, None])[:, 0] > NOTHING
+    torch.testing.assert_close(law[kept], expected[kept], rtol=0, atol=SINGLE)
+
+
+def test_a_bias_that_is_not_scaled_by_the_temperature_is_another_law():
+    logits, drafted = torch.tensor([[0.3, 0.3, 0.4]]).double().log() * 0.7, torch.tensor([0])
+    rule = ct.policy("band:price=2")
+    right = (biased(rule, logits, drafted, 0.7) / 0.7).softmax(-1)
+    wrong = (biased(rule, logits, drafted, 1.0) / 0.7).softmax(-1)
+    assert 0.5 * (right - wrong).abs().sum() > 0.05
+
+
+def test_mixed_policies_temperatures_and_rows_without_a_draft():
+    specs = ("speculative", "band:price=1", "cactus:delta=0.5", "band:delta=0.1")
+    rules = [ct.policy(spec) for spec in specs]
+    logits, drafted = rows(40, 5)
+    drafted[::4] = -1
+    choice, heat = torch.arange(40) % 4, torch.tensor([1.0, 0.6]).repeat(20).double()
+    given = {"choice": choice, "width": 2}
+    bias = drafted_bias(lifts_of(rules), logits, drafted, heat, **given)
+    assert (bias[drafted < 0] == 0).all() and (bias[choice == 0] == 0).all()
+    for number, rule in enumerate(rules):
+        alone = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=2)
+        assert torch.equal(alone[choice == number], bias[choice == number])
+
+
+def gibbs(q, drafted, price):
+    """Return the law of (N accepted, next token) of one request ∝ q(block) e^{N/ν}, enumerated."""
+    weight = {}
+    for accepted in range(len(drafted) + 1):
+        before = math.prod(float(q[i, drafted[i]]) for i in range(accepted))
+        for token in range(q.shape[1]):
+            if accepted < len(drafted) and token == drafted[accepted]:
+                continue
+            own = before * float(q[accepted, token])
+            weight[accepted, token] = own * math.exp(accepted / price)
+    total = sum(weight.values())
+    return {key: value / total for key, value in weight.items()}
+
+
+def followed(law, drafted):
+    """Return the law of (accepted, next token) of lossless verification against rows."""
+    found, alive = {}, 1.0
+    for accepted, row in enumerate(law):
+        ends = accepted == len(drafted)
+        for token in range(law.shape[1]):
+            if ends or token != drafted[accepted]:
+                found[accepted, token] = alive * float(row[token])
+        alive *= 1.0 if ends else float(row[drafted[accepted]])
+    return found
+
+
+@pytest.mark.parametrize("price", [0.4, 2.0])
+def test_the_bias_of_whole_blocks_is_the_best_law(price):
+    """Ragged requests: 3, 0, 1 drafted tokens, and 2 of which the second is a placeholder."""
+    rule, heat = ct.policy("soft_band", price=price), 0.8
+    logits, _ = rows(4 + 1 + 2 + 3, 4)
+    logits[1, 2] = 40.0  # all but certain
+    drafted = torch.tensor([0, 2, 3, -1, -1, 1, -1, 2, -1, -1])
+    law = (biased(rule, logits, drafted, heat, width=3) / heat).softmax(-1)
+    q = (logits / heat).softmax(-1)
+    assert torch.equal(law[drafted < 0], q[drafted < 0])
+    for start, ids in ((0, [0, 2, 3]), (4, []), (5, [1]), (7, [2])):
+        own = slice(start, start + len(ids) + 1)
+        expected, found = gibbs(q[own], ids, price), followed(law[own], ids)
+        assert found.keys() == expected.keys()
+        assert max(abs(found[key] - expected[key]) for key in found) < EXACT
+        raised = rule.certain_path(
+            q[own][:-1].gather(1, torch.tensor(ids).reshape(-1, 1)).T, torch.tensor([len(ids)])
+        )
+        path = law[own][:-1].gather(1, torch.tensor(ids).reshape(-1, 1)).T
+        torch.testing.assert_close(path, raised, rtol=0, atol=EXACT)
+
+
+def test_blocks_beside_single_rows():
+    """Each row follows its own policy, whatever its neighbours look at."""
+    rules = [ct.policy("band:price=1"), ct.policy("soft_band:price=1")]
+    logits, drafted = rows(12, 5)
+    drafted[3::4] = -1
+    choice = (torch.arange(12) // 4) % 2
+    heat = torch.ones(12).double()
+    bias = drafted_bias(lifts_of(rules), logits, drafted, heat, choice=choice, width=3)
+    for number, rule in enumerate(rules):
+        alone = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=3)
+        torch.testing.assert_close(alone[choice == number], bias[choice == number])
+    assert not torch.allclose(bias[choice == 1], torch.tensor([1.0, 1.0, 1.0, 0.0]).double())
+
+
+def test_greedy_rows_take_the_margin_and_nothing_else():
+    """The drafted token wins iff it is less than the margin below the largest."""
+    logits = torch.tensor([[0.0, 2.0, 1.0]]).repeat(4, 1)
+    logits[3, 2] = NOTHING
+    drafted, margin = torch.full((4,), 2), torch.tensor([0.0, 0.9, 1.1, 9.0])
+    rule = ct.policy("band:price=0.1")
+    moved = biased(rule, logits, drafted, torch.zeros(4), margin=margin)
+    assert moved.argmax(-1).tolist() == [1, 1, 2, 1]
+    assert torch.equal(biased(rule, logits, drafted, torch.zeros(4)), logits)
+    sampled = biased(rule, logits, drafted, torch.ones(4), margin=margin)
+    assert torch.equal(sampled, biased(rule, logits, drafted, torch.ones(4)))
+
+
+@pytest.mark.parametrize("bad", [NOTHING, torch.nan, torch.inf])
+@pytest.mark.parametrize("spec", ["band:price=0", "cactus:delta=1", "soft_band:price=0.1"])
+def test_rows_without_a_distribution_stay_as_they_are(spec, bad):
+    logits = torch.full((2, 3), bad)
+    logits[1, 0] = 0.0  # the drafted token is the only one
+    logits[1, 1:] = NOTHING
+    moved = biased(ct.policy(spec), logits, torch.tensor([0, 0]), 1.0, width=2)
+    torch.testing.assert_close(moved[:1], logits[:1], equal_nan=True)
+    assert moved[1].softmax(-1).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_row_with_a_nan_does_not_reach_the_rows_before_it():
+    logits = torch.zeros(3, 4)
+    logits[1, 3] = torch.nan
+    drafted, rule = torch.tensor([0, 0, -1]), ct.policy("soft_band:price=1")
+    moved = biased(rule, logits, drafted, 1.0, width=2)
+    ends = biased(rule, torch.zeros(2, 4), torch.tensor([0, -1]), 1.0, width=2)
+    assert torch.equal(moved[0], ends[0]) and moved[1].isnan().tolist() == [False] * 3 + [True]
+
+
+def test_which_policies_are_a_bias():
+    for spec in ("typical", "top_k:k=2", "fuzzy:threshold=0.1", "soft_band:price=1,ahead=false"):
+        with pytest.raises(ValueError, match="policy: must judge a certain draft by the drafted"):
+            lifts_of([ct.policy(spec)])
+    for spec in ("speculative", "band:price=inf", "soft_band:price=inf"):
+        assert is_lossless(ct.policy(spec))
+    assert not is_lossless(ct.policy("band:price=9"))
+
+
+def test_the_rows_are_not_read_where_the_bias_is_a_constant(monkeypatch):
+    monkeypatch.setattr("cactus_theory.integrations.vllm.bias.log_entries", None)
+    logits, drafted = rows(6, 5)
+    biased(ct.policy("band:price=1"), logits, drafted, 1.0)
+
+
+def test_nothing_is_read_on_the_host_at_kl_prices():
+    rules = [ct.policy(spec) for spec in ("band:price=1", "soft_band:price=2", "speculative")]
+    lifts, (logits, drafted) = lifts_of(rules), rows(12, 5)
+    given = {"choice": torch.arange(12) % 3, "margin": torch.zeros(12), "width": 3}
+    with NothingRead():
+        drafted_bias(lifts, logits, drafted, torch.ones(12), **given)
+    for wrong in (lambda: int(drafted[0]), lambda: logits[drafted > 0], lambda: drafted.nonzero()):
+        with pytest.raises(AssertionError, match="reads what a tensor holds"), NothingRead():
+            wrong()

@@ -1,0 +1,294 @@
+"""The logits processor in the published interface of model runner V2."""
+
+import importlib
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from tests.integrations.vllm import published
+from tests.integrations.vllm.nothing_read import NothingRead
+from tests.integrations.vllm.test_truncate import kept
+
+NAME = "cactus_theory.integrations.vllm.logits_processor"
+WIDTH, VOCAB, REQUESTS = 3, 6, 8
+# logits up to 12 in float32, divided by T ≥ 0.5
+SINGLE = 5e-6
+
+
+@pytest.fixture
+def processor_class(monkeypatch):
+    """Return the class, imported beside what stands for vLLM."""
+    for name in ("CACTUS_POLICY", "CACTUS_VERIFIER", "CACTUS_MARGIN"):
+        monkeypatch.delenv(name, raising=False)
+    published.put(monkeypatch)
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    yield importlib.import_module(NAME).CactusLogitsProcessor
+    sys.modules.pop(NAME, None)
+
+
+def params(temperature=1.0, **own):
+    extra = own.pop("extra", None)
+    plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, **own}
+    return SimpleNamespace(temperature=temperature, extra_args=extra, **plain)
+
+
+def config(sample="greedy", method="standard"):
+    drafts = SimpleNamespace(
+        draft_sample_method=sample, rejection_sample_method=method, num_speculative_tokens=WIDTH
+    )
+    return SimpleNamespace(speculative_config=drafts)
+
+
+def made(processor_class, given=None):
+    state = published.LogitsProcRequestState(torch.device("cpu"), REQUESTS, VOCAB)
+    return processor_class(given or config(), state)
+
+
+class Step:
+    """Requests in slots 5, 2, 7 and 0 with 3, 0, 2 and 1 drafted tokens, one a placeholder."""
+
+    slots, lengths = (5, 2, 7, 0), (3, 0, 2, 1)
+    drafted = torch.tensor([4, 1, 0, -1, -1, 2, -1, -1, 3, -1])
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.logits = 2 * torch.randn(len(self.drafted), VOCAB, generator=generator)
+        self.logits[0, 3] = self.logits[5, 1] = -torch.inf
+        rows = [length + 1 for length in self.lengths]
+        local = torch.cat([torch.arange(count) for count in rows])
+        fed = torch.full((len(local),), 5, dtype=torch.int32)  # the last token of each text
+        fed[1:] = torch.where(local[1:] > 0, self.drafted[:-1], 5)
+        slots = torch.tensor(self.slots, dtype=torch.int32)
+        self.of_row = torch.repeat_interleave(torch.arange(4), torch.tensor(rows))
+        self.context = published.LogitsContext(
+            expanded_idx_mapping=slots[self.of_row],
+            idx_mapping=slots,
+            idx_mapping_np=slots.numpy(),
+            expanded_local_pos=local.int(),
+            input_ids=fed,
+            pos=local.long() + 9,
+            seq_lens_upper_bound_np=np.full(4, 99),
+        )
+
+    def run(self, processor, wishes):
+        for slot, own in zip(self.slots, wishes, strict=True):
+            processor.add_request(slot, own)
+        processor.apply_staged_writes()
+        return processor.apply(self.logits.clone(), self.context)
+
+
+def expected(spec, logits, drafted, heat):
+    q = (logits.double() / heat).softmax(-1)
+    if drafted < 0 or spec is None:
+        return q
+    ids = torch.tensor([drafted])
+    return ct.emitted_law(ct.policy(spec), q[None], None, draft_token_ids=ids)[0]
+
+
+def test_each_request_has_its_own_policy_and_temperature(processor_class, monkeypatch):
+    monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
+    step, heats = Step(), (1.0, 0.7, 0.5, 1.3)
+    specs = ("band:price=2", "band:price=2", "cactus:delta=0.5", "band:price=0.5")
+    wishes = (None, None, {"cactus": specs[2]}, {"cactus": {"price": 0.5}})
+    given = [params(heat, extra=wish) for heat, wish in zip(heats, wishes, strict=True)]
+    moved = step.run(made(processor_class), given)
+    for row, own in enumerate(step.of_row.tolist()):
+        law = (moved[row].double() / heats[own]).softmax(-1)
+        exact = expected(specs[own], step.logits[row], int(step.drafted[row]), heats[own])
+        torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
+
+
+def test_blocks_follow_each_request(processor_class, monkeypatch):
+    """Under soft_band a row looks at later rows of its own request, and at no others."""
+    monkeypatch.setenv("CACTUS_POLICY", "soft_band:price=1")
+    step, rule = Step(), ct.policy("soft_band:price=1")
+    moved = step.run(made(processor_class), [params()] * 4)
+    for own, start in enumerate((0, 4, 5, 8)):
+        ids = [int(token) for token in step.drafted[start : start + step.lengths[own]]]
+        ids = ids[: ids.index(-1)] if -1 in ids else ids
+        if not ids:
+            continue
+        places = torch.arange(start, start + len(ids))
+        q = step.logits[places].double().softmax(-1)
+        path = q.gather(1, torch.tensor(ids)[:, None]).T
+        law = moved[places].double().softmax(-1).gather(1, torch.tensor(ids)[:, None]).T
+        exact = rule.certain_path(path, torch.tensor([len(ids)]))
+        torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
+
+
+CUTS = ({"cactus_top_p": 0.7}, {"cactus_top_k": "3"}, {"cactus_min_p": 0.3})
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_q_is_cut_before_the_policy_acts(processor_class, lossy):
+    """On every row, the bonus row too; a drafted token that is cut is not raised."""
+    step, heats = Step(), (1.0, 0.7, 1.3, 0.8)
+    policy = {"cactus": "band:price=0.7"} if lossy else {}
+    every = (*CUTS, {name: value for own in CUTS for name, value in own.items()})
+    given = [params(heat, extra=policy | cut) for heat, cut in zip(heats, every, strict=True)]
+    moved, cut_drafts = step.run(made(processor_class), given), 0
+    for row, own in enumerate(step.of_row.tolist()):
+        wish = {name.removeprefix("cactus_"): float(value) for name, value in every[own].items()}
+        wish = {"top_p": 1.0, "top_k": 0, "min_p": 0.0} | wish
+        wish["top_k"] = int(wish["top_k"])
+        q = kept(step.logits[row] / heats[own], **wish)
+        law, drafted = (moved[row].double() / heats[own]).softmax(-1), int(step.drafted[row])
+        cut_drafts += drafted >= 0 and float(q[drafted]) == 0
+        exact = expected("band:price=0.7" if lossy else None, q.log(), drafted, 1.0)
+        torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
+    assert cut_drafts
+
+
+def test_cuts_leave_greedy_and_other_requests_alone(processor_class):
+    step, cut = Step(), {"cactus_top_k": 1}
+    given = [params(extra=cut), params(0.0, extra=cut), params(), params(0.0, extra=cut)]
+    moved = step.run(made(processor_class), given)
+    assert torch.equal(moved[4:], step.logits[4:])
+    assert (moved[:4] > -torch.inf).sum(-1).tolist() == [1] * 4
+
+
+def test_policies_of_requests_that_are_gone_are_not_solved(processor_class, monkeypatch):
+    step, processor = Step(), made(processor_class)
+    for slot, policy in ((1, "cactus:delta=1"), (3, "soft_band:price=1")):
+        processor.add_request(slot, params(extra={"cactus": policy}))
+    monkeypatch.setattr("cactus_theory.integrations.vllm.bias.log_entries", None)
+    moved = step.run(processor, [params(extra={"cactus": "band:price=1"})] * 4)
+    assert float(moved[0, 4] - step.logits[0, 4]) == pytest.approx(1.0)
+
+
+def test_a_step_reads_nothing_on_the_host(processor_class):
+    step, processor = Step(), made(processor_class)
+    extra = {"cactus": "soft_band:price=2", "cactus_top_p": 0.8, "cactus_top_k": 3}
+    step.run(processor, [params(extra=extra)] * 4)
+    with NothingRead():
+        processor.apply(step.logits, step.context)
+
+
+def test_without_a_setting_logits_are_the_same_object_and_numbers(processor_class):
+    step, processor = Step(), made(processor_class)
+    assert processor.add_request(0, params()) is False
+    logits = step.logits.clone()
+    assert processor.apply(logits, step.context) is logits and torch.equal(logits, step.logits)
+
+
+def test_only_requests_that_ask_are_touched_and_slots_are_taken_over(processor_class):
+    step, processor = Step(), made(processor_class)
+    asked = params(extra={"cactus": "band:price=1"})
+    assert processor.add_request(7, asked) is True
+    moved = step.run(processor, [params(), params(), asked, params()])
+    changed = (moved != step.logits).nonzero().tolist()
+    assert changed == [[5, 2]]
+    again = step.run(processor, [asked, params(), params(), params()])
+    assert (again != step.logits).nonzero().tolist() == [[0, 4], [1, 1], [2, 0]]
+
+
+def test_greedy_requests_take_their_margin(processor_class, monkeypatch):
+    monkeypatch.setenv("CACTUS_POLICY", "band:price=0.01")
+    step, processor = Step(), made(processor_class)
+    assert torch.equal(step.run(processor, [params(0.0)] * 4), step.logits)
+    own = [params(0.0, extra={"cactus_margin": "1.5"}), params(0.0), params(0.0), params(0.0)]
+    moved = step.run(processor, own)
+    changed = (moved != step.logits).nonzero().tolist()
+    assert changed == [[0, 4], [1, 1], [2, 0]]
+    assert moved[0, 4] == step.logits[0, 4] + 1.5
+    monkeypatch.setenv("CACTUS_MARGIN", "0.25")
+    moved = step.run(processor, [params(0.0)] * 4)
+    assert moved[8, 3] == step.logits[8, 3] + 0.25
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"top_p": 0.9}, "top_p: must be off beside a lossy policy"),
+        ({"top_k": 20}, "top_k: must be off"),
+        ({"min_p": 0.1}, "min_p: must be off"),
+        ({"extra": {"cactus": "typical"}}, "policy: must judge a certain draft by the drafted"),
+        ({"extra": {"cactus": "no_such"}}, r"extra_args\['cactus'\]: policy: must be one of"),
+        ({"extra": {"cactus": {"price": -1}}}, "price: must"),
+        ({"extra": {"cactus_margin": -1}}, "cactus_margin: must be a number of at least 0"),
+        ({"extra": {"cactus_margin": "much"}}, "cactus_margin: .* got 'much'"),
+        ({"extra": {"cactus_top_p": 0}}, r"cactus_top_p: must lie in \(0, 1\]; got 0"),
+        ({"extra": {"cactus_top_k": 2.5}}, "cactus_top_k: must be a whole number"),
+        ({"extra": {"cactus_min_p": 1.5}}, "cactus_min_p: must lie in"),
+        ({"top_p": 0.9, "extra": {"cactus": "speculative", "cactus_top_k": 4}}, "top_p: must be"),
+    ],
+)
+def test_what_is_refused_at_admission(processor_class, monkeypatch, own, said):
+    monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
+    with pytest.raises(ValueError, match=said) as refusal:
+        processor_class.validate_params(params(**own))
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_is_not_refused(processor_class, monkeypatch):
+    processor_class.validate_params(params(top_p=0.9, top_k=3))
+    monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
+    processor_class.validate_params(params(0.0, top_p=0.9))
+    processor_class.validate_params(params(top_p=0.9, extra={"cactus": "speculative"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (config("probabilistic"), "draft_sample_method: must be greedy"),
+        (config(method="fly"), "rejection_sample_method: must be standard or block"),
+        (config(method="synthetic"), "got 'synthetic'"),
+    ],
+)
+def test_servers_on_which_the_law_would_be_another(processor_class, given, said):
+    with pytest.raises(ValueError, match=said):
+        made(processor_class, given)
+
+
+def test_the_hook_makes_way_for_the_processor(processor_class):
+    """Else the policy would act twice."""
+    from cactus_theory.integrations.vllm import settings, v2
+
+    asked = settings.read({settings.POLICY: "band:price=2"})
+    assert asked is not None
+    v2.install(asked)
+    with pytest.raises(ValueError):
+        made(processor_class, config("probabilistic"))
+    assert v2.installed() is not None
+    made(processor_class)
+    assert v2.installed() is None
+
+
+def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_class, monkeypatch):
+    monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
+    idle = made(processor_class, SimpleNamespace(speculative_config=None))
+    assert idle.add_request(0, params()) is False
+    monkeypatch.setenv("CACTUS_MARGIN", "-1")
+    with pytest.raises(ValueError, match="CACTUS_MARGIN"):
+        made(processor_class)
+    monkeypatch.setenv("CACTUS_POLICY", "nothing")
+    with pytest.raises(ValueError, match="CACTUS_POLICY: policy: must be one of"):
+        made(processor_class)
+
+
+def test_other_versions_are_refused_with_one_line(monkeypatch):
+    from cactus_theory.integrations.vllm.versions import UnknownVersion
+
+    class Other(published.LogitsProcessor):
+        def apply(self, logits, context):
+            return logits
+
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    published.put(monkeypatch, LogitsProcessor=Other)
+    with pytest.raises(UnknownVersion, match=r"apply takes \(self, logits, context\), not") as said:
+        importlib.import_module(NAME)
+    assert "\n" not in str(said.value)
+    monkeypatch.delitem(sys.modules, published.INTERFACE)
+    with pytest.raises(UnknownVersion, match="cannot be imported"):
+        importlib.import_module(NAME)
+
+
+def test_without_vllm_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'cactus-theory\[vllm\]'"):
+        importlib.import_module(NAME)

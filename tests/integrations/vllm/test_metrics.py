@@ -1,0 +1,143 @@
+"""Counters of a server, and what its meter reads."""
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.integrations.vllm import settings
+from cactus_theory.integrations.vllm.batch import verify_flat
+from cactus_theory.integrations.vllm.metrics import Prometheus, Reporter, Tally
+from tests.amounts import amount
+from tests.integrations.vllm import fake
+from tests.integrations.vllm.flat import CHAIN, emitted, random_batch
+
+BAND = "band:price=1.0"
+
+
+def tally(meter="1", policy=BAND, **environment):
+    read = settings.read({"CACTUS_POLICY": policy, "CACTUS_METER": meter} | environment)
+    return Tally(read)
+
+
+def serve(own, batches, policies=None, width=3):
+    """Verify batches and return, row by row, (policy, charged rows of q and p, emitted)."""
+    charged = []
+    for seed in range(batches):
+        counts = [3, 0, 2, 3] if seed % 2 else [3, 3]
+        batch = random_batch(
+            seed, counts, greedy=[False, False, seed % 4 == 1, False][: len(counts)]
+        )
+        rules = policies or [own.settings.policy]
+        chosen = [rules[row % len(rules)] for row in range(len(counts))]
+        output, seen = verify_flat(own.settings.verifier, chosen, batch)
+        own.add(seen)
+        for place, row in enumerate(batch.drafted):
+            if not batch.greedy[row]:
+                tokens, count = emitted(output)[row], batch.counts[row]
+                rows = slice(batch.starts[place], batch.starts[place] + min(len(tokens), count))
+                q = batch.target_logits[rows].softmax(-1)
+                charged.append((chosen[row], q, batch.draft_probs[rows], tokens, count))
+    return charged
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_counts_and_divergence_are_those_of_the_rows_up_to_each_refusal(verifier):
+    own = tally(CACTUS_VERIFIER=verifier, policy="cactus:delta=0.5")
+    torch.manual_seed(0)
+    charged = serve(own, amount(12, 60))
+    total = own.totals("cactus:delta=0.5")
+    assert total["verified_rows"] == sum(len(q) for _, q, *_ in charged)
+    assert total["drafted_tokens"] == sum(count for *_, count in charged)
+    assert total["emitted_tokens"] == sum(len(tokens) for *_, tokens, _ in charged)
+    assert total["accepted_tokens"] == total["emitted_tokens"] - len(charged)
+    assert total["measured_rows"] == total["verified_rows"]
+    kl = ct.divergence("kl")
+    spent = sum(
+        float(kl.value(ct.emitted_law(rule, one, other), one.double()).sum())
+        for rule, q, p, *_ in charged
+        for one, other in zip(q, p, strict=True)
+    )
+    assert total["emitted_divergence_nats"] == pytest.approx(spent, rel=1e-5)  # rows are float32
+
+
+def test_a_sampled_meter_reads_what_the_whole_one_does():
+    every, some = tally("1"), tally("5")
+    for own in (every, some):
+        torch.manual_seed(1)
+        serve(own, amount(50, 1000))
+    whole, part = every.totals(BAND), some.totals(BAND)
+    assert whole["verified_rows"] == part["verified_rows"]
+    # the number is binomial; 5 of its standard deviations: false alarm 1e-6, seeds are fixed
+    mean, deviation = whole["verified_rows"] / 5, (whole["verified_rows"] * 0.16) ** 0.5
+    assert abs(part["measured_rows"] - mean) < 5 * deviation
+    ratio = part["emitted_divergence_nats"] / whole["emitted_divergence_nats"]
+    assert 0.5 < ratio < 1.5  # about 4 standard errors of some 80 rows
+
+
+def test_every_row_is_measured_with_the_same_chance():
+    gaps = torch.tensor([own._gap() for own in [tally("4")] for _ in range(10_000)]).double()
+    # geometric; 5 standard errors: false alarm 1e-6
+    assert abs(float(gaps.mean()) - 3) < 5 * 12**0.5 / 100
+    assert abs(float((gaps == 0).double().mean()) - 0.25) < 5 * 0.433 / 100
+
+
+def test_no_request_is_always_the_one_that_is_measured():
+    """Two requests of one drafted token a step: every second row would be the same one's."""
+    own = tally("2")
+    rules = [ct.policy("mixture:alpha=1"), ct.policy("lenience:lenience=0.1")]
+    for seed in range(20):
+        own.add(verify_flat(CHAIN, rules, random_batch(seed, [1, 1]))[1])
+    assert all(0 < own.totals(rule.spec)["measured_rows"] < 20 for rule in rules)
+
+
+def test_a_meter_that_is_off_measures_nothing():
+    own = tally("off")
+    serve(own, 5)
+    total = own.totals(BAND)
+    assert total["verified_rows"] > 0 and total["measured_rows"] == 0
+    assert not own.meters and "emitted kl" not in own.line()
+
+
+def test_policies_have_labels_of_their_own_up_to_a_few():
+    own = tally()
+    policies = [ct.policy("band", price=1.0 + number) for number in range(40)]
+    for first in range(0, 40, 2):
+        serve(own, 1, policies[first : first + 2])
+    labels = list(own.counts)
+    assert len(labels) == 6 and labels[-1] == "other"
+    total = own.totals("other")
+    assert total["measured_rows"] == total["verified_rows"] > 0
+    assert sum(len(meters) for meters in own.meters.values()) < 25
+
+
+def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
+    fake.install(monkeypatch)
+    own, logged = tally(), []
+    reporter = Reporter(Prometheus(own), logged.append, interval=0.0, send=0.0)
+    serve(own, 10)
+    reporter.step()
+    serve(own, 10)
+    reporter.step()
+    for name, value in own.totals(BAND).items():
+        assert _shown(reporter, name) == pytest.approx(value)
+    labels = reporter.prometheus.counters["emitted_divergence_nats"].children
+    assert list(labels) == [(("divergence", "kl"), ("policy", BAND))]
+    assert len(logged) == 2 and logged[0].startswith(f"Cactus metrics: {BAND} (chain): ")
+    reporter.interval = reporter.every = 1e9
+    before = _shown(reporter, "measured_rows")
+    serve(own, 10)
+    reporter.step()  # counts are current, the meter waits
+    assert _shown(reporter, "verified_rows") == own.counts[BAND]["verified_rows"]
+    assert _shown(reporter, "measured_rows") == before and len(logged) == 2
+
+
+def test_nothing_is_counted_where_no_policy_decides():
+    own = tally()
+    batch = random_batch(0, [2, 2], greedy=[True, True])
+    own.add(verify_flat(CHAIN, [own.settings.policy], batch)[1])
+    assert own.totals(BAND)["verified_rows"] == 0
+
+
+def _shown(reporter, name):
+    (child,) = reporter.prometheus.counters[name].children.values()
+    return child.value

@@ -1,0 +1,90 @@
+"""Engines in processes of their own, with the package's plugin and the tests' own.
+
+``make vllm-test`` runs this folder in an environment with a CPU build of vLLM; without one it is
+skipped. The models are the package's own (``simulations/pair``).
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SECONDS = 300
+# of the tests' own plugin; the package's is the one that is installed
+ENTRY_POINTS = """[vllm.general_plugins]
+tests_repair = tests.vllm_engine.plugin:repair
+"""
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+CLEARED = ("CACTUS_", "VLLM_PLUGINS", "PROMETHEUS_MULTIPROC_DIR")
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    skip = pytest.mark.skip(reason="needs vLLM: make vllm-test")
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def plugins(tmp_path_factory):
+    """Return a folder that makes the tests' plugin known to every process."""
+    folder = tmp_path_factory.mktemp("plugins")
+    info = folder / "tests_of_cactus_theory-0.dist-info"
+    info.mkdir()
+    name = "Metadata-Version: 2.1\nName: tests-of-cactus-theory\nVersion: 0\n"
+    (info / "METADATA").write_text(name)
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+class Ended:
+    """A run: its answer (None if there is none), return code and what it wrote."""
+
+    def __init__(self, answer, code, text):
+        self.answer, self.code, self.text = answer, code, text
+
+    @property
+    def last_line(self):
+        return self.text.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="session")
+def run(plugins, tmp_path_factory):
+    """Return a function that runs a job in a process of its own."""
+
+    def one(job, processes=1, wanted=True, **environment):
+        folder = tmp_path_factory.mktemp("run")
+        job_file, answer_file = folder / "job.json", folder / "answer.json"
+        job_file.write_text(json.dumps(job))
+        command = [sys.executable, str(HERE / "run.py"), str(job_file), str(answer_file)]
+        own = _environment(plugins, processes) | environment
+        done = subprocess.run(
+            command, cwd=folder, env=own, capture_output=True, text=True, timeout=SECONDS
+        )
+        text = done.stdout + done.stderr
+        answer = json.loads(answer_file.read_text()) if answer_file.exists() else None
+        if wanted and answer is None:
+            pytest.fail(f"the engine gave no answer:\n{text[-4000:]}")
+        return Ended(answer, done.returncode, text)
+
+    return one
+
+
+def _environment(plugins, processes):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(CLEARED)}
+    path = os.pathsep.join([str(ROOT), str(plugins)])
+    several = {} if processes > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return kept | ENVIRONMENT | several | {"PYTHONPATH": path}

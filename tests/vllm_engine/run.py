@@ -1,0 +1,109 @@
+"""Run one engine in a process of its own: ``python run.py JOB.json OUT.json``.
+
+A job has ``engine`` (arguments of ``LLM``) and ``requests`` (each: prompt, how many times,
+arguments of ``SamplingParams``, perhaps the first of as many seeds). It may also ask for
+``starts`` that must be refused, for ``bad`` extra arguments of requests, to answer ``alone``,
+one by one, to ``age`` vLLM before anything is loaded, to set an environment ``late``, after this
+process has read its own, and to ``take`` the hook away at the end. The answer has the tokens of
+every request, the counters of this process, and all that was refused.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from tests.vllm_engine import plugin
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    if job.get("age"):
+        plugin.age()
+    from vllm import LLM, SamplingParams
+    from vllm.plugins import load_general_plugins
+
+    if job.get("late"):
+        load_general_plugins()
+        os.environ.update(job["late"])
+    stopped = [refused_start(**start) for start in job.get("starts", ())]
+    engine = LLM(**job["engine"])
+    prompts, params = asked(job["requests"])
+    bad = [SamplingParams(max_tokens=2, extra_args=extra) for extra in job.get("bad", ())]
+    refused = [refusal(engine, prompts[0], own) for own in bad]
+    size = 1 if job.get("alone") else len(prompts)
+    done = []
+    for first in range(0, len(prompts), size):
+        part = slice(first, first + size)
+        done += engine.generate(prompts[part], params[part], use_tqdm=False)
+    answer = {
+        "tokens": [list(one.outputs[0].token_ids) for one in done],
+        "stopped": stopped,
+        "refused": refused,
+        "counters": counters(),
+        "taken": taken(engine, prompts[0], params[0]) if job.get("take") else None,
+    }
+    Path(sys.argv[2]).write_text(json.dumps(answer))
+
+
+def asked(requests):
+    """Return prompts and parameters of every request."""
+    from vllm import SamplingParams
+
+    prompts, params = [], []
+    for request in requests:
+        own = dict(request["params"], detokenize=False, ignore_eos=True)
+        for number in range(request["times"]):
+            seed = {} if "seeds" not in request else {"seed": request["seeds"] + number}
+            prompts.append({"prompt_token_ids": request["prompt"]})
+            params.append(SamplingParams(**own, **seed))
+    return prompts, params
+
+
+def refused_start(engine, fault):
+    """Return the line that stops a server with these arguments."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    back = plugin.break_again() if fault else contextlib.nullcontext()
+    try:
+        with back:
+            EngineArgs(**engine).create_engine_config()
+    except SystemExit as error:
+        return str(error)
+
+
+def refusal(engine, prompt, params):
+    """Return the error of a request that must be refused."""
+    try:
+        engine.generate([prompt], params, use_tqdm=False)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def taken(engine, prompt, params):
+    """Return the error of a step after some other plugin has replaced the hook."""
+    from vllm.v1.sample import rejection_sampler
+
+    rejection_sampler.rejection_sample = rejection_sampler.rejection_sample.__self__.original
+    return refusal(engine, prompt, params)
+
+
+def counters() -> dict[str, float]:
+    """Return the counters that /metrics would show in this process."""
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+    from vllm.v1.sample import rejection_sampler
+
+    hook = getattr(rejection_sampler.rejection_sample, "__self__", None)
+    if getattr(hook, "reporter", None) is not None:
+        hook.reporter.prometheus.send()
+    found = {}
+    for metric in get_prometheus_registry().collect():
+        for sample in metric.samples:
+            if sample.name.startswith(("cactus:", "vllm:spec_decode")):
+                found[f"{sample.name}{sorted(sample.labels.items())}"] = sample.value
+    return found
+
+
+if __name__ == "__main__":  # engines in processes of their own import this file
+    main()

@@ -1,0 +1,140 @@
+"""Tokens that real engines emit, against the exact law of what decided them.
+
+Every engine's seed is fixed. All p-values of lawful runs together must stay above FAMILY, shared
+among TESTS of them (Bonferroni): a new version, or other kernels, draw other tokens and fail by
+chance with probability 1e-4. A run that must fail its comparison has p below CERTAIN.
+"""
+
+import pytest
+
+from tests.vllm_engine.jobs import engine, request, texts_of
+from tests.vllm_engine.laws import PROMPT, block_law, chain_law, p_values, target_law
+
+FAMILY, TESTS = 1e-4, 100
+CERTAIN = 1e-12
+TIMES = 2000
+LOSSY = ("cactus:delta=1.0", "band:price=0.5", "typical", "mixture:alpha=0.5")
+BLOCKS = ("speculative", "band:price=0.5", "cactus:delta=1.0")
+HOT = {"temperature": 0.7, "top_p": 0.9, "top_k": 200}
+compared = []
+
+
+def assert_lawful(texts, law, places=(2, 3, 4)):
+    found = p_values(texts, law, places)
+    compared.extend(found)
+    assert len(compared) <= TESTS
+    assert min(found) > FAMILY / TESTS, found
+
+
+def assert_other(texts, law, places=(2, 3, 4)):
+    assert min(p_values(texts, law, places)) < CERTAIN
+
+
+@pytest.fixture(scope="module")
+def mixed(run):
+    """Every policy, greedy requests and colder ones in the same batches of one engine."""
+    requests = [request(PROMPT, TIMES, policy) for policy in ("speculative", *LOSSY)]
+    requests += [request(PROMPT, 50, temperature=0.0)]
+    requests += [request(PROMPT, TIMES, "speculative", **HOT), request(PROMPT, TIMES, **HOT)]
+    requests += [request(PROMPT, 50, max_tokens=1), request(PROMPT, TIMES, {"price": 0.3})]
+    job = {"engine": engine(), "requests": requests}
+    ended = run(job, CACTUS_POLICY="band:price=1", CACTUS_METER="1")
+    return texts_of(ended.answer, job), ended
+
+
+def test_the_lossless_policy_emits_the_target(mixed):
+    assert_lawful(mixed[0][0], target_law())
+
+
+@pytest.mark.parametrize("number", range(len(LOSSY)), ids=LOSSY)
+def test_a_lossy_policy_emits_its_own_law_and_not_the_target(mixed, number):
+    texts = mixed[0][1 + number]
+    assert_lawful(texts, chain_law(LOSSY[number]))
+    assert_other(texts, target_law())
+
+
+def test_greedy_requests_in_the_same_batches_take_the_largest_logit(mixed):
+    texts = mixed[0][5]
+    law = target_law()
+    best = []
+    for _ in range(4):
+        best.append(int(law(tuple(best)).argmax()))
+    assert texts == [best] * len(texts)
+
+
+def test_temperature_and_truncation_reach_the_law(mixed):
+    lossless, servers = mixed[0][6:8]
+    assert_lawful(lossless, target_law(**HOT))
+    assert_lawful(servers, chain_law("band:price=1", **HOT))
+    assert_other(lossless, target_law())
+
+
+def test_knobs_of_a_request_alone_change_the_servers_policy(mixed):
+    assert_lawful(mixed[0][9], chain_law("band:price=0.3"))
+
+
+def test_counters_are_beside_those_of_the_engine(mixed):
+    counters = mixed[1].answer["counters"]
+
+    def total(name):
+        return sum(value for key, value in counters.items() if key.startswith(name))
+
+    judged = total("cactus:drafted_tokens_total")
+    greedy = total("vllm:spec_decode_num_draft_tokens_total") - judged
+    assert judged > 10 * TIMES and 0 < greedy <= 50 * 9
+    assert total("cactus:emitted_divergence_nats_total") > 0
+    assert total("cactus:measured_rows_total") == total("cactus:verified_rows_total")
+    lossless = (
+        "cactus:emitted_divergence_nats_total[('divergence', 'kl'), ('policy', 'speculative')]"
+    )
+    assert counters.get(lossless, 0) == 0
+    assert "Cactus metrics: " in mixed[1].text and "emitted kl per token" in mixed[1].text
+
+
+@pytest.fixture(scope="module")
+def blocks(run):
+    requests = [request(PROMPT, TIMES, "speculative"), request(PROMPT, TIMES)]
+    requests += [request(PROMPT, TIMES, "cactus:delta=1.0")]
+    job = {"engine": engine(), "requests": requests}
+    ended = run(job, CACTUS_POLICY="band:price=0.5", CACTUS_VERIFIER="block", CACTUS_METER="off")
+    return texts_of(ended.answer, job)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)), ids=BLOCKS)
+def test_blocks_emit_the_law_of_their_policy(blocks, number):
+    spec = BLOCKS[number]
+    assert_lawful(blocks[number], block_law(spec), (2, 3))
+    if spec != "speculative":
+        assert_other(blocks[number], target_law(), (2, 3))
+
+
+@pytest.fixture(scope="module")
+def certain(run):
+    requests = [request(PROMPT, TIMES, "speculative"), request(PROMPT, TIMES)]
+    requests += [request(PROMPT, 20, seeds=7)]
+    job = {"engine": engine("greedy"), "requests": requests}
+    return texts_of(run(job, CACTUS_POLICY="band:price=0.5").answer, job)
+
+
+def test_certain_drafts_emit_the_law_of_their_policy(certain):
+    assert_lawful(certain[0], target_law())
+    assert_lawful(certain[1], chain_law("band:price=0.5", certain=True))
+    assert_other(certain[1], target_law())
+
+
+def test_a_seeded_request_emits_the_same_alone_and_in_a_batch(certain, run):
+    job = {"engine": engine("greedy"), "requests": [request(PROMPT, 20, seeds=7)], "alone": True}
+    alone = texts_of(run(job, CACTUS_POLICY="band:price=0.5").answer, job)
+    assert alone == certain[2:]
+    assert len({tuple(text) for text in alone[0]}) > 10
+
+
+def test_processes_of_their_own_emit_the_law_and_count(run, tmp_path):
+    job = {"engine": engine(processes=3), "requests": [request(PROMPT, TIMES)]}
+    where = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    ended = run(job, processes=3, CACTUS_POLICY="mixture:alpha=0.5", **where)
+    (texts,) = texts_of(ended.answer, job)
+    assert_lawful(texts, chain_law("mixture:alpha=0.5"))
+    assert_other(texts, target_law())
+    shown = ended.answer["counters"]
+    assert any(key.startswith("cactus:emitted_tokens_total") for key in shown)

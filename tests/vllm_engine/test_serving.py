@@ -1,0 +1,106 @@
+"""What stops a server, what does not, and what is left alone: in real engines."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import cactus_theory as ct
+from tests.vllm_engine.jobs import engine, request, texts_of
+from tests.vllm_engine.laws import PROMPT
+
+POLICY = "band:price=2.0"
+
+
+def job(**speculative):
+    return {"engine": engine(**speculative), "requests": [request(PROMPT, 1)]}
+
+
+# name: job, processes, environment
+STOPPED = {
+    "setting": (job(), 1, {"CACTUS_POLICY": "bnad:price=2"}),
+    "setting of another process": (
+        job(processes=3) | {"late": {"CACTUS_POLICY": "bnad:price=2"}},
+        3,
+        {},
+    ),
+    "version": (job() | {"age": True}, 1, {"CACTUS_POLICY": POLICY}),
+}
+# what bypasses the hook: arguments of the draft, whether the fault is left in
+STARTS = {"method": ({"rejection_sample_method": "block"}, False), "fault": ({}, True)}
+BAD = ["bnad", {"prise": 1}, {"price": -1}, 3, "x.py:f", [{}], "typical"]
+BAD += ["soft_band:price=1,values=/etc/hostname"]
+
+
+@pytest.fixture(scope="module")
+def stopped(run):
+    def one(case):
+        own, processes, environment = STOPPED[case]
+        return run(own, processes, wanted=False, **environment)
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(STOPPED, pool.map(one, STOPPED), strict=True))
+
+
+def assert_stopped_with_one_line(ended, *words):
+    assert ended.answer is None and ended.code != 0
+    assert ended.last_line.startswith("cactus-theory: ")
+    for word in words:
+        assert word in ended.last_line
+    assert "Traceback" not in ended.text
+
+
+def test_a_bad_setting_stops_with_one_line_of_the_valid_ones(stopped):
+    assert_stopped_with_one_line(stopped["setting"], "CACTUS_POLICY", "bnad", *ct.list_policies())
+
+
+def test_a_bad_setting_stops_an_engine_in_a_process_of_its_own(stopped):
+    ended = stopped["setting of another process"]
+    assert ended.answer is None and ended.code != 0
+    (line,) = [own for own in ended.text.splitlines() if "CACTUS_POLICY: policy: must be" in own]
+    assert "band" in line and "bnad" in line
+
+
+def test_an_unknown_version_stops_and_names_the_tested_ones(stopped):
+    assert_stopped_with_one_line(stopped["version"], "draft_ids", "vllm", "tested with", "0.32.0")
+
+
+@pytest.fixture(scope="module")
+def untouched(run):
+    """The same requests without our plugin and with it, but no policy asked for."""
+    sampled = {"engine": engine(), "requests": [request(PROMPT, 200), request(PROMPT, 9, seeds=3)]}
+    without = run(sampled, VLLM_PLUGINS="tests_repair")
+    return without, run(sampled), sampled
+
+
+def test_without_a_setting_the_tokens_are_those_without_the_package(untouched):
+    without, installed, sampled = untouched
+    assert installed.answer["tokens"] == without.answer["tokens"]
+    assert len({tuple(text) for text in without.answer["tokens"]}) > 50
+    assert not any(name.startswith("cactus:") for name in installed.answer["counters"])
+    assert texts_of(installed.answer, sampled)[1] != texts_of(installed.answer, sampled)[0][:9]
+
+
+@pytest.fixture(scope="module")
+def asked_badly(run):
+    starts = [{"engine": engine(**draft), "fault": fault} for draft, fault in STARTS.values()]
+    own = job() | {"starts": starts, "bad": [{"cactus": given} for given in BAD], "take": True}
+    own["requests"] = [request(PROMPT, 20)]
+    return run(own, CACTUS_POLICY=POLICY, CACTUS_VERIFIER="block").answer
+
+
+def test_servers_that_would_bypass_the_hook_are_refused(asked_badly):
+    said = dict(zip(STARTS, asked_badly["stopped"], strict=True))
+    assert "rejection_sample_method must be standard" in said["method"]
+    assert "55005" in said["fault"]
+    assert all(line.startswith("cactus-theory: ") for line in said.values())
+
+
+def test_bad_requests_are_refused_on_submission_and_the_engine_lives(asked_badly):
+    refused = asked_badly["refused"]
+    assert len(refused) == len(BAD)
+    assert all(line.startswith("VLLMValidationError: extra_args['cactus']") for line in refused)
+    assert len(asked_badly["tokens"]) == 20
+
+
+def test_an_engine_whose_hook_was_taken_away_stops(asked_badly):
+    assert "a step with drafts did not call rejection_sample" in asked_badly["taken"]
