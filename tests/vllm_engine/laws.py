@@ -4,7 +4,7 @@ Token 1 comes from the prompt's own step, so it has the law q. A round then draf
 tokens 2 to 4 stand at its first three places, or at the first places of later rounds after a
 refusal. Under a chain, place does not matter: given the tokens before it, the law is the policy's
 emitted law of the two rows there. Under a block it depends on the alive ratio, too (``after``).
-Token 5 may be a bonus, so tests end at token 4.
+Token 5 may be a bonus: it is looked at where the law is q anywhere.
 """
 
 import functools

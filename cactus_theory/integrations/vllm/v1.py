@@ -18,11 +18,11 @@ The bonus token is the one that the engine has drawn before; acceptance and reco
 of the default generator of the device, or of the request's own (``seed``). Those of a request do
 not depend on its batch; drafts that are sampled do, since the drafter ignores seeds: only certain
 drafts make a request's text reproducible. If a step lacks the rows that some request's tokens
-were drawn from, vLLM treats the whole batch's tokens as certain, which changes the law; here that
-request's drafts are set aside and its next token is drawn from the target, which is exact, and a
-warning says so once. A batch with a NaN among its drafted tokens' probabilities goes to the
-original function. On CUDA the torch path runs (no engine was run there); flags of mixed batches
-with greedy requests, and the counters, wait for the device at every step.
+were drawn from, vLLM treats the whole batch's tokens as certain: that keeps a lossless law and
+changes a lossy one. Here that request's drafts are set aside and its next token is drawn from
+the target, the others keep their rows, and a warning says so once. A batch with rows that are
+not numbers goes to the original function. On CUDA the torch path runs (no engine was run there);
+flags of mixed batches with greedy requests, and the counters, wait for the device at every step.
 """
 
 from collections.abc import Callable

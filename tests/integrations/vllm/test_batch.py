@@ -22,7 +22,7 @@ from tests.integrations.vllm.flat import (
 VERIFY = {"chain": (CHAIN, ct.verify_chain), "block": (BLOCK, ct.verify_block)}
 RULES = ("speculative", "band:price=1", "cactus:delta=0.5", "mixture:alpha=0.5")
 COUNTS = ([3, 3, 3], [2, 0, 3, 1], [0, 0, 2, 2], [1], [4, 0, 4, 0])
-SEEDS = amount(6, 200)
+SEEDS = amount(6, 30)
 
 
 def assert_as_alone(name, rules, batch, coins):

@@ -64,7 +64,7 @@ def test_a_sampled_meter_reads_what_the_whole_one_does():
     every, some = tally("1"), tally("5")
     for own in (every, some):
         torch.manual_seed(1)
-        serve(own, amount(50, 1000))
+        serve(own, amount(50, 300))
     whole, part = every.totals(BAND), some.totals(BAND)
     assert whole["verified_rows"] == part["verified_rows"]
     # the number is binomial; 5 of its standard deviations: false alarm 1e-6, seeds are fixed
