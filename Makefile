@@ -15,7 +15,7 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 # torch goes in first and alone: nothing installed later may pick another build of it.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; $(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
 	@echo "Setting up $(VENV) (once; a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # what only tests and checks of style need: Triton interprets the kernels where no GPU is
 $(TESTED): $(STAMP)
-	@$(PIP) -e '.[kernels,sweep]' pytest pytest-xdist beartype ruff pyright
+	@$(PIP) -e '.[kernels]' 'dask[distributed]' pytest pytest-xdist beartype ruff pyright
 	@touch $@
 
 setup: $(TESTED)  ## create .venv with the tested versions
