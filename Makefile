@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough mutate lint figures bench gpu-check clean
+.PHONY: help setup demo test test-thorough mutate lint docs figures bench gpu-check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -23,9 +23,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PIP) -e '.[solvers,testing,llm,figures]'
 	@touch $@
 
-# what only tests and checks of style need: Triton interprets the kernels where no GPU is
+# what only tests, pages and checks of style need: Triton interprets the kernels where no GPU is
 $(TESTED): $(STAMP)
-	@$(PIP) -e '.[kernels]' 'dask[distributed]' pytest pytest-xdist beartype ruff pyright
+	@$(PIP) -e '.[kernels]' 'dask[distributed]' pytest pytest-xdist beartype ruff pyright pdoc latex2mathml
 	@touch $@
 
 setup: $(TESTED)  ## create .venv with the tested versions
@@ -45,6 +45,9 @@ mutate: $(TESTED)  ## make mistakes in a copy of the core; the tests must notice
 lint: $(TESTED)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
+docs: $(TESTED)  ## a page for every public package from the docstrings (docs/)
+	@$(BIN)/python -m simulations reference
+
 figures: $(STAMP)  ## redraw paper_figures/*.{pdf,png} from committed CSV
 	@$(BIN)/python -m paper_figures
 
@@ -62,4 +65,4 @@ gpu-check: $(if $(GPU_PYTHON),,$(STAMP))  ## check and time a GPU: one page of r
 	@$(or $(GPU_PYTHON),$(BIN)/python) -m simulations gpu-check $(ARGS)
 
 clean:  ## remove what was built; keep what was committed
-	rm -rf $(VENV) build demo gpu_check throughput dist *.egg-info
+	rm -rf $(VENV) build demo docs gpu_check throughput dist *.egg-info

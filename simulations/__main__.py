@@ -30,6 +30,7 @@ COMMANDS = {
     "ledger": ("ledger.command", "a hard cap on every answer against the same mean (CSV)"),
     "bench": ("bench.command", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the tables of the pages from the committed CSV"),
+    "reference": ("reference.command", "a page for every public package (docs/)"),
     "all": ("recompute.command", "every committed CSV again; --quick takes minutes"),
     "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
 }

@@ -27,6 +27,15 @@ class LogProbs:
     Where the policy is lossless the two are equal. On average over h, ``emitted − target`` of a
     token is the divergence that the meter charges for it (KL). ``emitted`` is not the law of
     the token given the text alone, which is a mixture over where rounds may have begun.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> lossless = generate(
+    ...     pair.target, pair.draft, ids, policy="speculative", max_new_tokens=8, log_probs=True
+    ... )
+    >>> torch.allclose(lossless.log_probs.target, lossless.log_probs.emitted)
+    True
     """
 
     target: Float[Tensor, "batch new"]
