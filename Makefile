@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.cactus-theory
 TESTED := $(VENV)/.cactus-theory-tests
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# modules compile when they are first imported: compiling all of them took half of the set-up
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# not in constraints.txt, as builds of torch for CUDA ask for a Triton of their own
+TRITON := triton==3.9.0; platform_system == "Linux"
 export OMP_NUM_THREADS ?= 1
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
@@ -25,7 +28,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 
 # what only tests, pages and checks of style need: Triton interprets the kernels where no GPU is
 $(TESTED): $(STAMP)
-	@$(PIP) -e '.[kernels]' 'dask[distributed]' pytest pytest-xdist beartype ruff pyright pdoc latex2mathml
+	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright pdoc latex2mathml
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || $(PIP) --no-deps '$(TRITON)'
 	@touch $@
 
 setup: $(TESTED)  ## create .venv with the tested versions
