@@ -41,6 +41,11 @@ class Between(Schedule):
     for as token ids, and a text may be written in several ways: :func:`spellings` has the usual
     ones. Only a marker that is one special token cannot be missed.
 
+    Raises
+    ------
+    ValueError
+        A marker without tokens, one that both opens and closes, an unknown policy.
+
     Examples
     --------
     >>> thinking = Between("band:price=1", opening=5, closing=6)

@@ -99,6 +99,11 @@ class ByPosition(Schedule):
     ``ByPosition([(0, "speculative"), (32, "band:price=2")])`` is lossless for the first 32
     tokens of the answer.
 
+    Raises
+    ------
+    ValueError
+        Positions that do not start at 0 and rise, an unknown policy.
+
     Examples
     --------
     >>> later = ByPosition([(0, "speculative"), (32, "band:price=2")])

@@ -165,6 +165,13 @@ def draft_from_logits(
     -------
     (B,) int64; −1 where no logit is finite.
 
+    Raises
+    ------
+    ValueError, TypeError
+        As for :func:`verify_logits`.
+    ModuleNotFoundError
+        On CUDA without Triton (extra ``kernels``).
+
     Examples
     --------
     >>> logits = torch.tensor([[0.0, 9.0, 1.0]])

@@ -17,6 +17,12 @@ from cactus_theory.optimum.geometry import Geometry, geometry_of
 class Frontier:
     """Points (..., points) of the optimal trade-off, from h = q to the end of the path.
 
+    Attributes
+    ----------
+    delta : divergence, in its unit (nats for KL), rising.
+    acceptance : Σ min(p, h), rising.
+    price : dA/dδ, falling.
+
     Examples
     --------
     >>> curve = ct.frontier(np.array([0.2, 0.8]), np.array([0.6, 0.4]), points=3)

@@ -55,6 +55,11 @@ def assert_schedule_properties(
         hold the markers that the schedule looks for.
     examples : texts to try; ``seed`` fixes which.
 
+    Raises
+    ------
+    AssertionError
+        A property is broken.
+
     Examples
     --------
     >>> from cactus_theory.decoding import ByPosition
