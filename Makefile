@@ -4,18 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.cactus-theory
 TESTED := $(VENV)/.cactus-theory-tests
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# modules compile when they are first imported: compiling all of them took half of the set-up
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# not in constraints.txt, as builds of torch for CUDA ask for a Triton of their own
+TRITON := triton==3.9.0; platform_system == "Linux"
 export OMP_NUM_THREADS ?= 1
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough mutate lint figures bench gpu-check vllm-test clean
+.PHONY: help setup demo test test-thorough mutate lint docs figures bench gpu-check vllm-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 # torch goes in first and alone: nothing installed later may pick another build of it.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; $(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
 	@echo "Setting up $(VENV) (once; a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
@@ -23,9 +26,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) -e '.[solvers,testing,llm,figures]'
 	@touch $@
 
-# what only tests and checks of style need: Triton interprets the kernels where no GPU is
+# what only tests, pages and checks of style need: Triton interprets the kernels where no GPU is
 $(TESTED): $(STAMP)
-	@$(PIP) -e '.[kernels,sweep]' pytest pytest-xdist beartype ruff pyright
+	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright pdoc latex2mathml
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || $(PIP) --no-deps '$(TRITON)'
 	@touch $@
 
 setup: $(TESTED)  ## create .venv with the tested versions
@@ -44,6 +48,9 @@ mutate: $(TESTED)  ## make mistakes in a copy of the core; the tests must notice
 
 lint: $(TESTED)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+docs: $(TESTED)  ## a page for every public package from the docstrings (docs/)
+	@$(BIN)/python -m simulations reference
 
 figures: $(STAMP)  ## redraw paper_figures/*.{pdf,png} from committed CSV
 	@$(BIN)/python -m paper_figures
@@ -79,4 +86,4 @@ vllm-test: $(VLLM_STAMP)  ## real vLLM engines on a CPU against exact laws (< 8 
 	@$(VLLM)/bin/python -m pytest -q tests/vllm_engine
 
 clean:  ## remove what was built; keep what was committed
-	rm -rf $(VENV) $(VLLM) build demo gpu_check throughput dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build demo docs gpu_check throughput dist *.egg-info

@@ -1,4 +1,17 @@
-"""How many draft tokens may a speculative sampler accept, and what does it cost in fidelity?"""
+"""How many draft tokens may a speculative sampler accept, and what does it cost in fidelity?
+
+Here are the optimum, policies, what they emit, and verification. :mod:`cactus_theory.decoding`
+decodes texts, :mod:`cactus_theory.verify` is the contract of verifiers, and
+:mod:`cactus_theory.kernels` verifies raw logits on a GPU. :mod:`cactus_theory.traces` logs rows
+and replays them, :mod:`cactus_theory.tuning` chooses what to decode with, and
+:mod:`cactus_theory.testing` checks policies, verifiers and drafters of your own.
+:mod:`cactus_theory.policies` and :mod:`cactus_theory.divergences` hold what is registered.
+
+q is the target's row and p the draft's, (..., V) over V tokens; divergences are in nats. In
+examples ``ct`` is this package, ``np`` NumPy and ``torch`` PyTorch, the names of the package at
+hand are imported, and ``pair`` is the pair of models in a checkout: ``decoding.load_pair(
+"simulations/pair/target", "simulations/pair/draft")``.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -47,7 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cactus-theory", description=ct.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="cactus-theory", description=(ct.__doc__ or "").partition("\n")[0]
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     solve = commands.add_parser("solve", help="the best acceptance under a divergence budget")
     _add_rows(solve)

@@ -34,6 +34,14 @@ def emitted_law(
     ValueError, TypeError
         Rows that are not distributions over one vocabulary, ids that are no tokens of it,
         both or neither of rows and ids, or a rule that is no Policy.
+
+    Examples
+    --------
+    >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
+    >>> ct.emitted_law(ct.policy("cactus:delta=0.25"), q, p).round(4)
+    array([0.45, 0.45, 0.1 ])
+    >>> ct.emitted_law(ct.policy("cactus:delta=0.25"), q, None, draft_token_ids=2).round(4)
+    array([0.0268, 0.0268, 0.9464])
     """
     _check_rule(rule)
     q, p = _rows(target_probs, draft_probs, draft_token_ids)
@@ -58,6 +66,17 @@ class Audit:
     optimum_divergence : (...), the least divergence at the same acceptance; NaN where the
         acceptance is out of reach of policies that never emit tokens with q = 0.
     reference : the divergence of the two optima.
+
+    Examples
+    --------
+    >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
+    >>> seen = ct.audit(ct.policy("cactus:delta=0.25"), q, p)
+    >>> print(seen.declares.budget)
+    kl <= 0.25 per proposal
+    >>> bool(seen.within), round(float(seen.spent), 4)
+    (False, 0.3236)
+    >>> round(float(seen.divergences["kl"]), 4), round(float(seen.optimum_divergence), 4)
+    (0.5507, 0.5507)
     """
 
     policy: str
@@ -90,6 +109,15 @@ def audit(
     ------
     ValueError, TypeError
         As for :func:`emitted_law`; an unknown divergence.
+
+    Examples
+    --------
+    >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
+    >>> seen = ct.audit(ct.policy("band:delta=0.1"), q, p)
+    >>> print(f"{seen.acceptance:.4f} at {seen.divergences['kl']:.4f} nats")
+    0.7221 at 0.1000 nats
+    >>> print(f"held: {seen.within}; the optimum there: {seen.optimum_acceptance:.4f}")
+    held: True; the optimum there: 0.7221
     """
     _check_rule(rule)
     reference = find_divergence(divergence)

@@ -23,6 +23,12 @@ class TunedSetting:
     temperature : that it was tuned at; 1 for rows of which none is known.
     level, divergence : what may be metered per emitted token, where it was tuned.
     weights : what tells the two models from others, where it is known.
+
+    Examples
+    --------
+    >>> setting = ct.TunedSetting(ct.policy("band:price=1"), "chain", 4, 1.0)
+    >>> setting.plain, sorted(setting.options)
+    (False, ['num_draft_tokens', 'policy', 'temperature', 'verifier'])
     """
 
     policy: Policy | None
@@ -79,6 +85,16 @@ def load_tuned(path: str | Path) -> TunedSetting:
     ------
     OSError, ValueError
         A file that cannot be read, or of something else.
+
+    Examples
+    --------
+    >>> from cactus_theory import traces, tuning
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> found = tuning.tune(traces.SavedRows.of(q, p), tuning.Costs.ratios(0.1), 0.05)
+    >>> tuning.save_tuned(found, "tuned.json")
+    >>> setting = ct.load_tuned("tuned.json")
+    >>> setting.num_draft_tokens, setting.verifier
+    (1, 'chain')
     """
     path = Path(path)
     content = _read(path)

@@ -32,6 +32,7 @@ COMMANDS = {
     "measured": ("figures.measured", "write the tables of the pages from the committed CSV"),
     "tutorial": ("notebook.command", "run the notebook of the first hour, outputs included"),
     "gallery": ("gallery.command", "small programs, each with a picture"),
+    "reference": ("reference.command", "a page for every public package (docs/)"),
     "all": ("recompute.command", "every committed CSV again; --quick takes minutes"),
     "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
 }

@@ -1,5 +1,7 @@
 """``python -m solvers PROGRAM …``: solve one convex program on rows from files.
 
+Installed from the wheel, it is ``python -m cactus_theory.solvers``.
+
 A row without an answer loses no other: it is named on stderr, marked in what is printed and
 saved, and the exit code is 1. 0: every row is solved; 2: bad input, or no row could be solved.
 """
@@ -10,11 +12,13 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from cactus_theory._pipes import ends_quietly
-from solvers._commands import COMMANDS, Job
-from solvers._output import Failed, check_path, failures, save, show
+
+from ._commands import COMMANDS, Job
+from ._output import Failed, check_path, failures, save, show
 
 REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 INTERRUPTED = 130
+COMMAND = f"python -m {__package__}"
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -23,7 +27,7 @@ class _OneLineParser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _OneLineParser(prog="python -m solvers", description=__doc__)
+    parser = _OneLineParser(prog=COMMAND, description=__doc__)
     commands = parser.add_subparsers(dest="program", required=True, metavar="PROGRAM")
     for name, command in COMMANDS.items():
         command.arguments(commands.add_parser(name, help=command.about, description=command.about))
@@ -66,7 +70,7 @@ def _report(args: argparse.Namespace) -> int:
         save(out, args.program, results)
     show(args.program, results, args.json)
     for row, one in failed.items():
-        print(f"python -m solvers {args.program}: row {row}: {one.error}", file=sys.stderr)
+        print(f"{COMMAND} {args.program}: row {row}: {one.error}", file=sys.stderr)
     return INTERRUPTED if not whole else bool(failed)
 
 
@@ -76,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _report(args)
     except REPORTED as error:
-        print(f"python -m solvers {args.program}: {_line(error)}", file=sys.stderr)
+        print(f"{COMMAND} {args.program}: {_line(error)}", file=sys.stderr)
         return 2
 
 

@@ -16,12 +16,13 @@ import torch
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
-from solvers import _program
-from solvers._block_dual import per_call_bound, per_token_bound, price_bound
-from solvers._perspective import Terms, perspective
-from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
-from solvers._scaled import cvxpy, times
-from solvers.paths import Followed, PathTree, follow
+
+from . import _program
+from ._block_dual import per_call_bound, per_token_bound, price_bound
+from ._perspective import Terms, perspective
+from ._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
+from ._scaled import cvxpy, times
+from .paths import Followed, PathTree, follow
 
 PRICE, PER_CALL, PER_TOKEN = "price", "per_call", "per_token"
 

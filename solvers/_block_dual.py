@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from cactus_theory.divergences import KL, FDivergence
-from solvers.paths import PathTree
+
+from .paths import PathTree
 
 # the bracket of a level shrinks below an ulp of it
 HALVINGS = 60

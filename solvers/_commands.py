@@ -9,9 +9,10 @@ import numpy as np
 
 from cactus_theory._arguments import as_tensor, check_pair
 from cactus_theory._files import load_rows
-from solvers import block, optimal, per_proposal, reference, sequence
-from solvers.design import Design, DesignedRow
-from solvers.paths import PathTree
+
+from . import block, optimal, per_proposal, reference, sequence
+from .design import Design, DesignedRow
+from .paths import PathTree
 
 Parser = argparse.ArgumentParser
 # what solves one row

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from cactus_theory.divergences import Divergence, MaxDivergence, Renyi
-from solvers._left_sides import left_side, power, power_weights
-from solvers._scaled import Scaled
+
+from ._left_sides import left_side, power, power_weights
+from ._scaled import Scaled
 
 # e^x overflows float64 from 709.8; a budget above this never binds.
 LARGEST_EXPONENT = 700.0

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.divergences import Divergence
-from solvers import _conic
-from solvers._program import divergence_of
-from solvers._quantities import Quantities
-from solvers._scaled import cvxpy
-from solvers._separable import Lagrangian
+
+from . import _conic
+from ._program import divergence_of
+from ._quantities import Quantities
+from ._scaled import cvxpy
+from ._separable import Lagrangian
 
 Dual = float | dict[int, float]
 # interior-point answers leave what binds within 1e-5 of its limit, relative to it, and keep

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from solvers import _program
-from solvers._constraints import (
+from . import _program
+from ._constraints import (
     BudgetConstraint,
     Built,
     Constraint,
@@ -17,14 +17,14 @@ from solvers._constraints import (
     Dual,
     LimitConstraint,
 )
-from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
-from solvers._quantities import Quantities
-from solvers._scaled import Scaled, cvxpy
-from solvers._separable import Lagrangian
-from solvers.per_proposal import raised_ceiling
+from ._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
+from ._quantities import Quantities
+from ._scaled import Scaled, cvxpy
+from ._separable import Lagrangian
+from .per_proposal import raised_ceiling
 
 if TYPE_CHECKING:
-    from solvers.design import DesignedRow
+    from .design import DesignedRow
 
 # rounds of rescaling the entries between their limits, once the others are set to theirs
 POLISHING = 8

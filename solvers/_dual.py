@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from cactus_theory.divergences import Divergence, FDivergence
-from solvers._conic import generator_budget, most_of
+
+from ._conic import generator_budget, most_of
 
 # below this 1/λ may overflow; λ = 0 then gives a bound as well
 SMALLEST_SLOPE = 1e-150

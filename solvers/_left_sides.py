@@ -22,8 +22,9 @@ from cactus_theory.divergences import (
     SquaredHellinger,
     TotalVariation,
 )
-from solvers._forms import Forms
-from solvers._scaled import Scaled, cvxpy, times
+
+from ._forms import Forms
+from ._scaled import Scaled, cvxpy, times
 
 # Exponents a with at most this denominator become a few second-order cones per token.
 LARGEST_DENOMINATOR = 64

@@ -21,8 +21,9 @@ from cactus_theory.divergences import (
     SquaredHellinger,
     TotalVariation,
 )
-from solvers._forms import Forms
-from solvers._scaled import cvxpy, times
+
+from ._forms import Forms
+from ._scaled import cvxpy, times
 
 
 @dataclass

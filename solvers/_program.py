@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from cactus_theory.divergences import Divergence
-from solvers import _conic
-from solvers._dual import lagrange_bound
-from solvers._scaled import Scaled, cvxpy
+
+from . import _conic
+from ._dual import lagrange_bound
+from ._scaled import Scaled, cvxpy
 
 # Interior-point answers are good to about 1e-9; the row may overspend by this, in D's unit.
 FEASIBILITY = 1e-7

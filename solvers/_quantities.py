@@ -8,8 +8,9 @@ import numpy as np
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from solvers._left_sides import left_side
-from solvers._scaled import Scaled, cvxpy
+
+from ._left_sides import left_side
+from ._scaled import Scaled, cvxpy
 
 
 @dataclass(frozen=True)

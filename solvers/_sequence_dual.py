@@ -16,7 +16,8 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
-from solvers._dual import lagrange_bound
+
+from ._dual import lagrange_bound
 
 # a is searched for in [e^−700, 1]: so many halvings leave its relative error at rounding
 LOWEST_LOG, HALVINGS = -700.0, 64

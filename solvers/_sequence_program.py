@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.divergences import FDivergence
-from solvers import _program
-from solvers._dual import lagrange_bound
-from solvers._left_sides import left_side
-from solvers._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
-from solvers._scaled import Scaled, cvxpy
-from solvers.per_proposal import raised_ceiling
+
+from . import _program
+from ._dual import lagrange_bound
+from ._left_sides import left_side
+from ._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
+from ._scaled import Scaled, cvxpy
+from .per_proposal import raised_ceiling
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ import numpy as np
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
-from solvers import _block
-from solvers._block import PRICE, Goal
-from solvers._block_dual import lossless_multipliers, price_bound
-from solvers.paths import PathTree, follow
+
+from . import _block
+from ._block import PRICE, Goal
+from ._block_dual import lossless_multipliers, price_bound
+from .paths import PathTree, follow
 
 # the bracket [0, 1] of a row's lower edge shrinks below an ulp
 HALVINGS = 60

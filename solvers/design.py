@@ -23,8 +23,9 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
-from solvers import _design, _rows
-from solvers._constraints import (
+
+from . import _design, _rows
+from ._constraints import (
     BudgetConstraint,
     Constraint,
     CustomConstraint,
@@ -32,7 +33,7 @@ from solvers._constraints import (
     ExpectationConstraint,
     LimitConstraint,
 )
-from solvers._quantities import Quantities
+from ._quantities import Quantities
 
 Infeasible = _design.Infeasible
 Tokens = int | Iterable[int]

@@ -15,9 +15,10 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
-from solvers import _program, _rows
-from solvers._scaled import Scaled, cvxpy
-from solvers.per_proposal import raised_ceiling
+
+from . import _program, _rows
+from ._scaled import Scaled, cvxpy
+from .per_proposal import raised_ceiling
 
 SUPPORTS = ("target", "free")
 

@@ -15,9 +15,10 @@ import torch
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
-from solvers import _program, _rows
-from solvers._conic import generator_budget, most_of
-from solvers._scaled import Scaled
+
+from . import _program, _rows
+from ._conic import generator_budget, most_of
+from ._scaled import Scaled
 
 # Bisection in log γ starts from at most 700 nats: 40 halvings leave a factor below 1 + 1e-9.
 SCALE_HALVINGS = 40

@@ -25,9 +25,10 @@ import torch
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
-from solvers._block_dual import worth_at
-from solvers.block import additive
-from solvers.paths import Followed, PathTree, check_count, follow
+
+from ._block_dual import worth_at
+from .block import additive
+from .paths import Followed, PathTree, check_count, follow
 
 # the bracket of μ shrinks to 2^-60 of a value of a few tokens: rounding
 HALVINGS = 60

@@ -19,7 +19,8 @@ import torch
 from cactus_theory._files import write_whole
 from cactus_theory.divergences import EXAMPLES
 from cactus_theory.divergences import divergence as find_divergence
-from solvers import optimal, per_proposal
+
+from . import optimal, per_proposal
 
 OUT = Path("tests/data/reference.npz")
 # any number; it fixes the stored rows

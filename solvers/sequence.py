@@ -17,9 +17,10 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
-from solvers import _program, _rows, _sequence_dual, _sequence_program
-from solvers._program import FEASIBILITY, OPTIMALITY, SolverGaveUp
-from solvers._sequence_program import Labels, Position
+
+from . import _program, _rows, _sequence_dual, _sequence_program
+from ._program import FEASIBILITY, OPTIMALITY, SolverGaveUp
+from ._sequence_program import Labels, Position
 
 # entries that the conic solver takes for a check: about two seconds
 CHECKED_ENTRIES = 2000

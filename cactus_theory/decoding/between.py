@@ -40,6 +40,18 @@ class Between(Schedule):
     included, and where a token is reached its law is that of its own policy (THEORY.md,
     Theorem 18). Markers are looked for as token ids, and a text may be written in several ways:
     :func:`spellings` has the usual ones. Only a marker that is one special token cannot be missed.
+
+    Raises
+    ------
+    ValueError
+        A marker without tokens, one that both opens and closes, an unknown policy.
+
+    Examples
+    --------
+    >>> thinking = Between("band:price=1", opening=5, closing=6)
+    >>> state = thinking.begin([1, 5])  # the prompt opens the section
+    >>> thinking.choose(state, torch.tensor([3, 6, 3])).tolist()
+    [1, 1, 0]
     """
 
     def __init__(

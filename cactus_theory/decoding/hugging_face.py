@@ -80,6 +80,16 @@ def speculative_generate(
     ValueError
         No draft, beams, scores or logits in the output, inputs other than token ids, stop
         strings without a tokenizer; and as :func:`cactus_theory.decoding.generate`.
+
+    Examples
+    --------
+    >>> inputs = pair.tokenizer("def f(", return_tensors="pt")
+    >>> output = pair.target.generate(
+    ...     **inputs, do_sample=True, max_new_tokens=8, custom_generate=speculative_generate,
+    ...     draft_model=pair.draft, policy="band:price=1", return_dict_in_generate=True,
+    ... )
+    >>> output.result.num_tokens
+    8
     """
     _check(generation_config, model_kwargs, draft_model)
     criteria = [*stopping_criteria, *_strings(stop_strings, tokenizer)]

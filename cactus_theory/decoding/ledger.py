@@ -81,6 +81,14 @@ class Ledger(Schedule):
     ------
     ValueError
         A number below 0 or not finite; policies whose law depends on the path to the row.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> capped = Ledger("band:price=0.2", 0.05)
+    >>> result = generate(pair.target, pair.draft, ids, policy=capped, max_new_tokens=16)
+    >>> bool((result.token_kl.cumsum(-1) <= 0.05 * torch.arange(1, 17) + 1e-9).all())
+    True
     """
 
     def __init__(self, policy: Spec | Schedule, cap: float, *, burst: float = 0.0) -> None:

@@ -15,7 +15,13 @@ from cactus_theory.decoding.vocabulary import check_model_vocabularies, check_sa
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and a draft model of one vocabulary, with the target's tokenizer."""
+    """A target and a draft model of one vocabulary, with the target's tokenizer.
+
+    Examples
+    --------
+    >>> pair.target.config.vocab_size == pair.draft.config.vocab_size == len(pair.tokenizer)
+    True
+    """
 
     target: Any
     draft: Any
@@ -37,6 +43,12 @@ def load_pair(
         fill the model, vocabularies that differ.
     ModuleNotFoundError
         transformers is not installed.
+
+    Examples
+    --------
+    >>> pair = load_pair("simulations/pair/target", "simulations/pair/draft")
+    >>> pair.target.training, pair.target.dtype
+    (False, torch.float32)
     """
     library = check.optional_module("transformers", "llm")
     for name, folder in (("target_dir", target_dir), ("draft_dir", draft_dir)):

@@ -113,6 +113,15 @@ def generate(
         guarantee the verifier would break, ``log_probs`` without the meter.
     TypeError
         Ids that are not integers, a draft that is neither a model nor a drafter.
+
+    Examples
+    --------
+    >>> ids = pair.tokenizer("def f(", return_tensors="pt").input_ids
+    >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=16)
+    >>> result.output_token_ids.shape
+    torch.Size([1, 16])
+    >>> 0 <= result.meter.kl_per_token < 1
+    True
     """
     speed = pace(num_draft_tokens, adaptive, gate)
     judge = find_verifier(verifier)

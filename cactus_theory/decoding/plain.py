@@ -45,6 +45,13 @@ def generate_plain(
     ------
     ValueError, TypeError
         As :func:`cactus_theory.decoding.generate`.
+
+    Examples
+    --------
+    >>> ids = pair.tokenizer("def f(", return_tensors="pt").input_ids
+    >>> result = generate_plain(pair.target, ids, max_new_tokens=8)
+    >>> result.num_tokens, result.target_calls
+    (8, 8)
     """
     temperature = checked_temperature(temperature)
     models = {"target_model": target_model}

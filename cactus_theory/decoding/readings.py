@@ -64,6 +64,14 @@ class Reading:
 
     Rates are NaN where there was nothing to count. The fields named kl hold the divergence that
     the meter read, in its unit (nats for KL), and None where it was off.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=8)
+    >>> one = result.readings()[0]
+    >>> one.num_tokens, one.num_accepted_tokens == sum(one.num_accepted_tokens_per_pos)
+    (8, True)
     """
 
     num_drafts: int

@@ -106,6 +106,15 @@ class GenerationResult:
     loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
         to be taken if it fits and does not. ``device, by kernels`` where the fused kernels
         verified, and ``device, by torch`` with the reason where they were to and could not.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=8)
+    >>> result.num_tokens, result.output_token_ids.shape
+    (8, torch.Size([1, 8]))
+    >>> bool(result.meter.kl >= 0), sum(result.accepted_histogram) == result.target_calls
+    (True, True)
     """
 
     output_token_ids: Int[Tensor, "batch new"]

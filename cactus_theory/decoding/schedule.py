@@ -23,6 +23,19 @@ class Schedule(ABC):
     Attributes
     ----------
     rules : the policies chosen from.
+
+    Examples
+    --------
+    >>> class Alternating(Schedule):
+    ...     rules = (ct.policy("speculative"), ct.policy("band:price=1"))
+    ...     def begin(self, prompt):
+    ...         return 0
+    ...     def advance(self, state, new_ids):
+    ...         return state + len(new_ids)
+    ...     def choose(self, state, drafted):
+    ...         return (state + torch.arange(len(drafted))) % 2
+    >>> Alternating().choose(3, torch.tensor([7, 7]))
+    tensor([1, 0])
     """
 
     rules: tuple[Policy, ...]
@@ -85,6 +98,17 @@ class ByPosition(Schedule):
 
     ``ByPosition([(0, "speculative"), (32, "band:price=2")])`` is lossless for the first 32
     tokens of the answer.
+
+    Raises
+    ------
+    ValueError
+        Positions that do not start at 0 and rise, an unknown policy.
+
+    Examples
+    --------
+    >>> later = ByPosition([(0, "speculative"), (32, "band:price=2")])
+    >>> later.choose(31, torch.tensor([7, 7])).tolist()
+    [0, 1]
     """
 
     def __init__(self, steps: Sequence[tuple[int, Spec]]) -> None:

@@ -31,6 +31,15 @@ class LogProbs:
     answer, ``exp`` of the sum of ``target − emitted``, weighs answers back to the target's law
     wherever h excludes no token that q allows. ``emitted`` is not the law of the token given the
     text alone, which is a mixture over where rounds may have begun: it does not score a text.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> lossless = generate(
+    ...     pair.target, pair.draft, ids, policy="speculative", max_new_tokens=8, log_probs=True
+    ... )
+    >>> torch.allclose(lossless.log_probs.target, lossless.log_probs.emitted)
+    True
     """
 
     target: Float[Tensor, "batch new"]

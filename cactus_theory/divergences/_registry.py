@@ -30,6 +30,17 @@ def register_divergence(kind: Kind) -> Kind:
     ValueError
         A name of the base or one that is taken, an example without all knobs, f(1) ≠ 0, or
         f′(1) other than ``slope_at_one``.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from cactus_theory.divergences import KL
+    >>> @ct.register_divergence
+    ... @dataclass(frozen=True)
+    ... class Information(KL):
+    ...     name = "information"
+    >>> ct.divergence("information").value(torch.tensor([0.5, 0.5]), torch.tensor([0.2, 0.8]))
+    tensor(0.2231, dtype=torch.float64)
     """
     if not (isinstance(kind, type) and issubclass(kind, Divergence)):
         raise TypeError(f"divergence: must be a Divergence class; got {kind!r}")
@@ -82,6 +93,14 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     ------
     ValueError
         Unknown name or knob, a missing order, or an order outside its range.
+
+    Examples
+    --------
+    >>> kind = ct.divergence("renyi:a=2")
+    >>> kind.spec
+    'renyi:a=2'
+    >>> kind.value(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
+    tensor(0.2877, dtype=torch.float64)
     """
     if isinstance(spec, Divergence):
         return spec

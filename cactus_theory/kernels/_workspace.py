@@ -27,6 +27,11 @@ class Workspace:
     ----------
     alive : (B K,) float64; after a block, the ratio P with which each drafted token's row was
         reached.
+
+    Examples
+    --------
+    >>> Workspace(batch=2, width=4, vocab=1000, device="cpu").sizes
+    (2, 4, 1000)
     """
 
     def __init__(

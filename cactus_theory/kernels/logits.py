@@ -29,6 +29,11 @@ class LogitsVerdict(NamedTuple):
     ----------
     output_token_ids : (B, K + 1) int64: the accepted tokens, one recovered or bonus token, −1.
     num_accepted : (B,) int64, without the recovered or bonus token.
+
+    Examples
+    --------
+    >>> LogitsVerdict(torch.tensor([[3, 1, -1]]), torch.tensor([1])).num_accepted
+    tensor([1])
     """
 
     output_token_ids: Int[Tensor, "batch width"]
@@ -99,6 +104,15 @@ def verify_logits(
         Logits or ids of another dtype.
     ModuleNotFoundError
         On CUDA without Triton (extra ``kernels``).
+
+    Examples
+    --------
+    >>> target = torch.tensor([[[0.0, 9.0], [9.0, 0.0]]])  # one request, one drafted token
+    >>> draft, ids = torch.tensor([[[0.0, 9.0]]]), torch.tensor([[1]])
+    >>> at = {"seeds": torch.tensor([7]), "positions": torch.tensor([12])}
+    >>> step = verify_logits(ct.policy("speculative"), target, draft, ids, **at, temperature=0)
+    >>> step.output_token_ids, step.num_accepted
+    (tensor([[1, 0]]), tensor([1]))
     """
     layout = layout_of(
         target_logits, draft_logits, draft_token_ids, lengths, cu_num_draft_tokens, width
@@ -150,6 +164,20 @@ def draft_from_logits(
     Returns
     -------
     (B,) int64; −1 where no logit is finite.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As for :func:`verify_logits`.
+    ModuleNotFoundError
+        On CUDA without Triton (extra ``kernels``).
+
+    Examples
+    --------
+    >>> logits = torch.tensor([[0.0, 9.0, 1.0]])
+    >>> seeds, positions = torch.tensor([7]), torch.tensor([12])
+    >>> draft_from_logits(logits, seeds=seeds, positions=positions, place=0, temperature=0)
+    tensor([1])
     """
     check_logits("logits", logits)
     if logits.ndim != 2:

@@ -47,6 +47,11 @@ def has_kernel(rule: Policy, verifier: str = "chain") -> bool:
     Chain: ``speculative``, ``lenience``, ``distillspec``, ``mixture``, ``cactus``,
     ``cactus_exact`` for KL and ``band`` at a KL price. Block: ``speculative`` and ``band`` at a
     KL price. Knobs at their ends (δ = ∞, prices below 0.1) and all else take the torch path.
+
+    Examples
+    --------
+    >>> has_kernel(ct.policy("band:price=2")), has_kernel(ct.policy("typical:epsilon=0.3"))
+    (True, False)
     """
     return kernel_rule(rule, verifier) is not None
 

@@ -15,7 +15,20 @@ from cactus_theory.optimum.geometry import Geometry, geometry_of
 
 @dataclass(frozen=True)
 class Frontier:
-    """Points (..., points) of the optimal trade-off, from h = q to the end of the path."""
+    """Points (..., points) of the optimal trade-off, from h = q to the end of the path.
+
+    Attributes
+    ----------
+    delta : divergence, in its unit (nats for KL), rising.
+    acceptance : Σ min(p, h), rising.
+    price : dA/dδ, falling.
+
+    Examples
+    --------
+    >>> curve = ct.frontier(np.array([0.2, 0.8]), np.array([0.6, 0.4]), points=3)
+    >>> curve.acceptance.round(3), curve.delta.round(4)
+    (array([0.6, 0.8, 1. ]), array([0.    , 0.1046, 0.3819]))
+    """
 
     delta: Any
     acceptance: Any
@@ -39,6 +52,13 @@ def frontier(
     ------
     ValueError
         As for :func:`optimal_acceptance`, or fewer than two points.
+
+    Examples
+    --------
+    >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
+    >>> curve = ct.frontier(q, p, points=3)
+    >>> curve.acceptance.round(3), curve.delta.round(3)
+    (array([0.5 , 0.75, 1.  ]), array([0.   , 0.127, 0.551]))
     """
     kind = find_divergence(divergence)
     check.one_of("support", support, SUPPORTS)

@@ -95,6 +95,15 @@ class Policy(ABC):
         so the emitted law takes O(V) a row.
     needs_path : class fact. The emitted law depends on the path to the row, so that only a
         verifier of whole blocks can follow the policy.
+
+    Examples
+    --------
+    >>> q, p = torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2])
+    >>> lossless = ct.policy("speculative")
+    >>> lossless.acceptance(q, p, torch.tensor([0, 1]))
+    tensor([0.2500, 1.0000], dtype=torch.float64)
+    >>> lossless.recovery(q, p, torch.tensor(0))
+    tensor([0., 1.], dtype=torch.float64)
     """
 
     name: ClassVar[str]
@@ -286,6 +295,16 @@ class FixedTarget(Policy):
 
     φ(n) = min(1, h_n/p_n), g ∝ (h − p)₊. The emitted law is h and the acceptance
     Σ min(p, h) = 1 − TV(p, h), the best possible for that h.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Halfway(ct.FixedTarget):
+    ...     def target(self, q, p):
+    ...         return (q + p) / 2
+    >>> ct.emitted_law(Halfway(), np.array([0.2, 0.8]), np.array([0.6, 0.4]))
+    array([0.4, 0.6])
     """
 
     shared_recovery = True

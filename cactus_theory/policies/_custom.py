@@ -71,6 +71,15 @@ def rule(
         Other numbers of arguments, or a declaration that does not exist.
     ValueError
         A knob, a budget or a declared value that cannot be read.
+
+    Examples
+    --------
+    >>> @ct.rule(budget="kl <= delta emitted")
+    ... def louder(q, p, n, *, delta=0.1):
+    ...     return min(1, (1 + delta) * q[n] / p[n])
+    >>> seen = ct.audit(louder, np.array([0.2, 0.8]), np.array([0.9, 0.1]))
+    >>> print(f"{seen.acceptance:.2f}, within its budget: {seen.within}")
+    0.32, within its budget: True
     """
     if function is None:
         return lambda f: rule(

@@ -16,6 +16,11 @@ class Budget:
     amount : the bound, in the divergence's unit (nats for KL).
     scope : ``emitted`` bounds the emitted law; ``per proposal`` bounds the row that each
         drafted token is verified against, before averaging over drafts.
+
+    Examples
+    --------
+    >>> ct.policy("cactus:delta=0.25").declares.budget
+    Budget(divergence='kl', amount=0.25, scope='per proposal')
     """
 
     divergence: str
@@ -40,6 +45,12 @@ class Declaration:
     continuous : acceptance is continuous in the rows.
     support : ``target`` if no token with q = 0 is ever emitted, else ``free``.
     optimal : no policy that keeps the same budget accepts more.
+
+    Examples
+    --------
+    >>> declared = ct.policy("lenience:lenience=0.5").declares
+    >>> declared.direction, declared.strict, declared.budget.divergence
+    (-1, 1.0, 'max_divergence')
     """
 
     direction: int = 0

@@ -28,7 +28,20 @@ FEW_REFUSED = 16
 
 
 class PerProposal(Entrywise):
-    """A policy given by γ as a function of q_n alone, with γ ≥ q_n."""
+    """A policy given by γ as a function of q_n alone, with γ ≥ q_n.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Doubled(ct.PerProposal):
+    ...     delta: float = 1.0
+    ...     def raised(self, q_n):
+    ...         return q_n * (1 + self.delta)
+    >>> n = torch.tensor([0])
+    >>> Doubled().acceptance(torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2]), n)
+    tensor([0.5000], dtype=torch.float64)
+    """
 
     keeps_what_lossless_keeps = True
     delta: float

@@ -14,11 +14,7 @@ _REGISTRY: dict[str, type[Policy] | Policy] = {}
 def register(name: str) -> Callable[[Kind], Kind]:
     """Make a policy class, or a function under ``@ct.rule``, available by name.
 
-    ``ct.policy``, the command line, every audit and every test find it then::
-
-        @ct.register("mine")
-        @ct.rule
-        def mine(q, p, n, *, alpha=0.5): ...
+    ``ct.policy``, the command line, every audit and every test find it then.
 
     Raises
     ------
@@ -26,6 +22,15 @@ def register(name: str) -> Callable[[Kind], Kind]:
         A name that is taken (reading the same file again is allowed), or no name.
     TypeError
         Neither a policy class nor a function under ``@ct.rule``.
+
+    Examples
+    --------
+    >>> @ct.register("cautious")
+    ... @ct.rule
+    ... def cautious(q, p, n, *, share=0.5):
+    ...     return share * min(1, q[n] / p[n])
+    >>> ct.policy("cautious:share=0.25").spec
+    'cautious:share=0.25'
     """
     if not isinstance(name, str) or not name or set(name) & set(":,= "):
         raise ValueError(f"name: must be a word without ':', ',' or '='; got {name!r}")
@@ -80,6 +85,17 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
         Neither a name nor a policy; a file's name that is no policy.
     OSError
         No such file.
+
+    Examples
+    --------
+    >>> ct.policy("band", price=2.0) == ct.policy("band:price=2")
+    True
+    >>> ct.policy("band:price=2").spec
+    'band:price=2.0'
+    >>> ct.policy("band:delta=-1")
+    Traceback (most recent call last):
+        ...
+    ValueError: delta: must lie in [0, inf]; got -1.0
     """
     if isinstance(spec, Policy):
         return _knobs.with_knobs(spec, getattr(spec, "name", type(spec).__name__), knobs)
@@ -111,6 +127,13 @@ def list_policies() -> dict[str, dict[str, Any]]:
     """Return every policy's knobs (name to default, None if required), summary and declaration.
 
     The declaration is in words; ``policy(spec).declares`` has it with its numbers.
+
+    Examples
+    --------
+    >>> ct.list_policies()["band"]["knobs"]
+    {'delta': None, 'price': None, 'divergence': 'kl'}
+    >>> print(ct.list_policies()["speculative"]["declares"])
+    lossless.
     """
     return {
         name: {

@@ -46,6 +46,11 @@ def assert_policy_laws(
         A property is broken.
     ValueError, TypeError
         An unknown property, rows that are no distributions, a rule that is none.
+
+    Examples
+    --------
+    >>> assert_policy_laws("band:delta=0.1", laws=["budget_holds"], examples=10).passed
+    True
     """
     found = find_policy(rule)
     chosen = list(LAWS) if laws is None else list(laws)
@@ -76,6 +81,11 @@ def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) 
 
     ``@pytest.mark.parametrize(("rule", "law"), law_cases([my_rule]))`` gives every property a
     test of its own, named after both.
+
+    Examples
+    --------
+    >>> [case.id for case in law_cases(["speculative"], laws=["answers", "certain_drafts"])]
+    ['speculative-answers', 'speculative-certain_drafts']
     """
     import pytest
 

@@ -84,6 +84,11 @@ def assert_drafter_properties(
     ------
     AssertionError
         A property is broken.
+
+    Examples
+    --------
+    >>> assert_drafter_properties(pair.draft, pair.target, model=pair.draft, rounds=1) > 0
+    True
     """
     drafter = as_drafter(drafter)
     vocab = text_config(target_model).vocab_size

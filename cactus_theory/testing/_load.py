@@ -17,6 +17,14 @@ def load_rule(source: str) -> Policy:
         Not of that form, no such file, no such name in it; the file raised.
     TypeError
         The name does not stand for a policy.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> text = "import cactus_theory as ct; mine = ct.rule(lambda q, p, n: 1.0)"
+    >>> size = Path("mine.py").write_text(text)
+    >>> load_rule("mine.py:mine").spec
+    'mine.py:mine'
     """
     split(source)
     return policy(source)

@@ -20,6 +20,14 @@ class Finding:
     emitted : the emitted law on these rows, empty if the rule could not be called.
     knobs : the knob at which it is broken, if that is not the rule's own.
     hint : the likeliest cause, in words.
+
+    Examples
+    --------
+    >>> rows = {"target": [0.5, 0.5], "draft": [0.0, 1.0]}
+    >>> numbers = {"about": "kl of the emitted law", "expected": "at most 0.1", "found": "0.2"}
+    >>> broken = Finding("budget_holds", "D ≤ budget", **rows, **numbers, margin=-0.1)
+    >>> broken.about, broken.margin
+    ('kl of the emitted law', -0.1)
     """
 
     law: str
@@ -44,6 +52,12 @@ class Verdict:
     verdict : ``holds``, ``fails``, ``inconclusive`` if the rule did not answer in time,
         ``not declared``, or ``not checked`` if it does not apply to any of the rows.
     examples : rows it was checked on. ``worst`` : the smallest margin met, None without rows.
+
+    Examples
+    --------
+    >>> seen = assert_policy_laws("speculative", laws=["budget_holds", "answers"], examples=10)
+    >>> [(one.law, one.verdict) for one in seen.laws]
+    [('budget_holds', 'holds'), ('answers', 'holds')]
     """
 
     law: str
@@ -61,6 +75,12 @@ class Report:
     Attributes
     ----------
     advice : what would make the next check easier, in words; empty if nothing.
+
+    Examples
+    --------
+    >>> seen = assert_policy_laws("speculative", laws=["answers"], examples=10)
+    >>> seen.outcome, len(seen.findings)
+    ('passed', 0)
     """
 
     rule: str

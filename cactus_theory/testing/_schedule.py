@@ -54,6 +54,17 @@ def assert_schedule_properties(
     vocabulary : tokens of the made-up texts are 0 … vocabulary − 1; take it large enough to
         hold the markers that the schedule looks for.
     examples : texts to try; ``seed`` fixes which.
+
+    Raises
+    ------
+    AssertionError
+        A property is broken.
+
+    Examples
+    --------
+    >>> from cactus_theory.decoding import ByPosition
+    >>> steps = [(0, "speculative"), (8, "band:price=1")]
+    >>> assert_schedule_properties(ByPosition(steps), examples=5)
     """
     source = torch.Generator().manual_seed(seed)
     for _ in range(examples):

@@ -5,6 +5,16 @@ entries of 0.3, ties missed by one rounding, drafts that keep proposing rare tok
 budgets of 0 and ∞. Every strategy takes keywords only and returns float64 tensors unless a
 dtype is named. They shrink to few tokens and round numbers. For rows whose answer is known
 see :mod:`cactus_theory.testing.families`.
+
+Examples
+--------
+>>> from hypothesis import given, settings
+>>> @settings(max_examples=5)
+... @given(strategies.pairs(max_vocab=4))
+... def check(rows):
+...     q, p = rows
+...     assert abs(ct.emitted_law(ct.policy("band:price=1"), q, p).sum() - 1) < 1e-9
+>>> check()
 """
 
 import math

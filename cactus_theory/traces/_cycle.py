@@ -18,6 +18,12 @@ class Cycle:
     target_probs : (K + 1, V) float64; row 0 follows the text, row i + 1 drafted token i.
     draft_probs : (K, V) float64, the rows the tokens were drawn from; None if the drafter was
         certain of them.
+
+    Examples
+    --------
+    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
+    >>> Cycle(0, 0, torch.tensor([1]), rows, rows[:1]).draft_token_ids
+    tensor([1])
     """
 
     text: int

@@ -27,6 +27,15 @@ class Replay:
         of a call, and of the drafted ones among them.
     spent : divergence → (T,), the expected metered divergence (nats for KL).
     reached, kept : (K, T), how often place i of a draft is expected to be decided, and kept.
+
+    Examples
+    --------
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> seen = replay(SavedRows.of(q, p), "band:price=1")
+    >>> seen.name
+    'band:price=1.0, chain, K=1'
+    >>> round(seen.tokens_per_call.value, 3), round(seen.divergence_per_token().value, 4)
+    (1.752, 0.0369)
     """
 
     policy: str

@@ -37,6 +37,13 @@ class PooledAudit:
     share : mean acceptance over the mean of the best acceptance of each row at the divergence
         the policy spends on that row; above 1 only for policies that emit tokens with q = 0.
     held : on how many rows the declared budget held; None without one.
+
+    Examples
+    --------
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> seen = pooled_audit("cactus:delta=0.25", SavedRows.of(q, p))
+    >>> print(f"{seen.acceptance.value:.3f}, held on {seen.held} of {seen.rows} rows")
+    0.791, held on 1 of 2 rows
     """
 
     policy: str
@@ -55,6 +62,12 @@ def row_pairs(
     """Yield text, target row and draft row of all drafted tokens that have a draft row, in parts.
 
     Parts have at most ``entries`` numbers of target rows, but at least one row or cycle.
+
+    Examples
+    --------
+    >>> rows = SavedRows.of(np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
+    >>> [(text.tolist(), tuple(q.shape)) for text, q, p in row_pairs(rows)]
+    [([0, 1], (2, 2))]
     """
     if isinstance(source, SavedRows):
         size = max(1, entries // source.target_probs.shape[-1])
@@ -89,6 +102,13 @@ def pooled_audit(
     ------
     ValueError, TypeError
         As :func:`cactus_theory.audit`; a trace of certain drafts only.
+
+    Examples
+    --------
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> seen = pooled_audit("band:price=1", SavedRows.of(q, p))
+    >>> print(f"{seen.acceptance.value:.3f}, {seen.share.value:.3f} of the optimum at equal spend")
+    0.752, 1.000 of the optimum at equal spend
     """
     found = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
     rule, kind = find_policy(policy), find_divergence(divergence)

@@ -20,6 +20,13 @@ class Estimate:
     value : from all texts.
     left_out : (T,), from all texts but one.
     source : what the texts are from.
+
+    Examples
+    --------
+    >>> first = Estimate(3.0, np.array([2.9, 3.0, 3.1]), "three texts")
+    >>> second = Estimate(2.0, np.array([1.9, 2.1, 2.0]), "three texts")
+    >>> round(first.standard_error, 4), round((first - second).standard_error, 4)
+    (0.1155, 0.1155)
     """
 
     value: float

@@ -75,6 +75,13 @@ def log_trace(
         Files that cannot be written.
     ModuleNotFoundError
         safetensors is not installed (extra llm).
+
+    Examples
+    --------
+    >>> prompts, sizes = [[1, 2], [3, 4]], {"num_draft_tokens": 2, "max_new_tokens": 6}
+    >>> trace = log_trace(pair.target, pair.draft, prompts, "log", **sizes)
+    >>> trace.texts, trace.num_draft_tokens
+    (2, 2)
     """
     check.optional_module("safetensors.torch", "llm")
     drafter = as_drafter(draft_model)

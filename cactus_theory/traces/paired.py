@@ -19,6 +19,14 @@ class Comparison:
     tokens_per_call, accepted_per_call : differences.
     tokens_ratio : first over second, tokens per call.
     divergence_per_call, divergence_per_token : divergence → difference, for those of both.
+
+    Examples
+    --------
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> rows = SavedRows.of(q, p)
+    >>> ratio = compare(replay(rows, "band:price=1"), replay(rows, "speculative")).tokens_ratio
+    >>> print(f"{ratio.value:.3f} ± {ratio.standard_error:.3f} times the tokens")
+    1.095 ± 0.052 times the tokens
     """
 
     tokens_per_call: Estimate
@@ -35,6 +43,14 @@ def compare(first: Replay, second: Replay) -> Comparison:
     ------
     ValueError
         Replays of different traces.
+
+    Examples
+    --------
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> rows = SavedRows.of(q, p)
+    >>> more = compare(replay(rows, "band:price=1"), replay(rows, "speculative")).accepted_per_call
+    >>> round(more.value, 3)
+    0.152
     """
     both = [spec for spec in first.spent if spec in second.spent]
     return Comparison(
@@ -68,6 +84,14 @@ def tokens_at(replays: Sequence[Replay], level: float, divergence: str = "kl") -
     ------
     ValueError
         A level that the replays do not reach on both sides, replays of different traces.
+
+    Examples
+    --------
+    >>> q = np.array([[0.2, 0.8], [0.5, 0.5], [0.3, 0.7]])
+    >>> rows = SavedRows.of(q, np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]]))
+    >>> bands = [replay(rows, f"band:price={price}") for price in (0.5, 1, 2)]
+    >>> round(tokens_at(bands, 0.02).value, 3)
+    1.681
     """
     if len({own.source for own in replays}) > 1:
         raise ValueError("replays: must all be of the same trace; got several")

@@ -22,6 +22,12 @@ class SavedRows:
     Attributes
     ----------
     target_probs, draft_probs : (N, V) float64 rows that sum to 1.
+
+    Examples
+    --------
+    >>> rows = SavedRows.of(np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
+    >>> rows.texts, rows.num_draft_tokens
+    (2, 1)
     """
 
     target_probs: Float[Tensor, "rows vocab"]

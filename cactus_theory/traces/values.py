@@ -62,6 +62,13 @@ def learn_values(
     ------
     ValueError
         No rows, values out of range, or a divergence without a smooth generator.
+
+    Examples
+    --------
+    >>> prompts, sizes = [[1, 2], [3, 4]], {"num_draft_tokens": 2, "max_new_tokens": 6}
+    >>> trace = log_trace(pair.target, pair.draft, prompts, "log", **sizes)
+    >>> learn_values(trace, prices=(0.5, 2.0)).prices
+    (0.5, 2.0)
     """
     kind = find_divergence(divergence)
     if not (kind.priced and isinstance(kind, FDivergence) and kind.smooth):

@@ -36,6 +36,12 @@ class Costs:
         not there, if none is.
     start, plain_start : prompt and set-up, a text, beyond a usual round.
     new_tokens : length of a text that ``start`` is spread over; None for one without end.
+
+    Examples
+    --------
+    >>> costs = Costs.ratios(0.1, verify_cost=0.02)  # a drafted token costs a tenth of a plain step
+    >>> costs.unit, round(costs.call(4, "band:price@chain"), 3)
+    ('plain steps', 1.48)
     """
 
     unit: str

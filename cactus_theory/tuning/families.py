@@ -23,6 +23,12 @@ class Family:
     knob : the knob's value at a looseness x > 0: the larger x is, the more may be emitted.
     least, first, most : x nearest to lossless, to begin with, and loosest.
     like : key of the family whose verification takes as long; None for its own.
+
+    Examples
+    --------
+    >>> band = families(ct.divergence("kl"), ["band:price"])[-1]
+    >>> band.key, band.spec(0.5)
+    ('band:price@block', 'band:price=2')
     """
 
     name: str
@@ -95,6 +101,11 @@ def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Famil
     ------
     ValueError, TypeError
         A name that is neither, a policy that no verifier can follow.
+
+    Examples
+    --------
+    >>> [family.key for family in families(ct.divergence("kl"), ["band:price"])]
+    ['speculative@chain', 'speculative@block', 'band:price@chain', 'band:price@block']
     """
     wanted = list(USUAL) if names is None else [LOSSLESS, *names]
     found = [own for name in dict.fromkeys(wanted) for own in _named(name, kind)]

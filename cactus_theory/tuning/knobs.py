@@ -37,6 +37,15 @@ class Knobs:
     family : what is tuned.
     widths : every K that will be asked for.
     divergence : spec of what the meter adds up.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> family = families(ct.divergence("kl"), ["band:price"])[2]
+    >>> found = Knobs(SavedRows.of(q, p), family, [1], "kl").at(1, 0.05)
+    >>> round(found.divergence_per_token("kl").value, 3)
+    0.05
     """
 
     def __init__(

@@ -19,7 +19,13 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to decode: a family at a value of its knob, and K."""
+    """One way to decode: a family at a value of its knob, and K.
+
+    Examples
+    --------
+    >>> Setting("band:price", "band:price=1", "chain", 4).policy
+    'band:price=1'
+    """
 
     family: str
     policy: str
@@ -51,6 +57,12 @@ class Prompts:
     batch : texts at once.
     max_new_tokens : of a text.
     temperature, eos_token_ids, seed : of the decode.
+
+    Examples
+    --------
+    >>> prompts = Prompts([[1, 2], [3], [4, 5]], batch=2, max_new_tokens=16)
+    >>> prompts.group(0), prompts.group(1)
+    ([[1, 2], [3]], [[4, 5], [1, 2]])
     """
 
     ids: Sequence[Sequence[int]]
@@ -91,6 +103,14 @@ def measure_costs(
     ------
     ValueError
         No settings, families at different K, and as :func:`cactus_theory.decoding.generate`.
+
+    Examples
+    --------
+    >>> prompts = Prompts([[1, 2], [3, 4]], batch=1, max_new_tokens=8)
+    >>> settings = [Setting("speculative@chain", "speculative", "chain", 2)]
+    >>> costs = measure_costs(pair.target, pair.draft, prompts, settings, repeats=1)
+    >>> costs.unit, costs.widths
+    ('seconds', (2,))
     """
     whole_number("batch", prompts.batch, 1)
     widths = _widths(settings)

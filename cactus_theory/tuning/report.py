@@ -17,7 +17,16 @@ WIDEST = 100
 
 
 def sentence(tuned: Tuned) -> str:
-    """Return what to do, in one sentence or two."""
+    """Return what to do, in one sentence or two.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> said = sentence(tune(SavedRows.of(q, p), Costs.ratios(2.0), 0.05))
+    >>> print(said.split(":")[0])
+    Decode without this draft
+    """
     best, lossless, unit = tuned.best, tuned.lossless, _unit(tuned)
     plain = f"{_number(tuned.plain)} {unit}"
     if best is None:
@@ -43,7 +52,23 @@ def sentence(tuned: Tuned) -> str:
 
 
 def table(tuned: Tuned) -> str:
-    """Return each family at its fastest K, and plain decoding, at most WIDEST columns wide."""
+    """Return each family at its fastest K, and plain decoding, at most WIDEST columns wide.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> print(table(tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05, policies=["band:price"])))
+    each policy at its fastest K; ± one standard error over texts
+    policy               verifier  K  tokens per plain step  x plain        KL/token
+    ────────────────────────────────────────────────────────────────────────────────
+    band:price=0.847341  chain     1              1.818 ± ?     1.82  0.0500 ±0.0457
+    band:price=0.847341  block     1              1.818 ± ?     1.82  0.0500 ±0.0457
+    speculative          chain     1              1.727 ± ?     1.73        lossless
+    speculative          block     1              1.727 ± ?     1.73        lossless
+    plain                –         –                  1.000     1.00        lossless
+    speeds are predicted, from texts that were not chosen by
+    """
     spec = tuned.divergence
     heads = ("policy", "verifier", "K", _unit(tuned), "x plain", f"{_name(spec)}/token",
              "tokens/call")  # fmt: skip
@@ -56,7 +81,16 @@ def table(tuned: Tuned) -> str:
 
 
 def payload(tuned: Tuned) -> dict[str, Any]:
-    """Return all of it for JSON, without the folder that a table of values lies in."""
+    """Return all of it for JSON, without the folder that a table of values lies in.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> found = payload(tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05))
+    >>> found["level"], found["unit"], found["recommended"]["num_draft_tokens"]
+    (0.05, 'tokens per plain step', 1)
+    """
     best, lossless = tuned.best, tuned.lossless
     return {
         "format": FORMAT,
@@ -83,6 +117,14 @@ def save_tuned(tuned: Tuned, path: str | Path) -> None:
         A name that does not end in .json.
     OSError
         A file that cannot be written.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> save_tuned(tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05), "tuned.json")
+    >>> ct.load_tuned("tuned.json").level
+    0.05
     """
     path, content = Path(path), payload(tuned)
     if path.suffix != ".json":

@@ -43,6 +43,14 @@ class Choice:
     replay : over all texts that knobs are solved on.
     chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
     values : file of a table of values that the policy reads, which ``policy`` leaves out.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> best = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05).choices[0]
+    >>> best.verifier, best.num_draft_tokens
+    ('chain', 1)
     """
 
     family: Family
@@ -67,6 +75,17 @@ class Tuned:
     choices : every family and K within the level, the fastest (by ``chosen_by``) first.
     halves : numbers of the texts of ``replay`` that are chosen by, and that are reported.
     source : the trace's cycles, texts and models.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> found = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05)
+    >>> found.lossless.policy, round(found.plain, 2)
+    ('speculative', 1.0)
+    >>> slow_draft = found.at_costs(Costs.ratios(2.0))
+    >>> print(slow_draft.best)
+    None
     """
 
     level: float
@@ -141,6 +160,16 @@ def tune(
     ValueError
         A level that is not above 0, more drafted tokens than were logged, fewer than two texts,
         an unknown divergence or policy.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> best = tune(SavedRows.of(q, p), Costs.ratios(0.1), level=0.05).best
+    >>> best.verifier, best.num_draft_tokens
+    ('chain', 1)
+    >>> round(best.replay.divergence_per_token().value, 3)
+    0.05
     """
     level, kind = checked_level(level), find_divergence(divergence)
     said = on_step or (lambda what, done, total: None)

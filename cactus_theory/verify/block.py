@@ -55,6 +55,11 @@ class Block(Verifier):
         token of a round has the law h, and whole rounds that of h where h depends on the text
         alone. It takes the draft's row after its last token, and certain drafts, which have
         none, get the target's.
+
+    Examples
+    --------
+    >>> Block().needs_fixed_target, Block(bonus="policy").spec
+    (True, 'block:bonus=policy')
     """
 
     bonus: str = "target"
@@ -295,6 +300,17 @@ def verify_block(
         a policy without a row of its own.
     TypeError
         Ids that are not int64, rows of different dtypes, a rule that is not a Policy.
+
+    Examples
+    --------
+    >>> q = torch.tensor([[[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]])
+    >>> p = torch.tensor([[[0.9, 0.1], [0.1, 0.9]]])
+    >>> coins = torch.tensor([[0.6, 0.9]]), torch.tensor([0.7])
+    >>> ids = torch.tensor([[0, 0]])
+    >>> ct.verify_block(ct.policy("speculative"), q, p, ids, coins=coins).output_token_ids
+    tensor([[0, 0, 1]])
+    >>> ct.verify_chain(ct.policy("speculative"), q, p, ids, coins=coins).output_token_ids
+    tensor([[ 1, -1, -1]])
     """
     return verify_tensors(
         Block(bonus), rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate

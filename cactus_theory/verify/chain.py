@@ -30,6 +30,11 @@ class Chain(Verifier):
 
     After it one token comes from the policy's recovery law; if all were kept, from the target
     row that follows them. Needs only φ and g of a policy.
+
+    Examples
+    --------
+    >>> Chain().spec, Chain().coins(4)
+    ('chain', 4)
     """
 
     def verify(
@@ -113,6 +118,15 @@ def verify_chain(
         Shapes that do not match, rows that are not distributions, ids outside the vocabulary.
     TypeError
         Ids that are not int64, rows of different dtypes, a rule that is not a Policy.
+
+    Examples
+    --------
+    >>> q = torch.tensor([[[0.5, 0.5], [0.2, 0.8], [0.5, 0.5]]])
+    >>> p = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]])
+    >>> coins = torch.tensor([[0.3, 0.5]]), torch.tensor([0.7])  # φ is 1, then 2/9
+    >>> step = ct.verify_chain(ct.policy("speculative"), q, p, torch.tensor([[0, 0]]), coins=coins)
+    >>> step.output_token_ids, step.num_accepted
+    (tensor([[ 0,  1, -1]]), tensor([1]))
     """
     return verify_tensors(
         Chain(), rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate

@@ -36,6 +36,12 @@ class Draft:
         each row could have had; None where ``counts`` were known before. What a policy emits at
         a row may depend on how far the draft was planned to go, not on how far it went: that
         depends on the drafted tokens.
+
+    Examples
+    --------
+    >>> draft = Draft(torch.tensor([[3, 1], [2, 0]]), [2, 1], None)  # two texts, certain tokens
+    >>> draft.lengths, draft.planned
+    ([2, 1], [2, 1])
     """
 
     token_ids: Int[Tensor, "batch K"]
@@ -63,6 +69,13 @@ class Assignment:
     ----------
     policies : the different policies.
     choice : (B, K) indices into ``policies``, None if one policy judges every token.
+
+    Examples
+    --------
+    >>> rules = ct.policy("speculative"), ct.policy("band:price=1")
+    >>> first_lossless = Assignment(rules, torch.tensor([[0, 1, 1]]))
+    >>> first_lossless.policies[first_lossless.choice[0, 2]].spec
+    'band:price=1.0'
     """
 
     policies: tuple[Policy, ...]
@@ -88,6 +101,16 @@ class Verdict:
         do not. Known at charged rows only.
     raised : (B, K) float64, h_n of the drafted tokens of certain drafts whose policy looked
         ahead; None if there are none.
+
+    Examples
+    --------
+    >>> drafted = torch.tensor([[3, 1], [2, 0]])
+    >>> step = ct.ChainVerdict(drafted, torch.tensor([1, 0]), torch.tensor([4, 4]))
+    >>> step.output_token_ids
+    tensor([[ 3,  4, -1],
+            [ 4, -1, -1]])
+    >>> step.rows()
+    [[3, 4], [4]]
     """
 
     draft_token_ids: Int[Tensor, "batch K"]
@@ -146,6 +169,15 @@ class VerdictLaw:
         at least: what the meter charges. (B, K + 1, V) where a bonus is charged.
 
     Entries beyond the drafted tokens of a row are 0.
+
+    Examples
+    --------
+    >>> q = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]], dtype=torch.float64)
+    >>> p = torch.tensor([[[0.75, 0.25]]], dtype=torch.float64)
+    >>> draft = Draft(torch.tensor([[0]]), [1], p)
+    >>> law = find_verifier("chain").law(Assignment((ct.policy("speculative"),)), q, draft)
+    >>> law.stop, law.last[0, 0]
+    (tensor([[0.3333, 0.6667]], dtype=torch.float64), tensor([0., 1.], dtype=torch.float64))
     """
 
     stop: Float[Tensor, "batch K1"]
@@ -164,6 +196,12 @@ class Verifier(ABC):
     reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
         one drafted path can reach it for the same rows h.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
+
+    Examples
+    --------
+    >>> chain = find_verifier("chain")
+    >>> chain.spec, chain.drafts, chain.coins(3)
+    ('chain', ('chain',), 3)
     """
 
     name: ClassVar[str]
@@ -247,7 +285,21 @@ Kind = TypeVar("Kind", bound=Verifier)
 
 
 def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
-    """Make a verifier available by name wherever one is chosen."""
+    """Make a verifier available by name wherever one is chosen.
+
+    Raises
+    ------
+    ValueError
+        A name that is taken.
+
+    Examples
+    --------
+    >>> @register_verifier("mine")
+    ... class Mine(Chain):
+    ...     pass
+    >>> find_verifier("mine").spec
+    'mine'
+    """
 
     def enter(kind: type[Kind]) -> type[Kind]:
         if name in _VERIFIERS:
@@ -260,7 +312,13 @@ def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
 
 
 def verifiers() -> tuple[str, ...]:
-    """Return the registered names."""
+    """Return the names of the registered verifiers.
+
+    Examples
+    --------
+    >>> "chain" in verifiers(), "block" in verifiers()
+    (True, True)
+    """
     return tuple(_VERIFIERS)
 
 
@@ -273,6 +331,11 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
     ------
     ValueError
         A name that is not registered, or an option that the verifier does not have.
+
+    Examples
+    --------
+    >>> find_verifier("block:bonus=policy").spec
+    'block:bonus=policy'
     """
     if isinstance(verifier, Verifier):
         return verifier

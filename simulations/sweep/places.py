@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import os
@@ -14,8 +15,6 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-from cactus_theory import _arguments as check
 
 IN_PROCESS = "in-process"
 # so many processes: "processes:4"
@@ -65,7 +64,7 @@ def executor(where: str, patience: float = 30.0) -> Iterator[Place]:
     ValueError, OSError
         Not one of these; no scheduler answers.
     ModuleNotFoundError
-        distributed is not installed (extra sweep).
+        distributed is not installed.
     """
     name, _, count = where.partition(":")
     if where == IN_PROCESS:
@@ -104,13 +103,23 @@ def _follow() -> None:
 
 @contextmanager
 def _cluster(address: str, patience: float) -> Iterator[Place]:
-    library = check.optional_module("distributed", "sweep")
+    library = _distributed()
     with _quiet("distributed"):
         client = _connected(library, address, patience)
         try:
             yield Place(_Packed(client), _Threads(client))
         finally:
             client.close(timeout=patience)
+
+
+def _distributed() -> Any:
+    try:
+        return importlib.import_module("distributed")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "--scheduler: distributed is not installed: pip install 'dask[distributed]'",
+            name="distributed",
+        ) from None
 
 
 def _connected(library: Any, address: str, patience: float) -> Any:

@@ -62,7 +62,14 @@ class Drafting(ABC):
 
 
 class Drafter(ABC):
-    """A way to guess the next tokens. Subclasses hold options and no state of a decode."""
+    """A way to guess the next tokens. Subclasses hold options and no state of a decode.
+
+    Examples
+    --------
+    >>> from cactus_theory.decoding.drafters import as_drafter
+    >>> isinstance(NGram(), Drafter), type(as_drafter(pair.draft)).__name__
+    (True, 'ModelDrafter')
+    """
 
     @abstractmethod
     def begin(self, setting: Setting) -> Drafting:

@@ -19,6 +19,13 @@ class Cascade(Drafter):
     """Draft with ``first``; rows for which it finds nothing are drafted by ``second``.
 
     A model that stops early may be either: ``Cascade(ModelDrafter(model, stop=0.3))``.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[5, 6, 7, 5, 6]])
+    >>> drafter = Cascade(ModelDrafter(pair.draft), first=NGram())
+    >>> generate(pair.target, drafter, ids, policy="speculative", max_new_tokens=8).num_tokens
+    8
     """
 
     second: Drafter

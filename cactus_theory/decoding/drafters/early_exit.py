@@ -18,6 +18,18 @@ class EarlyExit(Drafter):
 
     Needs no second model; drafts well only if the target was trained to exit early.
     ``greedy`` and ``stop`` are those of :class:`ModelDrafter`.
+
+    Raises
+    ------
+    ValueError
+        When decoding begins: a target whose layers are no list, or fewer than ``layers``.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> result = generate(pair.target, EarlyExit(1), ids, policy="speculative", max_new_tokens=8)
+    >>> result.num_tokens
+    8
     """
 
     layers: int

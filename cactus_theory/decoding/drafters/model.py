@@ -23,6 +23,13 @@ class ModelDrafter(Drafter):
     ``greedy`` takes its likeliest token instead of a sampled one; its drafts are then certain,
     that is, verified as one-hot rows. ``stop`` ends a row's draft early where its tokens will
     probably not all be accepted; a number is the threshold of a :class:`DraftStop`.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> unsure = ModelDrafter(pair.draft, stop=0.3)
+    >>> generate(pair.target, unsure, ids, policy="speculative", max_new_tokens=8).num_tokens
+    8
     """
 
     model: Any

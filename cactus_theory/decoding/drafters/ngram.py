@@ -21,6 +21,18 @@ class NGram(Drafter):
 
     The longest match of ``longest`` down to ``shortest`` tokens wins. Certain of its tokens;
     drafts nothing where nothing matches. Costs no forward pass.
+
+    Raises
+    ------
+    ValueError
+        Lengths that are no whole numbers with 1 ≤ shortest ≤ longest.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[5, 6, 7, 5, 6]])  # 5, 6 was followed by 7
+    >>> result = generate(pair.target, NGram(), ids, policy="speculative", max_new_tokens=4)
+    >>> result.draft_calls, result.num_tokens
+    (0, 4)
     """
 
     longest: int = 3

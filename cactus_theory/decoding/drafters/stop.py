@@ -54,6 +54,14 @@ class DraftStop:
     ------
     ValueError
         A threshold outside [0, 1], knots that do not rise.
+
+    Examples
+    --------
+    >>> stop = DraftStop(0.5, knots=((0.0, 0.5), (1.0, 1.0)))
+    >>> stop.acceptance(torch.tensor([0.0, 0.5, 1.0]))
+    array([0.5 , 0.75, 1.  ])
+    >>> ModelDrafter(pair.draft, stop=stop).stop.threshold
+    0.5
     """
 
     threshold: float = 0.3

@@ -2,6 +2,13 @@
 
 ``LAWS`` maps names to properties in the order in which they are checked. A property of your
 own is a function under ``@law()``: see :func:`cactus_theory.testing.policy_property`.
+
+Examples
+--------
+>>> laws.LAWS["budget_holds"].applies(ct.policy("band:price=1"))
+False
+>>> laws.LAWS["budget_holds"].applies(ct.policy("band:delta=0.1"))
+True
 """
 
 from cactus_theory.testing.laws.always import (  # noqa: I001  the order of LAWS

@@ -23,6 +23,15 @@ class Behaviour:
     rule, q, p : as given. ``verify`` : the verification step to check with the rule.
     drafted : (R, V) whether the draft can propose the token.
     knobs : what was changed to get ``rule`` from the policy that is being checked.
+
+    Examples
+    --------
+    >>> q, p = torch.tensor([[0.2, 0.8]]).double(), torch.tensor([[0.8, 0.2]]).double()
+    >>> seen = Behaviour(ct.policy("speculative"), q, p)
+    >>> seen.phi
+    tensor([[0.2500, 1.0000]], dtype=torch.float64)
+    >>> seen.emitted
+    tensor([[0.2000, 0.8000]], dtype=torch.float64)
     """
 
     def __init__(

@@ -35,6 +35,14 @@ class Bounds:
     allowed : what rounding may add; (N, …) if that depends on the entry.
     counts : (N, …) bool, the entries to which the property applies; None for all.
     rows : (N,) the row that each entry of the first axis is about; None if N counts the rows.
+
+    Examples
+    --------
+    >>> found = Bounds(torch.tensor([[0.5, 1.25]]), 0, 1, "acceptance of token {0}")
+    >>> found.margins()
+    tensor([[ 0.5000, -0.2500]], dtype=torch.float64)
+    >>> found.describe((0, 1))
+    ('acceptance of token 1', 'between 0 and 1', '1.25')
     """
 
     found: Tensor
@@ -100,6 +108,11 @@ class Law:
     steady : whether policies with jumps (``continuous=False``) are judged away from them only.
     at_other_knobs : whether it is also checked at other values of the knob.
     widest : the largest vocabulary it is checked on; enumerating more is too slow.
+
+    Examples
+    --------
+    >>> PROPERTIES["answers"].statement
+    'Every call returns finite numbers of the right shape, in time.'
     """
 
     name: str
@@ -129,22 +142,26 @@ def law(
     at_other_knobs: bool = True,
     widest: int = WIDEST,
 ) -> Callable[[Measure], Measure]:
-    '''Register a function as a property; its docstring is the statement.
+    """Register a function as a property; its docstring is the statement.
 
     The function takes a :class:`Behaviour` and yields :class:`Bounds`; the options are the
-    fields of :class:`Law`. Every check, test suite and page picks it up by its name::
-
-        @law(hint="the row is not sorted")
-        def keeps_the_likeliest(seen):
-            """The target's likeliest token is always kept."""
-            best = seen.q.argmax(-1, keepdim=True)
-            yield Bounds(seen.phi.gather(-1, best), 1, 1, "acceptance of the likeliest token")
+    fields of :class:`Law`. Every check, test suite and page picks it up by its name.
 
     Raises
     ------
     TypeError, ValueError
         Used without parentheses; a function without a docstring, or a name that is taken.
-    '''
+
+    Examples
+    --------
+    >>> @policy_property(hint="the row is not sorted")
+    ... def keeps_the_likeliest(seen):
+    ...     "The target's likeliest token is always kept."
+    ...     best = seen.q.argmax(-1, keepdim=True)
+    ...     yield Bounds(seen.phi.gather(-1, best), 1, 1, "acceptance of the likeliest token")
+    >>> "keeps_the_likeliest" in PROPERTIES
+    True
+    """
     if inspect.isgeneratorfunction(applies):
         raise TypeError(f"law: must be used with parentheses, @law(); got @law on {applies}")
 

@@ -2,6 +2,11 @@
 
 ``VERIFIER_PROPERTIES`` maps names to properties in the order in which they are checked. One of
 your own is a function under ``@verifier_property()``.
+
+Examples
+--------
+>>> verifiers.VERIFIER_PROPERTIES["counts_have_a_law"].statement
+'On every path the probabilities of 0 … K accepted tokens are ≥ 0 and sum to 1.'
 """
 
 from cactus_theory.testing.verifiers.exact import (  # noqa: I001  the order of checks

@@ -99,6 +99,11 @@ def assert_verifier_properties(
         A property is broken.
     ValueError
         An unknown property, a verifier that takes no chains, a policy it cannot follow.
+
+    Examples
+    --------
+    >>> assert_verifier_properties("block", policies=["speculative"], examples=3)
+    3
     """
     judge = find_verifier(verifier)
     if "chain" not in judge.drafts:

@@ -21,6 +21,11 @@ class VerifierProperty:
     measure : an enumeration → bounds, the first axis of which counts its trees.
     applies : which verifiers must have it.
     hint : the likeliest cause of a failure, in words.
+
+    Examples
+    --------
+    >>> VERIFIER_PROPERTIES["counts_have_a_law"].hint
+    'a sum over accepted counts that misses one, or a division of 0 by 0'
     """
 
     name: str
@@ -50,6 +55,15 @@ def verifier_property(
     ------
     ValueError
         A function without a docstring, or a name that is taken.
+
+    Examples
+    --------
+    >>> @verifier_property(hint="a chance is left out")
+    ... def chances_sum_to_one(seen):
+    ...     "The chances of every number of accepted tokens sum to 1."
+    ...     yield Bounds(seen.law.stop.sum(-1), 1, 1, "sum of the chances")
+    >>> assert_verifier_properties("block", properties=["chances_sum_to_one"], examples=2)
+    10
     """
 
     def enter(function: Measure) -> Measure:

@@ -1,0 +1,98 @@
+"""What the wheel holds: every package, pages and the programs; extras are for its code alone."""
+
+import ast
+import re
+import runpy
+import tomllib
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.test_layering import imported_modules
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+IN_THE_WHEEL = [
+    path
+    for folder in ("cactus_theory", "solvers")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+def required(requirements: list[str]) -> set[str]:
+    """Return the names of the modules that requirements install."""
+    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in requirements}
+
+
+def asked_for(path: Path) -> list[tuple[str, str]]:
+    """Return (module, extra) of every ``optional_module`` in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [
+        tuple(str(argument.value) for argument in call.args if isinstance(argument, ast.Constant))
+        for call in calls
+        if ast.unparse(call.func).endswith("optional_module")
+    ]  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def named() -> dict:
+    """Return what setup.py hands to setuptools."""
+    pytest.importorskip("setuptools")
+    with patch("setuptools.setup") as setup:
+        runpy.run_path(str(ROOT / "setup.py"))
+    return setup.call_args.kwargs
+
+
+def test_it_holds_every_package_and_claims_one_name(named, monkeypatch) -> None:
+    folders = {path.parent.relative_to(ROOT) for path in IN_THE_WHEEL}
+    homes = {
+        Path(named["package_dir"].get(own, own.replace(".", "/"))) for own in named["packages"]
+    }
+    assert homes == folders
+    assert {own.split(".")[0] for own in named["packages"]} == {"cactus_theory"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "solvers").glob("*.py")), ids=lambda path: path.name
+)
+def test_programs_import_each_other_relatively(path: Path) -> None:
+    absolute = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    names = [
+        node.module if isinstance(node, ast.ImportFrom) else alias.name
+        for node in absolute
+        if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0)
+        for alias in node.names
+    ]
+    assert not [name for name in names if str(name).split(".")[0] == "solvers"]
+
+
+def test_every_extra_that_an_error_names_installs_the_module() -> None:
+    for path in IN_THE_WHEEL:
+        for module, extra in asked_for(path):
+            assert module.split(".")[0] in required(EXTRAS[extra]), (path, module, extra)
+
+
+def test_every_extra_is_used_by_code_in_the_wheel() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in IN_THE_WHEEL]
+    used = {name.split(".")[0] for source in sources for name in imported_modules(source, "")}
+    used |= {module.split(".")[0] for path in IN_THE_WHEEL for module, _ in asked_for(path)}
+    for extra, requirements in EXTRAS.items():
+        assert required(requirements) & used, extra
+
+
+def test_the_makefile_names_what_the_groups_install() -> None:
+    for group, requirements in PROJECT["dependency-groups"].items():
+        for line in requirements:
+            assert re.split(r"[^\w\[\]-]", line)[0] in MAKEFILE, group
+
+
+def test_what_make_installs_has_a_tested_version() -> None:
+    pinned = required((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    installed = {name for own in re.findall(r"\.\[([\w,]+)\]", MAKEFILE) for name in own.split(",")}
+    groups = [*(EXTRAS[name] for name in installed), *PROJECT["dependency-groups"].values()]
+    lines = [*PROJECT["project"]["dependencies"], *(line for group in groups for line in group)]
+    assert required(lines) <= pinned
