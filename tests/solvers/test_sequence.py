@@ -21,6 +21,10 @@ VALUE = 1e-6
 PRICE = 1e-3
 # of sums of a few hundred float64 terms, by roots solved to 1e-13
 EXACT = 1e-10
+# a row's mass is right to this, and at a price λ so much mass costs 1/λ times as much divergence
+ROUNDED = 1e-15
+# below it a solver's price, which is a slope, has fewer digits than PRICE
+STEEPEST = 1e-2
 TRACE = Path(__file__).parents[2] / "simulations" / "data" / "trace"
 SUMMED = tuple(s for s in DIVERGENCES if not s.startswith(("renyi", "max")))
 PRICED = tuple(s for s in SUMMED if s != "total_variation")
@@ -66,7 +70,7 @@ def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
         pytest.fail(f"{spec} gave up")
     dual = sequence.solve(q, p, spec, delta=delta)
     assert dual.solver == "lagrange dual" and abs(dual.gap) <= EXACT
-    assert dual.total_divergence <= delta + EXACT
+    assert dual.total_divergence <= delta + EXACT + (ROUNDED / dual.price if dual.price else 0.0)
     assert dual.total_acceptance == pytest.approx(program.total_acceptance, abs=VALUE)
     bands = constant_price(spec, q, p, delta)
     assert program.total_acceptance == pytest.approx(bands.acceptance.sum(), abs=VALUE)
@@ -75,7 +79,7 @@ def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
     assert program.target.sum(-1) == pytest.approx(np.ones(len(q)), abs=1e-12)
     assert not program.target[q == 0].any()
     price = bands.price.max()
-    if price > 1e-3 and bands.divergence.sum() > delta - 1e-7:
+    if price > STEEPEST and bands.divergence.sum() > delta - 1e-7:
         assert program.price == pytest.approx(price, rel=PRICE)
         np.testing.assert_allclose(program.divergence, bands.divergence, atol=1e-3)
 
