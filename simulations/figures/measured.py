@@ -18,7 +18,7 @@ from ..common.results import read_csv, write_text
 
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 # what the README's table shows of the tuner's grid
-SHORT_LEVELS = ("0.02", "0.1")
+SHORT_LEVELS = ("0.02", "0.05", "0.1")
 LOSSLESS = ("speculative", "chain")
 SHORT_FAMILIES = (
     ("cactus:delta", "chain"), ("lenience:lenience", "chain"), ("band:price", "chain"),
