@@ -16,7 +16,9 @@ from ..common.results import write_bytes
 from .look import picture
 
 HERE = ROOT / "simulations" / "gallery"
-PROGRAMS = ("all_rules", "foreign_rule", "reused_noise", "block_ceiling", "metered_text")
+PROGRAMS = (
+    "all_rules", "foreign_rule", "reused_noise", "block_ceiling", "metered_text", "engine_bias",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

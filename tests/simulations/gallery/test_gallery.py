@@ -100,3 +100,19 @@ def test_no_answer_of_a_ledger_is_above_its_cap_at_any_length() -> None:
     places = torch.arange(1, ledger.shape[1] + 1)
     assert bool(((ledger <= CAP * places + ROUNDING) | ledger.isnan()).all())
     assert float(ledger.nan_to_num().amax()) > 0.8 * CAP * len(places)  # and it is made use of
+
+
+@slow
+def test_biases_are_policies_and_the_blocks_law_is_worth_most() -> None:
+    from simulations.gallery.engine_bias import PRICES
+
+    found = measured("engine_bias")
+    price = torch.tensor(PRICES)
+    worth = {
+        name: own[:, 1] * (1 - price * own[:, 0])  # tokens a call less price times KL a call
+        for name, own in found.curves.items()
+    }
+    assert (worth["soft band"] >= worth["band"] - ROUNDING).all()
+    assert (worth["band"] > found.lossless[1]).all() and found.lossless[0] == 0
+    assert torch.allclose(found.biases["band"], torch.ones_like(found.biases["band"]))
+    assert found.biases["soft band"][-1] == pytest.approx(1.0)
