@@ -18,7 +18,7 @@ echo "ran $@"
 
 def make(folder: Path, status: int, *flags: str) -> str:
     shutil.copy(ROOT / "Makefile", folder)
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", "setup.py", "constraints.txt"):
         (folder / name).touch()
     fake = folder / "fake"
     fake.write_text(FAKE.format(status=status))
