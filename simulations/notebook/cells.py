@@ -84,15 +84,17 @@ def run_cells(sources: Sequence[str], folder: Path, on_cell: OnCell = lambda _: 
 def _run(number: int, source: str, names: dict[str, Any]) -> Ran:
     import matplotlib.pyplot as plt
 
-    printed = io.StringIO()
+    printed, before = io.StringIO(), set(plt.get_fignums())  # some may be the caller's own
     try:
         with contextlib.redirect_stdout(printed):
             exec(compile(source, f"cell {number}", "exec"), names)
-        return Ran(printed.getvalue(), tuple(_png(plt.figure(n)) for n in plt.get_fignums()))
+        new = [own for own in plt.get_fignums() if own not in before]
+        return Ran(printed.getvalue(), tuple(_png(plt.figure(own)) for own in new))
     except Exception as error:
         raise RuntimeError(f"cell {number}: {type(error).__name__}: {error}") from error
     finally:
-        plt.close("all")
+        for own in set(plt.get_fignums()) - before:
+            plt.close(own)
 
 
 def _png(figure: Any) -> bytes:

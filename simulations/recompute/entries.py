@@ -83,9 +83,9 @@ _PATHS = (
 )
 _STORED = "--values {root}/simulations/pair/values.json"
 
-_LEDGER = "ledger --repeats 2 --work {made}/run --out {csv}"
+_LEDGER = "ledger --repeats 2 --work {made}/run --out {made}"
 _LEDGER_QUICK = (
-    "ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run --out {csv}"
+    "ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run --out {made}"
 )
 _TUNED = "tune-check --out {made}/run --publish {csv}"
 _LEVELS = "--levels 0.003 0.01 0.03 0.06 0.1 0.15"
