@@ -17,6 +17,11 @@ def hub_path() -> Path:
 
     ``model.generate(..., custom_generate=str(hub_path()), trust_remote_code=True)`` does what
     ``custom_generate=speculative_generate`` does.
+
+    Examples
+    --------
+    >>> sorted(path.name for path in hub_path().glob("custom_generate/*.*"))
+    ['generate.py', 'requirements.txt']
     """
     return Path(__file__).parent / "hub"
 

@@ -17,6 +17,13 @@ class TextPieces:
 
     Held back until more is known: characters of which a byte is missing, and a space at the
     end, which some tokenizers take away before a full stop.
+
+    Examples
+    --------
+    >>> pieces = TextPieces(pair.tokenizer)
+    >>> ids = pair.tokenizer("def f(x):")["input_ids"]
+    >>> "".join([*(pieces.add([own]) for own in ids), pieces.rest()])
+    'def f(x):'
     """
 
     def __init__(self, tokenizer: Any, **decoding: Any) -> None:
@@ -86,6 +93,14 @@ class SpeculativeStream:
     Attributes
     ----------
     output : what ``model.generate`` returned, None before the end.
+
+    Examples
+    --------
+    >>> options = {"draft_model": pair.draft, "max_new_tokens": 8}
+    >>> inputs = pair.tokenizer("def f(", return_tensors="pt")
+    >>> stream = speculative_stream(pair.target, pair.tokenizer, **inputs, **options)
+    >>> stream.output is None, len("".join(stream)) > 0, stream.output is None
+    (True, True, False)
     """
 
     def __init__(self, model: Any, tokenizer: Any, options: dict[str, Any]) -> None:
@@ -158,6 +173,14 @@ def speculative_stream(model: Any, tokenizer: Any, **options: Any) -> Speculativ
     ValueError
         More than one prompt, ``on_tokens`` among the options. What the decode raises is raised
         by the loop.
+
+    Examples
+    --------
+    >>> inputs = pair.tokenizer("def f(", return_tensors="pt")
+    >>> options = {"draft_model": pair.draft, "policy": "band:price=1", "max_new_tokens": 8}
+    >>> pieces = list(speculative_stream(pair.target, pair.tokenizer, **inputs, **options))
+    >>> 0 < len(pieces) <= 8
+    True
     """
     for name in ("inputs", "input_ids"):
         rows = getattr(options.get(name), "shape", (1,))[0]

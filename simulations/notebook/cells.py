@@ -57,7 +57,8 @@ def code_cells(notebook: Notebook) -> list[dict[str, Any]]:
 def run_cells(sources: Sequence[str], folder: Path, on_cell: OnCell = lambda _: None) -> list[Ran]:
     """Run ``sources`` in turn in one namespace, with ``folder`` as the working directory.
 
-    ``on_cell`` is called with the number of each cell before it runs, from 1 on.
+    ``on_cell`` is called with the number of each cell before it runs, from 1 on. Figures that are
+    open are closed.
 
     Raises
     ------
@@ -74,6 +75,7 @@ def run_cells(sources: Sequence[str], folder: Path, on_cell: OnCell = lambda _: 
     names: dict[str, Any] = {"__name__": "__main__"}
     plain: Any = {**matplotlib.rcParamsDefault, "backend": "Agg"}
     done = []
+    plt.close("all")  # else the first cell's would not be its own
     with contextlib.chdir(folder), plt.rc_context(plain):
         for number, source in enumerate(sources, 1):
             on_cell(number)
@@ -84,17 +86,15 @@ def run_cells(sources: Sequence[str], folder: Path, on_cell: OnCell = lambda _: 
 def _run(number: int, source: str, names: dict[str, Any]) -> Ran:
     import matplotlib.pyplot as plt
 
-    printed, before = io.StringIO(), set(plt.get_fignums())  # some may be the caller's own
+    printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
             exec(compile(source, f"cell {number}", "exec"), names)
-        new = [own for own in plt.get_fignums() if own not in before]
-        return Ran(printed.getvalue(), tuple(_png(plt.figure(own)) for own in new))
+        return Ran(printed.getvalue(), tuple(_png(plt.figure(n)) for n in plt.get_fignums()))
     except Exception as error:
         raise RuntimeError(f"cell {number}: {type(error).__name__}: {error}") from error
     finally:
-        for own in set(plt.get_fignums()) - before:
-            plt.close(own)
+        plt.close("all")
 
 
 def _png(figure: Any) -> bytes:
