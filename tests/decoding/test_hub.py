@@ -11,6 +11,7 @@ import pytest
 from cactus_theory.decoding import hub_path, speculative_generate, speculative_stream
 from cactus_theory.decoding.from_hub import generate_from_hub
 from simulations.common.inputs import PAIR
+from tests.amounts import THOROUGH
 from tests.decoding.test_streaming import GREEDY, IDS, TOKENIZER, Heard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,7 @@ print("equal", len(plain[0]), own.result.log_probs.target.shape[1])
 """
 
 
+@pytest.mark.skipif(not THOROUGH, reason="starts a process; run by make test-thorough")
 def test_a_fresh_process_decodes_with_the_folder(tmp_path):
     folders = PAIR / "target", PAIR / "draft", hub_path()
     away = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
