@@ -16,12 +16,12 @@ from cactus_theory.tuning.families import Family
 TOLERANCE = 2e-3
 # the longest step while there is no x on the other side yet, as a factor, and the power of x that
 # the meter is taken for where only one point is known
-STRIDE = 4.0
+STRIDE = 8.0
 SLOPE = 1.5
 # a point stays so far from the ends of its bracket, in the logarithm of x
 MARGIN = 0.02
 # every so many steps the bracket is halved, lest a bent curve holds one end of it
-HALVING = 3
+HALVING = 4
 # a bracket this narrow (relative) holds a jump over the level: the knob below it is taken
 NARROW = 1e-3
 MOST_STEPS = 60

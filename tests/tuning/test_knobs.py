@@ -14,7 +14,7 @@ from cactus_theory.tuning.knobs import TOLERANCE
 from tests.amounts import some
 
 # of the trace, for two widths; a pass takes seconds
-MOST_PASSES = 14
+MOST_PASSES = 12
 NAMES = ["cactus:delta", "band:price", "band:delta", "lenience:lenience", "mixture:alpha"]
 TUNED = [own for own in families(ct.divergence("kl"), [*NAMES, "soft_band:price"])
          if own.least < own.most]  # fmt: skip
