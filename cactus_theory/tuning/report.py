@@ -62,8 +62,8 @@ def table(tuned: Tuned) -> str:
     each policy at its fastest K; ± one standard error over texts
     policy               verifier  K  tokens per plain step  x plain        KL/token
     ────────────────────────────────────────────────────────────────────────────────
-    band:price=0.847341  chain     1              1.818 ± ?     1.82  0.0500 ±0.0457
-    band:price=0.847341  block     1              1.818 ± ?     1.82  0.0500 ±0.0457
+    band:price=0.847659  chain     1              1.818 ± ?     1.82  0.0499 ±0.0457
+    band:price=0.847659  block     1              1.818 ± ?     1.82  0.0499 ±0.0457
     speculative          chain     1              1.727 ± ?     1.73        lossless
     speculative          block     1              1.727 ± ?     1.73        lossless
     plain                –         –                  1.000     1.00        lossless
