@@ -34,13 +34,20 @@ def solve(
     optimize = check.optional_module("scipy.optimize", "solvers")
     target, draft = torch.from_numpy(q), torch.from_numpy(p)
 
+    seen: dict[float, float] = {}
+
     def over(log_price: float) -> float:
-        return _spent(_rows(target, draft, f, math.exp(log_price))[0], target, f) - delta
+        rows, _ = _rows(target, draft, f, math.exp(log_price))
+        seen[log_price] = _spent(rows, target, f) - delta
+        return seen[log_price]
 
     if over(PRICES[0]) <= 0:
         rows, _ = _rows(target, draft, f, math.exp(PRICES[0]))
         return rows.numpy(), 0.0, _bound(q, p, f, delta, 0.0, np.zeros(len(q)))
-    price = math.exp(optimize.brentq(over, *PRICES, xtol=PRICE_ACCURACY))
+    optimize.brentq(over, *PRICES, xtol=PRICE_ACCURACY)
+    # of the two ends of the last bracket the one within the budget: at a tiny price a row's
+    # last digit is worth much divergence, and the other end may spend 1e-9 too much
+    price = math.exp(max((value, log) for log, value in seen.items() if value <= 0)[1])
     rows, levels = _rows(target, draft, f, price)
     return rows.numpy(), price, _bound(q, p, f, delta, price, levels.numpy())
 

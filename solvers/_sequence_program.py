@@ -26,12 +26,16 @@ class Position:
 
 # price, bound, solver, status
 Labels = tuple[float, float, str, str]
+Found = tuple[list[np.ndarray], Labels]
+# a price is the multiplier of a bound, and as good as the bound is tight: a gap above this share
+# of the price is worth another attempt, at the scale of the rows found (4e-7 left a price .2 % off)
+SHARP = 1e-7
 
 
-def solve(
-    positions: list[Position], kind: FDivergence, delta: float
-) -> tuple[list[np.ndarray], Labels]:
+def solve(positions: list[Position], kind: FDivergence, delta: float) -> Found:
     """Return the rows with price, bound, solver and status of the first accepted attempt.
+
+    Once more from there if the price is small, so that it has as many digits as a large one.
 
     Raises
     ------
@@ -43,17 +47,30 @@ def solve(
     for how in _program.attempts(kind.linear or math.isinf(delta)):
         found = _attempt(positions, scales, kind, delta, how)
         fault = "no answer" if found is None else fault_of(positions, *found, kind, delta)
+        scales = _scales(positions, [at.q for at in positions] if found is None else found[0])
         if found is not None and fault is None:
+            if _gap(positions, found) > SHARP * found[1][0]:
+                again = _attempt(positions, scales, kind, delta, how)
+                if again is not None and fault_of(positions, *again, kind, delta) is None:
+                    return min(found, again, key=lambda own: _gap(positions, own))
             return found
         faults.append(f"{how[0]}: {fault}")
-        rows = [at.q for at in positions] if found is None else found[0]
-        scales = [
-            np.maximum(h, SMALLEST_SCALE * at.q) for h, at in zip(rows, positions, strict=True)
-        ]
     raise SolverGaveUp(
         f"solver: the rows must satisfy their budget within {FEASIBILITY:g} and meet their dual "
         f"bound within {OPTIMALITY:g}; got {'; '.join(faults)}"
     )
+
+
+def _scales(positions: list[Position], rows: list[np.ndarray]) -> list[np.ndarray]:
+    pairs = zip(rows, positions, strict=True)
+    return [np.maximum(h, SMALLEST_SCALE * at.q) for h, at in pairs]
+
+
+def _gap(positions: list[Position], found: Found) -> float:
+    """Return how far the value is from its bound, on either side."""
+    rows, (_, bound, *_) = found
+    pairs = zip(positions, rows, strict=True)
+    return abs(bound - sum(float(np.minimum(at.p, h).sum()) for at, h in pairs))
 
 
 def _attempt(
@@ -62,7 +79,7 @@ def _attempt(
     kind: FDivergence,
     delta: float,
     how: tuple[str, dict],
-) -> tuple[list[np.ndarray], Labels] | None:
+) -> Found | None:
     cp = cvxpy()
     rows = [
         Scaled(at.q, scale, cp.Variable(len(scale), nonneg=True))

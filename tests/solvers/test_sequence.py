@@ -21,10 +21,6 @@ VALUE = 1e-6
 PRICE = 1e-3
 # of sums of a few hundred float64 terms, by roots solved to 1e-13
 EXACT = 1e-10
-# a row's mass is right to this, and at a price λ so much mass costs 1/λ times as much divergence
-ROUNDED = 1e-15
-# below it a solver's price, which is a slope, has a digit less
-STEEPEST = 1e-2
 TRACE = Path(__file__).parents[2] / "simulations" / "data" / "trace"
 SUMMED = tuple(s for s in DIVERGENCES if not s.startswith(("renyi", "max")))
 PRICED = tuple(s for s in SUMMED if s != "total_variation")
@@ -70,7 +66,7 @@ def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
         pytest.fail(f"{spec} gave up")
     dual = sequence.solve(q, p, spec, delta=delta)
     assert dual.solver == "lagrange dual" and abs(dual.gap) <= EXACT
-    assert dual.total_divergence <= delta + EXACT + (ROUNDED / dual.price if dual.price else 0.0)
+    assert dual.total_divergence <= delta + EXACT
     assert dual.total_acceptance == pytest.approx(program.total_acceptance, abs=VALUE)
     bands = constant_price(spec, q, p, delta)
     assert program.total_acceptance == pytest.approx(bands.acceptance.sum(), abs=VALUE)
@@ -80,8 +76,7 @@ def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
     assert not program.target[q == 0].any()
     price = bands.price.max()
     if price > 1e-3 and bands.divergence.sum() > delta - 1e-7:
-        digits = PRICE if price > STEEPEST else 10 * PRICE
-        assert program.price == pytest.approx(price, rel=digits)
+        assert program.price == pytest.approx(price, rel=PRICE)
         np.testing.assert_allclose(program.divergence, bands.divergence, atol=1e-3)
 
 
