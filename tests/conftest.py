@@ -20,7 +20,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=amount(25, 500),
+    max_examples=amount(16, 500),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("cactus")

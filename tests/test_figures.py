@@ -49,6 +49,8 @@ def test_figures_are_drawn_and_no_text_covers_another(name, width, tmp_path):
         figure.draw_without_rendering()
         assert figure.get_size_inches()[0] == style.WIDTHS[width]
         check_texts(figure)
+        if name != names()[0] and not THOROUGH:
+            return  # files are compared in make test-thorough, and drawn by make figures
         paths = style.save(figure, name, tmp_path)
     assert [path.name for path in paths] == [f"{name}.pdf", f"{name}.png"]
     assert paths[0].read_bytes().startswith(b"%PDF")

@@ -22,8 +22,8 @@ from tests.amounts import amount, some
 
 VOCAB = 4
 FALSE_ALARM = 1e-6  # per test, if the seed were drawn afresh
-ROWS = 3000
-BLOCK_ROWS = amount(1500, ROWS)
+ROWS = amount(1500, 3000)
+BLOCK_ROWS = amount(1000, ROWS)
 PROMPT = [1, 0, 1, 2, 1]  # its last token came up before: an n-gram drafter has something to say
 
 

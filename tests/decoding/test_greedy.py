@@ -58,7 +58,7 @@ def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
         "cascade": Cascade(ModelDrafter(model)),
     }[name]
     ids, mask, plain = two_hundred
-    rows = range(0, amount(24 if batch == 1 else 80, 200), batch)
+    rows = range(0, amount(16 if batch == 1 else 48, 200), batch)
     accepted = 0
     for start in rows:
         own = slice(start, start + batch)

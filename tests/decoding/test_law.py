@@ -6,6 +6,7 @@ import torch
 from cactus_theory.decoding import generate, generate_plain
 from cactus_theory.emitted import emitted_law
 from cactus_theory.policies import policy
+from tests.amounts import amount
 
 PROMPT = torch.tensor([[1, 0]])
 VOCAB = 4
@@ -49,7 +50,7 @@ def counts_of(runs, sample):
 
 def test_speculative_text_has_the_target_law(four_tokens):
     counts = counts_of(
-        1000,
+        amount(400, 1000),
         lambda generator: generate(
             *four_tokens,
             PROMPT,
@@ -66,7 +67,7 @@ def test_speculative_text_has_the_target_law(four_tokens):
 
 def test_plain_text_has_the_target_law(four_tokens):
     counts = counts_of(
-        400,
+        amount(200, 400),
         lambda generator: generate_plain(
             four_tokens[0], PROMPT, max_new_tokens=2, generator=generator
         ),

@@ -1,6 +1,7 @@
 """Small mistakes, one at a time: where each is made, how, and why, if no test can see it."""
 
 import ast
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,12 @@ class Mutation(NamedTuple):
         if function is None or not self.edit.apply(function):
             return None
         changed = ast.unparse(ast.fix_missing_locations(tree))
-        return None if changed == ast.unparse(ast.parse(text)) else changed
+        return None if changed == _unparsed(text) else changed
+
+
+@functools.cache
+def _unparsed(text: str) -> str:
+    return ast.unparse(ast.parse(text))
 
 
 LISTS = (IN_DIVERGENCES, IN_OPTIMUM, IN_POLICIES, IN_VERIFY, IN_DECODING, IN_BLOCKS, IN_TRACES)

@@ -14,7 +14,7 @@ import cactus_theory as ct
 from cactus_theory.divergences import KL
 from cactus_theory.traces import Trace
 from solvers import _dual, _left_sides, _program, _sequence_dual, optimal, sequence
-from tests.amounts import THOROUGH, amount
+from tests.amounts import THOROUGH, amount, some
 from tests.solvers.cases import DIVERGENCES, pairs
 
 VALUE = 1e-6
@@ -55,7 +55,7 @@ def constant_price(spec, q, p, delta):
     return band(spec, q, p, math.exp(brentq(over, -12.0, 12.0, xtol=1e-9)))
 
 
-@pytest.mark.parametrize("spec", PRICED)
+@pytest.mark.parametrize("spec", some(PRICED, 5))
 @settings(max_examples=EXAMPLES)
 @given(batches(), st.floats(0.02, 1.0))
 def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):

@@ -11,6 +11,9 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.testing._worker import declaration
 from cactus_theory.testing.laws import LAWS
+from tests.amounts import THOROUGH, some
+
+slow = pytest.mark.skipif(not THOROUGH, reason="takes seconds; run by make test-thorough")
 
 RULES = '''
 import os
@@ -154,6 +157,7 @@ def test_a_false_rule_fails_with_a_page_and_a_test(folder, capfd) -> None:
         assert 0 <= float(value) <= 700
 
 
+@slow
 def test_a_hang_is_inconclusive(folder, capfd) -> None:
     laws = "answers,acceptance_is_a_probability"
     options = ("--examples", "30", "--timeout", "0.5", "--laws", laws, "--html", "page.html")
@@ -167,6 +171,7 @@ def test_a_hang_is_inconclusive(folder, capfd) -> None:
     assert "1 inconclusive property" in (folder / "page.html").read_text(encoding="utf-8")
 
 
+@slow
 def test_a_slow_rule_has_the_time_that_its_first_answers_took(folder, capfd) -> None:
     """Every question is answered in 4 ms, but the rows together take several limits."""
     laws = "answers,batch_equals_loop"
@@ -174,6 +179,7 @@ def test_a_slow_rule_has_the_time_that_its_first_answers_took(folder, capfd) -> 
     assert capfd.readouterr().out.endswith("no property is broken\n")
 
 
+@slow
 def test_a_jump_that_was_not_declared_is_named(folder, capfd) -> None:
     options = ("--examples", "300", "--laws", "float32_agrees", "--json")
     assert check("rules.py:jumps", *options) == 1
@@ -181,6 +187,7 @@ def test_a_jump_that_was_not_declared_is_named(folder, capfd) -> None:
     assert "declare continuous=False" in verdict["finding"]["hint"]
 
 
+@slow
 def test_a_property_beside_the_rule_is_checked(folder, capfd) -> None:
     assert check("own.py:half", "--examples", "40", "--properties", "keeps_the_likeliest") == 1
     out, err = capfd.readouterr()
@@ -200,16 +207,19 @@ def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (("missing.py:rule",), "no such file"),
-        (("rules.py",), "must read file.py:name; got 'rules.py'; it holds good, false, hangs"),
-        (("broken.py:rule",), "broken.py, line 3 (rule = 1 / 0): ZeroDivisionError"),
-        (("rules.py:FarBudget",), "divergence: must be one of"),
-        (("exits.py:rule",), "the process ended with exit code 4 while the file was read"),
-        (("rules.py:good", "--examples", "0"), "--examples: must lie in [1"),
-        (("rules.py:good", "--laws", "gravity"), "--laws: must be one of"),
-        (("rules.py:good", "--timeout", "0"), "--timeout: must lie in (0"),
-    ],
+    some(
+        [
+            (("missing.py:rule",), "no such file"),
+            (("rules.py",), "must read file.py:name; got 'rules.py'; it holds good, false, hangs"),
+            (("broken.py:rule",), "broken.py, line 3 (rule = 1 / 0): ZeroDivisionError"),
+            (("rules.py:FarBudget",), "divergence: must be one of"),
+            (("exits.py:rule",), "the process ended with exit code 4 while the file was read"),
+            (("rules.py:good", "--examples", "0"), "--examples: must lie in [1"),
+            (("rules.py:good", "--laws", "gravity"), "--laws: must be one of"),
+            (("rules.py:good", "--timeout", "0"), "--timeout: must lie in (0"),
+        ],
+        4,
+    ),
 )
 def test_bad_requests_are_one_line_and_exit_code_2(folder, capfd, arguments, said: str) -> None:
     assert check(*arguments) == 2

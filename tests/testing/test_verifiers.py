@@ -19,7 +19,7 @@ from tests.testing.faulty_verifiers import FAULTS, Fading
 from tests.testing.plain_verifier import Plain
 
 # trees of a policy: the bands take a solve a row, other policies a line
-CHEAP, SOLVED = amount(14, 1000), amount(3, 300)
+CHEAP, SOLVED = amount(8, 1000), amount(2, 300)
 
 
 def trees_for(spec):

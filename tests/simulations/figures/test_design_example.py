@@ -6,6 +6,10 @@ pytest.importorskip("cvxpy")
 from simulations.__main__ import main  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from simulations.figures.design_example import OUT, closing_tokens, punctuation  # noqa: E402
+from tests.amounts import THOROUGH  # noqa: E402
+
+# the command itself takes seconds
+FILES = ["written", "committed"] if THOROUGH else ["committed"]
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +20,7 @@ def written(tmp_path_factory):
     return read_csv(path)
 
 
-@pytest.mark.parametrize("file", ["written", "committed"])
+@pytest.mark.parametrize("file", FILES)
 def test_every_rule_is_kept_and_every_point_proved(request, file):
     rows = read_csv(OUT)[0] if file == "committed" else request.getfixturevalue("written")[0]
     ceilings = {"protected": 1.0, "capped": 1.5, "free": float("inf")}
@@ -31,7 +35,7 @@ def test_every_rule_is_kept_and_every_point_proved(request, file):
         assert float(row["acceptance"]) >= float(row["lossless"]) - 1e-6
 
 
-@pytest.mark.parametrize("file", ["written", "committed"])
+@pytest.mark.parametrize("file", FILES)
 def test_each_rule_costs_something_and_more_budget_never_does(request, file):
     rows = read_csv(OUT)[0] if file == "committed" else request.getfixturevalue("written")[0]
     curves = {
@@ -52,6 +56,7 @@ def test_each_rule_costs_something_and_more_budget_never_does(request, file):
         assert at["budget"] > at["protect"] + 0.01 > at["cap"] + 0.05
 
 
+@pytest.mark.skipif(not THOROUGH, reason="runs the command; run by make test-thorough")
 def test_the_command_is_written_down(written):
     assert written[1]["command"] == (
         "python -m simulations design-example --points 1 --num-prompts 2"

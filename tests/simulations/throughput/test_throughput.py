@@ -15,6 +15,7 @@ from simulations.__main__ import main
 from simulations.common.grid import Config
 from simulations.common.results import read_csv
 from simulations.throughput import command
+from tests.amounts import THOROUGH
 from tests.simulations.missing import without_rich
 
 SMALL = (
@@ -135,6 +136,7 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.skipif(not THOROUGH, reason="kills a process; run by make test-thorough")
 def test_a_killed_process_leaves_a_journal_that_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = [*SMALL, "--out", str(out), "--baselines", "plain"]

@@ -11,6 +11,7 @@ from simulations.train_pair.command import PAIR
 from simulations.train_pair.model import load, num_parameters
 from simulations.train_pair.report import overlap
 from simulations.train_pair.tokenizer import END_OF_TEXT_ID, Stream
+from tests.amounts import THOROUGH
 
 PROMPTS = PAIR.parent / "data" / "prompts.jsonl"
 
@@ -45,6 +46,7 @@ def test_reported_quality(report):
     )
 
 
+@pytest.mark.skipif(not THOROUGH, reason="seconds; run by make test-thorough")
 def test_overlap_on_our_prompts_is_near_the_reported_one(report, prompts, encode):
     """Other prefixes than the report's, so within 0.06 only."""
     ids = [encode(prompt["prompt"])[:20] for prompt in prompts]
