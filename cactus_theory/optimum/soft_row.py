@@ -52,11 +52,17 @@ _PRECISIONS = {
 
 
 class Pieces(Steps):
-    """What the soft bands of one φ at one price have in common: knots, and edges from U_M."""
+    """What the soft bands of one φ at one price have in common: knots, and edges from U_M.
+
+    Attributes
+    ----------
+    drop : A/U_1 where φ has one piece and edges are multiples of each other, else None.
+    """
 
     def __init__(self, worth: Worth, f: FDivergence, price: float) -> None:
         super().__init__(worth, f, price)
         self.knots, self.bends = worth.knots, worth.knots[:-1]
+        self.drop = self.factors[1] if self.factors is not None and not self.bends else None
 
 
 class SoftRow:
@@ -70,23 +76,39 @@ class SoftRow:
     def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces) -> None:
         self.pieces, self.kind = pieces, _PRECISIONS[q.dtype]
         self.target, self.unit, self.wanted = q, alive, alive
-        self.parts, first, safe = [], 0, q
+        safe = q
         if q.min() < self.kind.least:
             safe = scratch("soft_row.q", (len(q),), self.kind.dtype).numpy()
             np.maximum(q, self.kind.least, out=safe)
-        for ratio, own, spare in _memory(len(q), self.kind):
-            part = slice(first, first := first + len(own))
-            np.divide(p[part], safe[part], out=ratio)
-            self.parts.append((ratio, safe[part], own, spare))
-        if len(self.parts) > 1:
+        memory = _memory(len(q), self.kind)
+        self.short = len(memory) == 1
+        if self.short:
+            ratio, own, spare = memory[0]
+            self.parts = [(np.divide(p, safe, out=ratio), safe, own, spare)]
+        else:
+            self._divide(p, safe, memory)
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             self.unit, self.wanted = alive * drafted / mass, alive * drafted
         self.upper, self.scale = [math.inf], self.unit
         if pieces.top * self.unit >= SMALL * self.kind.most:
             self._exclude()
 
+    def _divide(self, p: Row, safe: Row, memory: list[tuple[Row, Row, Row]]) -> None:
+        """Set p/q part by part."""
+        self.parts, first = [], 0
+        for ratio, own, spare in memory:
+            part = slice(first, first := first + len(own))
+            np.divide(p[part], safe[part], out=ratio)
+            self.parts.append((ratio, safe[part], own, spare))
+
     def excess(self, level: float) -> float:
         """Return Σ g − P at U_M = ``level``, which rises with it."""
+        drop = self.pieces.drop
+        if self.short and drop is not None:  # the same in few steps: rows of usual vocabularies
+            ratio, q, own, _ = self.parts[0]
+            lower = level * drop
+            ratio.clip(lower, max(min(level, self.kind.most), lower), own)
+            return float(own.dot(q)) - self.wanted
         return self._beyond(*self.pieces.edges(level, self.unit))
 
     def _beyond(self, upper: list[float], lower: float) -> float:

@@ -128,9 +128,8 @@ class Band(FixedTarget):
         if self.price and generator is self.kind and self._smooth:
             assert generator is not None
             most = generator.upper_edge(1.0, 1 / self.price)  # as a ≤ 1
-        raised = torch.where(q_n > 0, (most * ratio).nan_to_num(nan=0.0).clamp(max=1.0), 0.0)
-        below = ratio < 1
-        return torch.where(below, ratio, 1.0), torch.where(below, raised, ratio)
+        raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
+        return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
 
     def follow(
         self,
@@ -158,8 +157,8 @@ class Band(FixedTarget):
         row = SoftRow(q, p, 1.0, self.pieces)
         return row.passes(ratio), row.scale
 
-    @property
-    def follows_rows(self) -> bool:
+    @cached_property
+    def follows_rows(self) -> bool:  # type: ignore[override]
         """Return whether it is priced and its path does not end early: f′(∞) = ∞."""
         generator = self.kind.generator
         priced = self.price is not None and 0 < self.price < math.inf and generator is self.kind

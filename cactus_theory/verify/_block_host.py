@@ -18,7 +18,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Node, Path
 from cactus_theory.verify._ahead import as_assigned, looked_ahead
-from cactus_theory.verify._host import OnHost, Place, Places
+from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify.contract import Assignment, Draft
 
 
@@ -37,8 +37,10 @@ class BlockOnHost(OnHost):
         p = None if draft.probs is None else _workable(draft.probs)
         super().__init__(assigned, _workable(q), p, draft, accept, draw)
         self.bonus, self.coins, self.planned = bonus, accept.tolist(), draft.planned
-        if self.p is not None and any(policy.follows_rows for policy in assigned.policies):
-            self.rows, self.entries = (self.q.numpy(), self.p.numpy()), self._entries()
+        if self.p is not None:
+            self.rows = self.q.numpy(), self.p.numpy()
+            if any(policy.follows_rows for policy in assigned.policies):
+                self.entries = self.q_n.tolist(), self.p_n.tolist()
         self.ahead = looked_ahead(assigned, self.q, draft)
         self.low, self.high = (bound.tolist() for bound in self._bounds())
         self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
@@ -70,10 +72,7 @@ class BlockOnHost(OnHost):
         known = [(own + [0.0] * width)[:width] for own in self.alive]
         alive = torch.tensor(known, dtype=torch.float64)
         raised = as_assigned(self.ahead, self.assigned)
-        return torch.tensor(self.accepted), self.last, None, None, alive, raised
-
-    def _entries(self) -> tuple[list[list[float]], list[list[float]]]:
-        return self.q_n.tolist(), self.p_n.tolist()
+        return torch.tensor(self.accepted), torch.tensor(self.drawn), None, None, alive, raised
 
     def _bounds(self) -> tuple[Tensor, Tensor]:
         """Return bounds (B, K) on h_n/p_n of the drafted tokens."""
@@ -222,20 +221,19 @@ class BlockOnHost(OnHost):
 
     def _residual(self, places: Places, scale: float | None = None) -> Float[Tensor, "rows vocab"]:
         """Return (P h − p)₊ at nodes, or (``scale`` q − p)₊, in memory that is reused."""
-        q, ids = places.of(self.q), places.of(self.ids)
-        out = scratch("block.residual", tuple(q.shape), q.dtype)
-        for entry, place in enumerate(places.places):
-            residual = self.residuals[place] if scale is None else scale
-            own = out[entry]
-            if isinstance(residual, Tensor):
-                own.copy_(residual)
-                continue
-            torch.mul(q[entry], residual, out=own)
-            if self.p is None:
-                own[ids[entry]] -= 1.0
+        out = scratch("block.residual", (len(places), self.q.shape[-1]), self.q.dtype)
+        for own, place in zip(out, places.places, strict=True):
+            known = self.residuals[place] if scale is None else scale
+            if isinstance(known, Tensor):
+                own.copy_(known).clamp_(min=0.0)
+            elif self.p is not None:
+                q, p = (rows[place] for rows in self.rows)
+                residual(q, p, known, own.numpy())
             else:
-                own.sub_(self.p[place])
-        return out.clamp_(min=0.0)
+                torch.mul(self.q[place], known, out=own)
+                own[self.ids[place]] -= 1.0
+                own.clamp_(min=0.0)
+        return out
 
 
 def _workable(rows: Float[Tensor, "batch K vocab"]) -> Float[Tensor, "batch K vocab"]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory._arguments import ROW_SUM_TOLERANCE
@@ -19,10 +19,8 @@ from cactus_theory.optimum.decide import LEAST
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._residual import Residual
-from cactus_theory.verify._host import OnHost, Place, Places
+from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify.contract import Assignment, Draft
-
-REFUSED, KEPT, OPEN = 0, 1, 2
 
 
 class ChainOnHost(OnHost):
@@ -40,24 +38,26 @@ class ChainOnHost(OnHost):
         self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
         workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in LEAST
         self.rows = (q.numpy(), self.p.numpy()) if workable else None  # type: ignore[union-attr]
+        if workable and any(policy.decides_rows for policy in assigned.policies):
+            self.entries = [entries.tolist() for entries in (accept, self.q_n, self.p_n)]
 
     def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return accepted counts and the token that follows them."""
-        status = self._status().tolist()
+        kept = self._kept().tolist()
         waiting = range(len(self.drafted))
         passed: list[Place] = []
         refused: list[Place] = []
         while waiting:
             asked = []
             for row in waiting:
-                place, drafted, own = self.accepted[row], self.drafted[row], status[row]
-                while place < drafted and own[place] == KEPT:
+                place, drafted, own = self.accepted[row], self.drafted[row], kept[row]
+                while place < drafted and own[place]:
                     place += 1
                 self.accepted[row] = place
                 if place == drafted:
                     passed.append((row, place))
                 else:
-                    (asked if own[place] == OPEN else refused).append((row, place))
+                    (asked if self._open(row, place) else refused).append((row, place))
             waiting = self._ask(asked) if asked else ()
         for number, places in self._asked(refused):
             policy = self.assigned.policies[number]
@@ -66,24 +66,28 @@ class ChainOnHost(OnHost):
             self._replace(policy.residual_entries(*entries), places.of(self.q), places)
         for places in self._together(passed):
             self._draw(places.of(self.q), places)
-        return torch.tensor(self.accepted), self.last
+        return torch.tensor(self.accepted), torch.tensor(self.drawn)
 
-    def _status(self) -> Shaped[Tensor, "batch K"]:
-        """Return what is known of each token without reading its rows."""
+    def _kept(self) -> Bool[Tensor, "batch K"]:
+        """Return which tokens are kept without reading their rows."""
         policies, choice = self.assigned.policies, self.assigned.choice
-        status = [self._status_under(number) for number in range(len(policies))]
-        if choice is None:
-            return status[0]
-        return torch.stack([own.long() for own in status]).gather(0, choice[None])[0]
+        kept = [self._kept_under(number) for number in range(len(policies))]
+        return kept[0] if choice is None else torch.stack(kept).gather(0, choice[None])[0]
 
-    def _status_under(self, number: int) -> Shaped[Tensor, "batch K"]:
+    def _open(self, row: int, place: int) -> bool:
+        """Return whether a token that is not kept so may be kept by its rows."""
+        choice = self.assigned.choice
+        number = 0 if choice is None else int(choice[row, place])
+        return number not in self.ceilings
+
+    def _kept_under(self, number: int) -> Bool[Tensor, "batch K"]:
         policy = self.assigned.policies[number]
         if isinstance(policy, Entrywise):
             self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
             return self.accept < keep_probability(ceiling, self.p_n)
         # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
         sure = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
-        return torch.where(policy.keeps_at_once(self.q_n * sure, self.p_n, self.accept), KEPT, OPEN)
+        return policy.keeps_at_once(self.q_n * sure, self.p_n, self.accept)
 
     def _ask(self, asked: list[Place]) -> list[int]:
         """Let the policies decide each row's first undecided token; return the rows that go on."""
@@ -101,13 +105,13 @@ class ChainOnHost(OnHost):
         """Return whether the token at a place is kept; if not, draw the one that replaces it."""
         assert self.rows is not None
         q, p = (rows[at] for rows in self.rows)
-        coin, q_n, p_n = (entries[at].item() for entries in (self.accept, self.q_n, self.p_n))
+        row, own = at
+        coin, q_n, p_n = (entries[row][own] for entries in self.entries)
         kept, scale = policy.decide_row(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
         if kept:
             self.accepted[at[0]] += 1
         else:
-            place = Places([at])
-            self._replace(Residual(scale=scale), place.of(self.q), place)
+            self._replace_row(scale, at)
         return kept
 
     def _ask_together(self, policy: Policy, places: Places) -> list[int]:
@@ -133,9 +137,22 @@ class ChainOnHost(OnHost):
 
     def _replace(self, residual: Residual, q: Float[Tensor, "rows vocab"], places: Places) -> None:
         """Draw the tokens that replace refused ones."""
+        if len(places) == 1 and self.rows is not None and residual.rows is None:
+            self._replace_row(residual.scale_at(0), places.places[0])
+            return
         p = None if self.p is None else places.of(self.p)
         out = scratch("chain.residual", tuple(q.shape), q.dtype)
         self._draw(residual.law(q, p, places.of(self.ids), out), places)
+
+    def _replace_row(self, scale: float, at: Place) -> None:
+        """Draw the token that replaces a refused one, from (``scale`` q − p)₊, or q if it is 0."""
+        assert self.rows is not None
+        q, p = (rows[at] for rows in self.rows)
+        out = scratch("chain.residual", (1, len(q)), self.q.dtype)
+        left = out.numpy()[0]
+        residual(q, p, scale, left)
+        place = Places([at])
+        self._draw(out if left.max() > 0 else place.of(self.q), place)
 
     def _asked(self, places: list[Place]) -> Iterator[tuple[int, Places]]:
         """Yield places with the number of their policy, few enough to be worked on together."""

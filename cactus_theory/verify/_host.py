@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from cactus_theory.optimum.decide import LEAST
+from cactus_theory.policies._residual import UNSCALED
 from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.draw import pick
+from cactus_theory.verify.draw import BLOCKED_FROM, pick, pick_one
 
 Place = tuple[int, int]
 
@@ -46,7 +49,7 @@ class OnHost:
     Attributes
     ----------
     q_n, p_n : (B, K) float64, entries of the drafted tokens; p_n is 1 for certain drafts.
-    accepted, last : accepted counts and the token that follows them, as far as they are known.
+    accepted, drawn : accepted counts and the token that follows them, as far as they are known.
     """
 
     def __init__(
@@ -60,26 +63,24 @@ class OnHost:
     ) -> None:
         self.assigned, self.q, self.p, self.ids = assigned, q, p, draft.token_ids
         self.accept, self.draw = accept, draw
-        at = self.ids[..., None]
-        self.q_n = q[:, : at.shape[1]].gather(-1, at)[..., 0].double()
-        if p is None:
-            self.p_n = torch.ones_like(self.q_n)
-        else:
-            self.p_n = p[:, : at.shape[1]].gather(-1, at)[..., 0].double()
+        self.q_n = _entries(q, self.ids)
+        self.p_n = torch.ones_like(self.q_n) if p is None else _entries(p, self.ids)
         self.drafted = draft.lengths
         self.accepted = [0] * len(self.drafted)
-        self.last = self.ids.new_empty(len(self.drafted))
+        self.drawn = [0] * len(self.drafted)
         self.at_once = max(1, ENTRIES // q.shape[-1])
 
     def _draw(self, rows: Float[Tensor, "rows vocab"], places: Places) -> None:
         """Draw the token that follows the accepted ones of each place's row."""
-        if len(self.drafted) == 1:
-            self.last = pick(rows, self.draw)
-        elif len(places) == 1:
+        if len(places) == 1 and rows.shape[-1] < BLOCKED_FROM:
             (row,) = places.rows
-            self.last[row : row + 1] = pick(rows, self.draw[row : row + 1])
-        else:
-            self.last[places.index[0]] = pick(rows, self.draw[places.index[0]])
+            token = pick_one(rows, self.draw[row].item())
+            if token is not None:
+                self.drawn[row] = token
+                return
+        tokens = pick(rows, self.draw[places.rows]).tolist()
+        for row, token in zip(places.rows, tokens, strict=True):
+            self.drawn[row] = token
 
     def _together(self, places: Sequence[Place]) -> Iterator[Places]:
         """Yield places, few enough to be worked on together."""
@@ -94,3 +95,24 @@ class OnHost:
                 yield number, list(places)
             else:
                 yield number, [place for place in places if int(choice[place]) == number]
+
+
+def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> None:
+    """Write (``scale`` q − p)₊ of a row to ``out``."""
+    if scale == UNSCALED:
+        np.subtract(q, p, out=out)
+    else:
+        np.multiply(q, scale, out=out)
+        np.subtract(out, p, out=out)
+    np.maximum(out, 0.0, out=out)
+
+
+def _entries(
+    rows: Float[Tensor, "batch K1 vocab"], ids: Int[Tensor, "batch K"]
+) -> Float[Tensor, "batch K"]:
+    """Return the entries of the drafted tokens, float64."""
+    if rows.dtype not in LEAST:
+        return rows[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
+    batch, width = ids.shape
+    found = rows.numpy()[np.arange(batch)[:, None], np.arange(width), ids.numpy()]
+    return torch.from_numpy(found.astype(np.float64, copy=False))

@@ -29,6 +29,17 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
     return _first_beyond(cumulative, draw[:, None] * total)[:, 0]
 
 
+def pick_one(row: Float[Tensor, "1 vocab"], draw: float) -> int | None:
+    """Return what :func:`pick` does of one short row on the CPU; None of a row without mass."""
+    cumulative = row.cumsum(-1, dtype=torch.float64).numpy()[0]
+    total = cumulative[-1]
+    if not total > 0:
+        return None
+    index = int(cumulative.searchsorted(draw * total, "right"))
+    # a threshold may round up to the total: fall back on the index where that was reached
+    return index if index < len(cumulative) else int(cumulative.searchsorted(total))
+
+
 def _first_beyond(
     cumulative: Float[Tensor, "rows n"], threshold: Float[Tensor, "rows 1"]
 ) -> Int[Tensor, "rows 1"]:

@@ -1,7 +1,7 @@
 import torch
 
 from cactus_theory.verify import draw as _draw
-from cactus_theory.verify.draw import pick, toss
+from cactus_theory.verify.draw import pick, pick_one, toss
 from tests.verify.exact import LAST_COIN
 
 
@@ -46,3 +46,20 @@ def test_long_rows_are_searched_by_blocks_with_the_same_answer(monkeypatch):
     monkeypatch.setattr(_draw, "BLOCKED_FROM", 10**9)
     assert fast.tolist() == pick(rows, draw).tolist()
     assert (fast != single).sum() <= 1  # float32 may tip a coin at an edge
+
+
+def test_one_row_gets_what_it_gets_among_others():
+    source = torch.Generator().manual_seed(2)
+    least = 2.0**-1074
+    rows = torch.rand(300, 50, generator=source, dtype=torch.float64)
+    rows *= torch.rand(rows.shape, generator=source) < 0.1
+    rows[:4], rows[0, 3], rows[1, 49], rows[2, 0] = 0, least, least, 5.0
+    draw = torch.rand(300, generator=source, dtype=torch.float64)
+    draw[:3], draw[4::5], draw[5::5] = LAST_COIN, 0.0, LAST_COIN
+    for precision in (torch.float64, torch.float32):
+        own = rows.to(precision)
+        alone = [pick_one(own[i : i + 1], draw[i].item()) for i in range(300)]
+        empty = own.sum(-1) == 0
+        assert [token is None for token in alone] == empty.tolist() and empty[3]
+        together = pick(own, draw).tolist()
+        assert all(token in (None, other) for token, other in zip(alone, together, strict=True))
