@@ -11,7 +11,7 @@ from cactus_theory import _arguments as check
 from cactus_theory._flags import add_policy, chosen_policy
 from cactus_theory._report import print_json
 from cactus_theory.tuned import TunedSetting
-from cactus_theory.verify.contract import find_verifier, verifiers
+from cactus_theory.verify.registry import find_verifier, verifiers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.registry import find_verifier
 
 FORMAT, VERSION = "cactus-theory tuned", 1
 WEIGHTS = ("target_weights", "draft_weights")

@@ -17,7 +17,8 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._base import FixedTarget, one_hot
 from cactus_theory.policies._path import Path
 from cactus_theory.policies._per_proposal import PerProposal
-from cactus_theory.verify.contract import Draft, Verdict, Verifier, find_verifier
+from cactus_theory.verify.contract import Draft, Verdict, Verifier
+from cactus_theory.verify.registry import find_verifier
 
 # Rows are collected up to WAITING_ENTRIES entries, then measured in batches of at most
 # BATCHED_ENTRIES (192 KiB of float64): few calls, on arrays that fit into a core's own cache.

@@ -21,7 +21,8 @@ from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.decoding.token_log import TokenLog
 from cactus_theory.divergences import Divergence
-from cactus_theory.verify.contract import Verifier, find_verifier
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.registry import find_verifier
 
 Progress = Callable[[Any], None]
 

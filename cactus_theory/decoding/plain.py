@@ -17,7 +17,7 @@ from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.loop import per_round
 from cactus_theory.decoding.pace import FixedPace
 from cactus_theory.decoding.result import GenerationResult
-from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.registry import find_verifier
 
 
 def generate_plain(

@@ -29,7 +29,8 @@ from cactus_theory.traces.rows import SavedRows
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import Assignment, Draft, Verifier, find_verifier
+from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.registry import find_verifier
 
 # numbers of target rows judged at once: a few cycles at V=2,048, so that arrays stay near a core
 ENTRIES = 2**17

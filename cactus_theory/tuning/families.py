@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.verify.contract import find_verifier, verifiers
+from cactus_theory.verify.registry import find_verifier, verifiers
 
 LOSSLESS = "speculative"
 

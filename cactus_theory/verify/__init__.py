@@ -2,16 +2,8 @@
 
 from cactus_theory.verify.block import Block, verify_block
 from cactus_theory.verify.chain import Chain, ChainVerdict, verify_chain
-from cactus_theory.verify.contract import (
-    Assignment,
-    Draft,
-    Verdict,
-    VerdictLaw,
-    Verifier,
-    find_verifier,
-    register_verifier,
-    verifiers,
-)
+from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.registry import find_verifier, register_verifier, verifiers
 
 __all__ = [
     "Assignment",

@@ -29,15 +29,9 @@ from cactus_theory.policies._path import Path
 from cactus_theory.verify._ahead import as_assigned, looked_ahead
 from cactus_theory.verify._block_host import BlockOnHost
 from cactus_theory.verify._tensors import verify_tensors
-from cactus_theory.verify.contract import (
-    Assignment,
-    Draft,
-    Verdict,
-    VerdictLaw,
-    Verifier,
-    register_verifier,
-)
+from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import Coins, Generators, pick
+from cactus_theory.verify.registry import register_verifier
 
 
 @register_verifier("block")

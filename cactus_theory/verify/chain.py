@@ -11,15 +11,9 @@ from cactus_theory.policies._base import one_hot
 from cactus_theory.verify._chain_device import chain_on_device
 from cactus_theory.verify._chain_host import ChainOnHost
 from cactus_theory.verify._tensors import verify_tensors
-from cactus_theory.verify.contract import (
-    Assignment,
-    Draft,
-    Verdict,
-    VerdictLaw,
-    Verifier,
-    register_verifier,
-)
+from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import Coins, Generators, pick
+from cactus_theory.verify.registry import register_verifier
 
 ChainVerdict = Verdict
 

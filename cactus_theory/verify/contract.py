@@ -2,20 +2,19 @@
 
 The decode loop, its caches and its meter depend on this file and on no particular verifier:
 they pass a :class:`Draft` with the target's rows and coins, and get a :class:`Verdict` back.
-A new verifier is one file with one :func:`register_verifier`.
+A new verifier is one file with one :func:`~cactus_theory.verify.registry.register_verifier`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 
@@ -278,79 +277,3 @@ class Verifier(ABC):
             A verifier that cannot be enumerated.
         """
         raise NotImplementedError(f"verifier: {self.name} has no enumerated law")
-
-
-_VERIFIERS: dict[str, Verifier] = {}
-Kind = TypeVar("Kind", bound=Verifier)
-
-
-def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
-    """Make a verifier available by name wherever one is chosen.
-
-    Raises
-    ------
-    ValueError
-        A name that is taken.
-
-    Examples
-    --------
-    >>> @register_verifier("mine")
-    ... class Mine(Chain):
-    ...     pass
-    >>> find_verifier("mine").spec
-    'mine'
-    """
-
-    def enter(kind: type[Kind]) -> type[Kind]:
-        if name in _VERIFIERS:
-            raise ValueError(f"name: must not be registered already; got {name!r}")
-        kind.name = name
-        _VERIFIERS[name] = kind()
-        return kind
-
-    return enter
-
-
-def verifiers() -> tuple[str, ...]:
-    """Return the names of the registered verifiers.
-
-    Examples
-    --------
-    >>> "chain" in verifiers(), "block" in verifiers()
-    (True, True)
-    """
-    return tuple(_VERIFIERS)
-
-
-def find_verifier(verifier: str | Verifier) -> Verifier:
-    """Return the verifier of that name, or the verifier itself.
-
-    A name may be followed by options, as in ``block:bonus=policy``.
-
-    Raises
-    ------
-    ValueError
-        A name that is not registered, or an option that the verifier does not have.
-
-    Examples
-    --------
-    >>> find_verifier("block:bonus=policy").spec
-    'block:bonus=policy'
-    """
-    if isinstance(verifier, Verifier):
-        return verifier
-    name, _, options = str(verifier).partition(":")
-    found = _VERIFIERS[check.one_of("verifier", name, verifiers())]
-    return _with_options(found, options) if options else found
-
-
-def _with_options(found: Verifier, options: str) -> Verifier:
-    known = [field.name for field in fields(found)] if is_dataclass(found) else []
-    given = {}
-    for part in options.split(","):
-        option, _, value = part.partition("=")
-        given[option] = value
-        if option not in known:
-            has = f"the options {', '.join(known)}" if known else "no options"
-            raise ValueError(f"verifier: {found.name} takes {has}; got {option!r}")
-    return replace(found, **given)  # type: ignore[type-var]

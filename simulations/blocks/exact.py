@@ -18,7 +18,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import verifiers
+from cactus_theory.verify.registry import verifiers
 from solvers.paths import PathTree, random_tree
 
 from ..common.inputs import command_line

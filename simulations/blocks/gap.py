@@ -10,7 +10,7 @@ import numpy as np
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.registry import find_verifier
 from solvers import block
 from solvers.paths import PathTree
 

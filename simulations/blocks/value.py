@@ -11,7 +11,8 @@ import torch
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy, policy
-from cactus_theory.verify.contract import Assignment, Draft, Verifier, find_verifier
+from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.registry import find_verifier
 from solvers.paths import PathTree
 
 # paths whose laws are computed at once

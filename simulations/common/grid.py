@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import cactus_theory as ct
-from cactus_theory.verify import contract
+from cactus_theory.verify import registry
 
 # Methods that no policy can stand for.
 PLAIN, HF_PLAIN, HF_ASSISTED, HF_MIXTURE = "plain", "hf_plain", "hf_assisted", "hf_mixture"
@@ -135,13 +135,13 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
     ValueError
         A verifier that is not known; none that can follow the policy.
     """
-    known, policy = contract.verifiers(), ct.policy(spec)
+    known, policy = registry.verifiers(), ct.policy(spec)
     found, refused = [], ""
     for name in dict.fromkeys(names):
         if name not in known:
             raise ValueError(f"--verifier: must be among {', '.join(known)}; got {name!r}")
         try:
-            contract.find_verifier(name).check(policy)
+            registry.find_verifier(name).check(policy)
             found.append(name)
         except ValueError as error:
             refused = str(error)

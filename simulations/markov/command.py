@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.verify.contract import verifiers
+from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy, label
 from ..common.inputs import command_line

@@ -8,7 +8,8 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import Verifier, find_verifier
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.registry import find_verifier
 
 from .pair import MOST_TEXTS, TinyPair
 

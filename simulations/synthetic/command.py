@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from cactus_theory.traces import Replay, Trace, replay
-from cactus_theory.verify.contract import verifiers
+from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy, followers, label
 from ..common.inputs import command_line

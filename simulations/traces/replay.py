@@ -16,7 +16,7 @@ import torch
 
 from cactus_theory._report import print_json
 from cactus_theory.traces import Replay, SavedRows, Trace, replay
-from cactus_theory.verify.contract import verifiers
+from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy
 from ..common.inputs import command_line

@@ -8,7 +8,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import divergence
-from cactus_theory.verify.contract import Assignment, Draft, find_verifier
+from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.registry import find_verifier
 from solvers.paths import PathTree, follow, markov_tree, random_tree
 
 # sums of a few products of float64 numbers

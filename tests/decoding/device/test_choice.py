@@ -12,7 +12,8 @@ from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.device import DeviceDecode, choose, fused
 from cactus_theory.decoding.device.verify import torch_step
-from cactus_theory.verify.contract import Assignment, find_verifier
+from cactus_theory.verify.contract import Assignment
+from cactus_theory.verify.registry import find_verifier
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 KERNELS = {"device_loop": "kernels"}

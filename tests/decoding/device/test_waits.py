@@ -9,7 +9,8 @@ from cactus_theory.decoding.device.forward import StaticForward
 from cactus_theory.decoding.device.round import Inputs, Round
 from cactus_theory.decoding.device.verify import Logits, torch_step
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.verify.contract import Assignment, find_verifier
+from cactus_theory.verify.contract import Assignment
+from cactus_theory.verify.registry import find_verifier
 from simulations.common.inputs import PAIR
 from tests.decoding.device.pretended import Waited, no_uploads, pretended
 
