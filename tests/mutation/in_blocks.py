@@ -26,7 +26,9 @@ IN_BLOCKS = {
     ),
     "verify/_host.py": (
         ("Places.of", Replace("values[row, place : place + 1]", "values[row, :1]")),
-        ("OnHost._draw", Replace("self.draw[places.index[0]]", "self.draw[: len(places)]")),
+        ("OnHost._draw", Replace("self.draw[places.rows]", "self.draw[: len(places)]")),
+        ("OnHost._draw", Replace("self.draw[row]", "self.draw[0]")),
+        ("residual", RenameCall("maximum", "minimum")),
         ("OnHost._by_policy", Operator("==", "!=")),
     ),
     "verify/_block_host.py": (
@@ -64,6 +66,9 @@ IN_BLOCKS = {
     "optimum/soft_row.py": (
         ("SoftRow._beyond", Replace("ratio.clip(lower, top, own)", "ratio.clip(0.0, top, own)")),
         ("SoftRow._beyond", Operator("/", "*")),
+        ("SoftRow.excess", Replace("level * drop", "drop")),
+        ("SoftRow.excess", Replace("max(min(level, self.kind.most), lower)", "self.kind.most")),
+        ("SoftRow._divide", Replace("p[part]", "p[: len(own)]")),
         ("SoftRow.passes", Replace("value < 0", "value > 0")),
         ("SoftRow._uncut", Value("low", into="self.scale")),
         ("SoftRow.ratio_of", Replace("knot * asked", "knot")),

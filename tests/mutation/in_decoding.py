@@ -11,14 +11,19 @@ from tests.mutation.edits import (
 
 IN_VERIFY = {
     "verify/_chain_host.py": (
-        ("ChainOnHost._status_under", Operator("<", "<=", nth=0)),
+        ("ChainOnHost._kept_under", Operator("<", "<=", nth=0)),
+        ("ChainOnHost._open", Replace("number not in self.ceilings", "number in self.ceilings")),
         ("ChainOnHost.run", Replace("places.of(self.q_n)", "places.of(self.p_n)")),
         ("ChainOnHost._ask", Value("range(len(asked))", into="going_on")),
         ("ChainOnHost._ask_together", DropStatement("self.accepted[row]")),
         ("ChainOnHost._keeps", DropStatement("self.accepted[at[0]]")),
-        ("ChainOnHost._keeps", Replace("Residual(scale=scale)", "Residual(scale=1.0)")),
+        (
+            "ChainOnHost._keeps",
+            Replace("self._replace_row(scale, at)", "self._replace_row(1.0, at)"),
+        ),
         ("ChainOnHost._keeps", Replace("math.inf", "0.0")),
         ("ChainOnHost._replace", Value("None", into="p")),
+        ("ChainOnHost._replace_row", Operator(">", ">=")),
     ),
     "verify/_chain_device.py": (
         ("chain_on_device", Replace("accepted < lengths", "accepted <= lengths")),
@@ -35,6 +40,9 @@ IN_VERIFY = {
     ),
     "verify/draw.py": (
         ("_first_beyond", Argument("searchsorted", "right", None)),
+        ("pick_one", Replace("'right'", "'left'")),
+        ("pick_one", Operator("<", "<=")),
+        ("pick_one", Operator(">", ">=")),
         ("_first_beyond", RenameCall("minimum", "maximum")),
         ("_pick_blocked", Operator("-", "+", nth=0)),
         ("toss", Replace("length + 1", "length + 2")),

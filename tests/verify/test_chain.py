@@ -122,6 +122,19 @@ def test_a_token_is_kept_iff_its_coin_is_below_phi(spec):
             assert verdict.num_accepted.item() == kept
 
 
+@pytest.mark.parametrize("spec", ["speculative", "lenience:lenience=0.9999999999"])
+def test_extreme_coins_with_nothing_left_draw_from_the_target(spec):
+    """A row that misses 1 refuses a token by rounding, and has nothing over the draft."""
+    q, p = tensor([0.5, 0.5 - 2.0**-30], [0.5, 0.5]), tensor([0.5, 0.5])
+    for draw, token in ((0.25, 0), (0.75, 1)):
+        coins = tensor([LAST_COIN]), tensor(draw)
+        verdict = ct.verify_chain(
+            ct.policy(spec), q[None], p[None], torch.tensor([[1]]), coins=coins, validate=False
+        )
+        assert verdict.num_accepted.item() == 0
+        assert verdict.output_token_ids.tolist() == [[token, -1]]
+
+
 @given(rows=strategies.pairs(max_vocab=5))
 def test_extreme_coins_never_emit_an_impossible_token(rows):
     q, p = rows
