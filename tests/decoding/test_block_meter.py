@@ -72,7 +72,7 @@ def recomputed(log, lengths, choose):
     return len(spent), sum(spent), max(spent), expected
 
 
-def check(found, log, choose):
+def check_meter(found, log, choose):
     rows, kl, largest, expected = recomputed(log, found.row_lengths, choose)
     assert found.meter.rows == rows > LEAST
     assert found.meter.kl == pytest.approx(kl, abs=ROUNDING)
@@ -95,7 +95,7 @@ def test_the_meter_equals_a_recomputation(tiny, policy, certain, ends, values_fi
         num_draft_tokens=WIDTH, max_new_tokens=NEW, eos_token_ids=ends, verifier="block",
         on_rows=log, seed=2,
     )  # fmt: skip
-    check(found, log, lambda position: rule)
+    check_meter(found, log, lambda position: rule)
     assert (found.meter.kl > 0.01) == (spec != "speculative")
     assert (len(set(found.row_lengths)) > 1) == (ends is not None)
 
@@ -109,7 +109,7 @@ def test_the_meter_follows_a_schedule_inside_a_block(tiny):
         *tiny, torch.tensor([[1, 5, 9]]), policy=steps, num_draft_tokens=WIDTH,
         max_new_tokens=2 * NEW, verifier="block", on_rows=log, seed=2,
     )  # fmt: skip
-    check(found, log, lambda at: rules[0 if at < 7 else 1 if at < 12 else 2])
+    check_meter(found, log, lambda at: rules[0 if at < 7 else 1 if at < 12 else 2])
 
 
 def test_the_recorded_rows_are_those_charged(tiny):

@@ -73,7 +73,7 @@ def drafter(name, model):
     }[name]
 
 
-def compare(target, draft, policy, verifier="chain"):
+def assert_each_alone(target, draft, policy, verifier="chain"):
     longest = max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in PROMPTS])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in PROMPTS])
@@ -94,20 +94,20 @@ def compare(target, draft, policy, verifier="chain"):
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_equal_each_alone_under_every_policy(pairs, name, policy):
     target, draft = pairs[name]
-    result = compare(target, draft, policy)
+    result = assert_each_alone(target, draft, policy)
     assert sum(count > 0 for count in result.accepted_histogram) > 1
 
 
 @pytest.mark.parametrize("policy", OTHERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_equal_each_alone_under_the_other_policies(pairs, name, policy):
-    compare(*pairs[name], policy)
+    assert_each_alone(*pairs[name], policy)
 
 
 @pytest.mark.parametrize("policy", BLOCKS.values())
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_equal_each_alone_by_blocks(pairs, name, policy):
-    compare(*pairs[name], policy, "block")
+    assert_each_alone(*pairs[name], policy, "block")
 
 
 @pytest.mark.parametrize("drafts", DRAFTERS)
@@ -116,7 +116,7 @@ def test_rows_equal_each_alone_with_every_drafter(pairs, name, drafts):
     target, model = pairs[name]
     if drafts == "early exit" and not hasattr(target, "model"):
         with pytest.raises(ValueError, match="target_model: must hold its layers at model.layers"):
-            compare(target, EarlyExit(1), "speculative")
+            assert_each_alone(target, EarlyExit(1), "speculative")
         return
-    result = compare(target, drafter(drafts, model), "cactus:delta=0.4")
+    result = assert_each_alone(target, drafter(drafts, model), "cactus:delta=0.4")
     assert len(set(result.row_lengths)) > 1  # rows end at different times

@@ -25,7 +25,7 @@ def same(value, expected):
     )
 
 
-def is_draft(s, q=Q, p=P):
+def check_is_draft(s, q=Q, p=P):
     same(s.target, p)
     same(s.acceptance, 1.0)
     same(s.lower, (p / q).min())
@@ -33,7 +33,7 @@ def is_draft(s, q=Q, p=P):
     assert s.price == 0 and s.gap == 0
 
 
-def is_target(s, spec="kl"):
+def check_is_target(s, spec="kl"):
     same(s.target, Q)
     same(s.acceptance, torch.minimum(P, Q).sum())
     assert s.divergence == 0 and s.gap == 0 and s.lower == 1 and s.upper == 1
@@ -43,7 +43,7 @@ def is_target(s, spec="kl"):
 
 @pytest.mark.parametrize("spec", ALL)
 def test_no_budget_is_the_target(spec):
-    is_target(ct.optimal_acceptance(Q, P, divergence=spec, delta=0.0), spec)
+    check_is_target(ct.optimal_acceptance(Q, P, divergence=spec, delta=0.0), spec)
 
 
 @pytest.mark.parametrize("spec", ALL)
@@ -51,7 +51,7 @@ def test_slack_budgets_are_the_draft(spec):
     whole = ct.divergence(spec).value(P, Q).item()
     for delta in (whole * (1 + 1e-9), whole + 5, 1e300, math.inf):
         s = ct.optimal_acceptance(Q, P, divergence=spec, delta=delta)
-        is_draft(s)
+        check_is_draft(s)
         assert s.divergence.item() == pytest.approx(whole)
     tight = ct.optimal_acceptance(Q, P, divergence=spec, delta=whole * 0.999)
     assert tight.acceptance < 1 - 1e-6 and tight.price > 0
@@ -61,18 +61,18 @@ def test_slack_budgets_are_the_draft(spec):
 def test_prices_at_the_ends(spec):
     at_end = ct.frontier(Q, P, divergence=spec).price[-1].item()
     for price in (0.0, at_end / 2, at_end):
-        is_draft(ct.optimal_acceptance(Q, P, divergence=spec, price=price))
+        check_is_draft(ct.optimal_acceptance(Q, P, divergence=spec, price=price))
     inside = ct.optimal_acceptance(Q, P, divergence=spec, price=at_end * 1.01)
     assert inside.acceptance < 1 - 1e-4
     assert inside.price.item() == pytest.approx(at_end * 1.01)
-    is_target(ct.optimal_acceptance(Q, P, divergence=spec, price=math.inf))
+    check_is_target(ct.optimal_acceptance(Q, P, divergence=spec, price=math.inf))
 
 
 def test_acceptances_at_the_ends():
-    is_draft(ct.optimal_acceptance(Q, P, acceptance=1.0))
+    check_is_draft(ct.optimal_acceptance(Q, P, acceptance=1.0))
     lossless = torch.minimum(P, Q).sum().item()
     for wish in (0.0, lossless / 2):
-        is_target(ct.optimal_acceptance(Q, P, acceptance=wish))
+        check_is_target(ct.optimal_acceptance(Q, P, acceptance=wish))
 
 
 def test_the_price_form_of_kl_and_reverse_kl():

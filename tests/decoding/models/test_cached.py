@@ -20,7 +20,7 @@ def full_logits(model, text):
     return model(input_ids=text, use_cache=False).logits
 
 
-def compare_with_recomputation(model, vocab, tolerance, fast):
+def assert_equals_recomputation(model, vocab, tolerance, fast):
     generator = torch.Generator().manual_seed(3)
     cached = CachedModel(model, 64, fast_forward=fast)
     assert cached.fast == fast
@@ -57,7 +57,7 @@ def family(name, **options):
 
 
 def test_the_library_pass_equals_full_recomputation(tiny):
-    compare_with_recomputation(tiny[0], 24, 1e-10, fast=False)
+    assert_equals_recomputation(tiny[0], 24, 1e-10, fast=False)
 
 
 OPTIONS = {
@@ -71,29 +71,29 @@ OPTIONS = {
 # the library's norms are float32 whatever the model is
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_fast_pass_equals_full_recomputation(name):
-    compare_with_recomputation(family(name, **OPTIONS[name]), 24, 2e-5, fast=True)
+    assert_equals_recomputation(family(name, **OPTIONS[name]), 24, 2e-5, fast=True)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_so_it_does_on_weights_stored_in_half_precision(name):
     model = family(name, **OPTIONS[name]).half().float()
-    compare_with_recomputation(model, 24, 2e-5, fast=True)
+    assert_equals_recomputation(model, 24, 2e-5, fast=True)
 
 
 def test_equals_full_recomputation_on_a_real_model(stories):
     for fast in (False, True):
-        compare_with_recomputation(stories.target, 512, 1e-4, fast)
+        assert_equals_recomputation(stories.target, 512, 1e-4, fast)
 
 
 def test_equals_full_recomputation_with_eager_attention(make_model):
     model = make_model(attn_implementation="eager")  # its softmax is float32
-    compare_with_recomputation(model, 24, 1e-4, fast=False)
+    assert_equals_recomputation(model, 24, 1e-4, fast=False)
 
 
 def test_equals_full_recomputation_with_sliding_windows():
     model = family("Mistral", sliding_window=5)
     assert obstacle(model, 64)
-    compare_with_recomputation(model, 24, 1e-10, fast=False)
+    assert_equals_recomputation(model, 24, 1e-10, fast=False)
 
 
 @pytest.mark.parametrize("fast", [False, True])
