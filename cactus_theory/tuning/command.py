@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--verify-cost", type=float, metavar="V",
         help="what a drafted token adds to the target's pass and verification (0)")  # fmt: skip
     add("--fixed-cost", type=float, metavar="F", help="what a round takes besides (0)")
-    add("--cycles", type=int, default=400, help="rounds to log, at least (400)")
+    add("--cycles", type=int, default=1000, help="rounds to log, at least (1000)")
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--temperature", type=float, default=1.0)
     add("--seed", type=int, default=0)
