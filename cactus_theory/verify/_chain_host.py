@@ -21,6 +21,7 @@ from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._residual import Residual
 from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.draw import BLOCKED_FROM
 
 
 class ChainOnHost(OnHost):
@@ -146,12 +147,15 @@ class ChainOnHost(OnHost):
 
     def _replace_row(self, scale: float, at: Place) -> None:
         """Draw the token that replaces a refused one, from (``scale`` q − p)₊, or q if it is 0."""
-        assert self.rows is not None
+        assert self.rows is not None and self.p is not None
         q, p = (rows[at] for rows in self.rows)
-        out = scratch("chain.residual", (1, len(q)), self.q.dtype)
+        out, place = scratch("chain.residual", (1, len(q)), self.q.dtype), Places([at])
+        if len(q) >= BLOCKED_FROM:  # torch's passes over a long row are the faster ones
+            rows = (place.of(self.q), place.of(self.p), place.of(self.ids))
+            self._draw(Residual(scale=scale).law(*rows, out), place)
+            return
         left = out.numpy()[0]
         residual(q, p, scale, left)
-        place = Places([at])
         self._draw(out if left.max() > 0 else place.of(self.q), place)
 
     def _asked(self, places: list[Place]) -> Iterator[tuple[int, Places]]:

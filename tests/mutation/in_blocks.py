@@ -28,6 +28,7 @@ IN_BLOCKS = {
         ("Places.of", Replace("values[row, place : place + 1]", "values[row, :1]")),
         ("OnHost._draw", Replace("self.draw[places.rows]", "self.draw[: len(places)]")),
         ("OnHost._draw", Replace("self.draw[row]", "self.draw[0]")),
+        ("OnHost._draw", Replace("self.draw[row : row + 1]", "self.draw[:1]")),
         ("residual", RenameCall("maximum", "minimum")),
         ("OnHost._by_policy", Operator("==", "!=")),
     ),
