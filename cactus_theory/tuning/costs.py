@@ -10,7 +10,7 @@ a text of the batch. Parts are measured at a few K and read off straight lines b
 import json
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,8 @@ class Costs:
             raise ValueError(f"--costs: must be of --batch {batch}; got {found.batch} in {path}")
         return found
 
-    def call(self, width: int, family: str) -> float:
-        """Return the time of a call with K drafted tokens.
+    def call(self, width: int, family: str, times: float = 1.0) -> float:
+        """Return the time of a call with K drafted tokens, ``times`` the family's verification.
 
         Raises
         ------
@@ -120,8 +120,22 @@ class Costs:
         """
         parts = [getattr(self, part) for part in PARTS]
         if self.verify:
-            parts.append(self.verify[check.one_of("family", family, tuple(self.verify))])
+            verify = self.verify[check.one_of("family", family, tuple(self.verify))]
+            parts.append(tuple(times * own for own in verify))
         return sum(self._read(part, width) for part in parts)
+
+    def times(self, family: str, like: str) -> float | None:
+        """Return how many times one family's verification takes another's, None if not known."""
+        if not self.verify:
+            return 1.0
+        return self.verify[family][-1] / self.verify[like][-1] if family in self.verify else None
+
+    def with_times(self, family: str, like: str, times: float) -> "Costs":
+        """Return the same with a family whose verification takes ``times`` another one's."""
+        if not self.verify or family in self.verify:
+            return self
+        own = tuple(times * part for part in self.verify[like])
+        return replace(self, verify={**self.verify, family: own})
 
     def as_ratios(self) -> dict[str, float]:
         """Return what :meth:`ratios` takes: slopes and the rest, between the least and largest K.

@@ -22,7 +22,8 @@ class Family:
     template : spec with ``{}`` where the knob's value goes; without, there is nothing to tune.
     knob : the knob's value at a looseness x > 0: the larger x is, the more may be emitted.
     least, first, most : x nearest to lossless, to begin with, and loosest.
-    like : key of the family whose verification takes as long; None for its own.
+    like, times : key of the family whose verification was timed for it, None for its own, and
+        how many times that its own takes.
 
     Examples
     --------
@@ -39,6 +40,7 @@ class Family:
     first: float = 1.0
     most: float = 1.0
     like: str | None = None
+    times: float = 1.0
 
     @property
     def key(self) -> str:

@@ -2,19 +2,29 @@
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from cactus_theory.decoding import GenerationResult, generate, generate_plain
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._padding import left_padded
 from cactus_theory.decoding.pace import Round
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
+from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.draw import toss
+from cactus_theory.verify.registry import find_verifier
 
 VERIFY = "verify"
 # decodes of every setting; medians over them stand
 REPEATS = 5
+# cycles whose verification is timed, after the first ones, which allocate
+TIMED, UNTIMED = 150, 10
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,27 @@ def measure_costs(
             if on_decode is not None:
                 on_decode(repeat * len(order) + number + 1, total)
     return _costs(found, widths, prompts.batch)
+
+
+def verification_times(trace: Trace, policies: tuple[str, str], verifier: str, width: int) -> float:
+    """Return how many times one policy's verification of logged cycles takes another's.
+
+    One cycle at a time, by both in turn, as in a decode of one text.
+    """
+    judge, source = find_verifier(verifier), torch.Generator().manual_seed(0)
+    assigned = [Assignment((find_policy(policy),)) for policy in policies]
+    seconds = [0.0, 0.0]
+    drafted = (batch for batch in trace.batches(1, width) if batch.draft_token_ids.shape[1])
+    for number, batch in zip(range(UNTIMED + TIMED), drafted, strict=False):
+        accept, draw = toss(torch.tensor([width]), batch.draft_token_ids.shape[1], source)
+        q = batch.target_probs.float()
+        p = None if batch.draft_probs is None else batch.draft_probs.float()
+        draft = Draft(batch.draft_token_ids, [batch.draft_token_ids.shape[1]], p)
+        for place in sorted((0, 1), reverse=bool(number % 2)):
+            started = time.perf_counter()
+            judge.verify(assigned[place], q, draft, accept, draw)
+            seconds[place] += (number >= UNTIMED) * (time.perf_counter() - started)
+    return seconds[0] / seconds[1] if min(seconds) > 0 else 1.0
 
 
 def _costs(found: dict[Setting | None, list[Timed]], widths: tuple[int, ...], batch: int) -> Costs:

@@ -27,8 +27,10 @@ def plain_speed(costs: Costs) -> float:
     return costs.new_tokens / (costs.plain_start + costs.new_tokens * costs.plain)
 
 
-def speed(own: Replay, costs: Costs, family: str) -> Estimate:
+def speed(own: Replay, costs: Costs, family: str, times: float = 1.0) -> Estimate:
     """Return the tokens per unit of time of a batch; its standard error is that of the trace.
+
+    ``times`` as in :meth:`Costs.call`.
 
     Raises
     ------
@@ -43,7 +45,7 @@ def speed(own: Replay, costs: Costs, family: str) -> Estimate:
     >>> round(speed(own, Costs.ratios(0.1), "band:price@chain").value, 3)
     1.593
     """
-    call = costs.call(own.num_draft_tokens, family)
+    call = costs.call(own.num_draft_tokens, family, times)
     tokens, squares = own.tokens_per_call, _squares(own)
     parts = (
         _speed(costs, call, np.array([tokens.value]), np.array([squares.value])),

@@ -22,7 +22,7 @@ from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import Family, checked_level, families
 from cactus_theory.tuning.knobs import TOLERANCE, Knobs
 from cactus_theory.tuning.learned import ENOUGH_CYCLES, learn_for, shares
-from cactus_theory.tuning.measure import Setting
+from cactus_theory.tuning.measure import Setting, verification_times
 from cactus_theory.tuning.speed import plain_speed, speed
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -183,10 +183,14 @@ def tune(
     choices = [_choice(own, made, known, texts.halves) for own, made in found]
     soft = _fastest(choices, "soft_band:price") if learning else None
     if soft is not None and soft.num_draft_tokens > 1:
-        assert values is not None and isinstance(source, Trace)
+        assert values is not None and isinstance(source, Trace) and isinstance(judged, Trace)
         made = learn_for(source.part(texts.learned), soft.num_draft_tokens, Path(values))
         said("learning values", 1, 1)
-        choices += _with_values(judged, soft, made, level, kind.spec, known, texts.halves)
+        valued = _with_values(judged, soft, made, level, kind.spec, known)
+        if valued is not None:
+            family, own = valued
+            choices.append(_valued(_choice(family, own, known, texts.halves), made))
+            known = known.with_times(family.key, soft.family.key, family.times)
     choices.sort(key=lambda own: -own.chosen_by.value)
     plain, about = plain_speed(known), _about(source)
     return Tuned(level, kind.spec, known, plain, tuple(choices), texts.halves, about)
@@ -259,7 +263,8 @@ def _choice(
 
 def _priced(own: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
     """Return the choice with its speeds at these costs."""
-    first, second = (speed(own.replay.part(half), costs, own.family.costs) for half in halves)
+    timed = costs, own.family.costs, own.family.times
+    first, second = (speed(own.replay.part(half), *timed) for half in halves)
     return replace(own, chosen_by=first, speed=second)
 
 
@@ -269,24 +274,33 @@ def _fastest(choices: Sequence[Choice], name: str) -> Choice | None:
 
 
 def _with_values(
-    judged: Source,
+    judged: Trace,
     soft: Choice,
     values: Path,
     level: float,
     divergence: str,
     costs: Costs,
-    halves: tuple[Sequence[int], Sequence[int]],
-) -> list[Choice]:
-    """Return the soft band with values at the K that is fastest without."""
-    name, width = f"{soft.family.name},values", soft.num_draft_tokens
+) -> tuple[Family, Replay] | None:
+    """Return the soft band with values at the K that is fastest without, its knob solved.
+
+    Its verification takes several passes for one: it is timed beside the other's, on the rows.
+    """
+    name, width, like = f"{soft.family.name},values", soft.num_draft_tokens, soft.family.key
     template = f"{soft.family.template},values={values}"
-    family = replace(soft.family, name=name, template=template, like=soft.family.key)
+    family = replace(soft.family, name=name, template=template, like=like)
     own = Knobs(judged, family, [width], divergence).at(width, level)
     if own is None:
-        return []
-    made = _choice(family, own, costs, halves)
+        return None
+    times = costs.times(family.key, like)
+    if times is None:
+        times = verification_times(judged, (own.policy, soft.policy), soft.verifier, width)
+    return replace(family, times=times), own
+
+
+def _valued(own: Choice, values: Path) -> Choice:
+    """Return a choice whose policy is named without its file."""
     plain = f"soft_band:price={find_policy(own.policy).price:.6g}"  # type: ignore[attr-defined]
-    return [replace(made, policy=plain, values=values)]
+    return replace(own, policy=plain, values=values)
 
 
 def _about(source: Source) -> dict[str, object]:

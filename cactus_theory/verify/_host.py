@@ -120,5 +120,5 @@ def _entries(
     if rows.dtype not in LEAST:
         return rows[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
     batch, width = ids.shape
-    found = rows.numpy()[np.arange(batch)[:, None], np.arange(width), ids.numpy()]
+    found = rows.detach().numpy()[np.arange(batch)[:, None], np.arange(width), ids.numpy()]
     return torch.from_numpy(found.astype(np.float64, copy=False))

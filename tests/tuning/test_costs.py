@@ -51,6 +51,18 @@ def test_a_call_is_the_sum_of_its_parts_read_off_lines(width, family, wanted) ->
     assert MEASURED.call(width, family) == pytest.approx(wanted, rel=ROUNDING)
 
 
+def test_a_family_may_take_a_multiple_of_another_ones_verification() -> None:
+    assert MEASURED.times("b", "a") == MEASURED.verify["b"][-1] / MEASURED.verify["a"][-1]
+    assert MEASURED.times("c", "a") is None
+    more = MEASURED.with_times("c", "a", 3.0)
+    for width in (1, 5, 12):
+        own, other = MEASURED.call(width, "a"), MEASURED.call(width, "a", times=3.0)
+        assert more.call(width, "c") == pytest.approx(other, rel=ROUNDING) and other > own
+        assert more.call(width, "a") == own
+    assert more.times("c", "a") == pytest.approx(3.0, rel=ROUNDING)
+    assert more.with_times("c", "a", 5.0) is more
+
+
 def test_ratios_are_a_line_in_k() -> None:
     costs = Costs.ratios(0.1, 0.02, 0.3)
     for width in (1, 2, 7, 12):

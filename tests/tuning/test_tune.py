@@ -1,6 +1,7 @@
 """What is chosen is the fastest on one half of the texts, what is reported is from the other."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from cactus_theory.traces import SavedRows, Trace, replay
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, Tuned, tune
 from cactus_theory.tuning.learned import learn_for, shares
+from cactus_theory.tuning.speed import speed
 from tests.amounts import amount
 from tests.traces.conftest import rows_of
 
@@ -135,6 +137,41 @@ def test_values_are_learned_from_other_texts(tmp_path, trace, cheap, monkeypatch
     assert [entry.sha256 for entry in learned[0].manifest.shards] == own
     assert not set(parts.learned) & set(parts.judged)
     assert len(valued.replay.cycles) == len(parts.judged)
+
+
+def test_values_cost_what_their_verification_takes(tmp_path, trace, monkeypatch) -> None:
+    monkeypatch.setattr(tune_module, "ENOUGH_CYCLES", 10)
+    asked = []
+
+    def times(part, policies, verifier, width):
+        asked.append((policies, verifier, width))
+        return 3.0
+
+    monkeypatch.setattr(tune_module, "verification_times", times)
+
+    def measured(settings) -> Costs:
+        keys = {own.family for own in settings}
+        costs = vars(Costs.ratios(0.1)) | {"verify": dict.fromkeys(keys, (0.2, 0.4))}
+        return Costs(**costs)
+
+    given = {"policies": ["soft_band:price"], "widths": [2, 4], "values": tmp_path / "values.json"}
+    found = tune(trace, measured, LEVEL, **given)
+    valued = next(own for own in found.choices if own.values is not None)
+    (((slow, fast), verifier, width),) = asked
+    assert (verifier, width) == ("block", valued.num_draft_tokens)
+    assert "values=" in slow and "values=" not in fast
+    key, like = "soft_band:price,values@block", "soft_band:price@block"
+    assert found.costs.verify[key] == pytest.approx([3 * own for own in found.costs.verify[like]])
+    assert found.costs.call(width, key) > found.costs.call(width, like)
+    half = valued.replay.part(found.halves[1])
+    assert valued.speed.value == pytest.approx(speed(half, found.costs, key).value, rel=ROUNDING)
+    # costs that were written with it are not timed again, and give the same
+    again = tune(trace, found.costs, LEVEL, **given)
+    assert len(asked) == 1 and again.costs == found.costs
+    assert [own.speed.value for own in again.choices] == [own.speed.value for own in found.choices]
+    without = {own: part for own, part in found.costs.verify.items() if own != key}
+    other = found.at_costs(replace(found.costs, verify=without))
+    assert [own.speed.value for own in other.choices] == [own.speed.value for own in found.choices]
 
 
 def test_saved_rows_are_tuned_at_one_drafted_token(cheap) -> None:
