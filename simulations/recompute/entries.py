@@ -103,15 +103,16 @@ _TEXTS = " ".join([
 ])  # fmt: skip
 
 ENTRIES = (
-    Entry("overspend", "overspend --out {csv}", "overspend --points 21 --out {csv}"),
-    Entry("acceptance_kl", "frontier --out {csv}", "frontier --tokens-each 2 --out {csv}"),
+    Entry("overspend", "overspend --out {csv}", "overspend --points 21 --out {csv}", took="2 s"),
+    Entry("acceptance_kl", "frontier --out {csv}", "frontier --tokens-each 2 --out {csv}",
+          took="40 s"),
     Entry("design_example", "design-example --out {csv}",
-          "design-example --points 3 --num-prompts 2 --out {csv}"),
+          "design-example --points 3 --num-prompts 2 --out {csv}", took="22 s"),
     Entry("constant_price", "constant-price --out {csv}",
-          "constant-price --decodes 1 --max-new-tokens 8 --out {csv}"),
+          "constant-price --decodes 1 --max-new-tokens 8 --out {csv}", took="5 min"),
     Entry("policies band_row", "demo --out {made}/demo --publish {made}",
           "demo --num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1 "
-          "--out {made}/demo --publish {made}"),
+          "--out {made}/demo --publish {made}", took="74 s"),
     Entry("throughput throughput_equal_kl", _SPEED, _SPEED_QUICK, took="16 min"),
     Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl",
           f"{_PATHS} --num-draft-tokens 8 --batch 1 --repeats 8", f"{_PATHS} {_FEW}",
@@ -120,7 +121,7 @@ ENTRIES = (
           f"trace {_LONG} --cycles 1500 --out {{made}}/pair16; "
           f"blocks {{made}}/pair16 {_STORED} --out {{made}}",
           f"blocks {{root}}/simulations/data/trace {_STORED} --num-draft-tokens 2 "
-          "--levels 0.06 --out {made}"),
+          "--levels 0.06 --out {made}", took="5 min"),
     Entry("blocks_stories=blocks",
           f"trace {_TALES} {_LONG} --cycles 600 --seed 1000 --out {{made}}/learn; "
           "values {made}/learn --knots 0.4 1 --out {made}/values.json; "
@@ -129,19 +130,20 @@ ENTRIES = (
           "--out {made}",
           f"trace {_TALES} --num-draft-tokens 4 --max-new-tokens 16 --cycles 60 "
           "--out {made}/stories; "
-          "blocks {made}/stories --num-draft-tokens 2 --levels 0.06 --out {made}"),
+          "blocks {made}/stories --num-draft-tokens 2 --levels 0.06 --out {made}", took="2 min"),
     *(Entry(f"blocks_{kind}=blocks",
             f"trace --drafter {kind} --cycles 1300 --out {{made}}/{kind}; "
             f"blocks {{made}}/{kind} {_LEVELS} --num-draft-tokens 8 --out {{made}}",
             f"trace --drafter {kind} --cycles 20 --max-new-tokens 32 --num-draft-tokens 4 "
             f"--out {{made}}/{kind}; "
-            f"blocks {{made}}/{kind} --num-draft-tokens 4 --levels 0.01 --out {{made}}")
-      for kind in ("greedy", "ngram")),
+            f"blocks {{made}}/{kind} --num-draft-tokens 4 --levels 0.01 --out {{made}}",
+            took=took)
+      for kind, took in (("greedy", "45 s"), ("ngram", "21 s"))),
     Entry("block_gap", f"block-gap {_TREES} {_KNOBS} --out {{csv}}",
           "block-gap --vocab 2 --num-draft-tokens 2 --policy speculative band:price=1 --out {csv}",
           took="6 s"),
     Entry("sequence_kl", f"markov {_TEXTS} --length 8 --num-draft-tokens 3 --out {{csv}}",
-          f"markov {_TEXTS} --length 4 --num-draft-tokens 2 --out {{csv}}", took="11 s"),
+          f"markov {_TEXTS} --length 4 --num-draft-tokens 2 --out {{csv}}", took="3 s"),
     Entry("solver_error", "solver-error --out {csv}",
           "solver-error --vocab 10 100 --seeds 0 --out {csv}", took="28 s"),
     Entry("ledger ledger_answers", _LEDGER, _LEDGER_QUICK, took="80 s"),
