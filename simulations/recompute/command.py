@@ -36,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
-    add("--quick", action="store_true", help="small settings; minutes, where all take more than an hour")
+    add(
+        "--quick",
+        action="store_true",
+        help="small settings: minutes, not an hour",
+    )
     add("--list", action="store_true", help="print the commands and run none")
     add("--only", nargs="+", metavar="NAME", help="tables, by name without .csv")
     add("--shared", type=Path, default=ROOT / "shared", metavar="DIR",

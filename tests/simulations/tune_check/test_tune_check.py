@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
@@ -58,10 +59,27 @@ def test_the_verdict_compares_with_the_best_within_the_level(monkeypatch) -> Non
     monkeypatch.setenv("COLUMNS", "100")
     made = [
         row("plain", 80.0, 0.0, predicted_kl=0.0),
-        row("slow", 90.0, 0.1, chosen=1),
+        row("slow", 90.0, 0.1, chosen=1, of_the_best=0.9),
         row("fast", 100.0, 0.105, chosen_by_ratios=1),
         row("greedy", 500.0, 0.2),  # meters too much to count
     ]
     said = table.verdict(made)
     assert "0.900" in said and "fast@chain, K=2" in said and "greedy" not in said
     assert said.splitlines()[3].endswith("fast@chain")
+
+
+def test_a_choice_is_compared_with_what_is_fastest_in_other_repeats() -> None:
+    """By hand: of two equal settings the luckier one is no better, one that is slower is seen."""
+    chosen = row("chosen", 100.0, 0.1, chosen=1, speeds=np.array([100.0, 110.0, 90.0]))
+    lucky = row("lucky", 101.0, 0.1, speeds=np.array([110.0, 90.0, 101.0]))
+    greedy = row("greedy", 500.0, 0.2, speeds=np.array([500.0, 500.0, 500.0]))
+    first, second, _ = table._compared([chosen, lucky, greedy], 0.1)
+    # fastest by the other two repeats: chosen (100), lucky (105.5), chosen (105)
+    assert first["of_the_best"] == pytest.approx(np.median([1.0, 110 / 90, 1.0]))
+    assert second["of_the_best"] == "" and "speeds" not in first
+    faster = row("faster", 120.0, 0.1, speeds=1.2 * chosen["speeds"])
+    first, *_ = table._compared([chosen, faster], 0.1)
+    assert first["of_the_best"] == pytest.approx(1 / 1.2)
+    alone = row("alone", 50.0, 0.1, chosen=1, speeds=np.array([50.0]))
+    first, *_ = table._compared([alone, row("a", 80.0, 0.1, speeds=np.array([80.0]))], 0.1)
+    assert first["of_the_best"] == pytest.approx(50 / 80)
