@@ -80,6 +80,16 @@ def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
         np.testing.assert_allclose(program.divergence, bands.divergence, atol=1e-3)
 
 
+def test_a_small_price_of_the_program_has_its_digits():
+    """Read off the first answer, whose bound is tight to 6e-10, it is .2 % off."""
+    q, p = np.array([[3.34145418e-4, 3.5924018e-3, 0.9960734527]]), np.array([[0.0, 7e-4, 0.9993]])
+    q, p = (row / row.sum() for row in (q, p))
+    dual = sequence.solve(q, p, "neyman_chi2", delta=0.02)
+    assert 1e-3 < dual.price < 2e-3 and dual.total_divergence <= 0.02 + EXACT
+    program = sequence.program(q, p, "neyman_chi2", delta=0.02)
+    assert program.price == pytest.approx(dual.price, rel=PRICE)
+
+
 def test_ten_real_sized_positions():
     noise = np.random.default_rng(5)
     q, p = (noise.dirichlet(np.full(64, 0.5), size=10) + 1e-6 for _ in range(2))
