@@ -51,7 +51,6 @@ def every_rule() -> dict[str, ct.Policy]:
 
 
 RULES = every_rule()
-SPECS = tuple(RULES)
 
 
 def of_each(count: int) -> tuple[str, ...]:
@@ -66,6 +65,8 @@ def of_each(count: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+# what tests of every rule go through
+SPECS = of_each(4)
 # those that judge token by token
 CHAIN = {spec: rule for spec, rule in RULES.items() if not rule.needs_path}
 KNOBS = tuple((name, knob) for name, entry in ct.list_policies().items() for knob in entry["knobs"])

@@ -76,7 +76,8 @@ class Tally:
         finished = [self.finished[place] for place in range(self.batch)]
         new = [ids for ids, _ in finished]
         ended = tuple(own for _, own in finished)
-        padded = [ids + [-1] * (self.longest - len(ids)) for ids in new]
+        longest = self.longest
+        padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         return GenerationResult(
             output_token_ids=torch.tensor(padded),
             ended=all(ended),

@@ -3,7 +3,8 @@
 Every second prompt is for tuning: a trace is logged on them once, knobs are solved for every
 level, costs measured for every batch size. The others are decoded by every family and K of that
 grid and by plain decoding, in interleaved repeats, metered (metering is not timed). What was
-tuned and every decode are kept in journal.jsonl under --out: a run that was killed goes on.
+tuned and every decode are kept in journal.jsonl under --out: a run that was killed goes on, and
+one with more --repeats adds them.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
-    """Return all that decides a result, so that two runs are never mixed."""
+    """Return all that decides a result, so that two runs are never mixed; repeats may be added."""
     names = ("batch", "num_draft_tokens", "kl_per_token", "policies", "cycles", "max_new_tokens",
-             "num_prompts", "repeats", "seed", "device", "threads")  # fmt: skip
+             "num_prompts", "seed", "device", "threads")  # fmt: skip
     prompts = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
     return {name: getattr(args, name) for name in names} | {
         "prompts": prompts, "target": args.target.name, "draft": args.draft.name,

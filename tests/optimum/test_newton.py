@@ -43,7 +43,7 @@ def test_a_budget(spec, delta):
     torch.testing.assert_close(rows, reference.rows(), rtol=0, atol=CLOSE)
 
 
-@pytest.mark.parametrize("spec", SMOOTH)
+@pytest.mark.parametrize("spec", some(SMOOTH, 3))
 @pytest.mark.parametrize("price", some([0.3, 1.0, 2.0, 7.0], 2))
 @pytest.mark.parametrize("kinds", KINDS)
 def test_a_price(spec, price, kinds):

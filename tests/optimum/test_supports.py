@@ -31,7 +31,7 @@ def sparse(*shape, seed, kinds):
 
 @pytest.mark.parametrize("support", SUPPORTS)
 @pytest.mark.parametrize("where", ZEROS)
-@pytest.mark.parametrize("spec", some(ALL, 5))
+@pytest.mark.parametrize("spec", some(ALL, 3))
 def test_zeros_and_entries_of_1e_30_are_certified(spec, where, support):
     q, p = sparse(30, 40, seed=4, kinds=ZEROS[where])
     assert min(row[row > 0].min() for row in (q, p)) < 1e-28
@@ -48,7 +48,7 @@ def test_zeros_and_entries_of_1e_30_are_certified(spec, where, support):
 
 @pytest.mark.parametrize("support", SUPPORTS)
 @pytest.mark.parametrize("where", ZEROS)
-@pytest.mark.parametrize("spec", some(ALL, 5))
+@pytest.mark.parametrize("spec", some(ALL, 3))
 def test_the_frontier_rises_and_bends_down(spec, where, support):
     q, p = pair(12, 15, seed=8, kinds=ZEROS[where])
     ladder = LADDER.expand(24, 12)

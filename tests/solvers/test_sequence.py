@@ -55,7 +55,7 @@ def constant_price(spec, q, p, delta):
     return band(spec, q, p, math.exp(brentq(over, -12.0, 12.0, xtol=1e-9)))
 
 
-@pytest.mark.parametrize("spec", some(PRICED, 5))
+@pytest.mark.parametrize("spec", some(PRICED, 3))
 @settings(max_examples=EXAMPLES)
 @given(batches(), st.floats(0.02, 1.0))
 def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):

@@ -10,7 +10,7 @@ from cactus_theory.testing.laws import LAWS
 from tests.amounts import amount
 from tests.rules import RULES, of_each
 
-COUNT = amount(24, 10_000)
+COUNT = amount(16, 10_000)
 # the band by another name, to the last bit (tests/policies/test_baselines.py)
 ALIASES, FEWER = {"mentored"}, amount(8, 10_000)
 CHOSEN = of_each(1)

@@ -11,6 +11,7 @@ from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifie
 from cactus_theory.verify._chain_device import chain_on_device
 from cactus_theory.verify._chain_host import ChainOnHost
 from tests.rules import RULES
+from tests.rules import SPECS as EVERY
 
 SPECS = [
     "speculative",
@@ -153,7 +154,7 @@ def moved_elsewhere(rows, n, factor):
     return (moved / moved.sum(-1, keepdim=True) * (1 - kept)).scatter(-1, n, kept)
 
 
-@pytest.mark.parametrize("spec", [s for s, rule in RULES.items() if rule.entrywise])
+@pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].entrywise])
 def test_entrywise_policies_read_the_drafted_entries_alone(spec):
     rule = RULES[spec]
     q, p, ids, _, coin, _ = rows(40, 1, seed=9)
@@ -176,7 +177,7 @@ def test_a_verifier_keeps_a_token_only_below_phi(spec, where):
     assert 0 < int(accepted.sum()) < 60
 
 
-@pytest.mark.parametrize("spec", [s for s, rule in RULES.items() if rule.entrywise])
+@pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].entrywise])
 def test_a_coin_that_is_phi_refuses(spec):
     """Coins reach 0 and never 1: φ = 0 must refuse them all, φ = 1 none."""
     rule = RULES[spec]
@@ -188,7 +189,7 @@ def test_a_coin_that_is_phi_refuses(spec):
     assert rule.decide(q, p, n, below).kept.all()
 
 
-@pytest.mark.parametrize("spec", [s for s, r in RULES.items() if r.keeps_what_lossless_keeps])
+@pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].keeps_what_lossless_keeps])
 def test_capable_policies_never_refuse_what_lossless_sampling_keeps(spec):
     rule = RULES[spec]
     q, p, ids, *_ = rows(200, 1, seed=10)
@@ -199,7 +200,7 @@ def test_capable_policies_never_refuse_what_lossless_sampling_keeps(spec):
     assert kept.all()
 
 
-@pytest.mark.parametrize("spec", [s for s, rule in RULES.items() if rule.shared_recovery])
+@pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].shared_recovery])
 def test_a_shared_recovery_is_the_same_whichever_token_was_refused(spec):
     rule = RULES[spec]
     q, p, *_ = rows(10, 1, seed=11)
@@ -208,7 +209,7 @@ def test_a_shared_recovery_is_the_same_whichever_token_was_refused(spec):
     assert all(torch.equal(laws[0], law) for law in laws)
 
 
-@pytest.mark.parametrize("spec", RULES)
+@pytest.mark.parametrize("spec", EVERY)
 def test_decisions_and_residuals_are_those_of_acceptance_and_recovery(spec):
     rule = RULES[spec]
     q, p, ids, _, coin, _ = rows(200, 1, seed=12)
@@ -257,7 +258,7 @@ def test_an_entrywise_policy_takes_one_file():
     assert (ct.verify_chain(Half(), q, p, ids, coins=(accept, draw)).num_accepted <= 3).all()
 
 
-@pytest.mark.parametrize("spec", RULES)
+@pytest.mark.parametrize("spec", EVERY)
 def test_what_is_kept_at_once_is_kept_whatever_the_rest_of_the_row_holds(spec):
     rule = RULES[spec]
     q, p, ids, _, coin, _ = rows(200, 1, seed=14)

@@ -50,6 +50,9 @@ def test_the_grid_is_measured_and_resumed(tmp_path: Path, monkeypatch, capsys) -
     assert len(kept.splitlines()) == 1 + 1 + 7 * 2  # settings, tuned, decodes of two prompts
     monkeypatch.setattr(tuned, "tune", None)
     assert main(asked) == 0 and (out / "journal.jsonl").read_text() == kept
+    assert main([*asked, "--repeats", "2"]) == 0  # adds one, and makes none again
+    more = (out / "journal.jsonl").read_text()
+    assert more.startswith(kept) and len(more.splitlines()) == 1 + 1 + 2 * 7 * 2
     lines = json.loads(kept.splitlines()[1])
     assert set(lines["costs"]["ratios"]) == {"cost_ratio", "verify_cost", "fixed_cost"}
     assert "choices against the measured grid" in capsys.readouterr().out
