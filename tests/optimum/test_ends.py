@@ -19,23 +19,23 @@ def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def same(value, expected):
+def check_same(value, expected):
     torch.testing.assert_close(
         value, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-12, atol=CLOSE
     )
 
 
 def check_is_draft(s, q=Q, p=P):
-    same(s.target, p)
-    same(s.acceptance, 1.0)
-    same(s.lower, (p / q).min())
-    same(s.upper, (p / q).max())
+    check_same(s.target, p)
+    check_same(s.acceptance, 1.0)
+    check_same(s.lower, (p / q).min())
+    check_same(s.upper, (p / q).max())
     assert s.price == 0 and s.gap == 0
 
 
 def check_is_target(s, spec="kl"):
-    same(s.target, Q)
-    same(s.acceptance, torch.minimum(P, Q).sum())
+    check_same(s.target, Q)
+    check_same(s.acceptance, torch.minimum(P, Q).sum())
     assert s.divergence == 0 and s.gap == 0 and s.lower == 1 and s.upper == 1
     first = {"total_variation": 1.0, "max_divergence": Q[P > Q].sum().item()}
     assert s.price.item() == pytest.approx(first.get(spec, math.inf))
@@ -87,8 +87,8 @@ def test_equal_rows_and_one_token():
     for spec in ALL:
         for delta in (0.0, 0.1, math.inf):
             equal = ct.optimal_acceptance(Q, Q, divergence=spec, delta=delta)
-            same(equal.target, Q)
-            same(equal.acceptance, 1.0)
+            check_same(equal.target, Q)
+            check_same(equal.acceptance, 1.0)
             assert equal.divergence <= 1e-15 and equal.gap.abs() <= CLOSE
             one = ct.optimal_acceptance(tensor(1.0), tensor(1.0), divergence=spec, delta=delta)
             assert one.target.tolist() == [1.0] and one.acceptance == 1
@@ -100,29 +100,29 @@ def test_a_ratio_that_overflows_is_a_zero(spec):
     s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.1)
     z = ct.optimal_acceptance(tensor(0.6, 0.4, 0.0), p, divergence=spec, delta=0.1)
     for field in vars(s):
-        same(getattr(s, field), getattr(z, field))
+        check_same(getattr(s, field), getattr(z, field))
 
 
 @pytest.mark.parametrize("spec", TEN)
 def test_nothing_in_common(spec):
     q, p = tensor(0.6, 0.4, 0.0), tensor(0.0, 0.0, 1.0)
     s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.1)
-    same(s.target, q)
-    same(s.acceptance, 0.0)
+    check_same(s.target, q)
+    check_same(s.acceptance, 0.0)
 
 
 def test_lenience_is_the_max_divergence_band():
     q, p = pair(20, 9, seed=2)
     delta = 0.4
     s = ct.optimal_acceptance(q, p, divergence="max_divergence", delta=delta)
-    same(s.acceptance, torch.minimum(p, math.exp(delta) * q).sum(-1))
+    check_same(s.acceptance, torch.minimum(p, math.exp(delta) * q).sum(-1))
     binding = s.price > 0
-    same(s.upper[binding], torch.full_like(s.upper, math.exp(delta))[binding])
+    check_same(s.upper[binding], torch.full_like(s.upper, math.exp(delta))[binding])
     rule = ct.policy("band", delta=delta, divergence="max_divergence")
     tokens = torch.arange(9).expand(20, 9)
     phi = rule.acceptance(q, p, tokens)
     expected = (math.exp(delta) * q / p).clamp(max=1.0)
-    same(phi, expected)
+    check_same(phi, expected)
 
 
 def test_total_variation_is_the_mixture():
@@ -131,9 +131,9 @@ def test_total_variation_is_the_mixture():
     share = 0.3
     s = ct.optimal_acceptance(q, p, divergence="total_variation", delta=share * distance)
     mixture = share * p + (1 - share) * q
-    same(s.acceptance, torch.minimum(p, mixture).sum(-1))
-    same(s.divergence, share * distance)
-    same(s.price, torch.ones(20))
+    check_same(s.acceptance, torch.minimum(p, mixture).sum(-1))
+    check_same(s.divergence, share * distance)
+    check_same(s.price, torch.ones(20))
 
 
 @pytest.mark.parametrize("spec", TEN)
@@ -280,7 +280,7 @@ def test_a_budget_below_rounding_leaves_ordinary_rows_lossless(spec):
     s = ct.optimal_acceptance(Q, P, divergence=spec, delta=1e-40)
     torch.testing.assert_close(s.target, Q, rtol=0, atol=1e-7)
     assert s.divergence <= 1e-14 and s.gap.abs() <= 1e-14
-    same(s.target.sum(), 1.0)
+    check_same(s.target.sum(), 1.0)
 
 
 def test_what_is_emitted_is_the_target_by_another_name():

@@ -32,7 +32,7 @@ def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def promises(s, q, p, delta, spec, gap=CERTIFIED):
+def check_promises(s, q, p, delta, spec, gap=CERTIFIED):
     assert (s.target >= 0).all()
     assert ((s.target.sum(-1) - 1).abs() <= ORDINARY).all(), spec
     accepted = torch.minimum(p, s.target).sum(-1)
@@ -47,7 +47,7 @@ def test_every_row_keeps_its_budget_and_certifies_itself(rows, delta):
     q, p = rows
     for spec in TEN:
         s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
-        promises(s, q, p, delta, spec, CERTIFIED_KL if spec == "kl" else CERTIFIED)
+        check_promises(s, q, p, delta, spec, CERTIFIED_KL if spec == "kl" else CERTIFIED)
         h = s.target
         band = torch.minimum(torch.maximum(p, s.lower * q), s.upper * q)
         torch.testing.assert_close(h, torch.where(q > 0, band, 0.0), rtol=1e-9, atol=1e-12)
@@ -58,7 +58,7 @@ def test_every_row_keeps_its_budget_and_certifies_itself(rows, delta):
 def test_ordinary_rows(spec, delta):
     q, p = pair(50, 40, seed=3)
     s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
-    promises(s, q, p, delta, spec, ORDINARY)
+    check_promises(s, q, p, delta, spec, ORDINARY)
     measured = by_hand(spec, s.target.numpy(), q.numpy())
     np.testing.assert_allclose(s.divergence, measured, rtol=1e-7, atol=1e-10)
     free = s.divergence < delta * (1 - 1e-6)
@@ -71,7 +71,7 @@ def test_spiky_rows_and_entries_of_1e_30(spec):
         q, p = pair(20, 60, seed=seed, kinds=kinds)
         for delta in (1e-3, 0.5):
             s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
-            promises(s, q, p, delta, spec, CERTIFIED_KL if spec == "kl" else CERTIFIED)
+            check_promises(s, q, p, delta, spec, CERTIFIED_KL if spec == "kl" else CERTIFIED)
 
 
 @pytest.mark.parametrize("spec", some(ALL, 9))
@@ -81,14 +81,14 @@ def test_an_edge_between_tokens_that_are_all_but_impossible(spec):
     p = tensor(1.24e-10, 3e-21, 8.7e-11, 1 - 1.24e-10 - 8.7e-11)
     for delta in (0.3, 2.0):
         s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
-        promises(s, q, p, delta, spec)
+        check_promises(s, q, p, delta, spec)
 
 
 @pytest.mark.parametrize("spec", TEN)
 def test_a_real_vocabulary(spec):
     q, p = pair(1, 151_936, seed=5, kinds=("spiky", "spiky"))
     s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.1)
-    promises(s, q, p, 0.1, spec, CERTIFIED_KL)
+    check_promises(s, q, p, 0.1, spec, CERTIFIED_KL)
 
 
 @pytest.mark.parametrize("spec", some(ALL, 9))
@@ -134,7 +134,7 @@ def test_acceptance_is_reached_when_asked_for(rows, wish):
 def test_any_price_stays_on_the_path(rows, price):
     q, p = rows
     s = ct.optimal_acceptance(q, p, price=price)
-    promises(s, q, p, math.inf, "kl")
+    check_promises(s, q, p, math.inf, "kl")
     lossless = torch.minimum(p, q).sum()
     assert lossless - 1e-12 <= s.acceptance <= p[q > 0].sum() + 1e-12
 

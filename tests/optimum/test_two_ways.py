@@ -25,7 +25,7 @@ def both(q, p, spec, knob, amount):
     return solve.solve_band(geometry, knob, amounts).measured(), by_path.measured(), found
 
 
-def agree(mine, reference):
+def check_agree(mine, reference):
     for name in ("rows", "acceptance", "divergence"):
         one, other = getattr(mine, name), getattr(reference, name)
         torch.testing.assert_close(one, other, rtol=CLOSE, atol=CLOSE)
@@ -44,7 +44,7 @@ def agree(mine, reference):
 def test_by_budget(spec, kinds, delta):
     q, p = pair(12, 400, seed=21, kinds=kinds)
     mine, reference, _ = both(q, p, spec, "delta", delta)
-    agree(mine, reference)
+    check_agree(mine, reference)
 
 
 @pytest.mark.parametrize("spec", some(PRICED, 4))
@@ -53,7 +53,7 @@ def test_by_budget(spec, kinds, delta):
 def test_by_price(spec, kinds, price):
     q, p = pair(12, 400, seed=22, kinds=kinds)
     mine, reference, _ = both(q, p, spec, "price", price)
-    agree(mine, reference)
+    check_agree(mine, reference)
 
 
 def like_a_model(rows, vocab):
@@ -72,7 +72,7 @@ def test_rows_of_a_model_need_no_sort(spec):
             continue
         mine, reference, found = both(*rows, spec, knob, amount)
         assert found.done.all(), (knob, amount)
-        agree(mine, reference)
+        check_agree(mine, reference)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9])
@@ -85,4 +85,4 @@ def test_a_target_truncated_as_samplers_do_needs_no_sort(share):
     for spec, knob, amount in (("kl", "delta", 0.05), ("reverse_kl", "price", 3.0)):
         mine, reference, found = both(q, p, spec, knob, amount)
         assert found.done[~reference.edges.slack].all() and not mine.rows[q == 0].any()
-        agree(mine, reference)
+        check_agree(mine, reference)

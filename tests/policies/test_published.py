@@ -23,7 +23,7 @@ def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def same(value, expected, atol=CLOSE):
+def check_same(value, expected, atol=CLOSE):
     torch.testing.assert_close(value, torch.as_tensor(expected).double(), rtol=0, atol=atol)
 
 
@@ -42,7 +42,7 @@ def test_lenience_is_the_optimum_for_the_max_divergence(seed, lenience):
     q, p = drawn(seed, 9)
     rule = ct.policy("lenience", lenience=lenience)
     best = ct.optimal_acceptance(q, p, divergence="max_divergence", delta=-math.log(lenience))
-    same(accepted(rule, q, p), best.acceptance)
+    check_same(accepted(rule, q, p), best.acceptance)
     spent = ct.divergence("max_divergence").value(ct.emitted_law(rule, q, p), q)
     assert (spent <= -math.log(lenience) + CLOSE).all()
 
@@ -52,7 +52,7 @@ def test_linear_and_squared_distillspec_are_leniences(seed, epsilon):
     q, p = drawn(seed, 7)
     for form, lenience in (("lin", epsilon), ("sq", epsilon**2)):
         own = ct.policy("distillspec", epsilon=epsilon, form=form)
-        same(
+        check_same(
             ct.emitted_law(own, q, p),
             ct.emitted_law(ct.policy("lenience", lenience=lenience), q, p),
         )
@@ -60,7 +60,9 @@ def test_linear_and_squared_distillspec_are_leniences(seed, epsilon):
 
 def test_exponential_distillspec_raises_rare_tokens_without_bound():
     rule = ct.policy("distillspec:epsilon=0.5,form=exp")
-    same(rule.ceiling(tensor(0.25, 1e-12, 0.0, 1.0), torch.ones(4)), tensor(0.5, 1e-6, 0.0, 1.0))
+    check_same(
+        rule.ceiling(tensor(0.25, 1e-12, 0.0, 1.0), torch.ones(4)), tensor(0.5, 1e-6, 0.0, 1.0)
+    )
     assert rule.declares.budget is None
 
 
@@ -72,8 +74,8 @@ def test_the_mixture_is_an_optimum_for_total_variation(seed, alpha):
         q, p, divergence="total_variation", delta=alpha * apart, support="free"
     )
     rule = ct.policy("mixture", alpha=alpha)
-    same(accepted(rule, q, p), best.acceptance)
-    same(accepted(rule, q, p), 1 - (1 - alpha) * apart)
+    check_same(accepted(rule, q, p), best.acceptance)
+    check_same(accepted(rule, q, p), 1 - (1 - alpha) * apart)
 
 
 @given(SEEDS, st.sampled_from([0.02, 0.2, 0.6]), st.sampled_from([None, 0.5]))
@@ -113,31 +115,33 @@ def test_typical_rounds_the_exact_rule_down(seed, epsilon):
 
 def test_top_k_by_hand():
     rule = ct.policy("top_k", k=2)
-    same(rule.keep(Q, P), tensor(1, 1, 0, 0, 0))
-    same(rule.recovery(Q, P, torch.tensor(3)), tensor(4 / 7, 3 / 7, 0, 0, 0))
-    same(ct.emitted_law(rule, Q, P), tensor(0.1 + 0.7 * 4 / 7, 0.2 + 0.7 * 3 / 7, 0, 0, 0))
+    check_same(rule.keep(Q, P), tensor(1, 1, 0, 0, 0))
+    check_same(rule.recovery(Q, P, torch.tensor(3)), tensor(4 / 7, 3 / 7, 0, 0, 0))
+    check_same(ct.emitted_law(rule, Q, P), tensor(0.1 + 0.7 * 4 / 7, 0.2 + 0.7 * 3 / 7, 0, 0, 0))
     even = ct.policy("top_k_uniform", k=2)
-    same(even.recovery(Q, P, torch.tensor(3)), tensor(0.5, 0.5, 0, 0, 0))
+    check_same(even.recovery(Q, P, torch.tensor(3)), tensor(0.5, 0.5, 0, 0, 0))
     ties = tensor(0.4, 0.2, 0.2, 0.2)
-    same(rule.keep(ties, ties), torch.ones(4))
-    same(ct.policy("top_k", k=99).keep(Q, P), tensor(1, 1, 1, 1, 0))
+    check_same(rule.keep(ties, ties), torch.ones(4))
+    check_same(ct.policy("top_k", k=99).keep(Q, P), tensor(1, 1, 1, 1, 0))
 
 
 def test_fuzzy_is_all_or_nothing():
     apart = ct.divergence("kl").value(Q, P).item()  # rows swapped: finite
     for threshold, expected in ((apart * 0.999, P), (apart * 1.001, Q), (0.0, P)):
         rule = ct.policy("fuzzy", threshold=threshold, divergence="kl")
-        same(ct.emitted_law(rule, P, Q), expected)
-    same(ct.emitted_law(ct.policy("fuzzy", threshold=0.9), Q, P), P)  # emits where q = 0
-    same(ct.emitted_law(ct.policy("fuzzy:threshold=9,divergence=kl"), Q, P), Q)  # D = infinity
+        check_same(ct.emitted_law(rule, P, Q), expected)
+    check_same(ct.emitted_law(ct.policy("fuzzy", threshold=0.9), Q, P), P)  # emits where q = 0
+    check_same(
+        ct.emitted_law(ct.policy("fuzzy:threshold=9,divergence=kl"), Q, P), Q
+    )  # D = infinity
 
 
 def test_cascades_by_hand():
     q, p = tensor(0.6, 0.3, 0.1), tensor(0.5, 0.1, 0.4)  # TV 0.3, tops 0.6 and 0.5
     for alpha, expected in ((0.3, q), (0.34, p), (-math.inf, q), (math.inf, p)):
-        same(ct.emitted_law(ct.policy("cascade_opt", alpha=alpha), q, p), expected)
-    same(ct.emitted_law(ct.policy("cascade_token:alpha=0.5"), q, p), tensor(0.74, 0.22, 0.04))
-    same(ct.emitted_law(ct.policy("cascade_token:alpha=1"), q, p), p)
+        check_same(ct.emitted_law(ct.policy("cascade_opt", alpha=alpha), q, p), expected)
+    check_same(ct.emitted_law(ct.policy("cascade_token:alpha=0.5"), q, p), tensor(0.74, 0.22, 0.04))
+    check_same(ct.emitted_law(ct.policy("cascade_token:alpha=1"), q, p), p)
 
 
 def test_the_token_cascade_leaves_the_interval_and_may_accept_less():
@@ -156,15 +160,17 @@ def test_acceptance_of_the_token_cascade_may_fall_as_alpha_rises():
 
 def test_tempered_and_truncated_by_hand():
     rule = ct.policy("tempered", temperature=0.5)
-    same(ct.emitted_law(rule, Q, P), Q**2 / (Q**2).sum())
-    same(ct.emitted_law(ct.policy("tempered:temperature=inf"), Q, P), tensor(1, 1, 1, 1, 0) / 4)
-    same(ct.emitted_law(ct.policy("tempered:temperature=1e-3"), Q, P), tensor(1, 0, 0, 0, 0))
+    check_same(ct.emitted_law(rule, Q, P), Q**2 / (Q**2).sum())
+    check_same(
+        ct.emitted_law(ct.policy("tempered:temperature=inf"), Q, P), tensor(1, 1, 1, 1, 0) / 4
+    )
+    check_same(ct.emitted_law(ct.policy("tempered:temperature=1e-3"), Q, P), tensor(1, 0, 0, 0, 0))
     cut = ct.policy("truncated", top_p=0.65)
-    same(ct.emitted_law(cut, Q, P), tensor(4 / 7, 3 / 7, 0, 0, 0))
+    check_same(ct.emitted_law(cut, Q, P), tensor(4 / 7, 3 / 7, 0, 0, 0))
     spent = ct.divergence("kl").value(ct.emitted_law(cut, Q, P), Q).item()
     assert spent == pytest.approx(-math.log(0.7)) and spent <= cut.declares.budget.amount
-    same(ct.emitted_law(ct.policy("truncated", top_k=1), Q, P), tensor(1, 0, 0, 0, 0))
-    same(ct.emitted_law(ct.policy("truncated", top_p=1.0), Q, P), Q)
+    check_same(ct.emitted_law(ct.policy("truncated", top_k=1), Q, P), tensor(1, 0, 0, 0, 0))
+    check_same(ct.emitted_law(ct.policy("truncated", top_p=1.0), Q, P), Q)
 
 
 @given(SEEDS, st.sampled_from(["kl", "reverse_kl", "pearson_chi2", "renyi:a=2"]))
@@ -176,8 +182,8 @@ def test_for_a_certain_draft_the_band_is_the_per_proposal_optimum(seed, spec):
         p[0, token] = 1.0
         band = ct.policy("band", delta=0.2, divergence=spec)
         exact = ct.policy("cactus_exact", delta=0.2, divergence=spec)
-        same(band.acceptance(q, None, n), exact.acceptance(q, None, n), atol=1e-9)
-        same(ct.emitted_law(band, q, p), ct.emitted_law(exact, q, p), atol=1e-9)
+        check_same(band.acceptance(q, None, n), exact.acceptance(q, None, n), atol=1e-9)
+        check_same(ct.emitted_law(band, q, p), ct.emitted_law(exact, q, p), atol=1e-9)
 
 
 @pytest.mark.parametrize(

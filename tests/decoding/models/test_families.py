@@ -58,7 +58,7 @@ def theirs(model, name):
         return f"its own generate fails: {type(error).__name__}"
 
 
-def decides(name):
+def check_decides(name):
     """Return the family's model once its texts are the library's, None if it is refused."""
     model = built(name)
     own = theirs(model, name)
@@ -79,14 +79,14 @@ def decides(name):
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_families_run_ragged_batches_in_one_call(name):
-    model = decides(name)
+    model = check_decides(name)
     assert model is not None
     assert runs_together(model)
 
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)
 def test_families_that_take_no_mask_of_ours_run_row_by_row(name):
-    model = decides(name)
+    model = check_decides(name)
     assert model is not None
     assert not runs_together(model)
 
@@ -102,7 +102,7 @@ def test_families_whose_cache_differs_are_refused_in_words(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OTHERS if THOROUGH else [])  # a minute
 def test_no_family_differs_in_silence(name):
-    decides(name)
+    check_decides(name)
 
 
 def test_small_windows_hide_something():
