@@ -31,9 +31,11 @@ def sentence(tuned: Tuned) -> str:
     plain = f"{_number(tuned.plain)} {unit}"
     if best is None:
         first = max(tuned.choices, key=lambda own: own.chosen_by.value)
+        paid = max(first.chosen_by.value, first.speed.value) > tuned.plain
         return (
             f"Decode without this draft: plain decoding makes {plain}, the fastest setting within "
-            f"{_spent(tuned, tuned.level)} {_both(first.speed)} ({_named(first)})."
+            f"{_spent(tuned, tuned.level)} {_both(first.speed)} ({_named(first)})"
+            f"{', which pays on one half of the texts only' * paid}."
         )
     beside = f"{best.speed.value / tuned.plain:.2f} times plain decoding"
     if lossless is None:

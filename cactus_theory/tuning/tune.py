@@ -3,7 +3,8 @@
 For every family and K the knob is solved so that the meter reads the level over all texts but
 those that values are learned from. The fastest setting is chosen by the predicted speed on one
 half of these texts, and every speed that is reported is from the other half: the best of many
-noisy numbers is too good, a number that was not chosen by is not.
+noisy numbers is too good, a number that was not chosen by is not. A draft is recommended where it
+pays on both halves; else decoding without one is.
 """
 
 from collections.abc import Callable, Sequence
@@ -108,7 +109,9 @@ class Tuned:
 
     def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
         first = max(choices, key=lambda own: own.chosen_by.value, default=None)
-        return first if first is not None and first.chosen_by.value > self.plain else None
+        if first is None or min(first.chosen_by.value, first.speed.value) <= self.plain:
+            return None
+        return first
 
     def at_costs(self, costs: Costs) -> "Tuned":
         """Return the same settings at other costs: of another batch or machine.

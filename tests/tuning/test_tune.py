@@ -11,6 +11,7 @@ from cactus_theory.traces import SavedRows, Trace, replay
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, Tuned, tune
 from cactus_theory.tuning.learned import learn_for, shares
+from cactus_theory.tuning.report import sentence
 from cactus_theory.tuning.speed import speed
 from tests.amounts import amount
 from tests.traces.conftest import rows_of
@@ -61,15 +62,31 @@ def test_the_fastest_lossless_setting_is_beside_it(tuned) -> None:
     ("factor", "best", "lossless"), [(0.98, True, True), (1.02, True, False), (3.0, False, False)]
 )
 def test_plain_decoding_wins_where_drafting_does_not_pay(trace, factor, best, lossless) -> None:
-    """A call costs ``factor`` times what a lossless one emits, on the half that is chosen by."""
-    first = replay(trace, "speculative", num_draft_tokens=1).part(
-        shares(trace.texts, False).halves[0]
+    """A call costs ``factor`` times the least that a lossless one emits on a half of the texts."""
+    lossless_calls = replay(trace, "speculative", num_draft_tokens=1)
+    least = min(
+        lossless_calls.part(half).tokens_per_call.value
+        for half in shares(trace.texts, False).halves
     )
-    costs = Costs.ratios(factor * first.tokens_per_call.value - 1)
-    found = tune(trace, costs, 0.2, policies=["mixture:alpha"], widths=[1])
+    found = tune(
+        trace, Costs.ratios(factor * least - 1), 0.2, policies=["mixture:alpha"], widths=[1]
+    )
     assert [found.best is not None, found.lossless is not None] == [best, lossless]
     for own in (found.best, found.lossless):
-        assert own is None or own.chosen_by.value > found.plain
+        assert own is None or min(own.chosen_by.value, own.speed.value) > found.plain
+
+
+@pytest.mark.parametrize("half", ["chosen_by", "speed"])
+def test_a_draft_that_pays_on_one_half_only_is_not_recommended(tuned, half) -> None:
+    slow = replace(getattr(tuned.best, half), value=0.99 * tuned.plain)
+    lucky = replace(tuned.best, **{half: slow})
+    assert replace(tuned, choices=(lucky,)).best is None
+    said = sentence(replace(tuned, choices=(lucky,)))
+    assert said.startswith("Decode without this draft: plain decoding makes 1.000")
+    assert said.endswith("which pays on one half of the texts only.")
+    assert not sentence(
+        replace(tuned, choices=(replace(lucky, chosen_by=slow, speed=slow),))
+    ).endswith("only.")
 
 
 def test_costs_that_are_measured_say_the_same_as_the_same_costs_given(trace, cheap, tuned) -> None:
