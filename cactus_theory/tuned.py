@@ -1,10 +1,10 @@
 """Read the file that ``cactus-theory tune`` writes: the setting to decode with."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cactus_theory._marked import read_marked
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.verify.registry import find_verifier
@@ -97,7 +97,7 @@ def load_tuned(path: str | Path) -> TunedSetting:
     (1, 'chain')
     """
     path = Path(path)
-    content = _read(path)
+    content = read_marked(path, FORMAT, VERSION)
     try:
         best, about = content["recommended"], content["source"]
         temperature = float(about.get("temperature", 1.0))
@@ -117,17 +117,3 @@ def _setting(path: Path, best: dict[str, Any]) -> tuple[Policy, str, int]:
     if type(width) is not int or width < 1:
         raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r}")
     return rule, judge.spec, width
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: must be a JSON file; {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path}: must say format {FORMAT!r}; this is something else")
-    if content.get("version") != VERSION:
-        raise ValueError(f"{path}: version must be {VERSION}; got {content.get('version')!r}")
-    return content

@@ -1,12 +1,11 @@
 """What a trace folder says about itself; written last, so that a folder with it is whole."""
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from cactus_theory._files import write_whole
+from cactus_theory._marked import read_marked, write_marked
 from cactus_theory.traces._shard import DTYPES
 
 FORMAT, VERSION = "cactus-theory trace", 1
@@ -79,14 +78,19 @@ def digest(content: bytes) -> str:
 
 def write_header(path: Path, header: Header) -> None:
     """Write what an unfinished folder is to become."""
-    _write(path, asdict(header))
+    write_marked(path, FORMAT, VERSION, asdict(header))
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write the manifest, all of it or nothing."""
     totals = {name: manifest.total(name) for name in ("cycles", "target_rows", "draft_rows")}
     shards = [asdict(entry) for entry in manifest.shards]
-    _write(path, asdict(manifest.header) | {"texts": len(shards)} | totals | {"shards": shards})
+    write_marked(
+        path,
+        FORMAT,
+        VERSION,
+        asdict(manifest.header) | {"texts": len(shards)} | totals | {"shards": shards},
+    )
 
 
 def read_header(path: Path) -> Header:
@@ -97,7 +101,7 @@ def read_header(path: Path) -> Header:
     OSError, ValueError
         A file that cannot be read, or of something else.
     """
-    return _header(path, _read(path))
+    return _header(path, read_marked(path, FORMAT, VERSION))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -108,7 +112,7 @@ def read_manifest(path: Path) -> Manifest:
     OSError, ValueError
         A file that cannot be read, or of something else.
     """
-    content = _read(path)
+    content = read_marked(path, FORMAT, VERSION)
     header = _header(path, content)
     shards = content.get("shards")
     if not isinstance(shards, list) or not shards:
@@ -121,25 +125,6 @@ def read_manifest(path: Path) -> Manifest:
                 f"got {content.get(name)!r}"
             )
     return manifest
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    marked = {"format": FORMAT, "version": VERSION} | content
-    write_whole(path, (json.dumps(marked, indent=1, allow_nan=False) + "\n").encode())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: must be a JSON file; {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path}: must say format {FORMAT!r}; this is something else")
-    if content.get("version") != VERSION:
-        raise ValueError(f"{path}: version must be {VERSION}; got {content.get('version')!r}")
-    return content
 
 
 def _header(path: Path, content: dict[str, Any]) -> Header:

@@ -7,17 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.threads import one_thread  # noqa: F401
+
 transformers = pytest.importorskip("transformers")
 
 STORIES = Path(__file__).resolve().parents[3] / "shared" / "models"
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_llama(vocab=24, layers=2, positions=128, seed=0, dtype=torch.float64, **options):

@@ -8,16 +8,9 @@ pytest.importorskip("safetensors")
 from cactus_theory.traces import Cycle, Trace, save_trace  # noqa: E402
 from cactus_theory.tuning import Costs  # noqa: E402
 from tests.decoding.conftest import disturbed, random_llama  # noqa: E402
+from tests.threads import one_thread  # noqa: E402, F401
 
 TEXTS, CYCLES, WIDTH, VOCAB = 6, 8, 4, 24
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

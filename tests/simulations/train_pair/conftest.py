@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from simulations.train_pair.corpus import read_corpus, training
 from simulations.train_pair.tokenizer import Stream, encode_stream, train_tokenizer
+from tests.threads import one_thread  # noqa: F401
 
 LINES = (
     "import {a}\n",
@@ -15,14 +15,6 @@ LINES = (
     "for {b} in range({n}):\n    {a}({b})\n",
 )
 NAMES = ("alpha", "beta", "gamma", "delta", "total")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,42 @@
+"""JSON files that say which format they are in, and which version of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cactus_theory._files import write_whole
+
+
+def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """Return the content of a file of this format and version.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    ValueError
+        No JSON, another format or another version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: must be a JSON file; {error}") from None
+    if not isinstance(content, dict) or content.get("format") != kind:
+        raise ValueError(f"{path}: must say format {kind!r}; this is something else")
+    if content.get("version") != version:
+        raise ValueError(f"{path}: version must be {version}; got {content.get('version')!r}")
+    return content
+
+
+def write_marked(path: Path, kind: str, version: int, content: dict[str, Any]) -> None:
+    """Write the content with its format and version, all of it or nothing.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
+    marked = {"format": kind, "version": version} | content
+    write_whole(path, (json.dumps(marked, indent=1, allow_nan=False) + "\n").encode())
