@@ -13,7 +13,7 @@ from paper_figures import _style as style
 Row = dict[str, Any]
 # family → colour, marker and name; the chain's markers are full, the block's hollow
 FAMILIES = {
-    "plain": (style.MUTED, "x", "plain decoding"),
+    "plain": (style.MUTED, "x", "plain decoding (also dotted)"),
     "speculative": (style.COLOUR["speculative"], "s", "speculative (lossless)"),
     "band:price": (style.COLOUR["band_price"], "o", "band, constant price"),
     "soft_band:price": (style.COLOUR["soft_band"], "D", "soft band"),
@@ -82,6 +82,7 @@ def _by_width(ax: Axes, rows: list[Row], level: float) -> None:
         ax.plot(widths, said, color=colour, lw=0.5, alpha=0.5)
     ax.set_xticks(sorted({row["num_draft_tokens"] for row in own} - {0}))
     ax.set_xlabel("K (dashed: block, thin: predicted)")
+    ax.set_ylabel("tokens/s")
     ax.set_title(f"{level:g} nats a token")
 
 

@@ -149,7 +149,7 @@ ENTRIES = (
     Entry("ledger ledger_answers", _LEDGER, _LEDGER_QUICK, took="80 s"),
     Entry("tune", _TUNED,
           f"{_TUNED} --kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "
-          "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1", took="31 min"),
+          "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1", took="98 min"),
     Entry("bench_theory", "bench theory --out {csv}",
           "bench theory --repeats 1 --programs 1 --out {csv}", took="21 s"),
     Entry("bench_verify", "bench verify --out {csv}", "bench verify --repeats 1 --out {csv}",

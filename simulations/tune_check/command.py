@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cycles", type=int, default=1000, help="of the trace")
     add("--max-new-tokens", type=int, default=64, metavar="N")
     add("--num-prompts", type=int, default=16, help="not seen in tuning, that are decoded")
-    add("--repeats", type=int, default=5, help="each has seeds of its own")
+    add("--repeats", type=int, default=20, help="each has seeds of its own")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
