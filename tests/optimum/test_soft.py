@@ -149,6 +149,13 @@ def test_certain_rows() -> None:
             assert 0.5 < h[2, 0] < 1 and torch.allclose(h[2, 1] / h[2, 2], even[1] / even[2])
 
 
+def test_one_piece_where_the_target_excludes_most_of_the_draft() -> None:
+    """By hand: with f′(∞) = 0 and a = ν = .1 at the least, .5 + .8 a = 1 asks for a = .625."""
+    q, p = (torch.tensor([row], dtype=torch.float64) for row in ([0.2, 0.8, 0], [0.5, 0.02, 0.48]))
+    h = solved(q, p, 1.0, ONE_TOKEN, "reverse_kl", 0.1)
+    assert h[0].tolist() == pytest.approx([0.5, 0.5, 0.0], abs=1e-12)
+
+
 @pytest.mark.parametrize("kinds", [("zeros", "smooth"), ("smooth", "spiky")])
 def test_every_row_has_its_own_worth_and_path(kinds: tuple[str, str]) -> None:
     q, p = pair(6, 30, seed=5, kinds=kinds)

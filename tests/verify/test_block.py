@@ -277,6 +277,13 @@ def test_an_empty_residual_falls_back_to_the_target() -> None:
         assert verified("speculative", q, p, [0], [LAST_COIN], draw) == (0, token)
 
 
+def test_the_verdict_on_an_empty_residual_is_to_go_back() -> None:
+    """A path with P < 1 never ends where nothing of (P q − p)₊ is left, not even by a coin of 0."""
+    q, p = [[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]
+    for spec in ("speculative", "band:price=inf"):
+        assert verified(spec, q, p, [0, 0], [0.0, 0.9]) == (0, 1)
+
+
 @pytest.mark.parametrize("spec", EDGES)
 def test_certain_models(spec: str) -> None:
     """Let rows of the target or of both be one-hot."""

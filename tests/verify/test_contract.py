@@ -10,7 +10,9 @@ from cactus_theory.policies import Declaration, Entrywise, Policy
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
 from cactus_theory.verify._chain_device import chain_on_device
 from cactus_theory.verify._chain_host import ChainOnHost
-from tests.rules import RULES
+from cactus_theory.verify.draw import BLOCKED_FROM
+from tests.amounts import some
+from tests.rules import CHAIN, RULES
 from tests.rules import SPECS as EVERY
 
 SPECS = [
@@ -37,12 +39,41 @@ def rows(batch, width, vocab=12, seed=0):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("certain", [False, True])
 def test_host_and_device_decide_alike(spec, certain):
-    q, p, ids, lengths, accept, draw = rows(40, 5)
+    q, p, ids, lengths, accept, draw = rows(400, 5)
     assigned, draft = Assignment((ct.policy(spec),)), Draft(ids, lengths, None if certain else p)
     host = ChainOnHost(assigned, q, draft, accept, draw).run()
     device = chain_on_device(assigned, q, draft, accept, draw)
     assert torch.equal(host[0], device[0]) and torch.equal(host[1], device[1])
-    assert 0 < int((host[0] < lengths).sum()) < 40
+    assert 0 < int((host[0] < lengths).sum()) < 400
+
+
+BY_ROWS = [s for s in EVERY if RULES[s].decides_rows]
+
+
+def test_a_long_row_is_drawn_from_by_its_own_coin():
+    q, p, _, _, _, draw = rows(5, 1, vocab=BLOCKED_FROM, seed=16)
+    coins = torch.full((5, 1), 1 - 2**-53, dtype=torch.float64)
+    ids = (p / q[:, :1]).argmax(-1)
+    draft = Draft(ids, [1] * 5, p)
+    for spec in ("speculative", *BY_ROWS):
+        assigned = Assignment((ct.policy(spec),))
+        host = ChainOnHost(assigned, q, draft, coins, draw).run()
+        device = chain_on_device(assigned, q, draft, coins, draw)
+        assert not host[0].any() and all(map(torch.equal, host, device))
+
+
+@pytest.mark.parametrize("where", [lambda *a: ChainOnHost(*a).run(), chain_on_device])
+@pytest.mark.parametrize("spec", [*some([s for s in EVERY if s in CHAIN], 20), *BY_ROWS])
+def test_a_token_that_the_target_excludes_is_never_emitted(spec, where):
+    """Not even by a coin of 0; what replaces it is in the target."""
+    q, p, ids, *_, draw = rows(40, 1, seed=15)
+    q[:, :1] = q[:, :1].scatter(-1, ids[..., None], 0.0)
+    q = q / q.sum(-1, keepdim=True)
+    draft, coins = Draft(ids, [1] * 40, p), torch.zeros(40, 1, dtype=torch.float64)
+    accepted, last = where(Assignment((RULES[spec],)), q, draft, coins, draw)
+    stays = RULES[spec].acceptance(q[:, :1], p, ids[..., None])[..., 0] > 0
+    assert torch.equal(accepted, stays[:, 0].long())
+    assert (q[:, 0].gather(-1, last[:, None]) > 0)[accepted == 0].all()
 
 
 @pytest.mark.parametrize("where", [lambda *a: ChainOnHost(*a).run(), chain_on_device])
