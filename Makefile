@@ -9,9 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # not in constraints.txt, as builds of torch for CUDA ask for a Triton of their own
 TRITON := triton==3.9.0; platform_system == "Linux"
 export OMP_NUM_THREADS ?= 1
-# one process a core, few enough that each has memory for a model and a solver
 # tests start many processes, each of which would compile torch again without bytecode on the disk
 export PYTHONDONTWRITEBYTECODE :=
+# one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-thorough mutate lint docs figures bench gpu-check vllm-test clean
