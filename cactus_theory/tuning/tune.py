@@ -3,8 +3,8 @@
 For every family and K the knob is solved so that the meter reads the level over all texts but
 those that values are learned from. The fastest setting is chosen by the predicted speed on one
 half of these texts, and every speed that is reported is from the other half: the best of many
-noisy numbers is too good, a number that was not chosen by is not. A draft is recommended where it
-pays on both halves; else decoding without one is.
+noisy numbers is too good, a number that was not chosen by is not. The chosen setting is recommended
+if it is faster than decoding without a draft on both halves.
 """
 
 from collections.abc import Callable, Sequence
@@ -99,12 +99,12 @@ class Tuned:
 
     @property
     def best(self) -> Choice | None:
-        """Return the fastest setting; None if decoding without a draft is."""
+        """Return the fastest setting; None if it beats plain decoding on one half or none."""
         return self._ahead(self.choices)
 
     @property
     def lossless(self) -> Choice | None:
-        """Return the fastest lossless setting; None if decoding without a draft is."""
+        """Return the fastest lossless setting; None as for ``best``."""
         return self._ahead([own for own in self.choices if own.family.lossless])
 
     def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
