@@ -87,6 +87,11 @@ def test_fast_law_equals_enumeration_on_rough_rows(rows, specs):
             assert (law[q == 0] == 0).all(), rule.spec
 
 
+def test_no_rule_emits_what_the_target_excludes_unless_its_knob_says_so():
+    for spec, rule in RULES.items():
+        assert rule.declares.support == ("free" if "support=free" in spec else "target"), spec
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_rule_keeps_its_word(spec):
     rule = RULES[spec]

@@ -51,7 +51,7 @@ def keeps(q_n, p_n, coin, knob, KIND: tl.constexpr, CERTAIN_ROW):
         power = tl.exp(knob * tl.log(tl.where(q_n > 0, q_n, 1.0)))
         kept = asked < tl.where(q_n > 0, power, 0.0)
     elif KIND == MIXED:
-        kept = asked < knob * p_n + (1 - knob) * q_n
+        kept = (q_n > 0) & (asked < knob * p_n + (1 - knob) * q_n)
     elif KIND == CACTUS:
         q = tl.minimum(q_n, 1.0)
         gamma = tl.minimum(q + tl.sqrt(2 * knob * q * (1 - q)), 1.0)

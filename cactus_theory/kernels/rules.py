@@ -75,7 +75,7 @@ def _found(rule: Policy) -> KernelRule | None:
     if isinstance(rule, DistillSpec) and kind is DistillSpec:
         return _distillspec(rule)
     if isinstance(rule, Mixture) and kind is Mixture:
-        return KernelRule(MIXED, rule.alpha)
+        return KernelRule(MIXED, rule.alpha) if rule.support == "target" else None
     if isinstance(rule, Cactus) and kind is Cactus:
         return KernelRule(CACTUS, rule.delta) if rule.delta < math.inf else None
     if isinstance(rule, CactusExact) and kind is CactusExact:

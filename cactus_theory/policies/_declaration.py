@@ -1,9 +1,11 @@
 """What a policy claims about itself; audits and property tests check it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Scope = Literal["emitted", "per proposal"]
+Support = Literal["target", "free"]
+SUPPORTS = get_args(Support)
 
 
 @dataclass(frozen=True)
@@ -59,5 +61,5 @@ class Declaration:
     between: bool = False
     at_least_speculative: bool = False
     continuous: bool = True
-    support: Literal["target", "free"] = "target"
+    support: Support = "target"
     optimal: bool = False

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies._base import TIE, FixedTarget, Rows
-from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._declaration import SUPPORTS, Declaration, Support
 from cactus_theory.policies._either import Either
 from cactus_theory.policies._registry import register
 
@@ -19,22 +19,31 @@ from cactus_theory.policies._registry import register
 class CascadeOpt(Either):
     r"""Lossless sampling on h = p where :math:`\max p ≥ \max q − α\,TV(p, q)`, else on h = q.
 
-    Bounds no divergence and emits tokens that the target excludes. α = −∞ is lossless.
+    Bounds no divergence. Tokens that the target excludes are refused; with ``support="free"``,
+    as published, they are emitted where h = p. α = −∞ is lossless.
     Source: Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding,
     arXiv 2405.19261), the deferral called OPT.
     """
 
     alpha: float
+    support: Support = "target"
     knob = "alpha"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alpha", check.number("alpha", self.alpha, -math.inf))
+        check.one_of("support", self.support, SUPPORTS)
 
     @property
     def declares(self) -> Declaration:
         """Return: no budget; between p and q, as it is one of them."""
         return Declaration(
-            1, -math.inf, None, True, at_least_speculative=True, continuous=False, support="free"
+            1,
+            -math.inf,
+            None,
+            True,
+            at_least_speculative=True,
+            continuous=False,
+            support=self.support,
         )
 
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
@@ -50,9 +59,10 @@ class CascadeOpt(Either):
 class CascadeToken(FixedTarget):
     r"""Lossless sampling on :math:`h_v = p_v 1[v ∈ T] + (1 − p(T))\,q_v`.
 
-    :math:`T = \{v: q_v ≥ (1−α) \max q\}`: the draft's probability is used for tokens that the
-    target also ranks high. h is not always between p and q, and may accept less than lossless
-    sampling; acceptance need not grow with α. α = −∞ is lossless, α = 1 is h = p.
+    :math:`T = \{v: q_v ≥ (1−α) \max q, q_v > 0\}`: the draft's probability is used for tokens
+    that the target also ranks high. h is not always between p and q, and may accept less than
+    lossless sampling; acceptance need not grow with α. α = −∞ is lossless, α = 1 is h = p on the
+    target's support.
     Source: Narasimhan et al. 2025 (arXiv 2405.19261), the token-specific rule.
     """
 
@@ -64,12 +74,12 @@ class CascadeToken(FixedTarget):
 
     @property
     def declares(self) -> Declaration:
-        """Return: no budget; tokens without target mass are excluded unless α = 1."""
-        support = "free" if self.alpha == 1 else "target"
-        return Declaration(0, -math.inf, None, continuous=False, support=support)
+        """Return: no budget; acceptance need not grow with α."""
+        return Declaration(0, -math.inf, None, continuous=False)
 
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return p on the trusted tokens plus what is left of q."""
-        trusted = torch.where(q >= (1 - self.alpha) * q.amax(-1, keepdim=True), p, 0.0)
+        high = (q >= (1 - self.alpha) * q.amax(-1, keepdim=True)) & (q > 0)
+        trusted = torch.where(high, p, 0.0)
         left = (1 - trusted.sum(-1, keepdim=True)).clamp(min=0.0)
         return trusted + left * q

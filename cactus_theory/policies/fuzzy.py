@@ -8,7 +8,7 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies._base import Rows
-from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._declaration import SUPPORTS, Budget, Declaration, Support
 from cactus_theory.policies._either import Either
 from cactus_theory.policies._registry import register
 
@@ -18,27 +18,35 @@ from cactus_theory.policies._registry import register
 class Fuzzy(Either):
     r"""Lossless sampling on :math:`h = p` where :math:`D(p\|q) < T`, else on :math:`h = q`.
 
-    A row just beyond T gains nothing. Emits tokens that the target excludes where the
-    divergence is finite there. This is the recursive variant: beyond T it is lossless
-    sampling. The variant called exact draws from q without a test there; it emits the same
-    law and accepts less. Source: Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv
-    2502.20704).
+    A row just beyond T gains nothing. Tokens that the target excludes are refused; with
+    ``support="free"``, as published, they are emitted where the divergence is finite. This is
+    the recursive variant: beyond T it is lossless sampling. The variant called exact draws from
+    q without a test there; it emits the same law and accepts less. Source: Holsman et al. 2025
+    (Fuzzy Speculative Decoding, arXiv 2502.20704).
     """
 
     threshold: float
     divergence: str = "jensen_shannon"
+    support: Support = "target"
     knob = "threshold"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "threshold", check.number("threshold", self.threshold, 0))
         object.__setattr__(self, "divergence", find_divergence(self.divergence).spec)
+        check.one_of("support", self.support, SUPPORTS)
 
     @property
     def declares(self) -> Declaration:
         """Return: the emitted divergence within T."""
         budget = Budget(self.divergence, self.threshold, "emitted")
         return Declaration(
-            1, 0.0, budget, True, at_least_speculative=True, continuous=False, support="free"
+            1,
+            0.0,
+            budget,
+            True,
+            at_least_speculative=True,
+            continuous=False,
+            support=self.support,
         )
 
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:

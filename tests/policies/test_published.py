@@ -66,16 +66,18 @@ def test_exponential_distillspec_raises_rare_tokens_without_bound():
     assert rule.declares.budget is None
 
 
-@given(SEEDS, st.sampled_from([0.0, 0.2, 0.7, 1.0]))
-def test_the_mixture_is_an_optimum_for_total_variation(seed, alpha):
+@given(SEEDS, st.sampled_from([0.0, 0.2, 0.7, 1.0]), st.sampled_from(["target", "free"]))
+def test_the_mixture_is_an_optimum_for_total_variation(seed, alpha, support):
     q, p = drawn(seed, 8)
-    apart = ct.divergence("total_variation").value(p, q)
-    best = ct.optimal_acceptance(
-        q, p, divergence="total_variation", delta=alpha * apart, support="free"
-    )
-    rule = ct.policy("mixture", alpha=alpha)
+    kind = ct.divergence("total_variation")
+    apart, beyond = kind.value(p, q), torch.where(q == 0, p, 0.0).sum(-1)
+    out_of_reach = beyond if support == "target" else torch.zeros_like(beyond)
+    spent = alpha * (apart - out_of_reach)
+    best = ct.optimal_acceptance(q, p, divergence="total_variation", delta=spent, support=support)
+    rule = ct.policy("mixture", alpha=alpha, support=support)
     check_same(accepted(rule, q, p), best.acceptance)
-    check_same(accepted(rule, q, p), 1 - (1 - alpha) * apart)
+    check_same(accepted(rule, q, p), 1 - (apart - spent))
+    check_same(kind.value(ct.emitted_law(rule, q, p), q), spent)
 
 
 @given(SEEDS, st.sampled_from([0.02, 0.2, 0.6]), st.sampled_from([None, 0.5]))
@@ -130,10 +132,24 @@ def test_fuzzy_is_all_or_nothing():
     for threshold, expected in ((apart * 0.999, P), (apart * 1.001, Q), (0.0, P)):
         rule = ct.policy("fuzzy", threshold=threshold, divergence="kl")
         check_same(ct.emitted_law(rule, P, Q), expected)
-    check_same(ct.emitted_law(ct.policy("fuzzy", threshold=0.9), Q, P), P)  # emits where q = 0
     check_same(
         ct.emitted_law(ct.policy("fuzzy:threshold=9,divergence=kl"), Q, P), Q
     )  # D = infinity
+
+
+@pytest.mark.parametrize(
+    "spec", ["fuzzy:threshold=0.9", "cascade_opt:alpha=inf", "mixture:alpha=1"]
+)
+def test_published_rules_emit_what_the_target_excludes_only_if_asked_to(spec):
+    """Accept the draft's token wherever q > 0; what the draft has beyond goes to (q − p)₊."""
+    q, p = tensor(0.5, 0.3, 0.2, 0.0), tensor(0.1, 0.2, 0.5, 0.2)
+    published = ct.policy(f"{spec},support=free")
+    check_same(ct.emitted_law(published, q, p), p)
+    assert published.declares.support == "free"
+    check_same(ct.emitted_law(ct.policy(spec), q, p), tensor(0.1 + 0.16, 0.2 + 0.04, 0.5, 0.0))
+    assert ct.policy(spec).declares.support == "target"
+    with pytest.raises(ValueError, match="support: must be one of target, free; got 'q'"):
+        ct.policy(f"{spec},support=q")
 
 
 def test_cascades_by_hand():
@@ -142,6 +158,8 @@ def test_cascades_by_hand():
         check_same(ct.emitted_law(ct.policy("cascade_opt", alpha=alpha), q, p), expected)
     check_same(ct.emitted_law(ct.policy("cascade_token:alpha=0.5"), q, p), tensor(0.74, 0.22, 0.04))
     check_same(ct.emitted_law(ct.policy("cascade_token:alpha=1"), q, p), p)
+    kept = ct.emitted_law(ct.policy("cascade_token:alpha=1"), tensor(0.6, 0.4, 0.0), p)
+    check_same(kept, tensor(0.5 + 0.24, 0.1 + 0.16, 0.0))
 
 
 def test_the_token_cascade_leaves_the_interval_and_may_accept_less():
