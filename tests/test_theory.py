@@ -28,7 +28,7 @@ IMPLEMENTED = {
     16: "cactus_theory/policies/_entrywise.py",
     17: "cactus_theory/decoding/ledger.py",
     18: "cactus_theory/decoding/between.py",
-    19: "simulations/inflate/grow.py",
+    19: "cactus_theory/optimum/curve.py",
 }
 
 

@@ -1,4 +1,4 @@
-"""The whole trade-off between acceptance and divergence (THEORY.md, Theorem 9)."""
+"""The whole trade-off between acceptance and divergence (THEORY.md, Theorems 9 and 19)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,8 @@ class Frontier:
     ----------
     delta : divergence, in its unit (nats for KL), rising.
     acceptance : Σ min(p, h), rising.
-    price : dA/dδ, falling.
+    price : dA/dδ; falling, except for Rényi of order above 1 and the max-divergence, where it
+        may rise.
 
     Examples
     --------
@@ -46,7 +47,8 @@ def frontier(
     """Return the whole optimal trade-off of each row from one sort.
 
     Points are equally spaced in acceptance, from h = q (δ = 0) to the end of the path.
-    Shapes (..., points); δ and acceptance rise along the last axis, the price falls.
+    Shapes (..., points); δ and acceptance rise along the last axis, the price falls where the
+    trade-off is concave (f-divergences, Rényi of order below 1).
 
     Raises
     ------

@@ -15,7 +15,7 @@ stream, so time, memory and arithmetic are those of the large shape:
   logits gain :math:`2^{-32}/\mathrm{rms}`. Ids beyond the model's vocabulary must not be fed.
 
 In exact arithmetic the function is the same but for the constant's :math:`2^{-64}` in the norms'
-sums of squares (THEORY.md, Theorem 19). In float32 logits agree to rounding; in bfloat16 as far as
+sums of squares. In float32 logits agree to rounding; in bfloat16 as far as
 those of the model itself in bfloat16 agree with its own (``tests/simulations/inflate``).
 """
 

@@ -5,9 +5,9 @@ token's law m_t is a mixture of the emitted laws there, and of the target's row 
 bonus. By the chain rule
 
 .. math:: \mathrm{KL}(\text{text}‖q_{1:T}) = Σ_t \mathrm{E}[\mathrm{KL}(m_t‖q_t)]
-          ≤ Σ_t \mathrm{E}[\text{metered at } t],
+          = Σ_t \mathrm{E}[\text{metered at } t] - Σ_t I(S_t; X_t \mid \text{text so far}),
 
-as KL is convex. Equality where all parts of every mixture are the same.
+with S_t where the loop stands and X_t the token (THEORY.md, Theorem 11).
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,14 @@ class Places:
     Attributes
     ----------
     kl : E[KL(m_t‖q_t)]; they sum to the KL of the text.
-    metered : the expected charge of the meter for token t, at least ``kl``.
+    metered : the expected charge of the meter for token t.
+    told : the mutual information of token t and of where the loop stands, given the text so
+        far: ``metered − kl``, from the laws alone.
     """
 
     kl: list[float]
     metered: list[float]
+    told: list[float]
 
 
 @dataclass(frozen=True)
@@ -96,24 +99,27 @@ def follow_places(pair: TinyPair, setting: Setting, begun: Sequence[Begun] | Non
     states = pair.prefixes(setting.length)
     starting = torch.ones(1, dtype=torch.float64)
     inside: list[Going] = []
-    kl, metered = [], []
+    kl, metered, told = [], [], []
     for written, (rounds, which) in enumerate(begun or every_round(pair, setting)):
         starting = starting * setting.unfinished(written, pair.vocab)
         inside = [one.next() for one in inside if one.place < one.rounds.width]
         inside.append(Going(rounds, which, starting, 0))
         q = pair.target[states[written]]
-        kl.append(_mixture_kl(inside, q))
+        mixed = _mixture(inside)
+        kl.append(_total(mixed.sum(-1), KL.value(_rows(mixed), q)))
+        told.append(sum(_total(one.mass(), KL.value(one.law(), _rows(mixed))) for one in inside))
         metered.append(sum(_total(one.mass(), one.cost()) for one in inside))
         starting = torch.stack([one.stopped() for one in inside]).sum(0)
-    return Places(kl, metered)
+    return Places(kl, metered, told)
 
 
-def _mixture_kl(inside: Sequence[Going], q: Float[Tensor, "texts vocab"]) -> float:
-    """Return E[KL(m‖q)] with m the next token's law over all places a decode may be at."""
-    mass = torch.stack([one.mass() for one in inside])
-    mixed = torch.stack([own[:, None] * one.law() for own, one in zip(mass, inside, strict=True)])
-    total = mass.sum(0)
-    return _total(total, KL.value(mixed.sum(0) / total[:, None].clamp(min=TINY), q))
+def _mixture(inside: Sequence[Going]) -> Float[Tensor, "texts vocab"]:
+    """Return the probability of each text and next token, over all places a decode may be at."""
+    return torch.stack([one.mass()[:, None] * one.law() for one in inside]).sum(0)
+
+
+def _rows(mass: Float[Tensor, "texts vocab"]) -> Float[Tensor, "texts vocab"]:
+    return mass / mass.sum(-1, keepdim=True).clamp(min=TINY)
 
 
 def _total(mass: Tensor, value: Tensor) -> float:

@@ -60,7 +60,7 @@ def long_run_rates(pair: TinyPair, setting: Setting) -> Rates:
     """
     states = torch.arange(len(pair.target))
     width = setting.num_draft_tokens
-    rounds = drafted_rounds(pair, states, width, setting.rule, setting.judge)
+    rounds = drafted_rounds(pair, states, width, setting.rules, setting.judge)
     weight = stationary(transitions(pair, rounds), pair.start)
     kept = torch.stack([weight @ own.sum(1) for own in rounds.alive]).tolist()
     spent = [

@@ -89,7 +89,7 @@ def every_round(pair: TinyPair, setting: Setting) -> list[Begun]:
 
 def _rounds(pair: TinyPair, setting: Setting, states: Int[Tensor, "states"], width: int) -> Rounds:
     if width:
-        rounds = drafted_rounds(pair, states, width, setting.rule, setting.judge)
+        rounds = drafted_rounds(pair, states, width, setting.rules, setting.judge)
     else:
         rounds = plain_rounds(pair, states)
     return rounds if setting.end is None else rounds.cut(setting.end)
@@ -102,9 +102,16 @@ def plain_rounds(pair: TinyPair, states: Int[Tensor, "states"]) -> Rounds:
 
 
 def drafted_rounds(
-    pair: TinyPair, states: Int[Tensor, "states"], width: int, policy: Policy, verifier: Verifier
+    pair: TinyPair,
+    states: Int[Tensor, "states"],
+    width: int,
+    policies: tuple[Policy, ...],
+    verifier: Verifier,
 ) -> Rounds:
-    """Return rounds of ``width`` ≥ 1 drafted tokens, sampled from the draft's rows."""
+    """Return rounds of ``width`` ≥ 1 drafted tokens, sampled from the draft's rows.
+
+    Of several policies each judges the token at its own place.
+    """
     count, vocab = len(states), pair.vocab
     drafts = torch.cartesian_prod(*[torch.arange(vocab)] * width).reshape(-1, width)
     ids = drafts.repeat(count, 1)
@@ -113,7 +120,8 @@ def drafted_rounds(
         walked.append(pair.following[walked[-1], ids[:, place]])
     path = torch.stack(walked, 1)
     q, p = pair.target[path], pair.draft[path[:, :-1]]
-    found = verifier.law(Assignment((policy,)), q, Draft(ids, [width] * len(ids), p))
+    choice = torch.arange(width).expand(ids.shape) if len(policies) > 1 else None
+    found = verifier.law(Assignment(policies, choice), q, Draft(ids, [width] * len(ids), p))
     chance = p.gather(-1, ids[..., None])[..., 0].prod(-1)
 
     def first(values: Tensor, kept: int) -> Tensor:

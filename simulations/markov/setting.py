@@ -20,35 +20,43 @@ class Setting:
 
     Attributes
     ----------
-    policy : a Policy or its spec.
+    policy : a Policy or its spec, or a tuple of K of them: one for each place of a round.
     num_draft_tokens : K ≥ 1; a round drafts fewer where fewer than K + 1 tokens have room.
     length : T ≥ 1, the most tokens of a text.
     verifier : its name, or a Verifier with an enumerated law.
     end : the token that ends a text, None for none.
-    rule, judge : the policy and the verifier themselves.
+    rules, judge : the policies (one, or K) and the verifier themselves.
 
     Raises
     ------
     ValueError
-        Numbers below 1, an unknown policy or verifier, one that cannot follow the other.
+        Numbers below 1, an unknown policy or verifier, one that cannot follow the other,
+        a number of policies that is not K.
     """
 
-    policy: str | Policy
+    policy: str | Policy | tuple[str | Policy, ...]
     num_draft_tokens: int
     length: int
     verifier: str | Verifier = "chain"
     end: int | None = None
-    rule: Policy = field(init=False)
+    rules: tuple[Policy, ...] = field(init=False)
     judge: Verifier = field(init=False)
 
     def __post_init__(self) -> None:
         for name in ("num_draft_tokens", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1; got {getattr(self, name)!r}")
-        rule = self.policy if isinstance(self.policy, Policy) else ct.policy(self.policy)
+        policies = self.policy if isinstance(self.policy, tuple) else (self.policy,)
+        if len(policies) not in (1, self.num_draft_tokens):
+            raise ValueError(
+                f"policy: must be one, or one for each of K = {self.num_draft_tokens} places; "
+                f"got {len(policies)}"
+            )
+        rules = tuple(own if isinstance(own, Policy) else ct.policy(own) for own in policies)
         judge = find_verifier(self.verifier)
-        judge.check(rule)
-        object.__setattr__(self, "rule", rule)
+        for rule in rules:
+            judge.check(rule)
+        object.__setattr__(self, "rules", rules)
         object.__setattr__(self, "judge", judge)
 
     def check(self, pair: TinyPair) -> None:

@@ -58,16 +58,18 @@ def test_any_two_edges_prove_a_bound(spec):
     """The certificate needs no solved band: it holds at every 0 < a < b."""
     kind, source = ct.divergence(spec), torch.Generator().manual_seed(0)
     f = kind.generator
-    for seed in range(amount(3, 60)):
-        q, p, h = competitors(2 * seed, KINDS[0], False)
+    for seed in range(amount(4, 60)):  # odd ones have ties; KINDS 1 and 2 exclude tokens
+        q, p, h = competitors(seed, KINDS[seed % len(KINDS)], False)
         edges = (2 * torch.randn(2, len(q), generator=source, dtype=torch.float64)).exp()
         a, b = edges.sort(0).values[..., None]
         price = 1 / (f.slope(b) - f.slope(a))
         level = -price * f.slope(a)
-        u = torch.minimum(torch.maximum(p / q, a), b)
-        inner = torch.minimum(p / q, u) - price * f.f(u) - level * u
+        inside = q > 0
+        ratio = torch.where(inside, p / q, 1.0)
+        u = torch.minimum(torch.maximum(ratio, a), b)
+        inner = torch.minimum(ratio, u) - price * f.f(u) - level * u
         spent = f.value(h, q)
-        bound = price[:, 0] * spent + level[:, 0] + (q * inner).sum(-1)
+        bound = price[:, 0] * spent + level[:, 0] + torch.where(inside, q * inner, 0.0).sum(-1)
         accepted = torch.minimum(p, h).sum(-1)
         assert (accepted <= bound + EXACT * (1 + bound.abs())).all()
 
@@ -105,6 +107,52 @@ def test_a_certain_draft_is_a_bias_on_one_logit(spec):
         torch.testing.assert_close(
             (moved / temperature).softmax(-1), best.target, rtol=0, atol=EXACT
         )
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("price", [0.3, 1.0, 6.0])
+def test_a_price_in_kl_biases_the_drafted_logit_by_temperature_over_it(price, temperature):
+    """Theorem 10 from the logits alone: T/λ on the drafted one, whatever the row."""
+    source = torch.Generator().manual_seed(6)
+    logits = 2 * torch.randn(10, 7, generator=source, dtype=torch.float64)
+    drafted = torch.eye(7, dtype=torch.float64)[torch.arange(10) % 7]
+    q = (logits / temperature).softmax(-1)
+    best = ct.optimal_acceptance(q, drafted, price=price)
+    expected = ((logits + drafted * temperature / price) / temperature).softmax(-1)
+    torch.testing.assert_close(best.target, expected, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("spec", ["squared_hellinger", "jensen_shannon", "alpha:a=0.5"])
+def test_the_first_nats_have_any_price_unless_all_of_it_leaks(spec):
+    """Theorem 9's remark: dA/dδ → ∞ at δ = 0; under support free with TV = P₀ it stays finite."""
+    q, p = pair(8, 5, seed=2)
+    prices = [ct.optimal_acceptance(q, p, divergence=spec, delta=d).price for d in (1e-6, 1e-10)]
+    assert (prices[1] > 50 * prices[0]).all() and (prices[1] > 1e3).all()
+    f = ct.divergence(spec).generator
+    one = torch.ones((), dtype=torch.float64)
+    most = 1 / (f.slope_at_infinity - float(f.slope(one)))
+    q, p = torch.tensor([[0.6, 0.4, 0.0], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    for delta in (1e-10, 1e-6, 1e-2):
+        found = ct.optimal_acceptance(q, p, divergence=spec, delta=delta, support="free")
+        assert 0 < found.price <= most * (1 + EXACT)
+
+
+def test_the_square_root_law_of_small_budgets():
+    """Theorem 19: the bound at every δ, and the limit, by rows whose masses H and L are known."""
+    q, p = pair(40, 6, seed=8, kinds=("zeros", "zeros"))
+    lossless = torch.minimum(p, q).sum(-1)
+    above = torch.where((p > q) & (q > 0), q, 0.0).sum(-1)
+    below = torch.where(p < q, q, 0.0).sum(-1)
+    both = (above > 0) & (below > 0)
+    assert both.sum() > 20
+    for delta in (1e-12, 1e-6, 1e-3, 0.05, 0.5, 3.0):
+        gain = ct.optimal_acceptance(q, p, delta=delta).acceptance - lossless
+        assert (gain <= math.sqrt(delta / 2) + EXACT).all()
+    tiny = 1e-12  # gains of 1e-6: the next term is as small beside them, over the least mass
+    gain = ct.optimal_acceptance(q, p, delta=tiny).acceptance - lossless
+    law = (2 * tiny * above * below / (above + below).clamp(min=tiny)).sqrt()
+    sure = both & (torch.minimum(above, below) > 0.01)
+    assert ((gain / law)[sure] - 1).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("spec", [s for s in SMOOTH if not s.startswith("renyi")])

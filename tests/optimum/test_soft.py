@@ -111,6 +111,48 @@ def test_no_exchange_of_mass_improves_it(spec: str, kinds: tuple[str, str]) -> N
             assert gain <= most, (worth, price, alive, gain)
 
 
+# where f′ is a number, by hand: 0 below its least value, ∞ above its largest
+INVERSE_SLOPES = {
+    "kl": lambda y: math.exp(min(y - 1, 700)),
+    "pearson_chi2": lambda y: max(0.0, 1 + y / 2),
+    "squared_hellinger": lambda y: (1 - y) ** -2 if y < 1 else math.inf,
+    "alpha:a=0.5": lambda y: (1 - y / 2) ** -2 if y < 2 else math.inf,
+}
+
+
+def by_formula(q, p, alive, worth, spec, price):
+    """Return g/P of Theorem 13(4), q > 0, and its edge a, from a multiplier by bisection."""
+    edge = INVERSE_SLOPES[spec]
+
+    def row(mu):
+        pieces = zip(worth.knots, worth.slopes, strict=True)
+        raised = [np.minimum(edge((s - mu) / price) * q, r * p / alive) for r, s in pieces]
+        return np.max([edge(-mu / price) * q, *raised], axis=0)
+
+    low, high = -100.0, 100.0
+    for _ in range(80):
+        mu = (low + high) / 2
+        low, high = (mu, high) if row(mu).sum() > 1 else (low, mu)
+    return row(high), edge(-high / price)
+
+
+@pytest.mark.parametrize("spec", ["kl", "pearson_chi2", "squared_hellinger", "alpha:a=0.5"])
+@pytest.mark.parametrize("worth", [ONE_TOKEN, THREE])
+def test_the_soft_band_is_the_formula_at_its_multiplier(spec: str, worth: Worth) -> None:
+    """Theorem 13(4), with the row where no a ≥ 0 has f′(u) − f′(a) = s/ν."""
+    for q, p in (
+        *zip(*(each.numpy() for each in pair(3, 4, seed=5)), strict=True),
+        (np.array([0.273, 0.401, 0.326]), np.array([0.119, 0.855, 0.026])),
+    ):
+        for alive, price in ((0.341, 0.073), (0.8, 0.6), (1.0, 2.0)):
+            both = torch.tensor(q)[None], torch.tensor(p)[None]
+            found = solved(*both, alive, worth, spec, price)[0].numpy()
+            expected, floor = by_formula(q, p, alive, worth, spec, price)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=ROW / 10)
+            if spec == "pearson_chi2" and worth is ONE_TOKEN and len(q) == 3 and alive < 0.5:
+                assert floor == 0.0
+
+
 def test_another_row_would_be_improved() -> None:
     q, p = (row[0].numpy() for row in pair(1, 4, seed=7))
     for other in (q, p, (p + q) / 2):

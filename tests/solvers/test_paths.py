@@ -5,16 +5,20 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
 
 import cactus_theory as ct
 from cactus_theory.divergences import divergence
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.registry import find_verifier
 from solvers.paths import PathTree, follow, markov_tree, random_tree
+from tests.amounts import amount
 
 # sums of a few products of float64 numbers
 ROUNDING = 1e-12
 KL = divergence("kl")
+# HiGHS, at its feasibility tolerance
+LINEAR_PROGRAM = 1e-7
 
 
 def node_of(prefix, vocabulary):
@@ -56,6 +60,49 @@ def test_following_every_path_by_hand(vocabulary, depth, zeros):
         assert found.alive[node] == pytest.approx(share, abs=ROUNDING)
         assert found.reached[node] == pytest.approx(reached[prefix], abs=ROUNDING)
     assert found.tokens == pytest.approx(sum(reached.values()), abs=ROUNDING)
+
+
+@pytest.mark.parametrize("seed", range(amount(2, 12)))
+def test_no_joint_law_towards_these_rows_reaches_a_prefix_more_often(seed):
+    """Theorem 12, claim 4: over every joint law of (path, accepted count, next token).
+
+    One linear program for each prefix: the chance of drafting and accepting it, where the token
+    after every prefix of the draft has its row. V = 2, K = 2: 24 variables.
+    """
+    tree, target = random_tree(2, 2, seed=seed, zeros=0.2), random_tree(2, 2, seed=seed + 50).target
+    paths, cells = list(prefixes(tree, 2)), list(itertools.product(range(3), range(2)))
+    events = [(path, count, token) for path in paths for count, token in cells]
+    reached, drafted = by_hand(tree, target)[1], _drafted(tree)
+
+    def mass(chosen):
+        return np.array([float(chosen(*event)) for event in events])
+
+    equal, to = [mass(lambda path, *_, own=own: path == own) for own in paths], []
+    to += [drafted[path] for path in paths]
+    for prefix in [u for length in range(2) for u in prefixes(tree, length)]:
+        row, size = target[node_of(prefix, 2)], len(prefix)
+        here = mass(lambda path, count, _, u=prefix, n=size: path[:n] == u and count >= n)
+        for x in range(2):
+            follows = mass(
+                lambda path, count, token, u=prefix, n=size, x=x: (
+                    path[:n] == u and count >= n and (path[n] if count > n else token) == x
+                )
+            )
+            equal.append(follows - row[x] * here)
+            to.append(0.0)
+    for prefix in [u for length in (1, 2) for u in prefixes(tree, length)]:
+        kept = mass(lambda path, count, _, u=prefix: path[: len(u)] == u and count >= len(u))
+        best = linprog(-kept, A_eq=np.array(equal), b_eq=to, method="highs")
+        assert best.status == 0
+        assert -best.fun == pytest.approx(reached[prefix], abs=LINEAR_PROGRAM)
+
+
+def _drafted(tree):
+    paths = prefixes(tree, tree.depth)
+    return {
+        path: float(np.prod([tree.draft[node_of(path[:i], 2), x] for i, x in enumerate(path)]))
+        for path in paths
+    }
 
 
 def test_divergence_is_metered_at_every_node_that_is_reached():

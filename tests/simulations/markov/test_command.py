@@ -13,7 +13,15 @@ WIDEST = 100
 
 def test_the_table_and_the_csv(tmp_path, capsys):
     path = tmp_path / "texts.csv"
-    given = [*SMALL, "--policy", "speculative", "typical", "mixture:alpha=0.5", "--zeros", "0.3"]
+    given = [
+        *SMALL,
+        "--policy",
+        "speculative",
+        "typical",
+        "mixture:alpha=0.5,support=free",
+        "--zeros",
+        "0.3",
+    ]
     assert main(["markov", *given, "--seed", "2", "--out", str(path)]) == 0
     rows, notes = read_csv(path)
     assert notes["command"].startswith("python -m simulations markov --length 4 --num-draft-tokens")
@@ -51,6 +59,6 @@ def test_bad_flags_are_named(flags, message, tmp_path, capsys):
 
 
 def test_two_ways_that_disagree_are_an_error(monkeypatch):
-    monkeypatch.setattr(command, "follow_places", lambda *_: Places([0.1], [0.2]))
+    monkeypatch.setattr(command, "follow_places", lambda *_: Places([0.1], [0.2], [0.1]))
     with pytest.raises(RuntimeError, match="kl: must be the sum over tokens 0.1; got"):
         command.measured(markov_pair(3), Setting("cactus:delta=0.1", 1, 3))

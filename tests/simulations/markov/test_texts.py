@@ -91,6 +91,32 @@ def test_the_kl_is_the_sum_over_tokens_and_the_meter_bounds_each(spec, verifier)
         assert places.kl[-1] == pytest.approx(0, abs=EXACT)  # nothing is drafted for the last
 
 
+BY_PLACE = ("speculative", "band:price=0.5", "cactus:delta=0.3")
+PLACED = [(BY_PLACE, verifier) for verifier in VERIFIERS]
+
+
+@pytest.mark.parametrize(("spec", "verifier"), [*some(EVERY, 2), *PLACED])
+def test_what_the_meter_is_over_is_what_a_token_tells_about_the_loop(spec, verifier):
+    """The identity: metered − KL = Σ_t I(S_t; X_t | text so far), token by token."""
+    most = 0.0
+    for pair, end in itertools.product(pairs(zeros=0.1), some((None, 2), 1)):
+        places = follow_places(pair, Setting(spec, 3, LENGTH, verifier, end))
+        for kl, metered, told in zip(places.kl, places.metered, places.told, strict=True):
+            assert abs(metered - kl - told) < EXACT
+        most = max(most, sum(places.told))
+    assert most > CLEAR / 10
+
+
+def test_without_a_bonus_the_meter_is_over_where_policies_depend_on_the_place():
+    """V = 2, T = 4, K = 3: a bonus would be token 4, which nothing is drafted for either."""
+    pair = markov_pair(2, order=2, seed=1, distance=1.5)
+    own = ("speculative", "band:price=0.5", "band:price=0.5")
+    exact = enumerate_texts(pair, Setting(own, 3, 4))
+    assert exact.slack > CLEAR
+    same = enumerate_texts(pair, Setting("band:price=0.5", 3, 4))
+    assert abs(same.slack) < EXACT and same.kl > CLEAR
+
+
 @pytest.mark.parametrize(("spec", "verifier"), SOME)
 def test_the_bound_is_strict_once_a_text_can_go_on_after_a_bonus(spec, verifier):
     pair = markov_pair(3, seed=2, distance=1.5)
@@ -212,9 +238,9 @@ def test_an_end_cuts_texts_and_changes_nothing_before_it(spec, verifier):
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_tokens_without_target_mass_cost_infinitely_much(verifier):
     pair = markov_pair(3, seed=3, zeros=0.4, distance=2.0)
-    whole = texts_of(pair, "mixture:alpha=0.5", 2, verifier)
+    whole = texts_of(pair, "mixture:alpha=0.5,support=free", 2, verifier)
     assert whole.kl == whole.meter.mean == math.inf and whole.total_variation < 1
     assert math.isnan(whole.slack) and math.isnan(whole.meter.deviation)
-    places = follow_places(pair, Setting("mixture:alpha=0.5", 2, LENGTH, verifier))
+    places = follow_places(pair, Setting("mixture:alpha=0.5,support=free", 2, LENGTH, verifier))
     assert sum(places.kl) == sum(places.metered) == math.inf
     assert texts_of(pair, "lenience:lenience=0.5", 2, verifier).kl < math.inf
