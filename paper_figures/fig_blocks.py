@@ -37,7 +37,7 @@ def draw(data: Path) -> Figure:
         style.ticks(ax.xaxis, KL_TICKS)
         ax.set_xlabel("emitted KL, nats per token")
         ax.margins(y=0.1)
-    panels[0].set_ylabel("tokens per target call,\nover the token-wise optimum")
+    panels[0].set_ylabel("tokens per target call,\nover the band token by token")
     bottom, top = zip(*(ax.get_ylim() for ax in panels), strict=True)
     for ax in panels:
         ax.set_ylim(min(bottom), max(top))

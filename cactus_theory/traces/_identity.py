@@ -50,9 +50,10 @@ def check_weights(name: str, known: Mapping[str, Any], target_model: Any, draft_
     for part, thing in (("target", target_model), ("draft", drafter)):
         wanted, found = known.get(f"{part}_weights"), identity(thing)
         if wanted is not None and wanted != found:
+            given = f"{name_of(thing)}, weights {found}"
             raise ValueError(
-                f"{name}: must be of this {part}, {name_of(thing)} with the weights {found}; "
-                f"got one of {wanted}"
+                f"{name}: must be made for this {part} ({given}); it was made for {wanted}: "
+                "are target and draft swapped?"
             )
 
 

@@ -106,7 +106,7 @@ def throughput(data: Path) -> str:
 
 
 def equal_kl_of_blocks(data: Path) -> str:
-    """Return how much faster block verification is than the token-wise optimum."""
+    """Return how much faster block verification is than the band token by token."""
     return equal_kl(data, "throughput_blocks_equal_kl.csv")
 
 
@@ -127,7 +127,7 @@ def equal_kl(data: Path, name: str = "throughput_equal_kl.csv") -> str:
 
 
 def blocks(data: Path) -> str:
-    """Return tokens per call over the token-wise optimum, of every family, at equal emitted KL."""
+    """Return tokens per call over the band token by token, of every family, at equal emitted KL."""
     parts = []
     for name, title in (("blocks.csv", "shipped pair"), ("blocks_stories.csv", "stories pair")):
         if not (data / name).is_file():
@@ -143,7 +143,7 @@ def blocks(data: Path) -> str:
         families = dict.fromkeys(row["family"] for row in rows)
         lines = [[f"`{own}`", *(cells.get((own, kl), "") for kl in levels)] for own in families]
         head = ("K = 8", *("lossless" if not kl else f"{kl:g} nats a token" for kl in levels))
-        said = f"Tokens a call, and over the token-wise optimum, {title}, {made['cycles']} cycles"
+        said = f"Tokens a call, and over the band token by token, {title}, {made['cycles']} cycles"
         parts.append(_table(said, made, head, lines, medians=False))
     return "".join(parts)
 
