@@ -69,8 +69,8 @@ def log_trace(
     Raises
     ------
     ValueError
-        A folder of another trace, of something else or in use by another process, an unknown dtype, and as
-        :func:`cactus_theory.decoding.generate`.
+        A folder of another trace or of something else, or one that another process writes to, an
+        unknown dtype, and as :func:`cactus_theory.decoding.generate`.
     OSError
         Files that cannot be written.
     ModuleNotFoundError
