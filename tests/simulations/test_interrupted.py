@@ -1,4 +1,4 @@
-"""Runs that are stopped: by Ctrl-C in one line, by any signal without losing or changing a result."""
+"""Runs that are stopped: Ctrl-C is one line, and no signal loses or changes a result."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.amounts import THOROUGH
 
 TRACE = str(ROOT / "simulations" / "data" / "trace")
 # what holds a time, or is made from one
-TIMES = ("second", "speed", "_ms", "parts", "tuned", "costs", "lines", "plain", "chosen", "fraction")
+TIMES = ("second", "speed", "parts", "tuned", "costs", "lines", "plain", "chosen")
 MOMENTS = 3
 # of the shortest start-up of a command to its end, in which it is stopped
 EARLIEST = 0.3
