@@ -24,7 +24,7 @@ class _Buffer:
 
     def __init__(self, size: int) -> None:
         with torch.inference_mode(False):
-            self.bytes = memoryview(torch.empty(size, dtype=torch.uint8).numpy())
+            self.bytes = torch.empty(size, dtype=torch.uint8).numpy().data
         self.lease = weakref.ref(self.bytes[:0])  # dead: nobody holds the buffer
 
     def lend(self, count: int, dtype: torch.dtype) -> Tensor:

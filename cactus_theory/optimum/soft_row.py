@@ -9,7 +9,7 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -235,7 +235,7 @@ def _room_for(user: SoftRow, count: int, kind: Precision) -> list[tuple[Row, Row
     return room.parts
 
 
-_NOBODY = None, None
+_NOBODY: Any = None, None
 _rows = threading.local()
 
 

@@ -82,8 +82,8 @@ def test_damaged_settings_are_refused_in_words(tmp_path: Path) -> None:
 
 def test_a_second_run_is_told_who_holds_the_folder_and_a_dead_one_holds_nothing(tmp_path) -> None:
     words = [sys.executable, "-S", "-c", HOLDER, _lock.__file__, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, **pipes) as other:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(ValueError) as found:
