@@ -1,4 +1,4 @@
-"""End quietly when the reader of our output is gone, as after ``| head``."""
+"""End quietly when the reader of our output is gone, as after ``| head``, and after Ctrl-C."""
 
 import functools
 import os
@@ -8,6 +8,9 @@ from typing import Any, NoReturn, ParamSpec
 
 # what a shell reports of a command that SIGPIPE ended: 128 + 13
 BROKEN_PIPE = 141
+# and of one that Ctrl-C ended: 128 + 2
+INTERRUPTED = 130
+NOTHING_KEPT = "nothing is kept: the same command starts again"
 Given = ParamSpec("Given")
 
 
@@ -31,6 +34,13 @@ def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
                 sys.stdout = real
 
     return run
+
+
+def interrupted(command: str, kept: str | None = None) -> int:
+    """Say on a line of its own that Ctrl-C ended a command and what is kept; return 130."""
+    start = "\r\033[K" if sys.stderr.isatty() else ""  # over ^C and a line of progress
+    print(f"{start}{command}: interrupted; {kept or NOTHING_KEPT}", file=sys.stderr)
+    return INTERRUPTED
 
 
 class _Output:

@@ -1,23 +1,41 @@
-"""Memory that is reused from call to call, one workspace per thread.
+"""Memory that is reused from call to call, by one user at a time.
 
 A fresh temporary above a megabyte is mapped page by page at every call and unmapped after it;
 at a vocabulary of 151,936 that costs more than the arithmetic. A *slot* is the name of one
-temporary: asking for it again returns the same memory.
+temporary: asking for it again returns the same memory, unless somebody still holds it. A signal
+handler, a generator or a callback that solves in the middle of a solve gets memory of its own.
 """
 
 import math
 import threading
+import weakref
 
 import torch
 from torch import Tensor
 
 # larger buffers are not kept: one large batch must not hold its memory for ever
 MOST_KEPT = 1 << 26
+# buffers that a slot keeps: one, and one for each user in the middle of another's work
+MOST_BUFFERS = 4
+
+
+class _Buffer:
+    """Bytes for one user at a time: ``lease`` is alive while any tensor or array is on them."""
+
+    def __init__(self, size: int) -> None:
+        with torch.inference_mode(False):
+            self.bytes = torch.empty(size, dtype=torch.uint8).numpy().data
+        self.lease = weakref.ref(self.bytes[:0])  # dead: nobody holds the buffer
+
+    def lend(self, count: int, dtype: torch.dtype) -> Tensor:
+        lease = self.bytes[: count * dtype.itemsize]
+        self.lease = weakref.ref(lease)
+        return torch.frombuffer(lease, dtype=dtype, count=count)
 
 
 class _Workspace(threading.local):
     def __init__(self) -> None:
-        self.buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self.buffers: dict[str, list[_Buffer]] = {}
 
 
 _kept = _Workspace()
@@ -31,21 +49,25 @@ def scratch(
 ) -> Tensor:
     """Return an uninitialised contiguous tensor on this thread's memory for ``slot``.
 
-    It is valid until this thread asks for the same slot (with this dtype and device) again,
-    whatever shape it asks for: write into it with ``out=``, and never return it to a caller
-    that may keep it. Name slots by the file that uses them, such as ``"edges.ratio"``. Tensors
-    larger than ``MOST_KEPT`` bytes are allocated anew at every call.
+    It belongs to whoever asked until the tensor and all views of it are gone; then the next one
+    to ask for the slot gets the memory, whatever shape or dtype it asks for. Name slots by the
+    file that uses them, such as ``"edges.ratio"``. Tensors larger than ``MOST_KEPT`` bytes, and
+    those of a device, whose allocator keeps memory itself, are allocated at every call.
     """
     count = math.prod(shape)
-    if count * dtype.itemsize > MOST_KEPT:
+    size = count * dtype.itemsize
+    if not 0 < size <= MOST_KEPT or torch.device(device).type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    key = (slot, dtype, device if isinstance(device, torch.device) else torch.device(device))
-    buffer = _kept.buffers.get(key)
-    if buffer is None or len(buffer) < count:
-        with torch.inference_mode(False):  # else it could not be written to outside that mode
-            buffer = torch.empty(count, dtype=dtype, device=device)
-        _kept.buffers[key] = buffer
-    return buffer[:count].view(shape)
+    buffers = _kept.buffers.setdefault(slot, [])
+    for place, buffer in enumerate(buffers):
+        if buffer.lease() is None:
+            if len(buffer.bytes) < size:
+                buffers[place] = buffer = _Buffer(size)
+            return buffer.lend(count, dtype).view(shape)
+    if len(buffers) == MOST_BUFFERS:
+        return torch.empty(shape, dtype=dtype)
+    buffers.append(_Buffer(size))
+    return buffers[-1].lend(count, dtype).view(shape)
 
 
 def forget() -> None:

@@ -1,7 +1,7 @@
 """The command line: ``cactus-theory solve | audit | check | generate | tune``.
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
-3 a property could not be decided in time (``check``).
+3 a property could not be decided in time (``check``); 130 interrupted, in one line on stderr.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from cactus_theory import _arguments as check
 from cactus_theory import _generate as generate_command
 from cactus_theory._files import save_rows
 from cactus_theory._flags import add_policy, chosen_policy
-from cactus_theory._pipes import ends_quietly
+from cactus_theory._pipes import ends_quietly, interrupted
 from cactus_theory._pooled import POINTS, audit_several, solve_frontier, solve_pooled
 from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory._row_inputs import drafts, pair
@@ -41,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        kept = tune_command.KEPT if args.command == "tune" else None
+        return interrupted(f"cactus-theory {args.command}", kept)
     except REPORTED as error:
         print(f"cactus-theory {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -151,12 +151,19 @@ def ticks(axis: Axis, values: Sequence[float], suffix: str = "") -> None:
 
 
 def save(figure: Figure, name: str, out: Path) -> list[Path]:
-    """Save ``name``.pdf and ``name``.png (200 dpi), dateless: equal input gives equal bytes."""
+    """Save ``name``.pdf and ``name``.png (200 dpi), dateless: equal input gives equal bytes.
+
+    Each is there whole or as it was before.
+    """
     out.mkdir(parents=True, exist_ok=True)
     empty = {"Creator": None, "Producer": None, "CreationDate": None}
-    paths = [out / f"{name}.pdf", out / f"{name}.png"]
-    figure.savefig(paths[0], metadata=empty)
-    figure.savefig(paths[1], dpi=200, metadata={"Software": None})
+    options = {"pdf": {"metadata": empty}, "png": {"dpi": 200, "metadata": {"Software": None}}}
+    paths = []
+    for kind, own in options.items():
+        paths.append(out / f"{name}.{kind}")
+        unfinished = out / f".{name}.{kind}"
+        figure.savefig(unfinished, format=kind, **own)
+        unfinished.replace(paths[-1])
     plt.close(figure)
     return paths
 

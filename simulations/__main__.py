@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-from cactus_theory._pipes import ends_quietly
+from cactus_theory._pipes import ends_quietly, interrupted
 
 # name: module, and what it does in a line
 COMMANDS = {
@@ -37,23 +37,35 @@ COMMANDS = {
     "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
 }
 
+# what a command that was stopped by Ctrl-C has kept
+RESUMED = ("train-pair", "throughput", "trace", "tune-check", "sweep", "blocks", "ledger")
+GOES_ON = "what is finished is kept: the same command goes on from there"
+MADE_AGAIN = {
+    "all": "tables that are finished are kept in --out; --only makes the others",
+    "gpu-check": "sections that are finished are in its report",
+}
+
 
 @ends_quietly
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m simulations", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="NAME")
-    for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        if arguments[:1] == [name]:  # import one simulation only: each has its own needs
-            loaded = importlib.import_module(f"simulations.{module}")
-            loaded.add_arguments(command)
-            command.set_defaults(run=loaded.run)
-    args = parser.parse_args(arguments)
+    chosen = arguments[0] if arguments else ""
     try:
+        for name, (module, summary) in COMMANDS.items():
+            command = commands.add_parser(name, help=summary, description=summary)
+            if chosen == name:  # import one simulation only: each has its own needs
+                loaded = importlib.import_module(f"simulations.{module}")
+                loaded.add_arguments(command)
+                command.set_defaults(run=loaded.run)
+        args = parser.parse_args(arguments)
         return args.run(args)
+    except KeyboardInterrupt as error:
+        kept = GOES_ON if chosen in RESUMED else MADE_AGAIN.get(chosen)
+        return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
     except (ValueError, TypeError, RuntimeError, OSError) as error:
-        print(f"python -m simulations {args.command}: {error}", file=sys.stderr)
+        print(f"{parser.prog} {chosen}: {error}", file=sys.stderr)
         return 2
 
 

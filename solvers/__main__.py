@@ -11,13 +11,12 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from cactus_theory._pipes import ends_quietly
+from cactus_theory._pipes import INTERRUPTED, ends_quietly
 
 from ._commands import COMMANDS, Job
 from ._output import Failed, check_path, failures, save, show
 
 REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
-INTERRUPTED = 130
 COMMAND = f"python -m {__package__}"
 
 

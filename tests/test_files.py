@@ -1,10 +1,50 @@
 import json
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cactus_theory._files import load_rows, save_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+WRITES = re.compile(
+    r"""open\([^)]*["'][wax]b?\+?["']|\.write_(?:text|bytes)\(|\bnp\.save|\.to_csv\(|\.savefig\("""
+    r"|json\.dump\(|torch\.save\(|save_file\(|\.save_pretrained\("
+)
+# what writes otherwise than by write_whole, and why a kill cannot leave half of a result there
+OTHERWISE = {
+    "cactus_theory/_files.py": "np.save into memory, for write_whole",
+    "cactus_theory/_lock.py": "who holds a folder: no result",
+    "cactus_theory/_plot.py": "into memory",
+    "cactus_theory/_pooled_plot.py": "into memory",
+    "cactus_theory/testing/_load.py": "an example in a docstring",
+    "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",
+    "simulations/bench/verify.py": "into a temporary folder",
+    "simulations/common/journal.py": "appends lines; a half-written one is cut off",
+    "simulations/common/results.py": "into memory",
+    "simulations/gallery/look.py": "into memory",
+    "simulations/notebook/cells.py": "into memory",
+    "simulations/recompute/command.py": "appends what commands print: no result",
+    "simulations/train_pair/model.py": "a work folder that every run writes again",
+    "simulations/train_pair/ship.py": "a work folder that every run writes again",
+    "solvers/paths.py": "into memory",
+    "solvers/reference.py": "into memory",
+}
+
+
+def test_results_are_there_whole_or_not_at_all():
+    """Every file that is written goes through write_whole, or is listed with a reason."""
+    folders = ("cactus_theory", "solvers", "simulations", "paper_figures")
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        if WRITES.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == OTHERWISE.keys()
+
 
 ROWS = np.array([[0.25, 0.75, 0.0], [0.5, 0.125, 0.375]])
 

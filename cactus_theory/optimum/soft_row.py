@@ -7,8 +7,9 @@ half of one for each side.
 
 import math
 import threading
+import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ class SoftRow:
         if q.min() < self.kind.least:
             safe = scratch("soft_row.q", (len(q),), self.kind.dtype).numpy()
             np.maximum(q, self.kind.least, out=safe)
-        memory = _memory(len(q), self.kind)
+        memory = _room_for(self, len(q), self.kind)
         self.short = len(memory) == 1
         if self.short:
             ratio, own, spare = memory[0]
@@ -210,22 +211,31 @@ class SoftRow:
         return max(self.scale, *(min(edge, knot * asked) for edge, knot in pairs)) / asked
 
 
-def _memory(count: int, kind: Precision) -> list[tuple[Row, Row, Row]]:
-    """Return room for p/q, a result and a spare row of ``count``, part by part.
+class _Room:
+    """Room for p/q, a result and a spare row of ``count``, part by part, for one row at a time.
 
-    It is this thread's memory, which its next row of this length reuses. Results of one part
-    are written over those of the part before, so that they stay near the core.
+    Results of one part are written over those of the part before, so that they stay near the
+    core.
     """
-    kept = _rows.__dict__
-    if kept.get("key") != (count, kind.dtype):
+
+    def __init__(self, count: int, kind: Precision) -> None:
+        self.key = count, kind.dtype
         ratio = scratch("soft_row", (count,), kind.dtype).numpy()
         own, spare = scratch("soft_row.part", (2, min(count, PART)), kind.dtype).numpy()
         parts = (ratio[i : i + PART] for i in range(0, count, PART))
-        kept["parts"] = [(part, own[: len(part)], spare[: len(part)]) for part in parts]
-        kept["key"] = (count, kind.dtype)
-    return kept["parts"]
+        self.parts = [(part, own[: len(part)], spare[: len(part)]) for part in parts]
 
 
+def _room_for(user: SoftRow, count: int, kind: Precision) -> list[tuple[Row, Row, Row]]:
+    """Return this thread's room, or another if a row that is still there uses it."""
+    room, before = getattr(_rows, "last", _NOBODY)
+    if room is None or room.key != (count, kind.dtype) or before() is not None:
+        room = _Room(count, kind)
+    _rows.last = room, weakref.ref(user)
+    return room.parts
+
+
+_NOBODY: Any = None, None
 _rows = threading.local()
 
 

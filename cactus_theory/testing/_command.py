@@ -2,9 +2,9 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from cactus_theory import _arguments as check
+from cactus_theory._files import write_whole
 from cactus_theory._report import print_json
 
 # pairs of rows that catch every planted fault, most of them within 50
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
         progress=progress,
     )
     if args.html:
-        Path(args.html).write_text(page(report, args.rule), encoding="utf-8")
+        write_whole(args.html, page(report, args.rule).encode())
     if args.json:
         print_json(payload(report, args.rule))
         return STATUS[report.outcome]

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Self
 
 from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
+from cactus_theory._lock import NAME as LOCK
+from cactus_theory._lock import FolderLock
 from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._manifest import (
     MANIFEST,
@@ -23,21 +26,39 @@ from cactus_theory.traces.trace import Trace
 
 
 class Folder:
-    """The folder of a trace that is being written.
+    """The folder of a trace that is being written; use as a context manager.
 
-    Every shard is there whole or not at all; the manifest comes last.
+    Every shard is there whole or not at all; the manifest comes last. Until then one process
+    holds the folder.
 
     Raises
     ------
     ValueError
-        The folder belongs to a trace with another header, or holds something else.
+        The folder belongs to a trace with another header, holds something else, or another
+        process writes to it.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self.header = path, header
         self.entries: list[Entry] = []
-        self.finished = False
-        self._open()
+        self.finished = (path / MANIFEST).is_file()
+        self._lock = None if self.finished else FolderLock(path)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let others write to the folder."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def texts(self) -> int:
@@ -72,13 +93,12 @@ class Folder:
         return Trace.open(self.path)
 
     def _open(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
         for name in (MANIFEST, UNFINISHED):
             if (self.path / name).is_file():
                 self._compare(name)
                 break
         else:
-            if found := sorted(item.name for item in self.path.iterdir()):
+            if found := sorted(item.name for item in self.path.iterdir() if item.name != LOCK):
                 raise ValueError(
                     f"folder: must be empty or hold a trace; {self.path} holds {found[0]}"
                 )
@@ -148,12 +168,12 @@ def save_trace(
     header = Header(
         vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details={}
     )
-    kept = Folder(Path(folder), header)
-    if kept.finished or kept.texts:
-        raise ValueError(f"folder: must be empty; {folder} holds a trace")
-    for cycles in texts:
-        kept.add(cycles)
-    kept.finish()
+    with Folder(Path(folder), header) as kept:
+        if kept.finished or kept.texts:
+            raise ValueError(f"folder: must be empty; {folder} holds a trace")
+        for cycles in texts:
+            kept.add(cycles)
+        kept.finish()
     return kept.trace()
 
 

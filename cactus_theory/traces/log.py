@@ -69,8 +69,8 @@ def log_trace(
     Raises
     ------
     ValueError
-        A folder of another trace or of something else, an unknown dtype, and as
-        :func:`cactus_theory.decoding.generate`.
+        A folder of another trace or of something else, or one that another process writes to, an
+        unknown dtype, and as :func:`cactus_theory.decoding.generate`.
     OSError
         Files that cannot be written.
     ModuleNotFoundError
@@ -107,8 +107,8 @@ def log_trace(
             "at_least_cycles": cycles,
         },
     )
-    kept = Folder(Path(folder), header)
-    _fill(kept, target_model, drafter, prompts, on_text or (lambda cycles, texts: None))
+    with Folder(Path(folder), header) as kept:
+        _fill(kept, target_model, drafter, prompts, on_text or (lambda cycles, texts: None))
     return kept.trace()
 
 

@@ -58,6 +58,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object only")
 
 
+# what an interrupted command has kept
+KEPT = "texts logged so far are kept in --work: the same command goes on from there"
+
+
 def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0."""
     _check(args)

@@ -20,13 +20,14 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Estimate, Replay, Trace, replay, tokens_at
 
 from ..common.inputs import command_line
-from ..common.journal import Journal
+from ..common.journal import Journal, add_journal_arguments
 from ..common.progress import Progress
 from ..common.results import provenance, write_csv
 from ..common.terminal import fitted, width_of_terminal
 from .families import REFERENCE, Family, certain_families, families
 
 WIDEST = 100
+PLACES = ("out", "publish", "set_aside_damaged")
 SUMS = ("cycles", "tokens", "accepted", "reached", "kept")
 Row = dict[str, Any]
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="emitted KL in nats per token; lossless is added")  # fmt: skip
     add("--out", type=Path, default=Path("build/blocks"), metavar="DIR")
     add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
+    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     known = _checked(args.values, certain=not trace.manifest.total("draft_rows"))
     made = []
     tables = {file.name: file.read_text(encoding="utf-8") for file in args.values}
-    with Journal(args.out / "journal.jsonl", {"trace": trace.fingerprint} | tables) as journal:
+    path, settings = args.out / "journal.jsonl", {"trace": trace.fingerprint} | tables
+    with Journal(path, settings, args.set_aside_damaged) as journal:
         jobs = [(k, own, policy) for k in args.num_draft_tokens for own in known
                 for policy in own.policies]  # fmt: skip
         with Progress("replaying", len(jobs)) as progress:
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
                 for family in known
             }
             made += _table(width, known, own, args.levels)
-    notes = provenance(command_line("blocks", add_arguments, args, ("out", "publish")))
+    notes = provenance(command_line("blocks", add_arguments, args, PLACES))
     notes |= _sources(trace, args.values)
     for path in filter(None, (args.out / "blocks.csv", args.publish)):
         write_csv(path, made, notes)

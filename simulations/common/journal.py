@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
+
+from cactus_theory._files import write_whole
+from cactus_theory._lock import FolderLock
 
 # longer settings, such as the contents of files, are not shown where they differ
 SHOWN = 200
@@ -15,27 +21,30 @@ class Journal:
     """Results by job key; the first line holds the settings of the run.
 
     A line is on disk before the next decode starts. A half-written line, left by a kill, is cut
-    off when the file is opened again, and that decode is made again.
+    off when the file is opened again, and that decode is made again. Other damaged lines are
+    named, or moved to FILE.damaged with ``set_aside``. One process at a time holds the folder.
 
     Raises
     ------
     ValueError
-        The file belongs to a run with other settings.
+        The file belongs to a run with other settings, a line is damaged, or another process
+        writes to the folder.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], set_aside: bool = False) -> None:
         self.path = path
         self.results: dict[str, dict[str, Any]] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
         settings = json.loads(json.dumps(settings))
-        whole = self._read()
-        if whole:
-            check_same_run(path, json.loads(whole[0]), settings)
-            for line in whole[1:]:
-                record = json.loads(line)
-                self.results[record.pop("job")] = record
-        self._file = path.open("a", encoding="utf-8")
-        if not whole:
+        self._lock = FolderLock(path.parent)
+        try:
+            found = self._read(set_aside)
+            if found is not None:
+                check_same_run(path, found, settings)
+            self._file = path.open("a", encoding="utf-8")
+        except BaseException:
+            self._lock.close()
+            raise
+        if found is None:
             self._write(settings)
 
     def add(self, key: str, result: dict[str, Any]) -> None:
@@ -44,8 +53,9 @@ class Journal:
         self.results[key] = result
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and let others write to it."""
         self._file.close()
+        self._lock.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -53,20 +63,68 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self) -> list[str]:
-        """Return the whole lines of the file, cutting off a half-written one."""
-        if not self.path.exists():
-            return []
-        content = self.path.read_bytes()
-        kept = content[: content.rfind(b"\n") + 1]
-        if len(kept) < len(content):
-            os.truncate(self.path, len(kept))
-        return kept.decode().splitlines()
+    def _read(self, set_aside: bool) -> dict[str, Any] | None:
+        """Take the whole lines of the file; return the settings in the first, None without."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        lines = io.BytesIO(content).readlines()
+        half = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        if not lines:
+            self._keep([], [], half)
+            return None
+        settings = _record(lines[0])
+        if settings is None:
+            raise ValueError(
+                f"{self.path}, line 1: damaged, and it holds the settings of the run; name "
+                "another folder or delete it"
+            )
+        whole, damaged = lines[:1], []
+        for number, line in enumerate(lines[1:], 2):
+            record = _record(line)
+            if record is not None and "job" in record:
+                self.results[record.pop("job")] = record
+                whole.append(line)
+            elif set_aside:
+                damaged.append(line)
+            else:
+                raise ValueError(
+                    f"{self.path}, line {number}: damaged; --set-aside-damaged moves such lines to "
+                    f"{self.path.name}.damaged and makes their results again"
+                )
+        self._keep(whole, damaged, half)
+        return settings
+
+    def _keep(self, whole: list[bytes], damaged: list[bytes], half: bytes) -> None:
+        """Leave whole lines in the file; damaged ones go to another, what is half-written goes."""
+        if damaged:
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            before = aside.read_bytes() if aside.exists() else b""
+            write_whole(aside, before + b"".join(damaged))
+            print(f"{len(damaged)} damaged lines are now in {aside}", file=sys.stderr)
+        if damaged or half:
+            write_whole(self.path, b"".join(whole))
 
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def add_journal_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag of commands that keep a journal."""
+    parser.add_argument(
+        "--set-aside-damaged",
+        action="store_true",
+        help="move damaged lines of the journal to journal.jsonl.damaged, make those results again",
+    )
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of the journal holds, None if it is damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def check_same_run(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:

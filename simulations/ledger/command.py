@@ -19,13 +19,14 @@ from cactus_theory.decoding import Ledger, Pair, generate, load_pair
 
 from ..common.decode import left_padded
 from ..common.inputs import DATA, add_pair_arguments, command_line, load_prompts
-from ..common.journal import Journal
+from ..common.journal import Journal, add_journal_arguments
 from ..common.progress import Progress
 from ..common.results import provenance, write_csv
 from ..common.terminal import shown, text_table
 from .table import Answers, Line, along, rows_of
 
 LOOSEST = "band:price=0.5"
+PLACES = ("out", "work", "set_aside_damaged")
 SHOWN = {
     "verifier": "verifier",
     "kind": "kind",
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeats", type=int, default=4, help="passes over the prompts, with other seeds")
     add("--work", type=Path, default=Path("build/ledger"), help="folder of the journal")
     add("--out", type=Path, default=DATA, help="folder of the two CSV")
+    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
     }
-    with Journal(args.work / "journal.jsonl", settings) as journal:
+    with Journal(args.work / "journal.jsonl", settings, args.set_aside_damaged) as journal:
         _decode(args, found, policies, prompts, journal)
         answers = {line: _answers(journal, line.key, args.repeats) for line in found}
-    notes = provenance(command_line("ledger", add_arguments, args, ("out", "work")))
+    notes = provenance(command_line("ledger", add_arguments, args, PLACES))
     rows = rows_of(answers, len(prompts))
     write_csv(args.out / "ledger.csv", rows, notes)
     write_csv(args.out / "ledger_answers.csv", list(along(answers)), notes)

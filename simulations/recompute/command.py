@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory._lock import FolderLock
+
 from ..common.inputs import DATA, ROOT, command_line
 from ..common.progress import Progress
 from ..common.results import provenance, read_csv, write_bytes, write_csv
@@ -54,9 +56,8 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print(listed(chosen, args.quick))
         return 0
-    args.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    with Progress("recomputing", len(chosen)) as progress:
+    with FolderLock(args.out), Progress("recomputing", len(chosen)) as progress:
         for entry in chosen:
             progress.update(len(rows), entry.name)
             begun = np.array(_clocks())

@@ -68,8 +68,10 @@ def run(args: argparse.Namespace) -> int:
             _fill(store, where, args.patience)
         except (OSError, RuntimeError, KeyboardInterrupt) as error:
             kept = f"{len(store.results)} of {len(tasks)} tasks are kept in {args.out}"
-            what = "interrupted" if isinstance(error, KeyboardInterrupt) else error
-            raise RuntimeError(f"{what}; {kept}: the same command goes on from there") from error
+            kept = f"{kept}: the same command goes on from there"
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(kept) from None
+            raise RuntimeError(f"{error}; {kept}") from error
         written = ", ".join(map(str, store.merge()))
         done, seconds = len(store.results) - before, time.monotonic() - begun
         print(f"{written}: {done} tasks in {seconds:.1f} s, {before} were there already")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cactus_theory._files import write_whole
+from cactus_theory._lock import FolderLock
 
 from ..common.inputs import digest
 from ..common.journal import check_same_run
@@ -16,7 +16,6 @@ from ..common.results import write_csv, write_json
 from .task import Row, Task
 
 MANIFEST, SHARDS, TABLE, ERRORS = "manifest.json", "shards", "sweep.csv", "errors.csv"
-LOCK = "lock"
 
 
 class Store:
@@ -49,7 +48,7 @@ class Store:
         self.results: dict[str, list[Row]] = {}
         self.errors: dict[str, str] = {}
         (folder / SHARDS).mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(folder / LOCK)
+        self._lock = FolderLock(folder)
         try:
             self.made = self._begin(identity, made)
             self._read()
@@ -138,16 +137,3 @@ def _filled(rows: Sequence[Row]) -> list[Row]:
     """Return rows that all have the columns of any."""
     columns = dict.fromkeys(name for row in rows for name in row)
     return [dict.fromkeys(columns) | row for row in rows]
-
-
-def _locked(path: Path) -> Any:
-    """Return an open file that no other process can open so; a kill opens it to others."""
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ValueError(
-            f"--out: another command is writing to {path.parent}; wait for it"
-        ) from None
-    return file

@@ -25,7 +25,7 @@ from cactus_theory.decoding import load_pair
 from ..common.decode import Harness
 from ..common.grid import USUAL, Config, configs, files_of, jobs
 from ..common.inputs import add_pair_arguments, command_line, digest, folder_digest, prompts_of
-from ..common.journal import Journal
+from ..common.journal import Journal, add_journal_arguments
 from ..common.progress import Progress
 from ..common.results import provenance, write_csv, write_json
 from . import equal_kl, table
@@ -47,7 +47,7 @@ POLICIES = (
     *(f"band:delta={delta:g}" for delta in BAND_DELTAS),
     *(f"band:price={price:g}" for price in BAND_PRICES),
 )
-PLACES = ("out", "publish")
+PLACES = ("out", "publish", "set_aside_damaged")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("throughput"))
     add("--publish", type=Path, help="also write the CSV here")
+    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     families = equal_kl.chosen(args.compare, lines)
     _check(args)
     texts = prompts_of(args.prompts)[: args.num_prompts]
-    with Journal(args.out / "journal.jsonl", _settings(args, lines, texts)) as journal:
+    path, settings = args.out / "journal.jsonl", _settings(args, lines, texts)
+    with Journal(path, settings, args.set_aside_damaged) as journal:
         _fill(args, journal, lines, texts)
         groups = {batch: math.ceil(len(texts) / batch) for batch in args.batch}
         runs = table.collect(lines, groups, args.repeats, journal.results, args.metered)

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from cactus_theory._lock import FolderLock
+
 from ..common.inputs import PAIR
 from ..common.inputs import command_line as called_as
 from ..common.results import write_json
@@ -82,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         _check(args)
         torch.set_num_threads(args.threads)
         disable_progress_bar()
-        _run(args)
+        with FolderLock(args.work_dir):
+            _run(args)
     except ValueError as error:
         print(f"train-pair: {error}", file=sys.stderr)
         return 2

@@ -22,12 +22,12 @@ from cactus_theory.decoding import load_pair
 from ..common.decode import Harness
 from ..common.grid import PLAIN, Config, Job, jobs
 from ..common.inputs import add_pair_arguments, command_line, prompts_of
-from ..common.journal import Journal
+from ..common.journal import Journal, add_journal_arguments
 from ..common.progress import Progress
 from ..common.results import provenance, write_csv
 from . import table, tuned
 
-PLACES = ("out", "publish")
+PLACES = ("out", "publish", "set_aside_damaged")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("build/tune-check"), metavar="DIR")
     add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
+    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     seen, unseen = texts[::2], texts[1::2][: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
-    with Journal(args.out / "journal.jsonl", _settings(args, texts)) as journal:
+    path = args.out / "journal.jsonl"
+    with Journal(path, _settings(args, texts), args.set_aside_damaged) as journal:
         pair = load_pair(args.target, args.draft, device=args.device)
         seen_ids, ids = (
             [pair.tokenizer(text)["input_ids"] for text in own] for own in (seen, unseen)

@@ -88,7 +88,7 @@ class FlatBatch:
         tokens, vocab = logits.shape
         if self.ragged:
             return self._padded("vllm.target", logits, 1, soften=True)
-        flat = _room("vllm.target", (tokens + 1, vocab), logits)
+        flat = scratch("vllm.target", (tokens + 1, vocab), torch.float32, logits.device)
         torch.softmax(logits, -1, out=flat[:tokens])
         flat[tokens] = 0.0
         width = tokens // len(self.drafted)
@@ -106,7 +106,7 @@ class FlatBatch:
     def _padded(self, slot: str, table: Tensor, more: int, soften: bool = False) -> Tensor:
         """Return flat rows, or their softmax, request by request, with zeros after them."""
         shape = (len(self.drafted), max(self.counts) + more, table.shape[-1])
-        rows = _room(slot, shape, table)
+        rows = scratch(slot, shape, torch.float32, table.device)
         for place, (row, start) in enumerate(zip(self.drafted, self.starts, strict=True)):
             count = self.counts[row]
             own = table[start : start + count]
@@ -214,13 +214,6 @@ def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tenso
     if any(barred):
         used = used * torch.tensor([not own for own in barred], device=used.device)
     return used if used.is_cuda else used.tolist()
-
-
-def _room(slot: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return memory to write to, which is kept on a CPU; a device's allocator keeps its own."""
-    if like.is_cuda:
-        return torch.empty(shape, dtype=torch.float32, device=like.device)
-    return scratch(slot, shape, torch.float32)
 
 
 def _assigned(policies: Sequence[Policy], batch: FlatBatch, ids: Tensor) -> Assignment:

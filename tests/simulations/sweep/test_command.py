@@ -169,7 +169,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path, capsys, monkeypatch) 
         raise KeyboardInterrupt
 
     monkeypatch.setattr("simulations.sweep.command.drive", stopped)
-    assert main([*MARKOV, "--out", str(tmp_path)]) == 2
+    assert main([*MARKOV, "--out", str(tmp_path)]) == 130
     said = capsys.readouterr().err
     assert "interrupted; 1 of 12 tasks are kept" in said and "the same command goes on" in said
     assert len(list((tmp_path / "shards").iterdir())) == 1

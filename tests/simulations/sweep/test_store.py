@@ -96,7 +96,7 @@ def test_one_command_writes_at_a_time(tmp_path: Path) -> None:
     with subprocess.Popen(words, **pipes) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(ValueError, match="another command is writing to"):
+        with pytest.raises(ValueError, match=r"another run is writing to it \(another process\)"):
             store(tmp_path)
         other.kill()
     store(tmp_path).close()

@@ -1,0 +1,195 @@
+"""Runs that are stopped: Ctrl-C is one line, and no signal loses or changes a result."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cactus_theory.cli
+from cactus_theory._pipes import NOTHING_KEPT
+from simulations import __main__ as commands
+from simulations.common.inputs import ROOT
+from simulations.common.results import read_csv
+from tests.amounts import THOROUGH
+
+TRACE = str(ROOT / "simulations" / "data" / "trace")
+# what holds a time, or is made from one
+TIMES = ("second", "speed", "parts", "tuned", "costs", "lines", "plain", "chosen")
+MOMENTS = 3
+# of the shortest start-up of a command to its end, in which it is stopped
+EARLIEST = 0.3
+STOPS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+TINY_TRAINING = (
+    "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
+    "--draft-width 32 --steps 6 --draft-steps 4 --distil-steps 4 --overlap-steps 4 --pool-chunks 2 "
+    "--pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32 --precision float32"
+)
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_ctrl_c_is_one_line_that_says_what_is_kept(name: str, capsys, monkeypatch) -> None:
+    def stopped(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.importlib, "import_module", stopped)
+    assert commands.main([name]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith(f"python -m simulations {name}: interrupted; ")
+    assert said.count("\n") == 1 and said.isascii()
+    summary = commands.COMMANDS[name][1]
+    if "resumes" in summary or name in commands.RESUMED:
+        assert "the same command goes on from there" in said
+    elif name not in commands.MADE_AGAIN:
+        assert NOTHING_KEPT in said
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("check x.py:f", NOTHING_KEPT),
+        ("generate --target a --draft b --prompt x", NOTHING_KEPT),
+        ("solve a.npy b.npy --delta 1", NOTHING_KEPT),
+        ("tune --kl-per-token 1", "are kept in --work: the same command goes on"),
+    ],
+)
+def test_ctrl_c_in_the_library_s_commands(words: str, kept: str, capsys, monkeypatch) -> None:
+    def stopped(_: Any) -> int:
+        raise KeyboardInterrupt
+
+    parse = cactus_theory.cli._parser
+
+    def parser() -> Any:
+        own = parse()
+        made = own.parse_args
+
+        def parse_args(arguments: Any) -> Any:
+            args = made(arguments)
+            args.run = stopped
+            return args
+
+        own.parse_args = parse_args
+        return own
+
+    monkeypatch.setattr(cactus_theory.cli, "_parser", parser)
+    assert cactus_theory.cli.main(words.split()) == 130
+    said = capsys.readouterr().err
+    assert said.startswith(f"cactus-theory {words.split()[0]}: interrupted; ") and kept in said
+    assert said.count("\n") == 1
+
+
+def columns(path: Path) -> list[dict[str, str]]:
+    """Return a table without its columns that are times."""
+    return [
+        {name: cell for name, cell in row.items() if not any(own in name for own in TIMES)}
+        for row in read_csv(path)[0]
+    ]
+
+
+def journal(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what a journal holds of each decode but times."""
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    return {
+        line.pop("job", "settings"): {
+            name: value for name, value in line.items() if not any(own in name for own in TIMES)
+        }
+        for line in lines
+    }
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return every file of a folder, byte by byte."""
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tables(*names: str) -> Callable[[Path], Any]:
+    return lambda folder: [columns(folder / f"{name}.csv") for name in names]
+
+
+# of each command that is stopped: its flags, with OUT for its folder, and what must not differ
+RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "throughput": (
+        "--policies speculative band:price=1 cactus:delta=1 --baselines plain --num-draft-tokens 2 "
+        "--batch 1 --num-prompts 2 --max-new-tokens 6 --repeats 2 --metered 1 --out OUT",
+        journal,
+    ),
+    "blocks": (f"{TRACE} --num-draft-tokens 2 --levels 0.05 --out OUT", tables("blocks")),
+    "ledger": (
+        "--price 2 0.5 --cap 0.05 --verifier chain --repeats 2 --max-new-tokens 8 --out OUT "
+        "--work OUT",
+        tables("ledger", "ledger_answers"),
+    ),
+    "trace": ("--cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out OUT", files),
+    "sweep": (
+        "--kind markov --policies speculative band:price --knobs 0.5 2 --length 4 "
+        "--num-draft-tokens 2 --seeds 0 1 2 3 --workers 1 --out OUT",
+        tables("sweep"),
+    ),
+    "tune-check": (
+        "--policies mixture:alpha --kl-per-token 0.05 --batch 1 --num-draft-tokens 1 2 "
+        "--cycles 4 --max-new-tokens 5 --num-prompts 2 --repeats 1 --out OUT",
+        journal,
+    ),
+    "train-pair": (
+        f"--corpus CORPUS --work-dir OUT --out OUT/pair-out {TINY_TRAINING}",
+        lambda folder: {
+            name: (folder / "pair-out" / name / "model.safetensors").read_bytes()
+            for name in ("target", "draft")
+        },
+    ),
+    "demo": (
+        "--num-prompts 1 --max-new-tokens 8 --repeats 1 --num-draft-tokens 2 --policies "
+        "speculative band:price=0.5 --out OUT",
+        tables("policies", "audit", "band_row"),
+    ),
+}
+
+
+def started(name: str, out: Path) -> subprocess.Popen[str]:
+    flags = RUNS[name][0].replace("OUT", str(out)).replace("CORPUS", str(out.parent / "corpus"))
+    return subprocess.Popen(
+        [sys.executable, "-m", "simulations", name, *flags.split()],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(not THOROUGH, reason="kills processes; run by make test-thorough")
+@pytest.mark.parametrize("name", RUNS)
+def test_a_stopped_run_ends_as_one_that_was_not(name: str, tmp_path: Path) -> None:
+    """By -9, TERM and INT, each at three moments of one run that is taken up again and again."""
+    (tmp_path / "corpus").mkdir()
+    for number in range(80):
+        text = f"def name_{number}(a):\n    return a + {number}\n" * 3
+        (tmp_path / "corpus" / f"module_{number}.py").write_text(text)
+    begun = time.monotonic()
+    whole = started(name, tmp_path / "whole")
+    said = whole.communicate()[1]
+    took = time.monotonic() - begun
+    assert whole.returncode == 0, said
+    wanted, moments = RUNS[name][1](tmp_path / "whole"), random.Random(name)
+    for stop in STOPS:
+        out = tmp_path / stop.name
+        for _ in range(MOMENTS):
+            process = started(name, out)
+            time.sleep(took * moments.uniform(EARLIEST, 1.0))
+            process.send_signal(stop)
+            said = process.communicate()[1]
+            assert process.returncode in (0, -stop, 130), said
+            if process.returncode == 130:
+                assert said.count("interrupted; ") == 1 and "Traceback" not in said
+        process = started(name, out)
+        said = process.communicate()[1]
+        assert process.returncode == 0, said
+        assert RUNS[name][1](out) == wanted, stop
+        assert not (out / "lock").exists()
