@@ -1,0 +1,41 @@
+"""From scores to rows, at any temperature and for rows that have no law."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# Between these a score is divided as it is. Colder, float32 has not the digits for quotients that
+# differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows below 1e-37;
+# hotter, the temperature itself does.
+ORDINARY = (1e-3, 1e30)
+
+
+def scaled(
+    scores: Float[Tensor, "*rows vocab"], temperature: float, out: Tensor | None = None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return scores / temperature, up to a shift of each row, for a softmax.
+
+    Outside of ``ORDINARY`` differences from the row's largest score are divided, in float64:
+    exact for every positive temperature that a float holds. As it falls the rows become those
+    of greedy decoding, where ties share; as it rises, uniform over the scores above −∞.
+    """
+    if ORDINARY[0] <= temperature <= ORDINARY[1]:
+        return torch.div(scores, temperature, out=out)
+    wide = scores.double()
+    divided = (wide - wide.amax(-1, keepdim=True)).div_(temperature)
+    return divided.to(scores.dtype) if out is None else out.copy_(divided)
+
+
+def greedy(
+    scores: Float[Tensor, "*rows vocab"], out: Tensor | None = None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return 1 at the largest score of each row, the first one on ties, 0 elsewhere.
+
+    As a softmax does, a row with NaN, or without a score above −∞, gives NaN throughout.
+    """
+    best = scores.argmax(-1, keepdim=True)
+    nothing = torch.where(scores.gather(-1, best) > -math.inf, 0.0, math.nan).to(scores.dtype)
+    out = torch.empty_like(scores) if out is None else out
+    return out.copy_(nothing.expand_as(scores)).scatter_(-1, best, nothing + 1)
