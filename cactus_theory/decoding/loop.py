@@ -40,7 +40,7 @@ def generate(
     logits_processor: Sequence[Any] = (),
     eos_token_ids: int | Iterable[int] | None = None,
     stop: Stop | None = None,
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | None = None,
     generator: Generators = None,
     adaptive: bool = False,
     gate: bool = False,
@@ -77,7 +77,7 @@ def generate(
     eos_token_ids : tokens that end a text, anywhere in a round; None for none.
     stop : called with a row's ids (1, length) after each of its new tokens; True ends it.
     seed, generator : randomness: an integer (row b takes seed + b) or one per row, or one
-        generator per row, used instead.
+        generator per row instead. The default is the seed 0.
     adaptive : choose K ≤ num_draft_tokens from the running acceptance and measured costs.
     gate : measure speculative rounds and plain steps and take the faster kind.
     verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path

@@ -30,7 +30,7 @@ def generate_plain(
     logits_processor: Sequence[Any] = (),
     eos_token_ids: int | Iterable[int] | None = None,
     stop: Stop | None = None,
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | None = None,
     generator: Generators = None,
     on_tokens: Callable[[Any], None] | None = None,
     device_loop: bool | str | None = False,
