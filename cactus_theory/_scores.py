@@ -1,6 +1,7 @@
 """From scores to rows, at any temperature and for rows that have no law."""
 
 import math
+import warnings
 
 import torch
 from jaxtyping import Float
@@ -10,6 +11,8 @@ from torch import Tensor
 # differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows below 1e-37;
 # hotter, the temperature itself does.
 ORDINARY = (1e-3, 1e30)
+# how near 1 a row of half precision sums that is a distribution
+NEAR_ONE = 1e-2
 
 
 def scaled(
@@ -39,3 +42,14 @@ def greedy(
     nothing = torch.where(scores.gather(-1, best) > -math.inf, 0.0, math.nan).to(scores.dtype)
     out = torch.empty_like(scores) if out is None else out
     return out.copy_(nothing.expand_as(scores)).scatter_(-1, best, nothing + 1)
+
+
+def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
+    """Warn if a row of what should be logits is a distribution; ``name`` is who returned it."""
+    row = scores.double()
+    if bool(((row >= 0) & (row <= 1)).all()) and abs(float(row.sum()) - 1) < NEAR_ONE:
+        warnings.warn(
+            f"{name}: returned probabilities where logits belong: a row in [0, 1] that sums to "
+            f"{float(row.sum()):.4g}, whose softmax is nearly uniform; return their logarithms",
+            stacklevel=2,
+        )

@@ -73,9 +73,7 @@ class Coins:
             table[row, width : width + coins(own)] = numbers[own:-1]
 
 
-def _streams(
-    batch: int, seed: int | Sequence[int] | None, generator: Generators
-) -> list[Uniforms]:
+def _streams(batch: int, seed: int | Sequence[int] | None, generator: Generators) -> list[Uniforms]:
     """Return one source a row: generators if there are any, else NumPy streams from seeds.
 
     The global state of either library is neither read nor changed.

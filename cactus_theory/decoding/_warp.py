@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory._scores import greedy, scaled
+from cactus_theory._scores import greedy, scaled, warn_of_probabilities
 from cactus_theory.decoding._text import Texts
 
 # processors that read nothing but a row of scores; any other is called position by position
@@ -47,7 +47,7 @@ class Warp:
         self, temperature: float, processors: Sequence[Any] = (), padding: Sequence[int] = ()
     ) -> None:
         self.temperature, self.processors = temperature, list(processors)
-        self.padding = padding
+        self.padding, self.looked = padding, not self.processors
         # where each row stood in the batch that the processors were made for
         self.places, self.batch = list(range(len(padding))), max(len(padding), 1)
 
@@ -96,6 +96,9 @@ class Warp:
                 logits = processor(texts.buffer[:, :1], flat).reshape(logits.shape)
             else:
                 self._in_context(processor, logits, texts, first, drafted)
+        if not self.looked:
+            self.looked = True
+            warn_of_probabilities("logits_processor", logits[0, 0])
         return logits
 
     def _in_context(

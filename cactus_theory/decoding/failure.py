@@ -4,13 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.decoding._checks import HALF, dtype_of
 from cactus_theory.decoding.result import GenerationResult
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 class DecodingError(RuntimeError):
@@ -70,8 +68,8 @@ def failure(
         causes = ["a rule of one's own that returned NaN"]
     else:
         causes.append("weights that hold NaN")
-        if (dtype := getattr(model, "dtype", None)) in HALF:
-            causes.append(f"an overflow of {str(dtype).removeprefix('torch.')}")
+        if model.dtype in HALF:
+            causes.append(f"an overflow of {dtype_of([model])}")
     message = (
         f"{name}: new token {before + place} of text {text} has no law, as its row holds NaN or "
         f"leaves no token possible; likely cause: {' or '.join(causes)}. What was decoded before "

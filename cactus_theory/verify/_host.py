@@ -11,7 +11,7 @@ from torch import Tensor
 from cactus_theory.optimum.decide import LEAST
 from cactus_theory.policies._residual import UNSCALED
 from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.draw import BLOCKED_FROM, NO_TOKEN, pick, pick_one
+from cactus_theory.verify.draw import BLOCKED_FROM, pick, pick_one
 
 Place = tuple[int, int]
 

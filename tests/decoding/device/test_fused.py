@@ -142,7 +142,9 @@ def test_generators_have_seeds_too(single, in_torch):
     found = []
     for seed in (3, 3, 4):
         source = [torch.Generator().manual_seed(seed + row) for row in (0, 7)]
-        found.append(run(single, policy="cactus:delta=0.1", seed=None, generator=source).output_token_ids)
+        found.append(
+            run(single, policy="cactus:delta=0.1", seed=None, generator=source).output_token_ids
+        )
     assert found[0].equal(found[1]) and not found[0].equal(found[2])
 
 
