@@ -38,10 +38,12 @@ def greedy(
 
     As a softmax does, a row with NaN, or without a score above −∞, gives NaN throughout.
     """
-    best = scores.argmax(-1, keepdim=True)
-    nothing = torch.where(scores.gather(-1, best) > -math.inf, 0.0, math.nan).to(scores.dtype)
-    out = torch.empty_like(scores) if out is None else out
-    return out.copy_(nothing.expand_as(scores)).scatter_(-1, best, nothing + 1)
+    most, best = scores.max(-1, keepdim=True)
+    rows = torch.empty_like(scores) if out is None else out
+    rows.zero_().scatter_(-1, best, 1.0)
+    if most.is_cuda or not float(most.min()) > -math.inf:  # NaN is the least, too
+        rows.masked_fill_(~(most > -math.inf), math.nan)
+    return rows
 
 
 def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
