@@ -12,6 +12,8 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.vocabulary import check_ids
 
 HALF = (torch.float16, torch.bfloat16)
+# a draft with so many times its target's parameters is no draft; a little more may be meant
+SWAPPED = 1.5
 
 
 def dtype_of(models: Iterable[Any]) -> str:
@@ -31,7 +33,7 @@ def warn_of(models: Mapping[str, Any]) -> None:
             )
             break
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in models.values()]
-    if len(sizes) == 2 and sizes[1] > sizes[0]:
+    if len(sizes) == 2 and sizes[1] > SWAPPED * sizes[0]:
         warnings.warn(
             f"draft_model: has more parameters ({sizes[1]:,}) than target_model ({sizes[0]:,}); "
             "are they swapped?",

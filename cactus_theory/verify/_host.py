@@ -68,10 +68,11 @@ class OnHost:
     ) -> None:
         self.assigned, self.q, self.p, self.ids = assigned, q, p, draft.token_ids
         self.accept, self.draw = accept, draw
-        self.q_n = _entries(q, self.ids)
-        self.p_n = torch.ones_like(self.q_n) if p is None else _entries(p, self.ids)
+        q_n = _entries(q, self.ids)
+        p_n = np.ones_like(q_n) if p is None else _entries(p, self.ids)
+        self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
         self.drafted, self.lost = list(draft.lengths), {}
-        if math.isnan(np.vdot(self.q_n.numpy(), self.p_n.numpy())):
+        if math.isnan(np.vdot(q_n, p_n)):
             self._cut()
         self.accepted = [0] * len(self.drafted)
         self.drawn = [0] * len(self.drafted)
@@ -128,10 +129,10 @@ def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> Non
 
 def _entries(
     rows: Float[Tensor, "batch K1 vocab"], ids: Int[Tensor, "batch K"]
-) -> Float[Tensor, "batch K"]:
+) -> Float[np.ndarray, "batch K"]:
     """Return the entries of the drafted tokens, float64."""
     if rows.dtype not in LEAST:
-        return rows[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
+        return rows[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double().numpy()
     batch, width = ids.shape
     found = rows.detach().numpy()[np.arange(batch)[:, None], np.arange(width), ids.numpy()]
-    return torch.from_numpy(found.astype(np.float64, copy=False))
+    return found.astype(np.float64, copy=False)

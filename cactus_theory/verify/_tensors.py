@@ -38,21 +38,17 @@ def verify_tensors(
     draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
     assigned = _assigned(policies, draft_token_ids)
     verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
-    if not validate and not verdict.last.is_cuda:
-        _check_drawn(verdict)
+    if not (validate or verdict.last.is_cuda) and NO_TOKEN in (last := verdict.last.tolist()):
+        raise _undrawn(verdict, last.index(NO_TOKEN))
     return verdict
 
 
-def _check_drawn(verdict: Verdict) -> None:
-    """Raise ValueError for a token that was to be drawn from what is no distribution."""
-    last = verdict.last.tolist()
-    if NO_TOKEN in last:
-        row = last.index(NO_TOKEN)
-        raise ValueError(
-            "target_probs, draft_probs: rows that decide a token must be distributions; got "
-            f"NaN, ∞ or no mass in row {row} of the batch, after "
-            f"{int(verdict.num_accepted[row])} accepted tokens"
-        )
+def _undrawn(verdict: Verdict, row: int) -> ValueError:
+    """Return the error for a token that was to be drawn from what is no distribution."""
+    return ValueError(
+        "target_probs, draft_probs: rows that decide a token must be distributions; got NaN, ∞ or "
+        f"no mass in row {row} of the batch, after {int(verdict.num_accepted[row])} accepted tokens"
+    )
 
 
 def _assigned(policies: list[Policy], ids: Tensor) -> Assignment:
