@@ -23,6 +23,7 @@ class TunedSetting:
     temperature : that it was tuned at; 1 for rows of which none is known.
     level, divergence : what may be metered per emitted token, where it was tuned.
     weights : what tells the two models from others, where it is known.
+    dtype : of the models that were timed, where it is known.
 
     Examples
     --------
@@ -38,6 +39,7 @@ class TunedSetting:
     level: float | None = None
     divergence: str | None = None
     weights: dict[str, str] = field(default_factory=dict)
+    dtype: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -106,7 +108,8 @@ def load_tuned(path: str | Path) -> TunedSetting:
         own = _setting(path, best) if best is not None else (None, None, 0)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: must hold what was recommended; got {error!r}") from None
-    return TunedSetting(*own, temperature, level, divergence, known)
+    dtype = None if about.get("dtype") is None else str(about["dtype"])
+    return TunedSetting(*own, temperature, level, divergence, known, dtype)
 
 
 def _setting(path: Path, best: dict[str, Any]) -> tuple[Policy, str, int]:

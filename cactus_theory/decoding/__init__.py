@@ -9,6 +9,7 @@ from cactus_theory.decoding.drafters import (
     ModelDrafter,
     NGram,
 )
+from cactus_theory.decoding.failure import DecodingError
 from cactus_theory.decoding.from_hub import hub_path
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
@@ -26,6 +27,7 @@ __all__ = [
     "Between",
     "ByPosition",
     "Cascade",
+    "DecodingError",
     "DraftStop",
     "Drafter",
     "EarlyExit",

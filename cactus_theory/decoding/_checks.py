@@ -1,6 +1,7 @@
 """Check the arguments of the decoding loops before the first forward pass."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,35 @@ from torch import Tensor
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.vocabulary import check_ids
+
+HALF = (torch.float16, torch.bfloat16)
+# a draft with so many times its target's parameters is no draft; a little more may be meant
+SWAPPED = 1.5
+
+
+def dtype_of(models: Iterable[Any]) -> str:
+    """Return the name of the models' dtype, or their names in order where they differ."""
+    return ", ".join(dict.fromkeys(str(model.dtype).removeprefix("torch.") for model in models))
+
+
+def warn_of(models: Mapping[str, Any]) -> None:
+    """Warn of half precision on a CPU, and of a draft that is larger than its target."""
+    for name, model in models.items():
+        if model.dtype in HALF and model.device.type == "cpu":
+            warnings.warn(
+                f"{name}: {type(model).__name__} runs in {dtype_of([model])} on a CPU, which may "
+                "take longer than plain decoding in float32, and a text may depend on the batch "
+                "it is in; load it with dtype=torch.float32",
+                stacklevel=3,
+            )
+            break
+    sizes = [sum(weight.numel() for weight in model.parameters()) for model in models.values()]
+    if len(sizes) == 2 and sizes[1] > SWAPPED * sizes[0]:
+        warnings.warn(
+            f"draft_model: has more parameters ({sizes[1]:,}) than target_model ({sizes[0]:,}); "
+            "are they swapped?",
+            stacklevel=3,
+        )
 
 
 def whole_number(name: str, value: Any, low: int) -> int:

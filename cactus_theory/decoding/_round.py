@@ -15,10 +15,12 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Drafter, Setting
 from cactus_theory.decoding.drafters._base import nothing
+from cactus_theory.decoding.failure import DecodingError, failure
 from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.pace import Pace, Round
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify.contract import Draft, Verdict, Verifier
+from cactus_theory.verify.draw import NO_TOKEN
 
 OnTokens = Callable[[list[list[int]]], None]
 OnRound = Callable[[Round], None]
@@ -86,6 +88,9 @@ class Decode:
         verdict = self.verifier.verify(assigned, q, draft, coins, draw)
         tokens = verdict.rows()
         self.clock.lap("verify")
+        for row, own in enumerate(tokens):
+            if own[-1] == NO_TOKEN:
+                raise self._failure(row, q, draft, len(own) - 1)
         new = self._settle(tokens, verdict)
         self._observe(q, draft, assigned.choice, verdict, new, tokens)
         for row, own in enumerate(new):
@@ -96,6 +101,15 @@ class Decode:
             everywhere[place] = own
         self._retire()
         return everywhere
+
+    def _failure(self, row: int, q: Tensor, draft: Draft, accepted: int) -> DecodingError:
+        """Return the error for a text that got no token after the accepted ones."""
+        before = [self.texts.new_ids(own) for own in range(self.texts.batch)]
+        self.tally.stop(self.places, before)
+        rows = q[row], None if draft.probs is None else draft.probs[row]
+        places = range(accepted, draft.lengths[row] + 1)
+        about = self.target.model, self.warp.processors
+        return failure(self.places[row], len(before[row]), rows, places, about, self.result())
 
     def _retire(self) -> None:
         """Set finished texts aside and close the gaps in the batch."""

@@ -22,7 +22,11 @@ class Coins:
     """
 
     def __init__(
-        self, batch: int, seed: int | Sequence[int], generator: Generators, device: torch.device
+        self,
+        batch: int,
+        seed: int | Sequence[int] | None,
+        generator: Generators,
+        device: torch.device,
     ) -> None:
         self.device = device
         self.streams = _streams(batch, seed, generator)
@@ -69,11 +73,14 @@ class Coins:
             table[row, width : width + coins(own)] = numbers[own:-1]
 
 
-def _streams(batch: int, seed: int | Sequence[int], generator: Generators) -> list[Uniforms]:
+def _streams(batch: int, seed: int | Sequence[int] | None, generator: Generators) -> list[Uniforms]:
     """Return one source a row: generators if there are any, else NumPy streams from seeds.
 
     The global state of either library is neither read nor changed.
     """
+    if seed is not None and generator is not None:
+        raise ValueError(f"seed, generator: at most one may be given; got {seed!r} and a generator")
+    seed = 0 if seed is None else seed
     if generator is not None:
         sources = [generator] if isinstance(generator, torch.Generator) else list(generator)
         if len(sources) != batch:

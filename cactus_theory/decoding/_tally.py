@@ -38,6 +38,11 @@ class Tally:
         rounds[kind] = rounds.get(kind, 0) + 1
         return accepted, cut
 
+    def stop(self, places: Sequence[int], new: Sequence[list[int]]) -> None:
+        """Take the new ids of texts that will not go on."""
+        for place, own in zip(places, new, strict=True):
+            self.finished.setdefault(place, (own, False))
+
     @property
     def histogram(self) -> list[int]:
         """Return how many rounds accepted 0, 1, … drafted tokens."""
@@ -79,7 +84,7 @@ class Tally:
         longest = self.longest
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         return GenerationResult(
-            output_token_ids=torch.tensor(padded),
+            output_token_ids=torch.tensor(padded, dtype=torch.int64),
             ended=all(ended),
             accepted_histogram=tuple(self.histogram),
             row_lengths=tuple(map(len, new)),

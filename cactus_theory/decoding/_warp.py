@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory._scores import greedy, scaled, warn_of_probabilities
 from cactus_theory.decoding._text import Texts
 
 # processors that read nothing but a row of scores; any other is called position by position
@@ -33,6 +34,7 @@ class Warp:
     """softmax(logits / temperature) after Hugging Face processors; temperature 0 is greedy.
 
     At temperature 0 a row is exactly 1 at the largest processed logit, the first one on ties.
+    A row with NaN, or without a logit above −∞, has no law and is NaN throughout.
     Rows keep the precision of the logits, at least float32, and their memory: nothing of the
     size of the logits is allocated, unless a processor does so.
 
@@ -45,7 +47,7 @@ class Warp:
         self, temperature: float, processors: Sequence[Any] = (), padding: Sequence[int] = ()
     ) -> None:
         self.temperature, self.processors = temperature, list(processors)
-        self.padding = padding
+        self.padding, self.looked = padding, not self.processors
         # where each row stood in the batch that the processors were made for
         self.places, self.batch = list(range(len(padding))), max(len(padding), 1)
 
@@ -73,10 +75,9 @@ class Warp:
         """
         scores = self.scores(logits, texts, first, drafted)
         if self.greedy:
-            best = scores.argmax(-1, keepdim=True)
-            return (scores if out is None else out).zero_().scatter_(-1, best, 1.0)
+            return greedy(scores, scores if out is None else out)
         if self.temperature != 1:
-            scores = scores.div_(self.temperature)
+            scores = scaled(scores, self.temperature, scores)
         return torch.softmax(scores, -1, out=scores if out is None else out)
 
     def scores(
@@ -95,6 +96,9 @@ class Warp:
                 logits = processor(texts.buffer[:, :1], flat).reshape(logits.shape)
             else:
                 self._in_context(processor, logits, texts, first, drafted)
+        if not self.looked:
+            self.looked = True
+            warn_of_probabilities("logits_processor", logits[0, 0])
         return logits
 
     def _in_context(

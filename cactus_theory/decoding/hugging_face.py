@@ -111,7 +111,7 @@ def speculative_generate(
         logits_processor=logits_processor,
         eos_token_ids=limits[1],
         stop=_stop(criteria),
-        seed=0 if seed is None else seed,
+        seed=seed,
         generator=generator,
         adaptive=adaptive,
         gate=gate,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._checks import opened_texts
+from cactus_theory.decoding._checks import dtype_of, opened_texts, warn_of
 from cactus_theory.decoding._meter import observers
 from cactus_theory.decoding._round import Decode, OnRound, OnRows
 from cactus_theory.decoding._rules import Rules
@@ -40,7 +40,7 @@ def generate(
     logits_processor: Sequence[Any] = (),
     eos_token_ids: int | Iterable[int] | None = None,
     stop: Stop | None = None,
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | None = None,
     generator: Generators = None,
     adaptive: bool = False,
     gate: bool = False,
@@ -59,7 +59,8 @@ def generate(
     Every round the draft proposes up to K tokens a row, the target scores them in one forward
     pass, the policy keeps a prefix and one more token follows. With the policy
     ``speculative`` a text has exactly the target's law; at temperature 0 it is the target's
-    greedy text. Every row has its own seed and length and behaves as if it were alone.
+    greedy text. Every row has its own seed and length and behaves as if it were alone, in
+    float32 and float64: in half precision a row's logits depend on the batch it is in.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ def generate(
     eos_token_ids : tokens that end a text, anywhere in a round; None for none.
     stop : called with a row's ids (1, length) after each of its new tokens; True ends it.
     seed, generator : randomness: an integer (row b takes seed + b) or one per row, or one
-        generator per row, used instead.
+        generator per row instead. The default is the seed 0.
     adaptive : choose K ≤ num_draft_tokens from the running acceptance and measured costs.
     gate : measure speculative rounds and plain steps and take the faster kind.
     verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
@@ -114,6 +115,15 @@ def generate(
         guarantee the verifier would break, ``log_probs`` without the meter.
     TypeError
         Ids that are not integers, a draft that is neither a model nor a drafter.
+    DecodingError
+        A row without a law, since a processor leaves no token or the logits hold NaN; it
+        carries the result up to then.
+
+    Warns
+    -----
+    UserWarning
+        Models in half precision on a CPU, a draft larger than its target, probabilities where
+        logits belong.
 
     Examples
     --------
@@ -130,6 +140,7 @@ def generate(
     drafter = as_drafter(draft_model)
     models = {"target_model": target_model} | drafter.check(target_model)
     texts, padding = opened_texts(models, input_ids, attention_mask, max_new_tokens, eos_token_ids)
+    warn_of(models)
     texts.stop = stop
     rules = Rules(policy, texts)
     rules.check(judge)
@@ -140,7 +151,7 @@ def generate(
     warp = Warp(temperature, logits_processor, padding)
     watching = observers(rules.rules, meter, record_rows, judge, log)
     common = texts, rules, warp, coins, speed, num_draft_tokens, judge
-    report = per_round(on_tokens, texts.batch)
+    report, dtype = per_round(on_tokens, texts.batch), dtype_of(models.values())
     with torch.inference_mode():
         quick, loop = on_device(
             device_loop,
@@ -154,9 +165,9 @@ def generate(
             fast_forward=fast_forward is False,
         )
         if quick is not None:
-            return replace(quick.run(report), loop=loop)
+            return replace(quick.run(report), loop=loop, dtype=dtype)
         decode = Decode(target_model, drafter, *common, fast_forward, watching, on_rows, on_round)
-        return replace(decode.run(report), loop=loop)
+        return replace(decode.run(report), loop=loop, dtype=dtype)
 
 
 def per_round(on_tokens: Progress | None, batch: int) -> Progress | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._checks import opened_texts
+from cactus_theory.decoding._checks import dtype_of, opened_texts
 from cactus_theory.decoding._round import Decode, OnRound
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
@@ -30,7 +30,7 @@ def generate_plain(
     logits_processor: Sequence[Any] = (),
     eos_token_ids: int | Iterable[int] | None = None,
     stop: Stop | None = None,
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | None = None,
     generator: Generators = None,
     on_tokens: Callable[[Any], None] | None = None,
     device_loop: bool | str | None = False,
@@ -43,7 +43,7 @@ def generate_plain(
 
     Raises
     ------
-    ValueError, TypeError
+    ValueError, TypeError, DecodingError
         As :func:`cactus_theory.decoding.generate`.
 
     Examples
@@ -61,10 +61,10 @@ def generate_plain(
     warp = Warp(temperature, logits_processor, padding)
     rules = Rules("speculative", texts)
     common = texts, rules, warp, coins, FixedPace(0), 0, find_verifier("chain")
-    report = per_round(on_tokens, texts.batch)
+    report, dtype = per_round(on_tokens, texts.batch), dtype_of(models.values())
     with torch.inference_mode():
         quick, loop = on_device(device_loop, target_model, None, *common, on_round=on_round)
         if quick is not None:
-            return replace(quick.run(report), loop=loop)
+            return replace(quick.run(report), loop=loop, dtype=dtype)
         decode = Decode(target_model, None, *common, on_round=on_round)
-        return replace(decode.run(report), loop=loop)
+        return replace(decode.run(report), loop=loop, dtype=dtype)

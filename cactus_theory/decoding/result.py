@@ -103,6 +103,7 @@ class GenerationResult:
         one that was not drafted, and padding. Sums over a row are what that row spent; the sum
         over its first t tokens is what an answer that ended there would have spent.
     log_probs : ln q and ln h of each new token, None unless they were asked for.
+    dtype : of the models, or of target and draft where they differ (``float32, float16``).
     loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
         to be taken if it fits and does not. ``device, by kernels`` where the fused kernels
         verified, and ``device, by torch`` with the reason where they were to and could not.
@@ -132,6 +133,7 @@ class GenerationResult:
     token_kl: Float[Tensor, "batch new"] | None = None
     log_probs: LogProbs | None = None
     loop: str = "host"
+    dtype: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -182,6 +184,7 @@ class GenerationResult:
     def statistics(self) -> dict[str, Any]:
         """Return every figure under the name that tables and JSON give it."""
         figures: dict[str, Any] = {
+            "dtype": self.dtype,
             "tokens": self.num_tokens,
             "ended": self.ended,
             "target_calls": self.target_calls,

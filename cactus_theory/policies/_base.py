@@ -48,9 +48,13 @@ def keep_probability(raised: Tensor, drafted: Tensor) -> Tensor:
 
 
 def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
-    """Return ``residual`` (..., V) divided by its sum, or ``fallback`` rows where it is empty."""
+    """Return ``residual`` (..., V) divided by its sum, or ``fallback`` rows where it is empty.
+
+    NaN stays NaN.
+    """
     total = residual.sum(-1, keepdim=True)
-    return torch.where(total > 0, residual / torch.where(total > 0, total, 1.0), fallback)
+    empty = total <= 0
+    return torch.where(empty, fallback, residual / torch.where(empty, 1.0, total))
 
 
 def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]:
@@ -341,7 +345,7 @@ class FixedTarget(Policy):
         if not kept.is_cuda and bool(kept.all()):
             return Decision(kept, None)
         left = (target - p).clamp_(min=0.0)
-        return Decision(kept, Residual(rows=torch.where(left.sum(-1, keepdim=True) > 0, left, q)))
+        return Decision(kept, Residual(rows=torch.where(left.sum(-1, keepdim=True) <= 0, q, left)))
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return h itself."""

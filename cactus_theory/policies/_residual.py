@@ -80,10 +80,10 @@ class Decision:
 def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
     """Return the positive part of ``difference`` (..., V), or ``fallback`` rows if it is empty.
 
-    Works in the memory of ``difference``. The rows are not normalised.
+    Works in the memory of ``difference``. The rows are not normalised; NaN stays NaN.
     """
     positive = difference.clamp_(min=0.0)
     total = positive.sum(-1, keepdim=True)
     if not positive.is_cuda and float(total.amin()) > 0:
         return positive
-    return torch.where(total > 0, positive, fallback)
+    return torch.where(total <= 0, fallback, positive)

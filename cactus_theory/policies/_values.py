@@ -5,7 +5,6 @@ import math
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,8 @@ class ValueTable:
 NO_VALUES = (ONE_TOKEN,)
 
 
-@lru_cache(maxsize=64)
 def read_values(file: str) -> ValueTable:
-    """Return the table in a JSON file, read once.
+    """Return the table in a JSON file, as it is now.
 
     Raises
     ------

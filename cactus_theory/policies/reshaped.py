@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from cactus_theory import _arguments as check
+from cactus_theory._scores import scaled
 from cactus_theory.policies._base import FixedTarget, Rows, normalised_or
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register
@@ -38,7 +39,7 @@ class Tempered(FixedTarget):
             return q
         if self.temperature == math.inf:
             return normalised_or((q > 0).to(q.dtype), q)
-        return (q.log() / self.temperature).softmax(-1)
+        return scaled(q.log(), self.temperature).softmax(-1)
 
 
 @register("truncated")

@@ -18,7 +18,7 @@ from cactus_theory.policies._base import FixedTarget, Rows
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._path import Node, Path
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._values import NO_VALUES, read_values
+from cactus_theory.policies._values import NO_VALUES, ValueTable, read_values
 
 # float64 entries of rows that are solved together
 TOGETHER = 2**18
@@ -61,10 +61,10 @@ class SoftBand(FixedTarget):
                 f"divergence: must be an f-divergence with a smooth generator; got {kind.spec}"
             )
         object.__setattr__(self, "divergence", kind.spec)
-        if self.values is not None and read_values(self.values).divergence != kind.spec:
+        if self.table is not None and self.table.divergence != kind.spec:
             raise ValueError(
                 f"values: must be learned for {kind.spec}; {self.values!r} is for "
-                f"{read_values(self.values).divergence}"
+                f"{self.table.divergence}"
             )
 
     @property
@@ -74,11 +74,16 @@ class SoftBand(FixedTarget):
         return Declaration(-1, math.inf, None, between=plain, at_least_speculative=plain)
 
     @cached_property
+    def table(self) -> ValueTable | None:
+        """Return what the file of values held when the policy was made, None without a file."""
+        return None if self.values is None else read_values(self.values)
+
+    @cached_property
     def worths(self) -> tuple[Worth, ...]:
         """Return φ for 0, 1, … drafted tokens that follow; the last one stands for more."""
-        if self.values is None or self.price == math.inf:
+        if self.table is None or self.price == math.inf:
             return NO_VALUES
-        return read_values(self.values).worths(self.price)
+        return self.table.worths(self.price)
 
     @cached_property
     def kind(self) -> FDivergence:

@@ -3,6 +3,7 @@
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ def _tuned(args: Namespace) -> Any:
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
     from cactus_theory.decoding import load_pair
+    from cactus_theory.decoding._checks import dtype_of
     from cactus_theory.tuning.measure import Prompts, measure_costs
 
     texts = prompts_of(args.prompts)
@@ -142,7 +144,9 @@ def _tuned(args: Namespace) -> Any:
 
             return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=on_decode)
 
-    return _chosen(args, source, measure)
+    found = _chosen(args, source, measure)
+    dtype = dtype_of([pair.target, pair.draft])
+    return replace(found, source=found.source | {"dtype": dtype})
 
 
 def _chosen(args: Namespace, source: Any, costs: Any) -> Any:

@@ -7,6 +7,7 @@ few residuals are summed. Rows of a batch are asked together.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +21,7 @@ from cactus_theory.policies._path import Node, Path
 from cactus_theory.verify._ahead import as_assigned, looked_ahead
 from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.draw import NO_TOKEN
 
 
 class BlockOnHost(OnHost):
@@ -41,7 +43,7 @@ class BlockOnHost(OnHost):
             self.rows = self.q.numpy(), self.p.numpy()
             if any(policy.follows_rows for policy in assigned.policies):
                 self.entries = self.q_n.tolist(), self.p_n.tolist()
-        self.ahead = looked_ahead(assigned, self.q, draft)
+        self.ahead = looked_ahead(assigned, self.q, self._followed(draft))
         self.low, self.high = (bound.tolist() for bound in self._bounds())
         self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
         self.ratios: dict[Place, float] = {}  # of the nodes that were just asked about
@@ -68,11 +70,18 @@ class BlockOnHost(OnHost):
                 self.alive[row].append(min(1.0, self.ratios[row, place]))
             waiting = asked
         self._end()
+        for row, place in self.lost.items():  # a path of ratio 0 ends whatever follows
+            if self.alive[row][-1]:
+                self.accepted[row], self.drawn[row] = place, NO_TOKEN
         width = self.ids.shape[1]
         known = [(own + [0.0] * width)[:width] for own in self.alive]
         alive = torch.tensor(known, dtype=torch.float64)
         raised = as_assigned(self.ahead, self.assigned)
         return torch.tensor(self.accepted), torch.tensor(self.drawn), None, None, alive, raised
+
+    def _followed(self, draft: Draft) -> Draft:
+        """Return the draft as far as its rows have laws."""
+        return replace(draft, counts=self.drafted) if self.lost else draft
 
     def _bounds(self) -> tuple[Tensor, Tensor]:
         """Return bounds (B, K) on h_n/p_n of the drafted tokens."""
@@ -99,7 +108,7 @@ class BlockOnHost(OnHost):
             if least >= 1 or least == most:
                 alive.append(min(1.0, least))
             else:
-                return self._may_pass(row, place)
+                return row in self.lost or self._may_pass(row, place)
         return False
 
     def _may_pass(self, row: int, place: int) -> bool:

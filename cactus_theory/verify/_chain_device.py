@@ -7,7 +7,7 @@ from torch import Tensor
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.draw import pick
+from cactus_theory.verify.draw import NO_TOKEN, pick
 
 
 def chain_on_device(
@@ -23,7 +23,8 @@ def chain_on_device(
     lengths = torch.as_tensor(draft.counts, device=ids.device)
     kept = [_kept(policy, q[:, :width], p, ids, accept) for policy in assigned.policies]
     flags = kept[0] if choice is None else torch.stack(kept).gather(0, choice[None])[0]
-    flags = flags & (torch.arange(width, device=ids.device) < lengths[:, None])
+    lawful = _lawful(q[:, :width], p, ids)
+    flags = flags & lawful & (torch.arange(width, device=ids.device) < lengths[:, None])
     accepted = flags.long().cumprod(-1).sum(-1)
     batch = torch.arange(len(ids), device=ids.device)
     at = (batch, accepted.clamp(max=width - 1))
@@ -33,7 +34,15 @@ def chain_on_device(
         assert choice is not None
         recovered = torch.where((choice[at] == number)[:, None], own, recovered)
     law = torch.where((accepted < lengths)[:, None], recovered, q[batch, accepted])
-    return accepted, pick(law, draw)
+    lost = (accepted < lengths) & ~lawful[at]
+    return accepted, torch.where(lost, NO_TOKEN, pick(law, draw))
+
+
+def _lawful(q: Tensor, p: Tensor | None, ids: Tensor) -> Bool[Tensor, "batch K"]:
+    """Return which drafted tokens have a law to judge them by: others are NaN in their rows."""
+    at = ids[..., None]
+    entries = q.gather(-1, at) if p is None else q.gather(-1, at) + p.gather(-1, at)
+    return ~entries[..., 0].isnan()
 
 
 def _kept(

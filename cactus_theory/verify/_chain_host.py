@@ -21,7 +21,7 @@ from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._residual import Residual
 from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.draw import BLOCKED_FROM
+from cactus_theory.verify.draw import BLOCKED_FROM, NO_TOKEN
 
 
 class ChainOnHost(OnHost):
@@ -67,6 +67,9 @@ class ChainOnHost(OnHost):
             self._replace(policy.residual_entries(*entries), places.of(self.q), places)
         for places in self._together(passed):
             self._draw(places.of(self.q), places)
+        for row, place in self.lost.items():
+            if self.accepted[row] == place:
+                self.drawn[row] = NO_TOKEN
         return torch.tensor(self.accepted), torch.tensor(self.drawn)
 
     def _kept(self) -> Bool[Tensor, "batch K"]:
@@ -156,7 +159,7 @@ class ChainOnHost(OnHost):
             return
         left = out.numpy()[0]
         residual(q, p, scale, left)
-        self._draw(out if left.max() > 0 else place.of(self.q), place)
+        self._draw(place.of(self.q) if left.max() <= 0 else out, place)  # NaN is no rounding
 
     def _asked(self, places: list[Place]) -> Iterator[tuple[int, Places]]:
         """Yield places with the number of their policy, few enough to be worked on together."""

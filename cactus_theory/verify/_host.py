@@ -1,5 +1,6 @@
 """What verifying a batch on a CPU takes, token by token or path by path."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -49,6 +50,10 @@ class OnHost:
     Attributes
     ----------
     q_n, p_n : (B, K) float64, entries of the drafted tokens; p_n is 1 for certain drafts.
+    drafted : how many drafted tokens of each row may be asked about.
+    lost : row → place of its first drafted token without a law to judge it by, where its path
+        is cut. Such a row of probabilities is NaN at the drafted token; NaN that is elsewhere
+        shows where a row is drawn from.
     accepted, drawn : accepted counts and the token that follows them, as far as they are known.
     """
 
@@ -63,12 +68,23 @@ class OnHost:
     ) -> None:
         self.assigned, self.q, self.p, self.ids = assigned, q, p, draft.token_ids
         self.accept, self.draw = accept, draw
-        self.q_n = _entries(q, self.ids)
-        self.p_n = torch.ones_like(self.q_n) if p is None else _entries(p, self.ids)
-        self.drafted = draft.lengths
+        q_n = _entries(q, self.ids)
+        p_n = np.ones_like(q_n) if p is None else _entries(p, self.ids)
+        self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
+        self.drafted, self.lost = list(draft.lengths), {}
+        if math.isnan(np.vdot(q_n, p_n)):
+            self._cut()
         self.accepted = [0] * len(self.drafted)
         self.drawn = [0] * len(self.drafted)
         self.at_once = max(1, ENTRIES // q.shape[-1])
+
+    def _cut(self) -> None:
+        """End each path before its first drafted token without a law."""
+        lawless = (self.q_n + self.p_n).isnan()
+        for row, count in enumerate(self.drafted):
+            places = lawless[row, :count].nonzero()
+            if len(places):
+                self.lost[row] = self.drafted[row] = int(places[0])
 
     def _draw(self, rows: Float[Tensor, "rows vocab"], places: Places) -> None:
         """Draw the token that follows the accepted ones of each place's row."""
@@ -78,12 +94,10 @@ class OnHost:
                 self.drawn[row] = token
             return
         (row,) = places.rows
-        token = None
         if rows.shape[-1] < BLOCKED_FROM:
-            token = pick_one(rows, self.draw[row].item())
-        if token is None:
-            token = int(pick(rows, self.draw[row : row + 1]))
-        self.drawn[row] = token
+            self.drawn[row] = pick_one(rows, self.draw[row].item())
+        else:
+            self.drawn[row] = int(pick(rows, self.draw[row : row + 1]))
 
     def _together(self, places: Sequence[Place]) -> Iterator[Places]:
         """Yield places, few enough to be worked on together."""
@@ -115,10 +129,10 @@ def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> Non
 
 def _entries(
     rows: Float[Tensor, "batch K1 vocab"], ids: Int[Tensor, "batch K"]
-) -> Float[Tensor, "batch K"]:
+) -> Float[np.ndarray, "batch K"]:
     """Return the entries of the drafted tokens, float64."""
     if rows.dtype not in LEAST:
-        return rows[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
+        return rows[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double().numpy()
     batch, width = ids.shape
     found = rows.detach().numpy()[np.arange(batch)[:, None], np.arange(width), ids.numpy()]
-    return torch.from_numpy(found.astype(np.float64, copy=False))
+    return found.astype(np.float64, copy=False)

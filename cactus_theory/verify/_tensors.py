@@ -8,7 +8,7 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
-from cactus_theory.verify.draw import Coins, Generators, toss
+from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
 
 
 def verify_tensors(
@@ -22,6 +22,8 @@ def verify_tensors(
     validate: bool,
 ) -> Verdict:
     """Verify tensors whose drafts end at −1; ``rule`` is one policy or one per row."""
+    if coins is not None and generator is not None:
+        raise ValueError("coins, generator: at most one may be given; got both")
     policies = [rule] if isinstance(rule, Policy) else list(rule)
     if validate:
         target_probs, draft_probs = _checked(
@@ -35,7 +37,18 @@ def verify_tensors(
     rows = None if draft_probs is None else draft_probs.detach()
     draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
     assigned = _assigned(policies, draft_token_ids)
-    return verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
+    verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
+    if not (validate or verdict.last.is_cuda) and NO_TOKEN in (last := verdict.last.tolist()):
+        raise _undrawn(verdict, last.index(NO_TOKEN))
+    return verdict
+
+
+def _undrawn(verdict: Verdict, row: int) -> ValueError:
+    """Return the error for a token that was to be drawn from what is no distribution."""
+    return ValueError(
+        "target_probs, draft_probs: rows that decide a token must be distributions; got NaN, ∞ or "
+        f"no mass in row {row} of the batch, after {int(verdict.num_accepted[row])} accepted tokens"
+    )
 
 
 def _assigned(policies: list[Policy], ids: Tensor) -> Assignment:

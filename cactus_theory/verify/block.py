@@ -30,7 +30,7 @@ from cactus_theory.verify._ahead import as_assigned, looked_ahead
 from cactus_theory.verify._block_host import BlockOnHost
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
-from cactus_theory.verify.draw import Coins, Generators, pick
+from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 from cactus_theory.verify.registry import register_verifier
 
 
@@ -182,6 +182,8 @@ def _on_device(
     accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
     last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
     alive = walk.alive[:, :-1]
+    lost = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # no coin decides at such a node
+    last = torch.where(lost, NO_TOKEN, last)
     return Verdict(ids, accepted, last, None, None, alive, walk.raised, bonus is not None)
 
 
@@ -236,7 +238,7 @@ class Walk:
         total = left.sum(-1)
         value = torch.where(alive == 1, 1.0, total / (total + (1 - alive)))
         following = keep_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
-        law = torch.where((total > 0)[:, None], left, q)
+        law = torch.where((total <= 0)[:, None], q, left)  # NaN stays NaN
         self.value[:, place] = torch.where(on[:, 0], value, 0.0)
         self.last[:, place] = torch.where(on, law, 0.0).to(self.last.dtype)
         self.emitted[:, place] = torch.where(on, h, 0.0)
@@ -285,13 +287,15 @@ def verify_block(
     generator : one torch.Generator, or one per row (a row then behaves as if alone).
     coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
     bonus : where the token after a wholly accepted draft comes from; see :class:`Block`.
-    validate : check values and divide rows by their float64 sum; False does neither.
+    validate : check values and divide rows by their float64 sum; False does neither, but where
+        a token is to be decided by a row with NaN or drawn from one without mass it raises (on
+        CUDA, where nothing is read on the host, that token is −1).
 
     Raises
     ------
     ValueError
         Shapes that do not match, rows that are not distributions, ids outside the vocabulary,
-        a policy without a row of its own.
+        coins and a generator, a policy without a row of its own.
     TypeError
         Ids that are not int64, rows of different dtypes, a rule that is not a Policy.
 

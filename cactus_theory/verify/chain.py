@@ -104,12 +104,15 @@ def verify_chain(
     draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
     generator : one torch.Generator, or one per row (a row then behaves as if alone).
     coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
-    validate : check values and divide rows by their float64 sum; False does neither.
+    validate : check values and divide rows by their float64 sum; False does neither, but where
+        a token is to be decided by a row with NaN or drawn from one without mass it raises (on
+        CUDA, where nothing is read on the host, that token is −1).
 
     Raises
     ------
     ValueError
-        Shapes that do not match, rows that are not distributions, ids outside the vocabulary.
+        Shapes that do not match, rows that are not distributions, ids outside the vocabulary,
+        coins and a generator.
     TypeError
         Ids that are not int64, rows of different dtypes, a rule that is not a Policy.
 

@@ -89,7 +89,8 @@ class Verdict:
     ----------
     draft_token_ids : (B, K), as drafted.
     num_accepted : (B,) int64, without the recovered or bonus token.
-    last : (B,) int64, the recovered or bonus token that follows the accepted ones.
+    last : (B,) int64, the recovered or bonus token that follows the accepted ones; −1 where
+        a row that decides it is no distribution (it has no mass, NaN or ∞).
     path : (B, K) int64, the places in the draft of the accepted tokens, in order, −1 after
         them; None where they are the first ones.
     charged : for each row an index into the target's rows: those whose emitted divergence
@@ -140,8 +141,9 @@ class Verdict:
     def rows(self) -> list[list[int]]:
         """Return the ids each row emits, as lists."""
         if self.last.is_cuda:  # one transfer
-            output = self.output_token_ids.tolist()
-            return [[token for token in row if token >= 0] for row in output]
+            columns = self.num_accepted[:, None], self.last[:, None]
+            table = torch.cat([self.accepted_token_ids, *columns], 1).tolist()
+            return [[*ids[:count], token] for *ids, count, token in table]
         ids = self.accepted_token_ids.tolist()
         ends = zip(ids, self.num_accepted.tolist(), self.last.tolist(), strict=True)
         return [[*own[:count], token] for own, count, token in ends]

@@ -1,5 +1,7 @@
 """Draw tokens with uniform numbers (coins), and the coins from a generator."""
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,14 +15,17 @@ Coins = tuple[Tensor, Tensor]
 BLOCKED_FROM = 8192
 # near the square root of a large vocabulary: about as many blocks as entries in a block
 BLOCK = 512
+# stands where a token would, were its row a distribution
+NO_TOKEN = -1
 
 
 def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
     """Return the first index of positive mass whose cumulative mass exceeds draw × total.
 
     Rows need not be normalised; ``draw`` lies in [0, 1). A token of zero mass is never
-    returned, not even by draw = 0 or by the last float below 1. Sums are float64, those
-    inside a block of a long float32 row float32.
+    returned, not even by draw = 0 or by the last float below 1. A row without mass, or with
+    NaN or ∞ in it, gives −1. Sums are float64, those inside a block of a long float32 row
+    float32.
     """
     if rows.shape[-1] >= BLOCKED_FROM:
         return _pick_blocked(rows, draw)
@@ -29,12 +34,12 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
     return _first_beyond(cumulative, draw[:, None] * total)[:, 0]
 
 
-def pick_one(row: Float[Tensor, "1 vocab"], draw: float) -> int | None:
-    """Return what :func:`pick` does of one short row on the CPU; None of a row without mass."""
+def pick_one(row: Float[Tensor, "1 vocab"], draw: float) -> int:
+    """Return what :func:`pick` does of one short row on the CPU."""
     cumulative = row.cumsum(-1, dtype=torch.float64).numpy()[0]
     total = cumulative[-1]
-    if not total > 0:
-        return None
+    if not 0 < total < math.inf:
+        return NO_TOKEN
     index = int(cumulative.searchsorted(draw * total, "right"))
     # a threshold may round up to the total: fall back on the index where that was reached
     return index if index < len(cumulative) else int(cumulative.searchsorted(total))
@@ -43,13 +48,18 @@ def pick_one(row: Float[Tensor, "1 vocab"], draw: float) -> int | None:
 def _first_beyond(
     cumulative: Float[Tensor, "rows n"], threshold: Float[Tensor, "rows 1"]
 ) -> Int[Tensor, "rows 1"]:
-    """Return the first index whose cumulative mass exceeds the threshold, of positive mass."""
+    """Return the first index whose cumulative mass exceeds the threshold, of positive mass.
+
+    −1 where the sums have no positive, finite total; any other row is searched without a look
+    at that, since its index then lies inside the row.
+    """
     index = torch.searchsorted(cumulative, threshold, right=True)
     if not index.is_cuda and int(index.max()) < cumulative.shape[-1]:
         return index
     # a threshold may round up to the total: fall back on the index where that was reached
-    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
-    return torch.minimum(index, last)
+    total = cumulative[:, -1:].contiguous()
+    last = torch.minimum(index, torch.searchsorted(cumulative, total))
+    return torch.where((total > 0) & (total < torch.inf), last, NO_TOKEN)
 
 
 def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
@@ -58,14 +68,16 @@ def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
     tail = rows[:, whole * BLOCK :].sum(-1, keepdim=True).double()
     cumulative = torch.cat([head, tail], -1).cumsum(-1)
     threshold = draw[:, None] * cumulative[:, -1:]
-    block = _first_beyond(cumulative, threshold)
+    lawful = _first_beyond(cumulative, threshold)
+    block = lawful.clamp(min=0)
     before = cumulative.gather(-1, block) - torch.cat([head, tail], -1).gather(-1, block)
     inside = block * BLOCK + torch.arange(BLOCK, device=rows.device)
     real = inside < rows.shape[-1]
     entries = rows.gather(-1, inside.clamp(max=rows.shape[-1] - 1))
     entries = torch.where(real, entries, 0.0).cumsum(-1, dtype=torch.float64)
     left = (threshold - before).clamp(min=0.0)  # sums of blocks and entries round differently
-    return (block * BLOCK + _first_beyond(entries, left))[:, 0]
+    token = block * BLOCK + _first_beyond(entries, left)
+    return torch.where(lawful < 0, lawful, token)[:, 0]
 
 
 def toss(lengths: Int[Tensor, "batch"], width: int, generator: Generators) -> Coins:

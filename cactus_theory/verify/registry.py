@@ -57,7 +57,8 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
     Raises
     ------
     ValueError
-        A name that is not registered, or an option that the verifier does not have.
+        A name that is not registered, an option that the verifier does not have or that is
+        given twice.
 
     Examples
     --------
@@ -66,18 +67,11 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
     """
     if isinstance(verifier, Verifier):
         return verifier
-    name, _, options = str(verifier).partition(":")
+    name, options = check.parse_spec(str(verifier))
     found = _VERIFIERS[check.one_of("verifier", name, verifiers())]
-    return _with_options(found, options) if options else found
-
-
-def _with_options(found: Verifier, options: str) -> Verifier:
     known = [field.name for field in fields(found)] if is_dataclass(found) else []
-    given = {}
-    for part in options.split(","):
-        option, _, value = part.partition("=")
-        given[option] = value
+    for option in options:
         if option not in known:
             has = f"the options {', '.join(known)}" if known else "no options"
             raise ValueError(f"verifier: {found.name} takes {has}; got {option!r}")
-    return replace(found, **given)  # type: ignore[type-var]
+    return replace(found, **options) if options else found  # type: ignore[type-var]

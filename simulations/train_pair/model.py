@@ -67,13 +67,19 @@ def num_parameters(model: LlamaForCausalLM) -> int:
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write config, generation settings and float16 weights; ``model`` stays float32."""
+    """Write config, generation settings and float16 weights; ``model`` stays float32.
+
+    The config says float32, which is what the weights are loaded as where nothing else is asked
+    for: half precision is slow on a CPU, and a text then depends on the batch it is in.
+    """
     stored = LlamaForCausalLM(model.config)
     stored.load_state_dict(model.state_dict())
     stored.generation_config = GenerationConfig(
         bos_token_id=END_OF_TEXT_ID, eos_token_id=END_OF_TEXT_ID, pad_token_id=END_OF_TEXT_ID
     )
     stored.half().save_pretrained(folder)
+    stored.config.dtype = torch.float32
+    stored.config.save_pretrained(folder)
 
 
 def load(folder: Path) -> LlamaForCausalLM:

@@ -73,6 +73,8 @@ def test_the_row_after_the_last_drafted_token_is_needed():
         ct.verify_block(ct.policy("band:price=1"), q, p, ids, bonus="both")
     with pytest.raises(ValueError, match="block takes the options bonus; got 'coin'"):
         find_verifier("block:coin=1")
+    with pytest.raises(ValueError, match="bonus must be given once; got 'block:bonus=policy,"):
+        find_verifier("block:bonus=policy,bonus=target")
     with pytest.raises(ValueError, match="chain takes no options; got 'bonus'"):
         find_verifier("chain:bonus=policy")
 

@@ -104,6 +104,17 @@ def test_a_table_is_read_as_it_was_written(table: str) -> None:
     assert read_values(table) == TABLE
 
 
+def test_a_file_that_was_rewritten_gives_its_new_table(table: str) -> None:
+    old, new = TABLE.as_json(), TABLE.as_json()
+    new["prices"][-1] += 1  # as many characters, in the same moment
+    before = soft(f"price=1,values={table}")
+    File(table).write_text(json.dumps(old))
+    assert read_values(table) == TABLE
+    File(table).write_text(json.dumps(new))
+    assert read_values(table).prices == tuple(new["prices"])
+    assert before.table == TABLE  # a policy that was made keeps what it was made of
+
+
 def test_values_between_prices_and_beyond(table: str) -> None:
     for price, slopes in ((1.0, CHEAP), (0.01, CHEAP), (4.0, DEAR), (100.0, DEAR)):
         found = soft(f"price={price},values={table}").worths

@@ -74,6 +74,13 @@ def test_bad_input_is_named(changes, error, message):
         ct.verify_chain(**good(**changes))
 
 
+@pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
+@pytest.mark.parametrize("validate", [True, False])
+def test_coins_and_a_generator_are_not_both_taken(verify, validate):
+    with pytest.raises(ValueError, match="coins, generator: at most one may be given; got both"):
+        verify(**good(), **coins(), generator=torch.Generator(), validate=validate)
+
+
 def test_rows_behind_the_draft_are_not_checked():
     changes = {**spoiled("target_probs", 7.0, (1, 2, 0)), **spoiled("draft_probs", 7.0, (1, 1, 0))}
     assert ct.verify_chain(**good(**changes)).output_token_ids[1, 2] == -1

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from cactus_theory.verify import draw as _draw
@@ -60,6 +61,16 @@ def test_one_row_gets_what_it_gets_among_others():
         own = rows.to(precision)
         alone = [pick_one(own[i : i + 1], draw[i].item()) for i in range(300)]
         empty = own.sum(-1) == 0
-        assert [token is None for token in alone] == empty.tolist() and empty[3]
-        together = pick(own, draw).tolist()
-        assert all(token in (None, other) for token, other in zip(alone, together, strict=True))
+        assert [token < 0 for token in alone] == empty.tolist() and empty[3]
+        assert alone == pick(own, draw).tolist()
+
+
+@pytest.mark.parametrize("width", [3, 9001])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_row_without_a_law_gives_no_token(width, dtype):
+    rows = torch.zeros(5, width, dtype=dtype)
+    rows[1:, 1], rows[2, 2], rows[3, 2] = 1.0, torch.nan, torch.inf
+    for coin in (0.0, 0.5, LAST_COIN):
+        draw = torch.full((5,), coin, dtype=torch.float64)
+        assert pick(rows, draw).tolist() == [-1, 1, -1, -1, 1]
+        assert [pick_one(row[None], coin) for row in rows] == [-1, 1, -1, -1, 1]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cactus_theory._scores import ORDINARY
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding._text import Texts
@@ -85,6 +86,8 @@ def _step(
     if wanted == "torch" or (wanted != "kernels" and not captures(coins.device)):
         return None, "device"
     reason = obstacle(rules.rules, verifier, models, coins.device)
+    if temperature and not ORDINARY[0] <= temperature <= ORDINARY[1]:
+        reason = f"as they do not divide by a temperature of {temperature:g}"
     if reason is None:
         vocab = text_config(models[0]).vocab_size
         own = rules.rules[0], verifier.spec, coins.seeds(), temperature, width, vocab

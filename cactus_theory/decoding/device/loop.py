@@ -14,10 +14,12 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.device.capture import captures
 from cactus_theory.decoding.device.forward import StaticForward
 from cactus_theory.decoding.device.round import Inputs, Round, Verified
-from cactus_theory.decoding.device.verify import VerifyStep, probabilities, torch_step
+from cactus_theory.decoding.device.verify import Logits, VerifyStep, probabilities, torch_step
+from cactus_theory.decoding.failure import DecodingError, failure
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.draw import NO_TOKEN
 
 Tokens = list[list[int]]
 # positions by which the part of the cache that attention reads grows
@@ -101,17 +103,28 @@ class DeviceDecode:
         done = self.round(end)
         tokens = [[*ids[:kept], last] for *ids, kept, last in done.report.tolist()]
         self.rounds += 1
+        for row, own in enumerate(tokens):
+            if wanted[row] >= 0 and own[-1] == NO_TOKEN:
+                raise self._failure(row, done.logits, drafted[row], len(own) - 1)
         new: Tokens = [[]] * texts.batch
         for row, own in enumerate(tokens):
             if wanted[row] >= 0:
-                if own[-1] < 0:
-                    raise RuntimeError(f"target_model: logits must be numbers; row {row} has NaN")
                 new[row] = own[: texts.append(row, own)]
                 self._note(row, drafted[row], own, new[row])
         self.clock.lap("other")
         if self.meter is not None and self.width:
             self._measure(done, drafted, new)
         return new
+
+    def _failure(self, row: int, logits: Logits, drafted: int, accepted: int) -> DecodingError:
+        """Return the error for a text that got no token after the accepted ones."""
+        before = [self.texts.new_ids(own) for own in range(self.texts.batch)]
+        self.tally.stop(range(len(before)), before)
+        given = logits.target, logits.draft
+        rows = [None if own is None else probabilities(own[row], self.temperature) for own in given]
+        places = range(accepted, drafted + 1)
+        about = self.models[0].model, ()
+        return failure(row, len(before[row]), tuple(rows), places, about, self._result())
 
     def _row(self, row: int, drafted: int) -> list[int]:
         ids = self.texts.ids[row]

@@ -129,7 +129,8 @@ class Round:
     def _drawn(self, logits: Float[Tensor, "batch vocab"], step: int) -> Int[Tensor, "batch"]:
         if self.temperature == 0:
             return logits.argmax(-1)
-        return pick(probabilities(logits, self.temperature), self.inputs.coins[:, step])
+        token = pick(probabilities(logits, self.temperature), self.inputs.coins[:, step])
+        return token.clamp_(min=0)  # a row without a law is found where it verifies
 
     def _verify(self, logits: Logits) -> Verified:
         verdict = self.verify(logits)

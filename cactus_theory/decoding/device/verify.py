@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory._scores import greedy, scaled
 from cactus_theory.verify._chain_device import chain_on_device
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
@@ -47,9 +48,8 @@ def probabilities(
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     if temperature == 0:
-        best = logits.argmax(-1, keepdim=True)
-        return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    return (logits / temperature if temperature != 1 else logits).softmax(-1)
+        return greedy(logits)
+    return (scaled(logits, temperature) if temperature != 1 else logits).softmax(-1)
 
 
 def torch_step(verifier: Verifier, assigned: Assignment, temperature: float) -> VerifyStep:

@@ -113,6 +113,7 @@ class ModelDrafting(Drafting):
         else:
             probs = self._memory(logits)[:, offset : offset + 1]
             token = pick(self.warp(logits, self.texts, offset, wanted, out=probs)[:, 0], coin)
+            token.clamp_(min=0)  # a row without a law is found where it verifies
         self.texts.propose(offset, token)
         return token
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory._scores import warn_of_probabilities
 from cactus_theory.decoding.models.cache import allocate
 from cactus_theory.decoding.models.fast import FastForward, obstacle
 from cactus_theory.decoding.models.library import LibraryForward
@@ -95,6 +96,8 @@ class CachedModel:
             parents = parents[:, :new]
         self.calls += 1
         logits = self.forward(token_ids[:, :new], counts, keep, parents)
+        if self.calls == 1:
+            warn_of_probabilities(type(self.model).__name__, logits[0, 0])
         for row, count in enumerate(counts):
             self.lengths[row] += count
         return logits

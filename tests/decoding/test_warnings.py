@@ -1,0 +1,78 @@
+"""What a decode says once, in words: precision, swapped models, probabilities for logits."""
+
+import json
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import NGram, generate, generate_plain
+from cactus_theory.tuned import TunedSetting
+
+PROMPT = torch.tensor([[1, 5, 9, 5]])
+OPTIONS = {"policy": "speculative", "max_new_tokens": 4}
+
+
+def test_half_precision_on_a_cpu_is_named_with_its_remedy(make_model):
+    half = make_model(dtype=torch.bfloat16)
+    for draft in (half, NGram()):
+        with pytest.warns(UserWarning) as caught:
+            result = generate(half, draft, PROMPT, **OPTIONS)
+        (said,) = caught
+        for word in ("target_model", "LlamaForCausalLM", "bfloat16", "dtype=torch.float32"):
+            assert word in str(said.message)
+        assert result.dtype == result.statistics()["dtype"] == "bfloat16"
+
+
+def test_results_tell_their_dtype(tiny, make_model):
+    assert generate(*tiny, PROMPT, **OPTIONS).dtype == "float64"
+    assert generate_plain(tiny[0], PROMPT, max_new_tokens=2).dtype == "float64"
+    single = make_model(dtype=torch.float32)
+    assert generate(single, tiny[0], PROMPT, **OPTIONS).dtype == "float32, float64"
+
+
+def test_a_draft_larger_than_its_target_is_named(tiny, make_model):
+    small = make_model(layers=1)
+    with pytest.warns(UserWarning, match="draft_model: has more parameters .* swapped"):
+        generate(small, tiny[0], PROMPT, **OPTIONS)
+
+
+def test_probabilities_instead_of_logits_are_named_once(tiny):
+    def softmax(ids, scores):
+        return scores.softmax(-1)
+
+    with pytest.warns(UserWarning, match="logits_processor: returned probabilities") as caught:
+        generate(*tiny, PROMPT, logits_processor=[softmax], **OPTIONS)
+    assert len(caught) == 1
+
+
+def test_a_seed_and_a_generator_are_not_both_taken(tiny):
+    source = torch.Generator().manual_seed(0)
+    for seed in (0, 3):
+        with pytest.raises(ValueError, match="seed, generator: at most one may be given"):
+            generate(*tiny, PROMPT, seed=seed, generator=source, **OPTIONS)
+    default, zero = (generate(*tiny, PROMPT, **own, **OPTIONS) for own in ({}, {"seed": 0}))
+    assert default.output_token_ids.equal(zero.output_token_ids)
+
+
+def test_a_tuned_file_tells_the_dtype_if_it_knows_it(tmp_path):
+    for about, expected in (({}, None), ({"dtype": "float32"}, "float32")):
+        content = {
+            "format": "cactus-theory tuned",
+            "version": 1,
+            "source": about,
+            "level": 0.1,
+            "divergence": "kl",
+            "recommended": None,
+        }
+        (tmp_path / "tuned.json").write_text(json.dumps(content))
+        setting = ct.load_tuned(tmp_path / "tuned.json")
+        assert isinstance(setting, TunedSetting) and setting.dtype == expected
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 5e-324])
+def test_the_coldest_decode_is_greedy(tiny, temperature):
+    cold, greedy = (generate(*tiny, PROMPT, temperature=own, **OPTIONS) for own in (temperature, 0))
+    assert cold.output_token_ids.equal(greedy.output_token_ids)
+    hot = generate(*tiny, PROMPT, temperature=1e300, **OPTIONS)
+    assert hot.num_tokens == 4
