@@ -118,7 +118,9 @@ def _check_tools(tools: dict[tuple[Any, str], Any]) -> None:
         held = LAWS if place == "properties" else vars(place)
         if held.get(name) is not value:
             where = getattr(place, "__name__", place)
-            raise ValueError(f"rule: must leave the tools of the check alone; replaced {where}.{name}")
+            raise ValueError(
+                f"rule: must leave the check's tools alone; it replaced {where}.{name}"
+            )
 
 
 def _speaker(key: str) -> Say:
