@@ -28,7 +28,8 @@ from cactus_theory.testing.laws import LAWS, Behaviour
 Say = Callable[..., None]
 # the descriptor of events, out of the way of rules that close the usual ones
 CHANNEL = 200
-# what verdicts rest on besides this package
+# what verdicts rest on besides this package and the properties
+LAWS_TABLE = "the table of properties"
 TOOLS = (builtins, json, math, time, np, torch, torch.Tensor, torch.nn.functional)
 
 
@@ -107,16 +108,23 @@ def _tools() -> dict[tuple[Any, str], Any]:
     return {
         (place, name): value
         for place in (*TOOLS, *ours, *classes)
-        for name, value in list(vars(place).items())
-        if callable(value) and not name.startswith("_abc")
-    } | {("properties", name): entry for name, entry in LAWS.items()}
+        for name in dir(place)
+        if callable(value := _held(place, name)) and not name.startswith("_abc")
+    } | {(LAWS_TABLE, name): entry for name, entry in LAWS.items()}
+
+
+def _held(place: Any, name: str) -> Any:
+    """Return what a module or a class has under a name, as it is written there."""
+    if place == LAWS_TABLE:
+        return LAWS.get(name)
+    sources = place.__mro__ if isinstance(place, type) else (place,)
+    return next((vars(source)[name] for source in sources if name in vars(source)), None)
 
 
 def _check_tools(tools: dict[tuple[Any, str], Any]) -> None:
     """Raise ValueError if the rule has replaced one of them."""
     for (place, name), value in tools.items():
-        held = LAWS if place == "properties" else vars(place)
-        if held.get(name) is not value:
+        if _held(place, name) is not value:
             where = getattr(place, "__name__", place)
             raise ValueError(
                 f"rule: must leave the check's tools alone; it replaced {where}.{name}"
