@@ -19,6 +19,7 @@ from cactus_theory.decoding.failure import DecodingError, failure
 from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.pace import Pace, Round
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
+from cactus_theory.policies._lent import copied
 from cactus_theory.verify.contract import Draft, Verdict, Verifier
 from cactus_theory.verify.draw import NO_TOKEN
 
@@ -98,7 +99,7 @@ class Decode:
         self._note(before, draft.lengths, new, tokens, steps)
         everywhere: list[list[int]] = [[] for _ in range(self.batch)]
         for place, own in zip(self.places, new, strict=True):
-            everywhere[place] = own
+            everywhere[place] = list(own)
         self._retire()
         return everywhere
 
@@ -194,7 +195,7 @@ class Decode:
         if self.on_rows is not None:
             made = map(len, map(self.texts.new_ids, range(len(new))))
             before = [after - len(own) for after, own in zip(made, new, strict=True)]
-            self.on_rows(q, draft, self.places, before)
+            self.on_rows(*copied((q, draft, self.places, before)))
         if self.meter is None and self.recorder is None and not self.rules.observing:
             return
         for row, own in enumerate(new):

@@ -13,6 +13,7 @@ from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._lent import copied, is_own
 from cactus_theory.verify.contract import Assignment, Draft, Verifier
 
 
@@ -40,7 +41,7 @@ class Rules:
         self.own = own * (texts.batch // len(own))
         self.schedules = [item if isinstance(item, Schedule) else None for item in self.own]
         self.states: list[Any] = [
-            None if schedule is None else schedule.begin(ids)
+            None if schedule is None else schedule.begin(list(ids))
             for schedule, ids in zip(self.schedules, texts.ids, strict=True)
         ]
 
@@ -73,9 +74,10 @@ class Rules:
             return torch.full_like(drafted, self.rules.index(own))  # type: ignore[arg-type]
         if _overrides(schedule, "choose_by_rows"):
             rows = verified(row, slice(0, len(drafted)), q, draft)
-            choice = schedule.choose_by_rows(self.states[row], drafted, *rows)
+            shown = _shown(schedule, drafted, *rows)
+            choice = schedule.choose_by_rows(self.states[row], *shown)
         else:
-            choice = schedule.choose(self.states[row], drafted)
+            choice = schedule.choose(self.states[row], *_shown(schedule, drafted))
         return drafted.new_tensor([self.rules.index(rule) for rule in schedule.rules])[choice]
 
     def observe(self, row: int, charged: Any, accepted: int, q: Tensor, draft: Draft) -> None:
@@ -86,13 +88,18 @@ class Rules:
         ids = draft.token_ids[row, charged]
         kept = torch.arange(len(ids), device=ids.device) < accepted
         rows = VerifiedRows(*verified(row, charged, q, draft), ids.clone(), kept)
-        self.states[row] = schedule.observe(self.states[row], rows)
+        self.states[row] = schedule.observe(self.states[row], *_shown(schedule, rows))
 
     def advance(self, row: int, new_ids: Sequence[int]) -> None:
         """Update the state of a row's schedule with its new tokens."""
         schedule = self.schedules[row]
         if schedule is not None:
-            self.states[row] = schedule.advance(self.states[row], new_ids)
+            self.states[row] = schedule.advance(self.states[row], list(new_ids))
+
+
+def _shown(schedule: Schedule, *values: Any) -> tuple[Any, ...]:
+    """Return what a schedule is shown: copies, if its class is not the package's own."""
+    return values if is_own(type(schedule)) else copied(values)
 
 
 def _overrides(schedule: Schedule, method: str) -> bool:

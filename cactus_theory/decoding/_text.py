@@ -100,7 +100,7 @@ class Texts:
             self.ids[row].append(token)
             self.lengths[row] += 1
             self.ended[row] = token in self.eos or (
-                self.stop is not None and self.stop(self.prefix(row, 0))
+                self.stop is not None and self.stop(self.prefix(row, 0).clone())
             )
             if self.ended[row]:
                 return count

@@ -35,8 +35,8 @@ class Warp:
 
     At temperature 0 a row is exactly 1 at the largest processed logit, the first one on ties.
     A row with NaN, or without a logit above −∞, has no law and is NaN throughout.
-    Rows keep the precision of the logits, at least float32, and their memory: nothing of the
-    size of the logits is allocated, unless a processor does so.
+    Rows keep the precision of the logits, at least float32, and their memory: without processors,
+    which get copies, nothing of the size of the logits is allocated.
 
     Processors see the ids that the library's own loop would show them: the prompt with its
     padding in front (a row's first token replaces the padding, so that no processor about used
@@ -93,7 +93,9 @@ class Warp:
         for processor in self.processors:
             if type(processor).__name__ in CONTEXT_FREE:
                 flat = logits.reshape(-1, logits.shape[-1])
-                logits = processor(texts.buffer[:, :1], flat).reshape(logits.shape)
+                # a processor may change what it gets, and keep what it returns
+                scores = processor(texts.buffer[:, :1].clone(), flat.clone())
+                logits.copy_(scores.reshape(logits.shape))
             else:
                 self._in_context(processor, logits, texts, first, drafted)
         if not self.looked:

@@ -94,7 +94,7 @@ def generate(
     on_tokens : called after every round with the new ids (B = 1) or a list of them per row.
     on_rows : called after every round with all rows of the target (B, K + 1, V), those after a
         refusal too, the draft, the number of each text in the batch, and how many new tokens
-        it had before. The rows are overwritten by the next round.
+        it had before.
     device_loop : whether rounds run as one captured graph each, with one read by the host
         (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
         fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
@@ -106,6 +106,9 @@ def generate(
         the usual one, ``"kernels"`` requires the kernels.
     on_round : called after every round with its counts and seconds (``pace.Round``); what
         passes between two rounds is in neither.
+
+    Rules, processors, callbacks and schedules of your own get copies: all may keep them, and all
+    but rules may change them.
 
     Raises
     ------

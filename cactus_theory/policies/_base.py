@@ -28,6 +28,7 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._lent import guard
 from cactus_theory.policies._path import Node, Path, Step
 from cactus_theory.policies._residual import Decision, Residual
 
@@ -89,6 +90,9 @@ def _explicit_recovery(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 class Policy(ABC):
     """When to keep a drafted token, and what replaces it; subclasses are frozen dataclasses.
 
+    Methods of a class outside this package get copies of the rows: one that changes them raises
+    ValueError.
+
     Attributes
     ----------
     entrywise : class fact. φ(n) and the scale of the residual depend on q_n and p_n alone,
@@ -119,6 +123,7 @@ class Policy(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        guard(cls)
         for name, explicit in (
             ("acceptance", _explicit_acceptance),
             ("recovery", _explicit_recovery),

@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,22 +121,24 @@ def _offers(module: ModuleType) -> str:
 @lru_cache(maxsize=16)
 def _module(path: Path, changed: int) -> ModuleType:
     """Run a file; run it again only if it has changed on disk."""
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    if str(path.parent) not in sys.path:  # at the end: nothing there may replace a library
+        sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
+    known = PathFinder.find_spec(path.stem)
+    if known is None or known.origin == str(path):
+        sys.modules.setdefault(path.stem, module)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if sys.modules.get(path.stem) is module:
             del sys.modules[path.stem]
         raise BrokenRule(_blame(path, error)) from error
     return module
 
 
-def _blame(path: Path, error: Exception) -> str:
+def _blame(path: Path, error: BaseException) -> str:
     """Return what a file raised, on which line, and that line."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path.name}, line {error.lineno}: SyntaxError: {error.msg}"

@@ -24,6 +24,7 @@ from cactus_theory.policies._base import (
     normalised_or,
 )
 from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._lent import lent
 
 Function = Callable[..., Any]
 Pairs = Int[Tensor, "pairs"]
@@ -168,16 +169,16 @@ class FunctionPolicy(Policy):
         shape: tuple[int, ...],
     ) -> Tensor:
         start = time.monotonic()
-        q_rows, p_rows = self._array(q), self._array(p)
         tokens = None if pairs[1] is None else pairs[1].tolist()
         answers = []
-        for i, row in enumerate(pairs[0].tolist()):
-            token = () if tokens is None else (tokens[i],)
-            answers.append(_as_tensor(ask(q_rows[row], p_rows[row], *token)))
-            if tuple(answers[-1].shape) != shape:
-                wanted = f"a row of {shape[0]} numbers" if shape else "one number"
-                found = tuple(answers[-1].shape)
-                raise ValueError(f"{name}: must return {wanted}; got shape {found}")
+        with lent(name, self._array(q), self._array(p)) as (q_rows, p_rows):
+            for i, row in enumerate(pairs[0].tolist()):
+                token = () if tokens is None else (tokens[i],)
+                answers.append(_as_tensor(ask(q_rows[row], p_rows[row], *token)))
+                if tuple(answers[-1].shape) != shape:
+                    wanted = f"a row of {shape[0]} numbers" if shape else "one number"
+                    found = tuple(answers[-1].shape)
+                    raise ValueError(f"{name}: must return {wanted}; got shape {found}")
         taken = time.monotonic() - start
         if taken > SLOW_SECONDS:
             said = f"{name}: took {taken:.0f} s for {len(answers):,} questions; {VECTORISE}"
@@ -200,7 +201,8 @@ class FunctionPolicy(Policy):
             assert row is not None
             rest = () if token is None else (self._array(token),)
             rows = (self._array(_picked(part, row)) for part in (q, p))
-            answer = _as_tensor(ask(*rows, *rest))
+            with lent(name, *rows, *rest) as copies:
+                answer = _as_tensor(ask(*copies))
             if tuple(answer.shape) != (len(row), *shape):
                 wanted, found = (len(row), *shape), tuple(answer.shape)
                 raise ValueError(f"{name}: must return shape {wanted}; got {found}")
@@ -212,8 +214,8 @@ class FunctionPolicy(Policy):
 
 
 def _as_tensor(answer: Any) -> Tensor:
-    if isinstance(answer, Tensor):
-        return answer.detach().double()
+    if isinstance(answer, Tensor):  # a copy, as the function may write into its own again
+        return answer.detach().to(torch.float64, copy=True)
     return torch.from_numpy(np.array(answer, dtype=np.float64))
 
 

@@ -3,11 +3,14 @@
 import json
 import os
 import queue
+import secrets
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,10 @@ PATIENCE = 60.0
 # and for drawing one row, on a busy machine
 DRAWING = 0.05
 SAID = 400
+# seconds for a worker to end in, and for what it wrote to be read
+ENDING = 5.0
+# no event is longer: three rows of a vocabulary in digits
+LONGEST = 2**25
 
 
 class Refused(ValueError):
@@ -111,54 +118,71 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
     The last event is ``dead`` if it died, and ``silent`` if it sent nothing for the number of
     seconds that it had announced (``silence`` at first).
     """
-    home = str(Path(__file__).resolve().parents[2])
-    paths = filter(None, [home, os.environ.get("PYTHONPATH")])
+    home, key = str(Path(__file__).resolve().parents[2]), secrets.token_hex(16)
     # Hypothesis must not create its database next to the user's rule
     stored = os.path.join(tempfile.gettempdir(), "cactus-theory-hypothesis")
     process = subprocess.Popen(
-        [sys.executable, "-m", "cactus_theory.testing._worker", json.dumps(options)],
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-P", str(Path(__file__).with_name("_keeper.py")), home],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=printed,
-        env={"HYPOTHESIS_STORAGE_DIRECTORY": stored}
-        | os.environ
-        | {"PYTHONPATH": os.pathsep.join(paths)},
-        text=True,
-        encoding="utf-8",
+        env={"HYPOTHESIS_STORAGE_DIRECTORY": stored} | os.environ,
+        start_new_session=True,
     )
-    lines: queue.Queue[str | None] = queue.Queue()
-    assert process.stdout is not None
-    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+    assert process.stdin is not None and process.stdout is not None
+    with suppress(BrokenPipeError), process.stdin as given:
+        given.write(json.dumps(options | {"key": key}).encode())
+    events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    reader = threading.Thread(
+        target=_read, args=(process.stdout, key.encode(), events), daemon=True
+    )
     reader.start()
-    ended = False
+    threading.Thread(target=_wait, args=(process, reader, events), daemon=True).start()
     try:
-        while True:
-            line = lines.get(timeout=silence)
-            if line is None:
-                break
-            event = json.loads(line)
-            ended |= event["event"] in ("end", "refused")
+        while (event := events.get(timeout=silence)) is not None:
             if event["event"] == "waiting":
                 silence = max(silence, event["seconds"] + PATIENCE)
-            else:
-                yield event
+                continue
+            yield event
+            if event["event"] in ("end", "refused"):
+                return
         code = process.wait()
-        if not ended:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            yield {"event": "dead", "message": f"the process ended with {how}"}
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        yield {"event": "dead", "message": f"the process ended with {how}"}
     except queue.Empty:
         yield {"event": "silent", "message": f"no answer within {silence:g} s"}
     finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        process.stdout.close()
+        _end(process)
+        reader.join(ENDING)
+        if not reader.is_alive():
+            process.stdout.close()
 
 
-def _read(stream: Any, lines: "queue.Queue[str | None]") -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
+def _read(stream: Any, key: bytes, events: "queue.Queue[dict[str, Any] | None]") -> None:
+    """Collect the events; lines without their key are the rule's."""
+    for line in iter(lambda: stream.readline(LONGEST), b""):
+        with suppress(ValueError):
+            if line.startswith(key):
+                events.put(json.loads(line.removeprefix(key)))
+
+
+def _wait(process: Any, reader: threading.Thread, events: "queue.Queue[Any]") -> None:
+    """Tell that the process has ended, even if one that it left holds its output open."""
+    process.wait()
+    reader.join(ENDING)
+    events.put(None)
+
+
+def _end(process: Any) -> None:
+    """End a worker, its keeper, and every process of its session."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(ENDING)
+    process.kill()
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _last_row(options: dict[str, Any], silence: float) -> tuple[list[float], list[float]]:
@@ -171,13 +195,13 @@ def _last_row(options: dict[str, Any], silence: float) -> tuple[list[float], lis
             elif event["event"] == "silent":
                 return last
             elif event["event"] == "dead":
-                died = "exit code 0" not in event["message"]
-                return last if died else ([], [])
+                return last
     return [], []
 
 
 def _tail(printed: Any) -> str:
-    printed.seek(0)
+    end = printed.seek(0, os.SEEK_END)
+    printed.seek(max(0, end - 8 * SAID))
     return " ".join(printed.read().decode("utf-8", "replace").split())[-SAID:]
 
 

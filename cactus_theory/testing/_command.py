@@ -2,15 +2,19 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
 from cactus_theory._report import print_json
+from cactus_theory.testing._report import Report
 
 # pairs of rows that catch every planted fault, most of them within 50
 DEFAULT_EXAMPLES = 2000
 # seconds for one property on a few rows, far more than rules usually need
 DEFAULT_TIMEOUT = 30.0
+# the longest time that alarms of the system are good for, in seconds
+LONGEST = 1e6
 # exit codes; 2 is for a request or a file that cannot be read
 STATUS = {"passed": 0, "failed": 1, "inconclusive": 3}
 
@@ -40,9 +44,12 @@ def run(args: Namespace) -> int:
     check.optional_module("hypothesis", "testing")
     from cactus_theory.testing._check import check_file
     from cactus_theory.testing._html import page
-    from cactus_theory.testing._text import message, pasted_test, payload, summary, table
+    from cactus_theory.testing._text import payload
 
-    check.number("--timeout", args.timeout, 0, open_low=True)
+    check.number("--timeout", args.timeout, 0, LONGEST, open_low=True)
+    check.number("--seed", args.seed, 0)
+    if args.html is not None:
+        _check_writable(Path(args.html))
     laws = None if args.laws is None else [name.strip() for name in args.laws.split(",")]
 
     def progress(law: str, number: int, total: int) -> None:
@@ -57,15 +64,34 @@ def run(args: Namespace) -> int:
         timeout=args.timeout,
         progress=progress,
     )
-    if args.html:
-        write_whole(args.html, page(report, args.rule).encode())
     if args.json:
         print_json(payload(report, args.rule))
-        return STATUS[report.outcome]
+    else:
+        _print(report, args.rule)
+    if args.html is not None:
+        sys.stdout.flush()
+        write_whole(args.html, page(report, args.rule).encode())
+    return STATUS[report.outcome]
+
+
+def _print(report: Report, source: str) -> None:
+    """Print the table, every finding with a test to paste, and the summary."""
+    from cactus_theory.testing._text import message, pasted_test, summary, table
+
     print(f"{report.rule}\n{report.declares}\n\n{table(report)}")
     for finding in report.findings + report.undecided:
         print(f"\n{message(report.rule, finding, finding in report.undecided)}")
         if finding.target:
-            print(f"\n# paste into a test file beside the rule\n{pasted_test(args.rule, finding)}")
+            print(f"\n# paste into a test file beside the rule\n{pasted_test(source, finding)}")
     print("".join(f"\n{line}" for line in (report.advice, summary(report)) if line))
-    return STATUS[report.outcome]
+
+
+def _check_writable(path: Path) -> None:
+    """Raise OSError for a file that could not be written after the run."""
+    new = not path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise OSError(f"--html: must be a writable file; got {path} ({error.strerror})") from None
+    if new:
+        path.unlink()

@@ -20,16 +20,17 @@ Group = tuple[Tensor, Tensor]
 ONE_IN = 20
 WIDTHS = ((257, 512), (50, 64), (16, 49), (65, 256))
 ORDER = (0, 1, 2, 3, 1, 2, 3)
-# from so many pairs on, one is as wide as a real vocabulary
-THOROUGH, VOCABULARY = 10_000, 32_000
+# of two pairs and more, one is as wide as a small vocabulary, of 10,000 one as a real one
+SMALL, THOROUGH, VOCABULARY = (1_000, 1_400), 10_000, 32_000
 
 
 @lru_cache(maxsize=4)
 def examples(count: int, start: int = 0) -> tuple[Group, ...]:
     """Return ``count`` pairs of float64 rows as (target, draft) batches (R, V), V rising.
 
-    Most have few tokens; up to seven have 16 to 512, and from 10,000 pairs on one has 32,000
-    (with a draft of 16). The same ``count`` and ``start`` give the same rows.
+    Most have few tokens; of two and more pairs one has 1,000 or more (with a draft of 16), up
+    to seven have 16 to 512, and from 10,000 pairs on one has 32,000 (with a draft of 16). The
+    same ``count`` and ``start`` give the same rows.
     """
     wide = _wide(count, start)
     drawn: dict[int, list[Group]] = {}
@@ -66,6 +67,17 @@ def _wide(count: int, start: int) -> list[Group]:
     found = []
     for place in ORDER[: count // ONE_IN]:
         found.append(wide_pair(widths[place], int(random.integers(2**31))))
+    if count > 1:
+        vocab = int(random.integers(SMALL[0], SMALL[1] + 1))
+        found.append(_on_both_sides(vocab, random))
     if count >= THOROUGH:
         found.append(wide_pair(VOCABULARY, start, "top"))
     return found
+
+
+def _on_both_sides(vocab: int, random: np.random.Generator) -> Group:
+    """Return a wide pair whose draft proposes some tokens too often and some too rarely."""
+    while True:
+        q, p = wide_pair(vocab, int(random.integers(2**31)), "tempered")
+        if bool(((q > p) & (p > 0)).any()):
+            return q, p

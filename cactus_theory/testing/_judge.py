@@ -148,7 +148,7 @@ class Checker:
             most = HANG_SECONDS if isinstance(error, Hang) else self.shrink_seconds
             q, p = shrink(q, p, again, min(most, self.shrink_seconds))
             error = self.error_on(prop, seen.on(q[None], p[None])) or error
-        said = " ".join(str(error).split())
+        said = _printable(" ".join(str(error).split()))
         return Finding(
             prop.name,
             prop.statement,
@@ -222,6 +222,11 @@ class Checker:
         if not counted:
             return Verdict(prop.name, prop.statement, "not checked", 0, None)
         return Verdict(prop.name, prop.statement, "holds", counted, least)
+
+
+def _printable(text: str) -> str:
+    """Return a text without codes that a terminal obeys or that cannot be written as UTF-8."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _asked(prop: Property) -> int:

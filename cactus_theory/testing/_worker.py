@@ -1,16 +1,20 @@
 """The process in which the user's rule runs; it writes events as JSON lines to its parent.
 
-``python -m cactus_theory.testing._worker '{"source": "file.py:name", …}'``. What the rule
+Every event begins with the key that the parent gave: other lines are the rule's. What the rule
 prints goes to stderr.
 """
 
+import builtins
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from cactus_theory import _arguments as check
@@ -22,15 +26,22 @@ from cactus_theory.testing._runner import Verdict, check_rule, declared, measure
 from cactus_theory.testing.laws import LAWS, Behaviour
 
 Say = Callable[..., None]
+# the descriptor of events, out of the way of rules that close the usual ones
+CHANNEL = 200
+# what verdicts rest on besides this package and the properties
+LAWS_TABLE = "the table of properties"
+TOOLS = (builtins, json, math, time, np, torch, torch.Tensor, torch.nn.functional)
 
 
 def main(options: dict[str, Any]) -> None:
     """Check the rule, or with ``trace`` try one row after the other until the process dies."""
     torch.set_num_threads(1)
-    say = _speaker()
+    say = _speaker(options["key"])
+    tools = _tools()
     try:
         rule = load_rule(options["source"])
         said = declaration(rule, options["source"])
+        _check_tools(tools)
         for name in options["laws"] or ():
             check.one_of("--laws", name, tuple(LAWS))
     except (ValueError, TypeError, OSError) as error:
@@ -45,6 +56,7 @@ def main(options: dict[str, Any]) -> None:
             for i in range(len(q)):
                 say(event="row", target=q[i].tolist(), draft=p[i].tolist())
                 _ask(prop, Behaviour(rule, q[i : i + 1], p[i : i + 1]))
+        say(event="end", advice="")
         return
 
     def done(verdict: Verdict) -> None:
@@ -60,6 +72,7 @@ def main(options: dict[str, Any]) -> None:
         done=done,
         waiting=lambda seconds: say(event="waiting", seconds=seconds),
     )
+    _check_tools(tools)
     say(event="end", advice=report.advice)
 
 
@@ -83,17 +96,50 @@ def _ask(prop: Any, seen: Behaviour) -> None:
         pass
 
 
-def _speaker() -> Say:
+def _tools() -> dict[tuple[Any, str], Any]:
+    """Return the functions and classes that verdicts rest on, by their place and name."""
+    ours = [module for name, module in sys.modules.items() if name.startswith("cactus_theory.")]
+    classes = [
+        value
+        for module in ours
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    return {
+        (place, name): value
+        for place in (*TOOLS, *ours, *classes)
+        for name in dir(place)
+        if callable(value := _held(place, name)) and not name.startswith("_abc")
+    } | {(LAWS_TABLE, name): entry for name, entry in LAWS.items()}
+
+
+def _held(place: Any, name: str) -> Any:
+    """Return what a module or a class has under a name, as it is written there."""
+    if place == LAWS_TABLE:
+        return LAWS.get(name)
+    sources = place.__mro__ if isinstance(place, type) else (place,)
+    return next((vars(source)[name] for source in sources if name in vars(source)), None)
+
+
+def _check_tools(tools: dict[tuple[Any, str], Any]) -> None:
+    """Raise ValueError if the rule has replaced one of them."""
+    for (place, name), value in tools.items():
+        if _held(place, name) is not value:
+            where = getattr(place, "__name__", place)
+            raise ValueError(
+                f"rule: must leave the check's tools alone; it replaced {where}.{name}"
+            )
+
+
+def _speaker(key: str) -> Say:
     """Return a writer of events to stdout; everything else that is printed goes to stderr."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(1, CHANNEL, inheritable=False)
+    stream = os.fdopen(CHANNEL, "w", encoding="utf-8")
     os.dup2(2, 1)
+    dumps = json.dumps
 
     def say(**event: Any) -> None:
-        stream.write(json.dumps(event) + "\n")
+        stream.write(f"\n{key}{dumps(event)}\n")  # a line of its own, whatever the rule wrote
         stream.flush()
 
     return say
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -157,22 +157,19 @@ def _logged(
 
 
 def _taken(text: int, q: Tensor, draft: Draft, position: int) -> Cycle:
-    """Return copies of the rows of one round of one text."""
+    """Return the rows of one round of one text."""
     if draft.parents is not None:
         raise ValueError("draft_model: must draft chains to be logged; got a tree")
     count = draft.lengths[0]
     return Cycle(
         text=text,
         position=position,
-        draft_token_ids=draft.token_ids[0, :count].cpu().clone(),
-        target_probs=_copy(q[0, : count + 1]),
-        draft_probs=None if draft.probs is None else _copy(draft.probs[0, :count]),
+        draft_token_ids=draft.token_ids[0, :count].cpu(),
+        target_probs=q[0, : count + 1].to("cpu", torch.float64),
+        draft_probs=None
+        if draft.probs is None
+        else draft.probs[0, :count].to("cpu", torch.float64),
     )
-
-
-def _copy(rows: Tensor) -> Tensor:
-    """Return a copy in any case: the next round overwrites float64 rows on the CPU too."""
-    return rows.to("cpu", torch.float64, copy=True)
 
 
 def _check(

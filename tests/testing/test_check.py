@@ -9,6 +9,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.cli import main
+from cactus_theory.testing._report import Report
 from cactus_theory.testing._worker import declaration
 from cactus_theory.testing.laws import LAWS
 from tests.amounts import THOROUGH, some
@@ -217,6 +218,9 @@ def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
             (("rules.py:good", "--examples", "0"), "--examples: must lie in [1"),
             (("rules.py:good", "--laws", "gravity"), "--laws: must be one of"),
             (("rules.py:good", "--timeout", "0"), "--timeout: must lie in (0"),
+            (("rules.py:good", "--timeout", "inf"), "--timeout: must lie in (0"),
+            (("rules.py:good", "--seed", "-1"), "--seed: must lie in [0"),
+            (("rules.py:good", "--html", "no/such/folder.html"), "--html: must be a writable file"),
         ],
         4,
     ),
@@ -225,6 +229,42 @@ def test_bad_requests_are_one_line_and_exit_code_2(folder, capfd, arguments, sai
     assert check(*arguments) == 2
     out, err = capfd.readouterr()
     assert out == "" and len(err.strip().splitlines()) == 1 and said in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--timeout", "inf"), ("--seed", "-1"), ("--html", "."), ("--html", "no/x.html")]
+)
+def test_bad_options_are_found_before_the_run(folder, capfd, monkeypatch, arguments) -> None:
+    monkeypatch.setattr("cactus_theory.testing._check.check_file", lambda *a, **k: pytest.fail())
+    assert check("rules.py:good", *arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith(f"cactus-theory check: {arguments[0]}: must")
+    assert not (folder / "page.html").exists()
+
+
+def test_the_report_is_there_even_if_the_page_cannot_be_written(folder, capfd, monkeypatch) -> None:
+    def done(*arguments, **options) -> Report:
+        (folder / "page.html").mkdir()  # while the rule ran
+        return Report("mine", "declares nothing", [])
+
+    monkeypatch.setattr("cactus_theory.testing._check.check_file", done)
+    assert check("rules.py:good", "--html", "page.html") == 2
+    assert capfd.readouterr().out.endswith("no property is broken\n")
+
+
+def test_the_files_beside_a_rule_replace_no_library(folder, monkeypatch) -> None:
+    """What stands there can be imported, unless a library has that name."""
+    (folder / "colorsys.py").write_text("raise RuntimeError('executed')\n", encoding="utf-8")
+    (folder / "own_helper.py").write_text("here = True\n", encoding="utf-8")
+    text = "import colorsys, own_helper\nimport cactus_theory as ct\n"
+    (folder / "wave.py").write_text(
+        f"{text}lossless = ct.policy('speculative')\n", encoding="utf-8"
+    )
+    for name in ("colorsys", "wave"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert ct.policy("wave.py:lossless").spec == "speculative"
+    assert "wave" not in sys.modules and sys.modules["own_helper"].here
+    del sys.modules["own_helper"]
 
 
 def test_without_hypothesis_the_extra_is_named(monkeypatch, capsys) -> None:

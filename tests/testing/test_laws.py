@@ -67,6 +67,23 @@ def test_examples_are_reproducible_and_as_many_as_asked():
     )
 
 
+def test_a_wide_row_belongs_to_every_run():
+    """Its draft proposes some tokens too often and some too rarely."""
+    for count, start in ((2, 0), (20, 1), (60, 2)):
+        q, p = examples(count, start)[-1]
+        assert q.shape[-1] >= 1000 and sum(len(q) for q, _ in examples(count, start)) == count
+        assert bool(((q > p) & (p > 0)).any()) and bool((q < p).any())
+
+
+def test_a_rule_that_is_wrong_on_wide_rows_only_is_found():
+    @ct.rule
+    def wrong(q, p, n):
+        return q[n] / p[n] if len(q) >= 1000 else min(1, q[n] / p[n])
+
+    report = check_rule(wrong, examples(60), laws=["acceptance_is_a_probability"], shrink_seconds=0)
+    assert [finding.law for finding in report.findings] == ["acceptance_is_a_probability"]
+
+
 def test_shrinking_ends_at_what_matters():
     generator = torch.Generator().manual_seed(0)
     q, p = torch.rand(2, 9, generator=generator, dtype=torch.float64).softmax(-1)

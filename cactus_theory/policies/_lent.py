@@ -1,0 +1,119 @@
+"""Copies of rows for code that is not the package's own; changing those of a rule is an error."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from inspect import isfunction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PACKAGE = __name__.partition(".")[0]
+# what numpy says of a write into an array that is read-only
+READ_ONLY = ("read-only", "WRITEABLE")
+
+
+def is_own(kind: Any) -> bool:
+    """Return whether a class or a function is the package's own."""
+    return kind.__module__.partition(".")[0] == PACKAGE
+
+
+def copied(value: Any) -> Any:
+    """Return tensors and arrays (in lists, tuples and dataclasses, too) as copies.
+
+    Copies of arrays are read-only. Tensors count their changes even in inference mode.
+    """
+    if isinstance(value, Tensor):
+        inferring = torch.is_inference_mode_enabled()
+        with torch.inference_mode(False) if inferring else nullcontext():
+            return _once(value, value.stride()).clone().expand(value.shape)
+    if isinstance(value, np.ndarray):
+        once = _once(value, value.strides)
+        # bytes cannot be made writable again, as an array's own memory can
+        frozen = np.frombuffer(once.tobytes(), once.dtype).reshape(once.shape)
+        return np.broadcast_to(frozen, value.shape)
+    if isinstance(value, tuple | list):
+        parts = map(copied, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if is_dataclass(value) and not isinstance(value, type):
+        entries = (field.name for field in fields(value) if field.init)
+        return replace(value, **{name: copied(getattr(value, name)) for name in entries})
+    return value
+
+
+@contextmanager
+def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+    """Lend copies of rows to the rule called ``name``, which must not change them.
+
+    Raises
+    ------
+    ValueError
+        A write into a read-only array, or a copy that was changed all the same.
+    """
+    copies = tuple(map(copied, values))
+    try:
+        yield copies
+    except ValueError as error:
+        if any(said in str(error) for said in READ_ONLY):
+            raise _written(name, str(error)) from error
+        raise
+    if any(map(_changed, copies, values)):
+        raise _written(name, "they were changed")
+
+
+def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a policy's method work on copies that it must not change."""
+
+    @wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        name = f"{getattr(self, 'name', type(self).__name__)}, {method.__name__}"
+        with lent(name, *arguments, *options.values()) as copies:
+            count = len(arguments)
+            named = dict(zip(options, copies[count:], strict=True))
+            return method(self, *copies[:count], **named)
+
+    return call
+
+
+def guard(kind: type) -> None:
+    """Guard the methods that a foreign class has written anew, or takes from a foreign one."""
+    if is_own(kind):
+        return
+    hooks = {name for base in kind.__mro__ if is_own(base) for name in vars(base)}
+    for name in hooks:
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        method = vars(owner)[name]
+        guards_itself = owner is not kind and any(map(is_own, owner.__mro__))
+        if isfunction(method) and not name.startswith("__") and not guards_itself:
+            setattr(kind, name, guarded(method))
+
+
+def _once(value: Any, strides: tuple[int, ...]) -> Any:
+    """Return the entries of a tensor or an array that is expanded, each of them once."""
+    return value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+
+
+def _changed(copy: Any, value: Any) -> bool:
+    """Return whether a copy differs from what it is a copy of; NaN equals NaN."""
+    if isinstance(copy, Tensor):
+        if copy._version or copy.is_cuda:  # comparing on a GPU would wait for it
+            return copy._version > 0
+        once, own = (_once(part, part.stride()) for part in (copy, value))
+        same = torch.equal(once, own) or bool(((once == own) | (once != once) & (own != own)).all())
+        return not same
+    if isinstance(copy, np.ndarray):
+        once, own = (_once(part, part.strides) for part in (copy, value))
+        return once.tobytes() != own.tobytes()
+    if isinstance(copy, tuple | list):
+        return any(map(_changed, copy, value))
+    return False
+
+
+def _written(name: str, how: str) -> ValueError:
+    return ValueError(
+        f"{name}: must not write into its rows ({how}); change a copy, as of q = q.copy() "
+        "in numpy or q = q.clone() in torch"
+    )
