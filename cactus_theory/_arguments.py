@@ -146,7 +146,7 @@ def number(
     """Return ``value`` as a float inside [low, high] (or (low, high])."""
     try:
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}: must be a number; got {value!r}") from None
     inside = low < result <= high if open_low else low <= result <= high
     if not inside:  # NaN lands here too
@@ -161,7 +161,7 @@ def row_numbers(
     """Return ``value`` as float64 (*batch*), each entry inside [low, high]."""
     try:
         tensor = torch.as_tensor(value, dtype=torch.float64, device=device)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueError(
             f"{name}: must be a number or an array of numbers; got {value!r}"
         ) from None
@@ -175,6 +175,16 @@ def row_numbers(
             f"{name}: must broadcast to the rows' batch shape {tuple(batch)}; "
             f"got {describe(tensor)}"
         ) from None
+
+
+def working_device(name: str, value: str | torch.device) -> torch.device:
+    """Return the device of that name if this machine has it, and this build of torch can use it."""
+    try:
+        torch.zeros(1, device=value).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        said = str(error).partition("\n")[0]
+        raise ValueError(f"{name}: must be a device of this machine; got {value}; {said}") from None
+    return torch.device(value)
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
