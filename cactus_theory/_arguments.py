@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -175,6 +176,13 @@ def row_numbers(
             f"{name}: must broadcast to the rows' batch shape {tuple(batch)}; "
             f"got {describe(tensor)}"
         ) from None
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise ValueError for a flag of a command line whose value is an empty text."""
+    for flag, value in zip(arguments, [*arguments[1:], "none"], strict=True):
+        if flag.startswith("--") and (value == "" or flag.endswith("=")):
+            raise ValueError(f"{flag.removesuffix('=')}: must not be empty; got ''")
 
 
 def working_device(name: str, value: str | torch.device) -> torch.device:

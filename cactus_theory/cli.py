@@ -20,6 +20,7 @@ from cactus_theory._pipes import ends_quietly
 from cactus_theory._pooled import POINTS, audit_several, solve_frontier, solve_pooled
 from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory._row_inputs import drafts, pair
+from cactus_theory._terminal import one_line
 from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
 from cactus_theory.testing import _command as testing
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
+        check.refuse_empty(sys.argv[1:] if arguments is None else arguments)
         status = args.run(args)
         sys.stdout.flush()
         return status
@@ -42,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except REPORTED as error:
-        print(f"cactus-theory {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"cactus-theory {args.command}: {one_line(error)}", file=sys.stderr)
         return 2
 
 

@@ -6,7 +6,9 @@ import argparse
 import importlib
 import sys
 
+from cactus_theory._arguments import refuse_empty
 from cactus_theory._pipes import ends_quietly
+from cactus_theory._terminal import one_line
 
 # name: module, and what it does in a line
 COMMANDS = {
@@ -51,9 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
             command.set_defaults(run=loaded.run)
     args = parser.parse_args(arguments)
     try:
+        refuse_empty(arguments)
         return args.run(args)
     except (ValueError, TypeError, RuntimeError, OSError) as error:
-        print(f"python -m simulations {args.command}: {error}", file=sys.stderr)
+        print(f"python -m simulations {args.command}: {one_line(error)}", file=sys.stderr)
         return 2
 
 

@@ -168,7 +168,13 @@ class Costs:
         widths, texts = self.widths, [self.batch, *self.widths]
         parts = [getattr(self, part) for part in PARTS] + list(self.verify.values())
         ends = 1.0 if self.new_tokens is None else self.new_tokens
-        amounts = [self.plain, self.start, self.plain_start, ends, *(x for own in parts for x in own)]
+        amounts = [
+            self.plain,
+            self.start,
+            self.plain_start,
+            ends,
+            *(x for own in parts for x in own),
+        ]
         return (
             self.unit in (SECONDS, PLAIN_STEPS)
             and all(type(own) is int and own >= 1 for own in texts)
