@@ -10,6 +10,7 @@ import lzma
 import math
 import os
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -24,7 +25,7 @@ SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".json")
 UNPACKED = 2**32
 # what numpy, zipfile and their codecs raise for broken content
 BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, SyntaxError,
-          zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
+          tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,

@@ -1,4 +1,4 @@
-"""End quietly when the reader of our output is gone, as after ``| head``."""
+"""How a command ends: in one line for an error, quietly when the reader of its output is gone."""
 
 import functools
 import os
@@ -8,7 +8,15 @@ from typing import Any, NoReturn, ParamSpec
 
 # what a shell reports of a command that SIGPIPE ended: 128 + 13
 BROKEN_PIPE = 141
+LONGEST = 1200  # characters of an error
 Given = ParamSpec("Given")
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says as one line, without the middle of what would fill the screen."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    half = LONGEST // 2
+    return said if len(said) <= LONGEST else f"{said[:half]} … {said[-half:]}"
 
 
 def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:

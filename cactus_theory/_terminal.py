@@ -9,14 +9,6 @@ from typing import Any
 ROUNDING = 1e-12  # shown as 0; the CSV keeps every digit
 WORDS = ("policy", "method", "verifier", "knob", "declared budget", "", "proof of optimality")
 GAP = "  "
-LONGEST = 1200  # characters of an error
-
-
-def one_line(error: Exception) -> str:
-    """Return what an error says as one line, without the middle of what would fill the screen."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    half = LONGEST // 2
-    return said if len(said) <= LONGEST else f"{said[:half]} … {said[-half:]}"
 
 
 def width_of_terminal(most: int) -> int:

@@ -125,8 +125,11 @@ def _setting(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy
     values = best.get("values")
     knobs = {} if values is None else {"values": str(beside(path, values))}
     rule = policy_of_data(best["policy"], path, trust_code=trust_code, **knobs)
-    judge = find_verifier(best["verifier"])
-    judge.check(rule)
+    try:
+        judge = find_verifier(best["verifier"])
+        judge.check(rule)
+    except ValueError as error:
+        raise ValueError(f"{error}; in {path}") from None
     width = best["num_draft_tokens"]
     if type(width) is not int or width < 1:
         raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r:.60}")

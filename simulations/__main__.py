@@ -7,8 +7,7 @@ import importlib
 import sys
 
 from cactus_theory._arguments import refuse_empty
-from cactus_theory._pipes import ends_quietly
-from cactus_theory._terminal import one_line
+from cactus_theory._pipes import ends_quietly, one_line
 
 # name: module, and what it does in a line
 COMMANDS = {

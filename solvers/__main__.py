@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from cactus_theory._arguments import refuse_empty
-from cactus_theory._pipes import ends_quietly
-from cactus_theory._terminal import one_line
+from cactus_theory._pipes import ends_quietly, one_line
 
 from ._commands import COMMANDS, Job
 from ._output import Failed, check_path, failures, save, show

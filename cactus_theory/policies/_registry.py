@@ -131,11 +131,14 @@ def policy_of_data(
             "policy: must be a registered name in a data file, which runs no code (--trust-code, "
             f"trust_code=True: it may); got {spec!r:.200} in {path}"
         )
-    name, written = check.parse_spec(spec)
-    values = _together(spec, spec, knobs)
-    for knob in written.keys() & set(_kind(name).file_knobs):
-        values[knob] = str(beside(path, written[knob]))
-    return _registered(spec, name, values)
+    try:
+        name, written = check.parse_spec(spec)
+        values = _together(spec, spec, knobs)
+        for knob in written.keys() & set(_kind(name).file_knobs):
+            values[knob] = str(beside(path, written[knob]))
+        return _registered(spec, name, values)
+    except ValueError as error:
+        raise ValueError(f"{error}; in {path}") from None
 
 
 def _kind(name: str) -> type[Policy] | Policy:

@@ -7,7 +7,6 @@ A round that drafts K tokens takes
 a text of the batch. Parts are measured at a few K and read off straight lines between these.
 """
 
-import math
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,6 +18,8 @@ from cactus_theory._files import parsed_json
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
+# seconds or plain steps: decades
+MOST = 1e9
 
 
 @dataclass(frozen=True)
@@ -177,10 +178,10 @@ class Costs:
         ]
         return (
             self.unit in (SECONDS, PLAIN_STEPS)
-            and all(type(own) is int and own >= 1 for own in texts)
+            and all(type(own) is int and 1 <= own < 2**31 for own in texts)
             and list(widths) == sorted(set(widths)) != []
             and all(len(own) == len(widths) for own in parts)
-            and all(type(own) in (int, float) and 0 <= own < math.inf for own in amounts)
+            and all(type(own) in (int, float) and 0 <= own <= MOST for own in amounts)
             and min(self.plain, ends) > 0
         )
 
