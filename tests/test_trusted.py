@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from cactus_theory.policies._values import read_values
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.tuning import Costs
 from simulations.__main__ import main as simulations
+from simulations.sweep.plan import _usual, from_file, planned
 from solvers.__main__ import main as solvers
 
 PAIR = Path(__file__).parents[1] / "simulations" / "pair"
@@ -124,12 +126,11 @@ def test_a_grid_file_runs_no_code(tmp_path: Path, spy: str, capsys) -> None:
     assert simulations(asked) == 2
     one_line(capsys, str(file), "--trust-code")
     assert not ran(spy)
-    assert simulations([*asked, "--trust-code"]) == 0 and ran(spy)
+    args = from_file(file, Namespace(**vars(_usual()), grid=file, trust_code=True))
+    assert [task.case["policy"] for task in planned(args)] and ran(spy)
 
 
 def test_a_journal_runs_no_code(tmp_path: Path, spy: str) -> None:
-    from argparse import Namespace
-
     from simulations.tune_check.table import config
 
     line = {"policy": spy, "num_draft_tokens": 2, "verifier": "chain"}
