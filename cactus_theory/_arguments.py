@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -146,7 +147,7 @@ def number(
     """Return ``value`` as a float inside [low, high] (or (low, high])."""
     try:
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}: must be a number; got {value!r}") from None
     inside = low < result <= high if open_low else low <= result <= high
     if not inside:  # NaN lands here too
@@ -161,7 +162,7 @@ def row_numbers(
     """Return ``value`` as float64 (*batch*), each entry inside [low, high]."""
     try:
         tensor = torch.as_tensor(value, dtype=torch.float64, device=device)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueError(
             f"{name}: must be a number or an array of numbers; got {value!r}"
         ) from None
@@ -175,6 +176,23 @@ def row_numbers(
             f"{name}: must broadcast to the rows' batch shape {tuple(batch)}; "
             f"got {describe(tensor)}"
         ) from None
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise ValueError for a flag of a command line whose value is an empty text."""
+    for flag, value in zip(arguments, [*arguments[1:], "none"], strict=True):
+        if flag.startswith("--") and (value == "" or flag.endswith("=")):
+            raise ValueError(f"{flag.removesuffix('=')}: must not be empty; got ''")
+
+
+def working_device(name: str, value: str | torch.device) -> torch.device:
+    """Return the device of that name if this machine has it, and this build of torch can use it."""
+    try:
+        torch.zeros(1, device=value).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        said = str(error).partition("\n")[0]
+        raise ValueError(f"{name}: must be a device of this machine; got {value}; {said}") from None
+    return torch.device(value)
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:

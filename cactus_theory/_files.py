@@ -1,20 +1,35 @@
-"""Read rows of probabilities or logits from common file formats; write .npy."""
+"""Read rows of probabilities or logits from common file formats; write .npy.
+
+What a file claims is held against its size before memory is taken for it, and nothing in it runs.
+"""
 
 import csv
 import io
 import json
+import lzma
+import math
 import os
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from cactus_theory import _arguments as check
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".json")
+# bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
+UNPACKED = 2**32
+# what numpy, zipfile and their codecs raise for broken content
+BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, SyntaxError,
+          tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def load_rows(path: str, *, logits: bool = False) -> np.ndarray:
@@ -95,6 +110,38 @@ def write_whole(path: str | Path, content: bytes) -> None:
         raise OSError(f"{path}: must be a writable file; {error.strerror or error}") from None
 
 
+def beside(path: str | Path, name: Any) -> Path:
+    """Return the path of a file that the data file ``path`` names: one in its own folder.
+
+    Raises
+    ------
+    ValueError
+        Anything but a plain name, or a link that leads out of the folder.
+    """
+    folder = Path(path).parent
+    plain = isinstance(name, str) and name.isprintable() and not set(name) & set("/\\")
+    if not plain or name in ("", ".", ".."):
+        raise ValueError(f"{path}: must name files of its own folder; got {name!r}")
+    if (folder / name).resolve().parent != folder.resolve():
+        raise ValueError(f"{path}: must name files of its own folder; {name!r} leads out of it")
+    return folder / name
+
+
+def parsed_json(rule: str, text: str | bytes) -> Any:
+    """Return what a JSON text holds.
+
+    Raises
+    ------
+    ValueError
+        No JSON, or one too deep or with integers too long to be read; the message begins with
+        ``rule``.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{rule}; {_first_line(error)}") from None
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -120,35 +167,60 @@ def _read(path: str, file: Path, suffix: str, key: str) -> Any:
 
 def _read_npy(path: str, file: Path, key: str) -> Any:
     try:
-        return np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        with file.open("rb") as stream:
+            return _array(stream, file.stat().st_size)
+    except BROKEN as error:
         raise ValueError(f"{path}: must be a .npy file of numbers; {_first_line(error)}") from None
 
 
 def _read_npz(path: str, file: Path, key: str) -> Any:
     broken = f"{path}: must be a .npz file of numbers"
     try:
-        loaded = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        held = zipfile.ZipFile(file)
+    except BROKEN as error:
         raise ValueError(f"{broken}; {_first_line(error)}") from None
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise ValueError(f"{broken}; got a bare array")
-    with loaded:
-        name = _pick(path, list(loaded.files), key)
+    with held:
+        members = {own.filename.removesuffix(".npy"): own for own in held.infolist()}
+        name = _pick(path, list(members), key)
         try:
-            return loaded[name]
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            with held.open(members[name]) as stream:
+                return _array(stream, _unpacked(members[name]))
+        except BROKEN as error:
             raise ValueError(f"{broken}; {name}: {_first_line(error)}") from None
+
+
+def _unpacked(member: zipfile.ZipInfo) -> int:
+    """Return how many bytes a member unpacks to, if compression does not hide too many."""
+    if member.file_size > max(UNPACKED, member.compress_size):
+        raise ValueError(f"must unpack to at most {UNPACKED} bytes; got {member.file_size}")
+    return member.file_size
+
+
+def _array(stream: IO[bytes], size: int) -> np.ndarray:
+    """Return the array of a .npy stream of ``size`` bytes, none of it unpickled."""
+    version = np.lib.format.read_magic(stream)
+    if version not in HEADERS:
+        raise ValueError(f"version must be 1.0 or 2.0; got {version}")
+    shape, _, dtype = HEADERS[version](stream)
+    room = size - stream.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > room:
+        raise ValueError(f"{room} bytes must hold shape {shape} of dtype {dtype}")
+    stream.seek(0)
+    return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 def _read_safetensors(path: str, file: Path, key: str) -> Any:
     module = check.optional_module("safetensors", "llm")
     try:
         with module.safe_open(file, framework="pt") as tensors:
-            tensor = tensors.get_tensor(_pick(path, list(tensors.keys()), key))
-    except module.SafetensorError as error:
+            name = _pick(path, list(tensors.keys()), key)
+            tensor = tensors.get_tensor(name)
+    except (module.SafetensorError, UnicodeDecodeError, AttributeError) as error:
         raise ValueError(f"{path}: must be a .safetensors file; {_first_line(error)}") from None
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    try:
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    except TypeError:  # float8 and whatever else numpy lacks
+        raise ValueError(f"{path}: must hold numbers; got dtype {tensor.dtype}") from None
 
 
 def _read_csv(path: str, file: Path, key: str) -> Any:
@@ -180,10 +252,7 @@ def _is_float(cell: str) -> bool:
 
 
 def _read_json(path: str, file: Path, key: str) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: must be a .json file; {_first_line(error)}") from None
+    return parsed_json(f"{path}: must be a .json file", file.read_bytes())
 
 
 def _pick(path: str, names: list[str], key: str) -> str:

@@ -45,6 +45,15 @@ def add_policy(
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--trust-code``, without which no file that is read names code that is run."""
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run Python that data files name (FILE.py:NAME) and that model folders bring along",
+    )
+
+
 def chosen_policy(args: argparse.Namespace) -> Policy:
     """Return the policy that ``--policy``, ``--delta``, ``--price`` and ``--set`` name."""
     knobs: dict[str, Any] = {

@@ -8,7 +8,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory import _arguments as check
-from cactus_theory._flags import add_policy, chosen_policy
+from cactus_theory._flags import add_policy, add_trust, chosen_policy
+from cactus_theory._prompts import is_utf8
 from cactus_theory._report import print_json
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.registry import find_verifier, verifiers
@@ -17,6 +18,7 @@ from cactus_theory.verify.registry import find_verifier, verifiers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_policy(parser, required=False)
+    add_trust(parser)
     parser.add_argument("--target", required=True, metavar="DIR", help="target model")
     parser.add_argument("--draft", required=True, metavar="DIR", help="draft model")
     parser.add_argument("--prompt", required=True)
@@ -63,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
+    for name, text in (("--prompt", args.prompt), *(("--span", own) for own in args.span or ())):
+        if not is_utf8(text):
+            raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _told(args)
     _scheduled(args, tuned, None)  # before models are loaded
     check.optional_module("transformers", "llm")
@@ -76,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
-    pair = load_pair(args.target, args.draft, device=args.device)
+    pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
     ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)
     if not ids.numel():
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
@@ -137,7 +142,7 @@ def _told(args: argparse.Namespace) -> TunedSetting:
             raise ValueError(f"--{flag}: must not be given with --tuned; got {given}")
     if args.set:
         raise ValueError(f"--set: must not be given with --tuned; got {args.set[0]}")
-    tuned = ct.load_tuned(args.tuned)
+    tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)
     if args.temperature not in (None, tuned.temperature):
         raise ValueError(
             f"--temperature: must be the {tuned.temperature:g} that was tuned at; "

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cactus_theory._files import write_whole
+from cactus_theory._files import parsed_json, write_whole
 
 
 def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
@@ -18,15 +18,14 @@ def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
         No JSON, another format or another version.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except OSError as error:
         raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: must be a JSON file; {error}") from None
+    content = parsed_json(f"{path}: must be a JSON file", text)
     if not isinstance(content, dict) or content.get("format") != kind:
         raise ValueError(f"{path}: must say format {kind!r}; this is something else")
     if content.get("version") != version:
-        raise ValueError(f"{path}: version must be {version}; got {content.get('version')!r}")
+        raise ValueError(f"{path}: version must be {version}; got {content.get('version')!r:.60}")
     return content
 
 

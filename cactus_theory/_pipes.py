@@ -1,4 +1,4 @@
-"""End quietly when the reader of our output is gone, as after ``| head``, and after Ctrl-C."""
+"""How a command ends: in one line for an error or Ctrl-C, quietly when its output has no reader."""
 
 import functools
 import os
@@ -11,7 +11,15 @@ BROKEN_PIPE = 141
 # and of one that Ctrl-C ended: 128 + 2
 INTERRUPTED = 130
 NOTHING_KEPT = "nothing is kept: the same command starts again"
+LONGEST = 1200  # characters of an error
 Given = ParamSpec("Given")
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says as one line, without the middle of what would fill the screen."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    half = LONGEST // 2
+    return said if len(said) <= LONGEST else f"{said[:half]} … {said[-half:]}"
 
 
 def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:

@@ -1,8 +1,9 @@
 """Read prompts from a file: JSON lines of the usual shapes, or plain lines of text."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from cactus_theory._files import parsed_json
 
 # fields of a JSON object that may hold the prompt, in the order they are looked for
 FIELDS = ("prompt", "question", "turns", "messages", "text")
@@ -14,7 +15,8 @@ def prompts_of(path: str | Path) -> list[str]:
     A file whose first line begins with ``{`` holds JSON objects: a text under ``prompt``,
     ``question`` or ``text``, a list of texts under ``turns`` (the first one counts), or a chat
     under ``messages`` (its first message of the user counts). In any other file every line
-    that is not blank is a prompt.
+    that is not blank is a prompt. Lines end with a line feed, which a carriage return may precede,
+    and nowhere else; a byte order mark is no part of the first one.
 
     Raises
     ------
@@ -22,8 +24,8 @@ def prompts_of(path: str | Path) -> list[str]:
         A file that cannot be read, a line that is no JSON object or holds no prompt.
     """
     path = Path(path)
-    lines = enumerate(_text(path).splitlines(), 1)
-    written = [(number, line) for number, line in lines if line.strip()]
+    lines = (line.removesuffix("\r") for line in _text(path).split("\n"))
+    written = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not written:
         raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
     if not written[0][1].lstrip().startswith("{"):
@@ -33,7 +35,7 @@ def prompts_of(path: str | Path) -> list[str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise OSError(f"--prompts: must be a readable file; {error}") from None
     except UnicodeDecodeError as error:
@@ -41,18 +43,24 @@ def _text(path: Path) -> str:
 
 
 def _prompt(file: str, number: int, line: str) -> str:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--prompts: line {number} of {file} must be JSON; {error}") from None
+    record = parsed_json(f"--prompts: line {number} of {file} must be JSON", line)
     record = record if isinstance(record, dict) else {}
     value = _first(next((record[name] for name in FIELDS if name in record), None))
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or not is_utf8(value):
         raise ValueError(
             f"--prompts: line {number} of {file} must hold a text under one of "
             f"{', '.join(FIELDS)}; got {line[:60]!r}"
         )
     return value
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text is one: no lone surrogates, which stand for bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _first(value: Any) -> Any:

@@ -16,7 +16,7 @@ from cactus_theory import _arguments as check
 from cactus_theory import _generate as generate_command
 from cactus_theory._files import save_rows
 from cactus_theory._flags import add_policy, chosen_policy
-from cactus_theory._pipes import ends_quietly, interrupted
+from cactus_theory._pipes import ends_quietly, interrupted, one_line
 from cactus_theory._pooled import POINTS, audit_several, solve_frontier, solve_pooled
 from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory._row_inputs import drafts, pair
@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
+        check.refuse_empty(sys.argv[1:] if arguments is None else arguments)
         status = args.run(args)
         sys.stdout.flush()
         return status
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         kept = tune_command.KEPT if args.command == "tune" else None
         return interrupted(f"cactus-theory {args.command}", kept)
     except REPORTED as error:
-        print(f"cactus-theory {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"cactus-theory {args.command}: {one_line(error)}", file=sys.stderr)
         return 2
 
 

@@ -1,12 +1,15 @@
 """Read the file that ``cactus-theory tune`` writes: the setting to decode with."""
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cactus_theory import _arguments as check
+from cactus_theory._files import beside
 from cactus_theory._marked import read_marked
 from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify.registry import find_verifier
 
 FORMAT, VERSION = "cactus-theory tuned", 1
@@ -78,15 +81,17 @@ class TunedSetting:
         check_weights("tuned", self.weights, target_model, draft_model)
 
 
-def load_tuned(path: str | Path) -> TunedSetting:
+def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     """Return the setting that ``cactus-theory tune --out`` recommends.
 
-    A table of values that the policy reads lies beside the file.
+    A table of values that the policy reads lies beside the file. The file runs no code: it may
+    name a policy as ``FILE.py:NAME`` only with ``trust_code``, also if ``tune`` wrote it.
 
     Raises
     ------
     OSError, ValueError
-        A file that cannot be read, or of something else.
+        A file that cannot be read, or of something else; one that names code, or a file of
+        another folder.
 
     Examples
     --------
@@ -102,21 +107,33 @@ def load_tuned(path: str | Path) -> TunedSetting:
     content = read_marked(path, FORMAT, VERSION)
     try:
         best, about = content["recommended"], content["source"]
-        temperature = float(about.get("temperature", 1.0))
+        temperature = _amount(path, "temperature", about.get("temperature", 1.0))
         known = {name: str(about[name]) for name in WEIGHTS if name in about}
-        level, divergence = float(content["level"]), str(content["divergence"])
-        own = _setting(path, best) if best is not None else (None, None, 0)
+        level, divergence = _amount(path, "level", content["level"]), str(content["divergence"])
+        own = _setting(path, best, trust_code) if best is not None else (None, None, 0)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: must hold what was recommended; got {error!r}") from None
+        raise ValueError(f"{path}: must hold what was recommended; got {error!r:.200}") from None
     dtype = None if about.get("dtype") is None else str(about["dtype"])
     return TunedSetting(*own, temperature, level, divergence, known, dtype)
 
 
-def _setting(path: Path, best: dict[str, Any]) -> tuple[Policy, str, int]:
-    knobs = {"values": str(path.parent / best["values"])} if best.get("values") else {}
-    rule, judge = find_policy(best["policy"], **knobs), find_verifier(best["verifier"])
-    judge.check(rule)
+def _amount(path: Path, name: str, value: Any) -> float:
+    """Return a number of the file that is finite and not negative."""
+    if isinstance(value, bool | str):
+        raise ValueError(f"{path}: {name} must be a number; got {value!r:.60}")
+    return check.number(f"{path}: {name}", value, 0, sys.float_info.max)
+
+
+def _setting(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy, str, int]:
+    values = best.get("values")
+    knobs = {} if values is None else {"values": str(beside(path, values))}
+    rule = policy_of_data(best["policy"], path, trust_code=trust_code, **knobs)
+    try:
+        judge = find_verifier(best["verifier"])
+        judge.check(rule)
+    except ValueError as error:
+        raise ValueError(f"{error}; in {path}") from None
     width = best["num_draft_tokens"]
     if type(width) is not int or width < 1:
-        raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r}")
+        raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r:.60}")
     return rule, judge.spec, width

@@ -6,7 +6,8 @@ import argparse
 import importlib
 import sys
 
-from cactus_theory._pipes import ends_quietly, interrupted
+from cactus_theory._arguments import refuse_empty
+from cactus_theory._pipes import ends_quietly, interrupted, one_line
 
 # name: module, and what it does in a line
 COMMANDS = {
@@ -60,12 +61,13 @@ def main(arguments: list[str] | None = None) -> int:
                 loaded.add_arguments(command)
                 command.set_defaults(run=loaded.run)
         args = parser.parse_args(arguments)
+        refuse_empty(arguments)
         return args.run(args)
     except KeyboardInterrupt as error:
         kept = GOES_ON if chosen in RESUMED else MADE_AGAIN.get(chosen)
         return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
     except (ValueError, TypeError, RuntimeError, OSError) as error:
-        print(f"{parser.prog} {chosen}: {error}", file=sys.stderr)
+        print(f"{parser.prog} {chosen}: {one_line(error)}", file=sys.stderr)
         return 2
 
 

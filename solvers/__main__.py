@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from cactus_theory._pipes import INTERRUPTED, ends_quietly
+from cactus_theory._arguments import refuse_empty
+from cactus_theory._pipes import INTERRUPTED, ends_quietly, one_line
 
 from ._commands import COMMANDS, Job
 from ._output import Failed, check_path, failures, save, show
@@ -33,10 +34,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
     """Add every row's answer, or why there is none, to ``results``; return False if interrupted."""
     showing = sys.stderr.isatty()
@@ -47,7 +44,7 @@ def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
             try:
                 results.append(job())
             except REPORTED as error:
-                results.append(Failed(_line(error)))
+                results.append(Failed(one_line(error)))
     except KeyboardInterrupt:
         return False
     finally:
@@ -77,9 +74,10 @@ def _report(args: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
+        refuse_empty(sys.argv[1:] if arguments is None else arguments)
         return _report(args)
     except REPORTED as error:
-        print(f"{COMMAND} {args.program}: {_line(error)}", file=sys.stderr)
+        print(f"{COMMAND} {args.program}: {one_line(error)}", file=sys.stderr)
         return 2
 
 

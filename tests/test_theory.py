@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def missing_tests(book: str) -> set[str]:
     return {f"{path}::{name}" for path, name in named if name not in functions_of(path)}
 
 
+@cache
 def functions_of(path: str) -> set[str]:
     if not (ROOT / path).is_file():
         return set()

@@ -33,14 +33,19 @@ def load_pair(
     draft_dir: str | Path,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
+    *,
+    trust_code: bool = False,
 ) -> Pair:
     """Load two Hugging Face causal LMs in evaluation mode from local folders.
+
+    Python files that a folder brings along (``auto_map``) run only with ``trust_code``; without
+    it a model that needs them is refused, and nobody is asked.
 
     Raises
     ------
     ValueError
         A folder that is missing or holds files transformers cannot read, weights that do not
-        fill the model, vocabularies that differ.
+        fill the model, vocabularies that differ, a device that there is not.
     ModuleNotFoundError
         transformers is not installed.
 
@@ -51,29 +56,46 @@ def load_pair(
     (False, torch.float32)
     """
     library = check.optional_module("transformers", "llm")
-    for name, folder in (("target_dir", target_dir), ("draft_dir", draft_dir)):
+    folders = {"target_dir": target_dir, "draft_dir": draft_dir}
+    for name, folder in folders.items():
         if not (Path(folder) / "config.json").is_file():
             raise ValueError(f"{name}: must be a folder with a config.json; got {str(folder)!r}")
+    check.working_device("device", device)
     with _quiet(library):
-        target_tokenizer = _tokenizer(library, "target_dir", target_dir)
-        check_same_vocabulary(target_tokenizer, _tokenizer(library, "draft_dir", draft_dir))
-        target = _model(library, "target_dir", target_dir, device, dtype)
-        draft = _model(library, "draft_dir", draft_dir, device, dtype)
+        target_tokenizer, draft_tokenizer = (
+            _tokenizer(library, name, folder, trust_code) for name, folder in folders.items()
+        )
+        check_same_vocabulary(target_tokenizer, draft_tokenizer)
+        target, draft = (
+            _model(library, name, folder, device, dtype, trust_code)
+            for name, folder in folders.items()
+        )
     check_model_vocabularies(target, draft)
     return Pair(target, draft, target_tokenizer)
 
 
-def _tokenizer(library: Any, name: str, folder: str | Path) -> Any:
+def _tokenizer(library: Any, name: str, folder: str | Path, trust_code: bool) -> Any:
     with _named(name, folder):
-        return library.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return library.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust_code
+        )
 
 
 def _model(
-    library: Any, name: str, folder: str | Path, device: str | torch.device, dtype: torch.dtype
+    library: Any,
+    name: str,
+    folder: str | Path,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    trust_code: bool,
 ) -> Any:
     with _named(name, folder):
         model, report = library.AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, dtype=dtype, output_loading_info=True
+            str(folder),
+            local_files_only=True,
+            trust_remote_code=trust_code,
+            dtype=dtype,
+            output_loading_info=True,
         )
     # transformers would fill what is missing with random numbers
     missing = sorted(report["missing_keys"])

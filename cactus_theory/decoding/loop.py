@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._checks import dtype_of, opened_texts, warn_of
+from cactus_theory.decoding._checks import dtype_of, opened_texts, warn_of, whole_number
 from cactus_theory.decoding._meter import observers
 from cactus_theory.decoding._round import Decode, OnRound, OnRows
 from cactus_theory.decoding._rules import Rules
@@ -137,7 +137,6 @@ def generate(
     >>> 0 <= result.meter.kl_per_token < 1
     True
     """
-    speed = pace(num_draft_tokens, adaptive, gate)
     judge = find_verifier(verifier)
     temperature = checked_temperature(temperature)
     drafter = as_drafter(draft_model)
@@ -145,6 +144,9 @@ def generate(
     texts, padding = opened_texts(models, input_ids, attention_mask, max_new_tokens, eos_token_ids)
     warn_of(models)
     texts.stop = stop
+    # a draft that is longer than the text takes no memory
+    width = min(whole_number("num_draft_tokens", num_draft_tokens, 1), max_new_tokens)
+    speed = pace(width, adaptive, gate)
     rules = Rules(policy, texts)
     rules.check(judge)
     if log_probs and not meter:
@@ -153,7 +155,7 @@ def generate(
     coins = Coins(texts.batch, seed, generator, texts.device)
     warp = Warp(temperature, logits_processor, padding)
     watching = observers(rules.rules, meter, record_rows, judge, log)
-    common = texts, rules, warp, coins, speed, num_draft_tokens, judge
+    common = texts, rules, warp, coins, speed, width, judge
     report, dtype = per_round(on_tokens, texts.batch), dtype_of(models.values())
     with torch.inference_mode():
         quick, loop = on_device(

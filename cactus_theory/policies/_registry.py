@@ -1,9 +1,11 @@
 """The one list of policies: name and knobs to policy."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from cactus_theory import _arguments as check
+from cactus_theory._files import beside
 from cactus_theory.policies import _file, _knobs
 from cactus_theory.policies._base import Policy
 
@@ -106,9 +108,45 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     if _file.names_a_file(spec):
         path, name, rest = _file.split(spec)
         return _file.policy_from(f"{path}:{name}", _together(spec, f"{name}:{rest}", knobs))
-    name = check.one_of("policy", check.parse_spec(spec)[0], names())
-    values = _together(spec, spec, knobs)
-    found = _REGISTRY[name]
+    return _registered(spec, check.parse_spec(spec)[0], _together(spec, spec, knobs))
+
+
+def policy_of_data(
+    spec: Any, path: str | Path, *, trust_code: bool = False, **knobs: Any
+) -> Policy:
+    """Return the policy that the data file ``path`` names, without running or reading more.
+
+    It is a registered one, and its knobs name files of the data file's own folder only.
+    ``trust_code`` reads the spec as :func:`policy` does.
+
+    Raises
+    ------
+    ValueError
+        No spec, ``FILE.py:NAME``, a file in another folder, and as :func:`policy`.
+    """
+    if trust_code:
+        return policy(spec, **knobs)
+    if not isinstance(spec, str) or _file.names_a_file(spec):
+        raise ValueError(
+            "policy: must be a registered name in a data file, which runs no code (--trust-code, "
+            f"trust_code=True: it may); got {spec!r:.200} in {path}"
+        )
+    try:
+        name, written = check.parse_spec(spec)
+        values = _together(spec, spec, knobs)
+        for knob in written.keys() & set(_kind(name).file_knobs):
+            values[knob] = str(beside(path, written[knob]))
+        return _registered(spec, name, values)
+    except ValueError as error:
+        raise ValueError(f"{error}; in {path}") from None
+
+
+def _kind(name: str) -> type[Policy] | Policy:
+    return _REGISTRY[check.one_of("policy", name, names())]
+
+
+def _registered(spec: str, name: str, values: dict[str, Any]) -> Policy:
+    found = _kind(name)
     if isinstance(found, type):
         return _knobs.built(found, name, spec, values)
     return _knobs.with_knobs(found, name, values)

@@ -1,6 +1,5 @@
 """What a drafted token is worth by the number of drafted tokens after it: a small table."""
 
-import json
 import math
 from bisect import bisect
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cactus_theory._files import parsed_json
 from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 
 FORMAT = 1
@@ -86,12 +86,12 @@ def read_values(file: str) -> ValueTable:
     ValueError
         A file that cannot be read or holds no such table.
     """
+    rule = f"values: must name a file that can be read; got {file!r}"
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        text = Path(file).read_bytes()
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"values: must name a file that can be read; got {file!r}, {error}"
-        ) from None
+        raise ValueError(f"{rule}, {error}") from None
+    content = parsed_json(rule, text)
     try:
         if content["format"] != FORMAT:
             raise ValueError(f"format {FORMAT} is known; got {content['format']!r}")
@@ -99,7 +99,9 @@ def read_values(file: str) -> ValueTable:
         knots, prices = (tuple(map(float, content[name])) for name in ("knots", "prices"))
         table = ValueTable(str(content["divergence"]), knots, prices, slopes)
         _check(table)
-    except (KeyError, TypeError, ValueError) as error:
+        if not table.slopes[0]:
+            raise ValueError("slopes of no token")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"values: {file!r} must hold a table of values; got {error}") from None
     return table
 
@@ -108,13 +110,15 @@ def _check(table: ValueTable) -> None:
     knots, prices = table.knots, table.prices
     if not _rising((0.0, *knots)) or knots[-1:] != (1.0,):
         raise ValueError(f"knots that do not rise from above 0 to 1: {knots}")
-    if not prices or not _rising((0.0, *prices)) or not math.isfinite(prices[-1]):
+    if not prices or not _rising((0.0, *prices)) or not math.isfinite(prices[-1] / prices[0]):
         raise ValueError(f"prices that do not rise from above 0: {prices}")
     if len(table.slopes) != len(prices) or len({len(rows) for rows in table.slopes}) != 1:
         raise ValueError("slopes that do not have as many tables as prices, all as long")
     for own in (own for rows in table.slopes for own in rows):
-        if len(own) != len(knots) or not _rising(own[::-1], ties=True) or not own[-1] >= 0:
+        if len(own) != len(knots) or not _rising((0.0, *own[::-1]), ties=True):
             raise ValueError(f"slopes that do not fall, one up to each knot: {own}")
+        if not math.isfinite(own[0]):
+            raise ValueError(f"slopes that are not finite: {own}")
 
 
 def _rising(values: Sequence[float], ties: bool = False) -> bool:

@@ -48,6 +48,7 @@ class SoftBand(FixedTarget):
     depth: int = 0
     ahead: bool = True
     knob = "price"
+    file_knobs = ("values",)
     needs_path = True
 
     def __post_init__(self) -> None:

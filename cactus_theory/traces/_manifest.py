@@ -1,15 +1,20 @@
 """What a trace folder says about itself; written last, so that a folder with it is whole."""
 
 import hashlib
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from cactus_theory import _arguments as check
+from cactus_theory._files import beside
 from cactus_theory._marked import read_marked, write_marked
 from cactus_theory.traces._shard import DTYPES
 
 FORMAT, VERSION = "cactus-theory trace", 1
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
+# more tokens a cycle are drafted by nobody, and replays have a column for each
+MOST_DRAFTED = 4096
 
 
 @dataclass(frozen=True)
@@ -118,13 +123,32 @@ def read_manifest(path: Path) -> Manifest:
     if not isinstance(shards, list) or not shards:
         raise ValueError(f"{path}: shards must be a list of at least one; got {shards!r}")
     manifest = Manifest(header, tuple(_entry(path, item) for item in shards))
+    if content.get("texts") != len(shards):
+        raise ValueError(
+            f"{path}: texts must be the number of shards, {len(shards)}; "
+            f"got {content.get('texts')!r:.60}"
+        )
     for name in ("cycles", "target_rows", "draft_rows"):
         if content.get(name) != manifest.total(name):
             raise ValueError(
                 f"{path}: {name} must be the sum over shards, {manifest.total(name)}; "
-                f"got {content.get(name)!r}"
+                f"got {content.get(name)!r:.60}"
             )
+    _check_drafts(path, manifest)
     return manifest
+
+
+def _check_drafts(path: Path, manifest: Manifest) -> None:
+    """Raise unless every shard can have drafted the tokens that its counts imply."""
+    most = manifest.header.num_draft_tokens
+    for own in manifest.shards:
+        drafted = own.target_rows - own.cycles
+        if not (0 <= own.draft_rows <= drafted <= most * own.cycles and own.bytes >= 0):
+            raise ValueError(
+                f"{path}: {own.file} must have at most {most} drafted tokens a cycle and a row for "
+                f"each; got {own.cycles} cycles, {own.target_rows} target rows and "
+                f"{own.draft_rows} draft rows"
+            )
 
 
 def _header(path: Path, content: dict[str, Any]) -> Header:
@@ -135,16 +159,25 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
     for name in ("vocab_size", "num_draft_tokens"):
         value = values[name]
         if value < 1:
-            raise ValueError(f"{path}: {name} must be at least 1; got {value!r}")
+            raise ValueError(f"{path}: {name} must be at least 1; got {value!r:.60}")
+    if header.num_draft_tokens > MOST_DRAFTED:
+        raise ValueError(
+            f"{path}: num_draft_tokens must be at most {MOST_DRAFTED}; "
+            f"got {header.num_draft_tokens!r:.60}"
+        )
+    if not math.isfinite(header.temperature) or header.temperature < 0:
+        raise ValueError(f"{path}: temperature must be finite; got {header.temperature!r}")
+    for token in header.eos_token_ids:
+        if type(token) is not int or not 0 <= token < 2**63:
+            raise ValueError(f"{path}: eos_token_ids must be token ids; got {token!r:.60}")
     return header
 
 
 def _entry(path: Path, item: Any) -> Entry:
     if not isinstance(item, dict):
-        raise ValueError(f"{path}: every shard must be an object; got {item!r}")
+        raise ValueError(f"{path}: every shard must be an object; got {item!r:.60}")
     entry = Entry(**_fields(path, item, Entry))
-    if Path(entry.file).name != entry.file:  # a manifest names files of its own folder only
-        raise ValueError(f"{path}: file must be a name without a folder; got {entry.file!r}")
+    beside(path, entry.file)
     return entry
 
 
@@ -154,8 +187,8 @@ def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
     for name, hint in get_type_hints(kind).items():
         value, wanted = content.get(name), get_origin(hint) or hint
         if wanted is float and type(value) is int:
-            value = float(value)
+            value = check.number(f"{path}: {name}", value, -math.inf)
         if type(value) is not wanted:  # True is no integer here
-            raise ValueError(f"{path}: {name} must be of type {wanted.__name__}; got {value!r}")
+            raise ValueError(f"{path}: {name} must be of type {wanted.__name__}; got {value!r:.60}")
         found[name] = value
     return found

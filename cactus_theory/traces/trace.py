@@ -21,6 +21,9 @@ from cactus_theory.traces._manifest import (
 )
 from cactus_theory.traces._shard import Shard, from_bytes
 
+# so many cycles do not all draft equally many tokens by chance, fewer than they could
+ENOUGH_CYCLES = 8
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -179,10 +182,17 @@ class Trace:
 
         One cycle is never split. ``num_draft_tokens`` cuts longer drafts. Cycles of a text
         come in the order of their drafts' lengths.
+
+        Raises
+        ------
+        OSError, ValueError
+            As :meth:`shard`; after the last one, a manifest with another K than was drafted.
         """
         most = self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+        drafted: set[int] = set()
         for text in range(self.texts):
             shard = self.shard(text)
+            drafted |= set(shard.counts)
             kinds: dict[tuple[int, bool], list[int]] = {}
             for number, own in enumerate(zip(shard.counts, shard.certain, strict=True)):
                 kinds.setdefault((min(own[0], most), own[1]), []).append(number)
@@ -190,6 +200,7 @@ class Trace:
                 size = max(1, entries // ((width + 1) * self.header.vocab_size))
                 for start in range(0, len(numbers), size):
                     yield _batch(text, shard, numbers[start : start + size], width, certain)
+        self._check_drafted(drafted)
 
     def rows(self) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"]]:
         """Return all target rows that have a draft row, and those draft rows, float64.
@@ -211,6 +222,16 @@ class Trace:
         if not target:
             raise ValueError(f"{self.folder}: must hold draft rows; every draft in it was certain")
         return torch.cat(target), torch.cat(draft)
+
+    def _check_drafted(self, lengths: set[int]) -> None:
+        """Raise if every cycle drafted equally many tokens, fewer than the manifest says."""
+        longest = max(lengths, default=0)
+        if lengths == {longest} and 0 < longest < self.num_draft_tokens:
+            if len(self) >= ENOUGH_CYCLES:
+                raise ValueError(
+                    f"{self.folder / MANIFEST}: num_draft_tokens must be the {longest} that every "
+                    f"cycle drafted; got {self.num_draft_tokens}"
+                )
 
     def _check_size(self, entry: Entry) -> None:
         path = self.folder / entry.file

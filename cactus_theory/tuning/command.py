@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cactus_theory import _arguments as check
+from cactus_theory._flags import add_trust
 from cactus_theory._progress import Progress
 from cactus_theory._prompts import prompts_of
 from cactus_theory._report import print_json
@@ -24,6 +25,7 @@ COSTS = ("target", "cost_ratio", "costs")  # where they come from
 def add_arguments(parser: ArgumentParser) -> None:
     """Describe the command line; needs no optional package."""
     add = parser.add_argument
+    add_trust(parser)
     add("--target", metavar="DIR", help="target model")
     add("--draft", metavar="DIR", help="draft model")
     add("--prompts", metavar="FILE", help="your traffic: JSON lines, or a prompt a line")
@@ -129,7 +131,7 @@ def _tuned(args: Namespace) -> Any:
     from cactus_theory.tuning.measure import Prompts, measure_costs
 
     texts = prompts_of(args.prompts)
-    pair = load_pair(args.target, args.draft, device=args.device)
+    pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
     source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)

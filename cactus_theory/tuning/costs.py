@@ -7,7 +7,6 @@ A round that drafts K tokens takes
 a text of the batch. Parts are measured at a few K and read off straight lines between these.
 """
 
-import json
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory import _arguments as check
+from cactus_theory._files import parsed_json
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
+# seconds or plain steps: decades
+MOST = 1e9
 
 
 @dataclass(frozen=True)
@@ -97,15 +99,18 @@ class Costs:
         OSError
             A file that cannot be read.
         """
+        rule = f"--costs: must be a file that tune --out wrote; got {path}"
+        content = parsed_json(rule, Path(path).read_bytes())
         try:
-            given = json.loads(Path(path).read_text())["costs"]
+            given = content["costs"]
             own = {field.name: given[field.name] for field in fields(cls)}
             parts = {name: tuple(own[name]) for name in ("widths", *PARTS)}
             verify = {family: tuple(part) for family, part in own["verify"].items()}
             found = cls(**{**own, **parts, "verify": verify})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            what = "a file that tune --out wrote"
-            raise ValueError(f"--costs: must be {what}; got {path}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(rule) from error
+        if not found._sound():
+            raise ValueError(f"{rule}, whose costs are no times of calls")
         if found.batch != batch:
             raise ValueError(f"--costs: must be of --batch {batch}; got {found.batch} in {path}")
         return found
@@ -158,6 +163,27 @@ class Costs:
     def as_json(self) -> dict[str, Any]:
         """Return all of it for JSON."""
         return asdict(self)
+
+    def _sound(self) -> bool:
+        """Return whether all of it has the types and ranges of a measurement."""
+        widths, texts = self.widths, [self.batch, *self.widths]
+        parts = [getattr(self, part) for part in PARTS] + list(self.verify.values())
+        ends = 1.0 if self.new_tokens is None else self.new_tokens
+        amounts = [
+            self.plain,
+            self.start,
+            self.plain_start,
+            ends,
+            *(x for own in parts for x in own),
+        ]
+        return (
+            self.unit in (SECONDS, PLAIN_STEPS)
+            and all(type(own) is int and 1 <= own < 2**31 for own in texts)
+            and list(widths) == sorted(set(widths)) != []
+            and all(len(own) == len(widths) for own in parts)
+            and all(type(own) in (int, float) and 0 <= own <= MOST for own in amounts)
+            and min(self.plain, ends) > 0
+        )
 
     def _read(self, part: Sequence[float], width: int) -> float:
         """Return a part at K: on a line between two measured K, beyond them on the last line."""

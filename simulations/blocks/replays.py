@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cactus_theory._files import parsed_json
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Estimate, Replay, Trace, replay, tokens_at
 
@@ -86,7 +87,7 @@ def _sources(trace: Trace, values: list[Path]) -> dict[str, str]:
     notes = {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
     notes |= {"trace_made": json.dumps(trace.header.flat())}
     for file in values:
-        made = json.loads(file.read_text(encoding="utf-8")).get("made", {})
+        made = parsed_json(f"--values: {file} must be JSON", file.read_bytes()).get("made", {})
         notes[f"{file.stem}_made"] = json.dumps(made)
     return notes
 

@@ -92,13 +92,14 @@ def load_model(folder: str | Path) -> Any:
     if not (Path(folder) / "config.json").is_file():
         raise ValueError(f"folder: must hold a Hugging Face model; got {str(folder)!r}")
     load = _transformers().AutoModelForCausalLM.from_pretrained
-    return load(folder, dtype=torch.float32, local_files_only=True).eval()
+    options = {"local_files_only": True, "trust_remote_code": False}
+    return load(folder, dtype=torch.float32, **options).eval()
 
 
 def load_prompts(path: str | Path, tokenizer_folder: str | Path) -> list[list[int]]:
     """Return the token ids of each prompt of :func:`prompts_of`."""
     load = _transformers().AutoTokenizer.from_pretrained
-    tokenizer = load(tokenizer_folder, local_files_only=True)
+    tokenizer = load(tokenizer_folder, local_files_only=True, trust_remote_code=False)
     return [tokenizer(text)["input_ids"] for text in prompts_of(Path(path))]
 
 

@@ -80,7 +80,8 @@ def logged(args: argparse.Namespace) -> tuple[list[str], torch.Tensor, torch.Ten
     prompts = load_prompts(args.prompts, args.target)[: args.num_prompts]
     target, draft = (load_model(folder) for folder in (args.target, args.draft))
     q, p = log_rows(target, draft, prompts, LOGGED_TOKENS, args.seed)
-    tokenizer = AutoTokenizer.from_pretrained(args.target, local_files_only=True)
+    options = {"local_files_only": True, "trust_remote_code": False}
+    tokenizer = AutoTokenizer.from_pretrained(args.target, **options)
     return [tokenizer.decode([token]) for token in range(q.shape[-1])], q, p
 
 
@@ -88,7 +89,8 @@ def end_of_text(folder: Path) -> int | None:
     """Return the token that ends a text."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    options = {"local_files_only": True, "trust_remote_code": False}
+    return AutoConfig.from_pretrained(folder, **options).eos_token_id
 
 
 def closing_tokens(names: list[str], end: int | None) -> list[int]:

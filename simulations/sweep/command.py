@@ -27,6 +27,8 @@ from pathlib import Path
 
 import torch
 
+from cactus_theory._flags import add_trust
+
 from ..common.inputs import command_line
 from ..common.progress import Progress
 from ..common.results import provenance
@@ -37,7 +39,7 @@ from .store import Store
 from .work import release
 
 # flags that say where and how, not what
-ELSEWHERE = ("out", "workers", "in_process", "scheduler", "patience", "grid")
+ELSEWHERE = ("out", "workers", "in_process", "scheduler", "patience", "grid", "trust_code")
 SHOWN = 5  # errors that are printed
 
 
@@ -47,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--grid", type=Path, metavar="FILE.json", help="the flags below, by name")
+    add_trust(parser)
     add_grid_arguments(parser)
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--workers", type=int, metavar="N", help="processes; default: one a core")

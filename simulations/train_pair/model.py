@@ -84,5 +84,7 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
 
 def load(folder: Path) -> LlamaForCausalLM:
     """Load stored weights as float32, ready to score."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
     return model.eval()

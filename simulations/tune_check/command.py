@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     seen, unseen = texts[::2], texts[1::2][: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
-    path = args.out / "journal.jsonl"
+    path = args.out / tuned.JOURNAL
     with Journal(path, _settings(args, texts), args.set_aside_damaged) as journal:
         pair = load_pair(args.target, args.draft, device=args.device)
         seen_ids, ids = (
@@ -94,7 +94,7 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
     for batch in args.batch:
         for level in args.kl_per_token:
             lines = journal.results[tuned.key(batch, level)]["lines"]
-            found += [table.config(line, batch) for line in lines]
+            found += [table.config(args, line, batch) for line in lines]
     return list(dict.fromkeys(found))
 
 

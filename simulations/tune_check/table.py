@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..common.grid import PLAIN, Config, Job, label
+from cactus_theory.policies._registry import policy, policy_of_data
+
+from ..common.grid import PLAIN, Config, Job, label, own_file
 from ..common.terminal import fitted, width_of_terminal
 from ..throughput.table import INTERVAL, resamples
-from .tuned import key
+from .tuned import JOURNAL, key
 
 Row = dict[str, Any]
 WIDEST = 120
@@ -19,9 +21,18 @@ WIDEST = 120
 WITHIN = 1.1
 
 
-def config(line: Mapping[str, Any], batch: int) -> Config:
-    """Return the decode of a line of a tuned table."""
-    return Config(line["policy"], line["num_draft_tokens"], batch, line["verifier"])
+def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Config:
+    """Return the decode of a line of a tuned table.
+
+    Raises
+    ------
+    ValueError
+        A policy of a file that ``--policies`` does not name: the journal is data.
+    """
+    spec, written = line["policy"], filter(own_file, args.policies or ())
+    asked = spec in {policy(own).spec for own in written}
+    method = spec if asked else policy_of_data(spec, args.out / JOURNAL).spec
+    return Config(method, line["num_draft_tokens"], batch, line["verifier"])
 
 
 def rows(
@@ -41,7 +52,7 @@ def rows(
             }  # fmt: skip
             made = [place | _row(plain, measured, own, -1)]
             for number, line in enumerate(own["lines"]):
-                measured = _measured(args, results, config(line, batch), groups[batch])
+                measured = _measured(args, results, config(args, line, batch), groups[batch])
                 made.append(place | _row(line, measured, own, number))
             found += _compared(made, level)
     return found

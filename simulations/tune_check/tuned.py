@@ -15,6 +15,8 @@ from cactus_theory.tuning.tune import Choice
 from ..common.journal import Journal
 from ..common.progress import Progress
 
+JOURNAL = "journal.jsonl"
+
 
 def key(batch: int, level: float) -> str:
     """Return the name under which a result of tuning is kept."""
@@ -111,7 +113,7 @@ def _name(own: Choice) -> tuple[str, int]:
 
 def _line(own: Choice) -> dict[str, Any]:
     meter, calls = own.replay.divergence_per_token(), own.replay.tokens_per_call
-    values = "" if own.values is None else f",values={own.values}"
+    values = "" if own.values is None else f",values={own.values.name}"
     return {
         "family": own.family.name,
         "policy": own.policy + values,

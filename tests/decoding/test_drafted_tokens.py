@@ -8,8 +8,9 @@ import dataclasses
 import itertools
 
 import pytest
+import torch
 
-from cactus_theory.decoding import Cascade, EarlyExit, ModelDrafter, NGram
+from cactus_theory.decoding import Cascade, EarlyExit, ModelDrafter, NGram, generate
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding.drafters.early_exit import first_layers
 from cactus_theory.decoding.drafters.model import ModelDrafting
@@ -55,6 +56,19 @@ def test_drafters_have_every_property(pair, name, verifier):
     checked = assert_drafter_properties(drafter, target, policy="band:price=1", **options)
     least = {"ngram": 1, "stopped": 8}.get(name, 15)
     assert checked > least * ROUNDS
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_draft_longer_than_the_text_takes_no_memory(pair, adaptive):
+    sizes = {"policy": "band:price=1", "max_new_tokens": 4, "seed": 3, "adaptive": adaptive}
+    ids = torch.tensor([[5, 6, 7]])
+    found = generate(*pair, ids, num_draft_tokens=10**9, **sizes)
+    assert found.output_token_ids.shape == (1, 4)
+    if not adaptive:  # which follows the clock
+        same = generate(*pair, ids, num_draft_tokens=3, **sizes)
+        assert torch.equal(found.output_token_ids, same.output_token_ids)
+    with pytest.raises(ValueError, match="num_draft_tokens: must be an integer of at least 1"):
+        generate(*pair, ids, num_draft_tokens=0, **sizes)
 
 
 class Sharper(ModelDrafting):
