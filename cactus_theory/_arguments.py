@@ -146,7 +146,7 @@ def number(
     """Return ``value`` as a float inside [low, high] (or (low, high])."""
     try:
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}: must be a number; got {value!r}") from None
     inside = low < result <= high if open_low else low <= result <= high
     if not inside:  # NaN lands here too

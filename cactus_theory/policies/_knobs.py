@@ -114,7 +114,7 @@ def _yes_or_no(name: str, value: Any) -> bool:
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}: must be a number; got {value!r}") from None
 
 

@@ -68,6 +68,11 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
+def registered(name: str) -> type[Policy] | Policy:
+    """Return what is registered under a name; ValueError for another name."""
+    return _REGISTRY[check.one_of("policy", name, names())]
+
+
 def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     """Return the policy named by ``spec``, such as ``policy("band", price=2.0)``.
 
@@ -106,9 +111,8 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     if _file.names_a_file(spec):
         path, name, rest = _file.split(spec)
         return _file.policy_from(f"{path}:{name}", _together(spec, f"{name}:{rest}", knobs))
-    name = check.one_of("policy", check.parse_spec(spec)[0], names())
-    values = _together(spec, spec, knobs)
-    found = _REGISTRY[name]
+    name = check.parse_spec(spec)[0]
+    found, values = registered(name), _together(spec, spec, knobs)
     if isinstance(found, type):
         return _knobs.built(found, name, spec, values)
     return _knobs.with_knobs(found, name, values)

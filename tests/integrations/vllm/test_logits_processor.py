@@ -22,8 +22,9 @@ SINGLE = 5e-6
 @pytest.fixture
 def processor_class(monkeypatch):
     """Return the class, imported beside what stands for vLLM."""
-    for name in ("CACTUS_POLICY", "CACTUS_VERIFIER", "CACTUS_MARGIN"):
+    for name in ("CACTUS_POLICY", "CACTUS_VERIFIER", "CACTUS_MARGIN", "CACTUS_CAP"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CACTUS_REQUESTS", "any")
     published.put(monkeypatch)
     monkeypatch.delitem(sys.modules, NAME, raising=False)
     yield importlib.import_module(NAME).CactusLogitsProcessor
