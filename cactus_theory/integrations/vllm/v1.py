@@ -31,6 +31,7 @@ flags of mixed batches with greedy requests, and the counters, wait for the devi
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from cactus_theory.integrations.vllm.admission import Admission
 from cactus_theory.integrations.vllm.batch import FlatBatch, Verified, verify_flat
 from cactus_theory.integrations.vllm.metrics import Reporter, Tally
 from cactus_theory.integrations.vllm.requests import Request
-from cactus_theory.integrations.vllm.settings import Settings
+from cactus_theory.integrations.vllm.settings import LONGEST_LINE, Settings
 from cactus_theory.integrations.vllm.trial import try_rows
 from cactus_theory.policies import Policy, policy
 from cactus_theory.verify import Assignment
@@ -169,8 +170,9 @@ class Hook:
         except Exception as error:
             if all(own is self.settings.policy for own in policies):
                 raise
-            self._warn_once(f"{error}; this step is without loss")
-            return verify_flat(self.settings.verifier, [self.lossless], batch)
+            said = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
+            self._warn_once(f"{said}; drafts of this step are judged without loss")
+            return verify_flat(self.settings.verifier, [self.lossless], replace(batch))
         for place, choice in enumerate(choices):
             assert seen is not None
             running[batch.drafted[place]].book(seen, place, choice)

