@@ -113,7 +113,7 @@ def try_bias(rule: "Policy", _: settings.Settings) -> None:
             bias = drafted_bias(
                 lifts_of([rule]), logits, ids, torch.full((3,), heat), width=len(drafted)
             )
-            if not bool(bias.isfinite().all()):
+            if not bool(bias.to(logits.dtype).isfinite().all()):  # as it is added
                 raise ArithmeticError(f"a bias that is no number at temperature {heat:g}")
 
 
