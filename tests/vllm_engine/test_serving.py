@@ -31,7 +31,7 @@ STARTS = {"method": ({"rejection_sample_method": "block"}, False), "fault": ({},
 BAD = ["bnad", {"prise": 1}, {"price": -1}, 3, "x.py:f", [{}], "typical"]
 BAD += ["soft_band:price=1,values =/etc/hostname", "price=1.9", "mixture:alpha=1"]
 BAD += ["price=" + "9" * 10**6, "renyi:a=1.0000000001", {"price": 2**80}]
-CAP, LOWER, CAPPED, TOKENS, BLOCKS = 0.05, 0.01, 60, 40, 100
+CAP, LOWER, CAPPED, TOKENS, BLOCKS = 0.05, 0.01, 12, 40, 16
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def capped(run, tmp_path_factory):
     requests = [request(PROMPT, CAPPED, **long)]
     requests += [request(PROMPT, CAPPED, **long, extra_args={"cactus_cap": LOWER})]
     job = {"engine": engine(), "requests": requests}
-    job["engine"] |= {"num_gpu_blocks_override": BLOCKS, "block_size": 16}
+    job["engine"] |= {"num_gpu_blocks_override": BLOCKS, "block_size": 32}
     job["bad"] = [{"cactus_cap": 2 * CAP}, {"cactus": "price=0.01"}]
     asked = {"CACTUS_CAP": str(CAP), "CACTUS_READINGS": str(file), "CACTUS_METER": "off"}
     ended = run(job, CACTUS_POLICY="band:price=0.1", **asked)
