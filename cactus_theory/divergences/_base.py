@@ -51,8 +51,9 @@ class Divergence:
 
     @property
     def spec(self) -> str:
-        """Return the one string that names this divergence everywhere."""
-        knobs = ",".join(f"{knob.name}={getattr(self, knob.name):g}" for knob in fields(self))
+        """Return the one string that names this divergence everywhere, with all its digits."""
+        values = {knob.name: _digits(getattr(self, knob.name)) for knob in fields(self)}
+        knobs = ",".join(f"{name}={value}" for name, value in values.items())
         return f"{self.name}:{knobs}" if knobs else self.name
 
     @property
@@ -203,3 +204,9 @@ class FDivergence(Divergence):
 
 def _scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
+
+
+def _digits(value: float) -> str:
+    """Return the shortest text that reads as the same number: ``2`` for 2.0."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

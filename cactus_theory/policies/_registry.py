@@ -70,6 +70,11 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
+def registered(name: str) -> type[Policy] | Policy:
+    """Return what is registered under a name; ValueError for another name."""
+    return _REGISTRY[check.one_of("policy", name, names())]
+
+
 def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     """Return the policy named by ``spec``, such as ``policy("band", price=2.0)``.
 
@@ -134,19 +139,15 @@ def policy_of_data(
     try:
         name, written = check.parse_spec(spec)
         values = _together(spec, spec, knobs)
-        for knob in written.keys() & set(_kind(name).file_knobs):
+        for knob in written.keys() & set(registered(name).file_knobs):
             values[knob] = str(beside(path, written[knob]))
         return _registered(spec, name, values)
     except ValueError as error:
         raise ValueError(f"{error}; in {path}") from None
 
 
-def _kind(name: str) -> type[Policy] | Policy:
-    return _REGISTRY[check.one_of("policy", name, names())]
-
-
 def _registered(spec: str, name: str, values: dict[str, Any]) -> Policy:
-    found = _kind(name)
+    found = registered(name)
     if isinstance(found, type):
         return _knobs.built(found, name, spec, values)
     return _knobs.with_knobs(found, name, values)

@@ -42,6 +42,7 @@ def main() -> None:
         "stopped": stopped,
         "refused": refused,
         "counters": counters(),
+        "preemptions": preemptions(),
         "taken": taken(engine, prompts[0], params[0]) if job.get("take") else None,
     }
     Path(sys.argv[2]).write_text(json.dumps(answer))
@@ -103,6 +104,14 @@ def counters() -> dict[str, float]:
             if sample.name.startswith(("cactus:", "vllm:spec_decode")):
                 found[f"{sample.name}{sorted(sample.labels.items())}"] = sample.value
     return found
+
+
+def preemptions() -> float:
+    """Return how often a request was preempted in this process."""
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    samples = [own for metric in get_prometheus_registry().collect() for own in metric.samples]
+    return sum(own.value for own in samples if own.name == "vllm:num_preemptions_total")
 
 
 if __name__ == "__main__":  # engines in processes of their own import this file

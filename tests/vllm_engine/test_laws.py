@@ -39,7 +39,7 @@ def mixed(run):
     requests += [request(PROMPT, TIMES, "speculative", **HOT), request(PROMPT, TIMES, **HOT)]
     requests += [request(PROMPT, 50, max_tokens=1), request(PROMPT, TIMES, {"price": 0.3})]
     job = {"engine": engine(), "requests": requests}
-    ended = run(job, CACTUS_POLICY="band:price=1", CACTUS_METER="1")
+    ended = run(job, CACTUS_POLICY="band:price=1", CACTUS_METER="1", CACTUS_REQUESTS="any")
     return texts_of(ended.answer, job), ended
 
 
@@ -97,7 +97,8 @@ def blocks(run):
     requests = [request(PROMPT, TIMES, "speculative"), request(PROMPT, TIMES)]
     requests += [request(PROMPT, TIMES, "cactus:delta=1.0")]
     job = {"engine": engine(), "requests": requests}
-    ended = run(job, CACTUS_POLICY="band:price=0.5", CACTUS_VERIFIER="block", CACTUS_METER="off")
+    asked = {"CACTUS_VERIFIER": "block", "CACTUS_METER": "off", "CACTUS_REQUESTS": "any"}
+    ended = run(job, CACTUS_POLICY="band:price=0.5", **asked)
     return texts_of(ended.answer, job)
 
 

@@ -1,5 +1,6 @@
 """What stops a server, what does not, and what is left alone: in real engines."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -28,7 +29,9 @@ STOPPED = {
 # what bypasses the hook: arguments of the draft, whether the fault is left in
 STARTS = {"method": ({"rejection_sample_method": "block"}, False), "fault": ({}, True)}
 BAD = ["bnad", {"prise": 1}, {"price": -1}, 3, "x.py:f", [{}], "typical"]
-BAD += ["soft_band:price=1,values=/etc/hostname"]
+BAD += ["soft_band:price=1,values =/etc/hostname", "price=1.9", "mixture:alpha=1"]
+BAD += ["price=" + "9" * 10**6, "renyi:a=1.0000000001", {"price": 2**80}]
+CAP, LOWER, CAPPED, TOKENS, BLOCKS = 0.05, 0.01, 12, 40, 16
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +107,39 @@ def test_bad_requests_are_refused_on_submission_and_the_engine_lives(asked_badly
 
 def test_an_engine_whose_hook_was_taken_away_stops(asked_badly):
     assert "a step with drafts did not call rejection_sample" in asked_badly["taken"]
+
+
+@pytest.fixture(scope="module")
+def capped(run, tmp_path_factory):
+    """Requests under a cap on so few blocks that some are preempted; two are refused between."""
+    file = tmp_path_factory.mktemp("readings") / "readings.jsonl"
+    long = {"max_tokens": TOKENS, "temperature": 1.0}
+    requests = [request(PROMPT, CAPPED, **long)]
+    requests += [request(PROMPT, CAPPED, **long, extra_args={"cactus_cap": LOWER})]
+    job = {"engine": engine(), "requests": requests}
+    job["engine"] |= {"num_gpu_blocks_override": BLOCKS, "block_size": 32}
+    job["bad"] = [{"cactus_cap": 2 * CAP}, {"cactus": "price=0.01"}]
+    asked = {"CACTUS_CAP": str(CAP), "CACTUS_READINGS": str(file), "CACTUS_METER": "off"}
+    ended = run(job, CACTUS_POLICY="band:price=0.1", **asked)
+    return ended, [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_every_answer_keeps_its_cap_through_preemption(capped):
+    ended, readings = capped
+    assert ended.answer["preemptions"] > 0
+    assert len(ended.answer["tokens"]) == len({own["request"] for own in readings}) == 2 * CAPPED
+    for cap in (CAP, LOWER):
+        own = [reading for reading in readings if reading["cap"] == cap]
+        assert len(own) == CAPPED
+        shares = [one["emitted_divergence"] / (cap * one["emitted"]) for one in own]
+        assert max(shares) <= 1 and sum(shares) / CAPPED > 0.5  # a cap is there to be spent
+        assert all(0 < one["accepted"] <= one["drafted"] for one in own)
+        # a token of the prompt's own step, and what is emitted beyond a limit
+        assert all(TOKENS - 1 <= one["emitted"] <= TOKENS + 6 for one in own)
+
+
+def test_refused_requests_leave_the_engine_to_the_others(capped):
+    above, looser = capped[0].answer["refused"]
+    assert "cactus_cap: must lie in [0, 0.05]" in above
+    assert "price: must be at least 0.1, the server's own" in looser
+    assert all(len(text) == TOKENS for text in capped[0].answer["tokens"])

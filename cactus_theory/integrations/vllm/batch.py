@@ -103,6 +103,26 @@ class FlatBatch:
             return None if probs is None else probs.view(len(self.drafted), -1, probs.shape[-1])
         return self._padded("vllm.draft", probs, 0)
 
+    @cached_property
+    def padded_ids(self) -> tuple[Int[Tensor, "R K"], Int[Tensor, "R"]]:
+        """Return drafted ids padded with −1, and how many there are, placeholders included."""
+        counts = [self.counts[row] for row in self.drafted]
+        device = self.ids.device
+        lengths = torch.tensor(counts, device=device)
+        if not self.ragged:
+            return self.ids.long().view(len(counts), -1), lengths
+        shape = len(counts), max(counts)
+        ids = torch.full(shape, PLACEHOLDER, dtype=torch.int64, device=device)
+        for place, (start, count) in enumerate(zip(self.starts, counts, strict=True)):
+            ids[place, :count] = self.ids[start : start + count]
+        return ids, lengths
+
+    @cached_property
+    def draft(self) -> Draft:
+        """Return what a verifier takes: of greedy and unknown requests it may use no token."""
+        ids, lengths = self.padded_ids
+        return Draft(ids.clamp(min=0), _counts(self, ids, lengths), self.draft_rows)
+
     def _padded(self, slot: str, table: Tensor, more: int, soften: bool = False) -> Tensor:
         """Return flat rows, or their softmax, request by request, with zeros after them."""
         shape = (len(self.drafted), max(self.counts) + more, table.shape[-1])
@@ -149,19 +169,22 @@ def verify_flat(
     policies: Sequence[Policy],
     batch: FlatBatch,
     coins: Coins | None = None,
+    assigned: Assignment | None = None,
 ) -> tuple[Int[Tensor, "batch width1"], Verified | None]:
     """Return (B, width + 1) int32 padded with −1, and what was verified (None: nothing was).
 
-    ``policies`` has one policy for all requests or one for each; ``coins`` ((R, K), (R,)) in
-    [0, 1), R the requests with drafts, replace the generators. Values are not validated.
+    ``policies`` has one policy for all requests or one for each; ``assigned``, of the requests
+    with drafts, replaces them token by token, and ``coins`` ((R, K), (R,)) in [0, 1), R the
+    requests with drafts, the generators. Values are not validated.
     """
     output = batch.ids.new_full((len(batch.counts), batch.width + 1), PLACEHOLDER).int()
     output[:, 0] = batch.bonus
     if not batch.drafted:
         return output, None
-    ids, lengths = _padded_ids(batch)
-    draft = Draft(ids.clamp(min=0), _counts(batch, ids, lengths), batch.draft_rows)
-    assigned = _assigned(policies, batch, ids)
+    ids, lengths = batch.padded_ids
+    draft = batch.draft
+    if assigned is None:
+        assigned = _assigned(policies, batch, ids)
     verdict = verifier.verify(assigned, batch.target_rows, draft, *(coins or toss(batch)))
     rows = _with_bonus(batch, verdict, lengths)
     if batch.greedy is not None:
@@ -189,19 +212,6 @@ def toss(batch: FlatBatch) -> Coins:
         uniform[place, :count] = numbers[:count].to(device)
         uniform[place, width] = numbers[count]
     return uniform[:, :width], uniform[:, width]
-
-
-def _padded_ids(batch: FlatBatch) -> tuple[Int[Tensor, "R K"], Int[Tensor, "R"]]:
-    """Return drafted ids padded with −1, and how many there are, placeholders included."""
-    counts = [batch.counts[row] for row in batch.drafted]
-    device = batch.ids.device
-    lengths = torch.tensor(counts, device=device)
-    if not batch.ragged:
-        return batch.ids.long().view(len(counts), -1), lengths
-    ids = torch.full((len(counts), max(counts)), PLACEHOLDER, dtype=torch.int64, device=device)
-    for place, (start, count) in enumerate(zip(batch.starts, counts, strict=True)):
-        ids[place, :count] = batch.ids[start : start + count]
-    return ids, lengths
 
 
 def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tensor:

@@ -1,19 +1,21 @@
 """What a server and its requests may ask of the logits processor; nothing here imports vLLM."""
 
-import math
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cactus_theory.integrations.vllm import settings, versions
+from cactus_theory.integrations.vllm.admission import HOTTEST, Admission, number
 
 if TYPE_CHECKING:
     from cactus_theory.policies import Policy
 
 TESTED = ("0.32.0", "0.33.0")  # their interface and rejection function; no engine was run
 MARGIN, MARGIN_ARGUMENT = "CACTUS_MARGIN", "cactus_margin"
-MARGINS = (1e6, "must be a number of at least 0, in logits")
+MOST_MARGIN, MARGINS = 1e6, "must be a number of at least 0, in logits, at most 1e6"
+ASKED = (settings.POLICY, settings.REQUESTS, settings.CAP, settings.READINGS)
 CUTS = {
     "top_p": (1.0, "must lie in (0, 1]"),
     "top_k": (2**31, "must be a whole number of at least 0"),
@@ -60,30 +62,59 @@ def wish_of(sampling_params: Any, environ: Mapping[str, str] = os.environ) -> Wi
         One line: a setting outside its range, a policy that is no bias, truncation beside it.
     """
     extra = sampling_params.extra_args or {}
-    policy = settings.of_request(_server(environ), extra)
-    margin = _number(MARGIN, environ.get(MARGIN) or 0.0, *MARGINS)
-    if MARGIN_ARGUMENT in extra:
-        margin = _number(MARGIN_ARGUMENT, extra[MARGIN_ARGUMENT], *MARGINS)
-    wish = Wish(policy, _cut_of(extra), margin)
+    admission = admission_of(*(environ.get(name, "").strip() for name in ASKED))
+    admission.check(sampling_params)
+    most = number(MARGIN, environ.get(MARGIN) or 0.0, MOST_MARGIN, MARGINS)
+    margin = number(MARGIN_ARGUMENT, extra.get(MARGIN_ARGUMENT, most), MOST_MARGIN, MARGINS)
+    if not _may_ask(margin, most, admission.settings.requests):
+        raise ValueError(
+            f"{MARGIN_ARGUMENT}: must not exceed the server's own, {most}; got {margin}"
+        )
+    wish = Wish(admission.policy_of(extra), _cut_of(extra), margin)
     if sampling_params.temperature > 0 and wish.acts(sampling_params.temperature):
         _refuse_truncation(sampling_params)
     return wish
 
 
-def _server(environ: Mapping[str, str]) -> settings.Settings:
-    """Return what the server asks for; the verifier is the engine's own, given biased logits."""
+def _may_ask(margin: float, most: float, requests: str) -> bool:
+    return margin == most or requests == "any" or (requests == "stricter" and margin < most)
+
+
+@lru_cache(maxsize=4)
+def admission_of(spec: str, requests: str, cap: str, readings: str) -> Admission:
+    """Return what the server admits; the verifier is the engine's own, given biased logits."""
     from cactus_theory.divergences import divergence
     from cactus_theory.integrations.vllm.bias import check_rule
     from cactus_theory.policies import policy
 
-    spec = environ.get(settings.POLICY, "").strip() or "speculative"
+    for name, given in ((settings.CAP, cap), (settings.READINGS, readings)):
+        if given:
+            raise ValueError(f"{name}: is kept by the hook of model runner V1 alone; got {given!r}")
     engine: Any = SimpleNamespace(check=check_rule)
-    try:
-        rule = policy(spec)
-        check_rule(rule)
-    except (ValueError, TypeError, OSError) as error:
-        raise ValueError(f"{settings.POLICY}: {error}") from None
-    return settings.Settings(rule, engine, divergence("kl"))
+    rule = settings.named(settings.POLICY, policy, spec or "speculative")
+    settings.named(settings.POLICY, check_rule, rule)
+    mode = settings.requests_of({settings.REQUESTS: requests})
+    found = settings.Settings(rule, engine, divergence("kl"), requests=mode)
+    return Admission(found, try_bias)
+
+
+def try_bias(rule: "Policy", _: settings.Settings) -> None:
+    """Raise what the policy raises on a few logits; ArithmeticError for a bias not finite."""
+    import torch
+
+    from cactus_theory.integrations.vllm.bias import drafted_bias, lifts_of
+
+    logits = torch.tensor(
+        [[0.0, 1.0, -torch.inf], [30.0, -30.0, 0.0], [-torch.inf, 0.0, -torch.inf]]
+    )
+    for drafted in ([0, 1, -1], [1, 0, -1], [2, 2, -1], [1, 1, 1]):
+        ids = torch.tensor(drafted)
+        for heat in (1e-2, 1.0, HOTTEST):
+            bias = drafted_bias(
+                lifts_of([rule]), logits, ids, torch.full((3,), heat), width=len(drafted)
+            )
+            if not bool(bias.to(logits.dtype).isfinite().all()):  # as it is added
+                raise ArithmeticError(f"a bias that is no number at temperature {heat:g}")
 
 
 def drafts_of(vllm_config: Any) -> int:
@@ -132,23 +163,13 @@ def _refuse_truncation(sampling_params: Any) -> None:
 
 def _cut_of(extra: Mapping[str, Any]) -> Cut:
     """Return what ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` ask for."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, (most, says) in CUTS.items():
         argument = f"{settings.ARGUMENT}_{name}"
         if argument in extra:
-            found[name] = _number(argument, extra[argument], most, says)
+            given = found[name] = number(argument, extra[argument], most, says)
+            if (name == "top_k" and given != int(given)) or (name == "top_p" and not given):
+                raise ValueError(f"{argument}: {says}; got {given}")
     if "top_k" in found:
         found["top_k"] = int(found["top_k"])
-    if found.get("top_p") == 0:
-        raise ValueError(f"cactus_top_p: {CUTS['top_p'][1]}; got 0")
     return Cut(**found)
-
-
-def _number(name: str, given: Any, most: float, says: str) -> float:
-    try:
-        number = float(given)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number <= most or (name.endswith("_k") and number != int(number)):
-        raise ValueError(f"{name}: {says}; got {given!r}")
-    return number

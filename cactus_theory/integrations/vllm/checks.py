@@ -6,13 +6,14 @@ from typing import Any
 import torch
 
 from cactus_theory.integrations.vllm import versions
+from cactus_theory.integrations.vllm.settings import CAP, READINGS, Settings
 
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
 # decides certain drafts of model runner V2
 PROCESSOR = "cactus_theory.integrations.vllm.logits_processor:CactusLogitsProcessor"
 
 
-def check_config(config: Any, warn: Callable[[str], None]) -> None:
+def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -> None:
     """Stop the start-up with one line where the hook would be bypassed or contradicted.
 
     A server without drafts is let through with a warning: it emits the target's own law.
@@ -21,13 +22,16 @@ def check_config(config: Any, warn: Callable[[str], None]) -> None:
     ------
     SystemExit
         Another ``rejection_sample_method``, a model runner V2 of an unknown version, a logits
-        processor beside sampled drafts, a CPU build that scales logits with memory it has not
-        written (vLLM issue 55005).
+        processor beside sampled drafts, a cap or readings of single requests that this runner
+        does not keep, a CPU build that scales logits with memory it has not written (vLLM issue
+        55005).
     """
     speculative = config.speculative_config
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
     second = getattr(config, "use_v2_model_runner", False)
+    if second:
+        require_no_accounts(settings)
     if second and has_processor(config):
         return check_processor(config)
     if second:
@@ -53,6 +57,13 @@ def check_processor(config: Any) -> None:
         drafts_of(config)
     except (ValueError, versions.UnknownVersion) as error:
         stop(str(error))
+
+
+def require_no_accounts(settings: Settings) -> None:
+    """Stop the start-up of model runner V2 where single requests are to be kept account of."""
+    for name, given in ((CAP, settings.cap is not None), (READINGS, settings.readings)):
+        if given:
+            stop(f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0")
 
 
 def require_hook(warn: Callable[[str], None]) -> None:

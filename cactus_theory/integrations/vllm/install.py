@@ -5,10 +5,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from cactus_theory.integrations.vllm import settings as reading
 from cactus_theory.integrations.vllm import versions
+from cactus_theory.integrations.vllm.admission import Admission
 from cactus_theory.integrations.vllm.checks import check_config
 from cactus_theory.integrations.vllm.metrics import Prometheus, Reporter
+from cactus_theory.integrations.vllm.requests import reporter_of
 from cactus_theory.integrations.vllm.settings import Settings
 from cactus_theory.integrations.vllm.v1 import Hook
 
@@ -23,6 +24,7 @@ PARAMETERS = (
     "sampling_metadata",
 )
 SAMPLE = ("self", "logits", "spec_decode_metadata")
+UPDATE = ("self", "scheduler_output")
 METADATA = ("temperature", "all_greedy", "all_random", "generators")
 
 
@@ -46,7 +48,8 @@ def install(settings: Settings) -> Hook:
     hook = Hook(settings, module.rejection_sample, logger.warning)
     module.rejection_sample = hook.rejection_sample
     _wrap_runner(hook, logger.info)
-    _wrap_requests(settings)
+    _wrap_ends(hook)
+    _wrap_requests(hook.admission)
     _wrap_config(settings, logger.warning)
     return hook
 
@@ -55,6 +58,7 @@ def check_names(module: Any) -> None:
     """Raise UnknownVersion unless every name that is relied on is there."""
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
+    from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample.metadata import SamplingMetadata  # pyright: ignore[reportMissingImports]
     from vllm.v1.worker.gpu_model_runner import (  # pyright: ignore[reportMissingImports]
         CachedRequestState,
@@ -65,7 +69,10 @@ def check_names(module: Any) -> None:
     versions.require_parameters(module.rejection_sample, PARAMETERS, "rejection_sample")
     versions.require_names(module, ["RejectionSampler"], "rejection_sampler")
     versions.require_names(SamplingMetadata, METADATA, "SamplingMetadata")
-    versions.require_names(GPUModelRunner, ["_sample"], "GPUModelRunner")
+    versions.require_names(GPUModelRunner, ["_sample", "_update_states"], "GPUModelRunner")
+    where = "GPUModelRunner._update_states"
+    versions.require_parameters(GPUModelRunner._update_states, UPDATE, where)
+    versions.require_names(SchedulerOutput, ["finished_req_ids"], "SchedulerOutput")
     versions.require_parameters(GPUModelRunner._sample, SAMPLE, "GPUModelRunner._sample")
     versions.require_names(InputBatch, ["req_ids"], "InputBatch")
     versions.require_names(CachedRequestState, ["sampling_params"], "CachedRequestState")
@@ -121,10 +128,28 @@ def _begin(hook: Hook, log: Callable[[str], None]) -> None:
     log(f"cactus-theory: {policy} decides drafts here ({verifier})")
     if hook.counts_here:
         atexit.register(hook.reporter.finish)
+        if hook.settings.readings:
+            hook.write = reporter_of(hook.settings.readings, log)
 
 
-def _wrap_requests(settings: Settings) -> None:
-    """Refuse bad knobs of a request when it is submitted."""
+def _wrap_ends(hook: Hook) -> None:
+    """Tell the hook which requests have ended or were aborted."""
+    from vllm.v1.worker.gpu_model_runner import (  # pyright: ignore[reportMissingImports]
+        GPUModelRunner,
+    )
+
+    original = GPUModelRunner._update_states
+
+    @functools.wraps(original)
+    def update(runner: Any, scheduler_output: Any) -> Any:
+        hook.end(scheduler_output.finished_req_ids)
+        return original(runner, scheduler_output)
+
+    GPUModelRunner._update_states = update
+
+
+def _wrap_requests(admission: Admission) -> None:
+    """Refuse a request that is not admitted when it is submitted."""
     from vllm.exceptions import VLLMValidationError  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
 
@@ -133,7 +158,7 @@ def _wrap_requests(settings: Settings) -> None:
     @functools.wraps(original)
     def verify(params: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            reading.of_request(settings, params.extra_args)
+            admission.check(params)
         except ValueError as error:
             raise VLLMValidationError(str(error)) from None
         return original(params, *args, **kwargs)
@@ -150,7 +175,7 @@ def _wrap_config(settings: Settings, warn: Callable[[str], None]) -> None:
     @functools.wraps(original)
     def create_engine_config(engine_args: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(engine_args, *args, **kwargs)
-        check_config(config, warn)
+        check_config(config, warn, settings)
         return config
 
     EngineArgs.create_engine_config = create_engine_config

@@ -1,7 +1,7 @@
 """Count what policies do inside an engine, and measure what it costs.
 
-Counters, by the spec of the policy (the fifth and later policies that requests choose for
-themselves are counted as ``other``):
+Counters, by the spec of the server's policy; what requests choose for themselves is counted under
+the registered name of the policy, without its knobs, so that no request makes a label:
 
 ==============================================  ================================================
 ``cactus:verified_rows_total``                  target rows whose emitted law was the policy's:
@@ -30,7 +30,7 @@ does vLLM's own. Counts are sent at every step; what the meter reads, about once
 first step after that, so it stands still while a server is idle. The log line comes from the
 sampling process, whatever the others do, at vLLM's interval (``VLLM_LOG_STATS_INTERVAL``), when a
 step is taken. vLLM's answer to one request (``metrics.speculative_decoding``) has no place for
-numbers of a plugin: nothing is reported per request.
+numbers of a plugin: ``CACTUS_READINGS`` writes those of each request elsewhere.
 """
 
 import math
@@ -40,12 +40,11 @@ from collections.abc import Callable
 from typing import Any
 
 from cactus_theory.decoding._meter import Meter, path_to, verified
+from cactus_theory.integrations.vllm.admission import family
 from cactus_theory.integrations.vllm.batch import Verified
 from cactus_theory.integrations.vllm.settings import Settings
 from cactus_theory.policies import Policy
 
-LABELLED = 5  # policies with a label of their own
-REMEMBERED = 1024  # specs of policies
 METERS = 16  # policies under one label whose rows are collected at the same time
 COUNTS = ("verified_rows", "drafted_tokens", "accepted_tokens", "emitted_tokens")
 WORDS = {
@@ -70,7 +69,6 @@ class Tally:
 
     def __init__(self, settings: Settings, seed: int = 0) -> None:
         self.settings = settings
-        self.labels: dict[str, str] = {}
         self.counts: dict[str, dict[str, int]] = {}
         self.meters: dict[str, list[Meter]] = {}
         self.closed: dict[str, tuple[int, float]] = {}
@@ -93,7 +91,7 @@ class Tally:
             own["accepted_tokens"] += kept
             own["emitted_tokens"] += kept + 1
             if self.skip < charged and self.settings.meter:
-                self._measure(seen, row, number, charged)
+                self._measure(seen, row, charged)
             self.skip -= charged
 
     def totals(self, label: str) -> dict[str, float]:
@@ -122,20 +120,20 @@ class Tally:
         return f"{text}, emitted {name} per token {spent:.4f} ({own['measured_rows']} rows)"
 
     def _label(self, policy: Policy) -> str:
-        spec = policy.spec
-        if spec not in self.labels:
-            if len(self.labels) > REMEMBERED:  # by their requests' prices, say
-                return "other"
-            label = self.labels[spec] = spec if len(self.labels) < LABELLED else "other"
-            self.counts.setdefault(label, dict.fromkeys(COUNTS, 0))
-        return self.labels[spec]
+        """Return the server's spec, or a registered name: a bounded set, whatever requests say."""
+        same = policy == self.settings.policy
+        label = self.settings.policy.spec if same else family(policy)
+        self.counts.setdefault(label, dict.fromkeys(COUNTS, 0))
+        return label
 
-    def _measure(self, seen: Verified, row: int, number: int, charged: int) -> None:
+    def _measure(self, seen: Verified, row: int, charged: int) -> None:
         """Give the meter those of a request's charged rows that chance has picked."""
         while self.skip < charged:
             place = slice(self.skip, self.skip + 1)
             q, p = verified(row, place, seen.target_probs, seen.draft)
             path = path_to(row, place, seen.verdict, seen.draft)
+            choice = seen.assigned.choice
+            number = 0 if choice is None else int(choice[row, self.skip])
             self._meter(seen.assigned.policies[number]).add(q, p, None, path)
             self.skip += 1 + self._gap()
 

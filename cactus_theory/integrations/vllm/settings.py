@@ -7,18 +7,23 @@
 ``CACTUS_DIVERGENCE``   what the meter reads, such as ``kl`` (default) or ``renyi:a=2``
 ``CACTUS_METER``        ``off``, or n: one verified row in n is measured, chosen at random
                         (default 16; 1: all of them)
+``CACTUS_REQUESTS``     what a request may ask for: ``stricter`` (default), ``any``, ``off``
+``CACTUS_CAP``          nats of KL that an answer may spend per token, at every length it may
+                        end at; ``inf``: only where its request sets one
+``CACTUS_READINGS``     ``log``, or a file: a line of each request's own numbers at its end
 ======================  ===================================================================
 
 A request may choose its own policy in ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``):
-``{"cactus": "band:price=1"}``, ``{"cactus": {"policy": "band", "price": 1}}``, or knobs of the
-server's policy alone, ``{"cactus": {"price": 1}}`` or ``{"cactus": "price=1"}``. It cannot name
-files: neither a policy in a file nor a knob that is read from one. Nothing here imports torch
-before a policy is asked for.
+``{"cactus": "band:price=4"}``, ``{"cactus": {"policy": "band", "price": 4}}``, or knobs of the
+server's policy alone, ``{"cactus": {"price": 4}}`` or ``{"cactus": "price=4"}``, and lower its
+cap, ``{"cactus_cap": 0.01}``; see :mod:`cactus_theory.integrations.vllm.admission` for what is
+admitted. Nothing here imports torch before a policy is asked for.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,10 +33,12 @@ if TYPE_CHECKING:
 
 POLICY, VERIFIER = "CACTUS_POLICY", "CACTUS_VERIFIER"
 DIVERGENCE, METER = "CACTUS_DIVERGENCE", "CACTUS_METER"
-ARGUMENT = "cactus"  # the key of ``extra_args``
+REQUESTS, CAP, READINGS = "CACTUS_REQUESTS", "CACTUS_CAP", "CACTUS_READINGS"
+ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # keys of ``extra_args``
+MODES = ("stricter", "any", "off")
+LOG = "log"
 MEASURED = 16  # measuring a row of a large vocabulary costs as much as verifying a whole batch
-# knobs that name files of the server
-SERVER_ONLY = ("values",)
+LONGEST_LINE = 1000  # characters of a refusal
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,18 @@ class Settings:
     policy : of every request that does not choose its own.
     verifier, divergence : as registered.
     meter : one verified row in so many is measured; 0: none.
+    requests : what a request may ask for.
+    cap : nats a token of an answer; inf: only where a request sets one; None: no caps.
+    readings : ``log`` or a file for the numbers of single requests; empty: none.
     """
 
     policy: "Policy"
     verifier: "Verifier"
     divergence: "Divergence"
     meter: int = MEASURED
+    requests: str = MODES[0]
+    cap: float | None = None
+    readings: str = ""
 
 
 def asked(environ: Mapping[str, str] = os.environ) -> bool:
@@ -69,58 +82,21 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     from cactus_theory.divergences import divergence
     from cactus_theory.policies import policy
 
-    found = _named(POLICY, policy, environ[POLICY].strip())
-    verifier = _named(VERIFIER, _chain_or_block, environ.get(VERIFIER, "").strip() or "chain")
-    _named(VERIFIER, verifier.check, found)
+    found = named(POLICY, policy, environ[POLICY].strip())
+    verifier = named(VERIFIER, _chain_or_block, environ.get(VERIFIER, "").strip() or "chain")
+    named(VERIFIER, verifier.check, found)
     wanted = environ.get(DIVERGENCE, "").strip() or "kl"
-    return Settings(found, verifier, _named(DIVERGENCE, divergence, wanted), _meter(environ))
+    return Settings(
+        found, verifier, named(DIVERGENCE, divergence, wanted), _meter(environ),
+        requests_of(environ), _cap(environ, found), _readings(environ),
+    )  # fmt: skip
 
 
-def of_request(settings: Settings, extra_args: Mapping[str, Any] | None) -> "Policy":
-    """Return the policy of one request.
+def requests_of(environ: Mapping[str, str]) -> str:
+    """Return what a request may ask for; ValueError for another word."""
+    from cactus_theory._arguments import one_of
 
-    Raises
-    ------
-    ValueError
-        One line: anything but a spec or knobs, an unknown name or knob, a value outside its
-        range, a file, a policy that the server's verifier cannot follow.
-    """
-    given = (extra_args or {}).get(ARGUMENT)
-    if given is None:
-        return settings.policy
-    found = _named(f"extra_args[{ARGUMENT!r}]", _requested, settings.policy, given)
-    _named(f"extra_args[{ARGUMENT!r}]", settings.verifier.check, found)
-    return found
-
-
-def _requested(default: "Policy", given: Any) -> "Policy":
-    from cactus_theory.policies import policy
-    from cactus_theory.policies._file import names_a_file
-
-    spec, knobs = _spec_and_knobs(given)
-    if spec is not None and names_a_file(spec):
-        raise ValueError(f"policy: must be a registered name, not a file; got {spec!r}")
-    forbidden = [knob for knob in SERVER_ONLY if knob in knobs or (spec and f"{knob}=" in spec)]
-    if forbidden:
-        raise ValueError(f"{forbidden[0]}: is set by the server alone; got {given!r}")
-    return policy(default if spec is None else spec, **knobs)
-
-
-def _spec_and_knobs(given: Any) -> tuple[str | None, dict[str, Any]]:
-    """Return the spec (None: the server's policy) and the knobs beside it."""
-    from cactus_theory._arguments import parse_spec
-
-    if isinstance(given, str):
-        if "=" in given.partition(":")[0]:
-            return None, dict(parse_spec(f":{given}")[1])
-        return given, {}
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise ValueError(f'must be a spec or knobs, such as {{"price": 2.0}}; got {given!r}')
-    knobs = dict(given)
-    spec = knobs.pop("policy", None)
-    if spec is not None and not isinstance(spec, str):
-        raise ValueError(f"policy: must be a spec string; got {spec!r}")
-    return spec, knobs
+    return one_of(REQUESTS, environ.get(REQUESTS, "").strip() or MODES[0], MODES)
 
 
 def _chain_or_block(name: str) -> "Verifier":
@@ -139,10 +115,29 @@ def _meter(environ: Mapping[str, str]) -> int:
     return int(given) if given else MEASURED
 
 
-def _named(name: str, function: Any, *given: Any) -> Any:
-    """Call a function, and name the setting in what it raises for it."""
+def _cap(environ: Mapping[str, str], found: "Policy") -> float | None:
+    from cactus_theory._arguments import number
+    from cactus_theory.decoding.ledger import Ledger
+
+    given = environ.get(CAP, "").strip()
+    if not given:
+        return None
+    cap = number(CAP, given, 0)
+    named(CAP, Ledger, found, min(cap, 1.0))  # a policy that a ledger cannot follow stops here
+    return cap
+
+
+def _readings(environ: Mapping[str, str]) -> str:
+    given = environ.get(READINGS, "").strip()
+    if given and given != LOG:
+        named(READINGS, Path(given).open, "a").close()
+    return given
+
+
+def named(name: str, function: Any, *given: Any) -> Any:
+    """Call a function, and name the setting in what it raises for it, in one short line."""
     try:
         return function(*given)
-    except (ValueError, TypeError, OSError) as error:
-        said = " ".join(str(error).split())  # one line
-        raise ValueError(f"{name}: {said}") from None
+    except (ValueError, TypeError, OSError, ArithmeticError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"{name}: {said[:LONGEST_LINE]}") from None

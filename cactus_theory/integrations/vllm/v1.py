@@ -11,8 +11,13 @@ What is replaced, once names of parameters and fields have been compared:
   before any process starts: model runner V2, ``rejection_sample_method`` other than ``standard``
   (``block`` is accepted and ignored by this runner, and turns draft probabilities off; ``fly``
   and ``synthetic`` are lossy rules of their own), a CPU build with vLLM issue 55005;
-* ``SamplingParams.verify``, wrapped: a request with a bad ``extra_args["cactus"]`` is refused
+* ``GPUModelRunner._update_states``, wrapped: tells which requests have ended or were aborted;
+* ``SamplingParams.verify``, wrapped: a request whose ``extra_args`` are not admitted is refused
   when it is submitted.
+
+A request is kept by its id from its first step with drafts to its end: its policy, built and tried
+once, and under a cap its account, which a preemption leaves as it is. If the policy of a request
+raises in a step all the same, drafts of that step are judged without loss, and a warning says so.
 
 The bonus token is the one that the engine has drawn before; acceptance and recovery take numbers
 of the default generator of the device, or of the request's own (``seed``). Those of a request do
@@ -25,19 +30,23 @@ not numbers goes to the original function. On CUDA the torch path runs (no engin
 flags of mixed batches with greedy requests, and the counters, wait for the device at every step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cactus_theory.integrations.vllm import settings as reading
+from cactus_theory.decoding._meter import verified
+from cactus_theory.integrations.vllm.admission import Admission
 from cactus_theory.integrations.vllm.batch import FlatBatch, Verified, verify_flat
 from cactus_theory.integrations.vllm.metrics import Reporter, Tally
-from cactus_theory.integrations.vllm.settings import Settings
-from cactus_theory.policies import Policy
+from cactus_theory.integrations.vllm.requests import Request
+from cactus_theory.integrations.vllm.settings import LONGEST_LINE, Settings
+from cactus_theory.integrations.vllm.trial import try_rows
+from cactus_theory.policies import Policy, policy
+from cactus_theory.verify import Assignment
 
-REMEMBERED = 1024  # policies of requests
 OWN_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
 
 
@@ -48,19 +57,24 @@ class Hook:
     ----------
     calls : how often the runner has asked, all-greedy batches included.
     runner : the runner that is sampling; None outside a step.
+    requests : by id, from a request's first step with drafts to its end.
+    write : takes the readings of requests that have ended; None in all processes but one.
     """
 
     def __init__(
         self, settings: Settings, original: Callable[..., Tensor], warn: Callable[[str], None]
     ) -> None:
         self.settings, self.original, self.warn = settings, original, warn
+        self.admission = Admission(settings, try_rows)
+        self.lossless = policy("speculative")
         self.calls = 0
         self.runner: Any = None
         self.tally = Tally(settings)
         self.reporter: Reporter | None = None
         self.counts_here = True
         self.warned: set[str] = set()
-        self.parsed: dict[str, Policy] = {}
+        self.requests: dict[str, Request] = {}
+        self.write: Callable[[dict[str, Any]], None] | None = None
 
     def rejection_sample(
         self,
@@ -82,6 +96,8 @@ class Hook:
         refuse_other_rules(kwargs)
         if sampling_metadata.all_greedy:
             return self.original(*given, *args, **kwargs)
+        # before the batch has rows: a policy is tried in the memory that they will be in
+        running = self._running(len(num_draft_tokens))
         rows, unknown = self._draft_rows(draft_probs, num_draft_tokens)
         batch = FlatBatch(
             draft_token_ids,
@@ -97,8 +113,7 @@ class Hook:
         if not target_logits.is_cuda and batch.has_nan:
             self._warn_once("a step had NaN logits; vLLM's own function decides such steps")
             return self.original(*given, *args, **kwargs)
-        policies = self._policies(len(num_draft_tokens))
-        output, seen = verify_flat(self.settings.verifier, policies, batch)
+        output, seen = self._judged(batch, running)
         self._report(seen)
         return output
 
@@ -108,38 +123,60 @@ class Hook:
             if self.reporter is not None:
                 self.reporter.step()
 
-    def _policies(self, batch: int) -> list[Policy]:
-        """Return one policy for all requests, or one for each."""
-        own = [] if self.runner is None else self._extra_args()
-        if len(own) != batch or own == [None] * batch:  # a dummy batch, or the usual one
-            return [self.settings.policy]
-        return [self.settings.policy if given is None else self.policy_of(given) for given in own]
+    def end(self, names: Iterable[str]) -> None:
+        """Forget requests that have ended or were aborted, and report what they got."""
+        for name in names:
+            request = self.requests.pop(name, None)
+            if request is not None and request.meter is not None and self.write is not None:
+                self.write(request.reading(name))
 
-    def _extra_args(self) -> list[Any]:
-        """Return what each request of the running step asks for, None for nothing."""
-        requests = self.runner.requests
-        given = []
-        for name in self.runner.input_batch.req_ids:
-            params = requests[name].sampling_params if name in requests else None
-            extra = getattr(params, "extra_args", None)
-            given.append(extra.get(reading.ARGUMENT) if extra else None)
-        return given
+    def _running(self, count: int) -> list[Request]:
+        """Return the requests of the running step; none for a dummy batch."""
+        names = [] if self.runner is None else self.runner.input_batch.req_ids
+        if len(names) != count:
+            return []
+        return [self._request(name) for name in names]
 
-    def policy_of(self, given: Any) -> Policy:
-        """Return a request's policy; a bad one was refused on submission, or is the server's."""
-        words = repr(given)
-        if words not in self.parsed:
-            if len(self.parsed) >= REMEMBERED:
-                self.parsed.clear()
-            self.parsed[words] = self._read(given)
-        return self.parsed[words]
+    def _request(self, name: str) -> Request:
+        """Return what is known of a request, from its first step on."""
+        state = self.runner.requests.get(name)
+        params = getattr(state, "sampling_params", None)
+        known = self.requests.get(name)
+        if known is None or known.params is not params:  # new, or asked anew under the same id
+            known = self.requests[name] = self._admitted(params)
+        return known
 
-    def _read(self, given: Any) -> Policy:
+    def _admitted(self, params: Any) -> Request:
+        """Return a new request; one that was not refused where it was submitted is lossless."""
+        extra = getattr(params, "extra_args", None)
         try:
-            return reading.of_request(self.settings, {reading.ARGUMENT: given})
+            policy, cap = self.admission.policy_of(extra), self.admission.cap_of(extra)
         except ValueError as error:
-            self._warn_once(f"{error}; the server's policy decides instead")
-            return self.settings.policy
+            self._warn_once(f"{error}; the request is served without loss")
+            policy, cap = self.lossless, None
+        return Request(params, policy, cap, self.settings)
+
+    def _judged(self, batch: FlatBatch, running: list[Request]) -> tuple[Tensor, Verified | None]:
+        """Return what is emitted; policies of requests that raise are replaced for the step."""
+        policies = [own.policy for own in running] or [self.settings.policy]
+        if all(own is policies[0] for own in policies):
+            policies = policies[:1]
+        kept = any(own.ledger is not None or own.meter is not None for own in running)
+        choices: list[Tensor] = []
+        try:
+            choices = _choices(batch, running) if kept and batch.drafted else []
+            assigned = _assigned(batch, running, choices) if choices else None
+            output, seen = verify_flat(self.settings.verifier, policies, batch, None, assigned)
+        except Exception as error:
+            if all(own is self.settings.policy for own in policies):
+                raise
+            said = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
+            self._warn_once(f"{said}; drafts of this step are judged without loss")
+            return verify_flat(self.settings.verifier, [self.lossless], replace(batch))
+        for place, choice in enumerate(choices):
+            assert seen is not None
+            running[batch.drafted[place]].book(seen, place, choice)
+        return output, seen
 
     def _draft_rows(
         self, draft_probs: Tensor | None, counts: list[int]
@@ -176,6 +213,29 @@ def refuse_other_rules(kwargs: dict[str, Any]) -> None:
                 f"{name}: vLLM's own lossy rule cannot decide together with a policy of "
                 "cactus-theory; unset it or CACTUS_POLICY"
             )
+
+
+def _choices(batch: FlatBatch, running: list[Request]) -> list[Tensor]:
+    """Return which of its own rules judges each token of the requests with drafts."""
+    found = []
+    for place, (row, count) in enumerate(zip(batch.drafted, batch.draft.lengths, strict=True)):
+        drafted = batch.draft.token_ids[place]
+        own = torch.zeros_like(drafted)
+        if count:
+            q, p = verified(place, slice(0, count), batch.target_rows, batch.draft)
+            own[:count] = running[row].choice(drafted[:count], q, p)
+        found.append(own)
+    return found
+
+
+def _assigned(batch: FlatBatch, running: list[Request], choices: list[Tensor]) -> Assignment:
+    """Return one list of policies for the batch, and which of them judges each token."""
+    rules: list[Policy] = []
+    rows = []
+    for own, choice in zip((running[row] for row in batch.drafted), choices, strict=True):
+        rules += [rule for rule in own.rules if rule not in rules]
+        rows.append(choice.new_tensor([rules.index(rule) for rule in own.rules])[choice])
+    return Assignment(tuple(rules), torch.stack(rows))
 
 
 def _greedy(metadata: Any) -> list[bool] | None:

@@ -42,11 +42,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.integrations.vllm import settings as reading
 from cactus_theory.integrations.vllm import versions
+from cactus_theory.integrations.vllm.admission import Admission
 from cactus_theory.integrations.vllm.settings import Settings
+from cactus_theory.integrations.vllm.trial import try_rows
 from cactus_theory.integrations.vllm.v2_layout import requests_of
-from cactus_theory.policies import Policy
+from cactus_theory.policies import Policy, policy
 
 TESTED = ("0.32.0", "0.33.0")  # their functions; no engine was run
 SAMPLER = "vllm.v1.worker.gpu.sample.sampler"
@@ -82,6 +83,7 @@ class Hook:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.calls = settings, 0
+        self.admission, self.lossless = Admission(settings, try_rows), policy("speculative")
         self.own: dict[int, Policy] = {}
         self.slots: np.ndarray | None = None
 
@@ -109,15 +111,17 @@ class Hook:
         return ids, counts
 
     def add_request(self, slot: int, sampling_params: Any) -> None:
-        """Take note of what a request asks for; a bad setting leaves it the server's policy."""
+        """Take note of what a request asks for; one that is not admitted is lossless."""
         self.own.pop(slot, None)
         extra = getattr(sampling_params, "extra_args", None)
-        if not extra or reading.ARGUMENT not in extra:
-            return
         try:
-            self.own[slot] = reading.of_request(self.settings, extra)
+            rule = self.admission.policy_of(extra)
+            self.admission.cap_of(extra)
         except ValueError as error:
-            _log.warning("cactus-theory: %s; the server's policy decides instead", error)
+            _log.warning("cactus-theory: %s; the request is served without loss", error)
+            rule = self.lossless
+        if rule is not self.settings.policy:
+            self.own[slot] = rule
 
     def _groups(self, count: int) -> list[tuple[Policy, list[int]]]:
         """Return the policies of a batch, each with the places of its requests."""

@@ -59,6 +59,11 @@ class CachedRequestState:
     sampling_params: SamplingParams | None
 
 
+@dataclass
+class SchedulerOutput:
+    finished_req_ids: set
+
+
 class Counter:
     """As prometheus_client's, without a registry."""
 
@@ -91,6 +96,10 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
             self.requests = requests
             self.input_batch = InputBatch(list(requests))
 
+        def _update_states(self, scheduler_output):
+            for name in scheduler_output.finished_req_ids:
+                self.requests.pop(name, None)
+
         def _sample(self, logits, spec_decode_metadata):
             if spec_decode_metadata is None:
                 return "no drafts"
@@ -114,6 +123,9 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
         module("vllm.engine"),
         module("vllm.engine.arg_utils", EngineArgs=EngineArgs),
         module("vllm.v1"),
+        module("vllm.v1.core"),
+        module("vllm.v1.core.sched"),
+        module("vllm.v1.core.sched.output", SchedulerOutput=SchedulerOutput),
         module("vllm.v1.sample", rejection_sampler=sampler),
         sampler,
         module("vllm.v1.sample.metadata", SamplingMetadata=Metadata),

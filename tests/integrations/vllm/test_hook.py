@@ -18,6 +18,7 @@ from tests.integrations.vllm.flat import CHAIN, emitted, random_batch
 
 ROOT = Path(__file__).resolve().parents[3]
 BAND = "band:price=0.5"
+PLAIN = settings.read({"CACTUS_POLICY": BAND})
 
 
 @pytest.fixture
@@ -29,7 +30,8 @@ def logged():
 def served(monkeypatch, logged):
     """A fake vLLM with the hook in place: its module, its runner and the hook."""
     sampler, runner = fake.install(monkeypatch, logged=logged)
-    return sampler, runner, install.install(settings.read({"CACTUS_POLICY": BAND}))
+    read = settings.read({"CACTUS_POLICY": BAND, "CACTUS_REQUESTS": "any"})
+    return sampler, runner, install.install(read)
 
 
 def call(batch, metadata=None):
@@ -73,13 +75,14 @@ def test_requests_choose_their_policies(served):
     assert emitted(found)[0][:3] == batch.ids[:3].tolist()  # alpha = 1 keeps whatever is drafted
 
 
-def test_a_bad_request_inside_the_engine_has_the_servers_policy_and_a_warning(served, logged):
+def test_a_bad_request_inside_the_engine_is_lossless_with_a_warning(served, logged):
     _, runner, _ = served
     batch = random_batch(0, [3, 2], generators=seeded(1, 2))
     found = runner(**requests([{}], None))._sample(None, call(batch))
     again = random_batch(0, [3, 2], generators=seeded(1, 2))
-    assert torch.equal(found, verify_flat(CHAIN, [ct.policy(BAND)], again)[0])
-    assert any("the server's policy decides" in line for line in logged)
+    rules = [ct.policy("speculative"), ct.policy(BAND)]
+    assert torch.equal(found, verify_flat(CHAIN, rules, again)[0])
+    assert any("is served without loss" in line for line in logged)
 
 
 def test_batches_that_are_all_greedy_go_to_the_original(served):
@@ -231,7 +234,7 @@ def test_a_configuration_is_checked_before_processes_start(served, logged):
 def test_other_methods_are_refused(served, method):
     speculative = SimpleNamespace(rejection_sample_method=method)
     with pytest.raises(SystemExit, match=method):
-        checks.check_config(config(speculative_config=speculative), print)
+        checks.check_config(config(speculative_config=speculative), print, PLAIN)
 
 
 def test_runner_v2_is_let_through_with_its_logits_processor(served):
@@ -243,10 +246,10 @@ def test_runner_v2_is_let_through_with_its_logits_processor(served):
             use_v2_model_runner=True, model_config=loaded, speculative_config=drafts
         )  # fmt: skip
         if sampled == "greedy":
-            checks.check_config(given, print)
+            checks.check_config(given, print, PLAIN)
         else:
             with pytest.raises(SystemExit, match="draft_sample_method: must be greedy"):
-                checks.check_config(given, print)
+                checks.check_config(given, print, PLAIN)
 
 
 def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
@@ -259,19 +262,19 @@ def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
     assert v2.installed() is None
     plugin.register()
     assert v2.installed() is not None
-    checks.check_config(config(use_v2_model_runner=True), logged.append)
+    checks.check_config(config(use_v2_model_runner=True), logged.append, PLAIN)
     assert any("nothing is counted" in line for line in logged)
     published.put(monkeypatch, around=False, rejection_sample=lambda logits: None)
     plugin.register()
     with pytest.raises(SystemExit, match=r"no hook for model runner V2 .* takes \(logits\)"):
-        checks.check_config(config(use_v2_model_runner=True), print)
+        checks.check_config(config(use_v2_model_runner=True), print, PLAIN)
 
 
 def test_a_build_that_loses_the_temperature_is_refused(served):
     sampler, _, _ = served
     sampler.expand_batch_to_tokens = lambda x, ends, count: torch.zeros(count)
     with pytest.raises(SystemExit, match="55005"):
-        checks.check_config(config(), print)
+        checks.check_config(config(), print, PLAIN)
 
 
 def test_the_entry_point_loads_neither_torch_nor_vllm_without_a_policy():

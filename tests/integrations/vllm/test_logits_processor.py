@@ -22,8 +22,9 @@ SINGLE = 5e-6
 @pytest.fixture
 def processor_class(monkeypatch):
     """Return the class, imported beside what stands for vLLM."""
-    for name in ("CACTUS_POLICY", "CACTUS_VERIFIER", "CACTUS_MARGIN"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("POLICY", "VERIFIER", "MARGIN", "CAP", "READINGS"):
+        monkeypatch.delenv(f"CACTUS_{name}", raising=False)
+    monkeypatch.setenv("CACTUS_REQUESTS", "any")
     published.put(monkeypatch)
     monkeypatch.delitem(sys.modules, NAME, raising=False)
     yield importlib.import_module(NAME).CactusLogitsProcessor
@@ -213,6 +214,11 @@ def test_greedy_requests_take_their_margin(processor_class, monkeypatch):
         ({"extra": {"cactus_margin": "much"}}, "cactus_margin: .* got 'much'"),
         ({"extra": {"cactus_top_p": 0}}, r"cactus_top_p: must lie in \(0, 1\]; got 0"),
         ({"extra": {"cactus_top_k": 2.5}}, "cactus_top_k: must be a whole number"),
+        ({"extra": {"cactus_top_k": 10**400}}, "cactus_top_k: .* got a whole number of 1,329 bits"),
+        ({"extra": {"cactus_margin": 10**400}}, "cactus_margin: must be a number"),
+        ({"extra": {"cactus_margin": "1" * 10**6}}, r"cactus_margin: .* \(1,000,000 characters\)"),
+        ({"extra": {"cactus_cap": 0.1}}, "cactus_cap: must not be given"),
+        ({"temperature": 1e300}, r"temperature: must be at most 1e\+06 .* got 1e\+300"),
         ({"extra": {"cactus_min_p": 1.5}}, "cactus_min_p: must lie in"),
         ({"top_p": 0.9, "extra": {"cactus": "speculative", "cactus_top_k": 4}}, "top_p: must be"),
     ],
@@ -222,6 +228,27 @@ def test_what_is_refused_at_admission(processor_class, monkeypatch, own, said):
     with pytest.raises(ValueError, match=said) as refusal:
         processor_class.validate_params(params(**own))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "admitted"),
+    [("any", 9, True), ("stricter", 1, True), ("stricter", 2, False), ("off", 1, False)],
+)
+def test_a_request_may_lower_the_margin(processor_class, monkeypatch, mode, given, admitted):
+    monkeypatch.setenv("CACTUS_MARGIN", "1.5")
+    monkeypatch.setenv("CACTUS_REQUESTS", mode)
+    asked = params(0.0, extra={"cactus_margin": given})
+    if admitted:
+        return processor_class.validate_params(asked)
+    with pytest.raises(ValueError, match=r"cactus_margin: must not exceed the server's own, 1.5"):
+        processor_class.validate_params(asked)
+
+
+@pytest.mark.parametrize("name", ["CACTUS_CAP", "CACTUS_READINGS"])
+def test_accounts_of_requests_stop_the_start(processor_class, monkeypatch, name):
+    monkeypatch.setenv(name, "0.5")
+    with pytest.raises(ValueError, match=f"{name}: is kept by the hook of model runner V1 alone"):
+        made(processor_class)
 
 
 def test_what_is_not_refused(processor_class, monkeypatch):

@@ -37,6 +37,10 @@ def test_what_is_said_is_read():
         ("CACTUS_DIVERGENCE", "kk", "pearson_chi2"),
         ("CACTUS_METER", "-1", "whole number"),
         ("CACTUS_METER", "1.5", "whole number"),
+        ("CACTUS_REQUESTS", "all", "stricter, any, off"),
+        ("CACTUS_CAP", "-1", "[0, inf]"),
+        ("CACTUS_CAP", "much", "a number"),
+        ("CACTUS_READINGS", "/nowhere/at/all", "No such file"),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_line_with_the_valid_ones(name, value, valid):
@@ -46,67 +50,12 @@ def test_a_bad_setting_is_refused_in_one_line_with_the_valid_ones(name, value, v
     assert said.startswith(f"{name}: ") and valid in said and "\n" not in said
 
 
+def test_a_policy_that_a_ledger_cannot_follow_is_refused_beside_a_cap():
+    environ = {"CACTUS_POLICY": "soft_band:price=2", "CACTUS_VERIFIER": "block"}
+    with pytest.raises(ValueError, match="CACTUS_CAP: policy: a ledger needs"):
+        settings.read(environ | {"CACTUS_CAP": "0.5"})
+
+
 def test_a_policy_that_the_verifier_cannot_follow_is_refused():
     with pytest.raises(ValueError, match="CACTUS_VERIFIER.*typical"):
         settings.read({"CACTUS_POLICY": "typical", "CACTUS_VERIFIER": "block"})
-
-
-@pytest.mark.parametrize(
-    ("given", "spec"),
-    [
-        ("cactus:delta=0.5", "cactus:delta=0.5"),
-        ("price=1", "band:price=1.0"),
-        ({"price": 1}, "band:price=1.0"),
-        ({"policy": "cactus", "delta": 0.5}, "cactus:delta=0.5"),
-        ({"policy": "cactus:delta=0.5"}, "cactus:delta=0.5"),
-        (None, "band:price=2.0"),
-    ],
-)
-def test_a_request_chooses_its_policy(given, spec):
-    found = settings.of_request(settings.read(BAND), {"cactus": given, "other": 1})
-    assert found.spec == spec
-
-
-@pytest.mark.parametrize("extra", [None, {}, {"other": 3}])
-def test_a_request_that_says_nothing_has_the_servers(extra):
-    read = settings.read(BAND)
-    assert settings.of_request(read, extra) is read.policy
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["bnad", "", 3, [{}], {"prise": 1}, {"price": -1}, {"policy": 3}, {1: 2}, {"price": [1]}]
-    + ["rules.py:mine", {"policy": "rules.py:mine:k=1"}]
-    + ["soft_band:price=1,values=/etc/hostname", {"policy": "soft_band", "values": "x.json"}],
-    ids=str,
-)
-def test_a_bad_request_is_refused_in_one_line(given):
-    with pytest.raises(ValueError) as caught:
-        settings.of_request(settings.read(BAND), {"cactus": given})
-    said = str(caught.value)
-    assert said.startswith("extra_args['cactus']: ") and "\n" not in said
-
-
-def test_a_request_cannot_name_a_file_that_is_there(tmp_path):
-    file = tmp_path / "rules.py"
-    file.write_text("import cactus_theory as ct\n\nmine = ct.policy('speculative')\n")
-    spec = f"{file}:mine"
-    assert settings.read({"CACTUS_POLICY": spec}).policy == ct.policy("speculative")
-    for given in (spec, {"policy": spec}):
-        with pytest.raises(ValueError, match="not a file"):
-            settings.of_request(settings.read(BAND), {"cactus": given})
-
-
-@pytest.mark.parametrize(
-    "given", ["soft_band:price=1,values=x", "values=x", {"policy": "soft_band", "values": "x"}]
-)
-def test_a_request_cannot_set_a_knob_that_is_read_from_a_file(given):
-    with pytest.raises(ValueError, match="by the server alone"):
-        settings.of_request(settings.read(BAND), {"cactus": given})
-
-
-def test_a_request_may_not_choose_what_a_block_cannot_follow():
-    with pytest.raises(ValueError, match="block"):
-        settings.of_request(
-            settings.read(BAND | {"CACTUS_VERIFIER": "block"}), {"cactus": "typical"}
-        )

@@ -1,0 +1,297 @@
+"""What a request may ask for: read within bounds, compared with the server's, built and tried once.
+
+``CACTUS_REQUESTS`` says what is admitted:
+
+======================  ===================================================================
+``stricter`` (default)  the server's policy with its knob moved to where less is accepted (by the
+                        ``direction`` that the policy declares), or ``speculative``, which is
+                        lossless; every other knob must equal the server's
+``any``                 any registered policy
+``off``                 nothing: the server's policy decides for every request
+======================  ===================================================================
+
+Requests come from strangers. Lengths are bounded before anything is parsed, refusals repeat a
+short part of what was said, and no file is opened: a policy in a file and a knob that holds text
+other than ``TEXTS`` are the server's alone. An admitted policy has judged drafts in the
+functions that the sampler calls, and is kept as that object; a bounded number of them are
+remembered by a digest.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cactus_theory.integrations.vllm.settings import ARGUMENT, CAP_ARGUMENT, Settings, named
+from cactus_theory.policies import Policy, _knobs, _registry
+from cactus_theory.policies._file import names_a_file
+from cactus_theory.policies._function import FunctionPolicy
+from cactus_theory.policies.speculative import Speculative
+
+# the longest spec of a policy of this package, with every knob to its last digit, has about 130
+LONGEST = 200
+MOST_KNOBS = 8
+LONGEST_INTEGER = 64  # bits
+SHOWN = 60  # characters of a value that a refusal repeats
+REMEMBERED = 1024  # policies
+# a bias on logits, T ln r, stays far inside float32; rows are uniform to their last digit before
+HOTTEST = 1e6
+# knobs that hold text a request may choose: names that are looked up in the package's own lists
+TEXTS = ("divergence", "form", "recover")
+Wish = tuple[str | None, dict[str, Any]]
+
+
+class Admission:
+    """Decides what requests get.
+
+    Attributes
+    ----------
+    trial : calls what the sampler calls; what it raises refuses the policy.
+    known : policies by the digest of what asked for them.
+    """
+
+    def __init__(self, settings: Settings, trial: Callable[[Policy, Settings], None]) -> None:
+        self.settings, self.trial = settings, trial
+        self.known: dict[bytes, Policy] = {}
+
+    def check(self, sampling_params: Any) -> None:
+        """Raise ValueError for a request that is not served as it asks."""
+        extra = sampling_params.extra_args
+        self.policy_of(extra)
+        self.cap_of(extra)
+        check_temperature(getattr(sampling_params, "temperature", None))
+
+    def policy_of(self, extra_args: Mapping[str, Any] | None) -> Policy:
+        """Return the policy of a request.
+
+        Raises
+        ------
+        ValueError
+            One line: anything but a spec or knobs, an unknown name or knob, a value outside its
+            range, a file, what ``CACTUS_REQUESTS`` leaves out, a policy that the server's
+            verifier cannot follow.
+        """
+        given = said_in(extra_args, ARGUMENT)
+        if given is None:
+            return self.settings.policy
+        return named(f"extra_args[{ARGUMENT!r}]", self._admitted, given)
+
+    def cap_of(self, extra_args: Mapping[str, Any] | None) -> float | None:
+        """Return the cap of a request in nats a token, None for none.
+
+        Raises
+        ------
+        ValueError
+            One line: not a number, above the server's, or a server without a cap.
+        """
+        given, most = said_in(extra_args, CAP_ARGUMENT), self.settings.cap
+        if given is None:
+            return most if most is None or most < float("inf") else None
+        if most is None or self.settings.requests == "off":
+            raise ValueError(f"{CAP_ARGUMENT}: must not be given, as this server takes no caps")
+        return number(CAP_ARGUMENT, given, most, f"must lie in [0, {most:g}], in nats a token")
+
+    def _admitted(self, given: Any) -> Policy:
+        if self.settings.requests == "off":
+            raise ValueError("must not be given: this server decides by one policy")
+        name, knobs = wish_of(given)
+        words = repr((name, sorted(knobs.items())))
+        digest = hashlib.sha256(words.encode()).digest()
+        if digest not in self.known:
+            found = self._tried(name, knobs)
+            if len(self.known) >= REMEMBERED:
+                self.known.clear()
+            self.known[digest] = found
+        return self.known[digest]
+
+    def _tried(self, name: str | None, knobs: dict[str, Any]) -> Policy:
+        server = self.settings.policy
+        found = built(server, name, knobs)
+        if self.settings.requests == "stricter":
+            check_stricter(found, server)
+        self.settings.verifier.check(found)
+        try:
+            self.trial(found, self.settings)
+        except Exception as error:
+            raise ValueError(
+                f"policy: must judge a few rows without an error; {found.name} raised "
+                f"{type(error).__name__}: {error}"
+            ) from None
+        return found
+
+
+def said_in(extra_args: Mapping[str, Any] | None, key: str) -> Any:
+    """Return what a request says under a key, None for nothing."""
+    if extra_args is None:
+        return None
+    if not isinstance(extra_args, Mapping):
+        raise ValueError(f"extra_args: must be a mapping; got {shown(extra_args)}")
+    return extra_args.get(key)
+
+
+def wish_of(given: Any) -> Wish:
+    """Return the name (None: the server's policy) and the knobs that were asked for.
+
+    Raises
+    ------
+    ValueError
+        Neither a spec nor knobs, too long, characters that are not printed, a file.
+    """
+    if isinstance(given, str):
+        return _split(given)
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise ValueError(f'must be a spec or knobs, such as {{"price": 2.0}}; got {shown(given)}')
+    if len(given) > MOST_KNOBS:
+        raise ValueError(f"must name at most {MOST_KNOBS} knobs; got {len(given)}")
+    beside = {_plain("knob", key).strip(): _value(key, value) for key, value in given.items()}
+    spec = beside.pop("policy", None)
+    if spec is not None and not isinstance(spec, str):
+        raise ValueError(f"policy: must be a spec string; got {shown(spec)}")
+    name, knobs = (None, {}) if spec is None else _split(spec)
+    twice = knobs.keys() & beside.keys()
+    if twice or len(beside) + (spec is not None) < len(given):
+        raise ValueError(f"{min(twice, default='knob')}: must be given once")
+    return name, knobs | beside
+
+
+def built(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
+    """Return the policy that was asked for; the server's files stay where no knob names them.
+
+    Raises
+    ------
+    ValueError
+        An unknown name or knob, a value outside its range, text where a request may not say any.
+    """
+    kind: Any = server if name is None else _registry.registered(name)
+    called = family(server) if name is None else name
+    for knob in kind.file_knobs:
+        if knob in knobs:
+            raise ValueError(f"{knob}: is set by the server alone")
+    values = _knobs.readable(kind, called, knobs)
+    for knob, value in values.items():
+        if not isinstance(value, int | float | None) and knob not in TEXTS:
+            raise ValueError(f"{knob}: is set by the server alone")
+    own = values_of(server)
+    files = {knob: own[knob] for knob in server.file_knobs if own.get(knob) is not None}
+    if name is not None and name == server.name:
+        values = files | values
+    try:
+        if isinstance(kind, type):
+            return _knobs.built(kind, called, called, values)
+        return _knobs.with_knobs(kind, called, values)
+    except Exception as error:  # a rule of the server's own may raise anything
+        said = str(error)
+        for path in files.values():
+            said = said.replace(repr(path), "the server's file")
+        raise ValueError(said) from None
+
+
+def check_stricter(asked: Policy, server: Policy) -> None:
+    """Raise ValueError unless a policy is the server's at a stricter knob, or lossless."""
+    if isinstance(asked, Speculative):
+        return
+    if type(asked) is not type(server) or _source(asked) is not _source(server):
+        raise ValueError(
+            f"policy: must be {family(server)}, as the server's, or speculative, which is "
+            f"lossless; got {family(asked)}"
+        )
+    before, after = values_of(server), values_of(asked)
+    direction = server.declares.direction
+    for knob, own in before.items():
+        wanted = after[knob]
+        if wanted == own:
+            continue
+        if knob != server.knob or not direction or not (_is_number(own) and _is_number(wanted)):
+            raise ValueError(f"{knob}: must be the server's own, {shown(own)}; got {shown(wanted)}")
+        if not direction * (wanted - own) <= 0:
+            least = "most" if direction > 0 else "least"
+            raise ValueError(
+                f"{knob}: must be at {least} {own}, the server's own; got {shown(wanted)}"
+            )
+
+
+def family(rule: Policy) -> str:
+    """Return a policy's name without its knobs, and without the file that it was read from."""
+    return rule.name if rule.name in _registry.names() else "the server's policy"
+
+
+def values_of(rule: Policy) -> dict[str, Any]:
+    """Return the knobs of a policy with their values."""
+    if isinstance(rule, FunctionPolicy):
+        return dict(rule.values)
+    return {knob: getattr(rule, knob) for knob in _knobs.of(rule)}
+
+
+def check_temperature(temperature: float | None) -> None:
+    """Raise ValueError for a temperature at which logits overflow."""
+    if temperature is not None and not temperature <= HOTTEST:
+        raise ValueError(
+            f"temperature: must be at most {HOTTEST:g} with a policy of cactus-theory; "
+            f"got {shown(temperature)}"
+        )
+
+
+def number(name: str, given: Any, most: float, says: str) -> float:
+    """Return a number in [0, most]; ``says`` is the rule that a refusal names."""
+    try:
+        found = float(_value(name, given))
+    except (TypeError, ValueError):
+        found = float("nan")
+    if not 0 <= found <= most or isinstance(given, bool):
+        raise ValueError(f"{name}: {says}; got {shown(given)}")
+    return found
+
+
+def shown(value: Any) -> str:
+    """Return a value in as many characters as a refusal repeats."""
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
+        return f"a whole number of {value.bit_length():,} bits"
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    if not isinstance(value, str):
+        return f"a {type(value).__name__}"
+    if len(value) <= SHOWN:
+        return repr(value)
+    return f"{value[:SHOWN]!r}… ({len(value):,} characters)"
+
+
+def _split(spec: str) -> Wish:
+    from cactus_theory._arguments import parse_spec
+
+    text = _plain("policy", spec)
+    if "=" in text.partition(":")[0]:
+        return None, dict(parse_spec(f":{text}")[1])
+    if names_a_file(text):
+        raise ValueError(f"policy: must be a registered name, not a file; got {shown(text)}")
+    name, knobs = parse_spec(text)
+    return name, dict(knobs)
+
+
+def _plain(name: str, text: str) -> str:
+    """Return text that is short, and printed as it is."""
+    if len(text) > LONGEST:
+        raise ValueError(f"{name}: must have at most {LONGEST} characters; got {shown(text)}")
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError(f"{name}: must be printable ASCII; got {shown(text)}")
+    return text
+
+
+def _value(knob: str, value: Any) -> Any:
+    """Return a knob's value if it is short text, a number, true, false or none."""
+    if isinstance(value, str):
+        return _plain(knob, value)
+    large = isinstance(value, int) and value.bit_length() > LONGEST_INTEGER
+    if large or not (value is None or isinstance(value, int | float)):
+        raise ValueError(
+            f"{knob}: must be text, a number of at most {LONGEST_INTEGER} bits, true, "
+            f"false or none; got {shown(value)}"
+        )
+    return value
+
+
+def _source(rule: Policy) -> Any:
+    """Return the function of a policy that calls one."""
+    return rule.source.function if isinstance(rule, FunctionPolicy) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,351 @@
+"""What a request may ask for, what refusals say, and that no request opens a file."""
+
+import json
+import os
+import random
+import sys
+import time
+import tracemalloc
+from types import SimpleNamespace
+
+import pytest
+
+import cactus_theory as ct
+from cactus_theory.integrations.vllm import admission as own
+from cactus_theory.integrations.vllm import certain, settings
+from cactus_theory.integrations.vllm.admission import Admission
+from cactus_theory.integrations.vllm.batch import verify_flat
+from cactus_theory.integrations.vllm.trial import try_rows
+from tests.amounts import THOROUGH, amount
+from tests.integrations.vllm.flat import random_batch
+
+BAND = "band:price=2.0"
+EVERY = {"CACTUS_REQUESTS": "any"}
+
+
+def untried(rule, asked):
+    pass
+
+
+def admission(policy=BAND, trial=untried, **more):
+    return Admission(settings.read({"CACTUS_POLICY": policy} | more), trial)
+
+
+def asked(given, **more):
+    return admission(**more).policy_of({"cactus": given, "other": 1})
+
+
+def refusal(given, **more):
+    with pytest.raises(ValueError) as caught:
+        asked(given, **more)
+    said = str(caught.value)
+    assert said.startswith("extra_args['cactus']: ")
+    assert "\n" not in said and said.isprintable() and len(said) < 1100
+    return said
+
+
+@pytest.mark.parametrize(
+    ("given", "spec"),
+    [
+        ("cactus:delta=0.5", "cactus:delta=0.5"),
+        ("price=1", "band:price=1.0"),
+        ({"price": 1}, "band:price=1.0"),
+        ({"policy": "cactus", "delta": 0.5}, "cactus:delta=0.5"),
+        ({"policy": "cactus:delta=0.5"}, "cactus:delta=0.5"),
+        (" band : price = 3 ", "band:price=3.0"),
+        (None, BAND),
+    ],
+)
+def test_a_request_chooses_its_policy(given, spec):
+    assert asked(given, **EVERY).spec == spec
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"other": 3}, {"cactus": None}])
+def test_a_request_that_says_nothing_has_the_servers(extra):
+    for mode in settings.MODES:
+        door = admission(CACTUS_REQUESTS=mode)
+        assert door.policy_of(extra) is door.settings.policy
+
+
+STRICTER = [  # server, admitted, refused
+    (BAND, ["band:price=2", "price=2.5", "band:price=inf", "speculative"], ["price=1.9"]),
+    (BAND, [], ["band:price=0", "band:delta=0.01", "mixture:alpha=0", "mentored:price=4"]),
+    (BAND, [], ["price=4,divergence=reverse_kl", "sample_and_match", "band:price=nan"]),
+    ("cactus:delta=0.5", ["delta=0.5", "delta=0.1"], ["delta=0.6", "cactus_exact:delta=0.1"]),
+    ("lenience:lenience=0.5", ["lenience=0.7"], ["lenience=0.4"]),
+    ("typical:epsilon=0.1", ["epsilon=0.2"], ["epsilon=0.05", "epsilon=0.2,alpha=0.4"]),
+    ("typical:epsilon=0.1", [], ["epsilon=0.2,recover=residual"]),
+    ("top_k:k=5", ["k=4"], ["k=6"]),
+    ("tempered:temperature=0.8", ["temperature=0.8"], ["temperature=0.9", "temperature=1"]),
+    ("speculative", ["speculative"], ["band:price=1e9"]),
+]
+
+
+@pytest.mark.parametrize(("server", "admitted", "refused"), STRICTER)
+def test_by_default_only_what_is_stricter_is_admitted(server, admitted, refused):
+    for given in admitted:
+        assert (
+            asked(given, policy=server).spec
+            == ct.policy(
+                given
+                if ":" in given or given == "speculative"
+                else f"{server.partition(':')[0]}:{given}"
+            ).spec
+        )
+    for given in refused:
+        refusal(given, policy=server)
+
+
+def test_a_refusal_names_the_knob_the_rule_and_the_value():
+    said = refusal("price=0.7")
+    assert said.endswith("price: must be at least 2.0, the server's own; got 0.7")
+
+
+def test_a_rule_of_the_servers_own_is_compared_by_its_declaration(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text(
+        "import cactus_theory as ct\n\n\n@ct.rule(knob='share', direction=1)\n"
+        "def mine(q, p, n, *, share=0.5, other=0.1):\n    return share * min(1, q[n] / p[n])\n"
+    )
+    spec = f"{file}:mine"
+    assert dict(asked("share=0.25", policy=spec).values) == {"share": 0.25, "other": 0.1}
+    for given in ("share=0.75", "other=0.05", "share=0.25,other=0.05", "nonsense=1"):
+        assert str(tmp_path) not in refusal(given, policy=spec)
+    for given in (spec, {"policy": spec}):
+        assert "not a file" in refusal(given, policy=spec, **EVERY)
+
+
+def test_off_admits_nothing():
+    for given in (BAND, "speculative", {"price": 4}):
+        assert "must not be given" in refusal(given, CACTUS_REQUESTS="off")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["bnad", "", 3, [{}], {"prise": 1}, {"price": -1}, {"policy": 3}, {1: 2}, {"price": [1]}]
+    + [{"price": 10**400}, {"price": 10**5000}, "price=" + "1" * 10**7, {"price": "1" * 10**7}]
+    + [{"policy": "band:price=3", "price": 4}, {"price": 3, "price ": 4}, {"p" * 10**6: 1}]
+    + [{f"k{n}": n for n in range(10**4)}, "band\x1b[31m", {"price\n": 4}, {"price": b"4"}]
+    + ["rules.py:mine", {"policy": "rules.py:mine:k=1"}, "tempered:temperature=1e-320"],
+    ids=lambda given: repr(given)[:30] if not isinstance(given, dict) else str(list(given)[0])[:20],
+)
+def test_a_bad_request_is_refused_in_one_short_line(given):
+    refusal(given, trial=try_rows, **EVERY)
+
+
+def test_orders_keep_their_digits():
+    spec = "cactus_exact:delta=0.1,divergence=renyi:a=1.0000000001"
+    assert ct.policy(spec).spec == spec and ct.divergence("renyi:a=2").spec == "renyi:a=2"
+    assert asked(spec, trial=try_rows, **EVERY).spec == spec
+
+
+def test_what_raises_or_is_no_law_on_a_few_rows_is_refused(monkeypatch):
+    for spec, said in (
+        ("cactus:delta=1e308", "does not sum to 1"),
+        ("tempered:temperature=1e-320", "does not sum to 1"),
+    ):
+        assert said in refusal(spec, trial=try_rows, **EVERY)
+    from cactus_theory.policies.band import Band
+
+    monkeypatch.setattr(Band, "decide", lambda *given: 1 / 0)
+    monkeypatch.setattr(Band, "decides_rows", property(lambda rule: False))
+    assert "ZeroDivisionError" in refusal("band:price=3", trial=try_rows)
+
+
+def test_a_policy_is_built_once_and_few_are_kept(monkeypatch):
+    tried = []
+    door = admission(trial=lambda rule, asked: tried.append(rule))
+    found = door.policy_of({"cactus": "price=3"})
+    assert door.policy_of({"cactus": {"price": "3"}}) is found and len(tried) == 1
+    monkeypatch.setattr(own, "REMEMBERED", 5)
+    for price in range(4, 40):
+        door.policy_of({"cactus": f"price={price}"})
+    assert len(door.known) <= 5 and all(len(digest) == 32 for digest in door.known)
+
+
+FILES = ("values=x", "soft_band:price=4,values=x", "soft_band:price=4,values =x")
+FILES += ({"policy": "soft_band", "price": 4, "values ": "x"}, {"values": "x"}, {"values": 1})
+
+
+@pytest.mark.parametrize("given", FILES, ids=str)
+def test_a_request_names_no_file_and_none_is_opened(tmp_path, opened, given):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # to open it would hang
+    block = {"policy": "soft_band:price=2", "CACTUS_VERIFIER": "block"}
+    door = admission(**block, **EVERY)
+    if isinstance(given, str):
+        given = given.replace("=x", f"={pipe}")
+    elif given.get("values ") == "x":
+        given = given | {"values ": str(pipe)}
+    opened.clear()
+    with pytest.raises(ValueError, match="values: is set by the server alone"):
+        door.policy_of({"cactus": given})
+    assert not opened
+
+
+def test_the_servers_file_stays_where_a_request_names_none(tmp_path, opened):
+    table = {"format": 1, "divergence": "kl", "knots": [1.0], "prices": [1.0], "slopes": [[[1.0]]]}
+    file = tmp_path / "values.json"
+    file.write_text(json.dumps(table))
+    server = {"policy": f"soft_band:price=2,values={file}", "CACTUS_VERIFIER": "block"}
+    door = admission(trial=try_rows, **server)
+    opened.clear()
+    for given in ("soft_band:price=4", "price=4", {"price": 4}):
+        assert door.policy_of({"cactus": given}).values == str(file)
+    assert not opened
+    loose = admission(**server, **EVERY)
+    with pytest.raises(ValueError) as caught:
+        loose.policy_of({"cactus": "divergence=reverse_kl"})
+    assert str(tmp_path) not in str(caught.value) and "the server's file" in str(caught.value)
+
+
+def test_a_request_may_not_choose_what_a_block_cannot_follow():
+    assert "block" in refusal("typical", CACTUS_VERIFIER="block", **EVERY)
+
+
+@pytest.mark.parametrize(
+    ("cap", "given", "found"),
+    [
+        ("0.5", None, 0.5),
+        ("0.5", 0.1, 0.1),
+        ("0.5", "0", 0.0),
+        ("inf", None, None),
+        ("inf", 3, 3.0),
+    ],
+)
+def test_a_cap_is_the_servers_or_lower(cap, given, found):
+    extra = {} if given is None else {"cactus_cap": given}
+    assert admission(CACTUS_CAP=cap).cap_of(extra) == found
+
+
+@pytest.mark.parametrize("given", [0.6, -1, "nan", True, [], 10**400, "much"], ids=str)
+def test_a_cap_above_the_servers_is_refused(given):
+    with pytest.raises(ValueError, match=r"cactus_cap: must lie in \[0, 0.5\]"):
+        admission(CACTUS_CAP="0.5").cap_of({"cactus_cap": given})
+
+
+def test_a_server_without_caps_takes_none():
+    for more in ({}, {"CACTUS_CAP": "1", "CACTUS_REQUESTS": "off"}):
+        with pytest.raises(ValueError, match="cactus_cap: must not be given"):
+            admission(**more).cap_of({"cactus_cap": 0.1})
+
+
+@pytest.fixture(scope="module")
+def ear():
+    """What a hook hears that no process can take off again: it listens where it is told to."""
+    found = SimpleNamespace(listens=False, opened=[])
+
+    def hear(event, given):
+        if found.listens and event == "open":
+            found.opened.append(given[0])
+
+    sys.addaudithook(hear)
+    return found
+
+
+@pytest.fixture
+def opened(ear):
+    """Return a list of what this process opens."""
+    ear.listens = True
+    yield ear.opened
+    ear.listens = False
+
+
+NAMES = (*ct.list_policies(), "x.py:f", "/etc/passwd", "x.py", "\0", "Band", "")
+KNOBS = ("price", "delta", "alpha", "epsilon", "k", "lenience", "threshold", "divergence")
+KNOBS += ("values", "values ", " values", "depth", "ahead", "form", "recover", "temperature")
+KNOBS += ("top_p", "top_k", "policy", "spec", "self", "name", "__class__", "pri\tce", "")
+TEXT_VALUES = ("0", "1", "2", "0.5", "3", "5", "-1", "inf", "-inf", "nan", "1e-320", "1e308")
+TEXT_VALUES += ("1e400", "1_0", "٣", "0x10", "true", "none", "None", "kl", "reverse_kl", "sq")
+TEXT_VALUES += ("renyi:a=1.0000000001", "renyi:a=2", "alpha:a=0.99999999", "alpha:a=16")
+TEXT_VALUES += ("/etc/passwd", "/dev/zero", "../x.json", "file:///x", "x.py:f", "%s", "{0}", "\n")
+VALUES = (*TEXT_VALUES, 0, 1, 2, 0.5, 1e308, float("nan"), 10**400, -(10**30), True, None, b"x")
+VALUES += ([], {}, [1], {"price": 1}, 1j, object())
+KEYS = ("cactus", "cactus_cap", "cactus_margin", "cactus_top_p", "cactus_top_k", "cactus_min_p")
+
+
+def hostile(draw):
+    """Return what a stranger may send as extra arguments."""
+    kind = draw.random()
+    pairs = [(draw.choice(KNOBS), draw.choice(VALUES)) for _ in range(draw.randrange(4))]
+    if kind < 0.35:
+        name = draw.choice(NAMES) + draw.choice(("", ":", " :", "::"))
+        texts = [f"{knob}{draw.choice(('=', ' =', '= ', '=='))}{value}" for knob, value in pairs]
+        given = name * (draw.random() < 0.8) + draw.choice((",", ", ", ";")).join(texts)
+    elif kind < 0.6:
+        given = dict(pairs)
+        if draw.random() < 0.6:
+            given["policy"] = draw.choice(NAMES)
+    elif kind < 0.9:
+        rule = draw.choice(GOOD)
+        given = f"{rule}{draw.choice(TEXT_VALUES[:12])}"
+    elif kind < 0.95:
+        given = "".join(chr(draw.randrange(1, 0x250)) for _ in range(draw.randrange(300)))
+    else:
+        given = draw.choice((*VALUES, "band:price=" + "9" * draw.randrange(10**5), "a=" * 10**4))
+    extra = {"cactus": given}
+    for key in KEYS[1:]:
+        if draw.random() < 0.03:
+            extra[key] = draw.choice(VALUES)
+    return extra
+
+
+GOOD = ("band:price=", "band:delta=", "cactus:delta=", "mixture:alpha=", "typical:epsilon=")
+GOOD += ("top_k:k=", "lenience:lenience=", "cactus_exact:delta=", "soft_band:price=", "price=")
+# a request costs at most a trial: rows of one policy, solved one by one, on a busy machine
+SECONDS, BYTES = 20.0, 64 * 2**20
+DOORS = [
+    {"CACTUS_REQUESTS": mode, "CACTUS_VERIFIER": verifier, "CACTUS_CAP": cap}
+    for mode, verifier, cap in (
+        ("any", "chain", ""), ("stricter", "chain", "0.5"), ("any", "block", ""),
+        ("off", "chain", ""),
+    )
+]  # fmt: skip
+
+
+def test_strangers_get_a_policy_that_runs_or_one_line(opened):
+    """20,000 requests in the thorough suite: nothing but ValueError, no file, bounded cost."""
+    doors = [admission(trial=untried, **own) for own in DOORS]
+    environs = [{"CACTUS_POLICY": BAND, "CACTUS_REQUESTS": own["CACTUS_REQUESTS"]} for own in DOORS]
+    for environ in environs:
+        certain.wish_of(certain.Unasked(), environ)
+    count, admitted, heats = amount(250, 20_000), {}, (1.0,) * 9 + (0.0, 0.7, 1e300)
+    draw, batch = random.Random(0), random_batch(0, [2, 1])
+    ct.policy("band:price=1"), verify_flat(doors[0].settings.verifier, [ct.policy(BAND)], batch)
+    if THOROUGH:  # it takes several times as long then
+        tracemalloc.start()
+    opened.clear()
+    for number in range(count):
+        which = number % len(doors)
+        door, began = doors[which], time.process_time()
+        request = SimpleNamespace(
+            extra_args=hostile(draw), temperature=draw.choice(heats), top_p=1.0, top_k=0, min_p=0.0
+        )
+        try:
+            door.check(request)
+            rule = door.policy_of(request.extra_args)
+            admitted.setdefault((which, rule.spec), rule)
+        except ValueError as error:
+            said = str(error)
+            assert "\n" not in said and len(said) < 1100, said
+        try:
+            if number % amount(20, 2) == 0:
+                certain.wish_of(request, environs[which])
+        except ValueError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1100
+        assert time.process_time() - began < SECONDS
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not opened and most < BYTES
+    assert len(admitted) >= amount(15, 100)
+    runs = 0
+    for (which, spec), rule in list(admitted.items())[: amount(6, len(admitted))]:
+        try:
+            try_rows(rule, doors[which].settings)
+        except Exception:
+            continue  # refused by the trial, which admits it in a server
+        output, _ = verify_flat(doors[which].settings.verifier, [rule], batch)
+        assert bool(((output >= -1) & (output < batch.target_logits.shape[-1])).all()), spec
+        runs += 1
+    assert runs > amount(3, 80) and not opened
+    print(f"{count:,} requests, {len(admitted)} policies, {runs} tried and run, {most:,} bytes")

@@ -1,0 +1,180 @@
+"""What is kept of single requests: caps through preemption, ends, aborts, and readings."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.integrations.vllm import checks, install, settings
+from cactus_theory.integrations.vllm.batch import verify_flat
+from cactus_theory.integrations.vllm.requests import reporter_of
+from tests.amounts import amount
+from tests.integrations.vllm import fake
+from tests.integrations.vllm.flat import CHAIN, random_batch
+from tests.integrations.vllm.test_hook import call, requests, seeded
+
+CAP, LOOSE = 0.05, "band:price=0.1"
+ROUNDING = 1e-6  # the meter adds float32 rows up in another order, some hundred of them
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """Return a function that starts a fake server: its runner's class and its hook."""
+
+    def start(**environ):
+        logged = []
+        _, runner = fake.install(monkeypatch, logged=logged)
+        read = settings.read({"CACTUS_POLICY": LOOSE, "CACTUS_METER": "off"} | environ)
+        hook = install.install(read)
+        hook.logged = logged
+        return runner, hook
+
+    return start
+
+
+def step(runner, seed, names, counts):
+    """Let the requests of these names take a step, in this order."""
+    runner.input_batch = fake.InputBatch(list(names))
+    return runner._sample(None, call(random_batch(seed, counts, generators=seeded(9, len(counts)))))
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_every_answer_keeps_its_cap_at_every_length(server, tmp_path, verifier):
+    """Of three requests, in batches of other orders and sizes; r2 has a cap of its own."""
+    where = {"CACTUS_READINGS": str(tmp_path / "readings"), "CACTUS_VERIFIER": verifier}
+    kind, hook = server(CACTUS_CAP=str(CAP), **where)
+    asked = requests(None, "speculative", None)
+    asked["r2"].sampling_params.extra_args = {"cactus_cap": CAP / 10}
+    runner = kind(**asked)
+    for seed in range(amount(8, 200)):
+        absent = f"r{seed % 4}"  # preempted, as it were; at 3 there is none
+        names = [name for name in ("r2", "r0", "r1") if name != absent][:: 1 - 2 * (seed % 2)]
+        before = {name: hook.requests[name].account for name in hook.requests}
+        step(runner, seed, names, [2 + (seed + own) % 2 for own in range(len(names))])
+        for name, own in hook.requests.items():
+            if name == absent:
+                assert own.account is before[name]
+            cap = CAP / 10 if name == "r2" else CAP
+            spent = own.meter.reading(0, 0).kl
+            assert spent <= cap * own.emitted + ROUNDING
+            assert spent == pytest.approx(own.account.spent, abs=ROUNDING)
+    found = {name: own.meter.reading(0, 0).kl for name, own in hook.requests.items()}
+    assert found["r0"] > 0.3 * CAP * hook.requests["r0"].emitted  # it is there to be spent
+    assert found["r1"] == 0 < found["r2"]
+
+
+def test_without_a_cap_the_same_requests_spend_more(server, tmp_path):
+    kind, hook = server(CACTUS_READINGS=str(tmp_path / "readings"))
+    runner = kind(**requests(None, None))
+    for seed in range(6):
+        step(runner, seed, ["r0", "r1"], [3, 3])
+    for own in hook.requests.values():
+        assert own.account is None and own.meter.reading(0, 0).kl > 2 * CAP * own.emitted
+
+
+def test_an_account_ends_with_its_request_or_its_abort(server, tmp_path):
+    file = tmp_path / "readings"
+    kind, hook = server(CACTUS_CAP=str(CAP), CACTUS_READINGS=str(file))
+    runner = kind(**requests(None, None))
+    emitted = 0
+    for seed in range(4):
+        output = step(runner, seed, ["r0", "r1"], [3, 2])
+        emitted += int((output[0] >= 0).sum())
+    assert file.read_text() == ""
+    assert runner._update_states(fake.SchedulerOutput({"r0", "unknown"})) is None
+    assert set(hook.requests) == {"r1"} and "r0" not in runner.requests
+    (line,) = file.read_text().splitlines()
+    found = json.loads(line)
+    assert found["request"] == "r0" and found["cap"] == CAP and found["emitted"] == emitted
+    assert found["drafted"] == 12 and found["accepted"] == emitted - 4
+    assert 0 < found["emitted_divergence"] <= CAP * emitted and found["divergence"] == "kl"
+    runner.requests |= requests(None)  # the same id, asked anew
+    step(runner, 9, ["r0", "r1"], [3, 2])
+    assert hook.requests["r0"].emitted <= 4 and hook.requests["r1"].emitted > 4
+
+
+def test_the_same_id_with_other_parameters_is_another_request(server):
+    kind, hook = server(CACTUS_CAP=str(CAP))
+    runner = kind(**requests(None))
+    step(runner, 0, ["r0"], [3])
+    first = hook.requests["r0"]
+    runner.requests = requests(None)  # its end was not told
+    step(runner, 1, ["r0"], [3])
+    assert hook.requests["r0"] is not first
+
+
+def test_readings_go_to_the_log_in_one_line_each(server):
+    kind, hook = server(CACTUS_READINGS="log")
+    name = "evil\n\x1b[31m" + "x" * 10**5
+    runner = kind(**{name: requests(None)["r0"]})
+    step(runner, 0, [name], [3])
+    runner._update_states(fake.SchedulerOutput({name}))
+    (line,) = [own for own in hook.logged if own.startswith("Cactus reading: ")]
+    assert line.isprintable() and len(line) < 1000
+
+
+def test_by_default_nothing_is_kept_of_a_request_but_its_policy(server):
+    kind, hook = server()
+    runner = kind(**requests(None))
+    step(runner, 0, ["r0"], [3])
+    own = hook.requests["r0"]
+    assert own.account is None and own.meter is None and hook.write is None
+    runner._update_states(fake.SchedulerOutput({"r0"}))
+    assert not hook.requests and not any("reading" in line for line in hook.logged)
+
+
+def test_a_disk_that_is_full_does_not_end_the_engine(tmp_path):
+    logged = []
+    reporter_of(str(tmp_path), logged.append)({"request": "r0"})  # a folder cannot be written
+    assert len(logged) == 1 and "was not written" in logged[0]
+
+
+def test_greedy_requests_and_lost_rows_are_charged_nothing(server, tmp_path):
+    kind, hook = server(CACTUS_CAP=str(CAP), CACTUS_READINGS=str(tmp_path / "readings"))
+    runner = kind(**requests(None, None))
+    heat = fake.Metadata(torch.tensor([0.0, 1.0]), all_random=False)
+    runner._sample(None, call(random_batch(0, [3, 3]), heat))
+    assert (hook.requests["r0"].emitted, hook.requests["r0"].account.spent) == (0, 0.0)
+    assert hook.requests["r1"].emitted > 0
+
+
+def test_a_policy_that_raises_in_a_step_costs_that_step_its_policies_and_no_more(
+    server, monkeypatch
+):
+    kind, hook = server(CACTUS_REQUESTS="any")
+    runner = kind(**requests("cactus:delta=0.5", None))
+    step(runner, 0, ["r0", "r1"], [3, 2])
+    from cactus_theory.policies.cactus import Cactus
+
+    monkeypatch.setattr(Cactus, "gamma", lambda *given: 1 / 0)
+    found = step(runner, 1, ["r0", "r1"], [3, 2])
+    lossless = ct.policy("speculative")
+    first = random_batch(1, [3, 2], generators=seeded(9, 2))
+    verify_flat(CHAIN, [lossless], first)  # the numbers that the failed attempt took
+    again = random_batch(1, [3, 2], generators=first.generators)
+    assert torch.equal(found, verify_flat(CHAIN, [lossless], again)[0])
+    assert any("ZeroDivisionError" in line and "without loss" in line for line in hook.logged)
+
+
+@pytest.mark.parametrize("own", [{"CACTUS_CAP": "0.5"}, {"CACTUS_READINGS": "log"}])
+def test_runner_v2_is_refused_by_name_where_accounts_are_asked_for(own):
+    asked = settings.read({"CACTUS_POLICY": LOOSE} | own)
+    config = SimpleNamespace(speculative_config=SimpleNamespace(), use_v2_model_runner=True)
+    (name,) = own
+    with pytest.raises(SystemExit, match=f"{name}: is kept by model runner V1 alone"):
+        checks.check_config(config, print, asked)
+
+
+def test_requests_with_a_bad_cap_are_refused_when_they_are_submitted(server):
+    server(CACTUS_CAP=str(CAP))
+    params = sys.modules["vllm.sampling_params"].SamplingParams
+    with pytest.raises(sys.modules["vllm.exceptions"].VLLMValidationError, match="cactus_cap"):
+        params({"cactus_cap": 2 * CAP}).verify(None)
+    params({"cactus_cap": CAP / 2}).verify(None)
+    hot = params({})
+    hot.temperature = 1e300
+    with pytest.raises(sys.modules["vllm.exceptions"].VLLMValidationError, match="temperature"):
+        hot.verify(None)
