@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -61,7 +62,7 @@ class StepShape:
 
     def run(self) -> None:
         """Launch what the step launches, by memory that nobody writes to."""
-        batch, width, vocab = self.batch, self.width, self.vocab
+        batch, width = self.batch, self.width
         target, draft = (self._rows(places) for places in (width + 1, width))
         ids, numbers = torch.zeros(batch, width, dtype=torch.int64), torch.arange(batch)
         more: dict[str, Any] = {}
@@ -239,6 +240,11 @@ def compile_all(every: Sequence[Variant], jobs: int) -> Iterator[Row]:
         return
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(every))) as pool:
         yield from pool.imap_unordered(compiled, every)
+
+
+def has_triton() -> bool:
+    """Return whether there is a Triton to compile with."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def in_a_process(steps: str, tiny: bool, seconds: float) -> Row:

@@ -79,7 +79,8 @@ def first_by_the_grid(q):
     """Return the exact probability that a token of probability q wins a race against 1 − q.
 
     Both have noise −ln(1 − u), u = (bits + 1/2) 2^-32: a sum over the bits of the token, and for
-    each the share of the other's bits that arrive later. Later than LATEST times its mean time none does.
+    each the share of the other's bits that arrive later, of which none is left after LATEST times
+    the other's mean.
     """
     bits = torch.arange(min(2**32, int(LATEST * q * 2**32) + 2), dtype=torch.float64)
     time = -torch.log1p(-(bits + 0.5) * 2.0**-32) * (1 - q) / q
