@@ -38,8 +38,6 @@ def compile_to(out, *flags, path=None):
 
 def assert_sound(rows):
     assert all(row["stack_bytes"] == row["spills"] == "0" for row in rows)
-    for row in rows:
-        assert row["kernel"] not in STREAMING or int(row["loads"]) >= int(row["wide_loads"])
 
 
 def test_the_committed_table_has_every_kernel_and_no_spill():
@@ -48,19 +46,15 @@ def test_the_committed_table_has_every_kernel_and_no_spill():
     assert made["triton"] == OLDER and made["target"] == "sm_90"
     assert_sound(rows)
     for row in rows:
-        wide = "16∤target_row" not in row["variant"] and "16∤row_step" not in row["variant"]
-        if (
-            row["kernel"] in STREAMING - {"race_alone"}
-            and wide
-            and "16∤vocab" not in row["variant"]
-        ):
+        aligned = not {"16∤vocab", "16∤target_row"} & set(row["variant"].split())
+        if row["kernel"] in STREAMING - {"race_alone"} and aligned:
             assert int(row["wide_loads"]) > 0, row
 
 
-def test_a_few_kernels_compile_without_a_gpu(tmp_path):
+def test_a_kernel_compiles_without_a_gpu(tmp_path):
     pytest.importorskip("triton")
     rows, _ = compile_to(tmp_path / "few.csv", "--steps", "engines", "--few", "--jobs", "1")
-    assert sorted(row["kernel"] for row in rows) == sorted(FEW)
+    assert [row["kernel"] for row in rows] == [FEW]
     assert_sound(rows)
 
 
@@ -97,25 +91,15 @@ def older(tmp_path_factory):
 
 @pytest.mark.skipif(not THOROUGH, reason="thorough: minutes")
 def test_every_kernel_compiles_under_the_older_triton(older, tmp_path):
-    rows, made = compile_to(tmp_path / "all.csv", path=older)
-    assert made["triton"] == OLDER
-    assert_sound(rows)
-    committed, _ = read_csv(DATA / f"{TABLE}.csv")
-    assert rows == committed
+    committed, said = read_csv(DATA / f"{TABLE}.csv")
+    flags = said["command"].partition(" kernels")[2].split()
+    rows, made = compile_to(tmp_path / "all.csv", *flags, path=older)
+    assert made["triton"] == OLDER and rows == committed
 
 
 @pytest.mark.skipif(not THOROUGH, reason="thorough: a minute")
 def test_the_kernel_tests_pass_under_the_older_triton(older):
     environment = {**os.environ, "PYTHONPATH": str(older), "CACTUS_THEORY_THOROUGH": "0"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "tests/kernels",
-        "-p",
-        "no:cacheprovider",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
