@@ -67,7 +67,7 @@ HAS_GPU := sys.exit(sys.version_info < (3, 11) or not torch.cuda.is_available())
 GPU_PYTHON := $(shell $(PYTHON) -c '$(NEEDED); $(HAS_GPU)' 2>/dev/null && echo $(PYTHON))
 endif
 
-gpu-check: $(if $(GPU_PYTHON),,$(STAMP))  ## check and time a GPU: one page of results (gpu_check/)
+gpu-check: $(if $(GPU_PYTHON),,$(STAMP))  ## check and time a GPU: one page of results (gpu_check/); ARGS=agreement, verify or decode
 	@$(or $(GPU_PYTHON),$(BIN)/python) -m simulations gpu-check $(ARGS)
 
 # an environment of its own (3.5 GB): vLLM asks for another transformers. Its torch is a CPU build,

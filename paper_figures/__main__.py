@@ -20,6 +20,12 @@ def names() -> list[str]:
     return sorted(path.stem.removeprefix("fig_") for path in HERE.glob("fig_*.py"))
 
 
+def drawable(data: Path) -> list[str]:
+    """Return all figures but those of a GPU where none was measured."""
+    measured = any((data / f"gpu_{name}.csv").is_file() for name in ("verify", "decode"))
+    return [name for name in names() if name != "gpu" or measured]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Draw the named figures, or all; return 2 after one line when a name or a file is wrong.
 
@@ -43,7 +49,7 @@ def _run(arguments: list[str] | None) -> int:
     parser.add_argument("--data", type=Path, default=HERE / "data", help="folder of the CSV")
     args = parser.parse_args(arguments)
     try:
-        for name in args.names or names():
+        for name in args.names or drawable(args.data):
             if name not in names():
                 raise ValueError(f"NAME: must be one of {', '.join(names())}; got {name!r}")
             for path in draw(name, args.data, args.out, args.width):

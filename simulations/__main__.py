@@ -35,6 +35,7 @@ COMMANDS = {
     "gallery": ("gallery.command", "small programs, each with a picture"),
     "reference": ("reference.command", "a page for every public package (docs/)"),
     "all": ("recompute.command", "every committed CSV again; --quick takes minutes"),
+    "kernels": ("gpu_check.kernels", "compile every kernel for a GPU that need not be here (CSV)"),
     "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
 }
 

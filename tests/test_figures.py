@@ -10,7 +10,7 @@ from matplotlib.text import Text  # noqa: E402
 
 from cactus_theory import _plot  # noqa: E402
 from paper_figures import _style as style  # noqa: E402
-from paper_figures.__main__ import HERE, main, names  # noqa: E402
+from paper_figures.__main__ import HERE, drawable, main, names  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
 
 # pixels at 100 dpi by which two texts may overlap: their boxes are a little larger than the ink
@@ -18,6 +18,7 @@ TOUCHING = 2.0
 NEEDS = {
     "acceptance_kl": ("acceptance_kl",),
     "blocks": ("blocks",),
+    "gpu": ("gpu_verify",),
     "overspend": ("overspend", "acceptance_kl"),
     "throughput": ("throughput",),
     "tune": ("tune",),
@@ -131,3 +132,9 @@ def test_policies_are_told_apart_without_colour():
     assert len(set(looks)) == len(looks)
     assert style.look("my_rule.py:my_rule") == style.OWN
     assert style.OWN.colour not in style.COLOUR.values()
+
+
+def test_the_figure_of_a_gpu_is_drawn_where_one_was_measured(tmp_path):
+    assert "gpu" not in drawable(tmp_path)
+    (tmp_path / "gpu_decode.csv").touch()
+    assert drawable(tmp_path) == names()

@@ -71,6 +71,8 @@ def keeps(q_n, p_n, coin, knob, KIND: tl.constexpr, CERTAIN_ROW):
         beyond = (q_n > 0) & (asked * knob < q_n)  # r < 1/knob, the band's largest edge
         kept = lossless | certain
         opened = beyond & (CERTAIN_ROW == 0)
+    number = (q_n == q_n) & (p_n == p_n)  # a device's minimum may drop a NaN
+    kept = kept & number
     if KIND == BAND:
         return tl.where(kept, KEPT, tl.where(opened, OPEN, REFUSED)), scale
     return tl.where(kept, KEPT, REFUSED), scale

@@ -174,7 +174,8 @@ class Drawing:
 
 def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:
     """Launch a kernel with those of the arguments that it has."""
-    kernel[grid](**{name: shared[name] for name in kernel.arg_names}, num_warps=warps)
+    own = {name: shared[name] for name in kernel.arg_names}
+    kernel[grid](**own, num_warps=warps, enable_fp_fusion=True)  # a release warns of it unsaid
 
 
 def next_power(count: int) -> int:

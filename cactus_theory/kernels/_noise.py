@@ -37,7 +37,8 @@ def accept_coins(seed, position, places):
 def exponential(bits):
     """Return −ln(1 − u) of u = (bits + 1/2) 2^-32: float32, positive and finite."""
     u = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    left = ((~bits).to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 1 − u, without cancellation
+    other = bits ^ 0xFFFFFFFF  # ~bits, which not every release's interpreter has for uint32
+    left = (other.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 1 − u, without cancellation
     series = 1 / 5 + u * (1 / 6 + u * (1 / 7))
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * series))))
     return tl.where(u < SMALL, series, -tl.log(left))

@@ -79,7 +79,7 @@ def race(
         inside = token < vocab
         delay = tl.where(greedy, 0.0, tl.log(exponential(drawn[k])))
         logit = tl.load(row + token, mask=inside, other=-float("inf")).to(tl.float32)
-        logit = tl.where(logit == logit, logit, -float("inf"))
+        logit = tl.where(logit == logit, logit, float("inf"))  # wins: see finish
         key = logit.to(tl.float64) * inverse - delay
         whole, whole_at = contest(whole, whole_at, key, token)
         weight = tl.exp((logit - peak_q) * inverse) * weight_q
@@ -108,7 +108,8 @@ def finish(
 ):  # fmt: skip
     """Write the accepted tokens, the winner of all parts, and −1 after them. Grid: (requests,).
 
-    Where no token of a row can be drawn, −1 stands in its place.
+    Where the row is not a distribution, −1 stands in its place: a NaN or an infinite logit has
+    won with an infinite key, or no token has a logit at all.
     """
     b = tl.program_id(0)
     start, _ = drafted(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
@@ -120,7 +121,8 @@ def finish(
     whole = tl.load(whole_keys + at, mask=on, other=-float("inf"))
     best, token = foremost(left, tl.load(left_tokens + at, mask=on, other=2147483647))
     most, other = foremost(whole, tl.load(whole_tokens + at, mask=on, other=2147483647))
-    last = tl.where(best > -float("inf"), token, tl.where(most > -float("inf"), other, -1))
+    last = tl.where(best > -float("inf"), token, other)
+    last = tl.where(tl.abs(most) < float("inf"), last, -1)
     place = tl.arange(0, OUTPUTS)
     where = token_at(place, start, ids_step, FLAT)
     drafted_id = tl.load(ids + where, mask=place < count, other=-1).to(tl.int64)

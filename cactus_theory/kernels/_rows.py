@@ -5,7 +5,9 @@
 A row is never written back: it is read once for its largest logit M and S = Σ exp((l − M)/T),
 by programs that take a part of the vocabulary each, and probabilities are exp((l − M)/T)/S
 wherever they are needed. A part's length depends on the vocabulary alone, so that a request
-gets the same bits in every batch.
+gets the same bits in every batch: of logits of one dtype, and of rows whose strides are or are
+not multiples of 16 alike. Triton compiles another kernel for other ones, which may read and sum
+in another order, and a coin within rounding of its probability may then fall otherwise.
 """
 
 import triton
@@ -110,7 +112,7 @@ def sum_rows(
 
 @triton.jit
 def merged(row, on, inverse, part_max, part_sum, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
-    """Return M and S (float64) of rows by their number, 0 and 1 where a row is empty."""
+    """Return M and S (float64) of rows by their number; S is NaN if a row is no distribution."""
     part = tl.arange(0, MOST_PARTS)[None, :]
     at = row[:, None] * PARTS + part
     read = on[:, None] & (part < PARTS)
@@ -119,7 +121,7 @@ def merged(row, on, inverse, part_max, part_sum, PARTS: tl.constexpr, MOST_PARTS
     peak = tl.max(most, 1)
     peak = tl.where(peak == -float("inf"), 0.0, peak)
     whole = tl.sum(total * tl.exp((most - peak[:, None]) * inverse), 1)
-    return peak, tl.where(whole == 0, 1.0, whole)
+    return peak, tl.where(whole > 0, whole, float("nan"))
 
 
 @triton.jit
@@ -142,6 +144,7 @@ def entries(
 ):  # fmt: skip
     """Return q_n and p_n of a request's drafted tokens, float64, and whether it is greedy.
 
+    They are NaN where a row is no distribution, and such a token is refused by every policy.
     Writes M and 1/S of its rows, those of the draft ROWS further on.
     """
     inverse32, greedy = temperature_of(b, temperature, scalar, PER_ROW)
@@ -170,5 +173,6 @@ def entries(
         tl.store(weights + ROWS + slot, (1.0 / total_p).to(tl.float32), mask=on)
     if GREEDY:
         best = likeliest(row, on, peak, part_max, part_arg, PARTS, MOST_PARTS)
-        q_n = tl.where(greedy, tl.where((token == best) & (total == total), 1.0, 0.0), q_n)
+        likely = tl.where(token == best, 1.0, 0.0)
+        q_n = tl.where(greedy, tl.where(total == total, likely, total), q_n)
     return q_n, p_n, greedy

@@ -29,7 +29,7 @@ def race_alone(
     for k in tl.static_range(4):
         token = tokens_of(counter, k)
         logit = tl.load(row + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
-        logit = tl.where(logit == logit, logit, -float("inf"))
+        logit = tl.where(logit == logit, logit, float("inf"))  # wins: no token is drawn then
         delay = tl.where(greedy, 0.0, tl.log(exponential(drawn[k])))
         best, winner = contest(best, winner, logit.to(tl.float64) * inverse - delay, token)
     most, first = foremost(best, winner)
@@ -39,10 +39,10 @@ def race_alone(
 
 @triton.jit
 def pick_alone(keys, tokens, out, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
-    """Write the winner of all parts, −1 where no token can be drawn. Grid: (rows,)."""
+    """Write the winner of all parts, −1 where the row is no distribution. Grid: (rows,)."""
     b = tl.program_id(0)
     part = tl.arange(0, MOST_PARTS)
     at = b * PARTS + part
     key = tl.load(keys + at, mask=part < PARTS, other=-float("inf"))
     most, token = foremost(key, tl.load(tokens + at, mask=part < PARTS, other=2147483647))
-    tl.store(out + b, tl.where(most > -float("inf"), token, -1).to(tl.int64))
+    tl.store(out + b, tl.where(tl.abs(most) < float("inf"), token, -1).to(tl.int64))

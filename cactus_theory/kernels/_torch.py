@@ -23,6 +23,9 @@ def verify_in_torch(
 ) -> tuple[Int[Tensor, "batch width"], Int[Tensor, "batch"]]:
     """Return the emitted ids and the accepted counts; rows are softmax in float64.
 
+    A draft ends before the first token outside the vocabulary or row that is no distribution;
+    −1 follows where that row is the target's.
+
     Raises
     ------
     ValueError
@@ -36,8 +39,16 @@ def verify_in_torch(
     width, vocab = layout.width, layout.vocab
     heat = torch.as_tensor(temperature, dtype=torch.float64, device=target.device)
     heat = heat.expand(layout.batch)[:, None, None]
+    lawful = target.amax(-1).isfinite()
+    sound = lawful[:, :-1] & (ids >= 0) & (ids < vocab)
+    if draft is not None:
+        drawable = draft.amax(-1).isfinite()
+        sound = sound & (drawable | (heat[..., 0] == 0))
+        draft = torch.where(drawable[..., None], draft, 0.0)
+    lengths = torch.minimum(lengths, sound.long().cumprod(-1).sum(-1))
+    target = torch.where(lawful[..., None], target, 0.0)
     known = torch.arange(width, device=ids.device) < lengths[:, None]
-    tokens = torch.where(known & (ids >= 0) & (ids < vocab), ids, 0)
+    tokens = torch.where(known, ids, 0)
     q, p = _probabilities(target, heat), None
     if draft is not None:
         likely = torch.nn.functional.one_hot(tokens, vocab).double()
@@ -46,7 +57,9 @@ def verify_in_torch(
     accept = _streams.coins(seeds, positions, places[:, :width], _streams.ACCEPT)
     draw = _streams.coins(seeds, positions, places[:, :1], _streams.DRAW)[:, 0]
     verdict = judge.verify(Assignment((rule,)), q, Draft(tokens, lengths, p), accept, draw)
-    return verdict.output_token_ids, verdict.num_accepted
+    counts, own = verdict.num_accepted, verdict.output_token_ids
+    place = places == counts[:, None]
+    return torch.where(place & ~lawful, -1, own), counts
 
 
 def draw_in_torch(
@@ -56,16 +69,15 @@ def draw_in_torch(
     positions: Int[Tensor, "batch"],
     place: int,
 ) -> Int[Tensor, "batch"]:
-    """Return one token a row, by the noise that the kernel has; −1 where none can be drawn."""
+    """Return one token a row, by the kernel's noise; −1 where a row is no distribution."""
     rows = logits.double()
-    rows = torch.where(rows == rows, rows, -torch.inf)
     heat = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
     heat = heat.expand(len(rows))[:, None]
     at = torch.full_like(positions, place)
     noise = _streams.noise(seeds, positions, at, _streams.DRAFT, rows.shape[-1])
     keys = torch.where(heat > 0, rows / torch.where(heat > 0, heat, 1.0) - noise.log(), rows)
     best, token = keys.max(-1)
-    return torch.where(best > -torch.inf, token, -1)
+    return torch.where(best.isfinite(), token, -1)
 
 
 def _probabilities(logits: Tensor, heat: Tensor) -> Tensor:

@@ -93,8 +93,10 @@ def verify_logits(
     verifier : ``chain`` or ``block`` (its bonus from the target).
     workspace, out : memory to work in and to write to.
 
-    A target row with a NaN, or without a finite logit, keeps no token; the one that follows
-    comes from the logits that are numbers, and is −1 if there are none.
+    A target row that is no distribution (a NaN or +inf among its logits, or nothing but −inf)
+    keeps no token, and −1 stands where the next one would: a step never emits an id outside the
+    vocabulary. Values are not looked at on the host, so whoever reads the ids raises on a −1 at
+    ``num_accepted``.
 
     Raises
     ------
@@ -159,11 +161,11 @@ def draft_from_logits(
 
     Parameters
     ----------
-    logits : (B, V), float32, bfloat16 or float16. NaN excludes a token as −inf does.
+    logits : (B, V), float32, bfloat16 or float16. −inf excludes a token.
 
     Returns
     -------
-    (B,) int64; −1 where no logit is finite.
+    (B,) int64; −1 where the row is no distribution: a NaN or +inf, or nothing but −inf.
 
     Raises
     ------

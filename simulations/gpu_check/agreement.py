@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import forms
+from .kernels import has_triton, in_a_process
 from .sections import Bench, Job, Message, Note, Row, in_turn, optional
 
 KERNEL_CHECKS = "simulations.gpu_check.kernel_agreement"
@@ -20,8 +21,18 @@ NOT_THERE = "not there"
 
 def rows(bench: Bench) -> Iterator[Message]:
     """Yield check, what it looked at, its margin, passed (None where it could not run)."""
-    programs, *small, large = _form_jobs(bench)  # the largest takes the CPU longest
-    yield from in_turn([programs, *small, *_kernel_jobs(bench), large], bench.budget)
+    # the forms last, as float64 on the CPU takes longest
+    jobs = [*_compilation(bench), *_kernel_jobs(bench), *_form_jobs(bench)]
+    yield from in_turn(jobs, bench.budget)
+
+
+def _compilation(bench: Bench) -> Iterator[Job]:
+    """Yield what compiles the kernels of all checks at once, counted."""
+    if has_triton():
+        yield (
+            "kernels compiled",
+            lambda: [in_a_process("agreement", bench.tiny, bench.budget.left)],
+        )
 
 
 def _form_jobs(bench: Bench) -> Iterator[Job]:

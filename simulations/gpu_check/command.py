@@ -1,7 +1,9 @@
 """Check a CUDA machine from the checkout alone: is it right, how fast is it, what does it gain.
 
 Sections run one after another, each in a process of its own, and share the time out among them;
-the report is written after every section. ``--device cpu --tiny`` rehearses all of it.
+the report is written after every section. Where time is short, ``agreement``, ``verify`` and
+``decode`` are three commands, whose reports become one. ``--device cpu --tiny`` rehearses
+all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from ..common.inputs import command_line
 from ..common.results import provenance
 from .budget import WRITING_S, Budget
 from .device import device_name
-from .report import FILES, Report, clear
+from .report import FILES, Report, clear, source_hash
 from .runner import run_apart, run_here
 from .sections import SECTIONS, Note, Settings, chosen
 
@@ -29,11 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
     known = "; ".join(f"{name}: {section.summary}" for name, section in SECTIONS.items())
-    add("--sections", nargs="+", default=list(SECTIONS), metavar="NAME", help=known)
+    add("names", nargs="*", metavar="SECTION", help=known)
+    add("--sections", nargs="+", default=[], metavar="NAME", help="the same")
     add("--device", default="cuda", help="cuda (default), or cpu for a rehearsal at tiny sizes")
     add("--tiny", action="store_true", help="the smallest sizes of everything")
     add("--minutes", type=float, default=8.0, help="for all sections together")
-    add("--out", type=Path, default=Path("gpu_check"), help="an earlier run there is replaced")
+    add("--out", type=Path, default=Path("gpu_check"),
+        help="sections that ran there before, on this machine and code, are kept")  # fmt: skip
     add("--target", type=Path, help="decode with this checkpoint and --draft instead")
     add("--draft", type=Path)
     add("--prompts", type=Path, help="JSON lines; lines with question and answer are scored")
@@ -45,15 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the sections and write the report; return 1 if a check or a section failed."""
-    names, settings = chosen(args.sections), _settings(args)
+    names, settings = chosen(args.names + args.sections), _settings(args)
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu-check: no GPU here, nothing was checked (--device cpu --tiny rehearses it)")
         return 0
-    clear(args.out)
     made = provenance(command_line("gpu-check", add_arguments, args))
     made |= {"device": device_name(torch.device(settings.device))}
-    made |= {"tiny": "yes"} if settings.tiny else {}
+    made |= {"source": source_hash()} | ({"tiny": "yes"} if settings.tiny else {})
     report, budget = Report(made), Budget(60 * args.minutes - WRITING_S)
+    report.take_up(args.out, names)
+    clear(args.out)
+    if report.tables:
+        report.write(args.out, picture=any(name in DRAWN for name in report.tables))
     todo = {name: SECTIONS[name].weight for name in names}
     for name in names:
         print(f"── {name}: {SECTIONS[name].summary}", flush=True)

@@ -13,7 +13,7 @@ import cactus_theory as ct
 from .sections import optional
 
 KERNELS = "cactus_theory.kernels"
-# a text's place in its stream of random numbers; the time does not depend on it
+# a text's place in its stream of random numbers, from which a timed step goes on
 POSITION = 100
 
 
@@ -30,10 +30,9 @@ def fused_step(rule: ct.Policy, verifier: str, given: Any) -> Callable[[], Any] 
     verify, memory, verdict = (_there(name) for name in
                                ("verify_logits", "Workspace", "LogitsVerdict"))  # fmt: skip
     batch, width = ids.shape
-    seeds = torch.arange(batch, device=ids.device)
     fixed = {
-        "seeds": seeds,
-        "positions": torch.full_like(seeds, POSITION),
+        "seeds": torch.arange(batch, device=ids.device),
+        "positions": given.positions,
         "workspace": memory(batch, width, given.target_logits.shape[-1], ids.device),
         "out": verdict(ids.new_empty(batch, width + 1), ids.new_empty(batch)),
         "verifier": verifier,

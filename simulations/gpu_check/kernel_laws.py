@@ -19,6 +19,7 @@ LAWS = (
     ("speculative", "chain"), ("cactus:delta=0.5", "chain"), ("band:price=1", "chain"),
     ("mixture:alpha=0.3", "chain"), ("speculative", "block"), ("band:price=1", "block"),
 )  # fmt: skip
+ZERO_RULES = ("speculative", "cactus:delta=1", "band:price=0.5")
 # a small text: K = 2 drafted tokens of V = 4, rows that refuse often
 TARGET = ((0.1, 0.2, 0.3, 0.4), (0.5, 0.3, 0.2, 0.0), (0.25, 0.25, 0.1, 0.4))
 DRAFTED = ((0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4))
@@ -80,7 +81,7 @@ def zero_tokens(device: str, draws: int, seed: int) -> dict[str, Any]:
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     most, done, emitted = 2**20, 0, 0
-    rules = [ct.policy(spec) for spec in ("speculative", "cactus:delta=1", "band:price=0.5")]
+    rules = [ct.policy(spec) for spec in ZERO_RULES]
     for number, rule in enumerate(itertools.cycle(rules)):
         if done >= draws:
             break

@@ -7,13 +7,16 @@ what ``make figures`` draws.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..common.inputs import ROOT
 from ..common.results import write_bytes, write_csv, write_json, write_text
 from . import page, words
 from .sections import Message, Note, Row
@@ -38,10 +41,26 @@ class Report:
     def add(self, section: str, message: Message) -> None:
         """Take in what a section gave."""
         if isinstance(message, Note):
-            self.notes.append(message)
+            self.notes.append(replace(message, section=section))
         else:
             row = {key: _plain(value) for key, value in message.items()}
             self.tables.setdefault(section, []).append(row)
+
+    def take_up(self, out: Path, names: Sequence[str]) -> None:
+        """Keep what sections other than ``names`` gave, if the same machine and code wrote it."""
+        if not (out / WHOLE).is_file():
+            return
+        before = json.loads((out / WHOLE).read_text(encoding="utf-8"))
+        made = before["provenance"]
+        if any(made.get(key) != self.provenance.get(key) for key in ("device", "source", "tiny")):
+            return
+        for name, rows in before["tables"].items():
+            if name not in names:
+                self.tables[name] = rows
+        self.seconds = {k: s for k, s in before["seconds"].items() if k not in names}
+        self.notes = [Note(**note) for note in before["notes"] if note["section"] in self.seconds]
+        if self.seconds:
+            self.provenance["command"] = f"{made['command']}; {self.provenance['command']}"
 
     @property
     def wrong(self) -> list[Row]:
@@ -87,8 +106,17 @@ class Report:
         return content
 
 
+def source_hash() -> str:
+    """Return the beginning of the SHA-256 of the library's code and this folder's."""
+    found = hashlib.sha256()
+    for folder in (ROOT / "cactus_theory", Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 def clear(out: Path) -> None:
-    """Remove what an earlier run wrote, so that the folder holds one run only."""
+    """Remove what an earlier run wrote, so that the folder holds what is in the report only."""
     for name in FILES:
         (out / name).unlink(missing_ok=True)
 

@@ -65,11 +65,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that is not in a table: ``what`` was skipped or failed, and why."""
+    """Something that is not in a table: ``what`` of a section was skipped or failed, and why."""
 
     kind: Literal["skipped", "failed"]
     what: str
     why: str
+    section: str = ""
 
 
 @dataclass
@@ -102,7 +103,7 @@ def load(name: str) -> Callable[[Bench], Iterator[Message]]:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """Return the sections named, each once, in the order they run.
+    """Return the sections named, all if none is, in the order they run; the goals always do.
 
     Raises
     ------
@@ -111,8 +112,8 @@ def chosen(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in SECTIONS:
-            raise ValueError(f"--sections: must be among {', '.join(SECTIONS)}; got {name!r}")
-    return [name for name in SECTIONS if name in names]
+            raise ValueError(f"SECTION: must be among {', '.join(SECTIONS)}; got {name!r}")
+    return [name for name in SECTIONS if not names or name in names or name == "goals"]
 
 
 def in_turn(jobs: Iterable[Job], budget: Budget) -> Iterator[Message]:

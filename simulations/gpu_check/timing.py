@@ -1,17 +1,19 @@
-"""Microseconds of a job on a device: its data out of the caches, captured where that works."""
+"""Microseconds of jobs on a device: data out of the caches, in turn, captured where that works."""
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-# a buffer larger than any cache of the device is overwritten before every timed call
+from cactus_theory.decoding.device.capture import never_waits
+
+# a buffer larger than any cache of the device is read before every timed call: what a write
+# leaves behind would have to be written back while the call is timed
 FLUSH_BYTES = 256 * 2**20
 FEWEST, MOST = 3, 50
 WARM_UPS = 3
@@ -20,34 +22,60 @@ Work = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """Median microseconds, of how many calls, and whether they replayed a CUDA graph."""
+    """Microseconds of calls: their median, tenths from both ends; how many, and if by a graph."""
 
     microseconds: float
+    low: float
+    high: float
     repeats: int
     graph: bool = False
 
 
-def timed(job: Work, device: torch.device, seconds: float, *, capture: bool = True) -> Timing:
-    """Time a job: ``FEWEST`` calls (a CPU: one), more while ``seconds`` last, at most ``MOST``.
+def timed(job: Work, device: torch.device, seconds: float) -> Timing:
+    """Time one job; see :func:`interleaved`."""
+    return interleaved({"": job}, device, seconds)[""]
+
+
+def interleaved(
+    jobs: Mapping[str, Work], device: torch.device, seconds: float, between: Work | None = None
+) -> dict[str, Timing]:
+    """Time jobs in turn: ``FEWEST`` rounds (a CPU: one), at most ``MOST`` in ``seconds`` a job.
 
     On CUDA the device's own clock counts (events), from the first kernel of a call to its last,
     host gaps between them included. The first calls pay for memory and compilation untimed.
+    ``between`` runs after every round, and changes what the time depends on: random numbers.
     """
+    cuda = device.type == "cuda"
     with torch.inference_mode():
-        for _ in range(WARM_UPS if device.type == "cuda" else 1):
-            job()
-        replay = captured(job) if capture and device.type == "cuda" else None
-        if device.type != "cuda":  # a rehearsal: a kernel that is interpreted takes a second
-            return Timing(*_median(_by_clock(job), seconds, fewest=1))
-        once = _by_events(replay or job, device)
-        return Timing(*_median(once, seconds, FEWEST), graph=replay is not None)
+        graphs = {name: _warmed(job, device) for name, job in jobs.items()}
+        works = {name: graphs[name] or job for name, job in jobs.items()}
+        clocks = {
+            name: _by_events(work, device) if cuda else _by_clock(work)
+            for name, work in works.items()
+        }
+        # a rehearsal measures once: a kernel that is interpreted takes a second
+        rounds, fewest = 0, FEWEST if cuda else 1
+        until = time.monotonic() + seconds * len(jobs)
+        times: dict[str, list[float]] = {name: [] for name in jobs}
+        while rounds < fewest or (rounds < MOST and time.monotonic() < until):
+            for name, clock in clocks.items():
+                times[name].append(clock())
+            rounds += 1
+            if between is not None:
+                between()
+    return {name: _timing(own, graphs[name] is not None) for name, own in times.items()}
 
 
-def _median(once: Callable[[], float], seconds: float, fewest: int) -> tuple[float, int]:
-    until, times = time.monotonic() + seconds, []
-    while len(times) < fewest or (len(times) < MOST and time.monotonic() < until):
-        times.append(once())
-    return statistics.median(times), len(times)
+def _timing(times: list[float], graph: bool) -> Timing:
+    tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
+    return Timing(statistics.median(times), tenths[0], tenths[-1], len(times), graph)
+
+
+def _warmed(job: Work, device: torch.device) -> Work | None:
+    """Run a job for its first times; return the replay of its graph, None where it has none."""
+    for _ in range(WARM_UPS if device.type == "cuda" else 1):
+        job()
+    return captured(job, device) if device.type == "cuda" else None
 
 
 def _by_clock(job: Work) -> Callable[[], float]:
@@ -60,11 +88,11 @@ def _by_clock(job: Work) -> Callable[[], float]:
 
 
 def _by_events(job: Work, device: torch.device) -> Callable[[], float]:
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
+    flush = torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def once() -> float:
-        flush.zero_()  # also keeps the device busy while the call is being launched
+        torch.amax(flush)  # also keeps the device busy while the call is being launched
         start.record()
         job()
         end.record()
@@ -74,21 +102,19 @@ def _by_events(job: Work, device: torch.device) -> Callable[[], float]:
     return once
 
 
-def captured(job: Work) -> Work | None:
-    """Return the replay of a CUDA graph of the job, None for a job that cannot be captured."""
-    before = torch.cuda.current_stream()
-    aside = torch.cuda.Stream()
+def captured(job: Work, device: torch.device) -> Work | None:
+    """Return the replay of a CUDA graph of the job, None for a job that waits for the device.
+
+    Such a job is not captured to see it fail: what a failed capture holds is never freed.
+    """
+    if not never_waits(job, device):
+        return None
+    before, aside = torch.cuda.current_stream(), torch.cuda.Stream()
     aside.wait_stream(before)
     with torch.cuda.stream(aside):
         job()
     before.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            job()
-        return graph.replay
-    except RuntimeError:  # a job that reads on the host
-        torch.cuda.set_stream(before)  # a failed capture leaves its own stream behind
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.synchronize()
-        return None
+    with torch.cuda.graph(graph):
+        job()
+    return graph.replay

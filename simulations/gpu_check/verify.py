@@ -1,7 +1,9 @@
 """How long one verification takes: the fused kernel, the torch path, and what memory allows.
 
 The floor is the time a copy of as many bytes would take: every logit of target and draft must
-be read once, and next to nothing is written. Logits are bfloat16, as models give them.
+be read once, and next to nothing is written. Logits are bfloat16, as models give them. All ways
+are timed in turn, and between the rounds random numbers go on, since what is read again depends
+on what is accepted.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import cactus_theory as ct
 
 from ..common.grid import followers
 from .device import bandwidth
-from .fused import fused_step
+from .fused import POSITION, fused_step
+from .kernels import has_triton, in_a_process
 from .sections import Bench, Job, Message, Row, in_turn
-from .timing import Timing, timed
+from .timing import Timing, Work, interleaved
 
 LOSSLESS, BAND = "speculative", "band:price=1"
 POLICIES = (LOSSLESS, "cactus:delta=0.1", BAND, "typical")
@@ -36,6 +39,8 @@ SHAPES += [
     for batch in (1, 8, 64)
     if (batch, width, vocab) not in SHAPES
 ]
+# where torch.compile is tried, too: those of goals
+COMPILED = SHAPES[:2]
 TINY_SHAPES = [(1, 2, 64), (2, 2, 64)]
 # seconds of measuring each of the two, after warming up
 SECONDS, TINY_SECONDS = 0.25, 0.02
@@ -45,12 +50,31 @@ SPREAD, STRAY = 3.0, 1.0
 
 @dataclass(frozen=True)
 class Inputs:
-    """Logits (B, K + 1, V) and (B, K, V), bfloat16, the drafted tokens (B, K), float64 coins."""
+    """Logits (B, K + 1, V) and (B, K, V), bfloat16, and the drafted tokens (B, K).
+
+    Attributes
+    ----------
+    numbers : (B, K + 1) float64 coins of the torch path, the last one of the token that follows.
+    positions : (B,) where the kernels' random numbers are.
+    source : of the logits, and of coins to come.
+    """
 
     target_logits: Tensor
     draft_logits: Tensor
     draft_token_ids: Tensor
-    coins: tuple[Tensor, Tensor]
+    numbers: Tensor
+    positions: Tensor
+    source: torch.Generator
+
+    @property
+    def coins(self) -> tuple[Tensor, Tensor]:
+        """Return the coins of acceptance, and of the token that follows."""
+        return self.numbers[:, :-1], self.numbers[:, -1]
+
+    def advance(self) -> None:
+        """Draw other random numbers in place: how much is read depends on what is accepted."""
+        self.numbers.uniform_(generator=self.source)
+        self.positions.add_(self.draft_token_ids.shape[1] + 1)
 
     @property
     def bytes(self) -> int:
@@ -63,7 +87,18 @@ def rows(bench: Bench) -> Iterator[Message]:
     """Yield one row a shape, policy and verifier."""
     speed = bandwidth(bench)
     lossless: dict[tuple[Any, ...], float] = {}
-    yield from in_turn(_jobs(bench, speed, lossless), bench.budget)
+    yield from in_turn([*_compilation(bench), *_jobs(bench, speed, lossless)], bench.budget)
+
+
+def _compilation(bench: Bench) -> Iterator[Job]:
+    """Yield what compiles all kernels at once where the first call of each would wait for it."""
+    if bench.device.type == "cuda" and has_triton():
+
+        def job() -> list[Row]:
+            in_a_process("verify", tiny=False, seconds=bench.budget.left)
+            return []
+
+        yield "compilation", job
 
 
 def _jobs(bench: Bench, speed: float, lossless: dict[tuple[Any, ...], float]) -> Iterator[Job]:
@@ -89,7 +124,8 @@ def inputs(shape: Shape, device: torch.device, seed: int) -> Inputs:
     probs = draft.float().softmax(-1).flatten(0, 1)
     ids = torch.multinomial(probs, 1, generator=source).view(batch, width)
     coins = torch.rand(batch, width + 1, generator=source, device=device, dtype=torch.float64)
-    return Inputs(target, draft, ids, (coins[:, :width], coins[:, width]))
+    positions = torch.full((batch,), POSITION, device=device)
+    return Inputs(target, draft, ids, coins, positions, source)
 
 
 def torch_step(rule: ct.Policy, verifier: str, given: Inputs) -> Callable[[], Any]:
@@ -103,15 +139,31 @@ def torch_step(rule: ct.Policy, verifier: str, given: Inputs) -> Callable[[], An
     return step
 
 
+def rivals(rule: ct.Policy, verifier: str, given: Inputs, *, compiles: bool) -> dict[str, Work]:
+    """Return what is timed in turn: torch, a copy of as many bytes, the kernel if there is one.
+
+    ``compiles`` adds the torch path as ``torch.compile`` fuses it, which takes a minute.
+    """
+    by_torch, kernel = torch_step(rule, verifier, given), fused_step(rule, verifier, given)
+    source = torch.empty(given.bytes // 2, dtype=torch.int8, device=given.numbers.device)
+    sink = torch.empty_like(source)
+    works: dict[str, Work] = {"torch": by_torch, "copy": lambda: sink.copy_(source)}
+    if compiles:
+        works["compiled"] = torch.compile(by_torch, dynamic=False)
+    return works if kernel is None else works | {"kernel": kernel}
+
+
 def _row(
     bench: Bench, given: Inputs, spec: str, verifier: str, speed: float, lossless: dict
 ) -> Row:
     rule, seconds = ct.policy(spec), TINY_SECONDS if bench.tiny else SECONDS
-    by_torch = timed(torch_step(rule, verifier, given), bench.device, seconds)
-    step = fused_step(rule, verifier, given)
-    fused = None if step is None else timed(step, bench.device, seconds)
     batch, width = given.draft_token_ids.shape
-    vocab = given.target_logits.shape[-1]
+    shape = batch, width, given.target_logits.shape[-1]
+    compiles = (spec, verifier) == (LOSSLESS, "chain") and shape in COMPILED
+    works = rivals(rule, verifier, given, compiles=compiles and bench.device.type == "cuda")
+    found = interleaved(works, bench.device, seconds, given.advance)
+    by_torch, fused = found["torch"], found.get("kernel")
+    vocab = shape[-1]
     floor = given.bytes / speed / 1e3
     if fused is not None and spec == LOSSLESS:
         lossless[verifier, batch, width, vocab] = fused.microseconds
@@ -128,14 +180,21 @@ def _row(
         "share_of_bandwidth": None if fused is None else floor / fused.microseconds,
         "torch_over_kernel": _ratio(by_torch, fused),
         "over_lossless": None if None in (fused, rival) else _us(fused) / rival,
+        "copy_us": _us(found["copy"]),
+        "compiled_us": _us(found.get("compiled")),
+        **{
+            f"{name}_{end}_us": _us(found.get(name), end)
+            for name in ("kernel", "torch")
+            for end in ("low", "high")
+        },
         "kernel_graph": None if fused is None else fused.graph,
         "torch_graph": by_torch.graph,
-        "repeats": by_torch.repeats if fused is None else fused.repeats,
+        "repeats": by_torch.repeats,
     }
 
 
-def _us(timing: Timing | None) -> Any:
-    return None if timing is None else timing.microseconds
+def _us(timing: Timing | None, which: str = "microseconds") -> Any:
+    return None if timing is None else getattr(timing, which)
 
 
 def _ratio(slow: Timing, fast: Timing | None) -> float | None:

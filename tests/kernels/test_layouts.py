@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.decoding.device.capture import never_waits
 from cactus_theory.kernels import (
     LogitsVerdict,
     Workspace,
@@ -51,6 +52,12 @@ class Batch:
         )  # fmt: skip
 
 
+EVERY = [
+    ("speculative", "chain"), ("lenience:lenience=0.5", "chain"), ("mixture:alpha=0.3", "chain"),
+    ("distillspec:epsilon=0.5,form=exp", "chain"), ("cactus:delta=0.5", "chain"),
+    ("cactus_exact:delta=0.3", "chain"), ("band:price=1", "chain"), ("speculative", "block"),
+    ("band:price=1", "block"),
+]  # fmt: skip
 CASES = [("cactus:delta=0.5", "chain"), ("band:price=1", "chain"), ("band:price=1", "block")]
 
 
@@ -105,26 +112,65 @@ def test_a_workspace_keeps_nothing_of_the_step_before(device):
     assert any(marked[0]) and not any(marked[1])
 
 
-def test_rows_that_hold_no_distribution(device):
-    """NaN, nothing finite, a token outside the vocabulary, an excluded token; one greedy."""
-    target = torch.zeros(5, 2, VOCAB, device=device)
-    draft = torch.zeros(5, 1, VOCAB, device=device)
-    target[4, 0, 2] = 1.0
-    heat = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0], device=device)
-    target[0, 0, 3] = torch.nan
+@pytest.mark.parametrize(("spec", "verifier"), EVERY if THOROUGH else [("speculative", "chain")])
+def test_rows_that_hold_no_distribution(spec, verifier, device):
+    assert_no_token_of_a_broken_row(spec, verifier, device)
+
+
+@pytest.mark.parametrize(("spec", "verifier"), EVERY)
+def test_rows_that_hold_no_distribution_in_torch(spec, verifier):
+    assert_no_token_of_a_broken_row(spec, verifier, "cpu")
+
+
+def assert_no_token_of_a_broken_row(spec, verifier, device):
+    """NaN, nothing finite, +inf, NaN at T = 0, NaN after the draft; then rows that are sound:
+    beside a draft with a NaN, a token outside the vocabulary, an excluded token, a greedy one.
+    """
+    target = torch.zeros(9, 2, VOCAB, device=device)
+    draft = torch.zeros(9, 1, VOCAB, device=device)
+    heat = torch.ones(9, device=device)
+    target[[0, 3], 0, 3] = torch.nan
     target[1, 0] = NOTHING
-    target[3, 0, :-1] = NOTHING
-    ids = torch.tensor([[1], [1], [VOCAB + 3], [1], [1]], device=device)
-    numbers = torch.arange(5, device=device)
+    target[2, 0, 4] = torch.inf
+    target[4, 0, 0], target[4, 1, 3] = 20.0, torch.nan
+    draft[5, 0, 3] = torch.nan
+    target[7, 0, :-1] = NOTHING
+    target[8, 0, 2] = 1.0
+    heat[[3, 8]] = 0.0
+    ids = torch.ones(9, 1, dtype=torch.int64, device=device)
+    ids[4], ids[6] = 0, VOCAB + 3
+    numbers = torch.arange(9, device=device)
     found = verify_logits(
-        ct.policy("speculative"), target, draft, ids,
-        seeds=numbers, positions=numbers, temperature=heat,
+        ct.policy(spec), target, draft, ids,
+        seeds=numbers, positions=numbers, temperature=heat, verifier=verifier,
     )  # fmt: skip
-    assert found.num_accepted.tolist() == [0] * 5
+    assert found.num_accepted.tolist() == [0] * 4 + [1] + [0] * 4
     first = found.output_token_ids[:, 0].tolist()
-    assert first[0] != 3 and 0 <= first[0] < VOCAB and 0 <= first[2] < VOCAB
-    assert first[1] == -1 and first[3] == VOCAB - 1 and first[4] == 2
-    assert found.output_token_ids[:, 1].tolist() == [-1] * 5
+    assert first[:5] == [-1] * 4 + [0] and first[7:] == [VOCAB - 1, 2]
+    assert all(0 <= token < VOCAB for token in first[5:7])
+    assert found.output_token_ids[:, 1].tolist() == [-1] * 9
+
+
+def test_no_token_is_drafted_from_a_row_that_is_no_distribution(device, monkeypatch):
+    rows = torch.zeros(4, VOCAB, device=device)
+    rows[0, 3], rows[1], rows[2, 10] = torch.nan, NOTHING, torch.inf
+    numbers = torch.arange(4, device=device)
+    for interpreted in ("1", "0"):
+        monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+        for heat in (0.0, 1.0):
+            given = {"seeds": numbers, "positions": numbers, "place": 0, "temperature": heat}
+            drawn = draft_from_logits(rows, **given).tolist()
+            assert drawn[:3] == [-1] * 3 and 0 <= drawn[3] < VOCAB
+
+
+@pytest.mark.parametrize(("spec", "verifier"), EVERY if THOROUGH else [("band:price=1", "block")])
+def test_inputs_are_left_as_they_were(spec, verifier, device):
+    batch = Batch(device)
+    given = (batch.target, batch.draft, batch.ids, *batch.numbers().values())
+    copies = [tensor.clone() for tensor in given]
+    batch.verify(spec, verifier)
+    draft_from_logits(batch.draft[:, 0], place=0, **batch.numbers())
+    assert all(torch.equal(one, other) for one, other in zip(given, copies, strict=True))
 
 
 def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
@@ -167,11 +213,7 @@ def test_a_step_is_captured_and_reads_nothing_on_the_host(spec, verifier, device
     work, out = Workspace(3, 2, VOCAB, device), batch.verify(spec, verifier)
     given = {"verifier": verifier, "workspace": work, "out": out, **batch.numbers()}
     step = (ct.policy(spec), batch.target, batch.draft, batch.ids)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        verify_logits(*step, **given)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    assert never_waits(lambda: verify_logits(*step, **given), batch.target.device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         verify_logits(*step, **given)

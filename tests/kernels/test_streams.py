@@ -1,5 +1,7 @@
 """The random numbers: Philox as published, one stream a purpose, the laws they lead to."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,8 @@ KNOWN = (
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 )
+# the other token's noise is on the grid, too: half a step of 2^-32 at each of the token's bits
+HALF_STEP, LATEST = 2.0**-33, 50
 # a float32 logarithm of a number near 1, relative
 NOISE_ERROR = 5e-6
 
@@ -52,7 +56,7 @@ def test_noise_in_kernels_is_exact_to_float32(device):
     more = torch.randint(2**32, (248,), generator=torch.Generator().manual_seed(1))
     bits = torch.cat([torch.tensor(ends), more]).to(device)
     found = torch.zeros(256, device=device)
-    show_noise[(1,)](bits, found, COUNT=256)
+    show_noise[(1,)](bits, found, COUNT=256, enable_fp_fusion=True)
     exact = -torch.log1p(-(bits.double() + 0.5) * 2.0**-32)
     assert float((found.double() / exact - 1).abs().max()) < NOISE_ERROR
 
@@ -69,6 +73,35 @@ def test_coins_keep_to_their_stream_place_and_position():
         _streams.coins(seeds + 1, seeds, places, _streams.ACCEPT),
     ):
         assert not bool((first == other).any())
+
+
+def first_by_the_grid(q):
+    """Return the exact probability that a token of probability q wins a race against 1 − q.
+
+    Both have noise −ln(1 − u), u = (bits + 1/2) 2^-32: a sum over the bits of the token, and for
+    each the share of the other's bits that arrive later, of which none is left after LATEST times
+    the other's mean.
+    """
+    bits = torch.arange(min(2**32, int(LATEST * q * 2**32) + 2), dtype=torch.float64)
+    time = -torch.log1p(-(bits + 0.5) * 2.0**-32) * (1 - q) / q
+    earlier = (-torch.expm1(-time) * 2.0**32 - 0.5).floor() + 1  # bits of the other up to then
+    return float((1 - earlier * 2.0**-32).sum()) * 2.0**-32
+
+
+@pytest.mark.parametrize("q", [1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-6, 1e-5][: amount(6, 7)])
+def test_noise_of_32_bits_starves_rare_tokens_as_the_formula_says(q):
+    x = _streams.GRID / q
+    lost = 1 - first_by_the_grid(q) / q
+    error = HALF_STEP * (LATEST + 2.0**-32 / q)
+    assert lost == pytest.approx(1 - x / math.sinh(x), abs=error)
+
+
+def test_what_all_rare_tokens_lose_together_is_bounded():
+    """A token loses q (1 − x/sinh x) = GRID (1/x − 1/sinh x) with x = GRID/q."""
+    x = torch.logspace(-3, 2, 20_001, dtype=torch.float64)
+    most = _streams.GRID * float((1 / x - 1 / x.sinh()).max())
+    assert 2.73e-11 < most < 2.75e-11
+    assert most * 151_936 < 4.3e-6 and most * 2**19 < 1.5e-5
 
 
 @pytest.mark.parametrize(("spec", "verifier"), some(laws.LAWS, 3))

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+import cactus_theory as ct
 from simulations.common.results import read_csv
 from simulations.gpu_check import page, timing, verify
 from simulations.gpu_check.budget import Budget
@@ -152,6 +153,43 @@ def test_repeats_shrink_with_the_time():
     few = timing.timed(lambda: calls.append(1), CPU, 0.0)
     assert (few.repeats, few.graph, len(calls)) == (1, False, 2)
     assert timing.timed(lambda: None, CPU, 60.0).repeats == timing.MOST
+
+
+def test_jobs_are_timed_in_turn_and_what_they_depend_on_goes_on():
+    calls = []
+    jobs = {name: lambda name=name: calls.append(name) for name in ("a", "b")}
+    found = timing.interleaved(jobs, CPU, 60.0, lambda: calls.append("-"))
+    assert calls == ["a", "b", *["a", "b", "-"] * timing.MOST]
+    for own in found.values():
+        assert own.low <= own.microseconds <= own.high and own.repeats == timing.MOST
+
+
+def test_random_numbers_of_a_timed_step_go_on_in_place():
+    given = verify.inputs((2, 3, 17), CPU, seed=0)
+    coins, before = given.coins[0], given.coins[0].clone()
+    given.advance()
+    assert given.positions.tolist() == [verify.POSITION + 4] * 2
+    assert given.coins[0].data_ptr() == coins.data_ptr() and not torch.equal(coins, before)
+
+
+def test_a_job_that_waits_for_the_device_is_not_captured(monkeypatch):
+    class NoGraph:
+        def __init__(self):
+            raise AssertionError("was captured")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", NoGraph)
+    asked = []
+    monkeypatch.setattr(timing, "never_waits", lambda job, device: asked.append(device))
+    assert timing.captured(lambda: None, CPU) is None and asked == [CPU]
+
+
+def test_rivals_of_a_step_copy_as_many_bytes_and_may_be_compiled(monkeypatch):
+    given = verify.inputs((2, 3, 17), CPU, seed=0)
+    monkeypatch.setattr(torch, "compile", lambda job, dynamic: (job, dynamic))
+    works = verify.rivals(ct.policy("speculative"), "chain", given, compiles=True)
+    assert list(works) == ["torch", "copy", "compiled"]
+    assert works["compiled"] == (works["torch"], False)
+    assert 2 * works["copy"]().numel() == given.bytes
 
 
 @pytest.mark.gpu

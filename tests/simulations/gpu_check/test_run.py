@@ -34,7 +34,7 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
 def test_sections_run_in_their_own_order_and_each_has_its_file():
     assert chosen(["goals", "device", "goals"]) == ["device", "goals"]
     assert all(callable(load(name)) and SECTIONS[name].weight > 0 for name in SECTIONS)
-    with pytest.raises(ValueError, match="--sections: must be among device, .*got 'devise'"):
+    with pytest.raises(ValueError, match="SECTION: must be among device, .*got 'devise'"):
         chosen(["devise"])
 
 
@@ -172,6 +172,27 @@ def test_the_smallest_sections_make_a_report(tmp_path, monkeypatch):
     page = (tmp_path / "gpu_check.html").read_text()
     assert "A rehearsal" in page and "copy bandwidth" in page and "http" not in page
     assert not (tmp_path / "gpu_verify.csv").exists()
+
+
+def test_reports_of_one_section_each_become_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulations.gpu_check.command.DRAWN", ())
+    fact = {"quantity": "q", "value": 1.0, "unit": ""}
+    skipped = Note("skipped", "a step", "out of time")
+    install(monkeypatch, device=gives(fact), agreement=gives(CHECK), verify=gives(STEP, skipped))
+    for name in ("device", "agreement", "verify"):
+        assert main([*HERE, name, "--out", str(tmp_path)]) == 0
+    report = whole(tmp_path)
+    assert set(report["tables"]) == {"device", "agreement", "verify"}
+    assert [note["what"] for note in report["notes"]] == ["a step"]
+    assert report["provenance"]["command"].count("gpu-check") == 3
+    again = [*HERE, "verify", "--out", str(tmp_path)]
+    install(monkeypatch, verify=gives(STEP, STEP))
+    assert main(again) == 0
+    assert len(whole(tmp_path)["tables"]["verify"]) == 2 and not whole(tmp_path)["notes"]
+    assert (tmp_path / "gpu_checks.csv").exists()
+    monkeypatch.setattr("simulations.gpu_check.command.source_hash", lambda: "other code")
+    assert main(again) == 0
+    assert set(whole(tmp_path)["tables"]) == {"verify"}
 
 
 @pytest.mark.skipif(not THOROUGH, reason="the whole rehearsal takes a minute")

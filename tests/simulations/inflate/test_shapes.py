@@ -40,14 +40,18 @@ def test_the_named_shapes_have_the_sizes_of_their_names():
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3)])
 def test_operations_are_those_that_are_counted(batch, tokens):
-    """The library multiplies whole squares of scores; ours are counted up to the diagonal."""
+    """The library multiplies whole squares of scores; ours are counted up to the diagonal.
+
+    Some releases count the angles of the positions, a product of their own, and some do not.
+    """
     model, counter = made(SMALL), FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         model(torch.zeros(batch, tokens, dtype=torch.int64))
     above = tokens * (tokens - 1) // 2 * batch * SMALL.layers * SMALL.heads * SMALL.head * 4
-    assert (
-        step_cost(SMALL, 0, batch=batch, tokens=tokens).flops == counter.get_total_flops() - above
-    )
+    angles = 2 * tokens * SMALL.head // 2
+    counted = counter.get_total_flops() - above
+    ours = step_cost(SMALL, 0, batch=batch, tokens=tokens).flops
+    assert counted - ours in (0, angles)
 
 
 def test_the_cache_and_the_weights_are_what_is_read():

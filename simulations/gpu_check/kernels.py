@@ -1,0 +1,293 @@
+"""Compile the kernels for a Hopper GPU, which need not be here, and say what each costs (CSV).
+
+A variant is what Triton itself would compile for a launch: the types, the constants, which
+numbers are 1 or multiples of 16. What is compiled lies in Triton's cache, where a run on a GPU
+finds it; so the sections of gpu-check begin with this, on all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import itertools
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cactus_theory as ct
+from cactus_theory import _arguments as check
+from cactus_theory.kernels import draft_from_logits, has_kernel, logits
+
+from ..common.grid import followers
+from ..common.inputs import DATA, ROOT, command_line
+from ..common.results import provenance, read_csv, write_csv
+from .sections import Row
+
+TABLE = "gpu_kernels"
+COMPUTE_CAPABILITY, WARP = 90, 32
+# what compiles in a second: sums by parts, float64, random numbers
+FEW = "judge"
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """A verification step: what its launches are compiled for.
+
+    Attributes
+    ----------
+    same : every request has the same rows, of stride 0.
+    flat : the layout of engines, with counts of 32 bits and a temperature a request.
+    """
+
+    spec: str
+    verifier: str
+    batch: int
+    width: int
+    vocab: int
+    dtype: torch.dtype = torch.float32
+    certain: bool = False
+    flat: bool = False
+    same: bool = False
+
+    def run(self) -> None:
+        """Launch what the step launches, by memory that nobody writes to."""
+        batch, width = self.batch, self.width
+        target, draft = (self._rows(places) for places in (width + 1, width))
+        ids, numbers = torch.zeros(batch, width, dtype=torch.int64), torch.arange(batch)
+        more: dict[str, Any] = {}
+        if self.flat:
+            target, draft, ids = target.flatten(0, 1), draft.flatten(0, 1), ids.flatten()
+            ends = width * torch.arange(1, batch + 1, dtype=torch.int32)
+            more = {"cu_num_draft_tokens": ends, "width": width, "temperature": torch.ones(batch)}
+        logits.verify_logits(
+            ct.policy(self.spec), target, None if self.certain else draft, ids,
+            seeds=numbers, positions=numbers, verifier=self.verifier, **more,
+        )  # fmt: skip
+        if not self.flat and not self.certain:
+            draft_from_logits(draft[:, 0], seeds=numbers, positions=numbers, place=2)
+
+    def _rows(self, places: int) -> torch.Tensor:
+        shape = places, self.vocab
+        if self.same:
+            return torch.empty(*shape, dtype=self.dtype).expand(self.batch, -1, -1)
+        return torch.empty(self.batch, *shape, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What ``triton.compile`` is given: a kernel by its module and name, and its arguments."""
+
+    module: str
+    name: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[tuple[int, ...], Any], ...]
+    attributes: tuple[tuple[tuple[int, ...], str], ...]
+    warps: int
+
+    @property
+    def text(self) -> str:
+        """Return the constants, and the arguments that are multiples of 16, in a line."""
+        names = [name for name, _ in self.signature]
+        own = [f"{names[place[0]]}={value}" for place, value in self.constants]
+        types = sorted({kind for _, kind in self.signature if kind.startswith("*")})
+        loose = [name for at, (name, kind) in enumerate(self.signature)
+                 if not dict(self.attributes).get((at,)) and kind.startswith("i")]  # fmt: skip
+        return " ".join([*types, *own, *(f"16∤{name}" for name in loose)])
+
+
+def agreement_steps(tiny: bool = False) -> Iterator[StepShape]:
+    """Yield what the checks against the closed forms launch."""
+    from . import agreement, kernel_agreement, kernel_laws
+
+    for vocab in agreement.TINY_KERNEL_ROWS if tiny else agreement.KERNEL_ROWS:
+        for spec, verifier in kernel_agreement.RULES:
+            yield StepShape(spec, verifier, 16, kernel_agreement.WIDTH, vocab)
+    if not tiny:
+        for spec, verifier in kernel_laws.LAWS:
+            yield StepShape(spec, verifier, 16, 2, 4, same=True)
+        for spec in kernel_laws.ZERO_RULES:
+            yield StepShape(spec, "chain", 16, 1, 16, same=True)
+
+
+def verify_steps(tiny: bool = False) -> Iterator[StepShape]:
+    """Yield what the timings of a verification launch."""
+    from . import verify
+
+    for batch, width, vocab in verify.TINY_SHAPES if tiny else verify.SHAPES:
+        for spec in verify.POLICIES:
+            for verifier in followers(spec, verify.VERIFIERS):
+                if has_kernel(ct.policy(spec), verifier):
+                    yield StepShape(spec, verifier, batch, width, vocab, torch.bfloat16)
+
+
+def engine_steps(tiny: bool = False) -> Iterator[StepShape]:
+    """Yield what engines launch: flat rows, three dtypes, a vocabulary that 16 does not divide."""
+    rules = [("speculative", "chain"), ("band:price=1", "chain"), ("cactus:delta=0.5", "chain")]
+    rules += [("speculative", "block"), ("band:price=1", "block")]
+    types = torch.float32, torch.bfloat16, torch.float16
+    shapes = itertools.product(rules, types, (151_936, 50_257), (False, True))
+    for (spec, verifier), dtype, vocab, certain in itertools.islice(shapes, 1 if tiny else None):
+        yield StepShape(spec, verifier, 16, 8, vocab, dtype, certain=certain, flat=True)
+
+
+STEPS = {"agreement": agreement_steps, "verify": verify_steps, "engines": engine_steps}
+
+
+def variants(steps: Iterable[StepShape]) -> list[Variant]:
+    """Return the variants that steps launch, each once, as Triton specialises them."""
+    from triton.runtime.jit import create_function_from_signature
+
+    from cactus_theory.kernels import _launch
+
+    backend, found = _backend(), {}
+
+    def note(kernel: Any, grid: Any, shared: dict[str, Any], warps: int) -> None:
+        given = {name: shared[name] for name in kernel.arg_names}
+        options = {"num_warps": warps, "enable_fp_fusion": True}
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, kinds, left = bind(**given, **options)
+        _, signature, constants, attributes = kernel._pack_args(
+            backend, options | {"debug": False}, bound, kinds, left
+        )
+        plain = {place: tuple(map(tuple, own)) for place, own in attributes.items()}
+        own = Variant(
+            kernel.fn.__module__, kernel.fn.__name__, tuple(signature.items()),
+            tuple(constants.items()), tuple(plain.items()), warps,
+        )  # fmt: skip
+        found[own] = None
+
+    before = _launch.launch, logits.runs_kernels
+    _launch.launch, logits.runs_kernels = note, lambda device: True
+    try:
+        for step in steps:
+            step.run()
+    finally:
+        _launch.launch, logits.runs_kernels = before
+    return list(found)
+
+
+def compiled(variant: Variant) -> Row:
+    """Return the cost of one variant: registers, spilled bytes, instructions, wide loads."""
+    import triton
+    from triton.compiler import ASTSource
+
+    kernel = getattr(importlib.import_module(variant.module), variant.name)
+    attributes = {place: [list(part) for part in own] for place, own in variant.attributes}
+    source = ASTSource(kernel, dict(variant.signature), dict(variant.constants), attributes)
+    options = _backend().parse_options({"num_warps": variant.warps, "enable_fp_fusion": True,
+                                        "debug": False})  # fmt: skip
+    done = triton.compile(source, target=_target(), options=options.__dict__)
+    return {"kernel": variant.name, "warps": variant.warps, **_cost(done, variant)} | {
+        "variant": variant.text
+    }
+
+
+def _cost(done: Any, variant: Variant) -> Row:
+    names = [name for name, _ in variant.signature]
+    part = {names[place[0]]: value for place, value in variant.constants}.get("PART")
+    registers, stack = (int(own) for own in re.findall(r"(?:REG|STACK):(\d+)",
+                        _told(done.asm["cubin"], "-res-usage")))  # fmt: skip
+    listed = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+);", _told(done.asm["cubin"], "-sass"))
+    count = sum("NOP" not in line for line in listed)
+    spilled = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in listed)
+    return {
+        "registers": registers, "stack_bytes": stack, "spills": spilled, "instructions": count,
+        "instructions_per_token": count * WARP * variant.warps / part if part else None,
+        "wide_loads": len(re.findall(r"ld\.global[^\n]*v4", done.asm["ptx"])),
+        "loads": done.asm["ptx"].count("ld.global"),
+    }  # fmt: skip
+
+
+def _told(cubin: bytes, flag: str) -> str:
+    """Return what cuobjdump, which comes with Triton, says of a compiled kernel."""
+    import triton
+
+    tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), flag, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _target() -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget("cuda", COMPUTE_CAPABILITY, WARP)
+
+
+def _backend() -> Any:
+    from triton.compiler import make_backend
+
+    return make_backend(_target())
+
+
+def compile_all(every: Sequence[Variant], jobs: int) -> Iterator[Row]:
+    """Yield the cost of each variant as it is done, by ``jobs`` processes."""
+    if jobs == 1:
+        yield from map(compiled, every)
+        return
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(every))) as pool:
+        yield from pool.imap_unordered(compiled, every)
+
+
+def has_triton() -> bool:
+    """Return whether there is a Triton to compile with."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def in_a_process(steps: str, tiny: bool, seconds: float) -> Row:
+    """Compile what a section launches in a process of its own; return a check of the report."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "table.csv"
+        command = [sys.executable, "-m", "simulations", "kernels", "--steps", steps]
+        command += ["--out", str(out), *(["--few"] if tiny else [])]
+        own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        started = time.monotonic()
+        subprocess.run(
+            command, cwd=ROOT, env=own, check=True, timeout=seconds or None, capture_output=True
+        )
+        rows, _ = read_csv(out)
+    return {
+        "check": f"kernels of {steps} compile and spill nothing", "rows": len(rows),
+        "seconds": time.monotonic() - started,
+        "passed": all(float(row["stack_bytes"]) == float(row["spills"]) == 0 for row in rows),
+    }  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    add = parser.add_argument
+    add("--steps", nargs="+", choices=list(STEPS), default=list(STEPS), help="whose kernels")
+    add("--few", action="store_true", help="one variant of one kernel")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    add("--out", type=Path, default=DATA / f"{TABLE}.csv")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile and write the table."""
+    check.optional_module("triton", "kernels")
+    import triton
+
+    every = variants(step for name in args.steps for step in STEPS[name](args.few))
+    if args.few:
+        every = [own for own in every if own.name == FEW][:1]
+    rows = sorted(compile_all(every, args.jobs), key=lambda row: (row["kernel"], row["variant"]))
+    made = provenance(command_line("kernels", add_arguments, args))
+    made |= {"triton": triton.__version__, "target": f"sm_{COMPUTE_CAPABILITY}"}
+    write_csv(args.out, rows, made)
+    worst = max(row["registers"] for row in rows)
+    spilled = sum(row["stack_bytes"] > 0 or row["spills"] > 0 for row in rows)
+    print(f"{len(rows)} variants, {spilled} spill, at most {worst} registers: {args.out}")
+    return 0
