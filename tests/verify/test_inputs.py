@@ -10,7 +10,8 @@ from tests.amounts import some
 
 RULES = (
     "speculative", "cactus:delta=0.3", "band:price=1", "band:delta=0.1", "soft_band:price=1",
-    "tempered:temperature=0.5", "lenience:lenience=0.5", "mixture:alpha=0.3", "typical", "top_k:k=3",
+    "tempered:temperature=0.5", "lenience:lenience=0.5", "mixture:alpha=0.3", "typical",
+    "top_k:k=3",
 )  # fmt: skip
 CASES = [
     (name, spec, certain, dtype)
