@@ -120,11 +120,11 @@ class DeviceDecode:
         """Return the error for a text that got no token after the accepted ones."""
         before = [self.texts.new_ids(own) for own in range(self.texts.batch)]
         self.tally.stop(range(len(before)), before)
-        given = logits.target, logits.draft
-        rows = [None if own is None else probabilities(own[row], self.temperature) for own in given]
+        q = probabilities(logits.target[row], self.temperature)
+        p = None if logits.draft is None else probabilities(logits.draft[row], self.temperature)
         places = range(accepted, drafted + 1)
         about = self.models[0].model, ()
-        return failure(row, len(before[row]), tuple(rows), places, about, self._result())
+        return failure(row, len(before[row]), (q, p), places, about, self._result())
 
     def _row(self, row: int, drafted: int) -> list[int]:
         ids = self.texts.ids[row]
