@@ -92,7 +92,7 @@ class Variant:
     name: str
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[tuple[int, ...], Any], ...]
-    attributes: tuple[tuple[tuple[int, ...], str], ...]
+    attributes: tuple[tuple[tuple[int, ...], tuple[tuple[Any, ...], ...]], ...]
     warps: int
 
     @property

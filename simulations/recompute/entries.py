@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# tables of a CUDA machine, which no other one can make again
+# tables of a CUDA machine, which no other one can make again, and of what is compiled for one
 GPU = "gpu_"
 
 
