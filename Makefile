@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough mutate lint docs figures bench gpu-check vllm-test clean
+.PHONY: help setup demo test test-thorough test-portable mutate lint docs figures bench gpu-check vllm-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ test: $(TESTED)  ## the test suite
 
 test-thorough: $(TESTED)  ## the same with many more examples (tens of minutes)
 	@CACTUS_THEORY_THOROUGH=1 $(PYTEST)
+
+test-portable: $(TESTED)  ## the numerical tests under older code paths of torch, numpy and BLAS
+	@$(BIN)/python -m tests.portable
 
 mutate: $(TESTED)  ## make mistakes in a copy of the core; the tests must notice (< 25 minutes)
 	@$(BIN)/python -m tests.mutation

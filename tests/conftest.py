@@ -1,6 +1,8 @@
 """One thread, reproducible examples, and shape annotations checked while tests run."""
 
 import importlib.util
+import os
+import random
 
 import hypothesis
 import pytest
@@ -39,6 +41,8 @@ _running = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "CACTUS_THEORY_ORDER" in os.environ:  # the seed of a random order, as tests.portable sets
+        random.Random(int(os.environ["CACTUS_THEORY_ORDER"])).shuffle(items)
     for item in items:
         if item.nodeid.startswith(CORE):
             item.add_marker(pytest.mark.core)

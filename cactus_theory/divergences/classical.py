@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from cactus_theory._scratch import scratch
 from cactus_theory.divergences._base import FDivergence
 from cactus_theory.divergences._registry import register_divergence
 
@@ -25,7 +26,9 @@ class KL(FDivergence):
 
     def centred(self, t: Tensor, out: Tensor | None = None) -> Tensor:
         result = torch.clamp(t, min=torch.finfo(t.dtype).tiny, out=out)
-        return result.log_().mul_(t).sub_(t).add_(1)
+        # t ln t and the exact t - 1 are small near 1: nothing of the size of 1 is rounded
+        excess = torch.sub(t, 1, out=scratch("kl", t.shape, t.dtype, t.device))
+        return result.log_().mul_(t).sub_(excess)
 
     def slope(self, t: Tensor) -> Tensor:
         return t.log() + 1
@@ -161,9 +164,9 @@ class JensenShannon(FDivergence):
 
     def f(self, t: Tensor) -> Tensor:
         # ½[−t·ln((1+1/t)/2) − ln((1+t)/2)] avoids the cancellation of t ln t at large t
-        safe = t.clamp(min=1e-300)
-        first = torch.where(t > 0, -t * (torch.log1p(1 / safe) - math.log(2)), 0.0)
-        return (first - torch.log1p(t) + math.log(2)) / 2
+        half = (t - 1) / 2
+        first = t * torch.log1p(-half / t.clamp(min=torch.finfo(t.dtype).tiny))
+        return (first + torch.log1p(half)) / -2
 
     def slope(self, t: Tensor) -> Tensor:
         return (math.log(2) - torch.log1p(1 / t)) / 2

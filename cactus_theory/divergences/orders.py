@@ -40,7 +40,8 @@ class Alpha(FDivergence):
         return math.inf if self.a > 1 else 1 / (1 - self.a)
 
     def f(self, t: Tensor) -> Tensor:
-        return (t**self.a - self.a * t + self.a - 1) / (self.a * (self.a - 1))
+        # t^a would round what is of the size of 1, and near 1 the rest is much smaller
+        return ((self.a * t.log()).expm1() - self.a * (t - 1)) / (self.a * (self.a - 1))
 
     def slope(self, t: Tensor) -> Tensor:
         return (t ** (self.a - 1) - 1) / (self.a - 1)

@@ -38,17 +38,21 @@ LEAST = {torch.float32: 1e-30, torch.float64: 1e-290}
 MOST = {torch.float32: 1e25, torch.float64: 1e280}
 # how far a row's sum may be from 1 (relative), so how far beyond its limits an edge may lie
 SLACK = {torch.float32: 2e-4, torch.float64: 2e-9}
-# a secant step this small (relative) is the last one: what is left is of the order of its
-# product with the step before, below what the rows' rounding moves
-SETTLED = {torch.float32: 2e-5, torch.float64: 2e-14}
+# a secant step this small (relative) is the last one: two units of rounding, as the functions
+# have kinks where an edge passes a token, and what a step across one leaves is a share of the step
+SETTLED = {torch.float32: 2e-7, torch.float64: 2e-14}
 # that product may be this share of it
 SECOND = 1 / 200
 # bisection alone takes 60 halvings of ln b for float64; a secant takes about five steps
 MOST_STEPS = 100
 # x E′(x) is the mass outside the band, 0.3 to 1 on rows of language models
 STEEPNESS = 0.9
-# every so many steps the bracket is halved instead, in case the secant converges slowly
-HALVED_EVERY = 6
+# x S′(x)/S of the mass below the lower edge, S(x) = Σ(xq − p)₊, on such rows: 1 to 5
+RISE = 2.0
+# no guess is further away than a factor of e to this
+FARTHEST = 50.0
+# where nothing was cut, a is 0: the next search starts no lower than this share of Σp/Σq
+NEAREST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class Ratios:
 class RisingRoot:
     """A search for the root of a rising function of x > 0, which the caller evaluates.
 
+    By secants in ln x; a step that did not halve the value is followed by half the bracket.
     ``steepness`` is a guess of x f′(x), for the first step; ∞ halves the bracket instead.
 
     Attributes
@@ -130,12 +135,14 @@ class RisingRoot:
             self.high = x
         else:
             self.low = x
-        following, guess, last = math.sqrt(self.low) * math.sqrt(self.high), x, math.inf
-        if before is None:
-            guess = x - x * value / self.steepness
-        elif before[1] != value and self.steps % HALVED_EVERY:
-            guess = x - value * (x - before[0]) / (value - before[1])
+        following, guess, last = math.sqrt(self.low) * math.sqrt(self.high), 0.0, math.inf
+        slow = False
+        if before is not None and math.isfinite(before[1]):
             last = abs(x - before[0]) / x
+            self.steepness = (value - before[1]) / math.log(x / before[0])
+            slow = abs(value) > abs(before[1]) / 2
+        if not slow and abs(value) < FARTHEST * self.steepness:
+            guess = x * math.exp(-value / self.steepness)
         if self.low < guess < self.high:
             following = guess
         step = abs(following - x) / x
@@ -160,7 +167,10 @@ def _judge(
     evaluate: Callable[[list[float]], list[float]],
     lower: Callable[[list[float]], list[float]],
 ) -> Judged:
-    """Return the decision on each token, from the first value, at r; solve the refused bands."""
+    """Return the decision on each token, from the first value, at r; solve the refused bands.
+
+    The lower edge of a kept token is 0: nothing is asked of it.
+    """
     limits = [root.high for root in roots]
     first = evaluate([root.x for root in roots])
     looked_at = zip(first, ratio, limits, strict=True)
@@ -168,25 +178,44 @@ def _judge(
     for root, value, keep in zip(roots, first, kept, strict=True):
         root.tell(value)
         root.done = root.done or keep
+    if all(kept):
+        return Judged(kept, [0.0] * len(kept), limits)
     upper = _settle(roots, evaluate)
-    return Judged(kept, lower(upper), upper)
+    found = [0.0 if keep else edge for keep, edge in zip(kept, lower(upper), strict=True)]
+    return Judged(kept, found, upper)
 
 
 def _matched(
-    rows: Ratios, scales: Sequence[float], uppers: Sequence[float], starts: Sequence[float]
-) -> list[float]:
-    """Return the a of each row with Σ(aq − p)₊ = Σ(p − bq)₊, tokens with q = 0 counted."""
+    rows: Ratios,
+    scales: Sequence[float],
+    uppers: Sequence[float],
+    starts: Sequence[tuple[float, float]],
+) -> list[RisingRoot]:
+    """Return the a of each row with Σ(aq − p)₊ = Σ(p − bq)₊, tokens with q = 0 counted.
+
+    ``starts`` are a guess of each a and of the steepness there.
+    """
     slack, settled = SLACK[rows.dtype], SETTLED[rows.dtype]
-    cut = rows.moved(None, uppers)
+    least, cut = LEAST[rows.dtype], rows.moved(None, uppers)
     roots = [
-        RisingRoot(LEAST[rows.dtype], scale * (1 + slack), start, settled)
-        for scale, start in zip(scales, starts, strict=True)
+        RisingRoot(least, scale * (1 + slack), max(start, NEAREST * scale), settled, steepness)
+        for scale, (start, steepness) in zip(scales, starts, strict=True)
     ]
 
     def left(lowers: list[float]) -> list[float]:
-        return [own + gone for own, gone in zip(rows.moved(lowers, None), cut, strict=True)]
+        return [
+            _log_ratio(own, -gone) for own, gone in zip(rows.moved(lowers, None), cut, strict=True)
+        ]
 
-    return _settle(roots, left)
+    _settle(roots, left)
+    return roots
+
+
+def _log_ratio(one: float, other: float) -> float:
+    """Return ln(one/other) of two numbers that may be 0, 0 if both are."""
+    if one > 0 and other > 0:
+        return math.log(one / other)
+    return 0.0 if one == other else math.copysign(math.inf, one - other)
 
 
 @torch.no_grad()
@@ -221,8 +250,8 @@ def decide_at_price(
         ended = [upper >= near * most for upper, most in zip(uppers, limits, strict=True)]
         if not any(ended):
             return found
-        ends = _matched(rows, scales, uppers, found)
-        return [end if own else low for end, own, low in zip(ends, ended, found, strict=True)]
+        ends = _matched(rows, scales, uppers, [(low, RISE) for low in found])
+        return [end.x if own else low for end, own, low in zip(ends, ended, found, strict=True)]
 
     roots = [
         RisingRoot(scale * (1 - slack), most, own, settled, STEEPNESS)
@@ -237,22 +266,28 @@ def decide_at_budget(
 ) -> Judged:
     """Return which tokens the band of budget ``delta`` keeps, and a of the rows that refuse.
 
-    As :func:`decide_at_price`; the budget must be positive and finite.
+    As :func:`decide_at_price`; the budget must be positive and finite. The search is for
+    √D = √δ: D is flat at b = 1, so that secants in D would end too early at small δ.
     """
     rows = Ratios(q, p)
     mass, scales = rows.totals()
     slack, settled = SLACK[q.dtype], SETTLED[q.dtype]
-    known = [scale / 2 for scale in scales]  # where the search for a starts: its last value
+    aim = math.sqrt(delta)
+    # where the search for a starts: where its last one ended
+    known = [(scale / 2, RISE) for scale in scales]
 
     def lower(uppers: list[float]) -> list[float]:
-        known[:] = _matched(rows, scales, uppers, known)
-        return list(known)
+        found = _matched(rows, scales, uppers, known)
+        known[:] = [(root.x, root.steepness) for root in found]
+        return [root.x for root in found]
 
     def over(uppers: list[float]) -> list[float]:
         clipped = rows.clip(lower(uppers), uppers)
         clipped.div_(torch.tensor(scales, dtype=q.dtype, device=q.device)[:, None])
         costs = f.centred(clipped, out=rows.spare).mul_(rows.q).sum(-1).tolist()
-        return [cost / own - delta for cost, own in zip(costs, mass, strict=True)]
+        return [
+            math.sqrt(max(cost, 0.0) / own) - aim for cost, own in zip(costs, mass, strict=True)
+        ]
 
     roots = [
         RisingRoot(scale * (1 - slack), max(rows.most(row), scale) * (1 + slack), own, settled)

@@ -19,7 +19,7 @@ IN_DIVERGENCES = {
     ),
     "divergences/classical.py": (
         ("KL.f", Value("-_")),
-        ("KL.centred", DropCall("add_")),
+        ("KL.centred", DropCall("sub_")),
         ("KL.lower_edge", Replace("-step", "step")),
         ("TotalVariation.f", Value("2 * _")),
         ("NeymanChi2.slope", Replace("t ** -2", "t ** -1")),
@@ -72,8 +72,8 @@ IN_OPTIMUM = {
         ("Ratios.moved", DropCall("sub_")),
         ("decide_at_price", Replace("1 / price", "price")),
         ("decide_at_price.lower", Replace("upper / scale", "upper")),
-        ("_matched.left", Operator("+", "-")),
-        ("decide_at_budget.over", Replace("cost / own - delta", "cost / own - 2 * delta")),
+        ("_matched.left", Replace("-gone", "-2 * gone")),
+        ("decide_at_budget", Replace("math.sqrt(delta)", "math.sqrt(2 * delta)")),
     ),
     "emitted.py": (
         ("_spent", RenameCall("amax", "amin")),
