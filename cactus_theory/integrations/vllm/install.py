@@ -130,6 +130,8 @@ def _begin(hook: Hook, log: Callable[[str], None]) -> None:
         atexit.register(hook.reporter.finish)
         if hook.settings.readings:
             hook.write = reporter_of(hook.settings.readings, log)
+            # the ends of the last requests are told with the next step, if there is one
+            atexit.register(lambda: hook.end(list(hook.requests)))
 
 
 def _wrap_ends(hook: Hook) -> None:

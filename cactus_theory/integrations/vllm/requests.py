@@ -52,7 +52,7 @@ class Request:
         draft_probs: Float[Tensor, "K vocab"],
     ) -> Int[Tensor, "K"]:
         """Return which of ``rules`` judges each token."""
-        if self.ledger is None:
+        if self.ledger is None or self.account is None:
             return torch.zeros_like(drafted)
         return self.ledger.choose_by_rows(self.account, drafted, target_probs, draft_probs)
 
@@ -65,7 +65,7 @@ class Request:
         self.drafted, self.accepted = self.drafted + count, self.accepted + kept
         self.emitted += kept + 1
         q, p = verified(place, charged, seen.target_probs, seen.draft)
-        if self.ledger is not None:
+        if self.ledger is not None and self.account is not None:
             ids = seen.draft.token_ids[place, charged]
             rows = VerifiedRows(q, p, ids, torch.arange(len(ids)) < kept)
             account = self.ledger.observe(self.account, rows)

@@ -49,7 +49,7 @@ def test_every_answer_keeps_its_cap_at_every_length(server, tmp_path, verifier):
     asked = requests(None, "speculative", None)
     asked["r2"].sampling_params.extra_args = {"cactus_cap": CAP / 10}
     runner = kind(**asked)
-    for seed in range(amount(8, 200)):
+    for seed in range(amount(12, 200)):
         absent = f"r{seed % 4}"  # preempted, as it were; at 3 there is none
         names = [name for name in ("r2", "r0", "r1") if name != absent][:: 1 - 2 * (seed % 2)]
         before = {name: hook.requests[name].account for name in hook.requests}
