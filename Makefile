@@ -45,8 +45,20 @@ test: $(TESTED)  ## the test suite
 test-thorough: $(TESTED)  ## the same with many more examples (tens of minutes)
 	@CACTUS_THEORY_THOROUGH=1 $(PYTEST)
 
-test-portable: $(TESTED)  ## the numerical tests under older code paths of torch, numpy and BLAS
-	@$(BIN)/python -m tests.portable
+# PYTHONS="python3.12 python3.13": other Pythons too, in environments of their own (.venv-python3.12;
+# 5 GB each where the registry's torch is a CUDA build)
+test-portable: $(TESTED) $(PYTHONS:%=.venv-%/.cactus-theory)  ## the numerical tests on other code paths, and PYTHONS="…"
+	@$(BIN)/python -m tests.portable $(PATHS)
+	@for python in $(PYTHONS); do .venv-$$python/bin/python -m tests.portable default || exit 1; done
+
+.venv-python%/.cactus-theory: pyproject.toml setup.py constraints.txt
+	@echo "Setting up .venv-python$* (once; a few minutes)"
+	@python$* -m venv .venv-python$*
+	@.venv-python$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  --no-cache-dir -c constraints.txt torch
+	@.venv-python$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  --no-cache-dir -c constraints.txt -e '.[solvers,testing,llm,figures]' pytest pytest-xdist beartype
+	@touch $@
 
 mutate: $(TESTED)  ## make mistakes in a copy of the core; the tests must notice (< 25 minutes)
 	@$(BIN)/python -m tests.mutation
@@ -91,4 +103,4 @@ vllm-test: $(VLLM_STAMP)  ## real vLLM engines on a CPU against exact laws (< 8 
 	@$(VLLM)/bin/python -m pytest -q tests/vllm_engine
 
 clean:  ## remove what was built; keep what was committed
-	rm -rf $(VENV) $(VLLM) build demo docs gpu_check throughput dist *.egg-info
+	rm -rf $(VENV) $(VLLM) .venv-python* build demo docs gpu_check throughput dist *.egg-info

@@ -19,6 +19,11 @@ NUMERICAL = (
     "tests/solvers",
     "tests/testing",
     "tests/traces",
+    "tests/kernels",
+    "tests/decoding/test_law.py",
+    "tests/decoding/test_batched_law.py",
+    "tests/decoding/test_whole_texts.py",
+    "tests/simulations/markov",
     "tests/test_divergences.py",
     "tests/test_emitted.py",
     "tests/test_law_theorems.py",
@@ -41,6 +46,7 @@ def run(path: str, seed: int, tests: list[str]) -> tuple[int, int, float, bool]:
     environment = {**os.environ, **PATHS[path], "PYTHONWARNINGS": "ignore::ImportWarning"}
     environment["CACTUS_THEORY_ORDER"] = str(seed)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    command += ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal"]
     start = time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     seconds = time.monotonic() - start

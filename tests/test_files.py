@@ -16,9 +16,12 @@ WRITES = re.compile(
 # what writes otherwise than by write_whole, and why a kill cannot leave half of a result there
 OTHERWISE = {
     "cactus_theory/_files.py": "np.save into memory, for write_whole",
+    "cactus_theory/integrations/vllm/requests.py": "appends one line a request",
     "cactus_theory/_lock.py": "who holds a folder: no result",
     "cactus_theory/_plot.py": "into memory",
     "cactus_theory/_pooled_plot.py": "into memory",
+    "cactus_theory/testing/_command.py": "tries whether a page can be written",
+    "cactus_theory/testing/_worker.py": "a descriptor of the process that reads it",
     "cactus_theory/testing/_load.py": "an example in a docstring",
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",
     "simulations/bench/verify.py": "into a temporary folder",

@@ -27,7 +27,7 @@ class DecodingError(RuntimeError):
     Examples
     --------
     >>> def spoilt(ids, scores):
-    ...     return scores if ids.shape[1] < 6 else scores - math.inf
+    ...     return scores if ids.shape[1] < 6 else scores * float("nan")
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> try:
     ...     generate_plain(pair.target, ids, max_new_tokens=8, logits_processor=[spoilt])

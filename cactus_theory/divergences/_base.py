@@ -198,7 +198,7 @@ class FDivergence(Divergence):
         terms = torch.where(inside, q * self.centred(torch.where(inside, ratio, 1.0)), 0.0)
         outside = torch.where(inside, 0.0, h).sum(-1)
         price = self.slope_at_infinity - self.slope_at_one
-        whole = terms.sum(-1) + torch.where(outside > 0, outside * price, 0.0)
+        whole = terms.sum(-1) + torch.where(outside == 0, 0.0, outside * price)
         return whole.clamp_(min=0.0)  # a rounded sum may lie below
 
 

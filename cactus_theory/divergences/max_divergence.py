@@ -18,7 +18,7 @@ class MaxDivergence(Divergence):
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         h, q = emitted.double(), target.double()
-        ratio = torch.where(h > 0, h / q, 0.0)
+        ratio = torch.where(h == 0, 0.0, h / q)
         return ratio.amax(-1).log().clamp(min=0.0)
 
     def ceiling(self, delta: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Cactus as published."""
 
 import math
+import sys
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -10,6 +11,9 @@ from cactus_theory import _arguments as check
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._per_proposal import PerProposal
 from cactus_theory.policies._registry import register
+
+# 2δ beyond it would be ∞, and ∞·0 is no number
+MOST = sys.float_info.max
 
 
 @register("cactus")
@@ -38,7 +42,7 @@ class Cactus(PerProposal):
 
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
-        return ((1 - q_n) * q_n).mul_(2 * self.delta).sqrt_().add_(q_n).clamp_(max=1.0)
+        return ((1 - q_n) * q_n).mul_(min(2 * self.delta, MOST)).sqrt_().add_(q_n).clamp_(max=1.0)
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ, whose formula already is 0 at 0, 1 at 1 and never below q_n."""

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -67,6 +68,14 @@ class SoftBand(FixedTarget):
                 f"values: must be learned for {kind.spec}; {self.values!r} is for "
                 f"{self.table.divergence}"
             )
+
+    def with_knobs(self, **knobs: Any) -> "SoftBand":
+        """Return the policy at other knobs, with the table that was read if its file stays."""
+        made = object.__new__(type(self))
+        if knobs.get("values", self.values) == self.values:
+            vars(made)["table"] = self.table
+        made.__init__(**{own.name: getattr(self, own.name) for own in fields(self)} | knobs)
+        return made
 
     @property
     def declares(self) -> Declaration:

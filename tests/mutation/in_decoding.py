@@ -23,7 +23,7 @@ IN_VERIFY = {
         ),
         ("ChainOnHost._keeps", Replace("math.inf", "0.0")),
         ("ChainOnHost._replace", Value("None", into="p")),
-        ("ChainOnHost._replace_row", Operator(">", ">=")),
+        ("ChainOnHost._replace_row", Operator("<=", "<")),
     ),
     "verify/_chain_device.py": (
         ("chain_on_device", Replace("accepted < lengths", "accepted <= lengths")),
@@ -42,7 +42,7 @@ IN_VERIFY = {
         ("_first_beyond", Argument("searchsorted", "right", None)),
         ("pick_one", Replace("'right'", "'left'")),
         ("pick_one", Operator("<", "<=")),
-        ("pick_one", Operator(">", ">=")),
+        ("pick_one", Replace("NO_TOKEN", "0")),
         ("_first_beyond", RenameCall("minimum", "maximum")),
         ("_pick_blocked", Operator("-", "+", nth=0)),
         ("toss", Replace("length + 1", "length + 2")),

@@ -14,7 +14,7 @@ from tests.mutation.edits import (
 IN_POLICIES = {
     "policies/_base.py": (
         ("keep_probability", DropCall("clamp_")),
-        ("normalised_or", Replace("residual / torch.where(total > 0, total, 1.0)", "residual")),
+        ("normalised_or", Replace("residual / torch.where(empty, 1.0, total)", "residual")),
         ("Policy.decide", Operator("<", "<=")),
         ("Policy.keeps_at_once", Replace("coin * p_n < q_n", "coin * p_n < 2 * q_n")),
         ("Policy.emitted", Replace("1 - phi", "phi")),

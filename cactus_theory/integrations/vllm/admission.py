@@ -172,11 +172,13 @@ def built(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
             raise ValueError(f"{knob}: is set by the server alone")
     own = values_of(server)
     files = {knob: own[knob] for knob in server.file_knobs if own.get(knob) is not None}
-    if name is not None and name == server.name:
-        values = files | values
     try:
         if isinstance(kind, type):
-            return _knobs.built(kind, called, called, values)
+            defaults = {knob: entry.default for knob, entry in _knobs.of(kind).items()}
+            whole = defaults | files | values
+            if not files or name != server.name or _knobs.MISSING in whole.values():
+                return _knobs.built(kind, called, called, values)
+            kind, values = server, whole  # which keeps what it has read: no file is opened again
         return _knobs.with_knobs(kind, called, values)
     except Exception as error:  # a rule of the server's own may raise anything
         said = str(error)

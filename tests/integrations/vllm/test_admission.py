@@ -126,7 +126,7 @@ def test_off_admits_nothing():
     + [{"price": 10**400}, {"price": 10**5000}, "price=" + "1" * 10**7, {"price": "1" * 10**7}]
     + [{"policy": "band:price=3", "price": 4}, {"price": 3, "price ": 4}, {"p" * 10**6: 1}]
     + [{f"k{n}": n for n in range(10**4)}, "band\x1b[31m", {"price\n": 4}, {"price": b"4"}]
-    + ["rules.py:mine", {"policy": "rules.py:mine:k=1"}, "tempered:temperature=1e-320"],
+    + ["rules.py:mine", {"policy": "rules.py:mine:k=1"}],
     ids=lambda given: repr(given)[:30] if not isinstance(given, dict) else str(list(given)[0])[:20],
 )
 def test_a_bad_request_is_refused_in_one_short_line(given):
@@ -140,11 +140,11 @@ def test_orders_keep_their_digits():
 
 
 def test_what_raises_or_is_no_law_on_a_few_rows_is_refused(monkeypatch):
-    for spec, said in (
-        ("cactus:delta=1e308", "does not sum to 1"),
-        ("tempered:temperature=1e-320", "does not sum to 1"),
-    ):
-        assert said in refusal(spec, trial=try_rows, **EVERY)
+    from cactus_theory.policies.cactus import Cactus
+
+    assert asked("cactus:delta=1e308", trial=try_rows, **EVERY).delta == 1e308
+    monkeypatch.setattr(Cactus, "emitted", lambda rule, q, p: 2 * q)
+    assert "does not sum to 1" in refusal("cactus:delta=0.1", trial=try_rows, **EVERY)
     from cactus_theory.policies.band import Band
 
     monkeypatch.setattr(Band, "decide", lambda *given: 1 / 0)

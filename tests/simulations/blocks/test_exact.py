@@ -104,7 +104,7 @@ def test_no_policy_beats_the_optimum(verifier):
 
 def test_the_optimum_is_not_shown_beside_a_policy_that_emits_excluded_tokens(capsys, tmp_path):
     ZEROS.save(tmp_path / "rows.npz")
-    leaking, kept = ct.policy("mixture:alpha=0.3"), ct.policy("band:price=1")
+    leaking, kept = ct.policy("mixture:alpha=0.3,support=free"), ct.policy("band:price=1")
     first, second = measure(ZEROS, [("chain", leaking), ("chain", kept)], "reverse_kl")
     assert first["gap_percent"] is None and second["gap_percent"] > 0
     assert value_of(leaking, "chain", ZEROS).excluded > 0.01
