@@ -10,10 +10,10 @@ import numpy as np
 from cactus_theory.divergences import Divergence
 
 from . import _conic
+from ._dual import Lagrangian
 from ._program import divergence_of
 from ._quantities import Quantities
 from ._scaled import cvxpy
-from ._separable import Lagrangian
 
 Dual = float | dict[int, float]
 # interior-point answers leave what binds within 1e-5 of its limit, relative to it, and keep
@@ -90,12 +90,7 @@ class _BuiltBudget(Built):
         return self.budget.price if self.slack(h) <= TIGHT * self.wanted.delta else 0.0
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
-        kind, delta = self.wanted.kind, self.wanted.delta
-        if kind.generator is None:
-            lagrangian.narrow(0.0, _conic.most_of(kind, delta) * self.q)
-            return True
-        amount = _conic.generator_budget(kind, delta)
-        lagrangian.add_divergence(self.budget.slope, kind.generator, amount)
+        lagrangian.add_budget(self.budget.slope, self.wanted.kind, self.wanted.delta)
         lagrangian.add_linear(self.budget.tilt * self.budget.slope, 1.0, 1.0)
         return True
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
 
+from . import _rows
 from ._left_sides import left_side
 from ._scaled import Scaled, cvxpy
 
@@ -69,10 +69,7 @@ class Quantities:
         ValueError
             A Rényi or the max-divergence: ask for a budget on them instead.
         """
-        kind = find_divergence(spec)
-        if kind.generator is None or not kind.additive:
-            raise ValueError(f"divergence: must be an f-divergence here; got {kind.spec!r}")
-        return left_side(self.row, kind.generator)
+        return left_side(self.row, _rows.additive(spec, "here"))
 
     def _spread(self, scale: np.ndarray) -> Any:
         """Return scale∘w at the tokens with q > 0 among zeros."""

@@ -17,8 +17,6 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
 
-from ._dual import lagrange_bound
-
 # a is searched for in [e^−700, 1]: so many halvings leave its relative error at rounding
 LOWEST_LOG, HALVINGS = -700.0, 64
 # ln λ is searched for between these: every row is then at one of its ends, up to rounding
@@ -29,8 +27,8 @@ PRICE_ACCURACY = 1e-13
 
 def solve(
     q: np.ndarray, p: np.ndarray, f: FDivergence, delta: float
-) -> tuple[np.ndarray, float, float]:
-    """Return rows (T, V), the price λ and the bound, for rows q, p (T, V) and 0 < Δ < ∞."""
+) -> tuple[np.ndarray, float, np.ndarray]:
+    """Return rows (T, V), the price λ and levels μ (T,), for rows q, p (T, V) and 0 < Δ < ∞."""
     optimize = check.optional_module("scipy.optimize", "solvers")
     target, draft = torch.from_numpy(q), torch.from_numpy(p)
 
@@ -38,18 +36,18 @@ def solve(
 
     def over(log_price: float) -> float:
         rows, _ = _rows(target, draft, f, math.exp(log_price))
-        seen[log_price] = _spent(rows, target, f) - delta
+        seen[log_price] = float(f.value(rows, target).sum()) - delta
         return seen[log_price]
 
     if over(PRICES[0]) <= 0:
         rows, _ = _rows(target, draft, f, math.exp(PRICES[0]))
-        return rows.numpy(), 0.0, _bound(q, p, f, delta, 0.0, np.zeros(len(q)))
+        return rows.numpy(), 0.0, np.zeros(len(q))
     optimize.brentq(over, *PRICES, xtol=PRICE_ACCURACY)
     # of the two ends of the last bracket the one within the budget: at a tiny price a row's
     # last digit is worth much divergence, and the other end may spend 1e-9 too much
     price = math.exp(max((value, log) for log, value in seen.items() if value <= 0)[1])
     rows, levels = _rows(target, draft, f, price)
-    return rows.numpy(), price, _bound(q, p, f, delta, price, levels.numpy())
+    return rows.numpy(), price, levels.numpy()
 
 
 def _rows(q: Tensor, p: Tensor, f: FDivergence, price: float) -> tuple[Tensor, Tensor]:
@@ -70,17 +68,3 @@ def _rows(q: Tensor, p: Tensor, f: FDivergence, price: float) -> tuple[Tensor, T
 def _clipped(ratio: Tensor, lower: Tensor, f: FDivergence, price: float) -> Tensor:
     upper = f.ratio_at(f.slope(lower) + 1 / price)
     return torch.minimum(torch.maximum(ratio, lower), upper)
-
-
-def _spent(rows: Tensor, q: Tensor, f: FDivergence) -> float:
-    return float(f.value(rows, q).sum())
-
-
-def _bound(
-    q: np.ndarray, p: np.ndarray, f: FDivergence, delta: float, price: float, levels: np.ndarray
-) -> float:
-    bound = price * delta
-    for target, draft, level in zip(q, p, levels, strict=True):
-        inside = target > 0
-        bound += lagrange_bound(f, target[inside], draft[inside], 0.0, (price, float(level)))
-    return bound

@@ -17,7 +17,6 @@ from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
 
 from . import _program, _rows
-from ._scaled import Scaled, cvxpy
 from .per_proposal import raised_ceiling
 
 SUPPORTS = ("target", "free")
@@ -55,17 +54,6 @@ def _may_leak(kind: Divergence) -> bool:
     return generator is not None and math.isfinite(generator.slope_at_infinity)
 
 
-def _accepted(cap: np.ndarray, zero_cap: float | None) -> Any:
-    """Return Σ min(p, h) as an expression; on q = 0 any split of z up to P₀ is as good."""
-
-    def objective(row: Scaled) -> Any:
-        cp = cvxpy()
-        inside = row.s @ cp.minimum(cap / row.s, row.w)
-        return inside if zero_cap is None else inside + cp.minimum(row.z, zero_cap)
-
-    return objective
-
-
 def _lossless(q: np.ndarray, p: np.ndarray, price: float, started: float) -> OptimalProgram:
     """Return h = q, the only row within δ = 0, with the frontier's slope there."""
     accepted = float(np.minimum(p, q).sum())
@@ -80,7 +68,7 @@ def _finished(target: np.ndarray, answer: _program.Answer, seconds: float) -> Op
         answer.divergence,
         answer.price,
         answer.bound,
-        answer.bound - answer.value,
+        answer.gap,
         answer.solver,
         answer.status,
         seconds,
@@ -133,9 +121,7 @@ def solve(
         return _lossless(q, p, _rows.lossless_price(q, p, kind, free), started)
     cap, zero_cap = p[inside], outside if free else None
     scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))
-    objective = _accepted(cap, zero_cap)
-    program = _program.Program(kind, delta, q[inside], cap, objective, zero_cap)
-    answer = _program.solve(program, scale)
+    answer = _program.Program(kind, delta, q[inside], cap, zero_cap).solve(scale)
     target = np.zeros_like(q)
     target[inside] = answer.h
     if free:

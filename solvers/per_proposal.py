@@ -18,7 +18,6 @@ from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _program, _rows
 from ._conic import generator_budget, most_of
-from ._scaled import Scaled
 
 # Bisection in log γ starts from at most 700 nats: 40 halvings leave a factor below 1 + 1e-9.
 SCALE_HALVINGS = 40
@@ -113,13 +112,6 @@ def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
     return high.exp().numpy()
 
 
-def _raise_token(index: int) -> Any:
-    def objective(row: Scaled) -> Any:
-        return row.s[index] * row.w[index]
-
-    return objective
-
-
 def solve(
     target_probs: Any,
     token: int,
@@ -190,5 +182,4 @@ def _solve_inside(q: np.ndarray, index: int, kind: Divergence, delta: float) -> 
     cap = _one_hot(index, len(q))
     scale = q.copy()
     scale[index] = raised_root(q[index], kind, delta)
-    program = _program.Program(kind, delta, q, cap, _raise_token(index))
-    return _program.solve(program, scale)
+    return _program.Program(kind, delta, q, cap).solve(scale)

@@ -18,9 +18,9 @@ import numpy as np
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _program, _rows, _sequence_dual, _sequence_program
-from ._program import FEASIBILITY, OPTIMALITY, SolverGaveUp
-from ._sequence_program import Labels, Position
+from . import _program, _rows, _sequence_dual
+from ._program import SolverGaveUp
+from .per_proposal import raised_ceiling
 
 # entries that the conic solver takes for a check: about two seconds
 CHECKED_ENTRIES = 2000
@@ -100,16 +100,13 @@ def solve(
     q, p, kind, delta = _arguments(target_probs, draft_probs, divergence, delta)
     if delta == 0 or math.isinf(delta) or not kind.smooth:
         return _by_program(q, p, kind, delta, started)
-    target, price, bound = _sequence_dual.solve(q, p, kind, delta)
-    labels = price, bound, "lagrange dual", "proven"
-    inside = [row[own > 0] for row, own in zip(target, q, strict=True)]
-    fault = _sequence_program.fault_of(_inside(q, p), inside, labels, kind, delta)
+    target, price, levels = _sequence_dual.solve(q, p, kind, delta)
+    asked = _flat(q, p, kind, delta)
+    found = asked.assessed(target[q > 0], 0.0, (price, levels), price, ("lagrange dual", "proven"))
+    fault = asked.fault(found)
     if fault is not None:
-        raise SolverGaveUp(
-            f"solver: the rows must satisfy their budget within {FEASIBILITY:g} and meet their "
-            f"dual bound within {OPTIMALITY:g}; got lagrange dual: {fault}"
-        )
-    return _finished(target, q, p, kind, labels, started)
+        raise asked.gave_up(f"{found.solver}: {fault}")
+    return _finished(target, q, p, kind, found, started)
 
 
 def program(
@@ -157,28 +154,29 @@ def _arguments(
     q, p = (row.cpu().numpy().copy() for row in rows)
     if q.ndim != 2 or not len(q):
         raise ValueError(f"target_probs: must be rows (T, V); got {check.describe(rows[0])}")
-    asked, delta = _rows.budget(divergence, delta)
-    kind = asked.generator
-    if kind is None or not asked.additive:
-        raise ValueError(f"divergence: must be an f-divergence to be summed; got {asked.spec!r}")
-    return q, p, kind, delta
+    kind, delta = _rows.budget(divergence, delta)
+    return q, p, _rows.additive(kind), delta
 
 
-def _inside(q: np.ndarray, p: np.ndarray) -> list[Position]:
-    return [Position(a[a > 0], b[a > 0]) for a, b in zip(q, p, strict=True)]
+def _flat(q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float) -> _program.Program:
+    """Return the program of all positions, without the tokens that a target excludes."""
+    inside = q > 0
+    return _program.Program(kind, delta, q[inside], p[inside], position=np.nonzero(inside)[0])
 
 
 def _by_program(
     q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float, started: float
 ) -> SequenceProgram:
+    asked = _flat(q, p, kind, delta)
     if delta == 0:
         price = max(_rows.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
         accepted = float(np.minimum(q, p).sum())
-        return _finished(q, q, p, kind, (price, accepted, "identity", "exact"), started)
-    inside, labels = _sequence_program.solve(_inside(q, p), kind, delta)
-    target = np.zeros_like(q)
-    target[q > 0] = np.concatenate(inside)
-    return _finished(target, q, p, kind, labels, started)
+        answer = _program.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
+        return _finished(q, q, p, kind, answer, started)
+    scale = np.clip(asked.cap, asked.q, raised_ceiling(asked.q, kind, delta))
+    answer, target = asked.solve(scale), np.zeros_like(q)
+    target[q > 0] = answer.h
+    return _finished(target, q, p, kind, answer, started)
 
 
 def _finished(
@@ -186,10 +184,9 @@ def _finished(
     q: np.ndarray,
     p: np.ndarray,
     kind: FDivergence,
-    labels: Labels,
+    answer: _program.Answer,
     started: float,
 ) -> SequenceProgram:
-    price, bound, solver, status = labels
     kept = np.minimum(target, p).sum(-1)
     spent = np.array(
         [_program.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
@@ -200,10 +197,10 @@ def _finished(
         spent,
         float(kept.sum()),
         float(spent.sum()),
-        price,
-        bound,
-        bound - float(kept.sum()),
-        solver,
-        status,
+        answer.price,
+        answer.bound,
+        answer.bound - float(kept.sum()),
+        answer.solver,
+        answer.status,
         time.perf_counter() - started,
     )

@@ -6,10 +6,9 @@ import torch
 
 from cactus_theory.divergences import FDivergence, divergence
 from solvers._constraints import CustomConstraint
-from solvers._dual import lagrange_bound
+from solvers._dual import Lagrangian, lagrange_bound
 from solvers._quantities import Quantities
 from solvers._scaled import Scaled
-from solvers._separable import Lagrangian
 from tests.solvers.cases import DIVERGENCES
 
 cp = pytest.importorskip("cvxpy")
