@@ -75,10 +75,10 @@ class BudgetConstraint(Constraint):
 
     def build(self, of: Quantities) -> Built:
         """Return the budget in the form that suits its divergence."""
-        return _BuiltBudget(self, of.row.q, _conic.budget(of.row, self.kind, self.delta))
+        return BuiltBudget(self, of.row.q, _conic.budget(of.row, self.kind, self.delta))
 
 
-class _BuiltBudget(Built):
+class BuiltBudget(Built):
     def __init__(self, wanted: BudgetConstraint, q: np.ndarray, budget: _conic.Budget) -> None:
         self.wanted, self.q, self.budget = wanted, q, budget
         self.constraints = budget.constraints
@@ -105,10 +105,10 @@ class LimitConstraint(Constraint):
 
     def build(self, of: Quantities) -> Built:
         """Return the limits on those of the tokens that can have mass at all."""
-        return _BuiltLimit(self, of)
+        return BuiltLimit(self, of)
 
 
-class _BuiltLimit(Built):
+class BuiltLimit(Built):
     def __init__(self, wanted: LimitConstraint, of: Quantities) -> None:
         self.wanted = wanted
         live = of.inside[wanted.tokens]
@@ -148,10 +148,10 @@ class ExpectationConstraint(Constraint):
 
     def build(self, of: Quantities) -> Built:
         """Return the one linear inequality."""
-        return _BuiltExpectation(self, of)
+        return BuiltExpectation(self, of)
 
 
-class _BuiltExpectation(Built):
+class BuiltExpectation(Built):
     def __init__(self, wanted: ExpectationConstraint, of: Quantities) -> None:
         self.values, self.limit = wanted.values[of.inside], wanted.limit
         self.unit = float(np.abs(self.values).max(initial=0.0)) or 1.0

@@ -105,6 +105,10 @@ class Lagrangian:
         values = [self._value(h) for h in self._candidates(np.maximum(self.low, self.high))]
         return self.constant + float(np.max(values, axis=0).sum())
 
+    def best(self) -> np.ndarray:
+        """Return the row (m,) that reaches every supremum, of one smooth divergence."""
+        return self._candidates(np.maximum(self.low, self.high))[0]
+
     def _candidates(self, top: np.ndarray) -> list[np.ndarray]:
         """Return rows (m,) of which one is best for each token."""
         if len(self.costs) == 1 and self.costs[0][1].smooth:
@@ -119,7 +123,7 @@ class Lagrangian:
         low, high = self.low.copy(), top
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            rising = self._slope(middle) > 0
+            rising = self.slope(middle) > 0
             low, high = np.where(rising, middle, low), np.where(rising, high, middle)
         return low, high
 
@@ -128,7 +132,8 @@ class Lagrangian:
         paid = sum(price * self.q * f.f(ratio).numpy() for price, f in self.costs)
         return np.minimum(self.cap, h) - self.linear * h - paid
 
-    def _slope(self, h: np.ndarray) -> np.ndarray:
+    def slope(self, h: np.ndarray) -> np.ndarray:
+        """Return what more mass on each token is worth at the row ``h`` (m,)."""
         ratio = torch.from_numpy(h / self.q)
         paid = sum(price * f.slope(ratio).numpy() for price, f in self.costs)
         return (h < self.cap) - self.linear - paid

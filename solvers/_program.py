@@ -91,6 +91,11 @@ class Attempted(Generic[Found]):
         """Return whether a simplex method can solve it."""
         return False
 
+    @property
+    def ways(self) -> list[tuple[str, dict]]:
+        """Return solvers and their options, to try in turn."""
+        return attempts(self.linear)
+
     def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Found | None:
         """Return one solver's cleaned answer with its bound, or None if it has none."""
         raise NotImplementedError
@@ -117,7 +122,7 @@ class Attempted(Generic[Found]):
             cvxpy is missing.
         """
         faults = []
-        for how in attempts(self.linear):
+        for how in self.ways:
             found = self.attempt(scale, how)
             fault = "no answer" if found is None else self.fault(found)
             if found is not None and fault is None:

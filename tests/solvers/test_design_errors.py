@@ -111,9 +111,9 @@ FULL = LIMITED.budget("kl", 0.03)
 @pytest.mark.parametrize(
     "place, name, delta",
     [
-        (_constraints._BuiltBudget, "budget kl", 0.01),
-        (_constraints._BuiltLimit, "protect", 0.03),
-        (_constraints._BuiltExpectation, "expectation", 0.03),
+        (_constraints.BuiltBudget, "budget kl", 0.01),
+        (_constraints.BuiltLimit, "protect", 0.03),
+        (_constraints.BuiltExpectation, "expectation", 0.03),
     ],
 )
 def test_a_rule_that_the_program_gets_wrong_is_noticed(monkeypatch, place, name, delta):
