@@ -150,7 +150,6 @@ class Program(Attempted[Answer]):
 
     @property
     def linear(self) -> bool:
-        """Return whether a simplex method can solve it."""
         return self.f.linear
 
     @property
@@ -167,7 +166,6 @@ class Program(Attempted[Answer]):
         return np.clip(p, q, q * float(self.f.ratio_at(slope)))
 
     def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
-        """Return one solver's cleaned answer with its bound, or None if it has none."""
         built = self._built(scale)
         if not _program.believable(built.problem, *how) or built.given.dual_value is None:
             return None
@@ -178,7 +176,6 @@ class Program(Attempted[Answer]):
         return Answer(target, alpha, found, price, bound, how[0], built.problem.status)
 
     def fault(self, found: Answer) -> str | None:
-        """Return why an answer is not accepted."""
         excess = self.goal.excess(found.found)
         if not excess <= FEASIBILITY:
             return f"{found.status}, but the budget is exceeded by {excess:.3g}"
@@ -236,9 +233,3 @@ class _Built:
     w: Any
     given: Any
     budget: Any | None
-
-
-def solve(tree: PathTree, f: FDivergence, goal: Goal) -> Answer:
-    """Return the first answer that keeps its budget and meets its bound."""
-    program = Program(Layout.of(tree), f, goal)
-    return program.solve(program.guess)

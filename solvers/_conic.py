@@ -52,10 +52,6 @@ class Budget:
             return 0.0
         return max(0.0, float(np.sum(self.constraints[0].dual_value))) * self.multiplier
 
-    def level(self, total: Any) -> float:
-        """Return μ, given the constraint Σh = 1."""
-        return float(np.sum(total.dual_value)) + self.tilt * self.slope
-
 
 Form = Callable[[Scaled, Any, float], Budget]
 _FORMS: dict[type[Divergence], Form] = {}

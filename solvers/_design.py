@@ -16,6 +16,7 @@ from ._constraints import (
     CustomConstraint,
     Dual,
     LimitConstraint,
+    Quantities,
 )
 from ._dual import Lagrangian
 from ._program import (
@@ -26,7 +27,6 @@ from ._program import (
     SolverGaveUp,
     unproven,
 )
-from ._quantities import Quantities
 from ._scaled import Scaled, cvxpy
 from .per_proposal import raised_ceiling
 
@@ -117,7 +117,6 @@ class Program(Attempted[Attempt]):
 
     @property
     def linear(self) -> bool:
-        """Return whether a simplex method can solve it."""
         return all(each.linear for each in self.constraints)
 
     @property
@@ -174,8 +173,8 @@ class Program(Attempted[Attempt]):
     def rescaled(self, found: Attempt | None, scale: np.ndarray) -> np.ndarray:
         """Return the size of a row, or half way to the target if there was none."""
         q = self.q[self.q > 0]
-        missing = found is None or found.h is None
-        return np.maximum(np.sqrt(scale * q) if missing else found.row, SMALLEST_SCALE * q)
+        guess = np.sqrt(scale * q) if found is None or found.h is None else found.h
+        return np.maximum(guess, SMALLEST_SCALE * q)
 
     def conflict(self) -> list[str]:
         """Return a smallest set in conflict, by leaving out every constraint that can be."""

@@ -7,6 +7,7 @@ reaches each supremum is the row. Moving tokens, those at neither a limit nor th
 Hessian Σ q/(λ f″) v vᵀ, v = (f′, 1, c). Source: Boyd & Vandenberghe 2004, 5.2 and 9.5.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,9 +24,9 @@ from ._constraints import (
     BuiltLimit,
     Constraint,
     CustomConstraint,
+    Quantities,
 )
 from ._dual import Lagrangian
-from ._quantities import Quantities
 
 # tokens with q > 0 up to which a conic solver is quick, a second or two, and needs no dual
 SMALL = 5_000
@@ -43,14 +44,11 @@ RIDGE = 1e-13
 
 def applies(q: np.ndarray, constraints: Sequence[Constraint]) -> bool:
     """Return whether a design is large, with one smooth budget and no function of its own."""
-    kinds = [each.kind for each in constraints if isinstance(each, BudgetConstraint)]
-    return (
-        int((q > 0).sum()) > SMALL
-        and not any(isinstance(each, CustomConstraint) for each in constraints)
-        and len(kinds) == 1
-        and isinstance(kinds[0], FDivergence)
-        and kinds[0].smooth
-    )
+    if int((q > 0).sum()) <= SMALL or any(isinstance(c, CustomConstraint) for c in constraints):
+        return False
+    budgets = [each for each in constraints if isinstance(each, BudgetConstraint)]
+    kinds = [each.kind for each in budgets if math.isfinite(each.delta)]
+    return len(budgets) == len(kinds) == 1 and isinstance(kinds[0], FDivergence) and kinds[0].smooth
 
 
 def solve(of: Quantities, built: Iterable[Built], total: Any) -> np.ndarray:
@@ -63,7 +61,7 @@ def solve(of: Quantities, built: Iterable[Built], total: Any) -> np.ndarray:
             each.charge(limits, q)
         elif isinstance(each, BuiltExpectation):
             sums.append(each)
-    limits.add_divergence(1.0, budget.wanted.kind.generator, budget.wanted.delta)
+    limits.add_budget(1.0, budget.wanted.kind, budget.wanted.delta)
     rows = [np.ones_like(q), *(each.values / each.unit for each in sums)]
     dual = Dual(limits, np.stack(rows), np.array([1.0, *(each.limit / each.unit for each in sums)]))
     x, h = dual.solve()

@@ -180,7 +180,6 @@ class Program(Attempted[Answer]):
 
     @property
     def linear(self) -> bool:
-        """Return whether a simplex method can solve it."""
         return self.kind.linear or math.isinf(self.delta)
 
     def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
@@ -239,7 +238,6 @@ class Program(Attempted[Answer]):
         return Answer(h, z, value, spent, price, bound, *labels)
 
     def fault(self, found: Answer) -> str | None:
-        """Return why an answer is not accepted."""
         if not found.divergence <= self.delta + FEASIBILITY:
             spent = "D =" if self.position is None else "the total of"
             return f"{found.status}, but {spent} {found.divergence:.9g} exceeds {self.delta:.9g}"

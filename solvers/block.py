@@ -123,7 +123,8 @@ def solve(
         raise TypeError(f"tree: must be a PathTree; got {type(tree).__name__}")
     kind = _rows.additive(divergence)
     goal = _goal(price=price, per_call=per_call, per_token=per_token)
-    answer = _without_solver(tree, kind, goal) or _block.solve(tree, kind, goal)
+    asked = _block.Program(_block.Layout.of(tree), kind, goal)
+    answer = _without_solver(tree, kind, goal) or asked.solve(asked.guess)
     return _finished(tree, kind, goal, answer, started)
 
 

@@ -32,8 +32,8 @@ from ._constraints import (
     Dual,
     ExpectationConstraint,
     LimitConstraint,
+    Quantities,
 )
-from ._quantities import Quantities
 
 Infeasible = _design.Infeasible
 Tokens = int | Iterable[int]

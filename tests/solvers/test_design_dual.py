@@ -71,3 +71,10 @@ def test_a_conflict_is_named_as_ever(monkeypatch):
     q, p, _ = rows(20)
     with pytest.raises(Infeasible, match="budget kl"):
         Design(q, p).budget("kl", 0.001).floor({0: 0.9}).solve()
+
+
+def test_a_budget_without_end_needs_no_dual(monkeypatch):
+    monkeypatch.setattr(_design_dual, "SMALL", 1)
+    q, p, values = rows(20)
+    found = Design(q, p).budget("kl", np.inf).expect(values, at_most=0.5).solve()
+    assert found.solver == "HIGHS"
