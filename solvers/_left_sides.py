@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from cactus_theory.divergences import FDivergence
+from cactus_theory.divergences import FDivergence, TotalVariation
 
 from ._perspective import Terms, perspective
-from ._scaled import Scaled
+from ._scaled import Scaled, cvxpy
 
 Form = Callable[[Scaled, Any], Any]
 _FORMS: dict[type[FDivergence], Form] = {}
@@ -33,3 +33,9 @@ def left_side(row: Scaled, kind: FDivergence) -> Any:
     if type(kind) in _FORMS:
         return _FORMS[type(kind)](row, kind)
     return row.q @ perspective(Terms(row.w, 1, row.s / row.q), kind)
+
+
+@left_side_of(TotalVariation)
+def _total_variation(row: Scaled, f: FDivergence) -> Any:
+    # the table's, in units of h: they decide at which of many optimal rows a simplex method ends
+    return cvxpy().sum(cvxpy().abs(row.h - row.q)) / 2

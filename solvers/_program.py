@@ -84,7 +84,7 @@ class Attempted(Generic[Found]):
     promise : what an answer must keep, for the error when none does.
     """
 
-    promise = ""
+    promise: str = ""
 
     @property
     def linear(self) -> bool:
@@ -175,8 +175,9 @@ class Program(Attempted[Answer]):
     cap: np.ndarray
     zero_cap: float | None = None
     position: np.ndarray | None = None
-
-    promise = f"the answer must satisfy its budget within {FEASIBILITY:g} and meet its dual bound"
+    promise: str = (
+        f"the answer must satisfy its budget within {FEASIBILITY:g} and meet its dual bound"
+    )
 
     @property
     def linear(self) -> bool:
@@ -218,9 +219,11 @@ class Program(Attempted[Answer]):
         return sparse.csr_matrix((np.ones(len(self.q)), (self._at, np.arange(len(self.q)))))
 
     def _kept(self, row: Scaled) -> Any:
-        """Return Σ min(c, h); tokens with c = 0 add nothing to it."""
-        at = np.flatnonzero(self.cap)
-        return row.s[at] @ cvxpy().minimum(self.cap[at] / row.s[at], row.w[at]) if len(at) else 0
+        """Return Σ min(c, h), which is h_n if c is one-hot."""
+        whole = np.flatnonzero(self.cap >= 1)
+        if len(whole):
+            return row.s[whole] @ row.w[whole]
+        return row.s @ cvxpy().minimum(self.cap / row.s, row.w)
 
     def assessed(
         self,

@@ -30,7 +30,7 @@ from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _program, _rows
-from ._program import SolverGaveUp
+from ._program import FEASIBILITY, SolverGaveUp
 from .per_proposal import raised_ceiling
 
 # entries that the conic solver takes for a check: about two seconds
@@ -178,7 +178,9 @@ def _arguments(
 def _flat(q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float) -> _program.Program:
     """Return the program of all positions, without the tokens that a target excludes."""
     inside = q > 0
-    return _program.Program(kind, delta, q[inside], p[inside], position=np.nonzero(inside)[0])
+    promise = f"the rows must satisfy their budget within {FEASIBILITY:g} and meet their dual bound"
+    at = np.nonzero(inside)[0]
+    return _program.Program(kind, delta, q[inside], p[inside], position=at, promise=promise)
 
 
 def _by_program(
