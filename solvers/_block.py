@@ -18,9 +18,9 @@ from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
 
 from . import _program
-from ._block_dual import per_call_bound, per_token_bound, price_bound
+from ._dual import per_call_bound, per_token_bound, price_bound
 from ._perspective import Terms, perspective
-from ._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
+from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, unproven
 from ._scaled import cvxpy, times
 from .paths import Followed, PathTree, follow
 
@@ -138,47 +138,91 @@ class Answer:
     status: str
 
 
-def solve(tree: PathTree, f: FDivergence, goal: Goal) -> Answer:
-    """Return the first answer that keeps its budget within 1e-7 and meets its bound within 1e-6.
+@dataclass(frozen=True)
+class Program(Attempted[Answer]):
+    """The program of a goal on a tree, given an f-divergence."""
 
-    Raises
-    ------
-    SolverGaveUp
-        No attempt passed its own check.
-    ModuleNotFoundError
-        cvxpy is missing.
-    """
-    layout, faults = Layout.of(tree), []
-    scale = _guess(layout, f, goal)
-    for how in _program.attempts(f.linear):
-        answer = _attempt(layout, scale, f, goal, how)
-        fault = _fault(answer, goal)
-        if answer is not None and fault is None:
-            return answer
-        faults.append(f"{how[0]}: {fault}")
-        scale = layout.q if answer is None else _sizes(layout, answer)
-    raise SolverGaveUp(
-        f"solver: the rows must keep their budget within {FEASIBILITY:g} and meet their dual "
-        f"bound within {OPTIMALITY:g}; got {'; '.join(faults)}"
-    )
+    layout: Layout
+    f: FDivergence
+    goal: Goal
 
+    promise = f"the rows must keep their budget within {FEASIBILITY:g} and meet their dual bound"
 
-def _guess(layout: Layout, f: FDivergence, goal: Goal) -> np.ndarray:
-    """Return a positive guess of h: the draft, kept between q and what a price can pay for.
+    @property
+    def linear(self) -> bool:
+        return self.f.linear
 
-    One unit of mass is worth 1 + K at most, so that ν f′(h/q) rises by no more than that.
-    """
-    if goal.form != PRICE or not f.smooth:
-        return np.sqrt(layout.q * np.maximum(layout.p, layout.q))
-    step = (layout.tree.depth + 1) / goal.amount
-    ratio = float(f.ratio_at(torch.tensor(f.slope_at_one + step, dtype=torch.float64)))
-    return np.clip(layout.p, layout.q, layout.q * ratio)
+    @property
+    def guess(self) -> np.ndarray:
+        """Return a positive guess of h: the draft, kept between q and what a price can pay for.
 
+        One unit of mass is worth 1 + K at most, so that ν f′(h/q) rises by no more than that.
+        """
+        q, p = self.layout.q, self.layout.p
+        if self.goal.form != PRICE or not self.f.smooth:
+            return np.sqrt(q * np.maximum(p, q))
+        step = (self.layout.tree.depth + 1) / self.goal.amount
+        slope = torch.tensor(self.f.slope_at_one + step, dtype=torch.float64)
+        return np.clip(p, q, q * float(self.f.ratio_at(slope)))
 
-def _sizes(layout: Layout, answer: Answer) -> np.ndarray:
-    """Return the size of g at an answer, to scale the next attempt."""
-    given = answer.found.alive[layout.row] * answer.target[layout.row, layout.token]
-    return np.maximum(given, SMALLEST_SCALE * layout.q)
+    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
+        built = self._built(scale)
+        if not _program.believable(built.problem, *how) or built.given.dual_value is None:
+            return None
+        alpha, price = self._multipliers(scale, built)
+        target = self._cleaned(scale * built.w.value)
+        found = follow(self.layout.tree, target, self.f)
+        bound = self.goal.bound(self.layout.tree, alpha, self.f, price)
+        return Answer(target, alpha, found, price, bound, how[0], built.problem.status)
+
+    def fault(self, found: Answer) -> str | None:
+        excess = self.goal.excess(found.found)
+        if not excess <= FEASIBILITY:
+            return f"{found.status}, but the budget is exceeded by {excess:.3g}"
+        return unproven(found.status, self.goal.value(found.found), found.bound)
+
+    def rescaled(self, found: Answer | None, scale: np.ndarray) -> np.ndarray:
+        """Return the size of g at an answer, or q if there was none."""
+        q, row, token = self.layout.q, self.layout.row, self.layout.token
+        if found is None:
+            return q
+        return np.maximum(found.found.alive[row] * found.target[row, token], SMALLEST_SCALE * q)
+
+    def _built(self, scale: np.ndarray) -> "_Built":
+        cp, layout, goal, at = cvxpy(), self.layout, self.goal, self.layout.children
+        w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(at), nonneg=True)
+        matrix, root = layout.alive_at
+        terms = Terms(w, matrix @ kept + root, scale / layout.q)
+        spent = (layout.weight * layout.q) @ perspective(terms, self.f)
+        given = times(layout.p[at] / scale[at], kept) <= w[at]
+        whole = layout.sums @ times(scale, w) == terms.alive[layout.first]
+        limits = [given, kept <= 1, whole, *terms.constraints]
+        tokens = 1 + (layout.weight * layout.p)[at] @ kept
+        if goal.form == PRICE:
+            problem = cp.Problem(cp.Maximize(tokens - goal.amount * spent), limits)
+            return _Built(problem, w, given, None)
+        budget = spent <= goal.amount * (tokens if goal.form == PER_TOKEN else 1)
+        return _Built(cp.Problem(cp.Maximize(tokens), [*limits, budget]), w, given, budget)
+
+    def _multipliers(self, scale: np.ndarray, built: "_Built") -> tuple[np.ndarray, float]:
+        """Return α (nodes, V) and ν of the price form.
+
+        Tokens enter a budget per token as well: with its multiplier y one of them counts 1 + yκ.
+        """
+        at, alpha = self.layout.children, np.zeros(len(scale))
+        price, unit = self.goal.amount, 1.0
+        if built.budget is not None:
+            price = max(0.0, float(np.sum(built.budget.dual_value)))
+        if self.goal.form == PER_TOKEN:
+            unit = 1 + price * self.goal.amount
+        alpha[at] = built.given.dual_value / (unit * self.layout.weight[at] * scale[at])
+        return self.layout.spread(alpha), price / unit
+
+    def _cleaned(self, raw: np.ndarray) -> np.ndarray:
+        """Return rows (nodes, V) that sum to 1, in proportion to g; q where none is reached."""
+        rows = self.layout.spread(np.maximum(raw, 0.0))
+        mass = rows.sum(-1, keepdims=True)
+        return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), self.layout.tree.target)
 
 
 @dataclass(frozen=True)
@@ -189,79 +233,3 @@ class _Built:
     w: Any
     given: Any
     budget: Any | None
-
-
-def _build(layout: Layout, scale: np.ndarray, f: FDivergence, goal: Goal) -> _Built:
-    cp, at = cvxpy(), layout.children
-    w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(at), nonneg=True)
-    matrix, root = layout.alive_at
-    alive = matrix @ kept + root
-    spent, held = _spent(layout, scale, w, alive, f)
-    given = times(layout.p[at] / scale[at], kept) <= w[at]
-    whole = layout.sums @ times(scale, w) == alive[layout.first]
-    limits = [given, kept <= 1, whole, *held]
-    tokens = 1 + (layout.weight * layout.p)[at] @ kept
-    if goal.form == PRICE:
-        problem = cp.Problem(cp.Maximize(tokens - goal.amount * spent), limits)
-        return _Built(problem, w, given, None)
-    budget = spent <= goal.amount * (tokens if goal.form == PER_TOKEN else 1)
-    return _Built(cp.Problem(cp.Maximize(tokens), [*limits, budget]), w, given, budget)
-
-
-def _attempt(
-    layout: Layout, scale: np.ndarray, f: FDivergence, goal: Goal, how: tuple[str, dict]
-) -> Answer | None:
-    """Return one solver's cleaned answer with its bound, or None if it has none."""
-    built = _build(layout, scale, f, goal)
-    if not _program.believable(built.problem, *how) or built.given.dual_value is None:
-        return None
-    alpha, price = _multipliers(layout, scale, built, goal)
-    target = _cleaned(layout, scale * built.w.value)
-    found = follow(layout.tree, target, f)
-    bound = goal.bound(layout.tree, alpha, f, price)
-    return Answer(target, alpha, found, price, bound, how[0], built.problem.status)
-
-
-def _multipliers(
-    layout: Layout, scale: np.ndarray, built: _Built, goal: Goal
-) -> tuple[np.ndarray, float]:
-    """Return α (nodes, V) and ν of the price form.
-
-    Tokens enter a budget per token as well: with its multiplier y one of them counts 1 + yκ.
-    """
-    at, alpha = layout.children, np.zeros(len(scale))
-    price, unit = goal.amount, 1.0
-    if built.budget is not None:
-        price = max(0.0, float(np.sum(built.budget.dual_value)))
-    if goal.form == PER_TOKEN:
-        unit = 1 + price * goal.amount
-    alpha[at] = built.given.dual_value / (unit * layout.weight[at] * scale[at])
-    return layout.spread(alpha), price / unit
-
-
-def _spent(
-    layout: Layout, scale: np.ndarray, w: Any, alive: Any, f: FDivergence
-) -> tuple[Any, list[Any]]:
-    """Return the divergence metered per call, and the constraints it comes with."""
-    terms = Terms(w, alive, scale / layout.q)
-    each = perspective(terms, f)
-    return (layout.weight * layout.q) @ each, terms.constraints
-
-
-def _cleaned(layout: Layout, raw: np.ndarray) -> np.ndarray:
-    """Return rows (nodes, V) that sum to 1, in proportion to g; q where a node is not reached."""
-    rows = layout.spread(np.maximum(raw, 0.0))
-    mass = rows.sum(-1, keepdims=True)
-    return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), layout.tree.target)
-
-
-def _fault(answer: Answer | None, goal: Goal) -> str | None:
-    """Return why an answer is not accepted."""
-    if answer is None:
-        return "no answer"
-    value = goal.value(answer.found)
-    if not goal.excess(answer.found) <= FEASIBILITY:
-        return f"{answer.status}, but the budget is exceeded by {goal.excess(answer.found):.3g}"
-    if not abs(answer.bound - value) <= OPTIMALITY:
-        return f"{answer.status}, but {value:.9g} misses its bound {answer.bound:.9g}"
-    return None

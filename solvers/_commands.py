@@ -28,6 +28,13 @@ class Command(NamedTuple):
     solve: Callable[[argparse.Namespace], Jobs]
 
 
+def _rows(parser: Parser, each: str = "", draft: bool = True) -> None:
+    known = each or ": .npy .npz .safetensors .csv .json"
+    parser.add_argument("target", help=f"rows of the target{known}")
+    if draft:
+        parser.add_argument("draft", help="rows of the draft, as many")
+
+
 def _common(parser: Parser) -> None:
     parser.add_argument("--divergence", default="kl", help="kl, alpha:a=0.5, renyi:a=2, …")
     parser.add_argument("--delta", type=float, required=True, help="budget ≥ 0, nats for kl")
@@ -46,14 +53,13 @@ def _add_output(parser: Parser) -> None:
 
 
 def _per_proposal_arguments(parser: Parser) -> None:
-    parser.add_argument("target", help="rows of the target: .npy .npz .safetensors .csv .json")
+    _rows(parser, draft=False)
     parser.add_argument("--token", type=int, required=True, help="drafted token, from 0")
     _common(parser)
 
 
 def _optimal_arguments(parser: Parser) -> None:
-    parser.add_argument("target", help="rows of the target: .npy .npz .safetensors .csv .json")
-    parser.add_argument("draft", help="rows of the draft, as many")
+    _rows(parser)
     parser.add_argument("--support", choices=optimal.SUPPORTS, default="target")
     _common(parser)
 
@@ -89,8 +95,7 @@ def _optimal(args: argparse.Namespace) -> Jobs:
 
 
 def _design_arguments(parser: Parser) -> None:
-    parser.add_argument("target", help="rows of the target: .npy .npz .safetensors .csv .json")
-    parser.add_argument("draft", help="rows of the draft, as many")
+    _rows(parser)
     add = parser.add_argument
     add("--divergence", default="kl", help="of --delta: kl, alpha:a=0.5, renyi:a=2, …")
     add("--delta", type=float, help="budget ≥ 0, nats for kl; none without it")
@@ -152,8 +157,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _sequence_arguments(parser: Parser) -> None:
-    parser.add_argument("target", help="rows of the target, one a position")
-    parser.add_argument("draft", help="rows of the draft, as many")
+    _rows(parser, ", one a position")
     parser.add_argument(
         "--check-entries",
         type=int,

@@ -14,7 +14,8 @@ import torch
 
 from cactus_theory.divergences import Divergence, MaxDivergence, Renyi
 
-from ._left_sides import left_side, power, power_weights
+from ._left_sides import left_side
+from ._perspective import power
 from ._scaled import Scaled
 
 # e^x overflows float64 from 709.8; a budget above this never binds.
@@ -50,10 +51,6 @@ class Budget:
         if not self.constraints or isinstance(self.weight, np.ndarray):
             return 0.0
         return max(0.0, float(np.sum(self.constraints[0].dual_value))) * self.multiplier
-
-    def level(self, total: Any) -> float:
-        """Return μ, given the constraint Σh = 1."""
-        return float(np.sum(total.dual_value)) + self.tilt * self.slope
 
 
 Form = Callable[[Scaled, Any, float], Budget]
@@ -114,6 +111,11 @@ def _generated(row: Scaled, kind: Divergence, delta: float) -> Budget:
 def _max_divergence(row: Scaled, kind: MaxDivergence, delta: float) -> Budget:
     most = most_of(kind, delta) * row.q
     return Budget([row.w <= most / row.s], delta, weight=most / row.s)
+
+
+def power_weights(row: Scaled, a: float) -> np.ndarray:
+    """Return q^{1−a} s^a, the weights of the power sum Σ h^a q^{1−a}."""
+    return row.q * (row.s / row.q) ** a
 
 
 @budget_of(Renyi)

@@ -1,4 +1,7 @@
-"""The kinds of constraint a design is made of: each builds, measures and prices itself."""
+"""What constraints of a design may use by name, and their kinds.
+
+Each kind builds, measures and prices itself.
+"""
 
 import math
 from collections.abc import Callable
@@ -7,18 +10,84 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _conic
+from . import _conic, _rows
+from ._dual import Lagrangian
+from ._left_sides import left_side
 from ._program import divergence_of
-from ._quantities import Quantities
-from ._scaled import cvxpy
-from ._separable import Lagrangian
+from ._scaled import Scaled, cvxpy
 
 Dual = float | dict[int, float]
 # interior-point answers leave what binds within 1e-5 of its limit, relative to it, and keep
 # everything else further away than this
 TIGHT = 1e-4
+
+
+@dataclass(frozen=True)
+class Quantities:
+    """One row being designed, as cvxpy expressions and numpy rows over the vocabulary (V,).
+
+    Attributes
+    ----------
+    q, p : the target and the draft row, numpy.
+    h : the row being designed, affine; 0 where q = 0.
+    ratio : h/q, affine; 0 where q = 0.
+    accepted : min(p, h), concave: what is drafted and kept, token by token.
+    acceptance, rejection : its sum, concave, and one minus it, convex.
+    """
+
+    q: np.ndarray
+    p: np.ndarray
+    row: Scaled
+
+    @property
+    def h(self) -> Any:
+        """Return the row being designed."""
+        return self._spread(self.row.s)
+
+    @property
+    def ratio(self) -> Any:
+        """Return h/q."""
+        return self._spread(self.row.s / self.row.q)
+
+    @property
+    def accepted(self) -> Any:
+        """Return min(p, h) of each token."""
+        return cvxpy().minimum(self.p, self.h)
+
+    @property
+    def acceptance(self) -> Any:
+        """Return Σ min(p, h)."""
+        cp, s = cvxpy(), self.row.s
+        return s @ cp.minimum(self.p[self.inside] / s, self.row.w)
+
+    @property
+    def rejection(self) -> Any:
+        """Return 1 − Σ min(p, h)."""
+        return 1 - self.acceptance
+
+    @property
+    def inside(self) -> np.ndarray:
+        """Return where q > 0."""
+        return self.q > 0
+
+    def divergence(self, spec: str | Divergence) -> Any:
+        """Return D(h‖q), convex, of an f-divergence: sums of several may be bounded too.
+
+        Raises
+        ------
+        ValueError
+            A Rényi or the max-divergence: ask for a budget on them instead.
+        """
+        return left_side(self.row, _rows.additive(spec, "here"))
+
+    def _spread(self, scale: np.ndarray) -> Any:
+        """Return scale∘w at the tokens with q > 0 among zeros."""
+        sparse = check.optional_module("scipy.sparse", "solvers")
+        place = (np.flatnonzero(self.inside), np.arange(len(scale)))
+        return sparse.csc_matrix((scale, place), (len(self.q), len(scale))) @ self.row.w
 
 
 @dataclass(frozen=True)
@@ -75,10 +144,10 @@ class BudgetConstraint(Constraint):
 
     def build(self, of: Quantities) -> Built:
         """Return the budget in the form that suits its divergence."""
-        return _BuiltBudget(self, of.row.q, _conic.budget(of.row, self.kind, self.delta))
+        return BuiltBudget(self, of.row.q, _conic.budget(of.row, self.kind, self.delta))
 
 
-class _BuiltBudget(Built):
+class BuiltBudget(Built):
     def __init__(self, wanted: BudgetConstraint, q: np.ndarray, budget: _conic.Budget) -> None:
         self.wanted, self.q, self.budget = wanted, q, budget
         self.constraints = budget.constraints
@@ -90,12 +159,7 @@ class _BuiltBudget(Built):
         return self.budget.price if self.slack(h) <= TIGHT * self.wanted.delta else 0.0
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
-        kind, delta = self.wanted.kind, self.wanted.delta
-        if kind.generator is None:
-            lagrangian.narrow(0.0, _conic.most_of(kind, delta) * self.q)
-            return True
-        amount = _conic.generator_budget(kind, delta)
-        lagrangian.add_divergence(self.budget.slope, kind.generator, amount)
+        lagrangian.add_budget(self.budget.slope, self.wanted.kind, self.wanted.delta)
         lagrangian.add_linear(self.budget.tilt * self.budget.slope, 1.0, 1.0)
         return True
 
@@ -110,10 +174,10 @@ class LimitConstraint(Constraint):
 
     def build(self, of: Quantities) -> Built:
         """Return the limits on those of the tokens that can have mass at all."""
-        return _BuiltLimit(self, of)
+        return BuiltLimit(self, of)
 
 
-class _BuiltLimit(Built):
+class BuiltLimit(Built):
     def __init__(self, wanted: LimitConstraint, of: Quantities) -> None:
         self.wanted = wanted
         live = of.inside[wanted.tokens]
@@ -153,10 +217,10 @@ class ExpectationConstraint(Constraint):
 
     def build(self, of: Quantities) -> Built:
         """Return the one linear inequality."""
-        return _BuiltExpectation(self, of)
+        return BuiltExpectation(self, of)
 
 
-class _BuiltExpectation(Built):
+class BuiltExpectation(Built):
     def __init__(self, wanted: ExpectationConstraint, of: Quantities) -> None:
         self.values, self.limit = wanted.values[of.inside], wanted.limit
         self.unit = float(np.abs(self.values).max(initial=0.0)) or 1.0

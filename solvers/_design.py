@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _program
+from . import _design_dual, _program
 from ._constraints import (
     BudgetConstraint,
     Built,
@@ -16,11 +16,18 @@ from ._constraints import (
     CustomConstraint,
     Dual,
     LimitConstraint,
+    Quantities,
 )
-from ._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, SolverGaveUp
-from ._quantities import Quantities
+from ._dual import Lagrangian
+from ._program import (
+    FEASIBILITY,
+    OPTIMALITY,
+    SMALLEST_SCALE,
+    Attempted,
+    SolverGaveUp,
+    unproven,
+)
 from ._scaled import Scaled, cvxpy
-from ._separable import Lagrangian
 from .per_proposal import raised_ceiling
 
 if TYPE_CHECKING:
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
 
 # rounds of rescaling the entries between their limits, once the others are set to theirs
 POLISHING = 8
+# how a large design is solved first
+DUAL = ("lagrange dual", {})
 # a price below this, relative to the largest of a design (or to 1), is a solver's noise
 NOISE = 1e-6
 
@@ -43,9 +52,9 @@ class Infeasible(ValueError):
         super().__init__(f"constraints: no row keeps all of: {'; '.join(self.constraints)}")
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """A program in one scaling, solved or not, with its row cleaned."""
+@dataclass
+class Attempt:
+    """A program in one scaling, solved or not, with its row cleaned and what proves it."""
 
     of: Quantities
     constraints: dict[str, Built]
@@ -53,40 +62,133 @@ class _Attempt:
     status: str
     h: np.ndarray | None
     solver: str
+    bound: float = math.inf
+    proof: str = "dual bound"
+
+    @property
+    def row(self) -> np.ndarray:
+        """Return h (m,) where q > 0, of an attempt that has one."""
+        assert self.h is not None
+        return self.h
+
+    @property
+    def value(self) -> float:
+        """Return Σ min(p, h)."""
+        return float(np.minimum(self.of.p[self.of.inside], self.row).sum())
+
+    def broken(self) -> str | None:
+        """Return which constraint the row breaks, if any."""
+        if self.h is None:
+            return self.status
+        if not abs(self.h.sum() - 1) <= FEASIBILITY:
+            return f"{self.status}, but the row sums to {self.h.sum():.9g}"
+        for name, each in self.constraints.items():
+            if not each.slack(self.h) >= -FEASIBILITY:
+                return f"{self.status}, but {name} is exceeded by {-each.slack(self.h):.3g}"
+        return None
+
+    def proven(self) -> float:
+        """Return the bound at the attempt's multipliers, ∞ where a constraint has no tangent."""
+        lagrangian = Lagrangian.of(self.of.row.q, self.of.p[self.of.inside])
+        lagrangian.add_linear(float(np.sum(self.total.dual_value)), 1.0, 1.0)
+        if not all([each.charge(lagrangian, self.row) for each in self.constraints.values()]):
+            return math.inf
+        bound = lagrangian.bound()
+        return bound if math.isfinite(bound) else math.inf
 
 
-def _scale(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> np.ndarray:
-    """Return a guess of the row's size: the draft, kept between the target and the limits."""
-    inside = q > 0
-    ceiling = np.ones(int(inside.sum()))
-    floor, limit = np.zeros_like(q), np.ones_like(q)
-    for each in constraints:
-        if isinstance(each, BudgetConstraint):
-            ceiling = np.minimum(ceiling, raised_ceiling(q[inside], each.kind, each.delta))
-        if isinstance(each, LimitConstraint) and each.sign > 0:
-            limit[each.tokens] = np.minimum(limit[each.tokens], each.limit)
-        elif isinstance(each, LimitConstraint):
-            floor[each.tokens] = np.maximum(floor[each.tokens], each.limit)
-    guess = np.minimum(np.clip(p[inside], q[inside], ceiling), limit[inside])
-    return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
+@dataclass
+class Program(Attempted[Attempt]):
+    """The program of a design; it remembers what its attempts came to.
 
+    Attributes
+    ----------
+    refused : attempts that found no row at all.
+    earlier : the value of the last row that kept its constraints.
+    """
 
-def _attempt(
-    q: np.ndarray,
-    p: np.ndarray,
-    constraints: Sequence[Constraint],
-    scale: np.ndarray,
-    how: tuple[str, dict],
-) -> _Attempt:
-    cp = cvxpy()
-    of = Quantities(q, p, Scaled(q[q > 0], scale, cp.Variable(len(scale), nonneg=True)))
-    built = {each.name: each.build(of) for each in constraints}
-    total = of.row.total == 1
-    limits = [total, *(c for each in built.values() for c in each.constraints)]
-    problem = cp.Problem(cp.Maximize(of.acceptance), limits)
-    found = _program.believable(problem, *how) and total.dual_value is not None
-    h = _cleaned(scale * of.row.w.value, q[q > 0], built) if found else None
-    return _Attempt(of, built, total, problem.status or "no answer", h, how[0])
+    q: np.ndarray
+    p: np.ndarray
+    constraints: Sequence[Constraint]
+    refused: int = 0
+    earlier: float = math.nan
+
+    promise = f"the row must keep every constraint within {FEASIBILITY:g} and meet its bound"
+
+    @property
+    def linear(self) -> bool:
+        return all(each.linear for each in self.constraints)
+
+    @property
+    def ways(self) -> list[tuple[str, dict]]:
+        """Return solvers to try in turn, the dual before them where it is quicker."""
+        return [DUAL] * _design_dual.applies(self.q, self.constraints) + super().ways
+
+    @property
+    def guess(self) -> np.ndarray:
+        """Return a guess of the row's size: the draft, kept between the target and the limits."""
+        q, inside = self.q, self.q > 0
+        ceiling = np.ones(int(inside.sum()))
+        floor, limit = np.zeros_like(q), np.ones_like(q)
+        for each in self.constraints:
+            if isinstance(each, BudgetConstraint):
+                ceiling = np.minimum(ceiling, raised_ceiling(q[inside], each.kind, each.delta))
+            if isinstance(each, LimitConstraint) and each.sign > 0:
+                limit[each.tokens] = np.minimum(limit[each.tokens], each.limit)
+            elif isinstance(each, LimitConstraint):
+                floor[each.tokens] = np.maximum(floor[each.tokens], each.limit)
+        guess = np.minimum(np.clip(self.p[inside], q[inside], ceiling), limit[inside])
+        return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
+
+    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Attempt:
+        """Return what one solver found, a row or only its status."""
+        cp, q = cvxpy(), self.q[self.q > 0]
+        of = Quantities(self.q, self.p, Scaled(q, scale, cp.Variable(len(scale), nonneg=True)))
+        built = {each.name: each.build(of) for each in self.constraints}
+        total = of.row.total == 1
+        limits = [total, *(c for each in built.values() for c in each.constraints)]
+        problem = cp.Problem(cp.Maximize(of.acceptance), limits)
+        if how == DUAL:
+            h = _cleaned(_design_dual.solve(of, built.values(), total), q, built)
+            return Attempt(of, built, total, "proven", h, how[0])
+        solved = _program.believable(problem, *how) and total.dual_value is not None
+        h = _cleaned(scale * of.row.w.value, q, built) if solved else None
+        return Attempt(of, built, total, problem.status or "no answer", h, how[0])
+
+    def fault(self, found: Attempt) -> str | None:
+        """Return why a row is not accepted; its bound and the kind of proof are noted in it."""
+        self.refused += "infeasible" in found.status
+        broken = found.broken()
+        if broken:
+            return broken
+        value, found.bound = found.value, found.proven()
+        fault = unproven(found.status, value, found.bound)
+        again = abs(value - self.earlier) <= OPTIMALITY and found.bound > value
+        if fault and again and any(isinstance(each, CustomConstraint) for each in self.constraints):
+            found.bound, found.proof = max(value, self.earlier), "two scalings"
+            return None
+        self.earlier = value
+        return fault
+
+    def rescaled(self, found: Attempt | None, scale: np.ndarray) -> np.ndarray:
+        """Return the size of a row, or half way to the target if there was none."""
+        q = self.q[self.q > 0]
+        guess = np.sqrt(scale * q) if found is None or found.h is None else found.h
+        return np.maximum(guess, SMALLEST_SCALE * q)
+
+    def conflict(self) -> list[str]:
+        """Return a smallest set in conflict, by leaving out every constraint that can be."""
+        kept = list(self.constraints)
+        for each in self.constraints:
+            fewer = [other for other in kept if other is not each]
+            if fewer and Program(self.q, self.p, fewer)._impossible():
+                kept = fewer
+        return [each.name for each in kept]
+
+    def _impossible(self) -> bool:
+        """Return whether the solver finds no row that keeps all constraints."""
+        how = _program.attempts(self.linear)[0]
+        return "infeasible" in self.attempt(self.guess, how).status
 
 
 def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Built]) -> np.ndarray:
@@ -106,106 +208,41 @@ def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Built]) -> n
     return h
 
 
-def _fault(attempt: _Attempt) -> str | None:
-    """Return which constraint the attempt's row breaks, if any."""
-    h = attempt.h
-    if h is None:
-        return attempt.status
-    if not abs(h.sum() - 1) <= FEASIBILITY:
-        return f"{attempt.status}, but the row sums to {h.sum():.9g}"
-    for name, each in attempt.constraints.items():
-        if not each.slack(h) >= -FEASIBILITY:
-            return f"{attempt.status}, but {name} is exceeded by {-each.slack(h):.3g}"
-    return None
-
-
-def _bound(attempt: _Attempt) -> float:
-    """Return the upper bound at the attempt's multipliers, ∞ where a constraint has no tangent."""
-    of, h = attempt.of, attempt.h
-    assert h is not None
-    lagrangian = Lagrangian.of(of.row.q, of.p[of.inside])
-    lagrangian.add_linear(float(np.sum(attempt.total.dual_value)), 1.0, 1.0)
-    if not all([each.charge(lagrangian, h) for each in attempt.constraints.values()]):
-        return math.inf
-    bound = lagrangian.bound()
-    return bound if math.isfinite(bound) else math.inf
-
-
-def _value(attempt: _Attempt) -> float:
-    assert attempt.h is not None
-    return float(np.minimum(attempt.of.p[attempt.of.inside], attempt.h).sum())
-
-
 def solve(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> dict[str, Any]:
     """Return the fields of a solved design; see :meth:`solvers.design.Design.solve`."""
     started = time.perf_counter()
+    program = Program(q, p, constraints)
     zero = [c for c in constraints if isinstance(c, BudgetConstraint) and c.delta == 0]
-    if zero:
-        return _lossless(q, p, constraints, zero[0], started)
-    faults, refused, earlier = [], 0, None
-    scale = _scale(q, p, constraints)
-    for how in _program.attempts(all(each.linear for each in constraints)):
-        attempt = _attempt(q, p, constraints, scale, how)
-        fault = _fault(attempt)
-        refused += "infeasible" in attempt.status
-        if fault is None:
-            value, bound = _value(attempt), _bound(attempt)
-            if abs(bound - value) <= OPTIMALITY:
-                return _fields(attempt, bound, "dual bound", started)
-            again = earlier is not None and abs(value - earlier) <= OPTIMALITY
-            custom = any(isinstance(each, CustomConstraint) for each in constraints)
-            if again and bound > value and custom:
-                return _fields(attempt, max(value, earlier or 0.0), "two scalings", started)
-            fault = f"{attempt.status}, but {value:.9g} misses its bound {bound:.9g}"
-            earlier = value
-        faults.append(f"{how[0]}: {fault}")
-        # the next attempt is scaled by this answer, or half way to the target if there was none
-        inside = q[q > 0]
-        guess = np.sqrt(scale * inside) if attempt.h is None else attempt.h
-        scale = np.maximum(guess, SMALLEST_SCALE * inside)
-    if refused > 1:
-        raise Infeasible(_conflict(q, p, list(constraints)))
-    raise SolverGaveUp(
-        f"solver: the row must keep every constraint within {FEASIBILITY:g} and meet its bound "
-        f"within {OPTIMALITY:g}; got {'; '.join(faults)}"
-    )
+    try:
+        found = _lossless(program, zero[0]) if zero else program.solve(program.guess)
+    except SolverGaveUp:
+        if program.refused > 1:
+            raise Infeasible(program.conflict()) from None
+        raise
+    h, target, value = found.row, np.zeros_like(q), found.value
+    target[q > 0] = h
+    duals = {name: math.nan if zero else each.price(h) for name, each in found.constraints.items()}
+    return {
+        "target": target, "acceptance": value, "lossless": float(np.minimum(p, q).sum()),
+        "slacks": {name: each.slack(h) for name, each in found.constraints.items()},
+        "duals": duals if zero else _prices(duals),
+        "bound": found.bound, "gap": found.bound - value, "proof": found.proof,
+        "solver": found.solver, "status": found.status,
+        "seconds": time.perf_counter() - started,
+    }  # fmt: skip
 
 
-def _lossless(
-    q: np.ndarray,
-    p: np.ndarray,
-    constraints: Sequence[Constraint],
-    zero: BudgetConstraint,
-    started: float,
-) -> dict[str, Any]:
+def _lossless(program: Program, zero: BudgetConstraint) -> Attempt:
     """Return h = q, the only row within a budget of 0, if it keeps the other constraints."""
-    row = Scaled(q[q > 0], q[q > 0], cvxpy().Variable(int((q > 0).sum())))
-    slacks = {each.name: each.build(Quantities(q, p, row)).slack(row.q) for each in constraints}
-    broken = [name for name, slack in slacks.items() if slack < -FEASIBILITY]
+    q = program.q[program.q > 0]
+    of = Quantities(program.q, program.p, Scaled(q, q, cvxpy().Variable(len(q))))
+    built = {each.name: each.build(of) for each in program.constraints}
+    found = Attempt(of, built, None, "exact", q, "identity", proof="only row")
+    broken = [name for name, each in built.items() if each.slack(q) < -FEASIBILITY]
     if broken:
         raise Infeasible([zero.name, broken[0]])
-    value = float(np.minimum(p, q).sum())
-    return {
-        "target": q, "acceptance": value, "lossless": value, "slacks": slacks,
-        "duals": dict.fromkeys(slacks, math.nan), "bound": value, "gap": 0.0,
-        "proof": "only row", "solver": "identity", "status": "exact",
-        "seconds": time.perf_counter() - started,
-    }  # fmt: skip
-
-
-def _fields(attempt: _Attempt, bound: float, proof: str, started: float) -> dict[str, Any]:
-    of, h = attempt.of, attempt.h
-    assert h is not None
-    target, value = np.zeros_like(of.q), _value(attempt)
-    target[of.inside] = h
-    return {
-        "target": target, "acceptance": value, "lossless": float(np.minimum(of.p, of.q).sum()),
-        "slacks": {name: each.slack(h) for name, each in attempt.constraints.items()},
-        "duals": _prices({name: each.price(h) for name, each in attempt.constraints.items()}),
-        "bound": bound, "gap": bound - value, "proof": proof,
-        "solver": attempt.solver, "status": attempt.status,
-        "seconds": time.perf_counter() - started,
-    }  # fmt: skip
+    found.bound = found.value
+    return found
 
 
 def _prices(duals: dict[str, Dual]) -> dict[str, Dual]:
@@ -226,22 +263,6 @@ def _prices(duals: dict[str, Dual]) -> dict[str, Dual]:
 
 def _single(dual: Dual) -> list[float]:
     return list(dual.values()) if isinstance(dual, dict) else [dual]
-
-
-def _conflict(q: np.ndarray, p: np.ndarray, constraints: list[Constraint]) -> list[str]:
-    """Return a smallest set in conflict, by leaving out every constraint that can be left out."""
-    for each in list(constraints):
-        fewer = [other for other in constraints if other is not each]
-        if fewer and _impossible(q, p, fewer):
-            constraints = fewer
-    return [each.name for each in constraints]
-
-
-def _impossible(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> bool:
-    """Return whether the solver finds no row that keeps them all."""
-    how = _program.attempts(all(each.linear for each in constraints))[0]
-    attempt = _attempt(q, p, constraints, _scale(q, p, constraints), how)
-    return "infeasible" in attempt.status
 
 
 def report(row: "DesignedRow") -> str:

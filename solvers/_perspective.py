@@ -1,11 +1,17 @@
-r"""P f(c w/P) as cvxpy writes it, one form for each generator class.
+r"""P f(c w/P) as cvxpy writes it, one form for each generator class: the table of all programs.
 
 A block's program pays :math:`Σ q P f(g/(qP))` at every node, P being a variable too: the
 perspective of :math:`q f`, jointly convex. With g = s∘w and c = s/q each token's term is
-q times the P f(c w/P) below, in arrays over all tokens of all nodes at once.
+q times the P f(c w/P) below, in arrays over all tokens of all nodes at once. The other programs
+have one row h = s∘w, and P = 1: there the same cones have one variable less, in cvxpy's own atoms.
+The forms follow from the generators in :mod:`cactus_theory.divergences`. A new divergence needs
+one, here or in any imported file, registered by :func:`perspective_of`, before the solvers accept
+it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,15 +28,18 @@ from cactus_theory.divergences import (
     TotalVariation,
 )
 
-from ._forms import Forms
 from ._scaled import cvxpy, times
+
+# Exponents a with at most this denominator become a few second-order cones per token.
+LARGEST_DENOMINATOR = 64
 
 
 @dataclass
 class Terms:
     """P f(c w/P) of many tokens: w and P are cvxpy expressions (m,), c an array (m,).
 
-    ``constraints`` collects what forms with variables of their own need.
+    ``alive`` is P, the number 1 in a program of rows. ``constraints`` collects what forms with
+    variables of their own need.
     """
 
     w: Any
@@ -43,19 +52,43 @@ class Terms:
         """Return c w, which is g/q."""
         return times(self.c, self.w)
 
+    @property
+    def whole(self) -> bool:
+        """Return whether P = 1."""
+        return isinstance(self.alive, int)
+
     def variable(self) -> Any:
         """Return a new variable (m,)."""
         return cvxpy().Variable(self.c.shape)
 
+    def relative(self, top: Any, bottom: Any) -> Any:
+        """Return top ln(top/bottom), where one of them may be P."""
+        if not self.whole:
+            return cvxpy().rel_entr(top, bottom)
+        return -cvxpy().entr(top) if bottom is self.alive else -cvxpy().log(bottom)
+
     def square_over(self, top: Any, bottom: Any) -> Any:
-        """Return something that is at least top²/bottom, and reaches it."""
+        """Return something that is at least top²/bottom, and reaches it; one of them is P."""
+        if self.whole:
+            return cvxpy().square(top) if bottom is self.alive else cvxpy().inv_pos(bottom)
         bound = self.variable()
         lower = cvxpy().vstack([2 * top, bound - bottom])
         self.constraints.append(cvxpy().SOC(bound + bottom, lower, axis=0))
         return bound
 
+    def root(self) -> Any:
+        """Return something that is at most √(w P), and reaches it."""
+        if self.whole:
+            return cvxpy().sqrt(self.w)
+        root = self.variable()
+        lower = cvxpy().vstack([2 * root, self.w - self.alive])
+        self.constraints.append(cvxpy().SOC(self.w + self.alive, lower, axis=0))
+        return root
+
     def power(self, a: float) -> Any:
         """Return something on the convex or concave side of w^a P^(1−a), and that reaches it."""
+        if self.whole:
+            return power(self.w, a)
         bound, one, cone = self.variable(), np.ones(self.c.shape), cvxpy().PowCone3D
         if 0 < a < 1:
             held = cone(self.w, self.alive, bound, a * one)
@@ -67,8 +100,28 @@ class Terms:
         return bound
 
 
-_FORMS = Forms("perspective_of", "solvers/_perspective.py")
-perspective_of = _FORMS.enter
+def power(w: Any, a: float) -> Any:
+    """Return w^a: second-order cones for simple fractions, else power cones.
+
+    cvxpy would round other exponents to a fraction, which moves D by 1e-6.
+    """
+    if Fraction(a).limit_denominator(LARGEST_DENOMINATOR) == Fraction(a):
+        return cvxpy().power(w, a)
+    return cvxpy().power(w, a, approx=False)
+
+
+Form = Callable[[Terms, Any], Any]
+_FORMS: dict[type[FDivergence], Form] = {}
+
+
+def perspective_of(kind: type[FDivergence]) -> Callable[[Form], Form]:
+    """Register a function of (terms, divergence) as the form of a generator class."""
+
+    def entered(form: Form) -> Form:
+        _FORMS[kind] = form
+        return form
+
+    return entered
 
 
 def perspective(terms: Terms, kind: FDivergence) -> Any:
@@ -79,18 +132,24 @@ def perspective(terms: Terms, kind: FDivergence) -> Any:
     ValueError
         No form is known for this divergence.
     """
-    return _FORMS.form(kind)(terms, kind)
+    if type(kind) not in _FORMS:
+        raise ValueError(
+            f"divergence: must have a form for cvxpy, entered with "
+            f"@perspective_of({type(kind).__name__}) as in solvers/_perspective.py; "
+            f"got {kind.spec!r}"
+        )
+    return _FORMS[type(kind)](terms, kind)
 
 
 @perspective_of(KL)
 def _kl(terms: Terms, f: FDivergence) -> Any:
-    relative = cvxpy().rel_entr(terms.w, terms.alive)
+    relative = terms.relative(terms.w, terms.alive)
     return times(terms.c, relative) + times(terms.c * np.log(terms.c), terms.w)
 
 
 @perspective_of(ReverseKL)
 def _reverse_kl(terms: Terms, f: FDivergence) -> Any:
-    return cvxpy().rel_entr(terms.alive, terms.w) - times(np.log(terms.c), terms.alive)
+    return terms.relative(terms.alive, terms.w) - times(np.log(terms.c), terms.alive)
 
 
 @perspective_of(TotalVariation)
@@ -113,19 +172,16 @@ def _neyman_chi2(terms: Terms, f: FDivergence) -> Any:
 
 @perspective_of(SquaredHellinger)
 def _squared_hellinger(terms: Terms, f: FDivergence) -> Any:
-    root = terms.variable()  # at most √(w P)
-    lower = cvxpy().vstack([2 * root, terms.w - terms.alive])
-    terms.constraints.append(cvxpy().SOC(terms.w + terms.alive, lower, axis=0))
-    return terms.given + terms.alive - times(2 * np.sqrt(terms.c), root)
+    return terms.given + terms.alive - times(2 * np.sqrt(terms.c), terms.root())
 
 
 @perspective_of(JensenShannon)
 def _jensen_shannon(terms: Terms, f: FDivergence) -> Any:
     # ½[rel_entr(c w, m) + rel_entr(P, m)], m = (c w + P)/2, with all arguments of order one
-    cp, c = cvxpy(), terms.c
+    c = terms.c
     middle = times(c / (1 + c), terms.w) + times(1 / (1 + c), terms.alive)
-    mine = cp.rel_entr(terms.w, middle) + times(np.log(2 * c / (1 + c)), terms.w)
-    theirs = cp.rel_entr(terms.alive, middle) - times(np.log((1 + c) / 2), terms.alive)
+    mine = cvxpy().rel_entr(terms.w, middle) + times(np.log(2 * c / (1 + c)), terms.w)
+    theirs = terms.relative(terms.alive, middle) - times(np.log((1 + c) / 2), terms.alive)
     return (times(c, mine) + theirs) / 2
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from cactus_theory import _arguments as check
-from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 
 
@@ -22,6 +22,14 @@ def one_pair(target_probs: Any, draft_probs: Any) -> tuple[np.ndarray, np.ndarra
 def budget(divergence: str | Divergence, delta: Any) -> tuple[Divergence, float]:
     """Return the divergence and its budget δ ≥ 0, possibly infinite."""
     return find_divergence(divergence), check.number("delta", delta, 0.0, math.inf)
+
+
+def additive(divergence: str | Divergence, where: str = "to be summed") -> FDivergence:
+    """Return an f-divergence, whose values may be summed over rows."""
+    asked = find_divergence(divergence)
+    if asked.generator is None or not asked.additive:
+        raise ValueError(f"divergence: must be an f-divergence {where}; got {asked.spec!r}")
+    return asked.generator
 
 
 def token_index(token: Any, vocabulary: int) -> int:

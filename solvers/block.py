@@ -19,11 +19,10 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
-from cactus_theory.divergences import divergence as find_divergence
 
-from . import _block
+from . import _block, _rows
 from ._block import PRICE, Goal
-from ._block_dual import lossless_multipliers, price_bound
+from ._dual import lossless_multipliers, price_bound
 from .paths import PathTree, follow
 
 # the bracket [0, 1] of a row's lower edge shrinks below an ulp
@@ -95,7 +94,7 @@ def solve(
     The answer is checked, not trusted. The solver's rows are clipped and divided by their sums
     and followed through the tree exactly, so that what is returned can be done: ``tokens``,
     ``divergence`` and ``value`` are those of ``target`` itself. The value must meet, within
-    1e-6, an upper bound that holds at any multipliers (:mod:`solvers._block_dual`), and a budget
+    1e-6, an upper bound that holds at any multipliers (:mod:`solvers._dual`), and a budget
     is kept within 1e-7. Nothing is emitted where q = 0; prefixes with p = 0 have no variables.
 
     Parameters
@@ -122,18 +121,11 @@ def solve(
     started = time.perf_counter()
     if not isinstance(tree, PathTree):
         raise TypeError(f"tree: must be a PathTree; got {type(tree).__name__}")
-    kind = additive(divergence)
+    kind = _rows.additive(divergence)
     goal = _goal(price=price, per_call=per_call, per_token=per_token)
-    answer = _without_solver(tree, kind, goal) or _block.solve(tree, kind, goal)
+    asked = _block.Program(_block.Layout.of(tree), kind, goal)
+    answer = _without_solver(tree, kind, goal) or asked.solve(asked.guess)
     return _finished(tree, kind, goal, answer, started)
-
-
-def additive(divergence: str | Divergence) -> FDivergence:
-    """Return an f-divergence, whose values may be summed over nodes."""
-    asked = find_divergence(divergence)
-    if asked.generator is None or not asked.additive:
-        raise ValueError(f"divergence: must be an f-divergence to be summed; got {asked.spec!r}")
-    return asked.generator
 
 
 def _goal(**knobs: float | None) -> Goal:

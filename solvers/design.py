@@ -12,6 +12,8 @@ r"""Design a row under constraints of your own, on top of the optimal program.
 Any number of divergences, protected tokens, floors, caps on the ratio h/q, expectations,
 and cvxpy constraints over named quantities. No answer is returned without a proof: the row
 must keep every constraint within 1e-7 and meet a bound from the solver's own multipliers.
+With one smooth budget and none of cvxpy's constraints, a row of more than 5,000 tokens is
+solved from its dual in a moment; a conic solver follows where that fails.
 """
 
 import copy
@@ -32,8 +34,8 @@ from ._constraints import (
     Dual,
     ExpectationConstraint,
     LimitConstraint,
+    Quantities,
 )
-from ._quantities import Quantities
 
 Infeasible = _design.Infeasible
 Tokens = int | Iterable[int]

@@ -17,7 +17,6 @@ from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence
 
 from . import _program, _rows
-from ._scaled import Scaled, cvxpy
 from .per_proposal import raised_ceiling
 
 SUPPORTS = ("target", "free")
@@ -53,38 +52,6 @@ def _may_leak(kind: Divergence) -> bool:
     """Return whether mass on tokens with q = 0 has a finite cost, f′(∞) < ∞."""
     generator = kind.generator
     return generator is not None and math.isfinite(generator.slope_at_infinity)
-
-
-def _accepted(cap: np.ndarray, zero_cap: float | None) -> Any:
-    """Return Σ min(p, h) as an expression; on q = 0 any split of z up to P₀ is as good."""
-
-    def objective(row: Scaled) -> Any:
-        cp = cvxpy()
-        inside = row.s @ cp.minimum(cap / row.s, row.w)
-        return inside if zero_cap is None else inside + cp.minimum(row.z, zero_cap)
-
-    return objective
-
-
-def _lossless(q: np.ndarray, p: np.ndarray, price: float, started: float) -> OptimalProgram:
-    """Return h = q, the only row within δ = 0, with the frontier's slope there."""
-    accepted = float(np.minimum(p, q).sum())
-    seconds = time.perf_counter() - started
-    return OptimalProgram(q, accepted, 0.0, price, accepted, 0.0, "identity", "exact", seconds)
-
-
-def _finished(target: np.ndarray, answer: _program.Answer, seconds: float) -> OptimalProgram:
-    return OptimalProgram(
-        target,
-        answer.value,
-        answer.divergence,
-        answer.price,
-        answer.bound,
-        answer.bound - answer.value,
-        answer.solver,
-        answer.status,
-        seconds,
-    )
 
 
 def solve(
@@ -129,15 +96,26 @@ def solve(
     inside = q > 0
     outside = float(p[~inside].sum())
     free = support == "free" and outside > 0 and _may_leak(kind)
+    target = q.copy()
     if delta == 0:
-        return _lossless(q, p, _rows.lossless_price(q, p, kind, free), started)
-    cap, zero_cap = p[inside], outside if free else None
-    scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))
-    objective = _accepted(cap, zero_cap)
-    program = _program.Program(kind, delta, q[inside], cap, objective, zero_cap)
-    answer = _program.solve(program, scale)
-    target = np.zeros_like(q)
-    target[inside] = answer.h
-    if free:
-        target[~inside] = p[~inside] * (answer.z / outside)
-    return _finished(target, answer, time.perf_counter() - started)
+        price = _rows.lossless_price(q, p, kind, free)
+        accepted = float(np.minimum(p, q).sum())
+        answer = _program.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
+    else:
+        cap, zero_cap = p[inside], outside if free else None
+        scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))
+        answer = _program.Program(kind, delta, q[inside], cap, zero_cap).solve(scale)
+        target[inside] = answer.h
+        if free:
+            target[~inside] = p[~inside] * (answer.z / outside)
+    return OptimalProgram(
+        target,
+        answer.value,
+        answer.divergence,
+        answer.price,
+        answer.bound,
+        answer.gap,
+        answer.solver,
+        answer.status,
+        time.perf_counter() - started,
+    )

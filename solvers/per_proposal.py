@@ -18,7 +18,6 @@ from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _program, _rows
 from ._conic import generator_budget, most_of
-from ._scaled import Scaled
 
 # Bisection in log γ starts from at most 700 nats: 40 halvings leave a factor below 1 + 1e-9.
 SCALE_HALVINGS = 40
@@ -45,12 +44,6 @@ class PerProposalProgram:
     bound: float
     solver: str
     seconds: float
-
-
-def two_point_cost(raised: Any, q_n: Any, f: FDivergence) -> torch.Tensor:
-    """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)), the least D of any row with h_n = γ."""
-    raised, q_n = (torch.as_tensor(x, dtype=torch.float64) for x in (raised, q_n))
-    return f.two_points(raised, q_n)[0]
 
 
 def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 0.0) -> float:
@@ -80,9 +73,10 @@ def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 
 
 def _bracketed_root(q_n: float, f: FDivergence, amount: float) -> float:
     optimize = check.optional_module("scipy.optimize", "solvers")
+    target = torch.tensor(q_n, dtype=torch.float64)
 
     def over(raised: float) -> float:
-        return float(two_point_cost(raised, q_n, f)) - amount
+        return float(f.two_points(torch.tensor(raised, dtype=torch.float64), target)[0]) - amount
 
     top = 1.0
     if not math.isfinite(over(top)):  # f(0) = ∞ forbids γ = 1
@@ -105,19 +99,13 @@ def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
     if f is None:
         return np.minimum(1.0, most_of(kind, delta) * q)
     amount = generator_budget(kind, delta)
-    low, high = torch.from_numpy(q).log(), torch.zeros(len(q), dtype=torch.float64)
+    target = torch.from_numpy(q)
+    low, high = target.log(), torch.zeros_like(target)
     for _ in range(SCALE_HALVINGS):
         middle = (low + high) / 2
-        within = two_point_cost(middle.exp(), q, f) <= amount
+        within = f.two_points(middle.exp(), target)[0] <= amount
         low, high = torch.where(within, middle, low), torch.where(within, high, middle)
     return high.exp().numpy()
-
-
-def _raise_token(index: int) -> Any:
-    def objective(row: Scaled) -> Any:
-        return row.s[index] * row.w[index]
-
-    return objective
 
 
 def solve(
@@ -154,20 +142,14 @@ def solve(
     q, _ = _rows.one_pair(target_probs, target_probs)
     kind, delta = _rows.budget(divergence, delta)
     token = _rows.token_index(token, len(q))
+    target, inside, reward = q.copy(), q > 0, np.arange(len(q)) == token
     if delta == 0 or q[token] in (0.0, 1.0):
-        price = _rows.lossless_price(q, _one_hot(token, len(q)), kind)
+        price = _rows.lossless_price(q, reward * 1.0, kind)
         answer = _program.Answer(q, 0.0, q[token], 0.0, price, q[token], "identity", "exact")
-        return _finished(q, token, answer, started)
-    inside = q > 0
-    answer = _solve_inside(q[inside], int(inside[:token].sum()), kind, delta)
-    target = np.zeros_like(q)
-    target[inside] = answer.h
-    return _finished(target, token, answer, started)
-
-
-def _finished(
-    target: np.ndarray, token: int, answer: _program.Answer, started: float
-) -> PerProposalProgram:
+    else:
+        scale = np.where(reward, raised_root(q[token], kind, delta), q)[inside]
+        answer = _program.Program(kind, delta, q[inside], reward[inside] * 1.0).solve(scale)
+        target[inside] = answer.h
     return PerProposalProgram(
         target,
         float(target[token]),
@@ -177,18 +159,3 @@ def _finished(
         answer.solver,
         time.perf_counter() - started,
     )
-
-
-def _one_hot(index: int, size: int) -> np.ndarray:
-    row = np.zeros(size)
-    row[index] = 1.0
-    return row
-
-
-def _solve_inside(q: np.ndarray, index: int, kind: Divergence, delta: float) -> _program.Answer:
-    """Solve over the tokens with q > 0; the caps of Σ min(c, h) = h_n are a one-hot row."""
-    cap = _one_hot(index, len(q))
-    scale = q.copy()
-    scale[index] = raised_root(q[index], kind, delta)
-    program = _program.Program(kind, delta, q, cap, _raise_token(index))
-    return _program.solve(program, scale)

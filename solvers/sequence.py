@@ -6,6 +6,15 @@ r"""The sequence program: one budget split over many positions.
 At the optimum all positions that can still gain have the same price; this is why a band of
 constant price is the best way to spend a budget. ``solve`` finds the price from the Lagrange
 dual, at any size; ``program`` hands everything to a conic solver, which assumes nothing.
+
+The dual is two nested roots, at any size:
+
+.. math:: \min_{λ \ge 0, μ} λΔ + Σ_t \Big( μ_t + Σ_i \sup_h
+   [\min(p_{ti}, h) − λ q_{ti} f(h/q_{ti}) − μ_t h] \Big)
+
+Each supremum is at h = q clip(p/q, a, b) with f′(a) = −μ/λ and f′(b) = (1 − μ)/λ. So μ_t is the
+root of Σ h = 1, which rises in a, and λ that of Σ D = Δ, which falls in λ. The rows found are
+feasible and their value meets the bound of :mod:`solvers._dual`, which proves them.
 """
 
 import math
@@ -14,16 +23,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _program, _rows, _sequence_dual, _sequence_program
-from ._program import FEASIBILITY, OPTIMALITY, SolverGaveUp
-from ._sequence_program import Labels, Position
+from . import _program, _rows
+from ._program import FEASIBILITY, SolverGaveUp
+from .per_proposal import raised_ceiling
 
 # entries that the conic solver takes for a check: about two seconds
 CHECKED_ENTRIES = 2000
+# a is searched for in [e^−700, 1]: so many halvings leave its relative error at rounding
+LOWEST_LOG, HALVINGS = -700.0, 64
+# ln λ is searched for between these: every row is then at one of its ends, up to rounding
+PRICES = (-40.0, 40.0)
+# of ln λ; the value is flat there, to second order
+PRICE_ACCURACY = 1e-13
 
 
 @dataclass(frozen=True)
@@ -100,16 +117,13 @@ def solve(
     q, p, kind, delta = _arguments(target_probs, draft_probs, divergence, delta)
     if delta == 0 or math.isinf(delta) or not kind.smooth:
         return _by_program(q, p, kind, delta, started)
-    target, price, bound = _sequence_dual.solve(q, p, kind, delta)
-    labels = price, bound, "lagrange dual", "proven"
-    inside = [row[own > 0] for row, own in zip(target, q, strict=True)]
-    fault = _sequence_program.fault_of(_inside(q, p), inside, labels, kind, delta)
+    target, price, levels = _by_dual(q, p, kind, delta)
+    asked = _flat(q, p, kind, delta)
+    found = asked.assessed(target[q > 0], 0.0, (price, levels), price, ("lagrange dual", "proven"))
+    fault = asked.fault(found)
     if fault is not None:
-        raise SolverGaveUp(
-            f"solver: the rows must satisfy their budget within {FEASIBILITY:g} and meet their "
-            f"dual bound within {OPTIMALITY:g}; got lagrange dual: {fault}"
-        )
-    return _finished(target, q, p, kind, labels, started)
+        raise asked.gave_up(f"{found.solver}: {fault}")
+    return _finished(target, q, p, kind, found, started)
 
 
 def program(
@@ -157,28 +171,31 @@ def _arguments(
     q, p = (row.cpu().numpy().copy() for row in rows)
     if q.ndim != 2 or not len(q):
         raise ValueError(f"target_probs: must be rows (T, V); got {check.describe(rows[0])}")
-    asked, delta = _rows.budget(divergence, delta)
-    kind = asked.generator
-    if kind is None or not asked.additive:
-        raise ValueError(f"divergence: must be an f-divergence to be summed; got {asked.spec!r}")
-    return q, p, kind, delta
+    kind, delta = _rows.budget(divergence, delta)
+    return q, p, _rows.additive(kind), delta
 
 
-def _inside(q: np.ndarray, p: np.ndarray) -> list[Position]:
-    return [Position(a[a > 0], b[a > 0]) for a, b in zip(q, p, strict=True)]
+def _flat(q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float) -> _program.Program:
+    """Return the program of all positions, without the tokens that a target excludes."""
+    inside = q > 0
+    promise = f"the rows must satisfy their budget within {FEASIBILITY:g} and meet their dual bound"
+    at = np.nonzero(inside)[0]
+    return _program.Program(kind, delta, q[inside], p[inside], position=at, promise=promise)
 
 
 def _by_program(
     q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float, started: float
 ) -> SequenceProgram:
+    asked = _flat(q, p, kind, delta)
     if delta == 0:
         price = max(_rows.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
         accepted = float(np.minimum(q, p).sum())
-        return _finished(q, q, p, kind, (price, accepted, "identity", "exact"), started)
-    inside, labels = _sequence_program.solve(_inside(q, p), kind, delta)
-    target = np.zeros_like(q)
-    target[q > 0] = np.concatenate(inside)
-    return _finished(target, q, p, kind, labels, started)
+        answer = _program.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
+        return _finished(q, q, p, kind, answer, started)
+    scale = np.clip(asked.cap, asked.q, raised_ceiling(asked.q, kind, delta))
+    answer, target = asked.solve(scale), np.zeros_like(q)
+    target[q > 0] = answer.h
+    return _finished(target, q, p, kind, answer, started)
 
 
 def _finished(
@@ -186,10 +203,9 @@ def _finished(
     q: np.ndarray,
     p: np.ndarray,
     kind: FDivergence,
-    labels: Labels,
+    answer: _program.Answer,
     started: float,
 ) -> SequenceProgram:
-    price, bound, solver, status = labels
     kept = np.minimum(target, p).sum(-1)
     spent = np.array(
         [_program.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
@@ -200,10 +216,55 @@ def _finished(
         spent,
         float(kept.sum()),
         float(spent.sum()),
-        price,
-        bound,
-        bound - float(kept.sum()),
-        solver,
-        status,
+        answer.price,
+        answer.bound,
+        answer.bound - float(kept.sum()),
+        answer.solver,
+        answer.status,
         time.perf_counter() - started,
     )
+
+
+def _by_dual(
+    q: np.ndarray, p: np.ndarray, f: FDivergence, delta: float
+) -> tuple[np.ndarray, float, np.ndarray]:
+    """Return rows (T, V), the price λ and levels μ (T,), for rows q, p (T, V) and 0 < Δ < ∞."""
+    optimize = check.optional_module("scipy.optimize", "solvers")
+    target, draft = torch.from_numpy(q), torch.from_numpy(p)
+
+    seen: dict[float, float] = {}
+
+    def over(log_price: float) -> float:
+        rows, _ = _at_price(target, draft, f, math.exp(log_price))
+        seen[log_price] = float(f.value(rows, target).sum()) - delta
+        return seen[log_price]
+
+    if over(PRICES[0]) <= 0:
+        rows, _ = _at_price(target, draft, f, math.exp(PRICES[0]))
+        return rows.numpy(), 0.0, np.zeros(len(q))
+    optimize.brentq(over, *PRICES, xtol=PRICE_ACCURACY)
+    # of the two ends of the last bracket the one within the budget: at a tiny price a row's
+    # last digit is worth much divergence, and the other end may spend 1e-9 too much
+    price = math.exp(max((value, log) for log, value in seen.items() if value <= 0)[1])
+    rows, levels = _at_price(target, draft, f, price)
+    return rows.numpy(), price, levels.numpy()
+
+
+def _at_price(q: Tensor, p: Tensor, f: FDivergence, price: float) -> tuple[Tensor, Tensor]:
+    """Return h (T, V) with Σ h = 1, and μ (T,), at a price."""
+    inside = q > 0
+    ratio = torch.where(inside, p / torch.where(inside, q, 1.0), 0.0)
+    low = torch.full_like(q[:, :1], LOWEST_LOG)
+    high = torch.zeros_like(low)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        short = (q * _clipped(ratio, middle.exp(), f, price)).sum(-1, keepdim=True) < 1
+        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+    edge = high.exp()
+    rows = q * _clipped(ratio, edge, f, price)
+    return rows / rows.sum(-1, keepdim=True), -price * f.slope(edge[:, 0])
+
+
+def _clipped(ratio: Tensor, lower: Tensor, f: FDivergence, price: float) -> Tensor:
+    upper = f.ratio_at(f.slope(lower) + 1 / price)
+    return torch.minimum(torch.maximum(ratio, lower), upper)

@@ -19,7 +19,7 @@ def register_divergence(kind: Kind) -> Kind:
     """Make a divergence class available wherever a divergence is named.
 
     That is ``ct.divergence``, the optimum, the band, audits, the command line, and the solvers,
-    which also need its form for cvxpy (``solvers/_left_sides.py``). The class carries its name,
+    which also need its form for cvxpy (``solvers/_perspective.py``). The class carries its name,
     its knobs as dataclass fields, an ``example`` of them if there are any, and its geometry (see
     :class:`Divergence`); what it declares of its generator at 1 is checked.
 

@@ -9,7 +9,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import Alpha, Divergence, FDivergence, _registry
-from solvers import _left_sides, optimal
+from solvers import _left_sides, _perspective, block, optimal
+from solvers.paths import random_tree
 from tests.rows import pair
 
 CLOSE = 1e-9
@@ -19,7 +20,8 @@ CLOSE = 1e-9
 def registry(monkeypatch):
     """Forget what a test registers."""
     monkeypatch.setattr(_registry, "_REGISTRY", dict(_registry._REGISTRY))
-    monkeypatch.delitem(_left_sides._FORMS, Jeffreys, raising=False)
+    for forms in (_perspective._FORMS, _left_sides._FORMS):
+        monkeypatch.delitem(forms, Jeffreys, raising=False)
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,30 @@ def test_solvers_name_the_form_that_they_lack_and_take_it_once_entered(registry)
     ct.register_divergence(Jeffreys)
     q, p = (row[0].numpy() for row in pair(1, 6, seed=31))
     spec = "jeffreys:weight=0.5"
-    with pytest.raises(ValueError, match=r"@left_side_of\(Jeffreys\) .*solvers/_left_sides.py"):
+    with pytest.raises(ValueError, match=r"@perspective_of\(Jeffreys\) .*solvers/_perspective.py"):
         optimal.solve(q, p, spec, delta=0.05)
 
-    @_left_sides.left_side_of(Jeffreys)
-    def both(row, f):
-        return f.weight * _left_sides._kl(row, f) + _left_sides._reverse_kl(row, f)
+    @_perspective.perspective_of(Jeffreys)
+    def both(terms, f):
+        return f.weight * _perspective._kl(terms, f) + _perspective._reverse_kl(terms, f)
 
     solved = optimal.solve(q, p, spec, delta=0.05)
     best = ct.optimal_acceptance(q, p, divergence=spec, delta=0.05)
     assert solved.acceptance == pytest.approx(float(best.acceptance), abs=1e-7)
     assert solved.price == pytest.approx(float(best.price), rel=1e-4)
+    assert abs(block.solve(random_tree(2, 2, seed=1), spec, price=1.0).gap) < 1e-6
+
+
+def test_a_whole_sum_of_its_own_is_taken_in_place_of_the_table(registry):
+    ct.register_divergence(Jeffreys)
+    q, p = (row[0].numpy() for row in pair(1, 6, seed=31))
+
+    @_left_sides.left_side_of(Jeffreys)
+    def forward(row, f):
+        return f.weight * _left_sides.left_side(row, ct.divergence("kl"))
+
+    with pytest.raises(RuntimeError, match="exceeds"):  # half of it is missing
+        optimal.solve(q, p, "jeffreys:weight=1", delta=0.05)
 
 
 def test_an_increasing_function_of_a_generator_needs_no_form_of_its_own(registry):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from cactus_theory.divergences import divergence
-from solvers import _block, _perspective, _program, block, recursion
-from solvers._block_dual import price_bound
+from solvers import _block, _perspective, _program, block
+from solvers._dual import price_bound
 from solvers.paths import PathTree, follow, random_tree
 from tests.amounts import amount, some
+from tests.solvers import recursion
 from tests.solvers.cases import DIVERGENCES
 from tests.solvers.joint import joint_optimum
 
@@ -178,13 +179,13 @@ def test_a_solver_without_an_answer_is_reported(monkeypatch):
 
 
 def test_a_failed_attempt_is_followed_by_a_rescaled_one(monkeypatch):
-    attempt, scales = _block._attempt, []
+    attempt, scales = _block.Program.attempt, []
 
-    def fail_once(layout, scale, *others):
+    def fail_once(program, scale, how):
         scales.append(scale)
-        return None if len(scales) == 1 else attempt(layout, scale, *others)
+        return None if len(scales) == 1 else attempt(program, scale, how)
 
-    monkeypatch.setattr(_block, "_attempt", fail_once)
+    monkeypatch.setattr(_block.Program, "attempt", fail_once)
     tree = random_tree(2, 2, seed=1)
     assert abs(block.solve(tree, price=1).gap) < PROOF
     np.testing.assert_array_equal(scales[1], tree.target.ravel())

@@ -191,7 +191,7 @@ def test_usage_errors_are_one_line_too(capsys, arguments, message):
 
 
 def test_a_solver_that_gave_up_is_an_error(files, capsys, monkeypatch):
-    monkeypatch.setattr(_program, "_run", lambda *args: None)
+    monkeypatch.setattr(_program, "believable", lambda *args: False)
     code, out, error = run(capsys, "optimal", files["target"], files["draft"], "--delta", 0.1)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert "no answer" in error

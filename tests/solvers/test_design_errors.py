@@ -111,9 +111,9 @@ FULL = LIMITED.budget("kl", 0.03)
 @pytest.mark.parametrize(
     "place, name, delta",
     [
-        (_constraints._BuiltBudget, "budget kl", 0.01),
-        (_constraints._BuiltLimit, "protect", 0.03),
-        (_constraints._BuiltExpectation, "expectation", 0.03),
+        (_constraints.BuiltBudget, "budget kl", 0.01),
+        (_constraints.BuiltLimit, "protect", 0.03),
+        (_constraints.BuiltExpectation, "expectation", 0.03),
     ],
 )
 def test_a_rule_that_the_program_gets_wrong_is_noticed(monkeypatch, place, name, delta):
@@ -150,19 +150,16 @@ def test_a_solver_without_an_answer_is_reported(monkeypatch):
 
 
 def test_one_refusal_is_not_a_conflict(monkeypatch):
-    attempts, run = [], _design._attempt
+    attempts, run = [], _design.Program.attempt
 
-    def refused_once(q, p, rules, scale, how):
+    def refused_once(program, scale, how):
         attempts.append(how)
-        found = run(q, p, rules, scale, how)
-        return found if len(attempts) > 1 else _refusal(found)
+        found = run(program, scale, how)
+        if len(attempts) == 1:
+            found.status, found.h = "infeasible", None
+        return found
 
-    def _refusal(found):
-        return _design._Attempt(
-            found.of, found.constraints, found.total, "infeasible", None, "CLARABEL"
-        )
-
-    monkeypatch.setattr(_design, "_attempt", refused_once)
+    monkeypatch.setattr(_design.Program, "attempt", refused_once)
     assert abs(FULL.solve().gap) < 1e-6
     assert len(attempts) == 2
 

@@ -7,21 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cactus_theory.divergences import divergence
-from solvers import _conic, _left_sides, _program, optimal, per_proposal
+from solvers import _conic, _left_sides, _perspective, _program, optimal, per_proposal
 from solvers._dual import lagrange_bound
 from tests.amounts import some
 from tests.solvers.cases import DIVERGENCES, pairs
 
 Q, P = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
-CURVED = [kind(**kind.example).spec for kind in _left_sides._FORMS]
+CURVED = [kind(**kind.example).spec for kind in _perspective._FORMS]
 
 
 @pytest.mark.parametrize("wrong", [0.9, 1.1], ids=["too loose", "too tight"])
 @pytest.mark.parametrize("spec", some(CURVED, 4))
 def test_a_wrong_left_side_is_noticed(monkeypatch, spec, wrong):
     kind = type(divergence(spec))
-    right = _left_sides._FORMS[kind]
-    monkeypatch.setitem(_left_sides._FORMS, kind, lambda row, f: wrong * right(row, f))
+    forms = next(own for own in (_left_sides._FORMS, _perspective._FORMS) if kind in own)
+    right = forms[kind]
+    monkeypatch.setitem(forms, kind, lambda row, f: wrong * right(row, f))
     message = "exceeds" if wrong < 1 else "misses its bound"
     with pytest.raises(_program.SolverGaveUp, match=message):
         optimal.solve(Q, P, spec, delta=0.05)
@@ -39,20 +40,20 @@ def test_a_wrong_power_sum_is_noticed(monkeypatch, spec, wrong):
 
 
 def test_a_solver_without_an_answer_is_reported(monkeypatch):
-    monkeypatch.setattr(_program, "_run", lambda *args: None)
+    monkeypatch.setattr(_program, "believable", lambda *args: False)
     with pytest.raises(_program.SolverGaveUp, match="CLARABEL: no answer"):
         optimal.solve(Q, P, delta=0.05)
 
 
 def test_a_failed_attempt_is_followed_by_a_rescaled_one(monkeypatch):
-    run, scales = _program._run, []
+    attempt, scales = _program.Program.attempt, []
 
-    def fail_once(program, scale, solver, options):
+    def fail_once(program, scale, how):
         scales.append(scale)
-        answer = run(program, scale, solver, options)
+        answer = attempt(program, scale, how)
         return None if len(scales) == 1 else answer
 
-    monkeypatch.setattr(_program, "_run", fail_once)
+    monkeypatch.setattr(_program.Program, "attempt", fail_once)
     assert optimal.solve(Q, P, delta=0.05).gap < 1e-6
     assert len(scales) == 2
     np.testing.assert_array_equal(scales[1], Q)

@@ -5,11 +5,9 @@ import pytest
 import torch
 
 from cactus_theory.divergences import FDivergence, divergence
-from solvers._constraints import CustomConstraint
-from solvers._dual import lagrange_bound
-from solvers._quantities import Quantities
+from solvers._constraints import CustomConstraint, Quantities
+from solvers._dual import Lagrangian, lagrange_bound
 from solvers._scaled import Scaled
-from solvers._separable import Lagrangian
 from tests.solvers.cases import DIVERGENCES
 
 cp = pytest.importorskip("cvxpy")

@@ -10,11 +10,11 @@ from scipy.special import rel_entr
 
 import cactus_theory as ct
 from cactus_theory.kernels import _streams
-from solvers import recursion
 from solvers.paths import random_tree
 from tests.amounts import amount
 from tests.formulas import by_hand
 from tests.rows import pair
+from tests.solvers import recursion
 
 # products and sums of a few float64 numbers
 EXACT = 1e-12

@@ -12,7 +12,7 @@ gives a line above it for all P,
 .. math:: F(u, P) \le C(α) P + Σ_x p_x φ_x^*(α_x), \qquad
    φ^*(α) = \sup_{0 \le r \le 1} r + F(ux, r) − α r
 
-(C as in :mod:`solvers._block_dual`). Both brackets close with the square of the grid's step. The
+(C as in :mod:`solvers._dual`). Both brackets close with the square of the grid's step. The
 row at a node solves φ′_x(g_x/p_x) − ν f′(g_x/(P q_x)) = μ for every token: a band whose edges
 are soft. On the φ of chords this is exact, one segment after the other
 (THEORY.md, Theorem 13).
@@ -25,10 +25,9 @@ import torch
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
-
-from ._block_dual import worth_at
-from .block import additive
-from .paths import Followed, PathTree, check_count, follow
+from solvers._dual import worth_at
+from solvers._rows import additive
+from solvers.paths import Followed, PathTree, check_count, follow
 
 # the bracket of μ shrinks to 2^-60 of a value of a few tokens: rounding
 HALVINGS = 60

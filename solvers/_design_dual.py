@@ -1,0 +1,155 @@
+r"""A large design by its Lagrange dual: Newton's method on a few multipliers, and no solver.
+
+With one smooth budget, the dual of :mod:`solvers._dual` has as many variables as there are sums:
+λ for the budget, μ for Σh = 1 and ν for each expectation; limits on tokens are its box. It is
+convex and once differentiable, with the residuals of the sums as its gradient, and the h that
+reaches each supremum is the row. Moving tokens, those at neither a limit nor the draft, give the
+Hessian Σ q/(λ f″) v vᵀ, v = (f′, 1, c). Source: Boyd & Vandenberghe 2004, 5.2 and 9.5.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory.divergences import FDivergence
+
+from ._constraints import (
+    BudgetConstraint,
+    Built,
+    BuiltBudget,
+    BuiltExpectation,
+    BuiltLimit,
+    Constraint,
+    CustomConstraint,
+    Quantities,
+)
+from ._dual import Lagrangian
+
+# tokens with q > 0 up to which a conic solver is quick, a second or two, and needs no dual
+SMALL = 5_000
+# it takes five to ten; where it takes more the conic solver follows
+STEPS, HALVED = 60, 40
+# of Σh, D and expectations in their units: two digits below what an answer may miss
+RESIDUAL = 1e-9
+# a step may take this share of the way to a multiplier of 0
+SHARE = 0.9
+# of the decrease that the gradient promises, as usual, and what rounding adds to a value
+ARMIJO, ROUNDING = 1e-4, 1e-15
+# relative to the Hessian's largest entry: it may be singular where few tokens move
+RIDGE = 1e-13
+
+
+def applies(q: np.ndarray, constraints: Sequence[Constraint]) -> bool:
+    """Return whether a design is large, with one smooth budget and no function of its own."""
+    if int((q > 0).sum()) <= SMALL or any(isinstance(c, CustomConstraint) for c in constraints):
+        return False
+    budgets = [each for each in constraints if isinstance(each, BudgetConstraint)]
+    kinds = [each.kind for each in budgets if math.isfinite(each.delta)]
+    return len(budgets) == len(kinds) == 1 and isinstance(kinds[0], FDivergence) and kinds[0].smooth
+
+
+def solve(of: Quantities, built: Iterable[Built], total: Any) -> np.ndarray:
+    """Return the row h (m,); the dual values that go with it are left in the constraints."""
+    q, every = of.row.q, list(built)
+    limits, sums = Lagrangian.of(q, of.p[of.inside]), []
+    (budget,) = (each for each in every if isinstance(each, BuiltBudget))
+    for each in every:
+        if isinstance(each, BuiltLimit):
+            each.charge(limits, q)
+        elif isinstance(each, BuiltExpectation):
+            sums.append(each)
+    limits.add_budget(1.0, budget.wanted.kind, budget.wanted.delta)
+    rows = [np.ones_like(q), *(each.values / each.unit for each in sums)]
+    dual = Dual(limits, np.stack(rows), np.array([1.0, *(each.limit / each.unit for each in sums)]))
+    x, h = dual.solve()
+    stated = zip(
+        [budget.constraints[0], total, *(each.constraints[0] for each in sums)], x, strict=True
+    )
+    for constraint, multiplier in stated:
+        constraint.dual_variables[0].save_value(np.array(multiplier))
+    worth = dual.charged(x).slope(h)
+    for each in every:
+        if isinstance(each, BuiltLimit) and each.constraints:
+            price = each.wanted.sign * each.scale * worth[each.places]
+            each.constraints[0].dual_variables[0].save_value(price)
+    return h
+
+
+class Dual:
+    """The dual function of sums A h ≤ b, Σh = 1 and one budget, over the box of ``limits``.
+
+    Attributes
+    ----------
+    limits : the program without its sums, but for the budget at multiplier 1.
+    rows, right : (1 + n, m) Σh and the expectations' c, and (1 + n,) what they may be.
+    """
+
+    def __init__(self, limits: Lagrangian, rows: np.ndarray, right: np.ndarray) -> None:
+        self.limits, self.rows, self.right = limits, rows, right
+        ((_, self.f),) = limits.costs
+        self.delta = limits.constant
+
+    def charged(self, x: np.ndarray) -> Lagrangian:
+        """Return the program at multipliers x = (λ, μ, ν…)."""
+        own = self.limits
+        charged = Lagrangian(own.q, own.cap, own.low, own.high, x[1:] @ self.rows)
+        charged.add_divergence(float(x[0]), self.f, self.delta)
+        charged.constant += float(x[1:] @ self.right)
+        return charged
+
+    def residuals(self, h: np.ndarray) -> np.ndarray:
+        """Return what is left of the budget and of each sum: the gradient where h is best."""
+        spent = self.limits.q @ self.f.f(torch.from_numpy(h / self.limits.q)).numpy()
+        return np.append(self.delta - spent, self.right - self.rows @ h)
+
+    def hessian(self, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+        """Return the second derivatives at x, where ``h`` is best."""
+        own, ratio = self.limits, torch.from_numpy(h / self.limits.q)
+        still = np.isclose(h, own.cap, rtol=1e-14, atol=0) | (h <= own.low) | (h >= own.high)
+        slope, bend = self.f.slope(ratio).numpy(), self.f.curvature(ratio).numpy()
+        weight = np.divide(own.q, x[0] * bend, out=np.zeros_like(h), where=~still & (bend > 0))
+        each = np.vstack([np.where(still, 0.0, slope), self.rows])
+        return (each * weight) @ each.T
+
+    def solve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the multipliers and their row h (m,); the caller checks both."""
+        least = np.append([0.0, -np.inf], np.zeros(len(self.right) - 1))
+        x = np.append([1.0, self._level()], least[2:])
+        h, value = self._best(x)
+        for _ in range(STEPS):
+            gradient = self.residuals(h)
+            free = (x > least) | (gradient < 0)
+            if np.abs(gradient[free]).max(initial=0.0) <= RESIDUAL:
+                break
+            hessian = self.hessian(x, h)[np.ix_(free, free)]
+            hessian += RIDGE * (1 + np.abs(hessian).max()) * np.eye(int(free.sum()))
+            step = np.zeros_like(x)
+            step[free] = -np.linalg.solve(hessian, gradient[free])
+            for halved in 0.5 ** np.arange(HALVED):
+                ahead = np.maximum(x + halved * step, least)
+                ahead[0] = max(ahead[0], (1 - SHARE) * x[0])
+                row, reached = self._best(ahead)
+                promised = min(0.0, float(gradient @ (ahead - x)))
+                if reached <= value + ARMIJO * promised + ROUNDING:
+                    break
+            else:
+                break
+            x, h, value = ahead, row, reached
+        return x, h
+
+    def _best(self, x: np.ndarray) -> tuple[np.ndarray, float]:
+        charged = self.charged(x)
+        return charged.best(), charged.bound()
+
+    def _level(self) -> float:
+        """Return about the μ of Σh = 1 at λ = 1 and no expectation."""
+        low, high = -1e3, 1e3
+        for _ in range(40):
+            middle = (low + high) / 2
+            x = np.append([1.0, middle], np.zeros(len(self.right) - 1))
+            heavy = self.charged(x).best().sum() > 1
+            low, high = (middle, high) if heavy else (low, middle)
+        return (low + high) / 2
