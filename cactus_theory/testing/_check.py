@@ -24,7 +24,7 @@ PATIENCE = 60.0
 DRAWING = 0.05
 SAID = 400
 # seconds for a worker to end in, and for what it wrote to be read
-ENDING = 5.0
+ENDING = 20.0
 # no event is longer: three rows of a vocabulary in digits
 LONGEST = 2**25
 
