@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 
 from cactus_theory import _arguments as check
+from cactus_theory._scores import warn_of_probabilities
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".json")
 # bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
@@ -285,6 +287,7 @@ def _softmax(path: str, rows: np.ndarray) -> np.ndarray:
     if not np.isfinite(highest).all():  # NaN, +inf, or −inf everywhere
         wrong = highest[~np.isfinite(highest)][0]
         raise ValueError(f"{path}: every row of logits must have a finite maximum; got {wrong}")
+    warn_of_probabilities(path, torch.from_numpy(logits.reshape(-1, logits.shape[-1])[0]))
     weights = np.exp(logits - highest)
     return weights / weights.sum(-1, keepdims=True)
 

@@ -47,11 +47,11 @@ def greedy(
 
 
 def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
-    """Warn if a row of what should be logits is a distribution; ``name`` is who returned it."""
+    """Warn if a row of what should be logits is a distribution; ``name`` is where it is from."""
     row = scores.double()
     if bool(((row >= 0) & (row <= 1)).all()) and abs(float(row.sum()) - 1) < NEAR_ONE:
         warnings.warn(
-            f"{name}: returned probabilities where logits belong: a row in [0, 1] that sums to "
-            f"{float(row.sum()):.4g}, whose softmax is nearly uniform; return their logarithms",
+            f"{name}: holds probabilities where logits belong: a row in [0, 1] that sums to "
+            f"{float(row.sum()):.4g}, whose softmax is nearly uniform; their logarithms would do",
             stacklevel=2,
         )

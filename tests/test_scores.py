@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory._files import load_rows
 from cactus_theory._scores import ORDINARY, greedy, scaled, warn_of_probabilities
+from cactus_theory.kernels import verify_logits
 
 # of float32 and of the softmax over a few entries
 CLOSE = 1e-6
@@ -63,9 +65,20 @@ def test_greedy_rows_of_scores_without_a_law_are_nan():
 
 
 def test_probabilities_among_scores_are_named():
-    with pytest.warns(UserWarning, match="Model: returned probabilities where logits belong"):
+    with pytest.warns(UserWarning, match="Model: holds probabilities where logits belong"):
         warn_of_probabilities("Model", torch.tensor([0.5, 0.25, 0.25]).half())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for row in ([0.5, 0.25, 0.5], [1.5, -0.5, 0.0], [math.nan, 0.5, 0.5], [-0.5, -0.7, -3.0]):
             warn_of_probabilities("Model", torch.tensor(row))
+
+
+def test_probabilities_given_as_logits_are_warned_of(tmp_path):
+    row = torch.tensor([[0.5, 0.25, 0.25]])
+    (tmp_path / "rows.json").write_text(str(row.tolist()))
+    with pytest.warns(UserWarning, match="rows.json: holds probabilities where logits belong"):
+        load_rows(str(tmp_path / "rows.json"), logits=True)
+    ids, at = torch.tensor([[1]]), {"seeds": torch.tensor([7]), "positions": torch.tensor([1])}
+    logits = torch.zeros(1, 1, 3)
+    with pytest.warns(UserWarning, match="target_logits: holds probabilities"):
+        verify_logits(ct.policy("typical"), row.expand(1, 2, 3), logits, ids, **at, temperature=1)

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
+from cactus_theory._scores import warn_of_probabilities
 from cactus_theory.kernels._layout import (
     check_logits,
     check_per_request,
@@ -124,6 +125,9 @@ def verify_logits(
     heat = checked_temperature(temperature, layout.batch, device)
     found = kernel_rule(rule, verifier)
     if found is None or not runs_kernels(device):
+        if not target_logits.is_cuda and target_logits.numel():
+            first = target_logits.reshape(-1, target_logits.shape[-1])[0]
+            warn_of_probabilities("target_logits", first)
         ids, counts = verify_in_torch(
             rule, verifier, layout, target_logits, draft_logits, draft_token_ids, heat, seeds,
             positions,
