@@ -41,7 +41,7 @@ def test_probabilities_instead_of_logits_are_named_once(tiny):
     def softmax(ids, scores):
         return scores.softmax(-1)
 
-    with pytest.warns(UserWarning, match="logits_processor: returned probabilities") as caught:
+    with pytest.warns(UserWarning, match="logits_processor: holds probabilities") as caught:
         generate(*tiny, PROMPT, logits_processor=[softmax], **OPTIONS)
     assert len(caught) == 1
 

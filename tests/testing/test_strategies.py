@@ -10,7 +10,6 @@ from hypothesis import find, given
 
 import cactus_theory as ct
 from cactus_theory.testing import families, strategies
-from tests.amounts import amount
 from tests.formulas import by_hand
 
 ROWS = {
