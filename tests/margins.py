@@ -1,7 +1,8 @@
 """Every named tolerance of closed forms, decisions and laws beside the worst of 40 seeds.
 
 ``python -m tests.margins`` measures and writes ``tests/data/margins.csv``. A tolerance is a claim
-about numbers on any machine, so each must be three times the worst error or more.
+about numbers on any machine, so each must be three times the worst error or more; what rows that
+users bring may miss 1 by is a rule of the interface, and must be twice what a softmax misses it by.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from tests.rules import CHAIN, SPECS
 from tests.simulations.markov import test_texts
 from tests.verify import test_block_theorems
 
-SEEDS, MARGIN = 40, 3.0
+SEEDS, MARGIN, DOOR = 40, 3.0, 2.0
 TABLE = Path(__file__).parent / "data" / "margins.csv"
 DELTAS = (1e-6, 1e-3, 0.1, 2.0)
 ORDINARY_ROWS = (("smooth", "smooth"), ("zeros", "zeros"), ("smooth", "spiky"))
@@ -51,6 +52,7 @@ class Claim:
     bounds: str
     tolerance: float
     error: Callable[[int], float]
+    least: float = MARGIN
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -278,7 +280,7 @@ def claims() -> list[Claim]:
     for dtype, name in DTYPES.items():
         tolerance = _arguments.ROW_SUM_TOLERANCE[dtype]
         about = f"|Σ − 1| of a softmax, V = 151,936, {name}"
-        found.append(Claim("ROW_SUM_TOLERANCE", about, tolerance, softmax_sums(dtype)))
+        found.append(Claim("ROW_SUM_TOLERANCE", about, tolerance, softmax_sums(dtype), DOOR))
     return found
 
 
@@ -295,6 +297,7 @@ def measured(seeds: int) -> list[dict[str, object]]:
                 "value": f"{claim.tolerance:g}",
                 "worst": f"{worst:.2g}",
                 "margin": f"{margin:.3g}",
+                "at least": f"{claim.least:g}",
             }
         )
         print("  ".join(str(value) for value in rows[-1].values()), flush=True)
@@ -315,7 +318,7 @@ def main() -> int:
     writer.writeheader()
     writer.writerows(rows)
     write_whole(options.out, text.getvalue().encode())
-    return int(min(float(str(row["margin"])) for row in rows) < MARGIN)
+    return int(any(float(str(row["margin"])) < float(str(row["at least"])) for row in rows))
 
 
 if __name__ == "__main__":
