@@ -184,3 +184,13 @@ def test_the_listing_says_what_every_rule_declares():
     for name, entry in ct.list_policies().items():
         assert entry["declares"] and not entry["declares"].startswith("Return"), name
         assert entry["summary"].endswith((".", ":"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "least"), [("renyi:a=2", 82), ("renyi:a=4", 33), ("alpha:a=10", 20)]
+)
+def test_tokens_are_raised_down_to_where_it_no_longer_matters(spec, least):
+    rule = ct.policy(f"cactus_exact:delta=0.3,divergence={spec}")
+    q_n = 10.0 ** -torch.arange(1, least + 1, dtype=torch.float64)
+    gamma = rule.gamma(q_n)
+    assert (gamma > 1.01 * q_n).all() and gamma[-1] < 1e-17
