@@ -124,6 +124,12 @@ class Layout:
         rows[self.row, self.token] = entries
         return rows
 
+    def normalised(self, raw: np.ndarray) -> np.ndarray:
+        """Return g (m,) as rows (nodes, V) that sum to 1; q where a node has no mass."""
+        rows = self.spread(np.maximum(raw, 0.0))
+        mass = rows.sum(-1, keepdims=True)
+        return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), self.tree.target)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -170,7 +176,7 @@ class Program(Attempted[Answer]):
         if not _program.believable(built.problem, *how) or built.given.dual_value is None:
             return None
         alpha, price = self._multipliers(scale, built)
-        target = self._cleaned(scale * built.w.value)
+        target = self.layout.normalised(scale * built.w.value)
         found = follow(self.layout.tree, target, self.f)
         bound = self.goal.bound(self.layout.tree, alpha, self.f, price)
         return Answer(target, alpha, found, price, bound, how[0], built.problem.status)
@@ -217,12 +223,6 @@ class Program(Attempted[Answer]):
             unit = 1 + price * self.goal.amount
         alpha[at] = built.given.dual_value / (unit * self.layout.weight[at] * scale[at])
         return self.layout.spread(alpha), price / unit
-
-    def _cleaned(self, raw: np.ndarray) -> np.ndarray:
-        """Return rows (nodes, V) that sum to 1, in proportion to g; q where none is reached."""
-        rows = self.layout.spread(np.maximum(raw, 0.0))
-        mass = rows.sum(-1, keepdims=True)
-        return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), self.layout.tree.target)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from cactus_theory._arguments import as_tensor, check_pair
 from cactus_theory._files import load_rows
 
-from . import block, optimal, per_proposal, reference, sequence
+from . import block, decode, optimal, per_proposal, reference, sequence
 from .design import Design, DesignedRow
 from .paths import PathTree
 
@@ -192,6 +192,22 @@ def _block(args: argparse.Namespace) -> Jobs:
     yield partial(block.solve, tree, args.divergence, price=args.price, **budgets)
 
 
+def _decode_arguments(parser: Parser) -> None:
+    _rows(parser, ", (V, V): one for each last token")
+    add = parser.add_argument
+    add("--num-draft-tokens", type=int, required=True, metavar="K", help="drafted a call")
+    add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
+    add("--kl-per-token", type=float, required=True, metavar="KAPPA", help="budget, nats for kl")
+    add("--logits", action="store_true", help="the files hold logits")
+    _add_output(parser)
+
+
+def _decode(args: argparse.Namespace) -> Jobs:
+    rows = [load_rows(path, logits=args.logits) for path in (args.target, args.draft)]
+    goal = {"divergence": args.divergence, "per_token": args.kl_per_token}
+    yield partial(decode.solve, *rows, args.num_draft_tokens, **goal)
+
+
 def _reference_arguments(parser: Parser) -> None:
     parser.add_argument("--out", default=reference.OUT, help="the .npz to write")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -218,6 +234,11 @@ COMMANDS = {
         "verify one drafted path as well as any verifier can, at a price or within a budget",
         _block_arguments,
         _block,
+    ),
+    "decode": Command(
+        "verify a long text in as few calls as any verifier can, of two Markov models",
+        _decode_arguments,
+        _decode,
     ),
     "reference": Command(
         "store solved programs for machines without a solver", _reference_arguments, _reference

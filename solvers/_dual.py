@@ -219,24 +219,38 @@ def _level(
     return high
 
 
-def price_bound(tree: PathTree, alpha: np.ndarray, f: FDivergence, price: float) -> float:
+def price_bound(
+    tree: PathTree,
+    alpha: np.ndarray,
+    f: FDivergence,
+    price: float,
+    *,
+    unit: float = 1.0,
+    ends: np.ndarray | float = 0.0,
+    after: np.ndarray | None = None,
+) -> float:
     """Return a proven upper bound on tokens − ν·divergence of every verifier.
 
     Parameters
     ----------
     alpha : (nodes, V) multipliers of t ≤ g; negative ones count as 0, and ones above what the
         prefix is worth as that. Entries with q = 0 are not read: nothing is emitted there.
+    unit : what a token is worth.
+    ends, after : (nodes, V) and (V^K,) what it is worth on top to end a round with each
+        recovered token, and with a bonus token after each whole path.
     """
-    possible, below, paid = tree.possible, np.zeros(tree.vocabulary**tree.depth), 0.0
+    possible, paid = tree.possible, 0.0
+    below = np.zeros(tree.vocabulary**tree.depth) if after is None else after
+    ending = np.broadcast_to(ends, tree.target.shape)
     for level in reversed(tree.levels):
         q = tree.target[level]
-        ahead = 1 + below.reshape(q.shape)
-        own = np.clip(alpha[level], 0.0, ahead)
+        gained = np.maximum(unit + below.reshape(q.shape) - ending[level], 0.0)
+        own = np.clip(alpha[level], 0.0, gained)
         first = 1 + level.start * tree.vocabulary
         chance = possible[first : first + q.size].reshape(q.shape)
-        paid += float(np.sum(chance * (ahead - own)))
-        below = worth(own, q, f, price)
-    return 1 + float(below[0]) + paid
+        paid += float(np.sum(chance * (gained - own)))
+        below = worth(ending[level] + own, q, f, price)
+    return unit + float(below[0]) + paid
 
 
 def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:

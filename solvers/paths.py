@@ -199,9 +199,24 @@ def markov_tree(target_probs: Any, draft_probs: Any, depth: int, *, last: int = 
     size = len(target)
     if not 0 <= last < size:
         raise ValueError(f"last: must lie in [0, {size - 1}]; got {last}")
-    before = (np.arange(_prefixes(size, check_count("depth", depth))) - 1) % size
-    before[0] = last
-    return PathTree(target[before], draft[before])
+    following = np.tile(np.arange(size), (size, 1))
+    return state_tree(target, draft, following, check_count("depth", depth), last)[0]
+
+
+def state_tree(
+    target: np.ndarray, draft: np.ndarray, following: np.ndarray, depth: int, state: int
+) -> tuple[PathTree, np.ndarray]:
+    """Return the tree that is drafted from a state, and the state at each of its prefixes.
+
+    ``target``, ``draft`` and ``following`` (S, V) are the rows of each state, and the state
+    after each token; the states are (nodes + V^K,), those after all ``depth`` tokens last.
+    """
+    _prefixes(target.shape[1], depth)
+    levels = [np.array([state])]
+    for _ in range(depth):
+        levels.append(following[levels[-1]].ravel())
+    inner = np.concatenate(levels[:-1])
+    return PathTree(target[inner], draft[inner]), np.concatenate([inner, levels[-1]])
 
 
 def check_count(name: str, value: Any) -> int:

@@ -30,6 +30,7 @@ IMPLEMENTED = {
     17: "cactus_theory/decoding/ledger.py",
     18: "cactus_theory/decoding/between.py",
     19: "cactus_theory/optimum/curve.py",
+    20: "solvers/decode.py",
 }
 
 

@@ -3,7 +3,8 @@
 For every policy, verifier and K: tokens per target call, KL and total variation of the whole
 text from the target's law, and the expected meter, which bounds that KL. The KL is found in two
 ways, from the law of texts and token by token, which must agree. With ``--rates`` instead: how
-often each place of a draft is accepted in a long text.
+often each place of a draft is accepted in a long text, and with ``--most`` the tokens per call
+that no way to verify can exceed at the same metered KL per token (a convex program).
 """
 
 import argparse
@@ -11,10 +12,12 @@ import json
 import math
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cactus_theory.verify.registry import verifiers
+from solvers import decode
 
 from ..common.grid import checked_policy, label
 from ..common.inputs import command_line
@@ -59,6 +62,7 @@ RATES_SHOWN = {
     "marginal_acceptance_rates": "Pr(token i is accepted)",
     "conditional_acceptance_rates": "given all before it",
     "emitted_kl_per_token": "meter\nper token",
+    "most_tokens_per_call": "no verifier\nexceeds",
 }
 RATE_DIGITS = 6
 
@@ -78,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", nargs="+", default=list(POLICIES), help="specs, or FILE.py:NAME")
     add("--verifier", nargs="+", default=["chain", "block"], choices=verifiers())
     add("--rates", action="store_true", help="acceptance by place instead, in long texts")
+    add("--most", action="store_true", help="with --rates: the most that any verifier reaches")
     add("--out", type=Path, help=f"the CSV ({OUT}, {RATES_OUT})")
 
 
@@ -92,7 +97,11 @@ def run(args: argparse.Namespace) -> int:
         zeros=args.zeros,
     )
     cases, refused = settings(args)
+    if args.most and not args.rates:
+        raise ValueError("--most: must come with --rates, as it is about long texts")
     find, heads = (rated, RATES_SHOWN) if args.rates else (measured, SHOWN)
+    if args.most:
+        find = partial(rated, most=True)
     out = args.out or (RATES_OUT if args.rates else OUT)
     rows = []
     with Progress("enumerating", len(cases)) as progress:
@@ -100,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
             rows.append({"policy": ":".join(filter(None, label(spec))), **find(pair, setting)})
             progress.advance(spec)
     write_csv(out, rows, provenance(command_line("markov", add_arguments, args)))
+    heads = {name: head for name, head in heads.items() if name in rows[0]}
     cells = [[shown(row[name]) for name in heads] for row in rows]
     print(text_table(list(heads.values()), cells))
     for line in [*refused, f"nats; {len(rows)} rows in {out}"]:
@@ -160,8 +170,11 @@ def measured(pair: TinyPair, setting: Setting) -> dict[str, Any]:
     }
 
 
-def rated(pair: TinyPair, setting: Setting) -> dict[str, Any]:
-    """Return acceptance by place in long texts; lists are JSON, 0 where none ever gets."""
+def rated(pair: TinyPair, setting: Setting, most: bool = False) -> dict[str, Any]:
+    """Return acceptance by place in long texts; lists are JSON, 0 where none ever gets.
+
+    With ``most`` also the most tokens per call of any verifier at the same meter per token.
+    """
     found = long_run_rates(pair, setting)
     lists = {"marginal_acceptance_rates": found.marginal}
     lists |= {"conditional_acceptance_rates": found.conditional}
@@ -171,7 +184,20 @@ def rated(pair: TinyPair, setting: Setting) -> dict[str, Any]:
         "mean_acceptance_length": found.mean_acceptance_length,
         **{name: json.dumps([_rate(own) for own in values]) for name, values in lists.items()},
         "emitted_kl_per_token": _finite(found.metered),
+        **({"most_tokens_per_call": _most(pair, setting, found.metered)} if most else {}),
     }
+
+
+def _most(pair: TinyPair, setting: Setting, per_token: float) -> float:
+    """Return the bound of the decode program at a budget; what lossless rounding spends is 0."""
+    solved = decode.solve(
+        pair.target,
+        pair.draft,
+        setting.num_draft_tokens,
+        per_token=per_token if per_token > AGREEMENT else 0.0,
+        following=pair.following.numpy(),
+    )
+    return solved.bound
 
 
 def _rate(value: float) -> float:
