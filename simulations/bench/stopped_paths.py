@@ -29,7 +29,7 @@ from cactus_theory.verify import Assignment, Chain, Draft, Verdict
 from ..common.decode import left_padded
 from ..common.inputs import load_prompts
 from ..common.progress import Progress
-from ..throughput.table import INTERVAL, resamples
+from ..common.statistics import interval, resamples
 
 POLICIES = ("speculative", "band:price=1")
 COSTS = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -132,8 +132,7 @@ def compared(paths: Paths, cost: float, fits: bool) -> dict[str, Any]:
     judged = zip(halves[::-1], widths, stops, strict=True)
     sums = [_by_text(own, [own.stopped(stop), own.fixed(k)]) for own, k, stop in judged]
     totals = np.concatenate(sums)  # (texts, way, tokens | drafted | rounds)
-    draws = resamples(len(totals), np.random.default_rng(0))
-    low, high = np.percentile(_ratio(totals[draws].sum(1), cost), INTERVAL).tolist()
+    low, high = interval(_ratio(totals[resamples(len(totals))].sum(1), cost))
     stopped, fixed = totals.sum(0)
     return {
         "acceptance": "fitted" if fits else "default",

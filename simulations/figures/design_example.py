@@ -21,9 +21,9 @@ import torch
 import cactus_theory as ct
 from solvers.design import Design, DesignedRow
 
-from ..common.inputs import add_pair_arguments, command_line, load_model, load_prompts
-from ..common.results import provenance, write_csv
+from ..common.inputs import add_pair_arguments, load_model, load_prompts
 from ..common.rows import log_rows
+from ..common.run import publish
 
 OUT = Path("paper_figures/data/design_example.csv")
 SENTENCE_ENDS = (".", "!", "?", '."', '!"', '?"')
@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Design the row, print the report and write the table."""
-    torch.set_num_threads(1)
     names, q, p = logged(args)
     protected = closing_tokens(names, end_of_text(args.target))
     tokens = Tokens(names, protected, punctuation(names, protected))
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     )
     for name, designed in solved.items():
         print(f"{name}\n{designed.report()}\n")
-    write_csv(args.out, rows, provenance(command_line("design-example", add_arguments, args)))
+    publish(args, rows)
     print(f"{len(rows)} rows in {args.out}")
     return 0
 

@@ -9,8 +9,6 @@ import argparse
 import importlib
 from pathlib import Path
 
-import torch
-
 from ..common.inputs import ROOT
 from ..common.results import write_bytes
 from .look import picture
@@ -34,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     for name in args.names:
         if name not in PROGRAMS:
             raise ValueError(f"NAME: must be one of {', '.join(PROGRAMS)}; got {name!r}")
-    torch.set_num_threads(1)
     for name in args.names or PROGRAMS:
         program = importlib.import_module(f"simulations.gallery.{name}")
         found = program.measure(args.quick)

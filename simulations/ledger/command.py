@@ -9,24 +9,21 @@ straight line between its prices. Standard errors leave out one group of prompts
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cactus_theory.decoding import Ledger, Pair, generate, load_pair
+from cactus_theory.decoding import Ledger, load_pair
 
-from ..common.decode import left_padded
-from ..common.inputs import DATA, add_pair_arguments, command_line, load_prompts
-from ..common.journal import Journal, add_journal_arguments
-from ..common.progress import Progress
-from ..common.results import provenance, write_csv
-from ..common.terminal import shown, text_table
+from ..common.decode import Harness
+from ..common.grid import Config
+from ..common.inputs import DATA, add_pair_arguments, load_prompts
+from ..common.journal import Journal, add_journal_arguments, fill
+from ..common.run import columns, publish
 from .table import Answers, Line, along, rows_of
 
 LOOSEST = "band:price=0.5"
-PLACES = ("out", "work", "set_aside_damaged")
 SHOWN = {
     "verifier": "verifier",
     "kind": "kind",
@@ -68,15 +65,23 @@ def run(args: argparse.Namespace) -> int:
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
     }
+    todo = {f"{line.key}|{again}": (line, again) for again in range(args.repeats) for line in found}
     with Journal(args.work / "journal.jsonl", settings, args.set_aside_damaged) as journal:
-        _decode(args, found, policies, prompts, journal)
+        if todo.keys() - journal.results:
+            pair = load_pair(args.target, args.draft)
+            harness = Harness(pair, prompts, args.max_new_tokens, seed=0)
+
+            def decoded(one: tuple[Line, int]) -> dict[str, Any]:
+                line, again = one
+                config = Config(line.key, args.num_draft_tokens, len(prompts), line.verifier)
+                return answered(harness, config, policies[line.key], again)
+
+            fill(todo, decoded, journal, "decoding", lambda one: one[0].key)
         answers = {line: _answers(journal, line.key, args.repeats) for line in found}
-    notes = provenance(command_line("ledger", add_arguments, args, PLACES))
     rows = rows_of(answers, len(prompts))
-    write_csv(args.out / "ledger.csv", rows, notes)
-    write_csv(args.out / "ledger_answers.csv", list(along(answers)), notes)
-    cells = [[shown(row[name]) for name in SHOWN] for row in rows]
-    print(text_table(list(SHOWN.values()), cells))
+    publish(args, rows, args.out / "ledger.csv")
+    publish(args, list(along(answers)), args.out / "ledger_answers.csv")
+    print(columns(rows, SHOWN))
     print(f"largest answer and over: spend a token at some length; {args.out}/ledger*.csv")
     return 0
 
@@ -93,53 +98,10 @@ def policy_of(line: Line, loosest: str) -> Any:
     return f"band:price={line.setting!r}" if line.kind == "band" else Ledger(loosest, line.setting)
 
 
-def _decode(
-    args: argparse.Namespace,
-    found: Sequence[Line],
-    policies: dict[str, Any],
-    prompts: Sequence[Sequence[int]],
-    journal: Journal,
-) -> None:
-    """Decode what the journal does not have yet."""
-    todo = [
-        (line, repeat)
-        for repeat in range(args.repeats)
-        for line in found
-        if f"{line.key}|{repeat}" not in journal.results
-    ]
-    if not todo:
-        return
-    pair = load_pair(args.target, args.draft)
-    with Progress("decoding", len(todo)) as progress:
-        for line, repeat in todo:
-            own = decoded(pair, prompts, policies[line.key], line.verifier, repeat, args)
-            journal.add(f"{line.key}|{repeat}", own)
-            progress.advance(line.key)
-
-
-def decoded(
-    pair: Pair,
-    prompts: Sequence[Sequence[int]],
-    policy: Any,
-    verifier: str,
-    repeat: int,
-    args: argparse.Namespace,
-) -> dict[str, Any]:
+def answered(harness: Harness, config: Config, policy: Any, again: int) -> dict[str, Any]:
     """Return what each answer of one pass cost, token by token, and its target calls."""
-    ids, mask = left_padded([list(prompt) for prompt in prompts], pair.target)
-    result = generate(
-        pair.target,
-        pair.draft,
-        ids,
-        attention_mask=mask,
-        policy=policy,
-        verifier=verifier,
-        num_draft_tokens=args.num_draft_tokens,
-        max_new_tokens=args.max_new_tokens,
-        eos_token_ids=pair.target.generation_config.eos_token_id,
-        seed=repeat * len(prompts),
-    )
-    assert result.token_kl is not None
+    result = harness.decode(config, 0, again=again, meter=True, policy=policy).result
+    assert result is not None and result.token_kl is not None
     costs = [
         own[:length]
         for own, length in zip(result.token_kl.tolist(), result.row_lengths, strict=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+from ..common.statistics import jackknife_error
 
 # groups of prompts that are left out in turn
 GROUPS = 8
@@ -45,16 +47,6 @@ class Answers:
         tokens = sum(map(len, self.costs))
         return sum(float(own.sum()) for own in self.costs) / tokens, tokens / self.calls.sum()
 
-    @property
-    def rates(self) -> np.ndarray:
-        """Return each answer's largest spend per token over its lengths."""
-        return np.array([rate_along(own).max() for own in self.costs])
-
-
-def rate_along(costs: np.ndarray) -> np.ndarray:
-    """Return what was spent per token after each token."""
-    return costs.cumsum() / np.arange(1, len(costs) + 1)
-
 
 def rows_of(answers: Mapping[Line, Answers], prompts: int) -> list[dict[str, Any]]:
     """Return one row a line.
@@ -71,9 +63,7 @@ def rows_of(answers: Mapping[Line, Answers], prompts: int) -> list[dict[str, Any
         ratio, error = _against_band(answers, line, prompts)
         rows.append(
             {
-                "verifier": line.verifier,
-                "kind": line.kind,
-                "setting": line.setting,
+                **asdict(line),
                 "answers": len(own.costs),
                 "kl_per_token": kl,
                 "used": kl / line.setting if line.kind == "ledger" else None,
@@ -97,9 +87,7 @@ def along(answers: Mapping[Line, Answers]) -> Iterator[dict[str, Any]]:
         for t in range(EVERY, longest + 1, EVERY):
             here = spent[:, t - 1][~np.isnan(spent[:, t - 1])]
             yield {
-                "verifier": line.verifier,
-                "kind": line.kind,
-                "setting": line.setting,
+                **asdict(line),
                 "tokens": t,
                 "median": float(np.median(here)),
                 "upper": float(np.quantile(here, 0.9)),
@@ -123,11 +111,10 @@ def _against_band(
         _ratio(answers[line].only(kept), [own.only(kept) for own in bands])
         for kept in (np.flatnonzero(group != g) for g in np.unique(group))
     ]
-    if whole is None or None in parts or len(parts) < 2:
+    known = [part for part in parts if part is not None]
+    if whole is None or len(known) < max(len(parts), 2):
         return whole, None
-    spread = np.array(parts, dtype=float)
-    scale = (len(parts) - 1) / len(parts)
-    return whole, float(np.sqrt(scale * ((spread - spread.mean()) ** 2).sum()))
+    return whole, jackknife_error(known)
 
 
 def _ratio(own: Answers, bands: list[Answers]) -> float | None:

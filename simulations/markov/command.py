@@ -17,10 +17,8 @@ from typing import Any
 from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy, label
-from ..common.inputs import command_line
 from ..common.progress import Progress
-from ..common.results import provenance, write_csv
-from ..common.terminal import shown, text_table
+from ..common.run import columns, publish
 from .pair import TinyPair, markov_pair
 from .places import follow_places
 from .rates import long_run_rates
@@ -99,9 +97,8 @@ def run(args: argparse.Namespace) -> int:
         for spec, setting in cases:
             rows.append({"policy": ":".join(filter(None, label(spec))), **find(pair, setting)})
             progress.advance(spec)
-    write_csv(out, rows, provenance(command_line("markov", add_arguments, args)))
-    cells = [[shown(row[name]) for name in heads] for row in rows]
-    print(text_table(list(heads.values()), cells))
+    publish(args, rows, out)
+    print(columns(rows, heads))
     for line in [*refused, f"nats; {len(rows)} rows in {out}"]:
         print(textwrap.fill(line, WIDEST))
     return 0

@@ -15,16 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cactus_theory.traces import Replay, Trace, replay
 from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy, followers, label
-from ..common.inputs import command_line
 from ..common.progress import Progress
-from ..common.results import provenance, write_csv
-from ..common.terminal import shown, text_table
+from ..common.run import columns, publish
 from .rows import MEASURES, Dials
 from .texts import Texts, synthetic_trace
 
@@ -79,7 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the texts, replay every case, write the CSV, print each case at its best K."""
-    torch.set_num_threads(1)
     _check(args)
     dials = Dials(args.vocab, args.zipf, args.distance, args.measure, args.over_propose)
     longest = max(args.num_draft_tokens)
@@ -93,10 +88,8 @@ def run(args: argparse.Namespace) -> int:
         trace = synthetic_trace(args.save_trace or Path(scratch) / "texts", dials, texts)
         found = _replayed(trace, pairs, sorted(set(args.num_draft_tokens)))
     rows = list(table(found, args.cost_ratio, args.verify_cost, args.fixed_cost))
-    command = command_line("simulate", add_arguments, args, ("out", "save_trace"))
-    write_csv(args.out, rows, provenance(command) | {"caveat": CAVEAT})
-    best = [row for row in rows if row["best"]]
-    print(text_table(list(SHOWN.values()), [[shown(row[name]) for name in SHOWN] for row in best]))
+    publish(args, rows, caveat=CAVEAT)
+    print(columns([row for row in rows if row["best"]], SHOWN))
     for line in (f"± one standard error over texts; {len(rows)} rows in {args.out}", CAVEAT):
         print(textwrap.fill(line, WIDEST))
     return 0

@@ -14,23 +14,20 @@ where whole paths were verified: --compare soft_band:price@block band:price.
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
-from ..common.grid import USUAL, Config, configs, files_of, jobs
-from ..common.inputs import add_pair_arguments, command_line, digest, folder_digest, prompts_of
+from ..common.grid import USUAL, Config, Grid, Job, configs, files_of
+from ..common.inputs import add_pair_arguments, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
-from ..common.progress import Progress
-from ..common.results import provenance, write_csv, write_json
+from ..common.results import write_json
+from ..common.run import made, publish
 from . import equal_kl, table
 from .record import record
-from .show import show
+from .verdict import show
 
 BASELINES = ("plain", "hf_plain", "hf_assisted", "hf_mixture:0.5")
 # close enough that curves can be read between .02 and .2 nats per token
@@ -47,7 +44,6 @@ POLICIES = (
     *(f"band:delta={delta:g}" for delta in BAND_DELTAS),
     *(f"band:price={price:g}" for price in BAND_PRICES),
 )
-PLACES = ("out", "publish", "set_aside_damaged")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,21 +72,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables and the verdict; return 0."""
-    torch.set_num_threads(args.threads)
     lines = configs(args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier)
     families = equal_kl.chosen(args.compare, lines)
     _check(args)
     texts = prompts_of(args.prompts)[: args.num_prompts]
+    grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
     path, settings = args.out / "journal.jsonl", _settings(args, lines, texts)
     with Journal(path, settings, args.set_aside_damaged) as journal:
-        _fill(args, journal, lines, texts)
-        groups = {batch: math.ceil(len(texts) / batch) for batch in args.batch}
-        runs = table.collect(lines, groups, args.repeats, journal.results, args.metered)
+        _fill(args, journal, grid, texts)
+        runs = grid.runs(journal.results)
     rows = table.rows(runs, args.seed)
     tables = {"throughput": rows}
     if families is not None and (equal := equal_kl.rows(runs, families, args.seed)):
         tables["throughput_equal_kl"] = equal
-    _write(args, tables)
+    for name, own in tables.items():
+        folders = filter(None, (args.out, args.publish))
+        publish(args, own, *(folder / f"{name}.csv" for folder in folders))
+    write_json(args.out / "throughput.json", {"provenance": made(args)} | tables)
     files = ", ".join(["journal.jsonl", "throughput.json", *(f"{name}.csv" for name in tables)])
     print(f"written to {args.out}/: {files}")
     print(show(tables))
@@ -104,29 +102,23 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{flag}: must be at least {least}; got {value}")
 
 
-def _fill(
-    args: argparse.Namespace, journal: Journal, lines: list[Config], texts: list[str]
-) -> None:
+def _fill(args: argparse.Namespace, journal: Journal, grid: Grid, texts: list[str]) -> None:
     """Make every decode that the journal lacks, showing progress."""
-    todo = list(jobs(lines, len(texts), args.repeats, metered=args.metered, seed=args.seed))
-    missing = [job for job in todo if job.key not in journal.results]
+    missing = len(grid.missing(journal.results))
     if not missing:
         return
-    if len(missing) < len(todo):
-        print(f"{len(todo) - len(missing)} of {len(todo)} decodes are there already")
+    if missing < len(grid.jobs):
+        print(f"{len(grid.jobs) - missing} of {len(grid.jobs)} decodes are there already")
     pair = load_pair(args.target, args.draft, device=args.device)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
-    # a first call allocates: metered repeats come first and are not timed, but are they to come?
-    warm = {job.config for job in missing if job.repeat < args.metered}
-    for config in {job.config for job in missing} - warm:
+    for config in grid.cold(journal.results):
         harness.decode(config, 0)
-    with Progress("decoding", len(todo), len(todo) - len(missing)) as progress:
-        for job in missing:
-            metered = job.repeat < args.metered
-            made = record(harness, texts, job.config, job.group, job.repeat, metered)
-            journal.add(job.key, made)
-            progress.advance()
+
+    def decoded(job: Job) -> dict[str, Any]:
+        return record(harness, texts, job, job.repeat < args.metered)
+
+    grid.fill(decoded, journal)
 
 
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
@@ -145,11 +137,3 @@ def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -
         "device": args.device,
         "threads": args.threads,
     }
-
-
-def _write(args: argparse.Namespace, tables: dict[str, list[dict[str, Any]]]) -> None:
-    source = provenance(command_line("throughput", add_arguments, args, PLACES))
-    for folder in filter(None, [args.out, args.publish]):
-        for name, rows in tables.items():
-            write_csv(folder / f"{name}.csv", rows, source)
-    write_json(args.out / "throughput.json", {"provenance": source} | tables)

@@ -1,45 +1,27 @@
-"""What is kept of one decode: how long it took, what came out, what it cost."""
+"""What is kept of one decode: how long it took, what came out, what it cost, how good it is."""
 
 from __future__ import annotations
 
+import codeop
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from cactus_theory.decoding import GenerationResult
+import torch
 
 from ..common.decode import Decoded, Harness
-from ..common.grid import Config
-from .quality import parses_so_far, target_log_likelihood
+from ..common.grid import Job
 
 
-def record(
-    harness: Harness, texts: Sequence[str], config: Config, group: int, again: int, metered: bool
-) -> dict[str, Any]:
+def record(harness: Harness, texts: Sequence[str], job: Job, metered: bool) -> dict[str, Any]:
     """Decode one group and return its line of the journal.
 
     ``metered`` adds cost and quality; what such a decode took is no speed to report.
     """
-    done = harness.decode(config, group, again=again, meter=metered)
-    kept: dict[str, Any] = {"seconds": done.seconds, "tokens": done.num_tokens}
-    if done.result is not None:
-        kept |= _counts(done.result)
-        if done.result.meter is not None:
-            meter = done.result.meter
-            kept |= {"rows": meter.rows, "kl": meter.kl, "largest_row_kl": meter.largest_row_kl}
-    if metered:
-        kept |= _quality(harness, texts, harness.group(config.batch, group), done)
-    return kept
-
-
-def _counts(result: GenerationResult) -> dict[str, Any]:
-    seconds = result.seconds
-    return {
-        "target_calls": result.target_calls,
-        "row_calls": result.row_calls,
-        "accepted": result.num_accepted,
-        "histogram": list(result.accepted_histogram),
-        "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],
-    }
+    done = harness.decode(job.config, job.group, again=job.repeat, meter=metered)
+    if not metered:
+        return done.record
+    return done.record | _quality(harness, texts, harness.group(job.config.batch, job.group), done)
 
 
 def _quality(harness: Harness, texts: Sequence[str], rows: range, done: Decoded) -> dict[str, Any]:
@@ -51,3 +33,41 @@ def _quality(harness: Harness, texts: Sequence[str], rows: range, done: Decoded)
         parsed.append(parses_so_far(texts[row], text))
     lengths = [len(output) for output in done.outputs]
     return {"log_likelihood": likelihoods, "lengths": lengths, "parses": parsed}
+
+
+def parses_so_far(prompt: str, completion: str) -> bool | None:
+    """Say whether the text up to its last whole line can still become a Python program.
+
+    None if the prompt's own whole lines cannot, or no line of the completion is whole.
+    """
+    whole = _whole_lines(prompt + completion)
+    if not _can_become_python(_whole_lines(prompt)) or len(whole) <= len(prompt):
+        return None
+    return _can_become_python(whole)
+
+
+@torch.inference_mode()
+def target_log_likelihood(
+    model: Any, prompt: Sequence[int], completion: Sequence[int]
+) -> float | None:
+    """Return the target's mean ln q of the completion's tokens at temperature 1, nats a token."""
+    if not len(completion):
+        return None
+    text = torch.tensor([[*prompt, *completion]], device=model.device)
+    logits = model(text, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    rows = logits.double().log_softmax(-1)
+    return float(rows.gather(-1, text[0, len(prompt) :, None]).mean())
+
+
+def _whole_lines(text: str) -> str:
+    return text[: text.rfind("\n") + 1]
+
+
+def _can_become_python(text: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as an invalid escape in a string
+        try:
+            codeop.compile_command(text.rstrip() + "\n", symbol="exec")
+        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+            return False
+    return True

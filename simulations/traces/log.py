@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
 from cactus_theory.traces import log_trace
 
@@ -47,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log what is missing; return 0."""
-    torch.set_num_threads(args.threads)
     texts = prompts_of(args.prompts)
     pair = load_pair(args.target, args.draft, device=args.device)
     ends = pair.target.generation_config.eos_token_id

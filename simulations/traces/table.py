@@ -31,7 +31,7 @@ def levels(replays: Sequence[Replay], wanted: Sequence[float], divergence: str) 
         families.setdefault(f"{series(own.policy)} {own.verifier}", []).append(own)
     found = []
     for level in wanted:
-        known = {name: _reached(own, level, divergence) for name, own in families.items()}
+        known = {name: reached(own, level, divergence) for name, own in families.items()}
         there = {name: own for name, own in known.items() if own is not None}
         for name, own in there.items():
             first = next(iter(there.values()))
@@ -87,10 +87,11 @@ def _pair(name: str, own: Estimate) -> Row:
     return {name: own.value, f"{name}_se": own.standard_error}
 
 
-def _reached(replays: Sequence[Replay], level: float, divergence: str) -> Estimate | None:
+def reached(replays: Sequence[Replay], level: float, divergence: str = "kl") -> Estimate | None:
+    """Return a family's tokens per call at a level, None if it does not go that far."""
     try:
         return tokens_at(replays, level, divergence)
-    except ValueError:  # this family does not go that far
+    except ValueError:
         return None
 
 

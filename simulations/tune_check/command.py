@@ -11,23 +11,20 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
-from ..common.grid import PLAIN, Config, Job, jobs
-from ..common.inputs import add_pair_arguments, command_line, prompts_of
+from ..common.grid import PLAIN, Config, Grid, Job
+from ..common.inputs import add_pair_arguments, prompts_of
 from ..common.journal import Journal, add_journal_arguments
-from ..common.progress import Progress
-from ..common.results import provenance, write_csv
+from ..common.run import publish
 from . import table, tuned
 
-PLACES = ("out", "publish", "set_aside_damaged")
+# of a decode's record; plain decoding has no meter
+KEPT = ("seconds", "tokens", "row_calls", "kl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table and the verdict; return 0."""
-    torch.set_num_threads(args.threads)
     texts = prompts_of(args.prompts)
     seen, unseen = texts[::2], texts[1::2][: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
@@ -65,15 +61,18 @@ def run(args: argparse.Namespace) -> int:
             [pair.tokenizer(text)["input_ids"] for text in own] for own in (seen, unseen)
         )
         tuned.fill(args, journal, pair, seen_ids)
-        lines = _lines(args, journal)
+        grid = Grid(_lines(args, journal), len(ids), args.repeats, metered=0, seed=args.seed)
         # seeds of their own: the trace has used the first ones
         harness = Harness(pair, ids, args.max_new_tokens, args.seed + len(texts) + args.cycles)
-        _decode(args, journal, harness, lines)
-        groups = {batch: math.ceil(len(unseen) / batch) for batch in args.batch}
-        rows = table.rows(args, journal.results, groups)
-    source = provenance(command_line("tune-check", add_arguments, args, PLACES))
-    for path in filter(None, (args.out / "tune.csv", args.publish)):
-        write_csv(path, rows, source)
+        for config in grid.cold(journal.results):
+            harness.decode(config, 0)
+
+        def decoded(job: Job) -> dict[str, Any]:
+            done = harness.decode(job.config, job.group, again=job.repeat, meter=True).record
+            return {name: done.get(name, 0.0) for name in KEPT}
+
+        rows = table.rows(args, journal.results, grid.runs(grid.fill(decoded, journal)))
+    publish(args, rows, args.out / "tune.csv", args.publish)
     print(table.verdict(rows))
     return 0
 
@@ -96,29 +95,3 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
             lines = journal.results[tuned.key(batch, level)]["lines"]
             found += [table.config(args, line, batch) for line in lines]
     return list(dict.fromkeys(found))
-
-
-def _decode(
-    args: argparse.Namespace, journal: Journal, harness: Harness, lines: list[Config]
-) -> None:
-    """Make every decode that the journal lacks."""
-    todo = list(jobs(lines, len(harness.prompts), args.repeats, metered=0, seed=args.seed))
-    missing = [job for job in todo if job.key not in journal.results]
-    for config in {job.config for job in missing}:  # a first call allocates
-        harness.decode(config, 0)
-    with Progress("decoding", len(todo), len(todo) - len(missing)) as progress:
-        for job in missing:
-            journal.add(job.key, _record(harness, job))
-            progress.advance()
-
-
-def _record(harness: Harness, job: Job) -> dict[str, Any]:
-    done = harness.decode(job.config, job.group, again=job.repeat, meter=True)
-    assert done.result is not None
-    meter = done.result.meter
-    return {
-        "seconds": done.seconds,
-        "tokens": done.num_tokens,
-        "row_calls": done.result.row_calls,
-        "kl": 0.0 if meter is None else meter.kl,
-    }

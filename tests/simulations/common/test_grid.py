@@ -8,10 +8,10 @@ import cactus_theory as ct
 from simulations.common import grid
 from simulations.common.grid import (
     Config,
+    Grid,
     checked_policy,
     configs,
     files_of,
-    jobs,
     label,
     own_file,
     series,
@@ -31,7 +31,7 @@ def test_grid_gives_k_to_what_drafts_and_batches_to_what_takes_them() -> None:
 
 def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -> None:
     lines = [Config("plain", 0, 1), Config("plain", 0, 4)]
-    todo = list(jobs(lines, prompts=6, repeats=2, metered=2))
+    todo = list(Grid(lines, prompts=6, repeats=2, metered=2).jobs.values())
     assert len({job.key for job in todo}) == len(todo) == 4 * (6 + 2)
     assert [job.repeat for job in todo] == sorted(job.repeat for job in todo)
     for start in range(0, len(todo), 8):
@@ -42,7 +42,7 @@ def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -
 def test_lines_are_shuffled_anew_for_every_prompt_and_the_seed_decides() -> None:
     lines = [Config(name, 2, 1) for name in "abcdef"]
     orders = [
-        tuple(job.config.method for job in jobs(lines, prompts=3, repeats=1, seed=seed))
+        tuple(job.config.method for job in Grid(lines, 3, repeats=1, seed=seed).jobs.values())
         for seed in (0, 0, 1)
     ]
     assert orders[0] == orders[1] != orders[2]

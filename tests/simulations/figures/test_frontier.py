@@ -3,7 +3,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.figures.frontier import PRICES, Envelope, hermite, spending, table
+from simulations.common.statistics import hermite
+from simulations.figures.frontier import PRICES, Envelope, spending, table
 
 
 @pytest.fixture(scope="module")
