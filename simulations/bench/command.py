@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.inputs import add_pair_arguments
-from ..common.run import publish
+from ..common.results import publish
 
 WHAT = ("theory", "verify", "decode", "draft-stop", "stopped-paths")
 

@@ -20,7 +20,7 @@ from cactus_theory.verify.registry import verifiers
 from solvers.paths import PathTree, random_tree
 
 from ..common.progress import Progress
-from ..common.run import publish
+from ..common.results import publish
 from ..common.terminal import text_table
 from .gap import can_follow, measure, registered
 

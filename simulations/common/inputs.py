@@ -29,6 +29,14 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
 
 
+def at_least(args: argparse.Namespace, **least: int) -> None:
+    """Raise ValueError for the first flag whose value, or smallest one, is below its least."""
+    for name, low in least.items():
+        given = getattr(args, name)
+        if (value := min(given) if isinstance(given, list) else given) < low:
+            raise ValueError(f"--{name.replace('_', '-')}: must be at least {low}; got {value}")
+
+
 def command_line(
     name: str,
     declare: Callable[[argparse.ArgumentParser], None],

@@ -1,8 +1,10 @@
-"""The statistics of simulations: medians, intervals over resampled repeats, jackknife, curves."""
+"""The statistics of simulations: medians, intervals over resampled repeats, curves.
+
+The jackknife is that of traces: :class:`cactus_theory.traces.Estimate`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,13 +33,6 @@ def spread(name: str, values: Values, draws: Draws) -> dict[str, float]:
     """Return the median as ``name``, its interval over the draws as ``name_low``, ``name_high``."""
     low, high = interval(np.median(values[draws], axis=1))
     return {name: float(np.median(values)), f"{name}_low": low, f"{name}_high": high}
-
-
-def jackknife_error(parts: Sequence[float]) -> float:
-    """Return the standard error of a number, given it without each group in turn."""
-    values = np.array(parts, dtype=float)
-    scale = (len(values) - 1) / len(values)
-    return float(np.sqrt(scale * ((values - values.mean()) ** 2).sum()))
 
 
 def hermite(at: float, x: Values, y: Values, slope: Values, slack: float = 0.0) -> float | None:

@@ -18,11 +18,10 @@ from cactus_theory.decoding import load_pair
 from ..common.decode import Harness
 from ..common.grid import checked_policy
 from ..common.inputs import add_pair_arguments, load_prompts
-from ..common.results import write_json
+from ..common.results import columns, made, publish, write_json
 from ..common.rows import log_rows
-from ..common.run import columns, made, publish
 from ..common.terminal import rule
-from . import audits, one_row
+from .rows import audit_all, solve
 from .table import measure
 
 POLICIES = (
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         f"{len(q)} rows of {q.shape[1]:,} tokens; the draft overlaps the target by "
         f"{overlap:.3f} (Σ min(p, q), mean)\n"
     )
-    tables = {"band_row": one_row.solve(q, p, pair), "audit": audits.audit_all(specs, q, p)}
+    tables = {"band_row": solve(q, p, pair), "audit": audit_all(specs, q, p)}
     print(rule(f"decoding {len(prompts)} prompts, K of {args.num_draft_tokens} drafted a round"))
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
     tables["policies"] = measure(

@@ -20,7 +20,7 @@ from cactus_theory.decoding import load_pair
 from ..common.decode import Harness
 from ..common.grid import Config, Grid, Job
 from ..common.inputs import add_pair_arguments, load_prompts
-from ..common.run import publish
+from ..common.results import publish
 from ..common.statistics import INTERVAL, RESAMPLES, interval, resamples
 
 OUT = Path("paper_figures/data/constant_price.csv")

@@ -25,8 +25,8 @@ from cactus_theory.emitted import BUDGET_TOLERANCE, proposal_costs
 from cactus_theory.policies import Policy
 
 from ..common.inputs import add_pair_arguments, load_model, load_prompts
+from ..common.results import publish
 from ..common.rows import log_rows
-from ..common.run import publish
 from ..common.statistics import hermite
 
 OUT = Path("paper_figures/data/acceptance_kl.csv")

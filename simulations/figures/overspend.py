@@ -17,7 +17,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.emitted import proposal_costs
 
-from ..common.run import publish
+from ..common.results import publish
 
 RULES = ("cactus", "cactus_exact")
 OUT = Path("paper_figures/data/overspend.csv")

@@ -19,7 +19,7 @@ import cactus_theory as ct
 from solvers import optimal
 
 from ..common.progress import Progress
-from ..common.run import publish
+from ..common.results import publish
 
 OUT = Path("paper_figures/data/solver_error.csv")
 DELTA = 0.1

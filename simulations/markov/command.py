@@ -18,12 +18,11 @@ from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy, label
 from ..common.progress import Progress
-from ..common.run import columns, publish
-from .pair import TinyPair, markov_pair
+from ..common.results import columns, publish
+from .pair import Setting, TinyPair, markov_pair
 from .places import follow_places
 from .rates import long_run_rates
 from .rounds import every_round
-from .setting import Setting
 from .texts import enumerate_texts
 
 POLICIES = (

@@ -24,8 +24,7 @@ from cactus_theory._lock import FolderLock
 
 from ..common.inputs import DATA, ROOT
 from ..common.progress import Progress
-from ..common.results import read_csv, write_bytes
-from ..common.run import publish
+from ..common.results import publish, read_csv, write_bytes
 from ..common.terminal import text_table
 from .entries import ENTRIES, Entry
 

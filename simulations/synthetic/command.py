@@ -19,10 +19,11 @@ from cactus_theory.traces import Replay, Trace, replay
 from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy, followers, label
+from ..common.inputs import at_least
 from ..common.progress import Progress
-from ..common.run import columns, publish
-from .rows import MEASURES, Dials
-from .texts import Texts, synthetic_trace
+from ..common.results import columns, publish
+from ..traces.table import valued
+from .rows import MEASURES, Dials, Texts, synthetic_trace
 
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "typical")
 OUT = Path("build/simulate.csv")
@@ -102,10 +103,7 @@ def _check(args: argparse.Namespace) -> None:
         for value in values:
             if not 0 <= value < float("inf"):
                 raise ValueError(f"--{flag}: must be at least 0; got {value!r}")
-    if min(args.num_draft_tokens) < 1:
-        raise ValueError(
-            f"--num-draft-tokens: must be at least 1; got {min(args.num_draft_tokens)}"
-        )
+    at_least(args, num_draft_tokens=1)
 
 
 def _replayed(
@@ -144,17 +142,14 @@ def table(
                 own.tokens_per_call.value / cost for own, cost in zip(replays, costs, strict=True)
             ]
             for own, cost, speed in zip(replays, costs, speeds, strict=True):
-                spent = own.divergence_per_token()
                 yield {
                     "policy": ":".join(filter(None, label(spec))),
                     "verifier": verifier,
                     "cost_ratio": ratio,
                     "num_draft_tokens": own.num_draft_tokens,
-                    "tokens_per_call": own.tokens_per_call.value,
-                    "tokens_per_call_se": own.tokens_per_call.standard_error,
+                    **valued("tokens_per_call", own.tokens_per_call),
                     "accepted_per_call": own.accepted_per_call.value,
-                    "kl_per_token": spent.value,
-                    "kl_per_token_se": spent.standard_error,
+                    **valued("kl_per_token", own.divergence_per_token()),
                     "speedup": speed,
                     "speedup_se": own.tokens_per_call.standard_error / cost,
                     "best": speed == max(speeds),

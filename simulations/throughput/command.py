@@ -21,12 +21,11 @@ from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
 from ..common.grid import USUAL, Config, Grid, Job, configs, files_of
-from ..common.inputs import add_pair_arguments, digest, folder_digest, prompts_of
+from ..common.inputs import add_pair_arguments, at_least, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
-from ..common.results import write_json
-from ..common.run import made, publish
+from ..common.results import made, publish, write_json
 from . import equal_kl, table
-from .record import record
+from .table import record
 from .verdict import show
 
 BASELINES = ("plain", "hf_plain", "hf_assisted", "hf_mixture:0.5")
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables and the verdict; return 0."""
     lines = configs(args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier)
     families = equal_kl.chosen(args.compare, lines)
-    _check(args)
+    at_least(args, metered=1, repeats=0, num_prompts=1)
     texts = prompts_of(args.prompts)[: args.num_prompts]
     grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
     path, settings = args.out / "journal.jsonl", _settings(args, lines, texts)
@@ -93,13 +92,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"written to {args.out}/: {files}")
     print(show(tables))
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    for name, least in (("metered", 1), ("repeats", 0), ("num_prompts", 1)):
-        if (value := getattr(args, name)) < least:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag}: must be at least {least}; got {value}")
 
 
 def _fill(args: argparse.Namespace, journal: Journal, grid: Grid, texts: list[str]) -> None:

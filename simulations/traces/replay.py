@@ -18,7 +18,7 @@ from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy
 from ..common.progress import Progress
-from ..common.run import publish
+from ..common.results import publish
 from . import table
 
 

@@ -36,7 +36,7 @@ def levels(replays: Sequence[Replay], wanted: Sequence[float], divergence: str) 
         for name, own in there.items():
             first = next(iter(there.values()))
             row = {"level": level, "family": name}
-            found.append(row | _pair("tokens_per_call", own) | _pair("difference", own - first))
+            found.append(row | valued("tokens_per_call", own) | valued("difference", own - first))
     return found
 
 
@@ -61,10 +61,10 @@ def show(made: Sequence[Row], at: Sequence[Row], notes: Mapping[str, Any], diver
 def alone(own: Replay, divergence: str) -> Row:
     """Return what a replay gives by itself; ``_se`` are standard errors over texts."""
     spec = find_divergence(divergence).spec
-    row = _pair("tokens_per_call", own.tokens_per_call)
-    row |= _pair("accepted_per_call", own.accepted_per_call)
-    row |= _pair(f"{spec}_per_token", own.divergence_per_token(spec))
-    return row | _pair(f"{spec}_per_call", own.divergence_per_call(spec))
+    row = valued("tokens_per_call", own.tokens_per_call)
+    row |= valued("accepted_per_call", own.accepted_per_call)
+    row |= valued(f"{spec}_per_token", own.divergence_per_token(spec))
+    return row | valued(f"{spec}_per_call", own.divergence_per_call(spec))
 
 
 def _row(own: Replay, first: Replay, divergence: str) -> Row:
@@ -76,14 +76,15 @@ def _row(own: Replay, first: Replay, divergence: str) -> Row:
         "num_draft_tokens": own.num_draft_tokens,
     }
     row |= alone(own, divergence)
-    row |= _pair("tokens_difference", against.tokens_per_call)
-    row |= _pair(f"{spec}_per_token_difference", against.divergence_per_token[spec])
+    row |= valued("tokens_difference", against.tokens_per_call)
+    row |= valued(f"{spec}_per_token_difference", against.divergence_per_token[spec])
     for place, kept in enumerate(own.acceptance_by_position, 1):
         row[f"acceptance_{place}"] = kept.value
     return row
 
 
-def _pair(name: str, own: Estimate) -> Row:
+def valued(name: str, own: Estimate) -> Row:
+    """Return an estimate as ``name`` and its standard error as ``name_se``."""
     return {name: own.value, f"{name}_se": own.standard_error}
 
 

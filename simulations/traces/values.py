@@ -13,8 +13,7 @@ from cactus_theory.traces import Trace, learn_values
 from cactus_theory.traces.values import KNOTS, PRICES
 
 from ..common.progress import Progress
-from ..common.results import write_json
-from ..common.run import made
+from ..common.results import made, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,17 @@ from cactus_theory.policies._registry import policy, policy_of_data
 from ..common.grid import PLAIN, Config, Runs, label, own_file
 from ..common.statistics import Draws, resamples, spread
 from ..common.terminal import fitted, width_of_terminal
-from .tuned import JOURNAL, key
 
+JOURNAL = "journal.jsonl"
 Row = dict[str, Any]
 WIDEST = 120
 # what a setting may meter above the level and still count as within it
 WITHIN = 1.1
+
+
+def key(batch: int, level: float) -> str:
+    """Return the name under which a result of tuning is kept."""
+    return f"tuned|batch={batch}|level={level:g}"
 
 
 def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Config:
