@@ -135,22 +135,21 @@ def table(
         cases.setdefault((spec, own.verifier), []).append(own)
     for (spec, verifier), replays in cases.items():
         for ratio in cost_ratios:
-            costs = [
-                call_cost(own.num_draft_tokens, ratio, verify_cost, fixed_cost) for own in replays
-            ]
-            speeds = [
-                own.tokens_per_call.value / cost for own, cost in zip(replays, costs, strict=True)
-            ]
-            for own, cost, speed in zip(replays, costs, speeds, strict=True):
-                yield {
-                    "policy": ":".join(filter(None, label(spec))),
-                    "verifier": verifier,
-                    "cost_ratio": ratio,
-                    "num_draft_tokens": own.num_draft_tokens,
-                    **valued("tokens_per_call", own.tokens_per_call),
-                    "accepted_per_call": own.accepted_per_call.value,
-                    **valued("kl_per_token", own.divergence_per_token()),
-                    "speedup": speed,
-                    "speedup_se": own.tokens_per_call.standard_error / cost,
-                    "best": speed == max(speeds),
-                }
+            lines = []
+            for own in replays:
+                cost = call_cost(own.num_draft_tokens, ratio, verify_cost, fixed_cost)
+                lines.append(
+                    {
+                        "policy": ":".join(filter(None, label(spec))),
+                        "verifier": verifier,
+                        "cost_ratio": ratio,
+                        "num_draft_tokens": own.num_draft_tokens,
+                        **valued("tokens_per_call", own.tokens_per_call),
+                        "accepted_per_call": own.accepted_per_call.value,
+                        **valued("kl_per_token", own.divergence_per_token()),
+                        "speedup": own.tokens_per_call.value / cost,
+                        "speedup_se": own.tokens_per_call.standard_error / cost,
+                    }
+                )
+            best = max(row["speedup"] for row in lines)
+            yield from (row | {"best": row["speedup"] == best} for row in lines)

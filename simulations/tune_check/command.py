@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,51 +38,42 @@ def tune_all(
     wanted = [(batch, level) for level in args.kl_per_token for batch in args.batch]
     if all(key(*own) in journal.results for own in wanted):
         return
-    trace, clock = _trace(args, pair, ids), _Clock(args, pair, ids)
+    trace = _trace(args, pair, ids)
+    settings: list[Setting] = []  # the first level's knobs, at which costs are measured
+    clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
+
+    def costs(own: Sequence[Setting]) -> Costs:
+        settings.extend(() if settings else own)
+        return clock(args.batch[0])
+
     with Progress("tuning, levels", len(args.kl_per_token)) as progress:
         for level in args.kl_per_token:
             values = args.out / f"values-{level:g}.json"
-            first = tune(
-                trace,
-                lambda settings: clock.costs(args.batch[0], settings),
-                level,
-                widths=args.num_draft_tokens,
-                policies=args.policies,
-                values=values,
-            )
+            widths, policies = args.num_draft_tokens, args.policies
+            first = tune(trace, costs, level, widths=widths, policies=policies, values=values)
             for batch in args.batch:
-                own = first.at_costs(clock.costs(batch))
+                own = first.at_costs(clock(batch))
                 if key(batch, level) not in journal.results:
                     journal.add(key(batch, level), _kept(own))
             progress.advance()
 
 
-@dataclass
-class _Clock:
-    """Costs by batch size, measured once at the first level's knobs."""
+def _costs(
+    args: argparse.Namespace,
+    pair: Pair,
+    ids: Sequence[Sequence[int]],
+    batch: int,
+    settings: Sequence[Setting],
+) -> Costs:
+    ends = pair.target.generation_config.eos_token_id
+    prompts = Prompts(ids, batch, args.max_new_tokens, 1.0, ends, args.seed)
+    with Progress(f"timing decodes, batch {batch}", 1) as progress:
 
-    args: argparse.Namespace
-    pair: Pair
-    ids: Sequence[Sequence[int]]
-    settings: list[Setting] = field(default_factory=list)
-    known: dict[int, Costs] = field(default_factory=dict)
+        def on_decode(done: int, total: int) -> None:
+            progress.total = total
+            progress.update(done)
 
-    def costs(self, batch: int, settings: Sequence[Setting] = ()) -> Costs:
-        self.settings = self.settings or list(settings)
-        if batch not in self.known:
-            args, target = self.args, self.pair.target
-            ends = target.generation_config.eos_token_id
-            prompts = Prompts(self.ids, batch, args.max_new_tokens, 1.0, ends, args.seed)
-            with Progress(f"timing decodes, batch {batch}", 1) as progress:
-
-                def on_decode(done: int, total: int) -> None:
-                    progress.total = total
-                    progress.update(done)
-
-                self.known[batch] = measure_costs(
-                    target, self.pair.draft, prompts, self.settings, on_decode=on_decode
-                )
-        return self.known[batch]
+        return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=on_decode)
 
 
 def _trace(args: argparse.Namespace, pair: Pair, ids: Sequence[Sequence[int]]) -> Trace:
