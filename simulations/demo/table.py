@@ -58,14 +58,12 @@ def measure(
     runs = grid.runs(grid.fill(decoded))
     plain = float(np.median(runs[lines[0]].speeds))
     rows = [_row(line, own, plain) for line, own in runs.items()]
+    fastest: dict[tuple[str, str], float] = {}
+    for row in sorted(rows, key=lambda row: row["speedup"]):
+        fastest[row["policy"], row["knob"]] = row["speedup"]
     for row in rows:
-        rivals = [r["speedup"] for r in rows if (r["policy"], r["knob"]) == _rule(row)]
-        row["tuned"] = row["speedup"] == max(rivals)
+        row["tuned"] = row["speedup"] == fastest[row["policy"], row["knob"]]
     return rows
-
-
-def _rule(row: dict[str, Any]) -> tuple[str, str]:
-    return row["policy"], row["knob"]
 
 
 def _row(line: Config, own: Runs, plain: float) -> dict[str, Any]:

@@ -80,14 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the CSV."""
-    pair = markov_pair(
-        args.vocab,
-        order=args.order,
-        seed=args.seed,
-        sharpness=args.sharpness,
-        distance=args.distance,
-        zeros=args.zeros,
-    )
+    dials = ("order", "seed", "sharpness", "distance", "zeros")
+    pair = markov_pair(args.vocab, **{name: getattr(args, name) for name in dials})
     cases, refused = settings(args)
     find, heads = (rated, RATES_SHOWN) if args.rates else (measured, SHOWN)
     out = args.out or (RATES_OUT if args.rates else OUT)

@@ -116,16 +116,11 @@ def _fill(args: argparse.Namespace, journal: Journal, grid: Grid, texts: list[st
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed."""
     rules = {file for line in lines for file in files_of(line.method)}
+    own = ("max_new_tokens", "repeats", "metered", "seed", "device", "threads")
     return {
         "configs": [line.settings for line in lines],
         "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
         "prompts": digest("\0".join(texts).encode()),
         "target": folder_digest(args.target),
         "draft": folder_digest(args.draft),
-        "max_new_tokens": args.max_new_tokens,
-        "repeats": args.repeats,
-        "metered": args.metered,
-        "seed": args.seed,
-        "device": args.device,
-        "threads": args.threads,
-    }
+    } | {name: getattr(args, name) for name in own}
