@@ -1,7 +1,5 @@
 """Run one simulation: ``python -m simulations NAME …``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -8,8 +8,6 @@ compared with one softmax of the same row, a plain numpy sort-and-bisect, and CL
 ``stopped-paths``: what stopping is worth at a draft's cost, on drafted paths, coins integrated out.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from collections.abc import Iterator

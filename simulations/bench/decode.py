@@ -5,8 +5,6 @@ no confidence threshold. Every prompt is decoded by all jobs before the next one
 costs of a round are medians over repeats, ratios medians of ratios within a repeat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ prompts of their own. The best fixed K is picked on the same repeats that it is 
 so is whichever stop looks best: differences of a percent are luck.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

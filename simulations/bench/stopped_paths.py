@@ -10,8 +10,6 @@ The texts are halved. On each half the best fixed K, the acceptances of the stop
 threshold are found, and judged on the other half. Intervals are percentiles over resampled texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +45,7 @@ class Paths:
     draft_prob: Float[np.ndarray, "paths longest"]
     text: Counts
 
-    def of(self, chosen: np.ndarray) -> Paths:
+    def of(self, chosen: np.ndarray) -> "Paths":
         """Return some of them."""
         return Paths(self.phi[chosen], self.draft_prob[chosen], self.text[chosen])
 

@@ -4,8 +4,6 @@ The optimum, its policy form, exact laws and audits at real vocabulary sizes, co
 softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

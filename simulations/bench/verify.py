@@ -1,7 +1,5 @@
 """Time one verification step at a large vocabulary, compared with the simple dense way."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterator

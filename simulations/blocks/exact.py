@@ -6,8 +6,6 @@ block program's (``python -m solvers block``), proven within 1e-6. It emits noth
 target excludes, and is not shown beside a policy that does.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Tokens per call and divergence of a policy and a verifier are exact: all coins are integrated out.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -6,8 +6,6 @@ before the next one starts. Tokens per call at a level are interpolated between 
 errors count texts, and ratios to the token-wise band at a constant price are paired.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ A method is ``plain`` (our loop, the target alone), one of the library's own (``
 simulations print and write all come from here.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import warnings

@@ -1,7 +1,5 @@
 """The decodes that a table is made of: lines × prompts × repeats, shuffled, resumed, summed."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -116,11 +114,11 @@ class Runs:
     timed: list[list[Record]]
 
     @property
-    def speeds(self) -> Float[np.ndarray, repeats]:
+    def speeds(self) -> Float[np.ndarray, "repeats"]:
         """Return tokens per second of every timed repeat."""
         return self.per_repeat("tokens", "seconds")
 
-    def per_repeat(self, name: str, over: str) -> Float[np.ndarray, repeats]:
+    def per_repeat(self, name: str, over: str) -> Float[np.ndarray, "repeats"]:
         """Return the ratio of two sums in every timed repeat."""
         return np.array([total(own, name) / total(own, over) for own in self.timed])
 

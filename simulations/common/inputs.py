@@ -1,7 +1,5 @@
 """What a simulation reads: the shipped pair, prompts, and the flags that name others."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from collections.abc import Callable

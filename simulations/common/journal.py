@@ -1,7 +1,5 @@
 """Finished work that survives being killed: a file with one JSON line for each piece."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -61,7 +59,7 @@ class Journal:
         self._file.close()
         self._lock.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *_: object) -> None:

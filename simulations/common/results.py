@@ -1,7 +1,5 @@
 """Where every simulation writes its results: whole files with their provenance, or no change."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

@@ -3,8 +3,6 @@
 The jackknife is that of traces: :class:`cactus_theory.traces.Estimate`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ them three ways, audits every policy on all of them, decodes the same prompts wi
 policy and reports what it cost. Writes everything to ``--out`` as CSV, JSON, PDF and PNG.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

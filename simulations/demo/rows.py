@@ -1,7 +1,5 @@
 """What is computed on the logged rows: one of them solved three ways, every policy on all."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

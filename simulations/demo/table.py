@@ -6,8 +6,6 @@ affects all alike. Speed is the median over repeats; acceptance and cost come fr
 repeat, whose rows are also audited against what the policy declares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

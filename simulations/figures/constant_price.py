@@ -5,8 +5,6 @@ what was emitted, the decode gives tokens per target call; the least KL at as ma
 call is read off the constant-price settings. Intervals come from resampling prompts.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@ keeps other punctuation below ``cap`` times its target probability, and spends a
 The table holds the row under one constraint after another, and what each costs at other budgets.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ decides token by token has less mean KL at the same mean acceptance (theorem in
 ``cactus_theory.optimum``).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator
@@ -91,7 +89,7 @@ def policies() -> Iterator[tuple[str, str | None, float | None, Policy]]:
             yield series, knob, value, ct.policy(name, **knobs)
 
 
-def table(q: Rows, p: Rows, best: Envelope) -> list[Row]:
+def table(q: Rows, p: Rows, best: "Envelope") -> list[Row]:
     """Return one line per policy: what it accepts, what it spends, what the best would spend."""
     rows = []
     for series, knob, value, rule in policies():
@@ -135,7 +133,7 @@ class Envelope:
     kl: PerPoint
 
     @classmethod
-    def of(cls, q: Rows, p: Rows, prices: tuple[float, ...]) -> Envelope:
+    def of(cls, q: Rows, p: Rows, prices: tuple[float, ...]) -> "Envelope":
         """Return the envelope solved at ``prices``, in falling order."""
         accepted, spent = [], []
         for price in prices:

@@ -3,8 +3,6 @@
 Every program has ``measure(quick)``, which computes, ``say(found)`` and ``draw(figure, found)``.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from pathlib import Path

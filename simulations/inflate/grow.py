@@ -19,8 +19,6 @@ sums of squares. In float32 logits agree to rounding; in bfloat16 as far as
 those of the model itself in bfloat16 agree with its own (``tests/simulations/inflate``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

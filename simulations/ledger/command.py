@@ -6,8 +6,6 @@ same seeds. Tokens per target call are compared at equal emitted KL: the band's 
 straight line between its prices. Standard errors leave out one group of prompts at a time.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -52,7 +50,7 @@ class Answers:
     costs: list[np.ndarray]
     calls: np.ndarray
 
-    def only(self, kept: np.ndarray) -> Answers:
+    def only(self, kept: np.ndarray) -> "Answers":
         """Return some of the answers."""
         return Answers([self.costs[i] for i in kept], self.calls[kept])
 

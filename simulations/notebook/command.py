@@ -3,8 +3,6 @@
 Text and pictures are replaced, the cells stay as they are. If a cell raises, nothing is written.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import contextlib

@@ -7,8 +7,6 @@ take up what is in OUT/made, so name another folder to begin anew. Numbers of a 
 gpu-check.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess

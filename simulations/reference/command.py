@@ -4,8 +4,6 @@ The pages need no network: formulas are MathML, and search runs in the page. Mod
 an underscore are left out, and so is what a package does not export.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import re

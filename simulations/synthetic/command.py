@@ -6,8 +6,6 @@ which is replayed with all coins integrated out. A call costs 1 + K (cost ratio 
 fixed cost, in passes of the target over one token, and plain decoding 1 a token.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import textwrap

@@ -1,7 +1,5 @@
 """Rows of a target and of a draft at a distance from it that is met exactly; texts of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

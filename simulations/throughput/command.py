@@ -11,8 +11,6 @@ that can follow it. A family is a spec without the value of its first knob, and 
 where whole paths were verified: --compare soft_band:price@block band:price.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ known at the knob values that were run. Between them it is read off a monotone c
 nothing is said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

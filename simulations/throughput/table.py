@@ -1,7 +1,5 @@
 """From decodes to one line per config."""
 
-from __future__ import annotations
-
 import codeop
 import statistics
 import warnings

@@ -1,7 +1,5 @@
 """What a throughput run says: its tables on a terminal, then in words which method to use."""
 
-from __future__ import annotations
-
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence

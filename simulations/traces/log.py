@@ -5,8 +5,6 @@ command is started again. It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K
 Replay policies on it with ``python -m simulations replay FOLDER --policy SPEC``.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

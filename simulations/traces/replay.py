@@ -6,8 +6,6 @@ first line's. With --at, families of at least two knob values are also compared 
 divergence per token.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replays as rows of a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ TRACE is a folder from ``python -m simulations trace``; measure on other texts t
 file is small and JSON: slopes of a concave function by price and by drafted tokens that follow.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The two architectures and how they are saved."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Measure the finished pair, describe it in ``report.json`` and put it where users find it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ tuned and every decode are kept in journal.jsonl under --out: a run that was kil
 one with more --repeats adds them.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Predicted beside measured, a line per setting, and how good the choices were."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
