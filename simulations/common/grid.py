@@ -58,9 +58,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Job:
-    """One decode: a config on one group of prompts, in one repeat."""
+    """One decode: a line, which is a :class:`Config`, on one group of prompts, in one repeat."""
 
-    config: Config
+    config: Any
     repeat: int
     group: int
 
