@@ -1,7 +1,5 @@
 """Run one simulation: ``python -m simulations NAME …``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys
@@ -39,6 +37,9 @@ COMMANDS = {
     "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
 }
 
+# commands with threads of their own; torch has one in all others but those with --threads
+OWN_THREADS = ("train-pair", "kernels", "gpu-check")
+
 # what a command that was stopped by Ctrl-C has kept
 RESUMED = ("train-pair", "throughput", "trace", "tune-check", "sweep", "blocks", "ledger")
 GOES_ON = "what is finished is kept: the same command goes on from there"
@@ -60,9 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
             if chosen == name:  # import one simulation only: each has its own needs
                 loaded = importlib.import_module(f"simulations.{module}")
                 loaded.add_arguments(command)
-                command.set_defaults(run=loaded.run)
+                command.set_defaults(run=loaded.run, declare=loaded.add_arguments)
         args = parser.parse_args(arguments)
         refuse_empty(arguments)
+        if chosen not in OWN_THREADS:
+            _set_threads(getattr(args, "threads", 1))
         return args.run(args)
     except KeyboardInterrupt as error:
         kept = GOES_ON if chosen in RESUMED else MADE_AGAIN.get(chosen)
@@ -70,6 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, TypeError, RuntimeError, OSError) as error:
         print(f"{parser.prog} {chosen}: {one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _set_threads(count: int) -> None:
+    import torch  # no flag and no help needs it
+
+    torch.set_num_threads(count)
 
 
 if __name__ == "__main__":

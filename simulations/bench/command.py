@@ -8,17 +8,14 @@ compared with one softmax of the same row, a plain numpy sort-and-bisect, and CL
 ``stopped-paths``: what stopping is worth at a draft's cost, on drafted paths, coins integrated out.
 """
 
-from __future__ import annotations
-
 import argparse
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..common.inputs import add_pair_arguments, command_line
-from ..common.results import provenance, write_csv
+from ..common.inputs import add_pair_arguments
+from ..common.results import publish
 
 WHAT = ("theory", "verify", "decode", "draft-stop", "stopped-paths")
 
@@ -34,28 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Time everything, print a table, write the CSV."""
-    torch.set_num_threads(1)
     rows = list(_shown(args))
-    out = args.out or Path("build/bench") / f"{args.what}.csv"
-    write_csv(out, rows, provenance(command_line("bench", add_arguments, args)))
+    publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv")
     return 0
 
 
 def _shown(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the benchmark's rows, each printed as soon as it is known."""
-    from . import decode, draft_stop, stopped_paths, theory, verify
-
+    own = {"theory": (args.repeats, args.programs), "verify": (args.repeats,)}
     pair = args.target, args.draft, args.prompts, args.repeats
-    if args.what == "theory":
-        found, line = theory.measure(args.repeats, args.programs), theory.line
-    elif args.what == "verify":
-        found, line = verify.measure(args.repeats), verify.line
-    elif args.what == "decode":
-        found, line = decode.measure(*pair), decode.line
-    elif args.what == "draft-stop":
-        found, line = draft_stop.measure(*pair), draft_stop.line
-    else:
-        found, line = stopped_paths.measure(*pair), stopped_paths.line
-    for row in found:
-        print(line(row), flush=True)
+    benchmark = importlib.import_module(f"simulations.bench.{args.what.replace('-', '_')}")
+    for row in benchmark.measure(*own.get(args.what, pair)):
+        print(benchmark.line(row), flush=True)
         yield row

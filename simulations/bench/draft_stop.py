@@ -7,23 +7,19 @@ prompts of their own. The best fixed K is picked on the same repeats that it is 
 so is whichever stop looks best: differences of a percent are luck.
 """
 
-from __future__ import annotations
-
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cactus_theory.decoding import DraftStop, ModelDrafter, load_pair
+from cactus_theory.decoding import DraftStop, ModelDrafter
 
-from ..common.decode import Decoded, Harness
-from ..common.grid import Config
-from ..common.inputs import load_prompts
-from ..common.progress import Progress
-from ..throughput.table import INTERVAL, resamples
+from ..common.decode import Harness
+from ..common.grid import Config, Grid, Job, Record, Runs, total
+from ..common.statistics import resamples, spread
+from .decode import harness_of
 
 POLICIES = ("speculative", "band:price=1")
 # K without a stop, K with one, thresholds of the stop
@@ -32,39 +28,42 @@ FIXED, STOPPED, THRESHOLDS = (1, 2, 3, 4, 6, 8, 12), (4, 8, 12), (0.1, 0.2, 0.3,
 NEW, PROMPTS = 48, 8
 
 
-@dataclass
-class Line:
-    """One row of the table, and what each repeat's decodes gave."""
+@dataclass(frozen=True)
+class Line(Config):
+    """One row of the table."""
 
-    config: Config
-    stop: DraftStop | None
-    repeats: list[list[Decoded]] = field(default_factory=list)
+    stop: DraftStop | None = None
 
     @property
-    def speeds(self) -> np.ndarray:
-        """Return tokens per second of each repeat."""
-        return np.array(
-            [sum(d.num_tokens for d in own) / sum(d.seconds for d in own) for own in self.repeats]
-        )
+    def threshold(self) -> float | str:
+        """Return the stop's threshold, nothing without one."""
+        return "" if self.stop is None else self.stop.threshold
+
+    @property
+    def key(self) -> str:
+        """Return the name under which results are kept."""
+        return f"{super().key}|stop={self.threshold}"
 
 
 def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[dict[str, Any]]:
     """Yield one dictionary per line."""
-    pair = load_pair(target, draft)
-    texts = load_prompts(prompts, target)[: 2 * PROMPTS]
-    longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
-    room = min(NEW, longest - max(map(len, texts)))
-    harness = Harness(pair, texts[:PROMPTS], room, seed=0, ends=False)
-    others = replace(harness, prompts=texts[PROMPTS:] or texts)
+    every = harness_of(target, draft, prompts, 2 * PROMPTS, NEW)
+    harness = replace(every, prompts=every.prompts[:PROMPTS])
+    others = replace(harness, prompts=every.prompts[PROMPTS:] or every.prompts)
     found = [line for policy in POLICIES for line in lines(policy, fitted(others, policy))]
-    with Progress("decoding", repeats + 1) as progress:
-        for repeat in range(repeats + 1):  # the first one warms up
-            _repeat(harness, found, repeat)
-            progress.advance()
-    for own in found:
-        del own.repeats[0]
+
+    def decoded(job: Job) -> Record:
+        drafter = ModelDrafter(harness.pair.draft, stop=job.config.stop)
+        own = replace(harness, pair=replace(harness.pair, draft=drafter))
+        done = own.decode(job.config, job.group, again=job.repeat)
+        assert done.result is not None
+        return done.record | {"draft_calls": done.result.draft_calls}
+
+    grid = Grid(found, len(harness.prompts), repeats)  # the metered repeat warms up
+    runs = grid.runs(grid.fill(decoded))
     for policy in POLICIES:
-        yield from rows([own for own in found if own.config.method == policy], target.name)
+        own = {line: runs[line] for line in found if line.method == policy}
+        yield from rows(own, target.name)
 
 
 def fitted(harness: Harness, policy: str) -> DraftStop:
@@ -77,51 +76,34 @@ def fitted(harness: Harness, policy: str) -> DraftStop:
 
 def lines(policy: str, stop: DraftStop) -> list[Line]:
     """Return the lines of one policy."""
-    return [Line(Config(policy, width, 1), None) for width in FIXED] + [
-        Line(Config(policy, width, 1), replace(stop, threshold=threshold))
+    return [Line(policy, width, 1) for width in FIXED] + [
+        Line(policy, width, 1, stop=replace(stop, threshold=threshold))
         for width in STOPPED
         for threshold in THRESHOLDS
     ]
 
 
-def _repeat(harness: Harness, found: list[Line], repeat: int) -> None:
-    order = random.Random(repeat)
-    for own in found:
-        own.repeats.append([])
-    for number in range(len(harness.prompts)):
-        for own in order.sample(found, len(found)):
-            drafter = ModelDrafter(harness.pair.draft, stop=own.stop)
-            drafted = replace(harness, pair=replace(harness.pair, draft=drafter))
-            own.repeats[-1].append(drafted.decode(own.config, number, again=repeat))
-
-
-def rows(found: list[Line], target: str) -> Iterator[dict[str, Any]]:
+def rows(found: dict[Line, Runs], target: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of one policy."""
-    best = max((own for own in found if own.stop is None), key=lambda own: np.median(own.speeds))
-    draws = resamples(len(best.repeats), np.random.default_rng(0))
-    for own in found:
-        results = [one.result for done in own.repeats for one in done if one.result is not None]
+    fixed = [line for line in found if line.stop is None]
+    best = max(fixed, key=lambda line: np.median(found[line].speeds))
+    draws = resamples(len(found[best].timed))
+    for line, own in found.items():
         tokens, calls, steps = (
-            sum(getattr(result, name) for result in results)
-            for name in ("num_tokens", "row_calls", "draft_calls")
+            total(own.clocked, name) for name in ("tokens", "row_calls", "draft_calls")
         )
         yield {
             "target": target,
-            "policy": own.config.method,
-            "num_draft_tokens": own.config.width,
-            "threshold": "" if own.stop is None else own.stop.threshold,
+            "policy": line.method,
+            "num_draft_tokens": line.width,
+            "threshold": line.threshold,
             "tokens_per_call": tokens / calls,
             "draft_steps_per_call": steps / calls,
             "tokens_per_draft_step": tokens / steps,
-            **_spread("tokens_per_second", own.speeds, draws),
-            "best_fixed": best.config.width,
-            **_spread("times_best_fixed", own.speeds / best.speeds, draws),
+            **spread("tokens_per_second", own.speeds, draws),
+            "best_fixed": best.width,
+            **spread("times_best_fixed", own.speeds / found[best].speeds, draws),
         }
-
-
-def _spread(name: str, values: np.ndarray, draws: np.ndarray) -> dict[str, float]:
-    low, high = np.percentile(np.median(values[draws], axis=1), INTERVAL).tolist()
-    return {name: float(np.median(values)), f"{name}_low": low, f"{name}_high": high}
 
 
 def line(row: dict[str, Any]) -> str:

@@ -10,8 +10,6 @@ The texts are halved. On each half the best fixed K, the acceptances of the stop
 threshold are found, and judged on the other half. Intervals are percentiles over resampled texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +27,7 @@ from cactus_theory.verify import Assignment, Chain, Draft, Verdict
 from ..common.decode import left_padded
 from ..common.inputs import load_prompts
 from ..common.progress import Progress
-from ..throughput.table import INTERVAL, resamples
+from ..common.statistics import interval, resamples
 
 POLICIES = ("speculative", "band:price=1")
 COSTS = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -47,7 +45,7 @@ class Paths:
     draft_prob: Float[np.ndarray, "paths longest"]
     text: Counts
 
-    def of(self, chosen: np.ndarray) -> Paths:
+    def of(self, chosen: np.ndarray) -> "Paths":
         """Return some of them."""
         return Paths(self.phi[chosen], self.draft_prob[chosen], self.text[chosen])
 
@@ -132,8 +130,7 @@ def compared(paths: Paths, cost: float, fits: bool) -> dict[str, Any]:
     judged = zip(halves[::-1], widths, stops, strict=True)
     sums = [_by_text(own, [own.stopped(stop), own.fixed(k)]) for own, k, stop in judged]
     totals = np.concatenate(sums)  # (texts, way, tokens | drafted | rounds)
-    draws = resamples(len(totals), np.random.default_rng(0))
-    low, high = np.percentile(_ratio(totals[draws].sum(1), cost), INTERVAL).tolist()
+    low, high = interval(_ratio(totals[resamples(len(totals))].sum(1), cost))
     stopped, fixed = totals.sum(0)
     return {
         "acceptance": "fitted" if fits else "default",

@@ -4,11 +4,9 @@ The optimum, its policy form, exact laws and audits at real vocabulary sizes, co
 softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,28 +46,39 @@ def pair_of_rows(rows: int, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return logits.softmax(-1), (logits + noise).softmax(-1)
 
 
-def median_ms(job: Callable[[], Any], repeats: int) -> tuple[float, float, float]:
-    """Return median, least and most milliseconds after one warm-up."""
-    job()
-    times = []
+def clocked(
+    jobs: Mapping[str, Callable[[], Any]], repeats: int
+) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """Return median, least and most ``milliseconds`` of each job, in turn, and what it returned.
+
+    The first call of each, which pays for memory, is not timed.
+    """
+    last = {name: job() for name, job in jobs.items()}
+    times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats):
-        started = time.perf_counter()
-        job()
-        times.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(times), min(times), max(times)
+        for name, job in jobs.items():
+            started = time.perf_counter()
+            job()
+            times[name].append(1e3 * (time.perf_counter() - started))
+    return {name: milliseconds(own) for name, own in times.items()}, last
+
+
+def milliseconds(times: Sequence[float]) -> dict[str, float]:
+    """Return median, least and most."""
+    middle = statistics.median(times)
+    return {"milliseconds": middle, "least": min(times), "most": max(times)}
 
 
 def _timed(
     name: str, vocab: int, rows: int, job: Callable[[], Any], repeats: int, note: str = ""
 ) -> dict[str, Any]:
-    median, least, most = median_ms(job, repeats)
+    times = clocked({name: job}, repeats)[0][name]
+    median = times["milliseconds"]
     return {
         "job": f"{name}, V = {vocab:,}" + (f", {rows} rows" if rows > 1 else ""),
         "vocabulary": vocab,
         "rows": rows,
-        "milliseconds": median,
-        "least": least,
-        "most": most,
+        **times,
         "milliseconds_per_row": median / rows,
         "note": note or (f"{median / rows:.2f} ms a row" if rows > 1 else ""),
     }
@@ -140,13 +149,12 @@ def _against_program(vocab: int, programs: int, repeats: int) -> Iterator[dict[s
         lambda: ct.optimal_acceptance(q[0], p[0], delta=DELTA), repeats,
     )  # fmt: skip
     yield closed
-    factor = statistics.median(times) / closed["milliseconds"]
+    own = milliseconds(times)
+    factor = own["milliseconds"] / closed["milliseconds"]
     worst = f"differ by at most {max(errors):.1e}" if errors else "none solved"
     yield closed | {
         "job": f"cvxpy with CLARABEL, V = {vocab:,}",
-        "milliseconds": statistics.median(times),
-        "least": min(times),
-        "most": max(times),
-        "milliseconds_per_row": statistics.median(times),
+        **own,
+        "milliseconds_per_row": own["milliseconds"],
         "note": f"{factor:.0f} times the closed form; {worst}; {gave_up} of {len(q)} gave up",
     }

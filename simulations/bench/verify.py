@@ -1,11 +1,7 @@
 """Time one verification step at a large vocabulary, compared with the simple dense way."""
 
-from __future__ import annotations
-
 import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ import cactus_theory as ct
 
 from ..common.grid import label
 from ..common.inputs import PAIR
+from .theory import clocked
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
 BATCH, WIDTH, VOCAB = 8, 8, 151_936
@@ -107,13 +104,9 @@ def _measured(kind: str, noise: float, repeats: int, values: Path) -> Iterator[d
     jobs = _jobs(*given)
     for name, (job, rival) in _block_jobs(*given, values).items():
         jobs[name], rivals[name] = job, rival
-    times: dict[str, list[float]] = {name: [] for name in jobs}
     with torch.inference_mode():
-        last = {name: job() for name, job in jobs.items()}  # the first pays for memory
-        for _ in range(repeats):
-            for name, job in jobs.items():
-                times[name].append(_milliseconds(job))
-    medians = {name: statistics.median(own) for name, own in times.items()}
+        times, last = clocked(jobs, repeats)
+    medians = {name: own["milliseconds"] for name, own in times.items()}
     for name, own in times.items():
         kept = last[name].num_accepted if name not in (SOFTMAX, DENSE) else None
         yield {
@@ -122,9 +115,7 @@ def _measured(kind: str, noise: float, repeats: int, values: Path) -> Iterator[d
             "batch": BATCH,
             "drafted": WIDTH,
             "vocabulary": VOCAB,
-            "milliseconds": medians[name],
-            "least": min(own),
-            "most": max(own),
+            **own,
             "times_faster_than_dense": medians[DENSE] / medians[name],
             "softmaxes": medians[name] / medians[SOFTMAX],
             "times_chain": medians[name] / medians[rivals[name]] if name in rivals else "",
@@ -164,12 +155,6 @@ def _block_jobs(
             f"verify_chain, {rival}",
         )
     return jobs
-
-
-def _milliseconds(job: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    job()
-    return 1e3 * (time.perf_counter() - started)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -6,24 +6,19 @@ block program's (``python -m solvers block``), proven within 1e-6. It emits noth
 target excludes, and is not shown beside a policy that does.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import cactus_theory as ct
 from cactus_theory.policies import Policy
 from cactus_theory.verify.registry import verifiers
 from solvers.paths import PathTree, random_tree
 
-from ..common.inputs import command_line
 from ..common.progress import Progress
-from ..common.results import provenance, write_csv
+from ..common.results import publish
 from ..common.terminal import text_table
 from .gap import can_follow, measure, registered
 
@@ -58,17 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure every policy on every tree, print a table, write the CSV."""
-    torch.set_num_threads(1)
     rows = list(_rows(args))
     if not rows:
         raise ValueError("--policy: none of them can be followed, or none can spend that much")
     cells = [[_cell(row[name]) for name in COLUMNS] for row in rows]
     print(text_table(list(COLUMNS.values()), cells))
-    notes = provenance(command_line("block-gap", add_arguments, args)) | {
+    notes = {
         "units": f"{args.divergence}, nats for kl; tokens include the recovered or bonus token",
         "gap_percent": "optimal tokens per call over the policy's at equal divergence per token",
     }
-    write_csv(args.out, rows, notes)
+    publish(args, rows, **notes)
     return 0
 
 

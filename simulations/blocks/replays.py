@@ -6,31 +6,85 @@ before the next one starts. Tokens per call at a level are interpolated between 
 errors count texts, and ratios to the token-wise band at a constant price are paired.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from cactus_theory._files import parsed_json
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces import Estimate, Replay, Trace, replay, tokens_at
+from cactus_theory.traces import Estimate, Replay, Trace, replay
 
-from ..common.inputs import command_line
-from ..common.journal import Journal, add_journal_arguments
-from ..common.progress import Progress
-from ..common.results import provenance, write_csv
+from ..common.journal import Journal, add_journal_arguments, fill
+from ..common.results import publish
 from ..common.terminal import fitted, width_of_terminal
-from .families import REFERENCE, Family, certain_families, families
+from ..traces.table import reached, valued
+
+# knob values whose emitted KL covers .01 to .15 nats a token on pairs of small models
+DELTAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
+BUDGETS = (0.005, 0.02, 0.06, 0.15, 0.4)
+PRICES = (8.0, 4.0, 2.5, 1.5, 1.0, 0.7, 0.45)
+# with value functions a token is worth more than one, so the same price spends more
+VALUED_PRICES = (20.0, 9.0, 5.0, 3.2, 2.2, 1.5, 1.0)
+REFERENCE = "band:price, chain"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A policy at several knob values under one verifier; one value where it is lossless."""
+
+    name: str
+    verifier: str
+    policies: tuple[str, ...]
+
+    @property
+    def lossless(self) -> bool:
+        """Return whether it emits the target's law."""
+        return len(self.policies) == 1
+
+
+def certain_families() -> list[Family]:
+    """Return what is compared on drafts of certain tokens, which a soft band knows to their end."""
+    prices = (*VALUED_PRICES[:3], *PRICES[1:])
+    return [
+        *(Family(f"speculative, {own}", own, ("speculative",)) for own in ("chain", "block")),
+        _family("band:price", "chain", PRICES),
+        _family("soft_band:ahead=False,price", "block", PRICES),
+        _family("soft_band:price", "block", prices),
+    ]
+
+
+def families(values: Sequence[Path]) -> list[Family]:
+    """Return everything that is compared; ``values`` are files for the soft band."""
+    found = []
+    for verifier in ("chain", "block"):
+        found += [
+            Family(f"speculative, {verifier}", verifier, ("speculative",)),
+            _family("cactus:delta", verifier, DELTAS),
+            _family("band:delta", verifier, BUDGETS),
+            _family("band:price", verifier, PRICES),
+        ]
+    found.append(_family("soft_band:price", "block", PRICES))
+    for file in values:
+        policies = tuple(f"soft_band:price={own:g},values={file}" for own in VALUED_PRICES)
+        found.append(Family(f"soft_band:price,values={file.stem}, block", "block", policies))
+    return found
+
+
+def _family(knob: str, verifier: str, amounts: Sequence[float]) -> Family:
+    policies = tuple(f"{knob}={own:g}" for own in amounts)
+    return Family(f"{knob}, {verifier}", verifier, policies)
+
 
 WIDEST = 100
-PLACES = ("out", "publish", "set_aside_damaged")
 SUMS = ("cycles", "tokens", "accepted", "reached", "kept")
 Row = dict[str, Any]
+# drafted tokens, family, policy
+Job = tuple[int, Family, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay what is missing, print the table; return 0."""
-    torch.set_num_threads(1)
     trace = Trace.open(args.trace)
     for width in args.num_draft_tokens:
         if not 1 <= width <= trace.num_draft_tokens:
@@ -61,23 +114,28 @@ def run(args: argparse.Namespace) -> int:
     made = []
     tables = {file.name: file.read_text(encoding="utf-8") for file in args.values}
     path, settings = args.out / "journal.jsonl", {"trace": trace.fingerprint} | tables
+    jobs = {
+        f"{policy}|{own.verifier}|K={width}": (width, own, policy)
+        for width in args.num_draft_tokens for own in known for policy in own.policies
+    }  # fmt: skip
+
+    def replayed(job: Job) -> dict[str, Any]:
+        width, family, policy = job
+        own = replay(trace, policy, family.verifier, num_draft_tokens=width)
+        sums = {name: getattr(own, name).tolist() for name in SUMS}
+        return sums | {"kl": own.spent["kl"].tolist()}
+
     with Journal(path, settings, args.set_aside_damaged) as journal:
-        jobs = [(k, own, policy) for k in args.num_draft_tokens for own in known
-                for policy in own.policies]  # fmt: skip
-        with Progress("replaying", len(jobs)) as progress:
-            for width, family, policy in jobs:
-                _replayed(trace, family, policy, width, journal)
-                progress.advance(f"K={width} {family.name}")
-        for width in args.num_draft_tokens:
-            own = {
-                family.name: [_replayed(trace, family, p, width, journal) for p in family.policies]
-                for family in known
-            }
-            made += _table(width, known, own, args.levels)
-    notes = provenance(command_line("blocks", add_arguments, args, PLACES))
-    notes |= _sources(trace, args.values)
-    for path in filter(None, (args.out / "blocks.csv", args.publish)):
-        write_csv(path, made, notes)
+        told = "K={0} {1.name}".format
+        results = fill(jobs, replayed, journal, "replaying", lambda job: told(*job))
+    for width in args.num_draft_tokens:
+        replays: dict[str, list[Replay]] = {}
+        for key, (own, family, policy) in jobs.items():
+            if own == width:
+                made_again = _kept(trace, family, policy, width, results[key])
+                replays.setdefault(family.name, []).append(made_again)
+        made += _table(width, known, replays, args.levels)
+    publish(args, made, args.out / "blocks.csv", args.publish, **_sources(trace, args.values))
     print(_shown(made))
     return 0
 
@@ -105,14 +163,8 @@ def _checked(values: list[Path], certain: bool) -> list[Family]:
     return known
 
 
-def _replayed(trace: Trace, family: Family, policy: str, width: int, journal: Journal) -> Replay:
-    """Return a replay, from the journal if it is there."""
-    key = f"{policy}|{family.verifier}|K={width}"
-    if key not in journal.results:
-        own = replay(trace, policy, family.verifier, num_draft_tokens=width)
-        sums = {name: getattr(own, name).tolist() for name in SUMS}
-        journal.add(key, sums | {"kl": own.spent["kl"].tolist()})
-    kept = journal.results[key]
+def _kept(trace: Trace, family: Family, policy: str, width: int, kept: dict[str, Any]) -> Replay:
+    """Return a replay out of the journal."""
     arrays = {name: np.array(kept[name]) for name in SUMS}
     spent = {"kl": np.array(kept["kl"])}
     return Replay(policy=policy, verifier=family.verifier, num_draft_tokens=width,
@@ -128,25 +180,18 @@ def _table(
     for level in (0.0, *levels):
         reference = lossless
         if level:
-            reached = _at(replays[REFERENCE], level)
-            if reached is None:
+            at_level = reached(replays[REFERENCE], level)
+            if at_level is None:
                 continue
-            reference = reached
+            reference = at_level
         for family in known:
             own = replays[family.name]
             if family.lossless != (level == 0):
                 continue
-            tokens = own[0].tokens_per_call if family.lossless else _at(own, level)
+            tokens = own[0].tokens_per_call if family.lossless else reached(own, level)
             if tokens is not None:
                 made.append(_row(width, level, family.name, tokens, reference))
     return made
-
-
-def _at(replays: list[Replay], level: float) -> Estimate | None:
-    try:
-        return tokens_at(replays, level)
-    except ValueError:  # not reached on both sides
-        return None
 
 
 def _row(width: int, level: float, name: str, tokens: Estimate, reference: Estimate) -> Row:
@@ -156,8 +201,7 @@ def _row(width: int, level: float, name: str, tokens: Estimate, reference: Estim
         "num_draft_tokens": width,
         "kl_per_token": level,
         "family": name,
-        "tokens_per_call": tokens.value,
-        "tokens_per_call_se": tokens.standard_error,
+        **valued("tokens_per_call", tokens),
         "ratio": ratio.value,
         "ratio_se": 0.0 if same else ratio.standard_error,
     }

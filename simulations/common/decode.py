@@ -5,8 +5,6 @@ A method is ``plain`` (our loop, the target alone), one of the library's own (``
 simulations print and write all come from here.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import warnings
@@ -38,6 +36,24 @@ class Decoded:
     def num_tokens(self) -> int:
         """Return the number of new tokens."""
         return sum(map(len, self.outputs))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return what is kept and summed; of the library's methods seconds and tokens alone."""
+        kept: dict[str, Any] = {"seconds": self.seconds, "tokens": self.num_tokens}
+        if self.result is None:
+            return kept
+        seconds, meter = self.result.seconds, self.result.meter
+        kept |= {
+            "target_calls": self.result.target_calls,
+            "row_calls": self.result.row_calls,
+            "accepted": self.result.num_accepted,
+            "histogram": list(self.result.accepted_histogram),
+            "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],
+        }
+        if meter is not None:
+            kept |= {"rows": meter.rows, "kl": meter.kl, "largest_row_kl": meter.largest_row_kl}
+        return kept
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,7 @@ class Harness:
         again: int = 0,
         meter: bool = False,
         record_rows: bool = False,
+        policy: Any = None,
     ) -> Decoded:
         """Decode one group of prompts by one method.
 
@@ -81,24 +98,13 @@ class Harness:
         group : which ``config.batch`` prompts.
         again : which pass over the prompts; each has seeds of its own.
         meter, record_rows : as in :func:`cactus_theory.decoding.generate`; not timed.
+        policy : a policy or schedule instead of ``config.method``.
         """
         rows = self.group(config.batch, group)
         prompts = [self.prompts[row] for row in rows]
         seeds = [self.seed + row + again * len(self.prompts) for row in rows]
         if config.method.startswith("hf_"):
             return self._library(config, prompts, seeds[0])
-        result = self._ours(config, prompts, seeds, meter, record_rows)
-        outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
-        return Decoded(result.seconds.total, outputs, result)
-
-    def _ours(
-        self,
-        config: Config,
-        prompts: list[Sequence[int]],
-        seeds: list[int],
-        meter: bool,
-        record_rows: bool,
-    ) -> GenerationResult:
         target = self.pair.target
         ids, mask = left_padded(prompts, target)
         shared: dict[str, Any] = {
@@ -108,18 +114,21 @@ class Harness:
             "seed": seeds,
         }
         if config.method == PLAIN:
-            return generate_plain(target, ids, **shared)
-        return generate(
-            target,
-            self.pair.draft,
-            ids,
-            policy=config.method,
-            verifier=config.verifier,
-            num_draft_tokens=config.width,
-            meter=meter,
-            record_rows=record_rows,
-            **shared,
-        )
+            result = generate_plain(target, ids, **shared)
+        else:
+            result = generate(
+                target,
+                self.pair.draft,
+                ids,
+                policy=config.method if policy is None else policy,
+                verifier=config.verifier,
+                num_draft_tokens=config.width,
+                meter=meter,
+                record_rows=record_rows,
+                **shared,
+            )
+        outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
+        return Decoded(result.seconds.total, outputs, result)
 
     def _library(self, config: Config, prompts: list[Sequence[int]], seed: int) -> Decoded:
         """Decode with Hugging Face ``generate``, K pinned, nothing truncated."""

@@ -1,15 +1,20 @@
-"""Which decodes a table is made of: methods, verifiers, drafted tokens and batch sizes."""
+"""The decodes that a table is made of: lines × prompts × repeats, shuffled, resumed, summed."""
 
-from __future__ import annotations
-
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 import cactus_theory as ct
 from cactus_theory.verify import registry
+
+from .journal import Journal, fill
 
 # Methods that no policy can stand for.
 PLAIN, HF_PLAIN, HF_ASSISTED, HF_MIXTURE = "plain", "hf_plain", "hf_assisted", "hf_mixture"
@@ -53,9 +58,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Job:
-    """One decode: a config on one group of prompts, in one repeat."""
+    """One decode: a line, which is a :class:`Config`, on one group of prompts, in one repeat."""
 
-    config: Config
+    config: Any
     repeat: int
     group: int
 
@@ -98,21 +103,114 @@ def configs(
     return found
 
 
-def jobs(
-    lines: Sequence[Config], prompts: int, repeats: int, *, metered: int = 1, seed: int = 0
-) -> Iterator[Job]:
-    """Yield every decode: repeat after repeat, each over all lines and prompts, shuffled.
+Record = dict[str, Any]
 
-    Within a repeat the prompts come in order, and the lines in an order drawn anew for every
-    prompt, so that neither a drift of the machine's speed nor the line before favours one.
-    The order depends on ``seed`` alone. The first ``metered`` repeats are not timed.
+
+@dataclass(frozen=True)
+class Runs:
+    """The records of one line: of metered repeats, and of timed ones (each the other if none)."""
+
+    judged: list[Record]
+    timed: list[list[Record]]
+
+    @property
+    def speeds(self) -> Float[np.ndarray, "repeats"]:
+        """Return tokens per second of every timed repeat."""
+        return self.per_repeat("tokens", "seconds")
+
+    def per_repeat(self, name: str, over: str) -> Float[np.ndarray, "repeats"]:
+        """Return the ratio of two sums in every timed repeat."""
+        return np.array([total(own, name) / total(own, over) for own in self.timed])
+
+    def ratio(self, name: str, over: str) -> float:
+        """Return the ratio of two sums over the metered repeats."""
+        return self.total(name) / self.total(over)
+
+    def total(self, name: str) -> Any:
+        """Return the sum over the metered repeats."""
+        return total(self.judged, name)
+
+    @property
+    def clocked(self) -> list[Record]:
+        """Return the records of all timed repeats."""
+        return [record for own in self.timed for record in own]
+
+    def share(self, parts: Sequence[int]) -> float:
+        """Return which share of the timed decodes' seconds went into some of their parts."""
+        every = [record["parts"] for record in self.clocked]
+        sums = [sum(part) for part in zip(*every, strict=True)]
+        return sum(sums[part] for part in parts) / sum(sums)
+
+
+def total(records: Sequence[Record], name: str) -> Any:
+    """Return the sum of an entry of the records."""
+    return sum(record[name] for record in records)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every line on every prompt, again and again.
+
+    Attributes
+    ----------
+    lines : each a :class:`Config`.
+    prompts : how many.
+    repeats : timed ones, after ``metered`` ones, which are not.
+    seed : of the order of the decodes.
     """
-    for repeat in range(metered + repeats):
-        for start in range(prompts):
-            due = [config for config in lines if start % config.batch == 0]
-            random.Random(f"{seed} {repeat} {start}").shuffle(due)
-            for config in due:
-                yield Job(config, repeat, start // config.batch)
+
+    lines: Sequence[Config]
+    prompts: int
+    repeats: int
+    metered: int = 1
+    seed: int = 0
+
+    @cached_property
+    def jobs(self) -> dict[str, Job]:
+        """Return every decode by its key: repeat after repeat, each over all lines and prompts.
+
+        Within a repeat the prompts come in order, and the lines in an order drawn anew for every
+        prompt, so that neither a drift of the machine's speed nor the line before favours one.
+        """
+        found = []
+        for repeat in range(self.metered + self.repeats):
+            for start in range(self.prompts):
+                due = [line for line in self.lines if start % line.batch == 0]
+                random.Random(f"{self.seed} {repeat} {start}").shuffle(due)
+                found += [Job(line, repeat, start // line.batch) for line in due]
+        return {job.key: job for job in found}
+
+    def missing(self, results: Mapping[str, Record]) -> list[Job]:
+        """Return the decodes that are not among the results."""
+        return [job for key, job in self.jobs.items() if key not in results]
+
+    def cold(self, results: Mapping[str, Record]) -> list[Config]:
+        """Return the lines whose next decode would be timed though it is their first.
+
+        A first call allocates: metered repeats come first, but they may be there already.
+        """
+        missing = self.missing(results)
+        warmed = {job.config for job in missing if job.repeat < self.metered}
+        return list(dict.fromkeys(job.config for job in missing if job.config not in warmed))
+
+    def fill(
+        self, record: Callable[[Job], Record], journal: Journal | None = None
+    ) -> dict[str, Record]:
+        """Make what the journal lacks, all without one; return every record by its job's key."""
+        return fill(self.jobs, record, journal, "decoding")
+
+    def runs(self, results: Mapping[str, Record]) -> dict[Any, Runs]:
+        """Return every line's records."""
+        found = {}
+        for line in self.lines:
+            groups = range(math.ceil(self.prompts / line.batch))
+            every = [
+                [results[Job(line, repeat, group).key] for group in groups]
+                for repeat in range(self.metered + self.repeats)
+            ]
+            judged = [record for own in every[: self.metered] or every for record in own]
+            found[line] = Runs(judged, every[self.metered :] or every)
+        return found
 
 
 def checked_policy(spec: str) -> str:

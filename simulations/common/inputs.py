@@ -1,7 +1,5 @@
 """What a simulation reads: the shipped pair, prompts, and the flags that name others."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from collections.abc import Callable
@@ -27,6 +25,14 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", type=Path, default=PAIR / "target", help="target model folder")
     add("--draft", type=Path, default=PAIR / "draft", help="draft model folder")
     add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
+
+
+def at_least(args: argparse.Namespace, **least: int) -> None:
+    """Raise ValueError for the first flag whose value, or smallest one, is below its least."""
+    for name, low in least.items():
+        given = getattr(args, name)
+        if (value := min(given) if isinstance(given, list) else given) < low:
+            raise ValueError(f"--{name.replace('_', '-')}: must be at least {low}; got {value}")
 
 
 def command_line(

@@ -1,20 +1,22 @@
-"""A file of finished decodes that survives being killed: one JSON line each."""
-
-from __future__ import annotations
+"""Finished work that survives being killed: a file with one JSON line for each piece."""
 
 import argparse
 import io
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cactus_theory._files import write_whole
 from cactus_theory._lock import FolderLock
 
+from .progress import Progress
+
 # longer settings, such as the contents of files, are not shown where they differ
 SHOWN = 200
+T = TypeVar("T")
 
 
 class Journal:
@@ -57,7 +59,7 @@ class Journal:
         self._file.close()
         self._lock.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,6 +109,34 @@ class Journal:
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def fill(
+    todo: Mapping[str, T],
+    make: Callable[[T], dict[str, Any]],
+    journal: Journal | None,
+    label: str,
+    note: Callable[[T], str] = lambda _: "",
+) -> dict[str, dict[str, Any]]:
+    """Make what the journal lacks, showing progress, and return all results by key.
+
+    Parameters
+    ----------
+    todo : key → what ``make`` makes a result of.
+    journal : keeps each result before the next one is made; without one nothing is kept.
+    label, note : what the progress line says, and of each piece.
+    """
+    results = {} if journal is None else journal.results
+    missing = {key: own for key, own in todo.items() if key not in results}
+    with Progress(label, len(todo), len(todo) - len(missing)) as progress:
+        for key, own in missing.items():
+            made = make(own)
+            if journal is None:
+                results[key] = made
+            else:
+                journal.add(key, made)
+            progress.advance(note(own))
+    return results
 
 
 def add_journal_arguments(parser: argparse.ArgumentParser) -> None:

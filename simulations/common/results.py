@@ -1,7 +1,6 @@
 """Where every simulation writes its results: whole files with their provenance, or no change."""
 
-from __future__ import annotations
-
+import argparse
 import csv
 import io
 import json
@@ -16,6 +15,9 @@ import numpy as np
 import torch
 
 from cactus_theory._files import write_whole
+
+from .inputs import command_line
+from .terminal import shown, text_table
 
 # digits kept of a float: enough to compare, few enough to hide the last ulps of a sum
 DIGITS = 12
@@ -120,3 +122,40 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 def _field(value: Any) -> Any:
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else value
+
+
+# flags that say where results go and how they are shown: none of them decides a result
+PLACES = ("out", "publish", "work", "save_trace", "set_aside_damaged", "json", "shared")
+
+
+def made(args: argparse.Namespace, /, **notes: str) -> dict[str, str]:
+    """Return the provenance of what a command writes, and notes of its own.
+
+    ``args`` as ``python -m simulations`` parses them, with the command's name and its flags.
+    """
+    return provenance(command_line(args.command, args.declare, args, PLACES)) | notes
+
+
+def publish(
+    args: argparse.Namespace,
+    rows: Sequence[Mapping[str, Any]],
+    /,
+    *paths: Path | None,
+    **notes: str,
+) -> None:
+    """Write a table with its provenance to every path that is one, to ``--out`` if none is given.
+
+    Raises
+    ------
+    ValueError
+        As :func:`simulations.common.results.write_csv`.
+    """
+    source = made(args, **notes)
+    for path in filter(None, paths or (args.out,)):
+        write_csv(path, rows, source)
+
+
+def columns(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str], title: str = "") -> str:
+    """Return some columns of a table for the terminal: column → its head."""
+    cells = [[shown(row[name]) for name in heads] for row in rows]
+    return text_table(list(heads.values()), cells, title)

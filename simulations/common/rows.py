@@ -1,7 +1,5 @@
 """Next-token rows of a real pair of models along text that the target wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ them three ways, audits every policy on all of them, decodes the same prompts wi
 policy and reports what it cost. Writes everything to ``--out`` as CSV, JSON, PDF and PNG.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,10 @@ from cactus_theory.decoding import load_pair
 from ..common.decode import Harness
 from ..common.grid import checked_policy
 from ..common.inputs import add_pair_arguments, load_prompts
-from ..common.results import provenance, write_csv, write_json
+from ..common.results import columns, made, publish, write_json
 from ..common.rows import log_rows
-from ..common.terminal import rule, shown, text_table
-from . import audits, one_row
+from ..common.terminal import rule
+from .rows import audit_all, solve
 from .table import measure
 
 POLICIES = (
@@ -40,20 +38,20 @@ POLICIES = (
 # tokens sampled after each prompt, for the audited rows
 LOGGED_TOKENS = 32
 PICTURES = ("policies", "band_row")
-# head of the table printed at the end → column of the CSV
+# column of the table printed at the end → its head
 SHOWN = {
     "policy": "policy",
     "knob": "knob",
-    "K": "num_draft_tokens",
-    "tokens/s": "tokens_per_second",
-    "speed-up": "speedup",
-    "AL": "accepted_per_call",
-    "tokens\n/call": "tokens_per_call",
-    "emitted KL\n/token": "emitted_kl_per_token",
-    "largest\nrow KL": "largest_row_kl",
-    "declared budget": "declares",
+    "num_draft_tokens": "K",
+    "tokens_per_second": "tokens/s",
+    "speedup": "speed-up",
+    "accepted_per_call": "AL",
+    "tokens_per_call": "tokens\n/call",
+    "emitted_kl_per_token": "emitted KL\n/token",
+    "largest_row_kl": "largest\nrow KL",
+    "declares": "declared budget",
     "held": "held",
-    "proposals\nover": "share_over_budget",
+    "share_over_budget": "proposals\nover",
 }
 
 
@@ -74,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do the whole job; return 0."""
-    torch.set_num_threads(args.threads)
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
     pair = load_pair(args.target, args.draft)
     prompts = load_prompts(args.prompts, args.target)[: args.num_prompts]
@@ -86,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         f"{len(q)} rows of {q.shape[1]:,} tokens; the draft overlaps the target by "
         f"{overlap:.3f} (Σ min(p, q), mean)\n"
     )
-    tables = {"band_row": one_row.solve(q, p, pair), "audit": audits.audit_all(specs, q, p)}
+    tables = {"band_row": solve(q, p, pair), "audit": audit_all(specs, q, p)}
     print(rule(f"decoding {len(prompts)} prompts, K of {args.num_draft_tokens} drafted a round"))
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
     tables["policies"] = measure(
@@ -102,20 +99,18 @@ def _table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
         f"each at its fastest K of {args.num_draft_tokens}; temperature 1, {args.num_prompts} "
         f"prompts, {args.max_new_tokens} new tokens, medians of {args.repeats} interleaved runs"
     )
-    tuned = [[shown(row[name]) for name in SHOWN.values()] for row in rows if row["tuned"]]
-    return text_table(list(SHOWN), tuned, title)
+    return columns([row for row in rows if row["tuned"]], SHOWN, title)
 
 
 def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
     from paper_figures.__main__ import draw
 
-    source = provenance("python -m simulations demo")
+    command = {"command": "python -m simulations demo"}
     for name, rows in tables.items():
-        write_csv(args.out / f"{name}.csv", rows, source)
-    write_json(args.out / "demo.json", {"provenance": source} | tables)
+        folders = filter(None, (args.out, args.publish if name in PICTURES else None))
+        publish(args, rows, *(folder / f"{name}.csv" for folder in folders), **command)
+    write_json(args.out / "demo.json", {"provenance": made(args, **command)} | tables)
     for name in PICTURES:
-        if args.publish is not None:
-            write_csv(args.publish / f"{name}.csv", tables[name], source)
         draw(name, args.out, args.out)
     kinds = (".csv", ".json", ".png")
     files = sorted(path.name for path in args.out.iterdir() if path.suffix in kinds)

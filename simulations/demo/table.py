@@ -6,21 +6,17 @@ affects all alike. Speed is the median over repeats; acceptance and cost come fr
 repeat, whose rows are also audited against what the policy declares.
 """
 
-from __future__ import annotations
-
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import GenerationResult
 
 from ..common.decode import Harness
-from ..common.grid import PLAIN, Config, Job, configs, jobs, label
-from ..common.progress import Progress
+from ..common.grid import PLAIN, Config, Grid, Job, Record, Runs, configs, label
 
 COLUMNS = (
     "policy knob num_draft_tokens tuned tokens_per_second tokens_per_second_min "
@@ -29,16 +25,6 @@ COLUMNS = (
     "share_over_budget largest_spent"
 ).split()
 DRAWN_ROWS = 256  # rows audited at once: bounds memory at large vocabularies
-
-
-@dataclass
-class Runs:
-    """What one line did: seconds and tokens a repeat, the metered results of repeat 0."""
-
-    config: Config
-    seconds: list[float]
-    tokens: list[int]
-    metered: list[GenerationResult] = field(default_factory=list)
 
 
 def measure(
@@ -58,75 +44,54 @@ def measure(
     repeats : timed runs of every prompt, after one untimed, metered one.
     """
     lines = configs([PLAIN], specs, widths, [1])
-    runs = {line: Runs(line, [0.0] * (repeats + 1), [0] * (repeats + 1)) for line in lines}
-    todo = list(jobs(lines, len(harness.prompts), repeats, seed=harness.seed))
-    with Progress("decoding", len(todo)) as progress:
-        for job in todo:
-            _run(harness, job, runs[job.config])
-            progress.advance()
-    plain = _speed(runs[lines[0]])
-    rows = [_row(own, plain) for own in runs.values()]
+    grid = Grid(lines, len(harness.prompts), repeats, seed=harness.seed)
+
+    def decoded(job: Job) -> Record:
+        metered = job.repeat == 0
+        done = harness.decode(job.config, job.group, meter=metered, record_rows=metered)
+        assert done.result is not None
+        audits = _audits(job.config, done.result) if metered else []
+        return done.record | {"audits": audits}
+
+    runs = grid.runs(grid.fill(decoded))
+    plain = float(np.median(runs[lines[0]].speeds))
+    rows = [_row(line, own, plain) for line, own in runs.items()]
+    fastest: dict[tuple[str, str], float] = {}
+    for row in sorted(rows, key=lambda row: row["speedup"]):
+        fastest[row["policy"], row["knob"]] = row["speedup"]
     for row in rows:
-        rivals = [r["speedup"] for r in rows if (r["policy"], r["knob"]) == _rule(row)]
-        row["tuned"] = row["speedup"] == max(rivals)
+        row["tuned"] = row["speedup"] == fastest[row["policy"], row["knob"]]
     return rows
 
 
-def _rule(row: dict[str, Any]) -> tuple[str, str]:
-    return row["policy"], row["knob"]
-
-
-def _run(harness: Harness, job: Job, own: Runs) -> None:
-    metered = job.repeat == 0
-    done = harness.decode(job.config, job.group, meter=metered, record_rows=metered)
-    assert done.result is not None
-    own.seconds[job.repeat] += done.seconds
-    own.tokens[job.repeat] += done.num_tokens
-    if metered:
-        own.metered.append(done.result)
-
-
-def _speed(runs: Runs) -> float:
-    """Return the median tokens/s of the timed repeats (of the only run if none was timed)."""
-    pairs = list(zip(runs.tokens, runs.seconds, strict=True))
-    return statistics.median(tokens / seconds for tokens, seconds in pairs[1:] or pairs)
-
-
-def _row(runs: Runs, plain: float) -> dict[str, Any]:
-    speeds = [t / s for t, s in zip(runs.tokens, runs.seconds, strict=True)]
-    timed = speeds[1:] or speeds
-    results = runs.metered
-    calls = sum(result.target_calls for result in results)
-    accepted = sum(result.num_accepted for result in results)
-    tokens = sum(result.num_tokens for result in results)
-    policy, knob = label(runs.config.method)
+def _row(line: Config, own: Runs, plain: float) -> dict[str, Any]:
+    policy, knob = label(line.method)
+    median = float(np.median(own.speeds))
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {
         "policy": policy,
         "knob": knob,
-        "num_draft_tokens": runs.config.width,
-        "tokens_per_second": _speed(runs),
-        "tokens_per_second_min": min(timed),
-        "tokens_per_second_max": max(timed),
-        "speedup": _speed(runs) / plain,
-        "accepted_per_call": accepted / calls,
-        "tokens_per_call": tokens / calls,
-        "tokens": tokens,
-        "target_calls": calls,
+        "num_draft_tokens": line.width,
+        "tokens_per_second": median,
+        "tokens_per_second_min": float(own.speeds.min()),
+        "tokens_per_second_max": float(own.speeds.max()),
+        "speedup": median / plain,
+        "accepted_per_call": own.ratio("accepted", "target_calls"),
+        "tokens_per_call": own.ratio("tokens", "target_calls"),
+        "tokens": own.total("tokens"),
+        "target_calls": own.total("target_calls"),
     }
-    return row if runs.config.method == PLAIN else row | _cost(runs, tokens)
+    return row if line.method == PLAIN else row | _cost(line, own)
 
 
-def _cost(runs: Runs, tokens: int) -> dict[str, Any]:
+def _cost(line: Config, own: Runs) -> dict[str, Any]:
     """Return the emitted KL and whether the declared budget held on the verified rows."""
-    meters = [result.meter for result in runs.metered if result.meter is not None]
-    rule = ct.policy(runs.config.method)
-    audits = [audit for result in runs.metered for audit in _audits(rule, result)]
-    budget = rule.declares.budget
+    audits: list[ct.Audit] = [audit for record in own.judged for audit in record["audits"]]
+    budget = ct.policy(line.method).declares.budget
     row: dict[str, Any] = {
         "acceptance": _mean(audits, "acceptance"),
-        "emitted_kl_per_token": sum(meter.kl for meter in meters) / tokens,
-        "largest_row_kl": max(meter.largest_row_kl for meter in meters),
-        "verified_rows": sum(meter.rows for meter in meters),
+        "emitted_kl_per_token": own.ratio("kl", "tokens"),
+        "largest_row_kl": max(record["largest_row_kl"] for record in own.judged),
+        "verified_rows": own.total("rows"),
         "declares": "no budget" if budget is None else str(budget),
     }
     if budget is not None:
@@ -137,14 +102,14 @@ def _cost(runs: Runs, tokens: int) -> dict[str, Any]:
     return row
 
 
-def _audits(rule: ct.Policy, result: GenerationResult) -> list[ct.Audit]:
+def _audits(line: Config, result: GenerationResult) -> list[ct.Audit]:
     rows = result.rows
     if rows is None or not len(rows.target_probs):
         return []
     pairs = zip(
         rows.target_probs.split(DRAWN_ROWS), rows.draft_probs.split(DRAWN_ROWS), strict=True
     )
-    return [ct.audit(rule, q, p) for q, p in pairs]
+    return [ct.audit(ct.policy(line.method), q, p) for q, p in pairs]
 
 
 def _mean(audits: list[ct.Audit], name: str) -> float:

@@ -5,24 +5,21 @@ what was emitted, the decode gives tokens per target call; the least KL at as ma
 call is read off the constant-price settings. Intervals come from resampling prompts.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
-from ..common.grid import Config
-from ..common.inputs import add_pair_arguments, command_line, load_prompts
-from ..common.progress import Progress
-from ..common.results import provenance, write_csv
+from ..common.grid import Config, Grid, Job
+from ..common.inputs import add_pair_arguments, load_prompts
+from ..common.results import publish
+from ..common.statistics import INTERVAL, RESAMPLES, interval, resamples
 
 OUT = Path("paper_figures/data/constant_price.csv")
 # from nearly lossless to nearly the draft's own law: budgets in nats, prices in acceptance per nat
@@ -33,9 +30,6 @@ SERIES: dict[str, list[str]] = {
     "band_delta": [f"band:delta={delta:g}" for delta in DELTAS],
     "cactus": [f"cactus:delta={delta:g}" for delta in DELTAS],
 }
-# resamples of the prompts, and the percentiles of the interval
-RESAMPLES = 1000
-INTERVAL = (5, 95)
 # per prompt: new tokens, target calls, emitted KL
 Sums = Float[np.ndarray, "prompts 3"]
 
@@ -53,24 +47,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode with every setting, write the table, print what Cactus and constant δ pay."""
-    torch.set_num_threads(1)
     pair = load_pair(args.target, args.draft)
     prompts = load_prompts(args.prompts, args.target)
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
-    specs = [spec for own in SERIES.values() for spec in own]
-    sums = {}
-    with Progress("decoding", len(specs)) as progress:
-        for spec in specs:
-            sums[spec] = _decoded(harness, Config(spec, args.num_draft_tokens, 1), args.decodes)
-            progress.advance(spec)
+    lines = [Config(spec, args.num_draft_tokens, 1) for own in SERIES.values() for spec in own]
+    grid = Grid(lines, len(prompts), repeats=0, metered=args.decodes, seed=args.seed)
+
+    def decoded(job: Job) -> dict[str, Any]:
+        return harness.decode(job.config, job.group, again=job.repeat, meter=True).record
+
+    results = grid.fill(decoded)
+    sums = {line.method: np.zeros((len(prompts), 3)) for line in lines}
+    for key, job in grid.jobs.items():
+        own = results[key]
+        sums[job.config.method][job.group] += own["tokens"], own["target_calls"], own["kl"]
     rows = table(sums, np.random.default_rng(args.seed))
-    notes = provenance(command_line("constant-price", add_arguments, args)) | {
+    notes = {
         "decodes": f"{len(prompts)} prompts, {args.decodes} each, {args.max_new_tokens} new "
         f"tokens, K = {args.num_draft_tokens}, temperature 1",
         "units": "nats; kl_ratio = KL per token / that of constant price at equal tokens per call",
         "interval": f"percentiles {INTERVAL} over {RESAMPLES} resamples of the prompts",
     }
-    write_csv(args.out, [{**row, "num_draft_tokens": args.num_draft_tokens} for row in rows], notes)
+    rows = [{**row, "num_draft_tokens": args.num_draft_tokens} for row in rows]
+    publish(args, rows, **notes)
     for row in rows:
         if row["kl_ratio"] is not None:
             print(
@@ -81,17 +80,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _decoded(harness: Harness, config: Config, decodes: int) -> Sums:
-    """Return the sums per prompt over its decodes."""
-    sums = np.zeros((len(harness.prompts), 3))
-    for number in range(len(harness.prompts)):
-        for again in range(decodes):
-            result = harness.decode(config, number, again=again, meter=True).result
-            assert result is not None and result.meter is not None
-            sums[number] += result.num_tokens, result.target_calls, result.meter.kl
-    return sums
-
-
 def table(sums: dict[str, Sums], generator: np.random.Generator) -> list[dict[str, Any]]:
     """Return one row per setting, with the KL ratio to constant price at equal tokens per call.
 
@@ -100,8 +88,7 @@ def table(sums: dict[str, Sums], generator: np.random.Generator) -> list[dict[st
     sums : spec → tokens, calls and KL of each prompt.
     generator : resamples prompts, the same ones for every setting.
     """
-    count = len(next(iter(sums.values())))
-    draws = generator.integers(count, size=(RESAMPLES, count))
+    draws = resamples(len(next(iter(sums.values()))), generator)
     rows = []
     for series, specs in SERIES.items():
         for spec in specs:
@@ -111,7 +98,7 @@ def table(sums: dict[str, Sums], generator: np.random.Generator) -> list[dict[st
             if series != "band_price" and ratio is not None:
                 resampled = [_ratio(sums, spec, lambda own, d=d: own[d]) for d in draws]
                 found = [value for value in resampled if value is not None]
-                low, high = np.percentile(found, INTERVAL).tolist()
+                low, high = interval(found)
             rows.append(
                 {
                     "series": series,

@@ -6,8 +6,6 @@ keeps other punctuation below ``cap`` times its target probability, and spends a
 The table holds the row under one constraint after another, and what each costs at other budgets.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator
@@ -21,8 +19,8 @@ import torch
 import cactus_theory as ct
 from solvers.design import Design, DesignedRow
 
-from ..common.inputs import add_pair_arguments, command_line, load_model, load_prompts
-from ..common.results import provenance, write_csv
+from ..common.inputs import add_pair_arguments, load_model, load_prompts
+from ..common.results import publish
 from ..common.rows import log_rows
 
 OUT = Path("paper_figures/data/design_example.csv")
@@ -54,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Design the row, print the report and write the table."""
-    torch.set_num_threads(1)
     names, q, p = logged(args)
     protected = closing_tokens(names, end_of_text(args.target))
     tokens = Tokens(names, protected, punctuation(names, protected))
@@ -68,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     )
     for name, designed in solved.items():
         print(f"{name}\n{designed.report()}\n")
-    write_csv(args.out, rows, provenance(command_line("design-example", add_arguments, args)))
+    publish(args, rows)
     print(f"{len(rows)} rows in {args.out}")
     return 0
 

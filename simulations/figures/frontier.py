@@ -6,8 +6,6 @@ decides token by token has less mean KL at the same mean acceptance (theorem in
 ``cactus_theory.optimum``).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator
@@ -24,9 +22,10 @@ import cactus_theory as ct
 from cactus_theory.emitted import BUDGET_TOLERANCE, proposal_costs
 from cactus_theory.policies import Policy
 
-from ..common.inputs import add_pair_arguments, command_line, load_model, load_prompts
-from ..common.results import provenance, write_csv
+from ..common.inputs import add_pair_arguments, load_model, load_prompts
+from ..common.results import publish
 from ..common.rows import log_rows
+from ..common.statistics import hermite
 
 OUT = Path("paper_figures/data/acceptance_kl.csv")
 # from nearly lossless to strongly relaxed: budgets in nats, thresholds of typical acceptance
@@ -44,6 +43,8 @@ SERIES: dict[str, tuple[str, str | None, tuple[float | None, ...], dict[str, str
     "typical": ("typical", "epsilon", EPSILONS, {}),
     "typical_target": ("typical", "epsilon", EPSILONS, {"recover": "target"}),
 }
+# how far beyond its ends the envelope is read, as a share of it: rounding
+SLACK = 1e-12
 Rows = Float[Tensor, "rows vocab"]
 PerPoint = Float[np.ndarray, "points"]
 Row = dict[str, Any]
@@ -60,17 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log rows, write the table and print what Cactus pays."""
-    torch.set_num_threads(1)
     prompts = load_prompts(args.prompts, args.target)
     models = load_model(args.target), load_model(args.draft)
     q, p = log_rows(*models, prompts, args.tokens_each, args.seed)
-    notes = provenance(command_line("frontier", add_arguments, args)) | {
+    notes = {
         "rows": f"{len(q)} along text the target wrote after {len(prompts)} prompts, vocabulary "
         f"{q.shape[-1]}",
         "units": "nats; mean over rows; kl_ratio = mean_kl / frontier_kl at equal acceptance",
     }
     rows = table(q, p, Envelope.of(q, p, PRICES))
-    write_csv(args.out, rows, notes)
+    publish(args, rows, **notes)
     for row in rows:
         if row["series"] == "cactus" and row["kl_ratio"]:
             shown = (
@@ -89,7 +89,7 @@ def policies() -> Iterator[tuple[str, str | None, float | None, Policy]]:
             yield series, knob, value, ct.policy(name, **knobs)
 
 
-def table(q: Rows, p: Rows, best: Envelope) -> list[Row]:
+def table(q: Rows, p: Rows, best: "Envelope") -> list[Row]:
     """Return one line per policy: what it accepts, what it spends, what the best would spend."""
     rows = []
     for series, knob, value, rule in policies():
@@ -133,7 +133,7 @@ class Envelope:
     kl: PerPoint
 
     @classmethod
-    def of(cls, q: Rows, p: Rows, prices: tuple[float, ...]) -> Envelope:
+    def of(cls, q: Rows, p: Rows, prices: tuple[float, ...]) -> "Envelope":
         """Return the envelope solved at ``prices``, in falling order."""
         accepted, spent = [], []
         for price in prices:
@@ -151,25 +151,12 @@ class Envelope:
         Empty outside the solved prices: nearly lossless, or nearly h = p.
         """
         log_kl = np.log(self.kl)
-        least = hermite(acceptance, self.acceptance, log_kl, 1 / (self.price * self.kl))
-        most = None
+        slope, most = self.price * self.kl, None
+        least = hermite(acceptance, self.acceptance, log_kl, 1 / slope, SLACK)
         if kl > 0:
-            most = hermite(math.log(kl), log_kl, self.acceptance, self.price * self.kl)
+            most = hermite(math.log(kl), log_kl, self.acceptance, slope, SLACK)
         return {
             "frontier_kl": None if least is None else math.exp(least),
             "kl_ratio": None if least is None else kl / math.exp(least),
             "frontier_acceptance": most,
         }
-
-
-def hermite(at: float, x: PerPoint, y: PerPoint, slope: PerPoint) -> float | None:
-    """Return the cubic Hermite interpolant of y with dy/dx = slope, None outside x (rising)."""
-    slack = 1e-12 * (x[-1] - x[0])
-    if not x[0] - slack <= at <= x[-1] + slack:
-        return None
-    i = min(max(int(np.searchsorted(x, at)), 1), len(x) - 1)
-    width = x[i] - x[i - 1]
-    t = (at - x[i - 1]) / width
-    ends = (1 + 2 * t) * (1 - t) ** 2 * y[i - 1] + t**2 * (3 - 2 * t) * y[i]
-    bends = t * (1 - t) ** 2 * slope[i - 1] - t**2 * (1 - t) * slope[i]
-    return float(ends + width * bends)

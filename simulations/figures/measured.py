@@ -4,8 +4,6 @@ So every number in those tables was written by a command, together with the comm
 machine. The block between a page's two markers is replaced; a test compares it with the CSV.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -17,8 +17,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.emitted import proposal_costs
 
-from ..common.inputs import command_line
-from ..common.results import provenance, write_csv
+from ..common.results import publish
 
 RULES = ("cactus", "cactus_exact")
 OUT = Path("paper_figures/data/overspend.csv")
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the table and print the maxima."""
     rows = table(args.delta, args.points)
-    write_csv(args.out, rows, provenance(command_line("overspend", add_arguments, args)))
+    publish(args, rows)
     for row in rows:
         if row["kind"] == "maximum":
             shown = "delta {delta:<5g} spends {kl_over_delta:.3f} budgets at q_n = {q_n:.4f}"

@@ -18,9 +18,8 @@ import numpy as np
 import cactus_theory as ct
 from solvers import optimal
 
-from ..common.inputs import command_line
 from ..common.progress import Progress
-from ..common.results import provenance, write_csv
+from ..common.results import publish
 
 OUT = Path("paper_figures/data/solver_error.csv")
 DELTA = 0.1
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         for vocab, kind, seed in cases:
             made += compared(vocab, kind, seed, args.delta)
             progress.advance(f"V = {vocab:,}, {kind}")
-    write_csv(args.out, made, provenance(command_line("solver-error", add_arguments, args)))
+    publish(args, made)
     for vocab in args.vocab:
         print(f"V = {vocab:>7,}  {_summary([row for row in made if row['vocabulary'] == vocab])}")
     print(f"{len(made)} rows in {args.out}")

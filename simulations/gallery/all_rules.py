@@ -4,8 +4,6 @@ Acceptance and emitted KL are exact means over the rows. The frontier shares one
 all rows at a constant price; the band lies on it, whatever its price.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ On a tree of three tokens and four drafted ones the optimum over all verifiers i
 program, proven within 1e-6. Each policy's knob is set to spend the same; the rest is a gap.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

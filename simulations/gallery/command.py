@@ -3,13 +3,9 @@
 Every program has ``measure(quick)``, which computes, ``say(found)`` and ``draw(figure, found)``.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from pathlib import Path
-
-import torch
 
 from ..common.inputs import ROOT
 from ..common.results import write_bytes
@@ -34,7 +30,6 @@ def run(args: argparse.Namespace) -> int:
     for name in args.names:
         if name not in PROGRAMS:
             raise ValueError(f"NAME: must be one of {', '.join(PROGRAMS)}; got {name!r}")
-    torch.set_num_threads(1)
     for name in args.names or PROGRAMS:
         program = importlib.import_module(f"simulations.gallery.{name}")
         found = program.measure(args.quick)

@@ -6,8 +6,6 @@ token's logit plus T/price; the optimum of whole paths adds more where a path ma
 the target's along paths of the example trace, in the flat layout that the processor gets.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

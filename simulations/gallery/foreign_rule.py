@@ -4,8 +4,6 @@ The kit looks for the smallest rows that break a claim; the audit says how often
 broken on rows of a real pair. The rule is in ``agreement.py``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

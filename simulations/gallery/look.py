@@ -1,7 +1,5 @@
 """The look of the gallery's pictures, which is that of the project's figures."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

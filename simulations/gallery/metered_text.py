@@ -4,8 +4,6 @@
 keeps every answer below its cap at every length; other policies only do so on average.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

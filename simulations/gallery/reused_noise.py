@@ -5,8 +5,6 @@ must be drawn with new noise; with the same G, tokens that the draft likes come 
 A chi-square test against the exact law sees it once there are enough rounds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

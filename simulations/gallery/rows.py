@@ -1,7 +1,5 @@
 """What the gallery computes on: the shipped trace and pair."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

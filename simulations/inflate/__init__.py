@@ -4,7 +4,6 @@
 those of ``model``, and whose weights, cache and arithmetic are those of the shape.
 """
 
-from .grow import inflate
-from .shapes import SHAPES, Cost, Shape, step_cost
+from .grow import SHAPES, Cost, Shape, inflate, step_cost
 
 __all__ = ["SHAPES", "Cost", "Shape", "inflate", "step_cost"]

@@ -6,27 +6,141 @@ same seeds. Tokens per target call are compared at equal emitted KL: the band's 
 straight line between its prices. Standard errors leave out one group of prompts at a time.
 """
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cactus_theory.decoding import Ledger, Pair, generate, load_pair
+from cactus_theory.decoding import Ledger, load_pair
+from cactus_theory.traces import Estimate
 
-from ..common.decode import left_padded
-from ..common.inputs import DATA, add_pair_arguments, command_line, load_prompts
-from ..common.journal import Journal, add_journal_arguments
-from ..common.progress import Progress
-from ..common.results import provenance, write_csv
-from ..common.terminal import shown, text_table
-from .table import Answers, Line, along, rows_of
+from ..common.decode import Harness
+from ..common.grid import Config
+from ..common.inputs import DATA, add_pair_arguments, at_least, load_prompts
+from ..common.journal import Journal, add_journal_arguments, fill
+from ..common.results import columns, publish
+
+# groups of prompts that are left out in turn
+GROUPS = 8
+# tokens of an answer at which the books are shown
+EVERY = 2
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: a band at a price (``setting``), or a ledger with a cap."""
+
+    verifier: str
+    kind: str
+    setting: float
+
+    @property
+    def key(self) -> str:
+        """Return the name under which results are kept."""
+        return f"{self.verifier}|{self.kind}|{self.setting:g}"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers: what each token was charged, in nats, and target calls."""
+
+    costs: list[np.ndarray]
+    calls: np.ndarray
+
+    def only(self, kept: np.ndarray) -> "Answers":
+        """Return some of the answers."""
+        return Answers([self.costs[i] for i in kept], self.calls[kept])
+
+    @property
+    def point(self) -> tuple[float, float]:
+        """Return emitted KL per token and tokens per call."""
+        tokens = sum(map(len, self.costs))
+        return sum(float(own.sum()) for own in self.costs) / tokens, tokens / self.calls.sum()
+
+
+def rows_of(answers: Mapping[Line, Answers], prompts: int) -> list[dict[str, Any]]:
+    """Return one row a line.
+
+    ``over`` is the share of answers that at their end have spent more per token than the cap
+    (of a ledger) or the mean (of a band); ``largest_answer`` the largest spend per token of any
+    answer at its end.
+    """
+    rows = []
+    for line, own in answers.items():
+        kl, tokens = own.point
+        limit = line.setting if line.kind == "ledger" else kl
+        ends = np.array([costs.sum() / len(costs) for costs in own.costs])
+        ratio, error = _against_band(answers, line, prompts)
+        rows.append(
+            {
+                **asdict(line),
+                "answers": len(own.costs),
+                "kl_per_token": kl,
+                "used": kl / line.setting if line.kind == "ledger" else None,
+                "largest_answer": float(ends.max()),
+                "over": float((ends > limit).mean()),
+                "tokens_per_call": float(tokens),
+                "ratio": ratio,
+                "ratio_se": error,
+            }
+        )
+    return rows
+
+
+def along(answers: Mapping[Line, Answers]) -> Iterator[dict[str, Any]]:
+    """Yield what answers have spent after t tokens: median, 90th percentile and largest."""
+    for line, own in answers.items():
+        longest = max(map(len, own.costs))
+        spent = np.full((len(own.costs), longest), np.nan)
+        for row, costs in zip(spent, own.costs, strict=True):
+            row[: len(costs)] = costs.cumsum()
+        for t in range(EVERY, longest + 1, EVERY):
+            here = spent[:, t - 1][~np.isnan(spent[:, t - 1])]
+            yield {
+                **asdict(line),
+                "tokens": t,
+                "median": float(np.median(here)),
+                "upper": float(np.quantile(here, 0.9)),
+                "largest": float(here.max()),
+            }
+
+
+def _against_band(
+    answers: Mapping[Line, Answers], line: Line, prompts: int
+) -> tuple[float | None, float | None]:
+    """Return tokens per call over the band's at equal KL, and its standard error."""
+    if line.kind == "band":
+        return None, None
+    bands = [
+        own for one, own in answers.items() if (one.verifier, one.kind) == (line.verifier, "band")
+    ]
+    whole = _ratio(answers[line], bands)
+    count = len(answers[line].costs)
+    group = np.arange(count) % prompts * GROUPS // prompts
+    parts = [
+        _ratio(answers[line].only(kept), [own.only(kept) for own in bands])
+        for kept in (np.flatnonzero(group != g) for g in np.unique(group))
+    ]
+    known = [part for part in parts if part is not None]
+    if whole is None or len(known) < max(len(parts), 2):
+        return whole, None
+    return whole, Estimate(whole, np.array(known), "prompts").standard_error
+
+
+def _ratio(own: Answers, bands: list[Answers]) -> float | None:
+    """Return None where no two bands have less and more KL."""
+    kl, tokens = own.point
+    points = sorted(band.point for band in bands)
+    known = [band_kl for band_kl, _ in points]
+    if not known or not known[0] <= kl <= known[-1]:
+        return None
+    return float(tokens / np.interp(kl, known, [calls for _, calls in points]))
+
 
 LOOSEST = "band:price=0.5"
-PLACES = ("out", "work", "set_aside_damaged")
 SHOWN = {
     "verifier": "verifier",
     "kind": "kind",
@@ -59,8 +173,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode, write ``ledger.csv`` and ``ledger_answers.csv``, and print the first."""
-    if args.repeats < 1:
-        raise ValueError(f"--repeats: must be at least 1; got {args.repeats}")
+    at_least(args, repeats=1)
     found = [line for verifier in args.verifier for line in lines(args, verifier)]
     policies = {line.key: policy_of(line, args.policy) for line in found}
     prompts = load_prompts(args.prompts, args.target)
@@ -68,15 +181,23 @@ def run(args: argparse.Namespace) -> int:
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
     }
+    todo = {f"{line.key}|{again}": (line, again) for again in range(args.repeats) for line in found}
     with Journal(args.work / "journal.jsonl", settings, args.set_aside_damaged) as journal:
-        _decode(args, found, policies, prompts, journal)
+        if todo.keys() - journal.results:
+            pair = load_pair(args.target, args.draft)
+            harness = Harness(pair, prompts, args.max_new_tokens, seed=0)
+
+            def decoded(one: tuple[Line, int]) -> dict[str, Any]:
+                line, again = one
+                config = Config(line.key, args.num_draft_tokens, len(prompts), line.verifier)
+                return answered(harness, config, policies[line.key], again)
+
+            fill(todo, decoded, journal, "decoding", lambda one: one[0].key)
         answers = {line: _answers(journal, line.key, args.repeats) for line in found}
-    notes = provenance(command_line("ledger", add_arguments, args, PLACES))
     rows = rows_of(answers, len(prompts))
-    write_csv(args.out / "ledger.csv", rows, notes)
-    write_csv(args.out / "ledger_answers.csv", list(along(answers)), notes)
-    cells = [[shown(row[name]) for name in SHOWN] for row in rows]
-    print(text_table(list(SHOWN.values()), cells))
+    publish(args, rows, args.out / "ledger.csv")
+    publish(args, list(along(answers)), args.out / "ledger_answers.csv")
+    print(columns(rows, SHOWN))
     print(f"largest answer and over: spend a token at some length; {args.out}/ledger*.csv")
     return 0
 
@@ -93,53 +214,10 @@ def policy_of(line: Line, loosest: str) -> Any:
     return f"band:price={line.setting!r}" if line.kind == "band" else Ledger(loosest, line.setting)
 
 
-def _decode(
-    args: argparse.Namespace,
-    found: Sequence[Line],
-    policies: dict[str, Any],
-    prompts: Sequence[Sequence[int]],
-    journal: Journal,
-) -> None:
-    """Decode what the journal does not have yet."""
-    todo = [
-        (line, repeat)
-        for repeat in range(args.repeats)
-        for line in found
-        if f"{line.key}|{repeat}" not in journal.results
-    ]
-    if not todo:
-        return
-    pair = load_pair(args.target, args.draft)
-    with Progress("decoding", len(todo)) as progress:
-        for line, repeat in todo:
-            own = decoded(pair, prompts, policies[line.key], line.verifier, repeat, args)
-            journal.add(f"{line.key}|{repeat}", own)
-            progress.advance(line.key)
-
-
-def decoded(
-    pair: Pair,
-    prompts: Sequence[Sequence[int]],
-    policy: Any,
-    verifier: str,
-    repeat: int,
-    args: argparse.Namespace,
-) -> dict[str, Any]:
+def answered(harness: Harness, config: Config, policy: Any, again: int) -> dict[str, Any]:
     """Return what each answer of one pass cost, token by token, and its target calls."""
-    ids, mask = left_padded([list(prompt) for prompt in prompts], pair.target)
-    result = generate(
-        pair.target,
-        pair.draft,
-        ids,
-        attention_mask=mask,
-        policy=policy,
-        verifier=verifier,
-        num_draft_tokens=args.num_draft_tokens,
-        max_new_tokens=args.max_new_tokens,
-        eos_token_ids=pair.target.generation_config.eos_token_id,
-        seed=repeat * len(prompts),
-    )
-    assert result.token_kl is not None
+    result = harness.decode(config, 0, again=again, meter=True, policy=policy).result
+    assert result is not None and result.token_kl is not None
     costs = [
         own[:length]
         for own, length in zip(result.token_kl.tolist(), result.row_lengths, strict=True)

@@ -6,13 +6,11 @@ decode loop. That gives what no sample can: the KL of the text from the target's
 meter that bounds it.
 """
 
-from .pair import TinyPair, markov_pair
+from .pair import Setting, TinyPair, markov_pair
 from .places import Places, follow_places
 from .rates import Rates, long_run_rates
 from .rounds import Rounds, every_round
-from .setting import Setting
-from .tally import Moments
-from .texts import Texts, enumerate_texts
+from .texts import Moments, Texts, enumerate_texts
 
 __all__ = [
     "Moments",

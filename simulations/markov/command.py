@@ -20,15 +20,12 @@ from cactus_theory.verify.registry import verifiers
 from solvers import decode
 
 from ..common.grid import checked_policy, label
-from ..common.inputs import command_line
 from ..common.progress import Progress
-from ..common.results import provenance, write_csv
-from ..common.terminal import shown, text_table
-from .pair import TinyPair, markov_pair
+from ..common.results import columns, publish
+from .pair import Setting, TinyPair, markov_pair
 from .places import follow_places
 from .rates import long_run_rates
 from .rounds import every_round
-from .setting import Setting
 from .texts import enumerate_texts
 
 POLICIES = (
@@ -88,14 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the CSV."""
-    pair = markov_pair(
-        args.vocab,
-        order=args.order,
-        seed=args.seed,
-        sharpness=args.sharpness,
-        distance=args.distance,
-        zeros=args.zeros,
-    )
+    dials = ("order", "seed", "sharpness", "distance", "zeros")
+    pair = markov_pair(args.vocab, **{name: getattr(args, name) for name in dials})
     cases, refused = settings(args)
     if args.most and not args.rates:
         raise ValueError("--most: must come with --rates, as it is about long texts")
@@ -108,10 +99,9 @@ def run(args: argparse.Namespace) -> int:
         for spec, setting in cases:
             rows.append({"policy": ":".join(filter(None, label(spec))), **find(pair, setting)})
             progress.advance(spec)
-    write_csv(out, rows, provenance(command_line("markov", add_arguments, args)))
+    publish(args, rows, out)
     heads = {name: head for name, head in heads.items() if name in rows[0]}
-    cells = [[shown(row[name]) for name in heads] for row in rows]
-    print(text_table(list(heads.values()), cells))
+    print(columns(rows, heads))
     for line in [*refused, f"nats; {len(rows)} rows in {out}"]:
         print(textwrap.fill(line, WIDEST))
     return 0

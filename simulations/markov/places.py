@@ -18,9 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .pair import TinyPair
+from .pair import Setting, TinyPair
 from .rounds import KL, Begun, Rounds, every_round
-from .setting import Setting
 
 # divides by nothing where no decode can be
 TINY = torch.finfo(torch.float64).tiny

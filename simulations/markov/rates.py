@@ -19,9 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .pair import TinyPair
+from .pair import Setting, TinyPair
 from .rounds import Rounds, drafted_rounds
-from .setting import Setting
 
 # how far π R may be from π, and a sum of probabilities from 1
 TOLERANCE = 1e-9

@@ -11,8 +11,7 @@ import cactus_theory as ct
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Assignment, Draft, Verifier
 
-from .pair import TinyPair
-from .setting import Setting
+from .pair import Setting, TinyPair
 
 KL = ct.divergence("kl")
 

@@ -3,15 +3,141 @@
 Text and pictures are replaced, the cells stay as they are. If a cell raises, nothing is written.
 """
 
-from __future__ import annotations
-
 import argparse
+import base64
+import contextlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..common.inputs import ROOT
 from ..common.progress import Progress
 from ..common.results import write_text
-from .cells import as_text, code_cells, load_notebook, run_cells, with_outputs
+
+# of pictures: sharp on a page, small in a repository
+DPI = 100
+# nothing of the machine, the day or the kernel goes into the file
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+Notebook = dict[str, Any]
+OnCell = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a code cell did: the text that it printed, and its pictures (PNG)."""
+
+    text: str
+    pictures: tuple[bytes, ...]
+
+
+def load_notebook(path: str | Path) -> Notebook:
+    """Return the notebook in a file.
+
+    Raises
+    ------
+    OSError
+        A file that cannot be read.
+    ValueError
+        One that is no notebook of format 4.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if found["nbformat"] == 4 and isinstance(found["cells"], list):
+            return found
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"notebook: must be a Jupyter notebook of format 4; got {Path(path).name}")
+
+
+def code_cells(notebook: Notebook) -> list[dict[str, Any]]:
+    """Return the cells that are code, in order."""
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def run_cells(sources: Sequence[str], folder: Path, on_cell: OnCell = lambda _: None) -> list[Ran]:
+    """Run ``sources`` in turn in one namespace, with ``folder`` as the working directory.
+
+    ``on_cell`` is called with the number of each cell before it runs, from 1 on. Figures that are
+    open are closed.
+
+    Raises
+    ------
+    RuntimeError
+        A cell raised: its number, and what.
+    ModuleNotFoundError
+        Without matplotlib (extra ``figures``).
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names: dict[str, Any] = {"__name__": "__main__"}
+    plain: Any = {**matplotlib.rcParamsDefault, "backend": "Agg"}
+    done = []
+    plt.close("all")  # else the first cell's would not be its own
+    with contextlib.chdir(folder), plt.rc_context(plain):
+        for number, source in enumerate(sources, 1):
+            on_cell(number)
+            done.append(_run(number, source, names))
+    return done
+
+
+def _run(number: int, source: str, names: dict[str, Any]) -> Ran:
+    import matplotlib.pyplot as plt
+
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, f"cell {number}", "exec"), names)
+        return Ran(printed.getvalue(), tuple(_png(plt.figure(n)) for n in plt.get_fignums()))
+    except Exception as error:
+        raise RuntimeError(f"cell {number}: {type(error).__name__}: {error}") from error
+    finally:
+        plt.close("all")
+
+
+def _png(figure: Any) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None})
+    return content.getvalue()
+
+
+def with_outputs(notebook: Notebook, ran: Sequence[Ran]) -> Notebook:
+    """Return the notebook with what its code cells did as their outputs."""
+    left = iter(enumerate(ran, 1))
+    cells = [
+        _answered(cell, *next(left)) if cell["cell_type"] == "code" else cell
+        for cell in notebook["cells"]
+    ]
+    return notebook | {"cells": cells, "metadata": METADATA}
+
+
+def _answered(cell: dict[str, Any], number: int, ran: Ran) -> dict[str, Any]:
+    lines = ran.text.splitlines(keepends=True)
+    outputs: list[dict[str, Any]] = [
+        {
+            "data": {"image/png": base64.b64encode(picture).decode(), "text/plain": ["<Figure>"]},
+            "metadata": {},
+            "output_type": "display_data",
+        }
+        for picture in ran.pictures
+    ]
+    if lines:
+        outputs.insert(0, {"name": "stdout", "output_type": "stream", "text": lines})
+    return cell | {"execution_count": number, "metadata": {}, "outputs": outputs}
+
+
+def as_text(notebook: Notebook) -> str:
+    """Return the notebook as its file holds it: equal content gives equal bytes."""
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
 
 TUTORIAL = ROOT / "simulations" / "tutorial.ipynb"
 

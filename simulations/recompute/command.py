@@ -7,8 +7,6 @@ take up what is in OUT/made, so name another folder to begin anew. Numbers of a 
 gpu-check.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess
@@ -22,9 +20,9 @@ import numpy as np
 
 from cactus_theory._lock import FolderLock
 
-from ..common.inputs import DATA, ROOT, command_line
+from ..common.inputs import DATA, ROOT
 from ..common.progress import Progress
-from ..common.results import provenance, read_csv, write_bytes, write_csv
+from ..common.results import publish, read_csv, write_bytes
 from ..common.terminal import text_table
 from .entries import ENTRIES, Entry
 
@@ -65,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
             seconds = dict(zip(CLOCKS, (_clocks() - begun).tolist(), strict=True))
             rows.append({"name": entry.name} | seconds | {"state": state, "note": note})
             progress.update(len(rows), entry.name)
-    command = command_line("all", add_arguments, args, ("out", "shared"))
-    write_csv(args.out / "seconds.csv", rows, provenance(command))
+    publish(args, rows, args.out / "seconds.csv")
     print(_told(rows))
     print(f"tables in {args.out}")
     return 1 if any(row["state"] == FAILED for row in rows) else 0

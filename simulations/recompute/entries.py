@@ -10,8 +10,6 @@ are words after ``python -m simulations``. What braces stand for:
               out where it is missing
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ which is replayed with all coins integrated out. A call costs 1 + K (cost ratio 
 fixed cost, in passes of the target over one token, and plain decoding 1 a token.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import textwrap
@@ -15,18 +13,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cactus_theory.traces import Replay, Trace, replay
 from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy, followers, label
-from ..common.inputs import command_line
+from ..common.inputs import at_least
 from ..common.progress import Progress
-from ..common.results import provenance, write_csv
-from ..common.terminal import shown, text_table
-from .rows import MEASURES, Dials
-from .texts import Texts, synthetic_trace
+from ..common.results import columns, publish
+from ..traces.table import valued
+from .rows import MEASURES, Dials, Texts, synthetic_trace
 
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "typical")
 OUT = Path("build/simulate.csv")
@@ -79,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the texts, replay every case, write the CSV, print each case at its best K."""
-    torch.set_num_threads(1)
     _check(args)
     dials = Dials(args.vocab, args.zipf, args.distance, args.measure, args.over_propose)
     longest = max(args.num_draft_tokens)
@@ -93,10 +87,8 @@ def run(args: argparse.Namespace) -> int:
         trace = synthetic_trace(args.save_trace or Path(scratch) / "texts", dials, texts)
         found = _replayed(trace, pairs, sorted(set(args.num_draft_tokens)))
     rows = list(table(found, args.cost_ratio, args.verify_cost, args.fixed_cost))
-    command = command_line("simulate", add_arguments, args, ("out", "save_trace"))
-    write_csv(args.out, rows, provenance(command) | {"caveat": CAVEAT})
-    best = [row for row in rows if row["best"]]
-    print(text_table(list(SHOWN.values()), [[shown(row[name]) for name in SHOWN] for row in best]))
+    publish(args, rows, caveat=CAVEAT)
+    print(columns([row for row in rows if row["best"]], SHOWN))
     for line in (f"± one standard error over texts; {len(rows)} rows in {args.out}", CAVEAT):
         print(textwrap.fill(line, WIDEST))
     return 0
@@ -109,10 +101,7 @@ def _check(args: argparse.Namespace) -> None:
         for value in values:
             if not 0 <= value < float("inf"):
                 raise ValueError(f"--{flag}: must be at least 0; got {value!r}")
-    if min(args.num_draft_tokens) < 1:
-        raise ValueError(
-            f"--num-draft-tokens: must be at least 1; got {min(args.num_draft_tokens)}"
-        )
+    at_least(args, num_draft_tokens=1)
 
 
 def _replayed(
@@ -144,25 +133,21 @@ def table(
         cases.setdefault((spec, own.verifier), []).append(own)
     for (spec, verifier), replays in cases.items():
         for ratio in cost_ratios:
-            costs = [
-                call_cost(own.num_draft_tokens, ratio, verify_cost, fixed_cost) for own in replays
-            ]
-            speeds = [
-                own.tokens_per_call.value / cost for own, cost in zip(replays, costs, strict=True)
-            ]
-            for own, cost, speed in zip(replays, costs, speeds, strict=True):
-                spent = own.divergence_per_token()
-                yield {
-                    "policy": ":".join(filter(None, label(spec))),
-                    "verifier": verifier,
-                    "cost_ratio": ratio,
-                    "num_draft_tokens": own.num_draft_tokens,
-                    "tokens_per_call": own.tokens_per_call.value,
-                    "tokens_per_call_se": own.tokens_per_call.standard_error,
-                    "accepted_per_call": own.accepted_per_call.value,
-                    "kl_per_token": spent.value,
-                    "kl_per_token_se": spent.standard_error,
-                    "speedup": speed,
-                    "speedup_se": own.tokens_per_call.standard_error / cost,
-                    "best": speed == max(speeds),
-                }
+            lines = []
+            for own in replays:
+                cost = call_cost(own.num_draft_tokens, ratio, verify_cost, fixed_cost)
+                lines.append(
+                    {
+                        "policy": ":".join(filter(None, label(spec))),
+                        "verifier": verifier,
+                        "cost_ratio": ratio,
+                        "num_draft_tokens": own.num_draft_tokens,
+                        **valued("tokens_per_call", own.tokens_per_call),
+                        "accepted_per_call": own.accepted_per_call.value,
+                        **valued("kl_per_token", own.divergence_per_token()),
+                        "speedup": own.tokens_per_call.value / cost,
+                        "speedup_se": own.tokens_per_call.standard_error / cost,
+                    }
+                )
+            best = max(row["speedup"] for row in lines)
+            yield from (row | {"best": row["speedup"] == best} for row in lines)

@@ -11,26 +11,20 @@ that can follow it. A family is a spec without the value of its first knob, and 
 where whole paths were verified: --compare soft_band:price@block band:price.
 """
 
-from __future__ import annotations
-
 import argparse
-import math
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
-from ..common.grid import USUAL, Config, configs, files_of, jobs
-from ..common.inputs import add_pair_arguments, command_line, digest, folder_digest, prompts_of
+from ..common.grid import USUAL, Config, Grid, Job, configs, files_of
+from ..common.inputs import add_pair_arguments, at_least, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
-from ..common.progress import Progress
-from ..common.results import provenance, write_csv, write_json
+from ..common.results import made, publish, write_json
 from . import equal_kl, table
-from .record import record
-from .show import show
+from .table import record
+from .verdict import show
 
 BASELINES = ("plain", "hf_plain", "hf_assisted", "hf_mixture:0.5")
 # close enough that curves can be read between .02 and .2 nats per token
@@ -47,7 +41,6 @@ POLICIES = (
     *(f"band:delta={delta:g}" for delta in BAND_DELTAS),
     *(f"band:price={price:g}" for price in BAND_PRICES),
 )
-PLACES = ("out", "publish", "set_aside_damaged")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,80 +69,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables and the verdict; return 0."""
-    torch.set_num_threads(args.threads)
     lines = configs(args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier)
     families = equal_kl.chosen(args.compare, lines)
-    _check(args)
+    at_least(args, metered=1, repeats=0, num_prompts=1)
     texts = prompts_of(args.prompts)[: args.num_prompts]
+    grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
     path, settings = args.out / "journal.jsonl", _settings(args, lines, texts)
     with Journal(path, settings, args.set_aside_damaged) as journal:
-        _fill(args, journal, lines, texts)
-        groups = {batch: math.ceil(len(texts) / batch) for batch in args.batch}
-        runs = table.collect(lines, groups, args.repeats, journal.results, args.metered)
+        _fill(args, journal, grid, texts)
+        runs = grid.runs(journal.results)
     rows = table.rows(runs, args.seed)
     tables = {"throughput": rows}
     if families is not None and (equal := equal_kl.rows(runs, families, args.seed)):
         tables["throughput_equal_kl"] = equal
-    _write(args, tables)
+    for name, own in tables.items():
+        folders = filter(None, (args.out, args.publish))
+        publish(args, own, *(folder / f"{name}.csv" for folder in folders))
+    write_json(args.out / "throughput.json", {"provenance": made(args)} | tables)
     files = ", ".join(["journal.jsonl", "throughput.json", *(f"{name}.csv" for name in tables)])
     print(f"written to {args.out}/: {files}")
     print(show(tables))
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    for name, least in (("metered", 1), ("repeats", 0), ("num_prompts", 1)):
-        if (value := getattr(args, name)) < least:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag}: must be at least {least}; got {value}")
-
-
-def _fill(
-    args: argparse.Namespace, journal: Journal, lines: list[Config], texts: list[str]
-) -> None:
+def _fill(args: argparse.Namespace, journal: Journal, grid: Grid, texts: list[str]) -> None:
     """Make every decode that the journal lacks, showing progress."""
-    todo = list(jobs(lines, len(texts), args.repeats, metered=args.metered, seed=args.seed))
-    missing = [job for job in todo if job.key not in journal.results]
+    missing = len(grid.missing(journal.results))
     if not missing:
         return
-    if len(missing) < len(todo):
-        print(f"{len(todo) - len(missing)} of {len(todo)} decodes are there already")
+    if missing < len(grid.jobs):
+        print(f"{len(grid.jobs) - missing} of {len(grid.jobs)} decodes are there already")
     pair = load_pair(args.target, args.draft, device=args.device)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
-    # a first call allocates: metered repeats come first and are not timed, but are they to come?
-    warm = {job.config for job in missing if job.repeat < args.metered}
-    for config in {job.config for job in missing} - warm:
+    for config in grid.cold(journal.results):
         harness.decode(config, 0)
-    with Progress("decoding", len(todo), len(todo) - len(missing)) as progress:
-        for job in missing:
-            metered = job.repeat < args.metered
-            made = record(harness, texts, job.config, job.group, job.repeat, metered)
-            journal.add(job.key, made)
-            progress.advance()
+
+    def decoded(job: Job) -> dict[str, Any]:
+        return record(harness, texts, job, job.repeat < args.metered)
+
+    grid.fill(decoded, journal)
 
 
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed."""
     rules = {file for line in lines for file in files_of(line.method)}
+    own = ("max_new_tokens", "repeats", "metered", "seed", "device", "threads")
     return {
         "configs": [line.settings for line in lines],
         "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
         "prompts": digest("\0".join(texts).encode()),
         "target": folder_digest(args.target),
         "draft": folder_digest(args.draft),
-        "max_new_tokens": args.max_new_tokens,
-        "repeats": args.repeats,
-        "metered": args.metered,
-        "seed": args.seed,
-        "device": args.device,
-        "threads": args.threads,
-    }
-
-
-def _write(args: argparse.Namespace, tables: dict[str, list[dict[str, Any]]]) -> None:
-    source = provenance(command_line("throughput", add_arguments, args, PLACES))
-    for folder in filter(None, [args.out, args.publish]):
-        for name, rows in tables.items():
-            write_csv(folder / f"{name}.csv", rows, source)
-    write_json(args.out / "throughput.json", {"provenance": source} | tables)
+    } | {name: getattr(args, name) for name in own}

@@ -1,12 +1,9 @@
 """Two families of policies at equal emitted KL, the same K and batch: which is faster?
 
 Each family is a curve, tokens per second against the logarithm of the emitted KL per token,
-known at the knob values that were run. Between them it is read off a monotone cubic
-(Fritsch and Butland 1984: slopes are harmonic means, zero where the data turn), which never
-overshoots its points; outside them nothing is said.
+known at the knob values that were run. Between them it is read off a monotone cubic; outside them
+nothing is said.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,16 +11,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ..common.grid import Config
-from .table import INTERVAL, Draws, Runs, resamples
+from ..common.grid import Config, Runs
+from ..common.statistics import Curve, Draws, hermite, interval, monotone_curve, resamples
 
 # nats per token at which families are compared
 LEVELS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2)
 DEFAULT = ("band:price", "cactus:delta")
-PerPoint = Float[np.ndarray, "points"]
-PerInterval = Float[np.ndarray, "intervals"]
-# ln KL per token, rising; tokens per second there; slope there
-Curve = tuple[PerPoint, PerPoint, PerPoint]
 
 
 def chosen(wanted: Sequence[str] | None, lines: Sequence[Config]) -> tuple[str, str] | None:
@@ -101,7 +94,7 @@ def _compared(
 def _interval(level: float, drawn: Sequence[tuple[Curve, Curve]]) -> list[float | None]:
     pairs = [(read(level, first), read(level, second)) for first, second in drawn]
     ratios = [a / b for a, b in pairs if a is not None and b is not None]
-    return np.percentile(ratios, INTERVAL).tolist() if ratios else [None, None]
+    return [*interval(ratios)] if ratios else [None, None]
 
 
 def curves(
@@ -120,37 +113,11 @@ def curves(
 
 
 def rising(points: Float[np.ndarray, "members 2"]) -> Curve:
-    """Return the curve through the points that cost something."""
+    """Return the curve of tokens per second over ln KL through the points that cost something."""
     kl, speed = points[points[:, 0] > 0].T
-    order = np.argsort(kl)
-    x, y = np.log(kl[order]), speed[order]
-    apart = np.diff(x, prepend=-np.inf) > 0
-    x, y = x[apart], y[apart]
-    return x, y, _slopes(np.diff(x), np.diff(y))
+    return monotone_curve(np.log(kl), speed)
 
 
 def read(level: float, curve: Curve) -> float | None:
     """Return the curve's height at KL ``level``, None outside its points."""
-    x, y, slope = curve
-    at = float(np.log(level))
-    if len(x) < 2 or not x[0] <= at <= x[-1]:
-        return None
-    i = min(int(np.searchsorted(x, at, side="right")) - 1, len(x) - 2)
-    width = x[i + 1] - x[i]
-    t = (at - x[i]) / width
-    ends = (1 + 2 * t) * (1 - t) ** 2 * y[i] + t**2 * (3 - 2 * t) * y[i + 1]
-    bends = t * (1 - t) ** 2 * slope[i] - t**2 * (1 - t) * slope[i + 1]
-    return float(ends + width * bends)
-
-
-def _slopes(width: PerInterval, height: PerInterval) -> PerPoint:
-    """Return slopes at the points: weighted harmonic means inside, the chord's at the ends."""
-    if len(width) == 0:
-        return np.zeros(1)
-    rise = height / width
-    left, right = rise[:-1], rise[1:]
-    heavy, light = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
-    same = left * right > 0
-    safe_left, safe_right = np.where(same, left, 1.0), np.where(same, right, 1.0)
-    inner = (heavy + light) / (heavy / safe_left + light / safe_right)
-    return np.concatenate([rise[:1], np.where(same, inner, 0.0), rise[-1:]])
+    return hermite(float(np.log(level)), *curve)

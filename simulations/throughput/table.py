@@ -1,16 +1,73 @@
-"""From finished decodes to one line per config."""
+"""From decodes to one line per config."""
 
-from __future__ import annotations
-
+import codeop
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float, Int
+import torch
 
-from ..common.grid import BASELINES, HF_ASSISTED, HF_PLAIN, PLAIN, Config, Job, label
+from ..common.decode import Harness
+from ..common.grid import BASELINES, HF_ASSISTED, HF_PLAIN, PLAIN, Config, Job, Record, Runs, label
+from ..common.statistics import Draws, resamples, spread
+
+
+def record(harness: Harness, texts: Sequence[str], job: Job, metered: bool) -> dict[str, Any]:
+    """Decode one group and return its line of the journal.
+
+    ``metered`` adds cost and quality; what such a decode took is no speed to report.
+    """
+    done = harness.decode(job.config, job.group, again=job.repeat, meter=metered)
+    if not metered:
+        return done.record
+    pair, likelihoods, parsed = harness.pair, [], []
+    rows = harness.group(job.config.batch, job.group)
+    for row, output in zip(rows, done.outputs, strict=True):
+        likelihoods.append(target_log_likelihood(pair.target, harness.prompts[row], output))
+        text = pair.tokenizer.decode(output, skip_special_tokens=True)
+        parsed.append(parses_so_far(texts[row], text))
+    lengths = [len(output) for output in done.outputs]
+    return done.record | {"log_likelihood": likelihoods, "lengths": lengths, "parses": parsed}
+
+
+def parses_so_far(prompt: str, completion: str) -> bool | None:
+    """Say whether the text up to its last whole line can still become a Python program.
+
+    None if the prompt's own whole lines cannot, or no line of the completion is whole.
+    """
+    whole = _whole_lines(prompt + completion)
+    if not _can_become_python(_whole_lines(prompt)) or len(whole) <= len(prompt):
+        return None
+    return _can_become_python(whole)
+
+
+@torch.inference_mode()
+def target_log_likelihood(
+    model: Any, prompt: Sequence[int], completion: Sequence[int]
+) -> float | None:
+    """Return the target's mean ln q of the completion's tokens at temperature 1, nats a token."""
+    if not len(completion):
+        return None
+    text = torch.tensor([[*prompt, *completion]], device=model.device)
+    logits = model(text, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    rows = logits.double().log_softmax(-1)
+    return float(rows.gather(-1, text[0, len(prompt) :, None]).mean())
+
+
+def _whole_lines(text: str) -> str:
+    return text[: text.rfind("\n") + 1]
+
+
+def _can_become_python(text: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as an invalid escape in a string
+        try:
+            codeop.compile_command(text.rstrip() + "\n", symbol="exec")
+        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+            return False
+    return True
+
 
 COLUMNS = (
     "method knob verifier num_draft_tokens batch tokens_per_second tokens_per_second_min "
@@ -20,56 +77,6 @@ COLUMNS = (
     "outside_forwards emitted_kl_per_token largest_row_kl target_nats_per_token parses "
     "prompts_judged"
 ).split()
-RESAMPLES = 1000
-INTERVAL = (5, 95)
-Records = list[dict[str, Any]]
-PerRepeat = Float[np.ndarray, "repeats"]
-Draws = Int[np.ndarray, "draws count"]
-
-
-@dataclass(frozen=True)
-class Runs:
-    """The records of one config: of metered repeats, and of timed ones (the same if none)."""
-
-    judged: Records
-    timed: list[Records]
-
-    @property
-    def speeds(self) -> PerRepeat:
-        """Return tokens per second of every timed repeat."""
-        return np.array([_total(own, "tokens") / _total(own, "seconds") for own in self.timed])
-
-
-def collect(
-    lines: Sequence[Config],
-    groups: Mapping[int, int],
-    repeats: int,
-    results: Mapping[str, Any],
-    metered: int = 1,
-) -> dict[Config, Runs]:
-    """Return every config's records.
-
-    Parameters
-    ----------
-    lines : the configs.
-    groups : batch size → how many groups the prompts make.
-    repeats : timed repeats, after ``metered`` ones.
-    results : job key → record, as :func:`simulations.throughput.record.record` gives them.
-    """
-    found = {}
-    for line in lines:
-        every = [
-            [results[Job(line, repeat, group).key] for group in range(groups[line.batch])]
-            for repeat in range(metered + repeats)
-        ]
-        judged = [record for own in every[:metered] for record in own]
-        found[line] = Runs(judged, every[metered:] or every)
-    return found
-
-
-def resamples(count: int, generator: np.random.Generator) -> Draws:
-    """Return which of ``count`` things each of RESAMPLES draws, with replacement, consists of."""
-    return generator.integers(count, size=(RESAMPLES, count))
 
 
 def rows(runs: Mapping[Config, Runs], seed: int = 0) -> list[dict[str, Any]]:
@@ -79,8 +86,7 @@ def rows(runs: Mapping[Config, Runs], seed: int = 0) -> list[dict[str, Any]]:
     ``_low`` and ``_high`` are the INTERVAL percentiles over resampled repeats, the same ones
     for all configs; a repeat has texts and moments of its own, so both are covered.
     """
-    repeats = len(next(iter(runs.values())).timed)
-    draws = resamples(repeats, np.random.default_rng(seed))
+    draws = resamples(len(next(iter(runs.values())).timed), seed)
     return [_row(line, runs, draws) for line in runs]
 
 
@@ -95,57 +101,33 @@ def _row(line: Config, runs: Mapping[Config, Runs], draws: Draws) -> dict[str, A
         "batch": line.batch,
         "tokens_per_second_min": float(own.speeds.min()),
         "tokens_per_second_max": float(own.speeds.max()),
-        "tokens": _total(own.judged, "tokens"),
+        "tokens": own.total("tokens"),
     }
-    row |= _spread("tokens_per_second", own.speeds, draws)
+    row |= spread("tokens_per_second", own.speeds, draws)
     for column, rival in (
         ("speedup_over_plain", Config(PLAIN, 0, line.batch)),
         ("speedup_over_hf_plain", Config(HF_PLAIN, 0, line.batch)),
         ("speedup_over_hf_assisted", Config(HF_ASSISTED, line.width, line.batch)),
     ):
         if rival in runs:
-            found = _spread(column, own.speeds / runs[rival].speeds, draws)
+            found = spread(column, own.speeds / runs[rival].speeds, draws)
             row |= {key: value for key, value in found.items() if key in row}
-    return row | _calls(own) | _cost(own) | _quality(own.judged)
+    if "target_calls" in own.judged[0]:
+        row |= {
+            "target_calls": own.total("target_calls"),
+            "accepted_per_call": own.ratio("accepted", "row_calls"),
+            "tokens_per_call": own.ratio("tokens", "row_calls"),
+            "outside_forwards": own.share([2, 3]),
+        }
+    if "kl" in own.judged[0]:
+        row |= {
+            "emitted_kl_per_token": own.ratio("kl", "tokens"),
+            "largest_row_kl": max(record["largest_row_kl"] for record in own.judged),
+        }
+    return row | _quality(own.judged)
 
 
-def _spread(
-    column: str,
-    values: PerRepeat,
-    draws: Draws,
-) -> dict[str, float]:
-    low, high = np.percentile(np.median(values[draws], axis=1), INTERVAL).tolist()
-    return {column: float(np.median(values)), f"{column}_low": low, f"{column}_high": high}
-
-
-def _total(records: Records, name: str) -> Any:
-    return sum(record[name] for record in records)
-
-
-def _calls(own: Runs) -> dict[str, Any]:
-    if "target_calls" not in own.judged[0]:
-        return {}
-    calls = _total(own.judged, "row_calls")
-    every = [record["parts"] for records in own.timed for record in records]
-    parts = [sum(part) for part in zip(*every, strict=True)]
-    return {
-        "target_calls": _total(own.judged, "target_calls"),
-        "accepted_per_call": _total(own.judged, "accepted") / calls,
-        "tokens_per_call": _total(own.judged, "tokens") / calls,
-        "outside_forwards": sum(parts[2:]) / sum(parts),
-    }
-
-
-def _cost(own: Runs) -> dict[str, Any]:
-    if "kl" not in own.judged[0]:
-        return {}
-    return {
-        "emitted_kl_per_token": _total(own.judged, "kl") / _total(own.judged, "tokens"),
-        "largest_row_kl": max(record["largest_row_kl"] for record in own.judged),
-    }
-
-
-def _quality(judged: Records) -> dict[str, Any]:
+def _quality(judged: list[Record]) -> dict[str, Any]:
     pairs = [
         (value, length)
         for record in judged

@@ -1,13 +1,19 @@
-"""What a throughput table says, in words: which method to use, and what it gains."""
-
-from __future__ import annotations
+"""What a throughput run says: its tables on a terminal, then in words which method to use."""
 
 import statistics
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, at
+from ..common.terminal import fitted, shown, width_of_terminal
 
+WIDEST = 100
+# the last ones are left out where the terminal is narrower
+HEADS = (
+    "method", "K", "tokens/s", "90 %", "x plain", "KL/token", "AL", "tokens\n/call",
+    "nats\n/token", "parses", "outside",
+)  # fmt: skip
 # nats per token that a reader may be ready to pay
 LEVELS = (0.05, 0.1)
 # emitted KL below this is rounding
@@ -110,3 +116,56 @@ def compared(rows: Sequence[Row]) -> str:
         f"{len(rows)} places ({sure} of them beyond their interval); the middle ratio is "
         f"{statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}."
     )
+
+
+def show(tables: Mapping[str, Sequence[Row]]) -> str:
+    """Return every method at its fastest K, what wins at equal KL, and the verdict."""
+    width, rows = width_of_terminal(WIDEST), tables["throughput"]
+    several = len({row["verifier"] for row in rows if row["verifier"]}) > 1
+    heads = (HEADS[0], "verifier", *HEADS[1:]) if several else HEADS
+    parts = []
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        title = f"\nbatch {batch}, each method at its fastest K (every K is in throughput.csv)"
+        tuned = _tuned([row for row in rows if row["batch"] == batch])
+        parts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title))
+    equal, said = tables.get("throughput_equal_kl", []), verdict(rows)
+    if equal:
+        heads = ("KL/token", "K", "batch", equal[0]["first"], equal[0]["second"], "ratio", "90 %")
+        title = "\ntokens per second at equal emitted KL"
+        parts.append(fitted(heads, [_equal_cells(row) for row in equal], width, title))
+        said.append(compared(equal))
+    filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in said]
+    return "\n".join([*parts, "", *filled])
+
+
+def _tuned(rows: Sequence[Row]) -> list[Row]:
+    """Return each method at its fastest K, fastest first."""
+    rows = sorted(rows, key=lambda row: -row["tokens_per_second"])
+    best = {method(row): row for row in reversed(rows)}
+    return [row for row in rows if best[method(row)] is row]
+
+
+def _cells(row: Row, several: bool) -> list[str]:
+    spent = emitted_kl(row)
+    return [
+        *((spec(row), row["verifier"] or "–") if several else (method(row),)),
+        str(row["num_draft_tokens"] or "–"),
+        f"{row['tokens_per_second']:,.0f}",
+        f"{row['tokens_per_second_low']:,.0f}–{row['tokens_per_second_high']:,.0f}",
+        _fixed(row["speedup_over_plain"]),
+        "lossless" if spent is not None and spent < LOSSLESS else _fixed(spent, 4),
+        *(_fixed(row[name]) for name in ("accepted_per_call", "tokens_per_call")),
+        *(_fixed(row[name]) for name in ("target_nats_per_token", "parses", "outside_forwards")),
+    ]
+
+
+def _equal_cells(row: Row) -> list[str]:
+    return [
+        shown(row["kl"]), str(row["num_draft_tokens"]), str(row["batch"]),
+        f"{row['tokens_per_second_first']:,.0f}", f"{row['tokens_per_second_second']:,.0f}",
+        _fixed(row["ratio"], 3), f"{_fixed(row['ratio_low'], 3)}–{_fixed(row['ratio_high'], 3)}",
+    ]  # fmt: skip
+
+
+def _fixed(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -5,14 +5,10 @@ command is started again. It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K
 Replay policies on it with ``python -m simulations replay FOLDER --policy SPEC``.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
 from cactus_theory.traces import log_trace
@@ -47,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log what is missing; return 0."""
-    torch.set_num_threads(args.threads)
     texts = prompts_of(args.prompts)
     pair = load_pair(args.target, args.draft, device=args.device)
     ends = pair.target.generation_config.eos_token_id

@@ -6,22 +6,17 @@ first line's. With --at, families of at least two knob values are also compared 
 divergence per token.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from cactus_theory._report import print_json
 from cactus_theory.traces import Replay, SavedRows, Trace, replay
 from cactus_theory.verify.registry import verifiers
 
 from ..common.grid import checked_policy
-from ..common.inputs import command_line
 from ..common.progress import Progress
-from ..common.results import provenance, write_csv
+from ..common.results import publish
 from . import table
 
 
@@ -49,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay everything, print a table or JSON, write the CSV; return 0."""
-    torch.set_num_threads(1)
     if args.draft_rows is None:
         source = Trace.open(args.trace)
     else:
@@ -59,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
     levels = table.levels(found, args.at, args.divergence)
     notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
     if args.out is not None:
-        command = command_line("replay", add_arguments, args, ("out", "json"))
-        write_csv(args.out, rows, provenance(command) | {k: str(v) for k, v in notes.items()})
+        publish(args, rows, **{k: str(v) for k, v in notes.items()})
     if args.json:
         return print_json(notes | {"replays": rows, "levels": levels})
     print(table.show(rows, levels, notes, args.divergence))

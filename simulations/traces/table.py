@@ -1,7 +1,5 @@
 """Replays as rows of a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,12 +29,12 @@ def levels(replays: Sequence[Replay], wanted: Sequence[float], divergence: str) 
         families.setdefault(f"{series(own.policy)} {own.verifier}", []).append(own)
     found = []
     for level in wanted:
-        known = {name: _reached(own, level, divergence) for name, own in families.items()}
+        known = {name: reached(own, level, divergence) for name, own in families.items()}
         there = {name: own for name, own in known.items() if own is not None}
         for name, own in there.items():
             first = next(iter(there.values()))
             row = {"level": level, "family": name}
-            found.append(row | _pair("tokens_per_call", own) | _pair("difference", own - first))
+            found.append(row | valued("tokens_per_call", own) | valued("difference", own - first))
     return found
 
 
@@ -61,10 +59,10 @@ def show(made: Sequence[Row], at: Sequence[Row], notes: Mapping[str, Any], diver
 def alone(own: Replay, divergence: str) -> Row:
     """Return what a replay gives by itself; ``_se`` are standard errors over texts."""
     spec = find_divergence(divergence).spec
-    row = _pair("tokens_per_call", own.tokens_per_call)
-    row |= _pair("accepted_per_call", own.accepted_per_call)
-    row |= _pair(f"{spec}_per_token", own.divergence_per_token(spec))
-    return row | _pair(f"{spec}_per_call", own.divergence_per_call(spec))
+    row = valued("tokens_per_call", own.tokens_per_call)
+    row |= valued("accepted_per_call", own.accepted_per_call)
+    row |= valued(f"{spec}_per_token", own.divergence_per_token(spec))
+    return row | valued(f"{spec}_per_call", own.divergence_per_call(spec))
 
 
 def _row(own: Replay, first: Replay, divergence: str) -> Row:
@@ -76,21 +74,23 @@ def _row(own: Replay, first: Replay, divergence: str) -> Row:
         "num_draft_tokens": own.num_draft_tokens,
     }
     row |= alone(own, divergence)
-    row |= _pair("tokens_difference", against.tokens_per_call)
-    row |= _pair(f"{spec}_per_token_difference", against.divergence_per_token[spec])
+    row |= valued("tokens_difference", against.tokens_per_call)
+    row |= valued(f"{spec}_per_token_difference", against.divergence_per_token[spec])
     for place, kept in enumerate(own.acceptance_by_position, 1):
         row[f"acceptance_{place}"] = kept.value
     return row
 
 
-def _pair(name: str, own: Estimate) -> Row:
+def valued(name: str, own: Estimate) -> Row:
+    """Return an estimate as ``name`` and its standard error as ``name_se``."""
     return {name: own.value, f"{name}_se": own.standard_error}
 
 
-def _reached(replays: Sequence[Replay], level: float, divergence: str) -> Estimate | None:
+def reached(replays: Sequence[Replay], level: float, divergence: str = "kl") -> Estimate | None:
+    """Return a family's tokens per call at a level, None if it does not go that far."""
     try:
         return tokens_at(replays, level, divergence)
-    except ValueError:  # this family does not go that far
+    except ValueError:
         return None
 
 

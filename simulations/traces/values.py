@@ -4,19 +4,14 @@ TRACE is a folder from ``python -m simulations trace``; measure on other texts t
 file is small and JSON: slopes of a concave function by price and by drafted tokens that follow.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
-
-import torch
 
 from cactus_theory.traces import Trace, learn_values
 from cactus_theory.traces.values import KNOTS, PRICES
 
-from ..common.inputs import command_line
 from ..common.progress import Progress
-from ..common.results import provenance, write_json
+from ..common.results import made, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Learn and write the file; return 0."""
-    torch.set_num_threads(1)
     trace = Trace.open(args.trace)
     with Progress("learning at prices", len(args.prices)) as progress:
         table = learn_values(
@@ -46,10 +40,9 @@ def run(args: argparse.Namespace) -> int:
             cycles=args.cycles,
             on_price=lambda price: progress.advance(f"{price:g}"),
         )
-    notes = provenance(command_line("values", add_arguments, args))
     cycles = min(args.cycles or len(trace), len(trace))
-    made = notes | {"trace": trace.name, "cycles": cycles, "trace_made": trace.header.flat()}
-    write_json(args.out, table.as_json() | {"made": made})
+    notes = {"trace": trace.name, "cycles": cycles, "trace_made": trace.header.flat()}
+    write_json(args.out, table.as_json() | {"made": made(args) | notes})
     print(
         f"{args.out}: {len(table.prices)} prices, up to {len(table.slopes[0]) - 1} tokens to follow"
     )

@@ -6,8 +6,6 @@ draft trained for its acceptance, report. Training is bit-identical however ofte
 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ functions of relative paths and contents, so two machines with the same Python
 release agree without sharing a file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sysconfig

@@ -1,7 +1,5 @@
 """Teach the draft the target's distribution on text the target wrote itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -1,17 +1,18 @@
 """The two architectures and how they are saved."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from ..common.inputs import load_model as load
 from .tokenizer import END_OF_TEXT_ID
 
 # as long as the longest training windows: four times 256 tokens
 MAX_POSITIONS = 1024
+
+__all__ = ["MAX_POSITIONS", "Shape", "build", "load", "num_parameters", "save"]
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,3 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
     stored.half().save_pretrained(folder)
     stored.config.dtype = torch.float32
     stored.config.save_pretrained(folder)
-
-
-def load(folder: Path) -> LlamaForCausalLM:
-    """Load stored weights as float32, ready to score."""
-    model = LlamaForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    )
-    return model.eval()

@@ -1,7 +1,5 @@
 """A byte-level BPE tokenizer trained on the corpus, and the corpus as token ids."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ state is saved with model, optimizer and step. On one thread a run that was kill
 resumed therefore ends with the same bits as one that was not.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

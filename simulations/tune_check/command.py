@@ -7,27 +7,125 @@ tuned and every decode are kept in journal.jsonl under --out: a run that was kil
 one with more --repeats adds them.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
-import math
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from cactus_theory.decoding import load_pair
+from cactus_theory.decoding import Pair, load_pair
+from cactus_theory.traces import Trace, log_trace
+from cactus_theory.tuning import Costs, Prompts, Setting, Tuned, measure_costs, tune
+from cactus_theory.tuning.tune import Choice
 
 from ..common.decode import Harness
-from ..common.grid import PLAIN, Config, Job, jobs
-from ..common.inputs import add_pair_arguments, command_line, prompts_of
+from ..common.grid import PLAIN, Config, Grid, Job
+from ..common.inputs import add_pair_arguments, prompts_of
 from ..common.journal import Journal, add_journal_arguments
 from ..common.progress import Progress
-from ..common.results import provenance, write_csv
-from . import table, tuned
+from ..common.results import publish
+from . import table
+from .table import JOURNAL, key
 
-PLACES = ("out", "publish", "set_aside_damaged")
+
+def tune_all(
+    args: argparse.Namespace, journal: Journal, pair: Pair, ids: Sequence[Sequence[int]]
+) -> None:
+    """Tune for every level and batch size, unless all of it is in the journal."""
+    wanted = [(batch, level) for level in args.kl_per_token for batch in args.batch]
+    if all(key(*own) in journal.results for own in wanted):
+        return
+    trace = _trace(args, pair, ids)
+    settings: list[Setting] = []  # the first level's knobs, at which costs are measured
+    clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
+
+    def costs(own: Sequence[Setting]) -> Costs:
+        settings.extend(() if settings else own)
+        return clock(args.batch[0])
+
+    with Progress("tuning, levels", len(args.kl_per_token)) as progress:
+        for level in args.kl_per_token:
+            values = args.out / f"values-{level:g}.json"
+            widths, policies = args.num_draft_tokens, args.policies
+            first = tune(trace, costs, level, widths=widths, policies=policies, values=values)
+            for batch in args.batch:
+                own = first.at_costs(clock(batch))
+                if key(batch, level) not in journal.results:
+                    journal.add(key(batch, level), _kept(own))
+            progress.advance()
+
+
+def _costs(
+    args: argparse.Namespace,
+    pair: Pair,
+    ids: Sequence[Sequence[int]],
+    batch: int,
+    settings: Sequence[Setting],
+) -> Costs:
+    ends = pair.target.generation_config.eos_token_id
+    prompts = Prompts(ids, batch, args.max_new_tokens, 1.0, ends, args.seed)
+    with Progress(f"timing decodes, batch {batch}", 1) as progress:
+
+        def on_decode(done: int, total: int) -> None:
+            progress.total = total
+            progress.update(done)
+
+        return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=on_decode)
+
+
+def _trace(args: argparse.Namespace, pair: Pair, ids: Sequence[Sequence[int]]) -> Trace:
+    with Progress("logging cycles", args.cycles) as progress:
+        return log_trace(
+            pair.target,
+            pair.draft,
+            ids,
+            args.out / "trace",
+            num_draft_tokens=max(args.num_draft_tokens),
+            max_new_tokens=args.max_new_tokens,
+            cycles=args.cycles,
+            eos_token_ids=pair.target.generation_config.eos_token_id,
+            seed=args.seed,
+            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
+        )
+
+
+def _kept(own: Tuned) -> dict[str, Any]:
+    """Return what the journal keeps: all lines, and which one is chosen, −1 for plain decoding."""
+    ratios = own.costs.as_ratios()
+    alone = own.at_costs(Costs.ratios(**ratios, batch=own.costs.batch))
+    places = {_name(choice): place for place, choice in enumerate(own.choices)}
+    return {
+        "plain": own.plain,
+        "costs": own.costs.as_json() | {"ratios": ratios},
+        "lines": [_line(choice) for choice in own.choices],
+        "chosen": -1 if own.best is None else places[_name(own.best)],
+        "chosen_by_ratios": -1 if alone.best is None else places[_name(alone.best)],
+    }
+
+
+def _name(own: Choice) -> tuple[str, int]:
+    return own.family.key, own.num_draft_tokens
+
+
+def _line(own: Choice) -> dict[str, Any]:
+    meter, calls = own.replay.divergence_per_token(), own.replay.tokens_per_call
+    values = "" if own.values is None else f",values={own.values.name}"
+    return {
+        "family": own.family.name,
+        "policy": own.policy + values,
+        "verifier": own.verifier,
+        "num_draft_tokens": own.num_draft_tokens,
+        "speed": own.speed.value,
+        "speed_se": own.speed.standard_error,
+        "tokens_per_call": calls.value,
+        "kl": meter.value,
+        "kl_se": meter.standard_error,
+    }
+
+
+# of a decode's record; plain decoding has no meter
+KEPT = ("seconds", "tokens", "row_calls", "kl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,27 +151,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table and the verdict; return 0."""
-    torch.set_num_threads(args.threads)
     texts = prompts_of(args.prompts)
     seen, unseen = texts[::2], texts[1::2][: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
-    path = args.out / tuned.JOURNAL
+    path = args.out / JOURNAL
     with Journal(path, _settings(args, texts), args.set_aside_damaged) as journal:
         pair = load_pair(args.target, args.draft, device=args.device)
         seen_ids, ids = (
             [pair.tokenizer(text)["input_ids"] for text in own] for own in (seen, unseen)
         )
-        tuned.fill(args, journal, pair, seen_ids)
-        lines = _lines(args, journal)
+        tune_all(args, journal, pair, seen_ids)
+        grid = Grid(_lines(args, journal), len(ids), args.repeats, metered=0, seed=args.seed)
         # seeds of their own: the trace has used the first ones
         harness = Harness(pair, ids, args.max_new_tokens, args.seed + len(texts) + args.cycles)
-        _decode(args, journal, harness, lines)
-        groups = {batch: math.ceil(len(unseen) / batch) for batch in args.batch}
-        rows = table.rows(args, journal.results, groups)
-    source = provenance(command_line("tune-check", add_arguments, args, PLACES))
-    for path in filter(None, (args.out / "tune.csv", args.publish)):
-        write_csv(path, rows, source)
+        for config in grid.cold(journal.results):
+            harness.decode(config, 0)
+
+        def decoded(job: Job) -> dict[str, Any]:
+            done = harness.decode(job.config, job.group, again=job.repeat, meter=True).record
+            return {name: done.get(name, 0.0) for name in KEPT}
+
+        rows = table.rows(args, journal.results, grid.runs(grid.fill(decoded, journal)))
+    publish(args, rows, args.out / "tune.csv", args.publish)
     print(table.verdict(rows))
     return 0
 
@@ -93,32 +193,6 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
     found = [Config(PLAIN, 0, batch) for batch in args.batch]
     for batch in args.batch:
         for level in args.kl_per_token:
-            lines = journal.results[tuned.key(batch, level)]["lines"]
+            lines = journal.results[key(batch, level)]["lines"]
             found += [table.config(args, line, batch) for line in lines]
     return list(dict.fromkeys(found))
-
-
-def _decode(
-    args: argparse.Namespace, journal: Journal, harness: Harness, lines: list[Config]
-) -> None:
-    """Make every decode that the journal lacks."""
-    todo = list(jobs(lines, len(harness.prompts), args.repeats, metered=0, seed=args.seed))
-    missing = [job for job in todo if job.key not in journal.results]
-    for config in {job.config for job in missing}:  # a first call allocates
-        harness.decode(config, 0)
-    with Progress("decoding", len(todo), len(todo) - len(missing)) as progress:
-        for job in missing:
-            journal.add(job.key, _record(harness, job))
-            progress.advance()
-
-
-def _record(harness: Harness, job: Job) -> dict[str, Any]:
-    done = harness.decode(job.config, job.group, again=job.repeat, meter=True)
-    assert done.result is not None
-    meter = done.result.meter
-    return {
-        "seconds": done.seconds,
-        "tokens": done.num_tokens,
-        "row_calls": done.result.row_calls,
-        "kl": 0.0 if meter is None else meter.kl,
-    }

@@ -1,7 +1,5 @@
 """Predicted beside measured, a line per setting, and how good the choices were."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,15 +8,20 @@ import numpy as np
 
 from cactus_theory.policies._registry import policy, policy_of_data
 
-from ..common.grid import PLAIN, Config, Job, label, own_file
+from ..common.grid import PLAIN, Config, Runs, label, own_file
+from ..common.statistics import Draws, resamples, spread
 from ..common.terminal import fitted, width_of_terminal
-from ..throughput.table import INTERVAL, resamples
-from .tuned import JOURNAL, key
 
+JOURNAL = "journal.jsonl"
 Row = dict[str, Any]
 WIDEST = 120
 # what a setting may meter above the level and still count as within it
 WITHIN = 1.1
+
+
+def key(batch: int, level: float) -> str:
+    """Return the name under which a result of tuning is kept."""
+    return f"tuned|batch={batch}|level={level:g}"
 
 
 def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Config:
@@ -36,24 +39,25 @@ def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Con
 
 
 def rows(
-    args: argparse.Namespace, results: Mapping[str, Any], groups: Mapping[int, int]
+    args: argparse.Namespace, results: Mapping[str, Any], runs: Mapping[Config, Runs]
 ) -> list[Row]:
     """Return one row per batch size, level and setting; plain decoding first."""
+    draws = resamples(args.repeats, args.seed)
+    measured = {line: _measured(own, draws) for line, own in runs.items()}
     found = []
     for batch in args.batch:
         for level in args.kl_per_token:
             own = results[key(batch, level)]
             place = {"batch": batch, "level": level}
-            measured = _measured(args, results, Config(PLAIN, 0, batch), groups[batch])
             plain = {
                 "family": PLAIN, "policy": PLAIN, "verifier": "", "num_draft_tokens": 0,
                 "speed": own["plain"], "speed_se": 0.0, "tokens_per_call": 1.0, "kl": 0.0,
                 "kl_se": 0.0,
             }  # fmt: skip
-            made = [place | _row(plain, measured, own, -1)]
+            made = [place | _row(plain, measured[Config(PLAIN, 0, batch)], own, -1)]
             for number, line in enumerate(own["lines"]):
-                measured = _measured(args, results, config(args, line, batch), groups[batch])
-                made.append(place | _row(line, measured, own, number))
+                done = measured[config(args, line, batch)]
+                made.append(place | _row(line, done, own, number))
             found += _compared(made, level)
     return found
 
@@ -72,14 +76,12 @@ def _compared(made: Sequence[Row], level: float) -> list[Row]:
         others = [own for own in range(len(chosen["speeds"])) if own != repeat] or [repeat]
         best = max(within, key=lambda row: float(np.median(row["speeds"][others])))  # noqa: B023
         ratios.append(float(chosen["speeds"][repeat] / best["speeds"][repeat]))
-    found = []
-    for row in made:
-        kept = {name: value for name, value in row.items() if name != "speeds"}
-        found.append(
-            kept
-            | {"of_the_best_of_other_repeats": float(np.median(ratios)) if row is chosen else ""}
-        )
-    return found
+    column, own = "of_the_best_of_other_repeats", float(np.median(ratios))
+    return [
+        {name: value for name, value in row.items() if name != "speeds"}
+        | {column: own if row is chosen else ""}
+        for row in made
+    ]
 
 
 def verdict(made: Sequence[Row]) -> str:
@@ -147,28 +149,11 @@ def _row(line: Mapping[str, Any], measured: Row, own: Mapping[str, Any], number:
     }
 
 
-def _measured(
-    args: argparse.Namespace, results: Mapping[str, Any], line: Config, groups: int
-) -> Row:
+def _measured(own: Runs, draws: Draws) -> Row:
     """Return medians over repeats with intervals over resampled ones, and what was metered."""
-    records = [
-        [results[Job(line, repeat, group).key] for group in range(groups)]
-        for repeat in range(args.repeats)
-    ]
-
-    def sums(name: str) -> np.ndarray:
-        return np.array([sum(one[name] for one in own) for own in records])
-
-    speeds, draws = (
-        sums("tokens") / sums("seconds"),
-        resamples(args.repeats, np.random.default_rng(args.seed)),
-    )
-    low, high = np.percentile(np.median(speeds[draws], axis=1), INTERVAL).tolist()
     return {
-        "speeds": speeds,
-        "measured_speed": float(np.median(speeds)),
-        "measured_speed_low": low,
-        "measured_speed_high": high,
-        "measured_tokens_per_call": float(sums("tokens").sum() / sums("row_calls").sum()),
-        "measured_kl": float(sums("kl").sum() / sums("tokens").sum()),
+        "speeds": own.speeds,
+        **spread("measured_speed", own.speeds, draws),
+        "measured_tokens_per_call": own.ratio("tokens", "row_calls"),
+        "measured_kl": own.ratio("kl", "tokens"),
     }

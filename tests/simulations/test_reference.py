@@ -3,7 +3,7 @@ import re
 import pytest
 
 from simulations.reference import command
-from simulations.reference.sections import markdown
+from simulations.reference.command import markdown
 from tests.test_docs import PACKAGES, PUBLIC
 
 DOCSTRING = """Return one.

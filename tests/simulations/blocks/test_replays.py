@@ -11,9 +11,13 @@ pytest.importorskip("safetensors")
 from cactus_theory.policies._values import read_values  # noqa: E402
 from cactus_theory.traces import Trace, learn_values, replay, save_trace, tokens_at  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
-from simulations.blocks import families as compared  # noqa: E402
 from simulations.blocks import replays  # noqa: E402
-from simulations.blocks.families import REFERENCE, Family, certain_families, families  # noqa: E402
+from simulations.blocks.replays import (  # noqa: E402
+    REFERENCE,
+    Family,
+    certain_families,
+    families,
+)
 from simulations.common.results import read_csv  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
 
@@ -34,10 +38,10 @@ def values(tmp_path_factory) -> Path:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let families have two knob values on either side of the level; fewer of them if in haste."""
-    monkeypatch.setattr(compared, "DELTAS", (1e-4, 0.03))
-    monkeypatch.setattr(compared, "BUDGETS", (0.005, 0.4))
-    monkeypatch.setattr(compared, "PRICES", (8.0, 0.45))
-    monkeypatch.setattr(compared, "VALUED_PRICES", (20.0, 1.0))
+    monkeypatch.setattr(replays, "DELTAS", (1e-4, 0.03))
+    monkeypatch.setattr(replays, "BUDGETS", (0.005, 0.4))
+    monkeypatch.setattr(replays, "PRICES", (8.0, 0.45))
+    monkeypatch.setattr(replays, "VALUED_PRICES", (20.0, 1.0))
     monkeypatch.setattr(replays, "families", taken)
 
 

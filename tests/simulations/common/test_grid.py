@@ -5,17 +5,18 @@ from pathlib import Path
 import pytest
 
 import cactus_theory as ct
-from simulations.common import grid
+from simulations.common import grid as grid_module
 from simulations.common.grid import (
     Config,
+    Grid,
     checked_policy,
     configs,
     files_of,
-    jobs,
     label,
     own_file,
     series,
 )
+from simulations.common.journal import Journal, fill
 
 
 def test_grid_gives_k_to_what_drafts_and_batches_to_what_takes_them() -> None:
@@ -31,7 +32,7 @@ def test_grid_gives_k_to_what_drafts_and_batches_to_what_takes_them() -> None:
 
 def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -> None:
     lines = [Config("plain", 0, 1), Config("plain", 0, 4)]
-    todo = list(jobs(lines, prompts=6, repeats=2, metered=2))
+    todo = list(Grid(lines, prompts=6, repeats=2, metered=2).jobs.values())
     assert len({job.key for job in todo}) == len(todo) == 4 * (6 + 2)
     assert [job.repeat for job in todo] == sorted(job.repeat for job in todo)
     for start in range(0, len(todo), 8):
@@ -42,7 +43,7 @@ def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -
 def test_lines_are_shuffled_anew_for_every_prompt_and_the_seed_decides() -> None:
     lines = [Config(name, 2, 1) for name in "abcdef"]
     orders = [
-        tuple(job.config.method for job in jobs(lines, prompts=3, repeats=1, seed=seed))
+        tuple(job.config.method for job in Grid(lines, 3, repeats=1, seed=seed).jobs.values())
         for seed in (0, 0, 1)
     ]
     assert orders[0] == orders[1] != orders[2]
@@ -53,7 +54,7 @@ def test_lines_are_shuffled_anew_for_every_prompt_and_the_seed_decides() -> None
 def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monkeypatch) -> None:
     spec = "some/where/mine.py:careful:alpha=0.5"
     asked = []
-    monkeypatch.setattr(grid.ct, "policy", asked.append)
+    monkeypatch.setattr(grid_module.ct, "policy", asked.append)
     assert checked_policy(spec) == spec and asked == [spec]
     assert label(spec) == ("mine.py:careful", "alpha=0.5")
     assert own_file(spec) == Path("some/where/mine.py")
@@ -124,3 +125,30 @@ def test_a_table_of_values_is_labelled_without_its_folder_and_decides_the_result
     assert files_of(spec) == [Path("some/where/values.json")]
     assert files_of("mine.py:careful:alpha=0.5") == [Path("mine.py")]
     assert files_of("speculative") == []
+
+
+def test_a_grid_makes_what_its_journal_lacks_and_sums_it(tmp_path: Path) -> None:
+    grid, made = Grid([Config("a", 2, 1), Config("b", 2, 2)], prompts=3, repeats=2), []
+
+    def record(job) -> dict:
+        made.append(job.key)
+        return {"tokens": 6, "seconds": 1.0 + job.repeat}
+
+    for resumed in (False, True):
+        with Journal(tmp_path / "journal.jsonl", {}) as journal:
+            if not resumed:
+                part = {key: job for key, job in grid.jobs.items() if job.repeat == 0}
+                fill(part, record, journal, "decoding")
+                assert grid.cold({}) == [] and set(grid.cold(journal.results)) == {*grid.lines}
+            results = dict(grid.fill(record, journal))
+    assert made == list(grid.jobs) == list(results)
+    own = grid.runs(results)[grid.lines[0]]
+    assert (own.total("tokens"), own.ratio("tokens", "seconds")) == (18, 6)
+    assert own.speeds.tolist() == [3, 2] and len(own.clocked) == 6
+
+
+def test_repeats_that_are_all_timed_or_all_metered_stand_for_the_others() -> None:
+    for metered, repeats in ((0, 2), (2, 0)):
+        grid = Grid([Config("a", 2, 1)], 1, repeats, metered)
+        (own,) = grid.runs(grid.fill(lambda job: {"tokens": job.repeat, "seconds": 1.0})).values()
+        assert own.total("tokens") == 1 and own.speeds.tolist() == [0, 1]

@@ -1,8 +1,18 @@
+import argparse
 import re
+from pathlib import Path
 
 import pytest
 
-from simulations.common.results import provenance, read_csv, write_csv, write_json
+from simulations.common.results import (
+    columns,
+    made,
+    provenance,
+    publish,
+    read_csv,
+    write_csv,
+    write_json,
+)
 
 ROWS = [
     {"policy": "cactus", "kl": 0.1 + 0.2, "ratio": None},
@@ -68,3 +78,26 @@ def test_provenance_names_kind_of_machine_but_no_place():
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
     assert re.fullmatch(r"\d+-core .+, \d+ threads?", found["machine"])
     assert "/" not in found["machine"]
+
+
+def test_a_table_is_published_with_its_command_wherever_it_goes(tmp_path: Path) -> None:
+    def declare(parser: argparse.ArgumentParser) -> None:
+        for flag in ("--points", "--out", "--publish", "--work"):
+            parser.add_argument(flag)
+
+    parser = argparse.ArgumentParser()
+    declare(parser)
+    words = ["--points", "3", "--out", str(tmp_path / "a.csv"), "--work", "w"]
+    args = parser.parse_args(words, argparse.Namespace(command="curves", declare=declare))
+    publish(args, ROWS, rows="two", args="none")
+    rows, notes = read_csv(args.out)
+    assert len(rows) == 2 and (notes["rows"], notes["args"]) == ("two", "none")
+    assert notes["command"] == made(args)["command"] == "python -m simulations curves --points 3"
+    publish(args, ROWS, tmp_path / "b.csv", args.publish)
+    assert read_csv(tmp_path / "b.csv")[0] == rows and len(list(tmp_path.iterdir())) == 2
+
+
+def test_columns_are_shown_under_their_heads() -> None:
+    said = columns(ROWS, {"policy": "policy", "ratio": "×"}, "a title")
+    assert said.splitlines()[0] == "a title" and said.split()[2:4] == ["policy", "×"]
+    assert "–" in said and "1.5" in said and "kl" not in said

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from simulations.__main__ import main
+from simulations.common import statistics
 from simulations.common.results import read_csv
-from simulations.figures import constant_price
 from simulations.figures.constant_price import SERIES, table
 
 PROMPTS, CALLS = 12, 50
@@ -46,7 +46,7 @@ def test_nothing_is_extrapolated() -> None:
 
 
 def test_intervals_widen_with_prompts_that_differ(monkeypatch) -> None:
-    monkeypatch.setattr(constant_price, "RESAMPLES", 200)
+    monkeypatch.setattr(statistics, "RESAMPLES", 200)
     sums = made_up(1.4)
     sums["cactus:delta=0.1"] = sums["cactus:delta=0.1"] * np.linspace(0.2, 1.8, PROMPTS)[:, None]
     sums["cactus:delta=0.1"][:, 2] *= np.linspace(0.5, 1.5, PROMPTS)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.figures.frontier import PRICES, Envelope, hermite, spending, table
+from simulations.figures.frontier import PRICES, Envelope, spending, table
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,6 @@ def test_interpolated_envelope_meets_a_solved_price(rows, envelope):
     found = envelope.compare(accepted, kl)
     assert found["kl_ratio"] == pytest.approx(1, abs=1e-4)
     assert found["frontier_acceptance"] == pytest.approx(accepted, abs=1e-5)
-
-
-def test_hermite_is_exact_on_cubics_and_empty_outside():
-    x = np.array([0.0, 1.0, 3.0])
-    assert hermite(2.2, x, x**3 - x, 3 * x**2 - 1) == pytest.approx(2.2**3 - 2.2)
-    assert hermite(3.1, x, x, x) is None and hermite(-0.1, x, x, x) is None
 
 
 def test_only_the_published_rule_exceeds_its_proposals_budget(rows):

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from simulations.common.grid import Config
+from simulations.common.grid import Config, Runs
 from simulations.throughput.equal_kl import LEVELS, chosen, curves, read, rows
-from simulations.throughput.table import Runs
 
 PRICES = (8, 4, 2, 1, 0.5, 0.25)
 DELTAS = (0.001, 0.01, 0.1, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.throughput.quality import parses_so_far
+from simulations.throughput.table import parses_so_far
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,20 @@
 import numpy as np
 import pytest
 
-from simulations.common.grid import Config, jobs
+from simulations.common.grid import Config, Grid
 from simulations.throughput import table
-from simulations.throughput.table import collect, rows
+from simulations.throughput.table import rows
 
 QUALITY = {"log_likelihood": [-2.0], "lengths": [8], "parses": [True]}
 
 
 def made_up(seconds: dict[str, list[float]]) -> list[dict]:
     lines = [Config("plain", 0, 1), Config("speculative", 4, 1)]
-    repeats = len(seconds["plain"]) - 1
-    results = {
-        job.key: {"seconds": seconds[job.config.method][job.repeat], "tokens": 8} | QUALITY
-        for job in jobs(lines, prompts=1, repeats=repeats)
-    }
-    return rows(collect(lines, {1: 1}, repeats, results))
+    grid = Grid(lines, prompts=1, repeats=len(seconds["plain"]) - 1)
+    results = grid.fill(
+        lambda job: {"seconds": seconds[job.config.method][job.repeat], "tokens": 8} | QUALITY
+    )
+    return rows(grid.runs(results))
 
 
 def test_ratios_are_medians_of_runs_made_side_by_side() -> None:
@@ -46,13 +45,15 @@ def test_the_interval_of_equal_repeats_is_a_point_and_a_wild_one_does_not_move_i
 
 def test_costs_come_from_metered_repeats_and_speed_from_the_others() -> None:
     line = Config("band:price=2", 4, 2)
-    results = {}
-    for job in jobs([line], prompts=4, repeats=3, metered=2):
+    grid = Grid([line], prompts=4, repeats=3, metered=2)
+
+    def record(job) -> dict:
         metered = job.repeat < 2
-        results[job.key] = {"seconds": 50.0 if metered else 2.0, "tokens": 8} | QUALITY
-        if metered:
-            results[job.key] |= {"kl": 0.5 + job.repeat, "largest_row_kl": 0.25 * job.group}
-    (row,) = rows(collect([line], {2: 2}, 3, results, metered=2))
+        kept = {"seconds": 50.0 if metered else 2.0, "tokens": 8} | QUALITY
+        cost = {"kl": 0.5 + job.repeat, "largest_row_kl": 0.25 * job.group}
+        return kept | cost if metered else kept
+
+    (row,) = rows(grid.runs(grid.fill(record)))
     assert row["tokens_per_second"] == 4
     assert row["emitted_kl_per_token"] == pytest.approx((0.5 + 0.5 + 1.5 + 1.5) / 32)
     assert row["largest_row_kl"] == 0.25 and row["prompts_judged"] == 4

@@ -2,9 +2,8 @@
 
 import pytest
 
-from simulations.throughput.show import show
 from simulations.throughput.table import COLUMNS
-from simulations.throughput.verdict import compared, verdict
+from simulations.throughput.verdict import compared, show, verdict
 
 
 def row(method: str, speed: float, kl: float | None = None, **more) -> dict:

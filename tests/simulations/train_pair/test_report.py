@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from simulations.train_pair.model import Shape, build, load, num_parameters, save
-from simulations.train_pair.report import forward_cost, held_out_loss, overlap
+from simulations.train_pair.ship import forward_cost, held_out_loss, overlap
 from simulations.train_pair.tokenizer import Stream
 
 

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from simulations.train_pair.command import PAIR
 from simulations.train_pair.model import load, num_parameters
-from simulations.train_pair.report import overlap
+from simulations.train_pair.ship import overlap
 from simulations.train_pair.tokenizer import END_OF_TEXT_ID, Stream
 from tests.amounts import THOROUGH
 

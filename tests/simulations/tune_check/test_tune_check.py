@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("transformers")
 from simulations.__main__ import main
 from simulations.common.results import read_csv
-from simulations.tune_check import table, tuned
+from simulations.tune_check import command, table
 
 SMALL = (
     "tune-check --policies mixture:alpha --kl-per-token 0.05 --batch 1 --num-draft-tokens 1 2 "
@@ -48,7 +48,7 @@ def test_the_grid_is_measured_and_resumed(tmp_path: Path, monkeypatch, capsys) -
         assert float(own["predicted_kl"]) == pytest.approx(0.05 * relaxed, rel=0.01, abs=1e-9)
     kept = (out / "journal.jsonl").read_text()
     assert len(kept.splitlines()) == 1 + 1 + 7 * 2  # settings, tuned, decodes of two prompts
-    monkeypatch.setattr(tuned, "tune", None)
+    monkeypatch.setattr(command, "tune", None)
     assert main(asked) == 0 and (out / "journal.jsonl").read_text() == kept
     assert main([*asked, "--repeats", "2"]) == 0  # adds one, and makes none again
     more = (out / "journal.jsonl").read_text()

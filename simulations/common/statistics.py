@@ -1,0 +1,71 @@
+"""The statistics of simulations: medians, intervals over resampled repeats, curves.
+
+The jackknife is that of traces: :class:`cactus_theory.traces.Estimate`.
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+# resamples of repeats, prompts or texts, and the percentiles of an interval
+RESAMPLES = 1000
+INTERVAL = (5, 95)
+Values = Float[np.ndarray, "count"]
+Draws = Int[np.ndarray, "draws count"]
+# places, rising; heights there; slopes there
+Curve = tuple[Values, Values, Values]
+
+
+def resamples(count: int, seed: int | np.random.Generator = 0) -> Draws:
+    """Return which of ``count`` things each of RESAMPLES draws, with replacement, consists of."""
+    return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+
+
+def interval(values: Any) -> list[float]:
+    """Return the INTERVAL percentiles."""
+    return np.percentile(values, INTERVAL).tolist()
+
+
+def spread(name: str, values: Values, draws: Draws) -> dict[str, float]:
+    """Return the median as ``name``, its interval over the draws as ``name_low``, ``name_high``."""
+    low, high = interval(np.median(values[draws], axis=1))
+    return {name: float(np.median(values)), f"{name}_low": low, f"{name}_high": high}
+
+
+def hermite(at: float, x: Values, y: Values, slope: Values, slack: float = 0.0) -> float | None:
+    """Return the cubic Hermite interpolant of y with dy/dx = slope, None outside x (rising).
+
+    ``slack`` is how far outside counts as the end, as a share of the whole of x.
+    """
+    beyond = slack * (x[-1] - x[0]) if len(x) else 0.0
+    if len(x) < 2 or not x[0] - beyond <= at <= x[-1] + beyond:
+        return None
+    i = min(max(int(np.searchsorted(x, at)), 1), len(x) - 1)
+    width = x[i] - x[i - 1]
+    t = (at - x[i - 1]) / width
+    ends = (1 + 2 * t) * (1 - t) ** 2 * y[i - 1] + t**2 * (3 - 2 * t) * y[i]
+    bends = t * (1 - t) ** 2 * slope[i - 1] - t**2 * (1 - t) * slope[i]
+    return float(ends + width * bends)
+
+
+def monotone_curve(x: Values, y: Values) -> Curve:
+    """Return the monotone cubic through the points, in order of x; of equal x the first is taken.
+
+    Slopes are weighted harmonic means inside, zero where the data turn, and the chord's at the
+    ends (Fritsch and Butland 1984), so that it never overshoots its points.
+    """
+    order = np.argsort(x)
+    x, y = x[order], y[order]
+    apart = np.diff(x, prepend=-np.inf) > 0
+    x, y = x[apart], y[apart]
+    if len(x) < 2:
+        return x, y, np.zeros(len(x))
+    width = np.diff(x)
+    rise = np.diff(y) / width
+    left, right = rise[:-1], rise[1:]
+    heavy, light = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
+    same = left * right > 0
+    safe_left, safe_right = np.where(same, left, 1.0), np.where(same, right, 1.0)
+    inner = (heavy + light) / (heavy / safe_left + light / safe_right)
+    return x, y, np.concatenate([rise[:1], np.where(same, inner, 0.0), rise[-1:]])
