@@ -17,12 +17,13 @@ import torch
 
 from ..common.inputs import command_line
 from ..common.results import provenance
-from .budget import WRITING_S, Budget
 from .device import device_name
+from .page import verdict
 from .report import FILES, Report, clear, source_hash
-from .runner import run_apart, run_here
-from .sections import SECTIONS, Note, Settings, chosen
+from .sections import SECTIONS, Budget, Note, Settings, chosen, run_apart, run_here
 
+# seconds kept for writing the report at the end of a run
+WRITING_S = 10.0
 # sections whose tables are drawn
 DRAWN = ("verify", "decode")
 
@@ -113,8 +114,6 @@ def _line(message: Any) -> str:
 
 
 def _conclude(report: Report, out: Path) -> None:
-    from .words import verdict
-
     print("\na rehearsal: no speed here means anything" * ("tiny" in report.provenance))
     print("\n".join(verdict(report.tables, report.notes)))
     for row in report.tables.get("goals", []):
