@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,8 @@ def _settings(args: argparse.Namespace) -> Settings:
     for flag, value in (least | {"--max-new-tokens": args.max_new_tokens}).items():
         if not value > 0:
             raise ValueError(f"{flag}: must be above 0; got {value:g}")
-    return Settings(
-        device=args.device,
-        tiny=args.tiny or args.device == "cpu",
-        seed=args.seed,
-        target=args.target,
-        draft=args.draft,
-        prompts=args.prompts,
-        num_prompts=args.num_prompts,
-        max_new_tokens=args.max_new_tokens,
-    )
+    own = {field.name: getattr(args, field.name) for field in fields(Settings)}
+    return Settings(**own | {"tiny": args.tiny or args.device == "cpu"})
 
 
 def _run(name: str, settings: Settings, report: Report, seconds: float, *, here: bool) -> None:

@@ -59,17 +59,11 @@ class Inflated:
         """Return where it is."""
         return self.target.device
 
-    def floor(self, context: int, batch: int, bandwidth: float) -> Row:
-        """Return what a plain decode step moves and multiplies, and how long moving it takes."""
+    def roofline_ms(self, context: int, batch: int, bandwidth: float) -> float:
+        """Return the least milliseconds of a plain decode step: its bytes at GB/s of a copy."""
         width = self.target.dtype.itemsize
         cost = step_cost(self.target_shape, context, batch=batch, width=width)
-        return {
-            "bandwidth_gb_per_s": bandwidth,
-            "step_gb": cost.bytes / 1e9,
-            "step_gflop": cost.flops / 1e9,
-            "roofline_ms": cost.bytes / bandwidth / 1e6,
-            "context": context,
-        }
+        return cost.bytes / bandwidth / 1e6
 
 
 # the pair made last: places ask for it in turn, and a device may hold only one
@@ -115,7 +109,8 @@ def at_real_sizes(bench: Bench, place: Place) -> Loaded:
     pair = inflated(bench.device, place.target, place.draft, tiny=bench.tiny)
     ids, tokens = prompts(place.batch), TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
     costs = costs_of(pair, ids, tokens, TINY_WIDTHS if bench.tiny else WIDTHS)
-    floor = pair.floor(costs[0]["context"], place.batch, bandwidth(bench))
+    context = max(map(len, ids)) + tokens // 2
+    floor = {"roofline_ms": pair.roofline_ms(context, place.batch, bandwidth(bench))}
 
     def complete(row: Row, timed: Results) -> Row:
         own = costs[row["num_draft_tokens"]]
@@ -140,7 +135,6 @@ def costs_of(
             "c": draft / step if width else None,
             "v": passes.seconds(pair.target, width + 1) / step if width else 1.0,
             "prefill_ms": 1e3 * (sum(read) if width else read[0]),
-            "context": passes.context,
         }
         for width in (0, *widths)
     }

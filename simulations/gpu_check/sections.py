@@ -1,8 +1,8 @@
 """The sections of a run, what passes between a section and the report, and how one is run.
 
-A section is a file here with ``rows(bench)``, which yields what it measured: a dictionary per
-row of its table, or a :class:`Note` about something skipped or failed. Add a file and a line in
-``SECTIONS``, and it has its share of the time and its table in the report.
+A section is a file of its name here with ``rows(bench)``, which yields what it measured: a
+dictionary per row of its table, or a :class:`Note` about something skipped or failed. Add a file
+and a line in ``SECTIONS``, and it has its share of the time and its table in the report.
 
 Each runs in a process of its own, so that nothing it does can take the others along: a kernel
 that reads where it may not makes a CUDA context useless for good, and a section that hangs is
@@ -34,19 +34,18 @@ Tables = Mapping[str, Sequence[Row]]
 
 @dataclass(frozen=True)
 class Section:
-    """Where a section's code is, its weight when time is shared out, and what it does."""
+    """The weight of a section when time is shared out, and what it does."""
 
-    module: str
     weight: float
     summary: str
 
 
 SECTIONS = {
-    "device": Section("device", 3, "the machine: name, copy bandwidth, matmul, launch latency"),
-    "agreement": Section("agreement", 10, "answers on the device against float64 on the CPU"),
-    "verify": Section("verify", 10, "one verification: fused kernel, torch path and floor"),
-    "decode": Section("decode", 20, "whole decodes: speed, emitted KL, prediction"),
-    "goals": Section("goals", 1, "each goal: measured, needed, met or not"),
+    "device": Section(3, "the machine: name, copy bandwidth, matmul, launch latency"),
+    "agreement": Section(10, "answers on the device against float64 on the CPU"),
+    "verify": Section(10, "one verification: fused kernel, torch path and floor"),
+    "decode": Section(20, "whole decodes: speed, emitted KL, prediction"),
+    "goals": Section(1, "each goal: measured, needed, met or not"),
 }
 
 
@@ -137,7 +136,7 @@ Job = tuple[str, Callable[[], Iterable[Message]]]
 
 def load(name: str) -> Callable[[Bench], Iterator[Message]]:
     """Return the function of a section; only its own file is imported."""
-    return importlib.import_module(f".{SECTIONS[name].module}", __package__).rows
+    return importlib.import_module(f".{name}", __package__).rows
 
 
 def chosen(names: Sequence[str]) -> list[str]:

@@ -191,6 +191,27 @@ def test_a_job_that_waits_for_the_device_is_not_captured(monkeypatch):
     assert device.captured(lambda: None, CPU) is None and asked == [CPU]
 
 
+def test_a_job_is_captured_as_the_rounds_of_a_decode_are(monkeypatch):
+    class Graph:
+        def __init__(self, compute, on):
+            self.compute, self.ends = compute, []
+            assert on == CPU
+
+        def prepare(self, end):
+            self.ends.append(end)
+            self.compute(end)
+
+        def __call__(self, end):
+            assert self.ends == [end]  # captured before it is timed
+
+    calls = []
+    monkeypatch.setattr(device, "Repeated", Graph)
+    replay = device.captured(lambda: calls.append(1), CPU)
+    assert len(calls) == 1 and replay is not None
+    replay()
+    assert len(calls) == 1
+
+
 def test_rivals_of_a_step_copy_as_many_bytes_and_may_be_compiled(monkeypatch):
     given = verify.inputs((2, 3, 17), CPU, seed=0)
     monkeypatch.setattr(torch, "compile", lambda job, dynamic: (job, dynamic))
