@@ -23,7 +23,7 @@ from cactus_theory.policies._values import read_values
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.tuning import Costs
 from simulations.__main__ import main as simulations
-from simulations.sweep.plan import _usual, from_file, planned
+from simulations.sweep.command import _usual, from_file, planned
 from solvers.__main__ import main as solvers
 
 PAIR = Path(__file__).parents[1] / "simulations" / "pair"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import torch
 
 from ..common.inputs import command_line
 from ..common.results import provenance
-from .budget import WRITING_S, Budget
 from .device import device_name
+from .page import verdict
 from .report import FILES, Report, clear, source_hash
-from .runner import run_apart, run_here
-from .sections import SECTIONS, Note, Settings, chosen
+from .sections import SECTIONS, Budget, Note, Settings, chosen, run_apart, run_here
 
+# seconds kept for writing the report at the end of a run
+WRITING_S = 10.0
 # sections whose tables are drawn
 DRAWN = ("verify", "decode")
 
@@ -85,16 +87,8 @@ def _settings(args: argparse.Namespace) -> Settings:
     for flag, value in (least | {"--max-new-tokens": args.max_new_tokens}).items():
         if not value > 0:
             raise ValueError(f"{flag}: must be above 0; got {value:g}")
-    return Settings(
-        device=args.device,
-        tiny=args.tiny or args.device == "cpu",
-        seed=args.seed,
-        target=args.target,
-        draft=args.draft,
-        prompts=args.prompts,
-        num_prompts=args.num_prompts,
-        max_new_tokens=args.max_new_tokens,
-    )
+    own = {field.name: getattr(args, field.name) for field in fields(Settings)}
+    return Settings(**own | {"tiny": args.tiny or args.device == "cpu"})
 
 
 def _run(name: str, settings: Settings, report: Report, seconds: float, *, here: bool) -> None:
@@ -113,8 +107,6 @@ def _line(message: Any) -> str:
 
 
 def _conclude(report: Report, out: Path) -> None:
-    from .words import verdict
-
     print("\na rehearsal: no speed here means anything" * ("tiny" in report.provenance))
     print("\n".join(verdict(report.tables, report.notes)))
     for row in report.tables.get("goals", []):

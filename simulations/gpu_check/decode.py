@@ -1,163 +1,184 @@
-"""Decodes at real sizes: the shipped pair, inflated on the device, in the device's loop."""
+"""Whole decodes: tokens per second, what they emit, and what their parts should add up to.
+
+Real sizes come from the shipped pair, inflated to them; ``--target`` and ``--draft`` name a pair
+of checkpoints instead.
+
+A round of K drafted tokens costs K·c + v decode steps, c for a drafted token and v for the pass
+over K + 1 positions: what a decode should gain is its tokens per call over that, the reading of
+the prompts apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-import torch
+from ..common.grid import PLAIN, USUAL, Config, at, label
+from ..common.inputs import PAIR
+from . import inflated, pairs
+from .page import method
+from .pairs import TINY_WIDTHS, WIDTHS, Loaded, Place, Results
+from .sections import Bench, Message, Note, Row, first_line, in_turn
+from .verify import LOSSLESS
 
-from cactus_theory.decoding import GenerationResult, generate, generate_plain
-
-from ..common.grid import PLAIN, USUAL
-from .inflated import Inflated, inflated, prompts
-from .passes import Passes, copy_bandwidth, floor_of
-
-POLICIES = (
-    "speculative",
-    "typical",
-    "cactus:delta=0.002",
-    "band:price=0.8",
-    "speculative@block",
-    "band:price=0.8@block",
-    "soft_band:price=0.8@block",
-)
-Row = dict[str, Any]
+VALUES = PAIR / "values.json"
+# knob values that spend about .03, .07 and .14 nats a token on the shipped pair
+PRICES, DELTAS = (1.5, 0.8, 0.5), (0.0003, 0.002, 0.01)
+TINY_POLICIES = (LOSSLESS, "cactus:delta=0.01", "band:price=0.5", "band:price=0.5@block")
+PLACES = (Place("8b", "0.6b", 1, 0.5), Place("8b", "0.6b", 8, 0.6), Place("14b", "0.6b", 1))
+TINY_PLACES = (Place("tiny", "tiny", 1, 0.5), Place("tiny", "tiny", 2))
+COLUMNS = (
+    "target draft batch policy knob verifier num_draft_tokens tokens_per_second speedup "
+    "tokens_per_call accepted_per_call emitted_kl_per_token largest_row_kl tokens seconds c v "
+    "step_ms fixed_ms prefill_ms net_speedup predicted_speedup share_of_predicted roofline_ms "
+    "share_of_roofline round_ms draft_ms target_ms verify_ms other_ms loop score scored"
+).split()
 
 
-def decode_rows(
-    device: torch.device | str,
-    target_shape: str,
-    draft_shape: str,
-    policies: Sequence[str] = POLICIES,
-    widths: Sequence[int] = (4,),
-    batch: int = 1,
-    new_tokens: int = 128,
-    seed: int = 0,
-    tiny: bool = False,
-    *,
-    device_loop: bool | str | None = True,
-) -> Iterator[Row]:
-    """Yield one row a method: plain decoding first, then every policy at every K.
+def policies(tiny: bool) -> list[str]:
+    """Return what is decoded besides the plain target; ``SPEC@block`` where not token by token."""
+    if tiny:
+        return list(TINY_POLICIES)
+    soft = [f"soft_band:price={price},values={VALUES}" for price in PRICES]
+    bands, cactus = ([f"{name}={knob}" for knob in knobs] for name, knobs in
+                     (("band:price", PRICES), ("cactus:delta", DELTAS)))  # fmt: skip
+    blocks = [at(spec, "block") for spec in (LOSSLESS, *bands, *soft)]
+    return [LOSSLESS, *cactus, *bands, *blocks, "typical"]
+
+
+def rows(bench: Bench) -> Iterator[Message]:
+    """Yield one row a method, K and place."""
+    jobs = [(place.name, partial(_at, bench, place)) for place in _places(bench)]
+    yield from in_turn(jobs, bench.budget)
+
+
+def _places(bench: Bench) -> Sequence[Place]:
+    own = bench.settings
+    if own.target is None or own.draft is None:
+        return TINY_PLACES if bench.tiny else PLACES
+    batches = (1, 2) if bench.tiny else (1, 8)
+    return [
+        Place(own.target.name, own.draft.name, batch, 0.5 if batch == 1 else 1.0)
+        for batch in batches
+    ]
+
+
+def _at(bench: Bench, place: Place) -> Iterator[Message]:
+    """Yield the rows of a place while its share of the time lasts."""
+    enough = bench.budget.left * (1 - place.share)
+    load = inflated.at_real_sizes if bench.settings.target is None else pairs.checkpoints
+    for row in decoded(load(bench, place), lines(place.batch, bench.tiny), place):
+        yield row
+        if not isinstance(row, Note) and bench.budget.left <= enough:
+            why = "out of time" if place.share == 1 else "the time is for the next batch or target"
+            last = f"{method(row)}, K = {row['num_draft_tokens']}"
+            yield Note("skipped", f"what came after {last} at {place.name}", why)
+            return
+
+
+def lines(batch: int, tiny: bool) -> list[Config]:
+    """Return plain decoding, then every policy at every K."""
+    found = [Config(PLAIN, 0, batch)]
+    for width in TINY_WIDTHS if tiny else WIDTHS:
+        for name in policies(tiny):
+            spec, _, verifier = name.partition("@")
+            found.append(Config(spec, width, batch, verifier or USUAL))
+    return found
+
+
+def decoded(loaded: Loaded, lines: Sequence[Config], place: Place) -> Iterator[Message]:
+    """Yield a finished row a line; a policy that fails is named, and the next ones follow.
 
     Speeds are of a decode without the meter, after one with it on the same seeds, which so
-    emitted the same tokens. Texts do not end by themselves; loading and captures are not timed.
-
-    Parameters
-    ----------
-    policies : specs; ``SPEC@block`` where drafts are verified as whole blocks.
-    widths : K, drafted tokens a round.
-    device_loop : as in ``generate``: True verifies by the fused kernels on CUDA, where they can.
+    emitted the same tokens; loading and captures are not timed.
     """
-    pair = inflated(device, target_shape, draft_shape, tiny=tiny)
-    given = prompts(pair, batch) | {"max_new_tokens": new_tokens, "seed": seed}
-    yield _row(PLAIN, USUAL, 0, batch, *_twice(pair, given, None, device_loop))
-    for width in widths:
-        for name in policies:
-            spec, _, verifier = name.rpartition("@") if "@" in name else (name, "", USUAL)
-            options = {"policy": spec, "verifier": verifier, "num_draft_tokens": width}
-            runs = _twice(pair, given, options, device_loop)
-            yield _row(spec, verifier, width, batch, *runs)
+    finish = finisher(place)
+    for line in lines:
+        try:
+            metered, timed = (loaded.decode(line, meter=meter) for meter in (True, False))
+        except Exception as error:
+            if line.method == PLAIN:  # nothing to compare with
+                raise
+            policy, knob = label(line.method)
+            shown = method({"policy": policy, "knob": knob, "verifier": line.verifier})
+            what = f"{shown}, K = {line.width} at {place.name}"
+            yield Note("failed", what, first_line(error))
+            continue
+        row = measured(line, metered, timed)
+        yield finish(row | loaded.complete(row, timed))
 
 
-def costs(
-    device: torch.device | str,
-    target_shape: str,
-    draft_shape: str,
-    widths: Sequence[int] = (4,),
-    batch: int = 1,
-    new_tokens: int = 128,
-    seed: int = 0,
-    tiny: bool = False,
-) -> Iterator[Row]:
-    """Yield what the parts of a round cost, one row a K, and at K = 0 of a plain decode.
-
-    ``step_ms`` is the target's pass over one token a text; ``c`` a draft pass and ``v`` a target
-    pass over K + 1 positions, in such steps; ``fixed_ms`` what a lossless round takes beyond
-    K·c + v: sampling, verification and the host; ``prefill_ms`` both models' passes over
-    the prompts. Passes are timed halfway through the texts.
-    """
-    pair = inflated(device, target_shape, draft_shape, tiny=tiny)
-    texts = prompts(pair, batch)
-    passes = Passes(pair, texts["input_ids"], texts["attention_mask"], new_tokens, max(widths))
-    given: Row = texts | {"max_new_tokens": new_tokens, "seed": seed}
-    step, draft = passes.seconds(pair.target, 1), passes.seconds(pair.draft, 1)
-    for width in (0, *widths):
-        options = {"policy": "speculative", "num_draft_tokens": width} if width else None
-        timed = _twice(pair, given, options, True)[1]
-        before = passes.prefill(pair.target) + (passes.prefill(pair.draft) if width else 0.0)
-        block = passes.seconds(pair.target, width + 1) if width else step
-        a_round = (timed.seconds.total - before) / timed.target_calls
-        yield {
-            "num_draft_tokens": width,
-            "batch": batch,
-            "step_ms": 1e3 * step,
-            "c": draft / step if width else None,
-            "v": block / step,
-            "fixed_ms": 1e3 * (a_round - width * draft - block),
-            "prefill_ms": 1e3 * before,
-            "context": passes.context,
-        }
-
-
-def roofline(
-    device: torch.device | str,
-    target_shape: str,
-    draft_shape: str,
-    batch: int = 1,
-    new_tokens: int = 128,
-    tiny: bool = False,
-    bandwidth: float | None = None,
-) -> Iterator[Row]:
-    """Yield the least milliseconds of a plain decode step: its bytes at the speed of a copy.
-
-    Parameters
-    ----------
-    bandwidth : GB/s of a large copy, bytes read and written; measured if None.
-    """
-    pair = inflated(device, target_shape, draft_shape, tiny=tiny)
-    context = prompts(pair, batch)["input_ids"].shape[1] + new_tokens // 2
-    if bandwidth is None:
-        bandwidth = copy_bandwidth(pair.device, tiny)
-    yield floor_of(pair, context, batch, bandwidth)
-
-
-def _twice(
-    pair: Inflated, given: Row, options: Row | None, device_loop: bool | str | None
-) -> tuple[GenerationResult, GenerationResult]:
-    """Decode with the meter, which also warms up, and without; plainly if there are no options."""
-    shared: Row = given | {"device_loop": device_loop}
-    if options is None:
-        first, second = (generate_plain(pair.target, **shared) for _ in range(2))
-        return first, second
-    first, second = (
-        generate(pair.target, pair.draft, **shared, **options, meter=meter)
-        for meter in (True, False)
-    )
-    return first, second
-
-
-def _row(
-    policy: str,
-    verifier: str,
-    width: int,
-    batch: int,
-    metered: GenerationResult,
-    timed: GenerationResult,
-) -> Row:
-    meter = metered.meter
+def measured(line: Config, metered: Results, timed: Results) -> Row:
+    """Return what a line's decodes did, all its groups of prompts together."""
+    tokens, seconds = sum(own.num_tokens for own in timed), sum(own.seconds.total for own in timed)
+    meters = [own.meter for own in metered if own.meter is not None]
     return {
-        "policy": policy,
-        "verifier": verifier,
-        "num_draft_tokens": width,
-        "batch": batch,
-        "tokens": timed.num_tokens,
-        "seconds": timed.seconds.total,
-        "tokens_per_second": timed.tokens_per_second,
-        "tokens_per_call": timed.tokens_per_call,
-        "accepted_per_call": timed.accepted_per_call,
-        "emitted_kl_per_token": None if meter is None else meter.kl_per_token,
-        "largest_row_kl": None if meter is None else meter.largest_row_kl,
-        "capture_seconds": timed.seconds.capture,
-        "loop": timed.loop,
+        "policy": line.method,
+        "verifier": line.verifier,
+        "num_draft_tokens": line.width,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "tokens_per_call": statistics.fmean(own.tokens_per_call for own in timed),
+        "accepted_per_call": statistics.fmean(own.accepted_per_call for own in timed),
+        "emitted_kl_per_token": sum(own.kl for own in meters) / tokens if meters else None,
+        "largest_row_kl": max((own.largest_row_kl for own in meters), default=None),
+        "loop": timed[0].loop,
+    }
+
+
+def finisher(place: Place) -> Callable[[Row], Row]:
+    """Return a function that completes rows of one place; the first must be plain decoding."""
+    plain: list[Row] = []
+
+    def finish(raw: Row) -> Row:
+        policy, knob = label(raw["policy"])
+        given = {key: raw[key] for key in COLUMNS if raw.get(key) is not None}
+        given |= {"target": place.target, "draft": place.draft, "batch": place.batch}
+        row: Row = dict.fromkeys(COLUMNS) | given | {"policy": policy, "knob": knob}
+        if policy == PLAIN:
+            plain.append(row)
+        return row | _relative(row, plain[0]) | _parts(row)
+
+    return finish
+
+
+def _relative(row: Row, plain: Row) -> Row:
+    """Return speed over plain decoding, over the prediction, and over the memory's limit."""
+    net = _net(row) / _net(plain)
+    found: Row = {
+        "speedup": row["tokens_per_second"] / plain["tokens_per_second"],
+        "net_speedup": net,
+    }
+    width, c, v = row["num_draft_tokens"], row["c"], row["v"]
+    if width and c is not None and v is not None:
+        predicted = row["tokens_per_call"] / (width * c + v)
+        found |= {"predicted_speedup": predicted, "share_of_predicted": net / predicted}
+    if not width and row["roofline_ms"] is not None:
+        step = 1e3 * row["batch"] / _net(row)
+        found["share_of_roofline"] = row["roofline_ms"] / step
+    return found
+
+
+def _net(row: Row) -> float:
+    """Return tokens per second after the prompts were read, where that is known apart."""
+    tokens, seconds, prefill = (row[key] for key in ("tokens", "seconds", "prefill_ms"))
+    if None in (tokens, seconds, prefill):
+        return row["tokens_per_second"]
+    return tokens / (seconds - prefill / 1e3)
+
+
+def _parts(row: Row) -> Row:
+    """Return the milliseconds of a round: drafting, the target's pass, verification, the rest."""
+    width, c, v, step = (row[key] for key in ("num_draft_tokens", "c", "v", "step_ms"))
+    whole = 1e3 * row["batch"] * row["tokens_per_call"] / _net(row)
+    if not width or None in (c, v, step):
+        return {"round_ms": whole}
+    draft, target, verify = width * c * step, v * step, row["verify_ms"]
+    return {
+        "round_ms": whole,
+        "draft_ms": draft,
+        "target_ms": target,
+        "other_ms": whole - draft - target - (verify or 0.0),
     }

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..common.grid import PLAIN
 from ..throughput.equal_kl import LEVELS, read, rising
-from .sections import Bench, Message, Row
+from .sections import Bench, Message, Row, Tables
 from .verify import BAND, LARGE, LOSSLESS
 
 MET, MISSED, UNMEASURED = "met", "not met", "not measured"
 # nats a token up to which the band or a block verifier should be ahead of Cactus
 MOST_KL = 0.1
 TARGET = "8b"
-Tables = Mapping[str, Sequence[Row]]
+Measure = Callable[[Tables], float | None]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Goal:
     """A bound on one number; ``measured`` gives the worst value there is, None if none."""
 
     name: str
-    measured: Callable[[Tables], float | None]
+    measured: Measure
     needed: float
     at_least: bool
     unit: str = ""
@@ -49,31 +50,16 @@ def judged(goal: Goal, tables: Tables) -> Row:
     }
 
 
-def _verify(column: str, worst: Callable[[Iterable[float]], float], **where: object) -> Callable:
-    """Return the worst value of a column of the verification table, chain, largest vocabulary."""
-    where |= {"vocabulary": LARGE, "verifier": "chain"}
-    return lambda tables: _worst(tables.get("verify", ()), column, worst, where)
+def _worst(table: str, column: str, worst: Callable, **where: object) -> Measure:
+    """Return what gives the worst value of a column, of the rows where others hold these values."""
 
+    def measured(tables: Tables) -> float | None:
+        own = [row for row in tables.get(table, ())
+               if all(row[key] == value for key, value in where.items())]  # fmt: skip
+        values = [row[column] for row in own if row[column] is not None]
+        return worst(values) if values else None
 
-def _worst(
-    rows: Sequence[Row],
-    column: str,
-    worst: Callable[[Iterable[float]], float],
-    where: Mapping[str, object],
-) -> float | None:
-    own = [row for row in rows if all(row[key] == value for key, value in where.items())]
-    values = [row[column] for row in own if row[column] is not None]
-    return worst(values) if values else None
-
-
-def _plain(tables: Tables) -> float | None:
-    where = {"target": TARGET, "policy": "plain", "batch": 1}
-    return _worst(tables.get("decode", ()), "share_of_roofline", min, where)
-
-
-def _predicted(tables: Tables) -> float | None:
-    where = {"target": TARGET, "policy": LOSSLESS, "verifier": "chain"}
-    return _worst(tables.get("decode", ()), "share_of_predicted", min, where)
+    return measured
 
 
 def _verification(tables: Tables) -> float | None:
@@ -120,25 +106,34 @@ def _best(rows: Sequence[Row], level: float) -> float | None:
     return max((height for height in heights if height is not None), default=None)
 
 
+STEP = {"verifier": "chain", "vocabulary": LARGE}
 GOALS = (
     Goal(
         "lossless kernel at B = 64: share of copy bandwidth, worst K",
-        _verify("share_of_bandwidth", min, policy=LOSSLESS, batch=64), 0.7, True,
+        _worst("verify", "share_of_bandwidth", min, policy=LOSSLESS, batch=64, **STEP), 0.7, True,
     ),
     Goal(
         "lossless kernel at B = 1, K = 8",
-        _verify("kernel_us", max, policy=LOSSLESS, batch=1, drafted=8), 60, False, "µs",
+        _worst("verify", "kernel_us", max, policy=LOSSLESS, batch=1, drafted=8, **STEP),
+        60, False, "µs",
     ),
     Goal(
         "lossless: torch path ÷ kernel, worst shape",
-        _verify("torch_over_kernel", min, policy=LOSSLESS), 5, True, "×",
+        _worst("verify", "torch_over_kernel", min, policy=LOSSLESS, **STEP), 5, True, "×",
     ),
     Goal(
         "band at a price ÷ lossless kernel, worst shape",
-        _verify("over_lossless", max, policy=BAND), 1.3, False, "×",
+        _worst("verify", "over_lossless", max, policy=BAND, **STEP), 1.3, False, "×",
     ),
-    Goal("plain decoding at 8b, batch 1: share of its roofline", _plain, 0.7, True),
-    Goal("lossless at 8b: speed-up ÷ (tokens per call ÷ (Kc + v)), worst K", _predicted, 0.9, True),
+    Goal(
+        "plain decoding at 8b, batch 1: share of its roofline",
+        _worst("decode", "share_of_roofline", min, target=TARGET, policy=PLAIN, batch=1), 0.7, True,
+    ),
+    Goal(
+        "lossless at 8b: speed-up ÷ (tokens per call ÷ (Kc + v)), worst K",
+        _worst("decode", "share_of_predicted", min, target=TARGET, policy=LOSSLESS,
+               verifier="chain"), 0.9, True,
+    ),
     Goal(
         f"band or block ÷ Cactus at equal KL ≤ {MOST_KL:g} nats a token, worst level",
         _ahead, 1.0, True, "×",

@@ -1,19 +1,48 @@
-"""The shipped pair in the shapes of real models, on a device, and prompts for it."""
+"""The shipped pair in the shapes of real models, and what a round of it should cost.
+
+Its parts are measured pass by pass, halfway through the texts: ``step_ms`` is the target's pass
+over one token a text; ``c`` a draft pass and ``v`` a target pass over K + 1 positions, in such
+steps; ``prefill_ms`` both models' passes over the prompts. ``fixed_ms`` is what a lossless round
+takes beyond K·c + v: sampling, verification and the host.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..common.decode import left_padded
+from cactus_theory.decoding._padding import left_padded
+from cactus_theory.decoding.device import BUCKET, BY_KERNELS, Repeated, StaticForward
+from cactus_theory.decoding.models import CachedModel
+
+from ..common.grid import PLAIN, USUAL
 from ..common.inputs import PAIR, PROMPTS, load_model, load_prompts
-from ..inflate import SHAPES, Shape, inflate
+from ..inflate import SHAPES, Shape, inflate, step_cost
+from .device import bandwidth
+from .pairs import (
+    NEW_TOKENS,
+    TINY_NEW_TOKENS,
+    TINY_WIDTHS,
+    WIDTHS,
+    Loaded,
+    Place,
+    Results,
+    usual_dtype,
+)
+from .sections import Bench, Row
+from .verify import LARGE, LOSSLESS
 
 TINY_SHAPES = ("tiny", "tiny-draft")
+# calls between two looks at the clock of a GPU, so that waiting for it is a small part of them
+CALLS = 5
+REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -30,13 +59,14 @@ class Inflated:
         """Return where it is."""
         return self.target.device
 
-    @property
-    def width(self) -> int:
-        """Return the bytes of a number."""
-        return self.target.dtype.itemsize
+    def roofline_ms(self, context: int, batch: int, bandwidth: float) -> float:
+        """Return the least milliseconds of a plain decode step: its bytes at GB/s of a copy."""
+        width = self.target.dtype.itemsize
+        cost = step_cost(self.target_shape, context, batch=batch, width=width)
+        return cost.bytes / bandwidth / 1e6
 
 
-# the pair made last: three tables ask for it in turn, and a device may hold only one
+# the pair made last: places ask for it in turn, and a device may hold only one
 _HELD: dict[tuple[Any, ...], Inflated] = {}
 
 
@@ -59,23 +89,132 @@ def inflated(
     key = (torch.device(device), *names)
     if key not in _HELD:
         _HELD.clear()
-        _HELD[key] = _made(*key)
+        shapes = [SHAPES[name] for name in names]
+        models = [
+            inflate(load_model(PAIR / part), shape, device=key[0], dtype=usual_dtype(key[0]))
+            for part, shape in zip(("target", "draft"), shapes, strict=True)
+        ]
+        _HELD[key] = Inflated(*models, *shapes)
     return _HELD[key]
 
 
-def _made(device: torch.device, target_name: str, draft_name: str) -> Inflated:
-    shapes = SHAPES[target_name], SHAPES[draft_name]
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    target, draft = (
-        inflate(load_model(PAIR / part), shape, device=device, dtype=dtype)
-        for part, shape in zip(("target", "draft"), shapes, strict=True)
-    )
-    return Inflated(target, draft, *shapes)
-
-
-def prompts(pair: Inflated, batch: int) -> dict[str, Any]:
-    """Return ids and attention mask of ``batch`` of the shipped prompts, again from the first."""
+def prompts(batch: int) -> list[Sequence[int]]:
+    """Return the ids of ``batch`` of the shipped prompts, again from the first."""
     found = load_prompts(PROMPTS, PAIR / "target")
-    taken: list[Sequence[int]] = list(itertools.islice(itertools.cycle(found), batch))
-    ids, mask = left_padded(taken, pair.target)
-    return {"input_ids": ids, "attention_mask": mask}
+    return list(itertools.islice(itertools.cycle(found), batch))
+
+
+def at_real_sizes(bench: Bench, place: Place) -> Loaded:
+    """Return the shipped pair, inflated, in the device's loop; rows say what its parts cost."""
+    pair = inflated(bench.device, place.target, place.draft, tiny=bench.tiny)
+    ids, tokens = prompts(place.batch), TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
+    costs = costs_of(pair, ids, tokens, TINY_WIDTHS if bench.tiny else WIDTHS)
+    context = max(map(len, ids)) + tokens // 2
+    floor = {"roofline_ms": pair.roofline_ms(context, place.batch, bandwidth(bench))}
+
+    def complete(row: Row, timed: Results) -> Row:
+        own = costs[row["num_draft_tokens"]]
+        if (row["policy"], row["verifier"]) in ((PLAIN, USUAL), (LOSSLESS, USUAL)):
+            own["fixed_ms"] = fixed_ms(own, row, timed[0].target_calls)
+        return floor | own | {"verify_ms": verification(bench, row, place.batch)}
+
+    options: Row = {"max_new_tokens": tokens, "device_loop": True}
+    return Loaded(pair.target, pair.draft, ids, bench.settings.seed, options, complete)
+
+
+def costs_of(
+    pair: Inflated, ids: Sequence[Sequence[int]], new_tokens: int, widths: Sequence[int]
+) -> dict[int, Row]:
+    """Return what the parts of a round cost, by K; at K = 0 those of a plain decode."""
+    passes = Passes(pair, ids, new_tokens, max(widths))
+    step, draft = passes.seconds(pair.target, 1), passes.seconds(pair.draft, 1)
+    read = passes.prefill(pair.target), passes.prefill(pair.draft)
+    return {
+        width: {
+            "step_ms": 1e3 * step,
+            "c": draft / step if width else None,
+            "v": passes.seconds(pair.target, width + 1) / step if width else 1.0,
+            "prefill_ms": 1e3 * (sum(read) if width else read[0]),
+        }
+        for width in (0, *widths)
+    }
+
+
+def fixed_ms(costs: Row, row: Row, rounds: int) -> float:
+    """Return the milliseconds of a round that its passes do not account for."""
+    passes = row["num_draft_tokens"] * (costs["c"] or 0.0) + costs["v"]
+    return (1e3 * row["seconds"] - costs["prefill_ms"]) / rounds - passes * costs["step_ms"]
+
+
+class Passes:
+    """Forward passes of both models of a pair over a batch, halfway through its texts."""
+
+    def __init__(
+        self, pair: Inflated, prompts: Sequence[Sequence[int]], new_tokens: int, width: int
+    ) -> None:
+        self.device = pair.device
+        ids, mask = left_padded(prompts, pair.target)
+        # every text with as many tokens as the longest prompt has
+        self.ids = torch.where(mask > 0, ids, ids[:, -1:])
+        self.batch, self.prompt = ids.shape
+        self.context = self.prompt + new_tokens // 2
+        self.end = -(-(self.context + width + 1) // BUCKET) * BUCKET
+        self.cached = {
+            id(model): CachedModel(model, self.end, self.batch, fast_forward=True)
+            for model in (pair.target, pair.draft)
+        }
+
+    def prefill(self, model: Any) -> float:
+        """Return the seconds of a pass over the prompts."""
+        cached, counts = self.cached[id(model)], [self.prompt] * self.batch
+
+        def feed() -> None:
+            for row in range(self.batch):
+                cached.rollback(row, 0)
+            cached.feed(self.ids, counts, [1] * self.batch)
+
+        return self._timed(feed)
+
+    def seconds(self, model: Any, new: int) -> float:
+        """Return the seconds of a pass over ``new`` tokens a text, captured on a GPU.
+
+        What the cache holds does not matter to it, only how long it is.
+        """
+        forward = StaticForward(self.cached[id(model)])
+        ids = self.ids[:, -1:].repeat(1, new)
+        places = torch.arange(self.context, self.context + new, device=self.device)
+        places = places.repeat(self.batch, 1)
+        return self._timed(
+            partial(Repeated(lambda end: forward(ids, places, end), self.device), self.end)
+        )
+
+    def _timed(self, job: Callable[[], Any]) -> float:
+        """Return the seconds of a call, after one that pays for memory and captures."""
+        calls = CALLS if self.device.type == "cuda" else 1
+        with torch.inference_mode():
+            job()
+            return statistics.median(self._of_calls(job, calls) for _ in range(REPEATS))
+
+    def _of_calls(self, job: Callable[[], Any], calls: int) -> float:
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(calls):
+            job()
+        self._wait()
+        return (time.perf_counter() - started) / calls
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def verification(bench: Bench, row: Row, batch: int) -> float | None:
+    """Return the milliseconds of the step that a decode verified by, when it was timed alone."""
+    by = "kernel_us" if row.get("loop") == BY_KERNELS else "torch_us"
+    name = row["policy"].partition(":")[0], row["verifier"], batch, row["num_draft_tokens"], LARGE
+    for step in bench.before.get("verify", ()):
+        policy, *others = (step[key] for key in
+                           ("policy", "verifier", "batch", "drafted", "vocabulary"))  # fmt: skip
+        if (policy.partition(":")[0], *others) == name:
+            return None if step[by] is None else step[by] / 1e3
+    return None

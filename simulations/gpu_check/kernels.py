@@ -108,15 +108,15 @@ class Variant:
 
 def agreement_steps(tiny: bool = False) -> Iterator[StepShape]:
     """Yield what the checks against the closed forms launch."""
-    from . import agreement, kernel_agreement, kernel_laws
+    from . import agreement, kernel_checks
 
     for vocab in agreement.TINY_KERNEL_ROWS if tiny else agreement.KERNEL_ROWS:
-        for spec, verifier in kernel_agreement.RULES:
-            yield StepShape(spec, verifier, 16, kernel_agreement.WIDTH, vocab)
+        for spec, verifier in kernel_checks.RULES:
+            yield StepShape(spec, verifier, 16, kernel_checks.WIDTH, vocab)
     if not tiny:
-        for spec, verifier in kernel_laws.LAWS:
+        for spec, verifier in kernel_checks.LAWS:
             yield StepShape(spec, verifier, 16, 2, 4, same=True)
-        for spec in kernel_laws.ZERO_RULES:
+        for spec in kernel_checks.ZERO_RULES:
             yield StepShape(spec, "chain", 16, 1, 16, same=True)
 
 

@@ -1,19 +1,24 @@
-"""The report as one web page: the verdict first, then goals, pictures and tables."""
+"""What a run found, in sentences, and as one web page of what the JSON holds."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ..common.grid import PLAIN, at
 from ..common.terminal import shown
-from . import goals, words
-from .sections import SECTIONS, Row
+from .goals import MET, MISSED, MOST_KL, UNMEASURED
+from .sections import SECTIONS, Note, Row, Tables
+from .verify import BAND, LOSSLESS
 
 # figures of others: issue text and theory notes; measured by none of our runs
 PUBLISHED = "published: c = .285–.316, a block pass 2.4–2.9 steps"
-COLOURS = {goals.MET: "good", goals.MISSED: "bad", goals.UNMEASURED: "quiet"}
+# checks and failures named in a sentence before it only counts them
+NAMED = 3
+COLOURS = {MET: "good", MISSED: "bad", UNMEASURED: "quiet"}
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
        color: #222; background: #fff; }
@@ -26,6 +31,13 @@ th:first-child, td:first-child { text-align: left; white-space: normal; }
 .good { color: #2d6a4f; font-weight: 600; } .bad { color: #a4243b; font-weight: 600; }
 .quiet { color: #6b6b6b; }
 """
+REHEARSAL = (
+    '<p class="bad">A rehearsal at tiny sizes: no number here says anything about speed.</p>\n'
+)
+PICTURE = (
+    '<p><img alt="verify time against its floor, speed against emitted KL, the parts of a round, '
+    'prediction against measurement" src="data:image/png;base64,{}"></p>\n'
+)
 # head of a table: column of its rows
 GOALS = {"goal": "goal", "needed": "needed", "measured": "measured", "": "verdict"}
 VERIFY = {
@@ -47,66 +59,170 @@ COSTS = {
     "roofline, ms": "roofline_ms",
 }  # fmt: skip
 DEVICE = {"quantity": "quantity", "value": "value", "": "unit"}
-Tables = Mapping[str, Sequence[Row]]
 
 
-def page(report: Any) -> str:
-    """Return the page as text; it loads no other files."""
-    made = report.provenance
-    lines = words.verdict(report.tables, report.notes)
-    said = "".join(f"<li>{_marked(line)}</li>" for line in lines)
+def verdict(tables: Tables, notes: Sequence[Note]) -> list[str]:
+    """Return what was found, in sentences of one line: is it right, how fast, what it gains."""
+    said = [_right(tables.get("agreement", ())), *_fast(tables.get("verify", ()))]
+    said += _gain(tables.get("decode", ()))
+    broken = [note.what for note in notes if note.kind == "failed"]
+    if broken:
+        said.append(f"FAILED to run, {len(broken)} in number: {_few(broken)}.")
+    return said
+
+
+def method(row: Row) -> str:
+    """Return the policy with its knobs, and the verifier unless it is the usual one."""
+    return at(":".join(filter(None, [row["policy"], row["knob"]])), row["verifier"])
+
+
+def _failure(row: Row) -> str:
+    """Return which check a row is about."""
+    about = [f"{key} {row[key]}" for key in ("policy", "vocabulary", "family") if row.get(key)]
+    return ", ".join([str(row["check"]), *about])
+
+
+def _right(rows: Sequence[Row]) -> str:
+    ran = [row for row in rows if row["passed"] is not None]
+    wrong = [row for row in ran if not row["passed"]]
+    absent = f"; {_few(row['check'] for row in rows if row['passed'] is None)}: not there"
+    absent *= len(ran) < len(rows)
+    if not ran:
+        return f"Right or wrong: not checked{absent}."
+    if wrong:
+        return (
+            f"WRONG: {len(wrong)} of {len(ran)} checks fail: {_few(map(_failure, wrong))}{absent}."
+        )
+    return f"Right: all {len(ran)} checks pass{absent}."
+
+
+def _fast(rows: Sequence[Row]) -> list[str]:
+    said = []
+    for spec in (LOSSLESS, BAND):
+        own = [row for row in rows if (row["policy"], row["verifier"]) == (spec, "chain")]
+        if own:
+            said.append(_step(max(own, key=lambda row: (row["vocabulary"], row["batch"]))))
+    return said or ["How fast a verification is: not measured."]
+
+
+def _step(row: Row) -> str:
+    where = "B = {batch}, K = {drafted}, V = {vocabulary:,}".format(**row)
+    start = f"Verification by {row['policy']} at {where}"
+    if row["kernel_us"] is None:
+        floor = f"no kernel (floor {row['floor_us']:,.0f})"
+        return f"{start}: {row['torch_us']:,.0f} µs by torch, {floor}."
+    return (
+        f"{start}: {row['kernel_us']:,.0f} µs, {row['share_of_bandwidth']:.0%} of copy bandwidth, "
+        f"{row['torch_over_kernel']:.1f} times as fast as torch."
+    )
+
+
+def _gain(rows: Sequence[Row]) -> list[str]:
+    said = []
+    for place, own in _places(rows).items():
+        for name, most in (("lossless", 1e-9), (f"at most {MOST_KL:g} nats a token", MOST_KL)):
+            best = _fastest(own, most)
+            if best is not None:
+                said.append(f"{place}, {name}: {_speed(best)}.")
+    return said or ["What drafting gains: not measured."]
+
+
+def _places(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault("{target} + {draft}, batch {batch}".format(**row), []).append(row)
+    return found
+
+
+def _fastest(rows: Sequence[Row], most: float) -> Row | None:
+    drafted = [row for row in rows if row["num_draft_tokens"]]
+    own = [row for row in drafted if (spent := _spent(row)) is not None and spent <= most]
+    return max(own, key=lambda row: row["tokens_per_second"], default=None)
+
+
+def _spent(row: Row) -> float | None:
+    """Return nats a token, 0 for what is lossless by its construction, None if unknown."""
+    return 0.0 if row["policy"] == LOSSLESS else row["emitted_kl_per_token"]
+
+
+def _speed(row: Row) -> str:
+    return (
+        f"{method(row)} at K = {row['num_draft_tokens']} makes {row['tokens_per_second']:,.0f} "
+        f"tokens/s, {row['speedup']:.2f} times {PLAIN} decoding"
+    )
+
+
+def _few(names: Iterable[str]) -> str:
+    """Return the first names, and how many more there are."""
+    every = list(dict.fromkeys(names))
+    more = [f"and {len(every) - NAMED} more"] * (len(every) > NAMED)
+    return ", ".join([*every[:NAMED], *more])
+
+
+def page(found: Mapping[str, Any], picture: bytes | None) -> str:
+    """Return the page of a report as text; it loads no other files."""
+    made = found["provenance"]
+    device = escape(made["device"])
+    said = "".join(f"<li>{_marked(line)}</li>" for line in found["verdict"])
+    body = "".join(f"<h2>{escape(title)}</h2>\n{own}\n" if title else own
+                   for title, own in _parts(found, picture) if own)  # fmt: skip
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>gpu-check: {escape(made["device"])}</title>
+<title>gpu-check: {device}</title>
 <style>{STYLE}</style>
-<h1>{escape(made["device"])}</h1>
-{_rehearsal(made)}<ul>{said}</ul>
-{"".join(_parts(report))}</html>
+<h1>{device}</h1>
+{REHEARSAL * (made.get("tiny") == "yes")}<ul>{said}</ul>
+{body}</html>
 """
 
 
-def _rehearsal(made: Mapping[str, str]) -> str:
-    if made.get("tiny") != "yes":
-        return ""
-    return (
-        '<p class="bad">A rehearsal at tiny sizes: no number here says anything about speed.</p>\n'
-    )
-
-
-def _parts(report: Any) -> Iterable[str]:
-    tables: Tables = report.tables
-    yield _section("Goals", _table(GOALS, tables.get("goals", ())))
-    if report.picture is not None:
-        code = base64.b64encode(report.picture).decode()
-        about = "verify time against its floor, speed against emitted KL, the parts of a round, "
-        about += "prediction against measurement"
-        yield f'<p><img alt="{about}" src="data:image/png;base64,{code}"></p>\n'
-    yield _section("Decoding, each method at its fastest K", "".join(_decodes(tables)))
-    yield _section(f"What a round costs ({PUBLISHED})", _table(COSTS, _costs(tables)))
-    yield _section("One verification", "".join(_steps(tables)))
-    yield _section("Checks that fail", _table({"check": "check"}, _wrong(report)))
-    yield _section("The machine", _table(DEVICE, tables.get("device", ())))
+def _parts(found: Mapping[str, Any], picture: bytes | None) -> Iterator[tuple[str, str]]:
+    """Yield titles and what is under them; nothing is shown where that is empty."""
+    tables: Tables = defaultdict(list, found["tables"])
+    yield "Goals", _table(GOALS, tables["goals"])
+    if picture is not None:
+        yield "", PICTURE.format(base64.b64encode(picture).decode())
+    places = _places(tables["decode"])
+    best = (f"<p>{escape(place)}</p>{_table(DECODE, _best(own))}" for place, own in places.items())
+    yield "Decoding, each method at its fastest K", "".join(best)
+    lossless = [row | {"place": place} for place, own in places.items() for row in own
+                if method(row) == LOSSLESS]  # fmt: skip
+    yield f"What a round costs ({PUBLISHED})", _table(COSTS, lossless)
+    yield "One verification", "".join(_steps(tables["verify"]))
+    wrong = [{"check": _failure(row)} for row in tables["agreement"] if row["passed"] is False]
+    yield "Checks that fail", _table({"check": "check"}, wrong)
+    yield "The machine", _table(DEVICE, tables["device"])
     for kind in ("failed", "skipped"):
-        own = [vars(note) for note in report.notes if note.kind == kind]
-        yield _section(kind.capitalize(), _table({"what": "what", "why": "why"}, own))
-    yield _section("How this was made", _made(report))
+        notes = [note for note in found["notes"] if note["kind"] == kind]
+        yield kind.capitalize(), _table({"what": "what", "why": "why"}, notes)
+    made = [f"{escape(key)}: {escape(value)}" for key, value in found["provenance"].items()]
+    made += [f"{SECTIONS[name].summary}: {s:.0f} s" for name, s in found["seconds"].items()]
+    yield "How this was made", '<p class="quiet">' + "<br>".join(made) + "</p>"
 
 
-def _made(report: Any) -> str:
-    entries = [f"{escape(key)}: {escape(value)}" for key, value in report.provenance.items()]
-    entries += [f"{SECTIONS[name].summary}: {s:.0f} s" for name, s in report.seconds.items()]
-    return '<p class="quiet">' + "<br>".join(entries) + "</p>"
+def _best(rows: Sequence[Row]) -> list[Row]:
+    """Return the row of each method at its fastest K."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        name = method(row)
+        own = found.setdefault(name, row | {"method": name})
+        if row["tokens_per_second"] > own["tokens_per_second"]:
+            found[name] = row | {"method": name}
+    return list(found.values())
 
 
-def _section(title: str, body: str) -> str:
-    return f"<h2>{escape(title)}</h2>\n{body}\n" if body else ""
+def _steps(rows: Sequence[Row]) -> Iterator[str]:
+    for vocab in sorted({row["vocabulary"] for row in rows}, reverse=True):
+        own = [row for row in rows if row["vocabulary"] == vocab]
+        yield f"<p>V = {vocab:,}</p>" + _table(VERIFY, own)
 
 
 def _table(heads: Mapping[str, str], rows: Sequence[Row]) -> str:
     """Return the table without columns that hold nothing, '' for one without rows."""
-    used = {head: key for head, key in heads.items() if any(_filled(row.get(key)) for row in rows)}
+    used = {head: key for head, key in heads.items()
+            if any(row.get(key) not in (None, "") for row in rows)}  # fmt: skip
     if not used:
         return ""
     top = "".join(f"<th>{escape(head)}</th>" for head in used)
@@ -114,10 +230,6 @@ def _table(heads: Mapping[str, str], rows: Sequence[Row]) -> str:
         f"<tr>{''.join(_cell(row.get(key)) for key in used.values())}</tr>\n" for row in rows
     )
     return f'<div class="wide"><table>\n<tr>{top}</tr>\n{body}</table></div>'
-
-
-def _filled(value: Any) -> bool:
-    return value is not None and value != ""
 
 
 def _cell(value: Any) -> str:
@@ -129,44 +241,3 @@ def _cell(value: Any) -> str:
 def _marked(line: str) -> str:
     bad = "WRONG" in line or "FAILED" in line
     return f'<span class="bad">{escape(line)}</span>' if bad else escape(line)
-
-
-def _decodes(tables: Tables) -> Iterable[str]:
-    for place, rows in _places(tables).items():
-        best: dict[str, Row] = {}
-        for row in rows:
-            own = best.setdefault(words.method(row), row)
-            if row["tokens_per_second"] > own["tokens_per_second"]:
-                best[words.method(row)] = row
-        yield f"<p>{escape(place)}</p>" + _table(
-            DECODE, [row | {"method": name} for name, row in best.items()]
-        )
-
-
-def _places(tables: Tables) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in tables.get("decode", ()):
-        place = "{target} + {draft}, batch {batch}".format(**row)
-        found.setdefault(place, []).append(row)
-    return found
-
-
-def _costs(tables: Tables) -> list[Row]:
-    """Return the costs of the lossless rows, one a place and K."""
-    return [
-        row | {"place": place}
-        for place, rows in _places(tables).items()
-        for row in rows
-        if words.method(row) == words.LOSSLESS
-    ]
-
-
-def _steps(tables: Tables) -> Iterable[str]:
-    rows = tables.get("verify", ())
-    for vocab in sorted({row["vocabulary"] for row in rows}, reverse=True):
-        own = [row for row in rows if row["vocabulary"] == vocab]
-        yield f"<p>V = {vocab:,}</p>" + _table(VERIFY, own)
-
-
-def _wrong(report: Any) -> list[Row]:
-    return [{"check": words.failure(row)} for row in report.wrong]

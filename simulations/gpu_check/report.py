@@ -18,7 +18,7 @@ from typing import Any
 
 from ..common.inputs import ROOT
 from ..common.results import write_bytes, write_csv, write_json, write_text
-from . import page, words
+from .page import page, verdict
 from .sections import Message, Note, Row
 
 # section: the table that is committed when it was measured on a GPU
@@ -63,14 +63,10 @@ class Report:
             self.provenance["command"] = f"{made['command']}; {self.provenance['command']}"
 
     @property
-    def wrong(self) -> list[Row]:
-        """Return the checks that did not pass."""
-        return [row for row in self.tables.get("agreement", []) if row["passed"] is False]
-
-    @property
     def failed(self) -> bool:
         """Return whether a check did not pass, or something did not run to its end."""
-        return bool(self.wrong) or any(note.kind == "failed" for note in self.notes)
+        wrong = any(row["passed"] is False for row in self.tables.get("agreement", ()))
+        return wrong or any(note.kind == "failed" for note in self.notes)
 
     def write(self, out: Path, picture: bool) -> None:
         """Write what there is; ``picture`` says whether to draw anew."""
@@ -79,17 +75,15 @@ class Report:
                 write_csv(out / f"{name}.csv", even(self.tables[section]), self.provenance)
         if picture:
             self.picture = self._drawn(out)
-        write_json(
-            out / WHOLE,
-            {
-                "provenance": self.provenance,
-                "verdict": words.verdict(self.tables, self.notes),
-                "seconds": self.seconds,
-                "tables": self.tables,
-                "notes": [vars(note) for note in self.notes],
-            },
-        )
-        write_text(out / PAGE, page.page(self))
+        found = {
+            "provenance": self.provenance,
+            "verdict": verdict(self.tables, self.notes),
+            "seconds": self.seconds,
+            "tables": self.tables,
+            "notes": [vars(note) for note in self.notes],
+        }
+        write_json(out / WHOLE, found)
+        write_text(out / PAGE, page(found, self.picture))
 
     def _drawn(self, out: Path) -> bytes | None:
         """Draw the figure from the tables as written, if there is something to draw with."""

@@ -1,41 +1,51 @@
-"""The sections of a run, and what passes between a section and the report.
+"""The sections of a run, what passes between a section and the report, and how one is run.
 
-A section is a file here with ``rows(bench)``, which yields what it measured: a dictionary per
-row of its table, or a :class:`Note` about something skipped or failed. Add a file and a line in
-``SECTIONS``, and it has its share of the time and its table in the report.
+A section is a file of its name here with ``rows(bench)``, which yields what it measured: a
+dictionary per row of its table, or a :class:`Note` about something skipped or failed. Add a file
+and a line in ``SECTIONS``, and it has its share of the time and its table in the report.
+
+Each runs in a process of its own, so that nothing it does can take the others along: a kernel
+that reads where it may not makes a CUDA context useless for good, and a section that hangs is
+stopped. What it had measured until then is kept.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import multiprocessing
+import os
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from .budget import Budget
-
+# seconds beyond its budget after which a section is stopped; starting a process takes some
+GRACE_S = 15.0
+# how a process begins: afresh, since CUDA does not survive a fork
+START = "spawn"
 Row = dict[str, Any]
+Tables = Mapping[str, Sequence[Row]]
 
 
 @dataclass(frozen=True)
 class Section:
-    """Where a section's code is, its weight when time is shared out, and what it does."""
+    """The weight of a section when time is shared out, and what it does."""
 
-    module: str
     weight: float
     summary: str
 
 
 SECTIONS = {
-    "device": Section("device", 3, "the machine: name, copy bandwidth, matmul, launch latency"),
-    "agreement": Section("agreement", 10, "answers on the device against float64 on the CPU"),
-    "verify": Section("verify", 10, "one verification: fused kernel, torch path and floor"),
-    "decode": Section("decoding", 20, "whole decodes: speed, emitted KL, prediction"),
-    "goals": Section("goals", 1, "each goal: measured, needed, met or not"),
+    "device": Section(3, "the machine: name, copy bandwidth, matmul, launch latency"),
+    "agreement": Section(10, "answers on the device against float64 on the CPU"),
+    "verify": Section(10, "one verification: fused kernel, torch path and floor"),
+    "decode": Section(20, "whole decodes: speed, emitted KL, prediction"),
+    "goals": Section(1, "each goal: measured, needed, met or not"),
 }
 
 
@@ -73,13 +83,40 @@ class Note:
     section: str = ""
 
 
+class Budget:
+    """Some seconds, counted from now on: work shrinks to fit, and what does not fit is named.
+
+    Parameters
+    ----------
+    seconds : how many there are, ≥ 0.
+    now : the clock, in seconds.
+    """
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.now = seconds, now
+        self.end = now() + seconds
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left, 0 when there are none."""
+        return max(0.0, self.end - self.now())
+
+    def share(self, name: str, weights: Mapping[str, float]) -> float:
+        """Return the seconds ``name`` may take of what is left.
+
+        ``weights`` are those of ``name`` and of everything that is still to come, so that
+        whatever one of them does not use is there for the next.
+        """
+        return self.left * weights[name] / sum(weights.values())
+
+
 @dataclass
 class Bench:
     """What a section works with: the settings, its time, the tables of the sections before."""
 
     settings: Settings
     budget: Budget
-    before: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    before: Tables = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -99,7 +136,7 @@ Job = tuple[str, Callable[[], Iterable[Message]]]
 
 def load(name: str) -> Callable[[Bench], Iterator[Message]]:
     """Return the function of a section; only its own file is imported."""
-    return importlib.import_module(f".{SECTIONS[name].module}", __package__).rows
+    return importlib.import_module(f".{name}", __package__).rows
 
 
 def chosen(names: Sequence[str]) -> list[str]:
@@ -139,8 +176,53 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0]
 
 
-def optional(module: str, name: str) -> Callable[..., Any] | None:
-    """Return a function of a module, None where this checkout has no such module."""
-    if importlib.util.find_spec(module) is None:
-        return None
-    return getattr(importlib.import_module(module), name)
+def run_here(name: str, settings: Settings, before: Tables, seconds: float) -> Iterator[Message]:
+    """Run a section in this process and yield what it gives; an error becomes a note."""
+    try:
+        yield from load(name)(Bench(settings, Budget(seconds), before))
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+        yield Note("failed", name, f"{type(error).__name__}: {first_line(error)}{place}")
+
+
+def run_apart(
+    name: str, settings: Settings, before: Tables, seconds: float, grace: float = GRACE_S
+) -> Iterator[Message]:
+    """Run a section in a new process and yield what it gives as it comes.
+
+    The process is stopped ``grace`` seconds after its time is up; that, and an end by a
+    signal, becomes a note.
+    """
+    processes = multiprocessing.get_context(START)
+    receive, send = processes.Pipe(duplex=False)
+    work = (send, name, settings, before, seconds)
+    child = processes.Process(target=_child, args=work, daemon=True)
+    child.start()
+    send.close()  # so that the child's end is the only one
+    try:
+        yield from _received(receive, time.monotonic() + seconds + grace, name, seconds)
+        child.join(grace)
+        if child.exitcode:
+            yield Note("failed", name, f"its process ended with code {child.exitcode}")
+    finally:
+        child.kill()
+        child.join()
+
+
+def _received(receive: Connection, deadline: float, name: str, seconds: float) -> Iterator[Message]:
+    while receive.poll(max(0.0, deadline - time.monotonic())):
+        try:
+            yield receive.recv()
+        except EOFError:
+            return
+    yield Note("failed", name, f"stopped: its {seconds:.0f} s were over")
+
+
+def _child(send: Connection, name: str, settings: Settings, before: Tables, seconds: float) -> None:
+    if settings.device == "cpu":
+        torch.set_num_threads(1)
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
+    for message in run_here(name, settings, before, seconds):
+        send.send(message)
+    send.close()

@@ -8,6 +8,7 @@ on what is accepted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,13 +18,12 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 
 from ..common.grid import followers
-from .device import bandwidth
-from .fused import POSITION, fused_step
+from .device import Timing, Work, bandwidth, interleaved
 from .kernels import has_triton, in_a_process
 from .sections import Bench, Job, Message, Row, in_turn
-from .timing import Timing, Work, interleaved
 
 LOSSLESS, BAND = "speculative", "band:price=1"
 POLICIES = (LOSSLESS, "cactus:delta=0.1", BAND, "typical")
@@ -46,6 +46,8 @@ TINY_SHAPES = [(1, 2, 64), (2, 2, 64)]
 SECONDS, TINY_SECONDS = 0.25, 0.02
 # standard deviations of the target's logits, and of what the draft adds to them
 SPREAD, STRAY = 3.0, 1.0
+# a text's place in its stream of random numbers, from which a timed step goes on
+POSITION = 100
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,26 @@ def torch_step(rule: ct.Policy, verifier: str, given: Inputs) -> Callable[[], An
         return verify(rule, q, p, given.draft_token_ids, coins=given.coins, validate=False)
 
     return step
+
+
+def fused_step(rule: ct.Policy, verifier: str, given: Inputs) -> Callable[[], Any] | None:
+    """Return one call of the fused kernel, in memory of its own; None where there is none.
+
+    On a CPU kernels are there only while Triton interprets them.
+    """
+    ids = given.draft_token_ids
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not has_kernel(rule, verifier) or not (ids.is_cuda or interpreted):
+        return None
+    batch, width = ids.shape
+    fixed = {
+        "seeds": torch.arange(batch, device=ids.device),
+        "positions": given.positions,
+        "workspace": Workspace(batch, width, given.target_logits.shape[-1], ids.device),
+        "out": LogitsVerdict(ids.new_empty(batch, width + 1), ids.new_empty(batch)),
+        "verifier": verifier,
+    }
+    return lambda: verify_logits(rule, given.target_logits, given.draft_logits, ids, **fixed)
 
 
 def rivals(rule: ct.Policy, verifier: str, given: Inputs, *, compiles: bool) -> dict[str, Work]:

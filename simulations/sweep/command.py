@@ -22,22 +22,30 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from cactus_theory._files import parsed_json
 from cactus_theory._flags import add_trust
+from cactus_theory.policies._registry import policy_of_data
 
-from ..common.inputs import command_line
+from ..common.grid import checked_policy, followers
+from ..common.inputs import PAIR, PROMPTS, ROOT, command_line
 from ..common.progress import Progress
 from ..common.results import provenance
+from . import pools
 from .drive import drive
-from .places import IN_PROCESS, PROCESSES
-from .plan import add_grid_arguments, from_file, grid_of, planned
+from .kinds import KINDS, kind
 from .store import Store
-from .work import release
+from .task import Task, release
 
+TRACE = ROOT / "simulations" / "data" / "trace"
+POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "soft_band:price=1")
+AT_LEAST = {"num_draft_tokens": 1, "num_prompts": 1, "max_new_tokens": 1, "seeds": 0}
 # flags that say where and how, not what
 ELSEWHERE = ("out", "workers", "in_process", "scheduler", "patience", "grid", "trust_code")
 SHOWN = 5  # errors that are printed
@@ -63,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
     """Run what is missing and write the table; return 1 if a task failed."""
     torch.set_num_threads(1)
     args = args if args.grid is None else from_file(args.grid, args)
-    where, tasks = _where(args), planned(args)
+    place, tasks = _pools(args), planned(args)
     made = provenance(command_line("sweep", add_arguments, args, ELSEWHERE))
     with Store(args.out, tasks, grid_of(args) | release(), made) as store:
         begun, before = time.monotonic(), len(store.results)
         try:
-            _fill(store, where, args.patience)
+            _fill(store, place)
         except (OSError, RuntimeError, KeyboardInterrupt) as error:
             kept = f"{len(store.results)} of {len(tasks)} tasks are kept in {args.out}"
             kept = f"{kept}: the same command goes on from there"
@@ -84,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _fill(store: Store, where: str, patience: float) -> None:
+def _fill(store: Store, place: pools.Pools) -> None:
     """Run what the store lacks, showing progress."""
     left = store.unfinished
     settled = {task.key for task in store.tasks} - {task.key for task in left}
@@ -99,17 +107,144 @@ def _fill(store: Store, where: str, patience: float) -> None:
         def idle(slots: int) -> None:
             progress.update(len(settled), "" if slots else "waiting for workers")
 
-        drive(left, where, keep, patience=patience, idle=idle)
+        drive(left, place, keep, idle=idle)
 
 
-def _where(args: argparse.Namespace) -> str:
+def _pools(args: argparse.Namespace) -> pools.Pools:
     if args.in_process:
-        return IN_PROCESS
+        return pools.in_process
     if args.scheduler is not None:
         if "://" not in args.scheduler:
             raise ValueError(f"--scheduler: must be as tcp://host:8786; got {args.scheduler!r}")
-        return args.scheduler
+        return partial(pools.cluster, args.scheduler, args.patience)
     count = (os.cpu_count() or 1) if args.workers is None else args.workers
     if count < 1:
         raise ValueError(f"--workers: must be at least 1; got {count}")
-    return f"{PROCESSES}:{count}"
+    return partial(pools.processes, count)
+
+
+def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say what is computed."""
+    add = parser.add_argument
+    add("--kind", choices=KINDS, default=KINDS[0])
+    add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
+    add("--knobs", nargs="+", default=[], metavar="VALUE", help="of policies such as band:price")
+    add("--verifiers", nargs="+", default=["chain", "block"], metavar="NAME")
+    add("--num-draft-tokens", type=int, nargs="+", default=[4], metavar="K")
+    add("--seeds", type=int, nargs="+", default=[0], help="markov: of the pair; decode")
+    add("--trace", type=Path, nargs="+", default=[TRACE], metavar="DIR", help="replay")
+    add("--vocab", type=int, default=3, metavar="V", help="markov")
+    add("--length", type=int, default=6, metavar="T", help="markov: tokens of a text")
+    add("--distance", type=float, nargs="+", default=[1.0], metavar="D",
+        help="markov: the draft's from the target")  # fmt: skip
+    add("--target", type=Path, nargs="+", default=[PAIR / "target"], metavar="DIR", help="decode")
+    add("--draft", type=Path, nargs="+", default=[PAIR / "draft"], metavar="DIR",
+        help="decode: one per target")  # fmt: skip
+    add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help="decode: JSON lines")
+    add("--num-prompts", type=int, default=4, metavar="N", help="decode")
+    add("--max-new-tokens", type=int, default=32, metavar="N", help="decode")
+
+
+def from_file(path: Path, args: argparse.Namespace) -> argparse.Namespace:
+    """Return ``args`` with the grid that a file names.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read or names what is no flag of a grid, flags beside it.
+    """
+    if beside := [name for name in vars(_usual()) if _differs(name, args)]:
+        raise ValueError(f"--grid: must be given without {_flag(beside[0])}, which it sets")
+    try:
+        given = parsed_json("no JSON", path.read_bytes())
+        found = _parser().parse_args([word for own in given.items() for word in _words(*own)])
+    except (ValueError, AttributeError, argparse.ArgumentError) as error:
+        raise ValueError(f"--grid: {path} must hold flags of a grid by name; {error}") from None
+    return argparse.Namespace(**vars(args) | vars(found))
+
+
+def planned(args: argparse.Namespace) -> list[Task]:
+    """Return the grid's tasks in order, each once.
+
+    Raises
+    ------
+    OSError, ValueError, TypeError
+        A flag that is another kind's, and whatever would make tasks fail and is seen here.
+    """
+    _check(args)
+    specs = [spec for given in args.policies for spec in _each_knob(given, args.knobs)]
+    cells = [
+        (spec, verifier)
+        for spec in dict.fromkeys(map(_reader(args), specs))
+        for verifier in followers(spec, args.verifiers)
+    ]
+    return list({task.key: task for task in kind(args.kind).tasks(args, cells)}.values())
+
+
+def _reader(args: argparse.Namespace) -> Callable[[str], str]:
+    """Return what reads a policy's spec; of a grid file, which is data, without running code."""
+    file = getattr(args, "grid", None)
+    if file is None or args.trust_code:
+        return checked_policy
+    return lambda spec: policy_of_data(spec, file).spec
+
+
+def grid_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the flags that say what is computed, of paths the names."""
+    return {name: _plain(getattr(args, name)) for name in vars(_usual())}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ValueError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    add_grid_arguments(parser)
+    return parser
+
+
+def _usual() -> argparse.Namespace:
+    return _parser().parse_args([])
+
+
+def _differs(name: str, args: argparse.Namespace) -> bool:
+    return getattr(args, name) != getattr(_usual(), name)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _words(name: str, value: Any) -> Iterator[str]:
+    yield _flag(name)
+    yield from map(str, value if isinstance(value, list) else [value])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(own) for own in value]
+    return value.name if isinstance(value, Path) else value
+
+
+def _check(args: argparse.Namespace) -> None:
+    for other in KINDS:
+        for name in kind(other).FLAGS:
+            if name not in kind(args.kind).FLAGS and _differs(name, args):
+                raise ValueError(f"{_flag(name)}: is a flag of --kind {other}; got {args.kind}")
+    for name, least in AT_LEAST.items():
+        value = getattr(args, name)
+        if (own := min(value) if isinstance(value, list) else value) < least:
+            raise ValueError(f"{_flag(name)}: must be at least {least}; got {own}")
+
+
+def _each_knob(spec: str, values: Sequence[str]) -> list[str]:
+    """Return the spec once per value if its first knob has none, as in ``band:price``."""
+    head, colon, knobs = spec.rpartition(":")
+    first, *others = knobs.split(",")
+    if not colon or "=" in first or head.endswith(".py"):
+        return [spec]
+    if not values:
+        raise ValueError(f"--knobs: must hold values for {spec}; got none")
+    return [f"{head}:{','.join([f'{first}={value}', *others])}" for value in values]

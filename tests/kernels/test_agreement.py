@@ -5,9 +5,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import Workspace, _streams, has_kernel, verify_logits
-from simulations.gpu_check import kernel_agreement as checks
+from simulations.gpu_check import kernel_checks as checks
 from simulations.gpu_check._reference import closed_form, compare, rows_of
-from simulations.gpu_check.kernel_laws import DRAFTED, TARGET
+from simulations.gpu_check.kernel_checks import DRAFTED, TARGET
 from tests.amounts import THOROUGH, amount
 
 # one request of every kind of rows; a request takes a fifth of a second, interpreted

@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import Workspace, _streams, draft_from_logits, has_kernel, verify_logits
-from simulations.gpu_check import kernel_laws as laws
+from simulations.gpu_check import kernel_checks as laws
 from tests.amounts import THOROUGH, amount
 from tests.rules import of_each
 

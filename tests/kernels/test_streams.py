@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import _streams
-from simulations.gpu_check import kernel_laws as laws
+from simulations.gpu_check import kernel_checks as laws
 from simulations.gpu_check._reference import emitted, rows_of
 from tests.amounts import amount, some
 

@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.integrations.vllm import settings, v2, v2_layout, versions
 from cactus_theory.kernels import _streams, verify_logits
-from simulations.gpu_check import kernel_laws as laws
+from simulations.gpu_check import kernel_checks as laws
 from tests.amounts import THOROUGH, amount
 from tests.integrations.vllm import published
 from tests.integrations.vllm.nothing_read import NothingRead

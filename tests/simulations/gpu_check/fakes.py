@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from simulations.gpu_check import runner
+from simulations.gpu_check import sections
 
 Rows = Callable[[Any], Iterator[Any]]
 CHECK = {"check": "made up", "passed": True}
@@ -15,7 +15,7 @@ STEP |= {"kernel_us": None, "torch_us": 5.0, "floor_us": 1.0}
 
 def install(monkeypatch: pytest.MonkeyPatch, **own: Rows) -> None:
     """Replace the sections named; the others give nothing."""
-    monkeypatch.setattr(runner, "load", lambda name: own.get(name, lambda bench: iter(())))
+    monkeypatch.setattr(sections, "load", lambda name: own.get(name, lambda bench: iter(())))
 
 
 def gives(*rows: Any) -> Rows:

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from simulations.gpu_check.budget import Budget
 from simulations.gpu_check.goals import GOALS, MET, MISSED, UNMEASURED, judged, rows
-from simulations.gpu_check.sections import Bench, Settings
+from simulations.gpu_check.sections import Bench, Budget, Settings
 from simulations.gpu_check.verify import BAND, LARGE, LOSSLESS
 
 BASE = {"verifier": "chain", "vocabulary": LARGE, "share_of_bandwidth": None, "kernel_us": None}

@@ -10,16 +10,18 @@ import torch
 
 import cactus_theory as ct
 from simulations.common.results import read_csv
-from simulations.gpu_check import page, timing, verify
-from simulations.gpu_check.budget import Budget
-from simulations.gpu_check.decoding import PLACES, policies
-from simulations.gpu_check.derived import finisher
-from simulations.gpu_check.report import FILES, Report, clear
-from simulations.gpu_check.sections import Bench, Note, Settings
+from simulations.gpu_check import device, page, verify
+from simulations.gpu_check.decode import PLACES, finisher, policies
+from simulations.gpu_check.report import FILES, PAGE, Report, clear
+from simulations.gpu_check.sections import Bench, Budget, Note, Settings
 from tests.simulations.gpu_check.fakes import CHECK, STEP
 
 MADE = {"command": "python -m simulations gpu-check", "device": "A <GPU>"}
 CPU = torch.device("cpu")
+
+
+def whole(folder) -> dict:
+    return json.loads((folder / "gpu_check.json").read_text())
 
 
 def filled() -> Report:
@@ -53,16 +55,22 @@ def test_the_files_are_few_and_agree(tmp_path):
     assert made == MADE
     assert rows[0] == {"check": "made up", "passed": "True", "p_value": ""}
     assert rows[1]["p_value"] == "0.25" and rows[1]["passed"] == ""
-    stored = json.loads((tmp_path / "gpu_check.json").read_text())
+    stored = whole(tmp_path)
     assert stored["tables"] == report.tables and stored["notes"][0]["what"] == "one thing"
     clear(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_page_says_the_verdict_first():
+def written(report, folder) -> str:
+    report.write(folder, picture=False)
+    return (folder / PAGE).read_text()
+
+
+def test_the_page_says_the_verdict_first(tmp_path):
     report = filled()
     report.picture = b"png"
-    text = page.page(report)
+    text = written(report, tmp_path)
+    assert re.findall(r"<li>(.*?)</li>", text) == whole(tmp_path)["verdict"]
     items = re.findall(r"<li>(.*?)</li>", text)
     assert items[0] == "Right: all 1 checks pass; laws: not there."
     assert items[1] == (
@@ -75,11 +83,11 @@ def test_the_page_says_the_verdict_first():
     assert "data:image/png;base64,cG5n" in text and "rehearsal" not in text
 
 
-def test_lossless_needs_no_meter_and_what_is_unknown_does_not_win():
+def test_lossless_needs_no_meter_and_what_is_unknown_does_not_win(tmp_path):
     report = filled()
     for row in report.tables["decode"]:
         row["emitted_kl_per_token"] = None
-    items = re.findall(r"<li>(.*?)</li>", page.page(report))
+    items = re.findall(r"<li>(.*?)</li>", written(report, tmp_path))
     assert "speculative@block" in items[3] and "speculative@block" in items[4]
 
 
@@ -150,18 +158,18 @@ def _made_up_kernel(rule, verifier, given):
 
 def test_repeats_shrink_with_the_time():
     calls = []
-    few = timing.timed(lambda: calls.append(1), CPU, 0.0)
+    few = device.timed(lambda: calls.append(1), CPU, 0.0)
     assert (few.repeats, few.graph, len(calls)) == (1, False, 2)
-    assert timing.timed(lambda: None, CPU, 60.0).repeats == timing.MOST
+    assert device.timed(lambda: None, CPU, 60.0).repeats == device.MOST
 
 
 def test_jobs_are_timed_in_turn_and_what_they_depend_on_goes_on():
     calls = []
     jobs = {name: lambda name=name: calls.append(name) for name in ("a", "b")}
-    found = timing.interleaved(jobs, CPU, 60.0, lambda: calls.append("-"))
-    assert calls == ["a", "b", *["a", "b", "-"] * timing.MOST]
+    found = device.interleaved(jobs, CPU, 60.0, lambda: calls.append("-"))
+    assert calls == ["a", "b", *["a", "b", "-"] * device.MOST]
     for own in found.values():
-        assert own.low <= own.microseconds <= own.high and own.repeats == timing.MOST
+        assert own.low <= own.microseconds <= own.high and own.repeats == device.MOST
 
 
 def test_random_numbers_of_a_timed_step_go_on_in_place():
@@ -179,8 +187,29 @@ def test_a_job_that_waits_for_the_device_is_not_captured(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NoGraph)
     asked = []
-    monkeypatch.setattr(timing, "never_waits", lambda job, device: asked.append(device))
-    assert timing.captured(lambda: None, CPU) is None and asked == [CPU]
+    monkeypatch.setattr(device, "never_waits", lambda job, device: asked.append(device))
+    assert device.captured(lambda: None, CPU) is None and asked == [CPU]
+
+
+def test_a_job_is_captured_as_the_rounds_of_a_decode_are(monkeypatch):
+    class Graph:
+        def __init__(self, compute, on):
+            self.compute, self.ends = compute, []
+            assert on == CPU
+
+        def prepare(self, end):
+            self.ends.append(end)
+            self.compute(end)
+
+        def __call__(self, end):
+            assert self.ends == [end]  # captured before it is timed
+
+    calls = []
+    monkeypatch.setattr(device, "Repeated", Graph)
+    replay = device.captured(lambda: calls.append(1), CPU)
+    assert len(calls) == 1 and replay is not None
+    replay()
+    assert len(calls) == 1
 
 
 def test_rivals_of_a_step_copy_as_many_bytes_and_may_be_compiled(monkeypatch):
@@ -194,11 +223,11 @@ def test_rivals_of_a_step_copy_as_many_bytes_and_may_be_compiled(monkeypatch):
 
 @pytest.mark.gpu
 def test_a_job_that_reads_on_the_host_is_timed_without_a_graph():
-    device = torch.device("cuda")
-    numbers = torch.arange(1000.0, device=device)
-    assert timing.timed(lambda: numbers * 2, device, 0.0).graph
+    cuda = torch.device("cuda")
+    numbers = torch.arange(1000.0, device=cuda)
+    assert device.timed(lambda: numbers * 2, cuda, 0.0).graph
     before = torch.cuda.current_stream()
-    host = timing.timed(lambda: float(numbers.sum()), device, 0.0)
+    host = device.timed(lambda: float(numbers.sum()), cuda, 0.0)
     assert not host.graph and host.microseconds > 0
     assert torch.cuda.current_stream() == before
-    assert timing.timed(lambda: numbers * 2, device, 0.0).graph
+    assert device.timed(lambda: numbers * 2, cuda, 0.0).graph

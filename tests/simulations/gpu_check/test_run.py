@@ -10,10 +10,18 @@ import pytest
 import torch
 
 from simulations.__main__ import main
-from simulations.gpu_check import runner
-from simulations.gpu_check.budget import Budget
+from simulations.gpu_check import sections
 from simulations.gpu_check.command import FILES
-from simulations.gpu_check.sections import SECTIONS, Note, Settings, chosen, in_turn, load
+from simulations.gpu_check.sections import (
+    SECTIONS,
+    Budget,
+    Note,
+    Settings,
+    chosen,
+    in_turn,
+    load,
+    run_apart,
+)
 from tests.amounts import THOROUGH
 from tests.simulations.gpu_check.fakes import CHECK, STEP, gives, install
 
@@ -97,7 +105,7 @@ def test_a_check_that_fails_makes_the_run_fail(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_section_that_kills_its_process_or_hangs_leaves_its_rows(monkeypatch):
-    monkeypatch.setattr(runner, "START", "fork")  # so that the process knows these sections
+    monkeypatch.setattr(sections, "START", "fork")  # so that the process knows these sections
 
     def dies(bench):
         yield CHECK
@@ -108,13 +116,13 @@ def test_a_section_that_kills_its_process_or_hangs_leaves_its_rows(monkeypatch):
         time.sleep(60)
 
     install(monkeypatch, agreement=dies, verify=hangs, goals=gives(CHECK))
-    row, note = runner.run_apart("agreement", Settings("cpu"), {}, 30)
+    row, note = run_apart("agreement", Settings("cpu"), {}, 30)
     assert row == CHECK and note.kind == "failed"
     assert note.why == f"its process ended with code {-signal.SIGKILL}"
     started = time.monotonic()
-    row, note = runner.run_apart("verify", Settings("cpu"), {}, 0.1, grace=0.2)
+    row, note = run_apart("verify", Settings("cpu"), {}, 0.1, grace=0.2)
     assert row == CHECK and "stopped" in note.why and time.monotonic() - started < 20
-    assert list(runner.run_apart("goals", Settings("cpu"), {}, 30)) == [CHECK]
+    assert list(run_apart("goals", Settings("cpu"), {}, 30)) == [CHECK]
 
 
 def test_jobs_that_fail_or_have_no_time_are_named():

@@ -12,8 +12,8 @@ from simulations.common import progress
 from simulations.common.results import read_csv
 from simulations.markov import Setting, markov_pair
 from simulations.markov.command import measured
-from simulations.sweep.plan import TRACE
-from simulations.sweep.work import record
+from simulations.sweep.command import TRACE
+from simulations.sweep.task import record
 from tests.simulations.sweep.cluster import table
 
 pytest.importorskip("safetensors")
@@ -164,7 +164,7 @@ def test_bad_flags_are_one_line(tmp_path: Path, capsys, flags: list[str], said: 
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path: Path, capsys, monkeypatch) -> None:
-    def stopped(tasks, where, keep, **others) -> None:
+    def stopped(tasks, pools, keep, **others) -> None:
         keep([record(tasks[3].key, rows=[dict(tasks[3].case)])])
         raise KeyboardInterrupt
 

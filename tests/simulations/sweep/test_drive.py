@@ -2,19 +2,17 @@
 
 import json
 import math
-import statistics
 import threading
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import pytest
 
 from simulations.sweep import drive as module
-from simulations.sweep import work
-from simulations.sweep.drive import AHEAD, BATCH_S, DEATHS, LOSSES, Queue, drive
-from simulations.sweep.places import InProcess, Place
-from simulations.sweep.task import Task
+from simulations.sweep.drive import AHEAD, BATCH_S, DEATHS, LOSSES, drive
+from simulations.sweep.pools import InProcess
+from simulations.sweep.task import Task, perform, record, release
 
 TASKS = [Task("markov", f"policy {number}", {"number": number}) for number in range(40)]
 
@@ -24,7 +22,7 @@ class KilledWorker(Exception):
 
 
 def done(tasks, release, seconds):
-    return [(task.key, work.record(task.key, rows=[dict(task.case)]), seconds) for task in tasks]
+    return [(task.key, record(task.key, rows=[dict(task.case)]), seconds) for task in tasks]
 
 
 class Fails(InProcess):
@@ -53,14 +51,12 @@ def run(monkeypatch):
         pools = iter(pools)
         opened, kept = [], []
 
-        @contextmanager
-        def executor(where, patience):
+        def pool():
             opened.append(next(pools))
-            yield Place(opened[-1], lambda: slots)
+            return nullcontext((opened[-1], lambda: slots))
 
-        monkeypatch.setattr(module, "executor", executor)
         monkeypatch.setattr(module, "perform", lambda *given: done(*given, seconds))
-        drive(tasks, "somewhere", lambda lines: kept.extend(map(json.loads, lines)))
+        drive(tasks, pool, lambda lines: kept.extend(map(json.loads, lines)))
         return kept, opened
 
     return run
@@ -86,12 +82,14 @@ def test_batches_last_long_enough(run):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-7, 0.05, 0.21, 30.0])
-def test_a_batch_is_as_large_as_it_must_be(seconds):
-    queue = Queue(TASKS)
-    queue.done(done(TASKS[:5], None, seconds))
-    assert queue.size == min(1000, int(BATCH_S / max(seconds, 1e-9)) + 1)
-    assert queue.size == 1000 or queue.size * seconds >= BATCH_S >= 0.1
-    assert queue.size == 1 or (queue.size - 1) * statistics.median([seconds] * 5) <= BATCH_S
+def test_a_batch_is_as_large_as_it_must_be(run, seconds):
+    tasks = [Task("markov", f"policy {number}", {"number": number}) for number in range(1100)]
+    kept, (pool,) = run([Fails(lambda tasks: None)], tasks=tasks, seconds=seconds)
+    *full, last = map(len, pool.batches[AHEAD:])
+    size = min(1000, int(BATCH_S / max(seconds, 1e-9)) + 1)
+    assert set(full) == {size} and last <= size and len(kept) == len(tasks)
+    assert size == 1000 or size * seconds >= BATCH_S >= 0.1
+    assert size == 1 or (size - 1) * seconds <= BATCH_S
 
 
 def test_few_batches_are_out_at_once(run):
@@ -128,13 +126,9 @@ def test_results_are_kept_before_more_is_handed_out(monkeypatch):
             log.append("out")
             return super().submit(fn, tasks, *rest)
 
-    @contextmanager
-    def executor(where, patience):
-        yield Place(Logged(), lambda: 1)
-
-    monkeypatch.setattr(module, "executor", executor)
     monkeypatch.setattr(module, "perform", lambda *given: done(*given, 1.0))
-    drive(TASKS, "", lambda lines: log.append("kept"))
+    pool = Logged(), lambda: 1
+    drive(TASKS, lambda: nullcontext(pool), lambda lines: log.append("kept"))
     out = 0
     for step in log:
         out += 1 if step == "out" else -1
@@ -184,6 +178,29 @@ def test_a_task_that_kills_workers_is_found_and_the_others_go_on(run):
     assert [len(batch) for batch in alone] == [1] * DEATHS
 
 
+def test_nothing_runs_beside_a_task_that_is_tried_alone(run, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    out, beside = [], []
+
+    class Watched(ThreadPoolExecutor):
+        def submit(self, fn, /, tasks, *rest):
+            out.append(tasks)
+
+            def call():
+                if is_deadly(tasks):
+                    time.sleep(0.02)
+                    beside.append(out[-1] is not tasks)
+                    raise KilledWorker
+                return fn(tasks, *rest)
+
+            return super().submit(call)
+
+    with Watched(4) as pool:
+        kept, _ = run([pool], slots=2, seconds=1.0)
+    assert len(kept) == 40 and sum("error" in record for record in kept) == 1
+    assert beside == [True] + [False] * DEATHS
+
+
 def test_a_killed_worker_of_a_cluster_does_not_close_it(run):
     pool = Fails(lambda tasks: KilledWorker() if is_deadly(tasks) else None)
     kept, opened = run([pool], slots=2)
@@ -229,8 +246,8 @@ def test_a_worker_that_cannot_take_tasks_stops_the_sweep(run):
 
 
 def test_a_worker_of_other_code_refuses(monkeypatch):
-    here = work.release()
+    here = release()
     for name in here:
         with pytest.raises(RuntimeError, match=f"must have the same {name} as the command"):
-            work.perform([], here | {name: "other"})
-    assert work.perform([], here) == []
+            perform([], here | {name: "other"})
+    assert perform([], here) == []

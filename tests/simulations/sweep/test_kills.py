@@ -13,7 +13,7 @@ import pytest
 
 from simulations.__main__ import main
 from simulations.common.results import read_csv
-from simulations.sweep.places import executor
+from simulations.sweep.pools import cluster as opened
 from tests.amounts import THOROUGH, amount
 from tests.simulations.sweep.cluster import PATIENCE_S, cluster, deadly, started, table, until
 
@@ -72,7 +72,7 @@ def test_no_scheduler_is_one_line(tmp_path: Path, capsys) -> None:
 
 def test_an_address_of_nothing_is_refused() -> None:
     pytest.importorskip("distributed")
-    with pytest.raises(ValueError, match="--scheduler"), executor("udp://127.0.0.1:9", 0.1):
+    with pytest.raises(ValueError, match="--scheduler"), opened("udp://127.0.0.1:9", 0.1):
         pass
 
 

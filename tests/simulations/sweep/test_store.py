@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from simulations.common.inputs import ROOT
-from simulations.sweep import work
 from simulations.sweep.store import Store
-from simulations.sweep.task import CHECKOUT, Task, known, local, portable, task
+from simulations.sweep.task import CHECKOUT, Task, failure, known, local, portable, record, task
 
 TASKS = [Task("markov", "typical", {"number": number}) for number in range(3)]
 NAN = float("nan")
@@ -21,7 +20,7 @@ def store(folder: Path, tasks=TASKS, identity=None) -> Store:
 
 
 def line(own: Task, **row) -> str:
-    return work.record(own.key, rows=[dict(own.case) | row])
+    return record(own.key, rows=[dict(own.case) | row])
 
 
 def test_the_table_has_the_order_of_the_grid_and_all_columns(tmp_path: Path) -> None:
@@ -38,7 +37,7 @@ def test_the_table_has_the_order_of_the_grid_and_all_columns(tmp_path: Path) -> 
 def test_a_result_outweighs_an_error_whatever_their_order(tmp_path: Path) -> None:
     with store(tmp_path) as own:
         own.add([line(TASKS[0], kl=1.0)])
-        own.add([work.failure(TASKS[0], "E: once"), work.failure(TASKS[1], "E: \n always")])
+        own.add([failure(TASKS[0], "E: once"), failure(TASKS[1], "E: \n always")])
         own.add([line(TASKS[2], kl=2.0)])
         assert own.unfinished == [TASKS[1]] and own.errors[TASKS[1].key] == "E: always"
         assert [path.name for path in own.merge()] == ["sweep.csv", "errors.csv"]
@@ -135,7 +134,7 @@ def test_files_of_a_policy_count_by_their_content(tmp_path: Path) -> None:
 
 def test_a_shard_holds_whole_lines_of_json(tmp_path: Path) -> None:
     with store(tmp_path) as own:
-        own.add([line(TASKS[0], kl=1.0), work.failure(TASKS[1], "E: a\nb")])
+        own.add([line(TASKS[0], kl=1.0), failure(TASKS[1], "E: a\nb")])
     (shard,) = (tmp_path / "shards").glob("*.jsonl")
     records = [json.loads(text) for text in shard.read_text().splitlines()]
     assert [set(record) for record in records] == [{"task", "rows"}, {"task", "error"}]

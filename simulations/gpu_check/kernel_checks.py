@@ -1,7 +1,12 @@
-"""The laws that kernels emit, by counting: exact enumeration against many seeded requests."""
+"""Kernels against the float64 closed forms, by the same random numbers, and their counted laws.
+
+Every function takes a device and returns plain rows for a report. Without CUDA they run where
+Triton interprets kernels (TRITON_INTERPRET=1), a tenth of a second a request.
+"""
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +16,22 @@ import cactus_theory as ct
 from cactus_theory.kernels import LogitsVerdict, _streams, draft_from_logits, verify_logits
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
+from ._reference import compare, rows_of, sharp_seeds
+
+Device = torch.device | str
+
+# every kind of kernel, token by token and in blocks
+CHAIN = (
+    "speculative", "lenience:lenience=0.5", "distillspec:epsilon=0.5,form=exp",
+    "mixture:alpha=0.3", "cactus:delta=0.5", "cactus_exact:delta=0.3", "band:price=2",
+    "band:price=0.5",
+)  # fmt: skip
+BLOCK = ("speculative", "band:price=2")
+RULES = (*((spec, "chain") for spec in CHAIN), *((spec, "block") for spec in BLOCK))
+KINDS = ("smooth", "spiky", "tied", "masked", "certain", "alike", "equal", "low")
+WIDTH = 4
+# logits of one batch: 2^27 float32 numbers are 512 MiB, and the closed forms hold several such
+MOST_LOGITS = 2**25
 # one test in so many fails by chance; the coins are seeded, so a failure stays one
 FALSE_ALARM = 1e-4
 # cells with a smaller expected count are counted as one
@@ -29,7 +50,90 @@ SHARED_DRAFT, SHARED_RATIO = 0.12, 0.2
 SHARED_ACCEPTANCE = 0.6
 
 
-def kernel_laws(device: str, trials: int, seed: int) -> list[dict[str, Any]]:
+def kernel_agreement(
+    device: Device, rows: int, vocabularies: Sequence[int], seed: int
+) -> list[dict[str, Any]]:
+    """Return one row a vocabulary, policy and verifier: mismatches must be 0.
+
+    ``rows`` is how many requests each combination tries; each has WIDTH drafted tokens.
+    """
+    found = []
+    for vocab in vocabularies:
+        generator = torch.Generator(device=device).manual_seed(seed + vocab)
+        most = max(len(KINDS), MOST_LOGITS // (vocab * (2 * WIDTH + 1)))
+        for spec, verifier in RULES:
+            counted = {"rows": 0, "excluded": 0, "mismatches": 0}
+            for start in range(0, rows, most):
+                batch = min(most, rows - start)
+                for name, count in _agree(spec, verifier, batch, vocab, generator).items():
+                    counted[name] += count
+            found.append(
+                {
+                    "check": f"kernel {verifier} against the closed form", "vocabulary": vocab,
+                    "policy": spec, **counted, "passed": not counted["mismatches"],
+                }
+            )  # fmt: skip
+    return found
+
+
+def _agree(
+    spec: str, verifier: str, batch: int, vocab: int, generator: torch.Generator
+) -> dict[str, int]:
+    rule, device = ct.policy(spec), generator.device
+    target, draft = logits(batch, WIDTH, vocab, generator)
+    ids = drawn(draft, generator)
+    rows, positions = rows_of(target, draft, ids), torch.arange(batch, device=device)
+    seeds = sharp_seeds(rule, verifier, rows, positions, generator)
+    found = verify_logits(
+        rule, target, draft, ids, seeds=seeds, positions=positions, verifier=verifier
+    )
+    return compare(rule, verifier, rows, seeds, positions, found)
+
+
+def logits(batch: int, width: int, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return target (B, K + 1, V) and draft (B, K, V) logits of every kind in turn."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=generator.device)
+
+    target, draft = normal(batch, width + 1, vocab), normal(batch, width, vocab)
+    for number, kind in enumerate(KINDS):
+        own = slice(number, None, len(KINDS))
+        q, p = target[own], draft[own]
+        common = q[:, :width]
+        if kind == "spiky":
+            q.mul_(6)
+            p.mul_(6).add_(common, alpha=0.5)
+        elif kind == "tied":
+            q.round_()
+            p.round_()
+        elif kind == "masked":
+            q.masked_fill_(normal(*q.shape) > 0.5, -torch.inf)
+            q[..., 0] = 0.0
+            p.masked_fill_(normal(*p.shape) > 1.0, -torch.inf)
+            p[..., -1] = 0.0
+        elif kind == "certain":
+            q[..., vocab // 2] += 40.0
+            p[..., vocab // 3] += 40.0
+        elif kind == "alike":
+            p.mul_(0.5).add_(common)
+        elif kind == "equal":
+            p.copy_(common)
+        elif kind == "low":
+            q.mul_(2).sub_(1e4)
+            p.mul_(2).add_(1e4)
+    return target, draft
+
+
+def drawn(draft: Tensor, generator: torch.Generator) -> Tensor:
+    """Return one token from each draft row, by torch's own generator."""
+    flat = draft.reshape(-1, draft.shape[-1])
+    uniform = torch.rand(flat.shape, generator=generator, device=flat.device)
+    noise = -torch.log(-torch.log(uniform.clamp(min=1e-30)).clamp(min=1e-30))
+    return (flat + noise).argmax(-1).view(draft.shape[:2])
+
+
+def kernel_laws(device: Device, trials: int, seed: int) -> list[dict[str, Any]]:
     """Return a chi-square test a policy and verifier: of all that a step of K = 2 emits."""
     target, draft = (torch.tensor(rows, device=device).log() for rows in (TARGET, DRAFTED))
     found = []
@@ -53,7 +157,7 @@ def kernel_laws(device: str, trials: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def kernel_streams(device: str, trials: int, seed: int) -> list[dict[str, Any]]:
+def kernel_streams(device: Device, trials: int, seed: int) -> list[dict[str, Any]]:
     """Return how often one of 16 tokens is accepted, and how often if streams were shared."""
     q, p = shared_rows()
     seeds = _seeds(trials, seed, device)
@@ -74,7 +178,7 @@ def kernel_streams(device: str, trials: int, seed: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def zero_tokens(device: str, draws: int, seed: int) -> dict[str, Any]:
+def zero_tokens(device: Device, draws: int, seed: int) -> dict[str, Any]:
     """Return how many tokens without target mass were emitted in so many steps; must be 0.
 
     Half of the vocabulary of 16 is excluded and holds most of the draft's mass.
@@ -177,7 +281,7 @@ def _exact(logits: Tensor) -> Tensor:
     return logits.double().softmax(-1).cpu()
 
 
-def _seeds(count: int, seed: int, device: str) -> Tensor:
+def _seeds(count: int, seed: int, device: Device) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2**62, (count,), generator=generator).to(device)
 
