@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding import GenerationResult, Pair, generate, generate_plain
+from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, decode
 from cactus_theory.decoding._padding import left_padded as left_padded
 
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
@@ -101,25 +101,21 @@ class Harness:
     ) -> GenerationResult:
         target = self.pair.target
         ids, mask = left_padded(prompts, target)
-        shared: dict[str, Any] = {
-            "attention_mask": mask,
-            "eos_token_ids": target.generation_config.eos_token_id if self.ends else None,
-            "max_new_tokens": self.max_new_tokens,
-            "seed": seeds,
-        }
-        if config.method == PLAIN:
-            return generate_plain(target, ids, **shared)
-        return generate(
-            target,
-            self.pair.draft,
-            ids,
-            policy=config.method,
+        plain = config.method == PLAIN
+        chosen: dict[str, Any] = {}
+        if not plain:
+            chosen = {"policy": config.method, "num_draft_tokens": config.width}
+        options = DecodeOptions(
+            **chosen,
+            attention_mask=mask,
+            eos_token_ids=target.generation_config.eos_token_id if self.ends else None,
+            max_new_tokens=self.max_new_tokens,
+            seed=seeds,
             verifier=config.verifier,
-            num_draft_tokens=config.width,
             meter=meter,
             record_rows=record_rows,
-            **shared,
         )
+        return decode(target, None if plain else self.pair.draft, ids, options)
 
     def _library(self, config: Config, prompts: list[Sequence[int]], seed: int) -> Decoded:
         """Decode with Hugging Face ``generate``, K pinned, nothing truncated."""

@@ -94,9 +94,14 @@ class FastForward:
         cos, sin = self._turns(at, batch, new)
         mask = self.stacked(_mask(at, new, x))
         for number, layer in enumerate(self.layers):
+            if number in self.cache.hidden:
+                self.cache.record(number, at.place, x.view(batch, new, -1))
             x = layer(x, (batch, new), cos, sin, self.memory(number, layer, x), at, mask)
+        states = self.norm(x).view(batch, new, -1)
+        if len(self.layers) in self.cache.hidden:
+            self.cache.record(len(self.layers), at.place, states)
         first = [max(count - kept, 0) for count, kept in zip(counts, keep, strict=True)]
-        hidden = gathered(self.norm(x).view(batch, new, -1), first, keep)
+        hidden = gathered(states, first, keep)
         return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
 
     def _turns(self, at: Places, batch: int, new: int) -> tuple[Tensor, Tensor]:
