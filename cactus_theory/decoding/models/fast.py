@@ -21,6 +21,8 @@ from cactus_theory.decoding.models.places import Places, additive, places
 from cactus_theory.decoding.models.weights import DecoderLayer, prepared
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# its hooks stay on a model that was once asked for hidden states, and do nothing in other passes
+CAPTURING = "transformers.utils.output_capturing"
 ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
 
 
@@ -29,7 +31,7 @@ def obstacle(model: Any, capacity: int) -> str | None:
     name = type(model).__name__
     if name not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return f"the fast pass supports {', '.join(FAMILIES)} and not {name}"
-    if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+    if any(map(_hooked, model.modules())):
         return "the model has hooks"
     if "forward" in vars(model):
         return "the model's forward was replaced"
@@ -40,6 +42,11 @@ def obstacle(model: Any, capacity: int) -> str | None:
     if not (_plain(model.lm_head) and all(map(_plain_layer, model.model.layers))):
         return "its layers are quantised or adapted"
     return None
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(getattr(hook, "__module__", None) != CAPTURING for hook in hooks)
 
 
 def _attends_fully(model: Any, capacity: int) -> bool:
