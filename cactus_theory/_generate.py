@@ -72,11 +72,11 @@ def run(args: argparse.Namespace) -> int:
     tuned = _told(args)
     from cactus_theory.decoding import DecodeOptions, ModelDrafter, TextPieces, decode, load_pair
 
-    told = {} if tuned.plain else tuned.options | {"policy": _scheduled(args, tuned)}
+    told: dict[str, Any] = {"temperature": tuned.temperature}
+    if not tuned.plain:
+        told = tuned.options | {"policy": _scheduled(args, tuned)}
     options = DecodeOptions(  # checked before models are loaded
-        **told | {"temperature": tuned.temperature},
-        max_new_tokens=args.max_new_tokens,
-        seed=args.seed,
+        **told, max_new_tokens=args.max_new_tokens, seed=args.seed
     )
     check.optional_module("transformers", "llm")
     if args.threads is not None:

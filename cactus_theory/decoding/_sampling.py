@@ -1,6 +1,7 @@
 """The uniform numbers that choose among tokens: one stream per row."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,12 +75,15 @@ def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> 
         raise ValueError(f"seed, generator: at most one may be given; got {seed!r} and a generator")
     if generator is not None:
         return [generator] if isinstance(generator, torch.Generator) else list(generator)
-    several = isinstance(seed, Sequence) and not isinstance(seed, str)
-    seeds = list(seed) if several else [0 if seed is None else seed]
-    for own in seeds:
-        if not isinstance(own, int) or isinstance(own, bool) or own < 0:
-            raise ValueError(f"seed: must be an integer of at least 0; got {own!r}")
-    return seeds if several else seeds[0]
+    if isinstance(seed, Sequence) and not isinstance(seed, str):
+        return [_whole(own) for own in seed]
+    return 0 if seed is None else _whole(seed)
+
+
+def _whole(seed: Any) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed: must be an integer of at least 0; got {seed!r}")
+    return seed
 
 
 def _streams(batch: int, sources: Sources) -> list[Uniforms]:

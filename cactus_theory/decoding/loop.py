@@ -131,29 +131,7 @@ def generate(
     >>> 0 <= result.meter.kl_per_token < 1
     True
     """
-    options = DecodeOptions(
-        policy=policy,
-        num_draft_tokens=num_draft_tokens,
-        max_new_tokens=max_new_tokens,
-        attention_mask=attention_mask,
-        temperature=temperature,
-        logits_processor=logits_processor,
-        eos_token_ids=eos_token_ids,
-        stop=stop,
-        seed=seed,
-        generator=generator,
-        adaptive=adaptive,
-        gate=gate,
-        verifier=verifier,
-        fast_forward=fast_forward,
-        meter=meter,
-        record_rows=record_rows,
-        log_probs=log_probs,
-        on_tokens=on_tokens,
-        on_rows=on_rows,
-        device_loop=device_loop,
-        on_round=on_round,
-    )
+    options = DecodeOptions.of(locals())
     return decode(target_model, as_drafter(draft_model), input_ids, options)
 
 
@@ -190,20 +168,7 @@ def generate_plain(
     >>> result.num_tokens, result.target_calls
     (8, 8)
     """
-    options = DecodeOptions(
-        max_new_tokens=max_new_tokens,
-        attention_mask=attention_mask,
-        temperature=temperature,
-        logits_processor=logits_processor,
-        eos_token_ids=eos_token_ids,
-        stop=stop,
-        seed=seed,
-        generator=generator,
-        on_tokens=on_tokens,
-        device_loop=device_loop,
-        on_round=on_round,
-    )
-    return decode(target_model, None, input_ids, options)
+    return decode(target_model, None, input_ids, DecodeOptions.of(locals()))
 
 
 def decode(

@@ -1,7 +1,7 @@
 """The keywords of a decode as one object, checked once, when it is made."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -94,6 +94,12 @@ class DecodeOptions:
             raise ValueError(f"device_loop: must be one of {allowed}; got {loop!r}")
         _ = self.metered, self.sources  # read now, so that what is wrong is found here
 
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "DecodeOptions":
+        """Return the options among the arguments of a function that has them as keywords."""
+        names = [own.name for own in fields(cls) if own.name in arguments]
+        return cls(**{name: arguments[name] for name in names})
+
     @cached_property
     def policies(self) -> tuple[Policy | Schedule, ...]:
         """Return ``policy``, read: one, or one a row."""
@@ -102,7 +108,9 @@ class DecodeOptions:
             given = (given,)
         elif not isinstance(given, Sequence):
             raise TypeError(f"policy: must be a spec, a Policy or a Schedule; got {given!r}")
-        return tuple(own if isinstance(own, Schedule) else find_policy(own) for own in given)
+        return tuple(
+            own if isinstance(own, Schedule | Policy) else find_policy(own) for own in given
+        )
 
     @cached_property
     def judge(self) -> Verifier:

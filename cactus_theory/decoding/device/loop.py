@@ -37,8 +37,9 @@ class DeviceDecode(Loop):
         self.width, self.device, self.rounds = width, texts.device, 0
         self.temperature = heat = self.options.temperature
         self.assigned = Assignment(self.rules.rules, _choice(self.rules, texts, width))
-        drafted = isinstance(opening.drafter, ModelDrafter)
-        models = [opening.target_model] + ([opening.drafter.model] if drafted else [])
+        models = [opening.target_model]
+        if isinstance(opening.drafter, ModelDrafter):
+            models.append(opening.drafter.model)
         self.models = [
             CachedModel(model, capacity(texts, width), texts.batch, fast_forward=True)
             for model in models
@@ -46,7 +47,7 @@ class DeviceDecode(Loop):
         forwards = [StaticForward(model) for model in self.models]
         self.inputs = Inputs(texts.batch, width, self.verifier.coins(width), self.device)
         step = verify or torch_step(self.verifier, self.assigned, heat)
-        draft = forwards[1] if drafted else None
+        draft = forwards[1] if len(forwards) > 1 else None
         self.graph = Round(self.inputs, forwards[0], draft, heat, step)
 
     @property

@@ -26,6 +26,7 @@ class Features(Protocol):
     @property
     def lengths(self) -> Sequence[int]:
         """Return how many tokens of each text have states."""
+        ...
 
     def hidden(
         self, layer: int, starts: Sequence[int], counts: Sequence[int]
@@ -35,6 +36,7 @@ class Features(Protocol):
         ``layer`` is one that the drafter asked for (:meth:`Drafter.reads`); the entries of
         shorter rows after theirs are arbitrary.
         """
+        ...
 
 
 @dataclass(frozen=True)
