@@ -1,6 +1,7 @@
 """One decode: what it begins with, and what every loop of rounds shares."""
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from cactus_theory.decoding.failure import DecodingError, failure
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions, OnTokens
 from cactus_theory.decoding.pace import FixedPace, pace
-from cactus_theory.decoding.result import GenerationResult, Stopwatch
+from cactus_theory.decoding.result import GenerationResult, Seconds, Stopwatch
 from cactus_theory.decoding.token_log import TokenLog
 from cactus_theory.decoding.vocabulary import check_ids
 from cactus_theory.verify.contract import Verified
@@ -147,18 +148,19 @@ class Loop(ABC):
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
         self.clock.lap("other")
-        recorded, measured = None, self.tally.measured(self.meter)
-        if self.recorder is not None:
-            recorded = self.recorder.rows(text_config(self.opening.target_model).vocab_size)
-        self.clock.lap("meter")
         target, draft = self.calls
-        return self.tally.result(
-            target_calls=target,
-            draft_calls=draft,
-            seconds=self.clock.seconds(),
-            rows=recorded,
-            **measured,
-        )
+        found = self.tally.result(target_calls=target, draft_calls=draft, seconds=Seconds())
+        measured: dict[str, Any] = {}
+        if self.meter is not None:
+            measured["meter"] = self.meter.reading(found.num_accepted, found.num_tokens)
+            if (log := self.meter.log) is not None:
+                width = found.output_token_ids.shape[1]
+                measured |= {"token_kl": log.costs(width), "log_probs": log.log_probs(width)}
+        if self.recorder is not None:
+            vocab = text_config(self.opening.target_model).vocab_size
+            measured["rows"] = self.recorder.rows(vocab)
+        self.clock.lap("meter")
+        return replace(found, seconds=self.clock.seconds(), **measured)
 
 
 def opened_texts(
