@@ -103,26 +103,16 @@ def speculative_generate(
     if seed is None and generator is None:
         seed = int(torch.randint(2**62, ()))
     limits = _limits(criteria, generation_config)
-    options = DecodeOptions(
-        policy=policy,
-        num_draft_tokens=num_draft_tokens,
-        max_new_tokens=limits[0] - input_ids.shape[1],
-        attention_mask=model_kwargs.get("attention_mask"),
-        temperature=1.0 if generation_config.do_sample else 0.0,
-        logits_processor=logits_processor,
-        eos_token_ids=limits[1],
-        stop=_stop(criteria),
-        seed=seed,
-        generator=generator,
-        adaptive=adaptive,
-        gate=gate,
-        verifier=verifier,
-        fast_forward=fast_forward,
-        meter=meter or log_probs,
-        log_probs=log_probs,
-        on_tokens=_shown(on_tokens, columns, len(input_ids)),
-        device_loop=device_loop,
-    )
+    told = {
+        "max_new_tokens": limits[0] - input_ids.shape[1],
+        "attention_mask": model_kwargs.get("attention_mask"),
+        "temperature": 1.0 if generation_config.do_sample else 0.0,
+        "eos_token_ids": limits[1],
+        "stop": _stop(criteria),
+        "meter": meter or log_probs,
+        "on_tokens": _shown(on_tokens, columns, len(input_ids)),
+    }
+    options = DecodeOptions.of(locals() | told)
     result = decode(model, as_drafter(draft_model), input_ids, options)
     if columns is not None:
         columns.end()
