@@ -193,7 +193,8 @@ def rows_of(
 
 def rows_at(row: int, nodes: Any, seen: Verified) -> tuple[Tensor, Tensor]:
     """Return the same of charged nodes."""
-    return rows_of(row, nodes, seen.judged(row, nodes), seen.target_probs, seen.draft)
+    places = seen.judged(row, nodes) if seen.draft.probs is None else nodes
+    return rows_of(row, nodes, places, seen.target_probs, seen.draft)
 
 
 def verified(row: int, nodes: Any, seen: Verified) -> VerifiedRows:

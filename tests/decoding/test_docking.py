@@ -9,6 +9,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, Drafter, ModelDrafter, generate, generate_plain
 from cactus_theory.decoding.drafters import Drafting
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, Verifier
+from cactus_theory.verify.contract import Verified
 
 PROMPT = torch.tensor([[1, 5, 9], [4, 4, 2]])
 EOS = 3
@@ -237,3 +238,18 @@ def check_charges(found, noted, band, late):
         at = position + torch.arange(len(own))
         assert own.tolist() == (at >= 7).long().tolist() or not late
         position += int(kept.sum()) + 1
+
+
+def test_tokens_are_looked_up_by_node():
+    """Nodes of a tree: 0 is followed by tokens 0 and 1, token 1 (node 2) by 2 and 3."""
+    ids, parents = torch.tensor([[7, 8, 5, 6]]), torch.tensor([[-1, -1, 1, 1]])
+    draft, rows = Draft(ids, [4], None, parents), torch.full((1, 5, 9), 1 / 9)
+    strict = Assignment((ct.policy("speculative"),))
+    path, last = torch.tensor([[1, -1, -1, -1]]), torch.tensor([3])
+    seen = Verified(strict, rows, draft, Verdict(ids, torch.tensor([1]), last, path, [[0, 2]]))
+    assert seen.judged(0, [0, 2]) == [1, 2]  # the accepted one, then the first that was refused
+    with pytest.raises(ValueError, match="charged: tokens must follow each node; got none after 3"):
+        seen.judged(0, [0, 3])
+    assert [draft.path(0, place) for place in range(4)] == [[0], [1], [1, 2], [1, 3]]
+    chain = Draft(ids, [4], None)
+    assert chain.node(0, 2) == 2 and chain.path(0, 2) == [0, 1, 2]
