@@ -31,7 +31,7 @@ def obstacle(model: Any, capacity: int) -> str | None:
     name = type(model).__name__
     if name not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return f"the fast pass supports {', '.join(FAMILIES)} and not {name}"
-    if any(map(_hooked, model.modules())):
+    if _hooked(model):
         return "the model has hooks"
     if "forward" in vars(model):
         return "the model's forward was replaced"
@@ -44,8 +44,9 @@ def obstacle(model: Any, capacity: int) -> str | None:
     return None
 
 
-def _hooked(module: nn.Module) -> bool:
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+def _hooked(model: Any) -> bool:
+    tables = [own for m in model.modules() for own in (m._forward_hooks, m._forward_pre_hooks)]
+    hooks = [hook for own in tables if own for hook in own.values()]
     return any(getattr(hook, "__module__", None) != CAPTURING for hook in hooks)
 
 
