@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory._prompts import is_utf8
 from cactus_theory._report import print_json
 from cactus_theory.tuned import TunedSetting
-from cactus_theory.verify.registry import find_verifier, verifiers
+from cactus_theory.verify.registry import verifiers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,16 +70,15 @@ def run(args: argparse.Namespace) -> int:
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _told(args)
-    _scheduled(args, tuned, None)  # before models are loaded
-    check.optional_module("transformers", "llm")
-    from cactus_theory.decoding import (
-        ModelDrafter,
-        TextPieces,
-        generate,
-        generate_plain,
-        load_pair,
-    )
+    from cactus_theory.decoding import DecodeOptions, ModelDrafter, TextPieces, decode, load_pair
 
+    told: dict[str, Any] = {"temperature": tuned.temperature}
+    if not tuned.plain:
+        told = tuned.options | {"policy": _scheduled(args, tuned)}
+    options = DecodeOptions(  # checked before models are loaded
+        **told, max_new_tokens=args.max_new_tokens, seed=args.seed
+    )
+    check.optional_module("transformers", "llm")
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
@@ -87,24 +87,20 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
     tuned.check_pair(pair.target, pair.draft)
     pieces = TextPieces(pair.tokenizer)
-    shared = {
-        "on_tokens": (lambda new: _print(pieces.add(new))) if args.stream else None,
-        "max_new_tokens": args.max_new_tokens,
-        "eos_token_ids": pair.target.generation_config.eos_token_id,
-        "seed": args.seed,
-    }
-    policy = _scheduled(args, tuned, pair.tokenizer)
+    options = replace(
+        options,
+        policy=options.policy if tuned.plain else _scheduled(args, tuned, pair.tokenizer),
+        eos_token_ids=pair.target.generation_config.eos_token_id,
+        on_tokens=(lambda new: _print(pieces.add(new))) if args.stream else None,
+    )
     if args.stream:
         _print(args.prompt)
-    if policy is None:
-        result = generate_plain(pair.target, ids, temperature=tuned.temperature, **shared)
-    else:
-        drafter = ModelDrafter(pair.draft, stop=args.draft_stop)
-        result = generate(pair.target, drafter, ids, **tuned.options | {"policy": policy}, **shared)
+    drafter = None if tuned.plain else ModelDrafter(pair.draft, stop=args.draft_stop)
+    result = decode(pair.target, drafter, ids, options)
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
     if args.json:
-        spec = "plain" if policy is None else policy.spec
+        spec = "plain" if tuned.plain else options.policies[0].spec
         header = {"policy": spec, "verifier": tuned.verifier, "text": text}
         readings = [own.as_dict() for own in result.readings()]
         return print_json(header | statistics | {"readings": readings})
@@ -125,17 +121,15 @@ def _told(args: argparse.Namespace) -> TunedSetting:
     Raises
     ------
     ValueError
-        Neither or both, a policy that the verifier cannot follow.
+        Neither or both.
     """
     if (args.policy is None) == (args.tuned is None):
         got = "neither" if args.tuned is None else "both"
         raise ValueError(f"--policy, --tuned: exactly one must be given; got {got}")
     if args.tuned is None:
-        rule, judge = chosen_policy(args), find_verifier(args.verifier or "chain")
-        judge.check(rule)
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
-        return TunedSetting(rule, args.verifier or "chain", width, temperature)
+        return TunedSetting(chosen_policy(args), args.verifier or "chain", width, temperature)
     for name in ("verifier", "num_draft_tokens", "draft_stop", "delta", "price"):
         if (given := getattr(args, name)) is not None:
             flag = name.replace("_", "-")
@@ -151,19 +145,13 @@ def _told(args: argparse.Namespace) -> TunedSetting:
     return tuned
 
 
-def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any) -> Any:
-    """Return the policy under ``--span`` and ``--cap``; without a tokenizer only check them."""
-    from cactus_theory.decoding.between import Between, spellings
-    from cactus_theory.decoding.ledger import Ledger
+def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any = None) -> Any:
+    """Return the policy under ``--span``, which takes a tokenizer, and ``--cap``."""
+    from cactus_theory.decoding import Between, Ledger
+    from cactus_theory.decoding.between import spellings
 
     policy: Any = tuned.policy
-    if policy is None or tuned.verifier is None:  # plain decoding spends nothing
-        return None
-    verifier = find_verifier(tuned.verifier)
     if args.span and tokenizer is not None:
         opening, closing = (spellings(tokenizer, text) for text in args.span)
         policy = Between(policy, opening=opening, closing=closing)
-    if args.cap is not None:
-        policy = Ledger(policy, args.cap)
-        policy.check(verifier)
-    return policy
+    return policy if args.cap is None else Ledger(policy, args.cap)

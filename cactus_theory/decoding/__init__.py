@@ -14,8 +14,8 @@ from cactus_theory.decoding.from_hub import hub_path
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.load import Pair, load_pair
-from cactus_theory.decoding.loop import generate
-from cactus_theory.decoding.plain import generate_plain
+from cactus_theory.decoding.loop import decode, generate, generate_plain
+from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import ByPosition, Schedule
@@ -27,6 +27,7 @@ __all__ = [
     "Between",
     "ByPosition",
     "Cascade",
+    "DecodeOptions",
     "DecodingError",
     "DraftStop",
     "Drafter",
@@ -42,6 +43,7 @@ __all__ = [
     "SpeculativeStream",
     "TextPieces",
     "check_same_vocabulary",
+    "decode",
     "generate",
     "generate_plain",
     "hub_path",

@@ -17,7 +17,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._base import FixedTarget, one_hot
 from cactus_theory.policies._path import Path
 from cactus_theory.policies._per_proposal import PerProposal
-from cactus_theory.verify.contract import Draft, Verdict, Verifier
+from cactus_theory.verify.contract import Draft, Verified, Verifier
 from cactus_theory.verify.registry import find_verifier
 
 # Rows are collected up to WAITING_ENTRIES entries, then measured in batches of at most
@@ -161,18 +161,11 @@ class Recorder:
     """Keeps the verified rows of a decode."""
 
     def __init__(self) -> None:
-        self.rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.rounds: list[VerifiedRows] = []
 
-    def add(
-        self,
-        target_probs: Float[Tensor, "rows vocab"],
-        draft_probs: Float[Tensor, "rows vocab"],
-        draft_token_ids: Int[Tensor, "rows"],
-        accepted: int,
-    ) -> None:
-        """Keep one round's verified rows, of which the first ``accepted`` were accepted."""
-        flags = torch.arange(len(draft_token_ids), device=draft_token_ids.device) < accepted
-        self.rounds.append((target_probs, draft_probs, draft_token_ids.clone(), flags))
+    def add(self, rows: VerifiedRows) -> None:
+        """Keep one round's verified rows."""
+        self.rounds.append(rows)
 
     def rows(self, vocab: int) -> VerifiedRows:
         """Return everything kept, stacked over rounds, as float64 rows that sum to 1."""
@@ -180,69 +173,67 @@ class Recorder:
             nothing = torch.empty(0, vocab, dtype=torch.float64)
             ids = torch.empty(0, dtype=torch.int64)
             return VerifiedRows(nothing, nothing.clone(), ids, ids.bool())
-        q, p, ids, flags = (torch.cat(part) for part in zip(*self.rounds, strict=True))
+        kept = (vars(own).values() for own in self.rounds)
+        q, p, ids, flags = (torch.cat(part) for part in zip(*kept, strict=True))
         return VerifiedRows(check.normalised(q), check.normalised(p), ids, flags)
 
 
-def verified(row: int, charged: Any, q: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
-    """Return copies of the charged target and draft rows of one text, (count, V) each."""
-    own_q = q[row, charged].clone()
+def rows_of(
+    row: int, nodes: Any, places: Any, q: Tensor, draft: Draft
+) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
+    """Return copies of the target and draft rows of one text at nodes.
+
+    ``places`` are the drafted tokens that follow them, which a certain draft is certain of.
+    """
+    own_q = q[row, nodes].clone()
     if draft.probs is None:
-        return own_q, one_hot(draft.token_ids[row, charged], own_q)
-    return own_q, draft.probs[row, charged].clone()
+        return own_q, one_hot(draft.token_ids[row, places], own_q)
+    return own_q, draft.probs[row, nodes].clone()
 
 
-def path_to(row: int, charged: Any, verdict: Verdict, draft: Draft) -> Path | None:
-    """Return how the charged rows of one text were reached, None where it does not matter."""
+def rows_at(row: int, nodes: Any, seen: Verified) -> tuple[Tensor, Tensor]:
+    """Return the same of charged nodes."""
+    places = seen.judged(row, nodes) if seen.draft.probs is None else nodes
+    return rows_of(row, nodes, places, seen.target_probs, seen.draft)
+
+
+def verified(row: int, nodes: Any, seen: Verified) -> VerifiedRows:
+    """Return copies of all that was verified of one text at charged nodes, no bonus among them."""
+    ids = seen.draft.token_ids[row, seen.judged(row, nodes)].clone()
+    kept = torch.arange(len(ids), device=ids.device) < seen.verdict.num_accepted[row]
+    return VerifiedRows(*rows_at(row, nodes, seen), ids, kept)
+
+
+def path_to(row: int, nodes: Any, seen: Verified) -> Path | None:
+    """Return how charged rows of one text were reached, None where it does not matter."""
+    verdict, draft = seen.verdict, seen.draft
     if verdict.alive is None:
         return None
     # measured later, when a step may have written the next round there
-    alive, drafted = verdict.alive[row, charged].clone(), draft.lengths[row]
-    left = draft.planned[row] - 1 - torch.arange(drafted, device=alive.device)[charged]
-    raised = None if verdict.raised is None else verdict.raised[row, charged].clone()
-    if isinstance(charged, slice) and charged.stop > drafted:  # a bonus: see ``Block.bonus``
+    alive, drafted = verdict.alive[row, nodes].clone(), draft.lengths[row]
+    left = draft.planned[row] - 1 - torch.arange(drafted, device=alive.device)[nodes]
+    raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
+    if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])
         left = torch.cat([left, left.new_zeros(1)])
     return Path(alive, left, raised)
 
 
 def charge(
-    meter: Meter,
-    row: int,
-    new: Sequence[int],
-    q: Tensor,
-    draft: Draft,
-    choice: Int[Tensor, "batch K"] | None,
-    verdict: Verdict,
-    place: tuple[int, int],
+    meter: Meter, row: int, new: Sequence[int], seen: Verified, place: tuple[int, int]
 ) -> None:
     """Give the meter the charged rows of one text, with that of a charged bonus.
 
     ``new`` are the tokens that the text took, ``place`` which text of the batch it is, and how
     many new tokens it had before.
     """
-    drafted = draft.lengths[row]
-    count = min(drafted + verdict.charges_bonus, len(new))
-    charged = verdict.charged_rows(row, count)
-    path = path_to(row, charged, verdict, draft)
-    own = None if choice is None else choice[row, charged]
-    rows = verified(row, charged, q, draft)
-    if own is not None and len(own) < len(rows[0]):  # the bonus follows the last one's policy
+    drafted, choice = seen.draft.lengths[row], seen.assigned.choice
+    nodes = seen.verdict.charged_rows(row, min(drafted + seen.verdict.charges_bonus, len(new)))
+    q, p = rows_at(row, nodes, seen)
+    own = None if choice is None else choice[row, nodes]
+    if own is not None and len(own) < len(q):  # the bonus follows the last one's policy
         own = torch.cat([own, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
     tokens = None
     if meter.log is not None:
-        tokens = meter.log.slots(*place, count), torch.tensor(new[:count], device=q.device)
-    meter.add(*rows, own, path, tokens)
-
-
-def observers(
-    rules: tuple[Policy, ...],
-    meter: bool | str | Divergence,
-    record: bool,
-    verifier: Verifier,
-    log: TokenLog | None = None,
-) -> tuple[Any, Any]:
-    """Return a meter and a recorder, None where they are not wanted."""
-    wanted = "kl" if meter is True else meter
-    reading = Meter(rules, wanted, verifier, log) if wanted else None
-    return reading, (Recorder() if record else None)
+        tokens = meter.log.slots(*place, len(q)), torch.tensor(new[: len(q)], device=q.device)
+    meter.add(q, p, own, path_to(row, nodes, seen), tokens)

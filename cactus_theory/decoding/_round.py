@@ -1,87 +1,57 @@
 """One decode of a batch, round by round: draft, verify in one forward pass, roll back."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._meter import Meter, Recorder, charge, verified
-from cactus_theory.decoding._rules import Rules
-from cactus_theory.decoding._sampling import Coins
-from cactus_theory.decoding._tally import Tally
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
-from cactus_theory.decoding.drafters import Drafter, Setting
+from cactus_theory.decoding._decode import Loop, Opening
+from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.drafters._base import nothing
-from cactus_theory.decoding.failure import DecodingError, failure
-from cactus_theory.decoding.models import CachedModel, text_config
-from cactus_theory.decoding.pace import Pace, Round
-from cactus_theory.decoding.result import GenerationResult, Stopwatch
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.pace import Round
 from cactus_theory.policies._lent import copied
-from cactus_theory.verify.contract import Draft, Verdict, Verifier
+from cactus_theory.verify.contract import Draft, Verdict, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 
-OnTokens = Callable[[list[list[int]]], None]
-OnRound = Callable[[Round], None]
-# the target's rows (B, K + 1, V), the draft, the number of each text, its new tokens before
-OnRows = Callable[[Tensor, Draft, list[int], list[int]], None]
 
+class Decode(Loop):
+    """The rounds of a decode on the host; texts that have ended leave the batch.
 
-class Decode:
-    """The state of one decode of B texts."""
+    The target's rows of a round stand in the memory of its logits: the loop alone writes there,
+    and what verifiers, meter and schedules are shown is valid until the next round.
+    """
 
-    def __init__(
-        self,
-        target_model: Any,
-        drafter: Drafter | None,
-        texts: Texts,
-        rules: Rules,
-        warp: Warp,
-        coins: Coins,
-        pace: Pace,
-        width: int,
-        verifier: Verifier,
-        fast_forward: bool | None = None,
-        observers: tuple[Meter | None, Recorder | None] = (None, None),
-        on_rows: OnRows | None = None,
-        on_round: OnRound | None = None,
-    ) -> None:
-        self.clock = Stopwatch()
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening)
+        texts, options = self.texts, self.options
+        self.warp, self.pace, drafter = opening.warp, opening.pace, opening.drafter
+        model, fast = opening.target_model, options.fast_forward
+        reads = () if drafter is None else drafter.reads(model)
         self.target = CachedModel(
-            target_model, texts.capacity, texts.batch, slack=1, fast_forward=fast_forward
+            model, texts.capacity, texts.batch, slack=1, fast_forward=fast, reads=reads
         )
-        self.texts, self.rules, self.warp, self.coins, self.pace = texts, rules, warp, coins, pace
-        following = verifier.needs_next_draft_row
-        setting = Setting(target_model, texts, warp, self.clock, width, fast_forward, following)
+        following = self.verifier.needs_next_draft_row
+        setting = Setting(
+            model, texts, self.warp, self.clock, opening.width, fast, following, self.target
+        )
         self.drafting = None if drafter is None else drafter.begin(setting)
-        self.meter, self.recorder = observers
-        self.on_rows, self.on_round = on_rows, on_round
-        self.verifier = verifier
-        self.tally = Tally(texts.batch, width)
         self.batch = texts.batch
-        self.places = list(range(texts.batch))
 
-    def run(self, on_tokens: OnTokens | None) -> GenerationResult:
-        """Decode until every row has ended or is full."""
-        self.clock.lap("other")
-        while self.texts.open:
-            new = self.round(self.pace.width())
-            if on_tokens is not None:
-                on_tokens(new)
-                self.clock.lap("callback")
-        return self.result()
+    @property
+    def calls(self) -> tuple[int, int]:
+        """Return the forward passes of the target and of the draft so far."""
+        return self.target.calls, 0 if self.drafting is None else self.drafting.calls
 
-    def round(self, width: int) -> list[list[int]]:
+    def round(self) -> list[list[int]]:
         """Give every text that is not finished at least one token; return the new ids of all."""
-        before = dict(self.clock.parts)
-        texts = self.texts
+        before, (_, steps) = dict(self.clock.parts), self.calls
+        texts, width = self.texts, self.pace.width()
         wanted = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
         draft_coins, accept, draw = self.coins.toss(wanted, self.verifier.coins)
-        steps = self.drafting.calls if self.drafting else 0
         draft = self._propose(wanted, draft_coins)
-        steps = (self.drafting.calls if self.drafting else 0) - steps
+        steps = self.calls[1] - steps
         q = self._score(draft)
         assigned = self.rules.assign(q, draft)
         self.clock.lap("other")
@@ -91,9 +61,14 @@ class Decode:
         self.clock.lap("verify")
         for row, own in enumerate(tokens):
             if own[-1] == NO_TOKEN:
-                raise self._failure(row, q, draft, len(own) - 1)
+                p = None if draft.probs is None else draft.probs[row]
+                raise self.failure(row, q[row], p, range(len(own) - 1, draft.lengths[row] + 1))
         new = self._settle(tokens, verdict)
-        self._observe(q, draft, assigned.choice, verdict, new, tokens)
+        if self.options.on_rows is not None:
+            made = map(len, map(texts.new_ids, range(len(new))))
+            earlier = [after - len(own) for after, own in zip(made, new, strict=True)]
+            self.options.on_rows(*copied((q, draft, self.places, earlier)))
+        self.measure(Verified(assigned, q, draft, verdict), new)
         for row, own in enumerate(new):
             self.rules.advance(row, own)
         self._note(before, draft.lengths, new, tokens, steps)
@@ -102,15 +77,6 @@ class Decode:
             everywhere[place] = list(own)
         self._retire()
         return everywhere
-
-    def _failure(self, row: int, q: Tensor, draft: Draft, accepted: int) -> DecodingError:
-        """Return the error for a text that got no token after the accepted ones."""
-        before = [self.texts.new_ids(own) for own in range(self.texts.batch)]
-        self.tally.stop(self.places, before)
-        rows = q[row], None if draft.probs is None else draft.probs[row]
-        places = range(accepted, draft.lengths[row] + 1)
-        about = self.target.model, self.warp.processors
-        return failure(self.places[row], len(before[row]), rows, places, about, self.result())
 
     def _retire(self) -> None:
         """Set finished texts aside and close the gaps in the batch."""
@@ -182,40 +148,6 @@ class Decode:
         self.clock.lap("other")
         return new
 
-    def _observe(
-        self,
-        q: Tensor,
-        draft: Draft,
-        choice: Tensor | None,
-        verdict: Verdict,
-        new: list[list[int]],
-        tokens: list[list[int]],
-    ) -> None:
-        """Show the meter, the recorder and the schedules the rows that were verified."""
-        if self.on_rows is not None:
-            made = map(len, map(self.texts.new_ids, range(len(new))))
-            before = [after - len(own) for after, own in zip(made, new, strict=True)]
-            self.on_rows(*copied((q, draft, self.places, before)))
-        if self.meter is None and self.recorder is None and not self.rules.observing:
-            return
-        for row, own in enumerate(new):
-            place = self.places[row], len(self.texts.new_ids(row)) - len(own)
-            if self.meter is not None and self.meter.log is not None:
-                path = None if verdict.path is None else verdict.path[row]
-                self.meter.log.score(place, own, q[row], path)
-            count = min(draft.lengths[row], len(own))
-            if not count:
-                continue
-            charged = verdict.charged_rows(row, count)
-            accepted = min(len(tokens[row]) - 1, len(own))
-            self.rules.observe(row, charged, accepted, q, draft)
-            if self.meter is not None:
-                charge(self.meter, row, own, q, draft, choice, verdict, place)
-            if self.recorder is not None:
-                ids = draft.token_ids[row, charged]
-                self.recorder.add(*verified(row, charged, q, draft), ids, accepted)
-        self.clock.lap("meter")
-
     def _note(
         self,
         before: dict[str, float],
@@ -230,7 +162,7 @@ class Decode:
             accepted, cut = self.tally.note(self.places[row], count, own, emitted)
             kept += accepted
             refused += accepted < count and not cut
-        if not self.pace.learns and self.on_round is None:
+        if not self.pace.learns and self.options.on_round is None:
             return
         now = self.clock.parts
         spent = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in now}
@@ -247,25 +179,9 @@ class Decode:
             rows=len(new),
         )
         self.pace.note(done)
-        if self.on_round is not None:
-            self.on_round(done)
+        if self.options.on_round is not None:
+            self.options.on_round(done)
             self.clock.lap("callback")
-
-    def result(self) -> GenerationResult:
-        """Return tokens and statistics."""
-        self.clock.lap("other")
-        recorded = None
-        measured = self.tally.measured(self.meter)
-        if self.recorder is not None:
-            recorded = self.recorder.rows(text_config(self.target.model).vocab_size)
-        self.clock.lap("meter")
-        return self.tally.result(
-            target_calls=self.target.calls,
-            draft_calls=0 if self.drafting is None else self.drafting.calls,
-            seconds=self.clock.seconds(),
-            rows=recorded,
-            **measured,
-        )
 
 
 def closed_up(opened: Sequence[bool]) -> list[int]:

@@ -7,14 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._meter import verified
+from cactus_theory.decoding._meter import rows_of
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import Schedule, Spec
+from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._lent import copied, is_own
-from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.contract import Assignment, Draft
 
 
 class Rules:
@@ -25,30 +24,24 @@ class Rules:
     rules : the different policies; a choice is an index into them.
     """
 
-    def __init__(self, policy: Spec | Schedule | Sequence[Spec | Schedule], texts: Texts) -> None:
-        given = [policy] if isinstance(policy, str | Policy | Schedule) else list(_listed(policy))
-        if len(given) not in (1, texts.batch):
+    def __init__(self, policies: Sequence[Policy | Schedule], texts: Texts) -> None:
+        if len(policies) not in (1, texts.batch):
             raise ValueError(
-                f"policy: must be one or one per row of input_ids ({texts.batch}); got {len(given)}"
+                f"policy: must be one or one per row of input_ids ({texts.batch}); "
+                f"got {len(policies)}"
             )
-        own = [item if isinstance(item, Schedule) else find_policy(item) for item in given]
         rules: list[Policy] = []
-        for item in own:
+        for item in policies:
             for rule in item.rules if isinstance(item, Schedule) else (item,):
                 if rule not in rules:
                     rules.append(rule)
         self.rules = tuple(rules)
-        self.own = own * (texts.batch // len(own))
+        self.own = list(policies) * (texts.batch // len(policies))
         self.schedules = [item if isinstance(item, Schedule) else None for item in self.own]
         self.states: list[Any] = [
             None if schedule is None else schedule.begin(list(ids))
             for schedule, ids in zip(self.schedules, texts.ids, strict=True)
         ]
-
-    def check(self, verifier: Verifier) -> None:
-        """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
-        for own in self.own:
-            own.check(verifier) if isinstance(own, Schedule) else verifier.check(own)
 
     @property
     def observing(self) -> bool:
@@ -69,26 +62,34 @@ class Rules:
         return Assignment(self.rules, torch.stack(chosen))
 
     def _chosen(self, row: int, q: Tensor, draft: Draft) -> Int[Tensor, "K"]:
+        """Return a policy for each node of a row that tokens were drafted after."""
         schedule, own, drafted = self.schedules[row], self.own[row], draft.token_ids[row]
         if schedule is None:
             return torch.full_like(drafted, self.rules.index(own))  # type: ignore[arg-type]
-        if _overrides(schedule, "choose_by_rows"):
-            rows = verified(row, slice(0, len(drafted)), q, draft)
-            shown = _shown(schedule, drafted, *rows)
-            choice = schedule.choose_by_rows(self.states[row], *shown)
-        else:
-            choice = schedule.choose(self.states[row], *_shown(schedule, drafted))
-        return drafted.new_tensor([self.rules.index(rule) for rule in schedule.rules])[choice]
+        numbers = drafted.new_tensor([self.rules.index(rule) for rule in schedule.rules])
+        if draft.parents is None:
+            return numbers[self._asked(row, q, draft, slice(0, len(drafted)))]
+        found = torch.zeros_like(drafted)
+        for place in range(draft.lengths[row]):  # the last choice does not know its own token
+            path = draft.path(row, place)
+            found[draft.node(row, place)] = numbers[self._asked(row, q, draft, path)[-1]]
+        return found
 
-    def observe(self, row: int, charged: Any, accepted: int, q: Tensor, draft: Draft) -> None:
+    def _asked(self, row: int, q: Tensor, draft: Draft, path: Any) -> Int[Tensor, "count"]:
+        """Return what the schedule of a row chooses for the tokens of one drafted path."""
+        schedule, drafted = self.schedules[row], draft.token_ids[row, path]
+        assert schedule is not None
+        if not _overrides(schedule, "choose_by_rows"):
+            return schedule.choose(self.states[row], *_shown(schedule, drafted))
+        nodes = path if draft.parents is None else [draft.node(row, place) for place in path]
+        rows = rows_of(row, nodes, path, q, draft)
+        return schedule.choose_by_rows(self.states[row], *_shown(schedule, drafted, *rows))
+
+    def observe(self, row: int, rows: VerifiedRows) -> None:
         """Show the schedule of a row the rows that were verified, if it observes them."""
         schedule = self.schedules[row]
-        if schedule is None or not _overrides(schedule, "observe"):
-            return
-        ids = draft.token_ids[row, charged]
-        kept = torch.arange(len(ids), device=ids.device) < accepted
-        rows = VerifiedRows(*verified(row, charged, q, draft), ids.clone(), kept)
-        self.states[row] = schedule.observe(self.states[row], *_shown(schedule, rows))
+        if schedule is not None and _overrides(schedule, "observe"):
+            self.states[row] = schedule.observe(self.states[row], *_shown(schedule, rows))
 
     def advance(self, row: int, new_ids: Sequence[int]) -> None:
         """Update the state of a row's schedule with its new tokens."""
@@ -104,9 +105,3 @@ def _shown(schedule: Schedule, *values: Any) -> tuple[Any, ...]:
 
 def _overrides(schedule: Schedule, method: str) -> bool:
     return getattr(type(schedule), method) is not getattr(Schedule, method)
-
-
-def _listed(policy: Any) -> Sequence[Any]:
-    if isinstance(policy, Sequence):
-        return policy
-    raise TypeError(f"policy: must be a spec, a Policy or a Schedule; got {policy!r}")

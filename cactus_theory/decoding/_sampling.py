@@ -1,7 +1,7 @@
 """The uniform numbers that choose among tokens: one stream per row."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from cactus_theory import _arguments as check
 
 Uniforms = Callable[[int], "np.ndarray | Tensor"]
 Generators = torch.Generator | Sequence[torch.Generator] | None
+# a seed for the first row (row b adds b), or the seeds or generators of all rows
+Sources = int | Sequence[int] | Sequence[torch.Generator]
 
 
 class Coins:
@@ -21,15 +23,9 @@ class Coins:
     for the token that follows, however many the other rows take. So it behaves as if alone.
     """
 
-    def __init__(
-        self,
-        batch: int,
-        seed: int | Sequence[int] | None,
-        generator: Generators,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, batch: int, sources: Sources, device: torch.device) -> None:
         self.device = device
-        self.streams = _streams(batch, seed, generator)
+        self.streams = _streams(batch, sources)
 
     def seeds(self) -> Int[Tensor, "batch"]:
         """Return a whole number below 2^53 for each row, the next one of its stream."""
@@ -73,37 +69,36 @@ class Coins:
             table[row, width : width + coins(own)] = numbers[own:-1]
 
 
-def _streams(batch: int, seed: int | Sequence[int] | None, generator: Generators) -> list[Uniforms]:
-    """Return one source a row: generators if there are any, else NumPy streams from seeds.
+def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> Sources:
+    """Return where random numbers come from: a first seed, or seeds or generators of all rows."""
+    if seed is not None and generator is not None:
+        raise ValueError(f"seed, generator: at most one may be given; got {seed!r} and a generator")
+    if generator is not None:
+        return [generator] if isinstance(generator, torch.Generator) else list(generator)
+    if isinstance(seed, Sequence) and not isinstance(seed, str):
+        return [_whole(own) for own in seed]
+    return 0 if seed is None else _whole(seed)
+
+
+def _whole(seed: Any) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed: must be an integer of at least 0; got {seed!r}")
+    return seed
+
+
+def _streams(batch: int, sources: Sources) -> list[Uniforms]:
+    """Return one stream a row: generators if there are any, else NumPy's from seeds.
 
     The global state of either library is neither read nor changed.
     """
-    if seed is not None and generator is not None:
-        raise ValueError(f"seed, generator: at most one may be given; got {seed!r} and a generator")
-    seed = 0 if seed is None else seed
-    if generator is not None:
-        sources = [generator] if isinstance(generator, torch.Generator) else list(generator)
-        if len(sources) != batch:
-            raise ValueError(
-                f"generator: must be one per row of input_ids ({batch}); got {len(sources)}"
-            )
-        return [_from_generator(source) for source in sources]
-    if isinstance(seed, Sequence) and not isinstance(seed, str):
-        seeds = list(seed)
-    elif _whole(seed):
-        seeds = [seed + row for row in range(batch)]
-    else:
-        raise ValueError(f"seed: must be an integer of at least 0; got {seed!r}")
-    if len(seeds) != batch:
-        raise ValueError(f"seed: must be one per row of input_ids ({batch}); got {len(seeds)}")
-    for own in seeds:
-        if not _whole(own) or own < 0:
-            raise ValueError(f"seed: must be an integer of at least 0; got {own!r}")
-    return [np.random.default_rng(own).random for own in seeds]
-
-
-def _whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+    own = [sources + row for row in range(batch)] if isinstance(sources, int) else sources
+    if len(own) != batch:
+        name = "generator" if any(isinstance(one, torch.Generator) for one in own) else "seed"
+        raise ValueError(f"{name}: must be one per row of input_ids ({batch}); got {len(own)}")
+    return [
+        np.random.default_rng(one).random if isinstance(one, int) else _from_generator(one)
+        for one in own
+    ]
 
 
 def _from_generator(source: torch.Generator) -> Uniforms:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding._meter import Meter
 from cactus_theory.decoding.readings import Kind, pooled
 from cactus_theory.decoding.result import GenerationResult
 
@@ -43,53 +42,23 @@ class Tally:
         for place, own in zip(places, new, strict=True):
             self.finished.setdefault(place, (own, False))
 
-    @property
-    def histogram(self) -> list[int]:
-        """Return how many rounds accepted 0, 1, … drafted tokens."""
-        counts = [0] * (self.width + 1)
-        for (_, accepted, _), times in pooled(self.rounds).items():
-            counts[accepted] += times
-        return counts
-
-    @property
-    def accepted(self) -> int:
-        """Return the number of accepted drafted tokens."""
-        return sum(count * calls for count, calls in enumerate(self.histogram))
-
-    @property
-    def emitted(self) -> int:
-        """Return the number of new tokens of the finished texts."""
-        return sum(len(ids) for ids, _ in self.finished.values())
-
-    @property
-    def longest(self) -> int:
-        """Return the number of new tokens of the longest finished text."""
-        return max(len(ids) for ids, _ in self.finished.values())
-
-    def measured(self, meter: Meter | None) -> dict[str, Any]:
-        """Return what a meter says of the texts, as figures of :class:`GenerationResult`."""
-        if meter is None:
-            return {}
-        figures: dict[str, Any] = {"meter": meter.reading(self.accepted, self.emitted)}
-        if meter.log is not None:
-            figures["token_kl"] = meter.log.costs(self.longest)
-            figures["log_probs"] = meter.log.log_probs(self.longest)
-        return figures
-
     def result(self, **figures: Any) -> GenerationResult:
         """Return the texts and the counts, with ``figures`` of :class:`GenerationResult`."""
         finished = [self.finished[place] for place in range(self.batch)]
         new = [ids for ids, _ in finished]
         ended = tuple(own for _, own in finished)
-        longest = self.longest
+        rounds, longest = pooled(self.rounds), max(map(len, new))
+        histogram = [0] * (self.width + 1)
+        for (_, accepted, _), times in rounds.items():
+            histogram[accepted] += times
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         return GenerationResult(
             output_token_ids=torch.tensor(padded, dtype=torch.int64),
             ended=all(ended),
-            accepted_histogram=tuple(self.histogram),
+            accepted_histogram=tuple(histogram),
             row_lengths=tuple(map(len, new)),
             row_ended=ended,
-            rounds=pooled(self.rounds),
+            rounds=rounds,
             row_rounds=tuple(self.rounds),
             **figures,
         )

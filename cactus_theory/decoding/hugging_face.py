@@ -1,21 +1,25 @@
 """The entry for Hugging Face: ``model.generate(..., custom_generate=speculative_generate)``.
 
 That hook forwards the parameters named in the signature below, but never ``streamer`` and
-``tokenizer``, which are looked up in the call that is running (:mod:`._forwarded`). With the
+``tokenizer``, which are looked up in the call that is running (:func:`withheld`). With the
 folder of :func:`.hub_path` instead of the function, nothing has to be looked up.
 """
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Sequence
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.decoding._forwarded import withheld
+from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
-from cactus_theory.decoding.loop import generate
+from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.loop import decode
+from cactus_theory.decoding.options import DecodeOptions, OnTokens
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.decoding.stream import Columns
@@ -37,14 +41,14 @@ def speculative_generate(
     policy: Spec | Schedule | Sequence[Spec | Schedule] = "speculative",
     num_draft_tokens: int = 5,
     seed: int | Sequence[int] | None = None,
-    generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    generator: Generators = None,
     adaptive: bool = False,
     gate: bool = False,
     verifier: str | Verifier = "chain",
     fast_forward: bool | None = None,
     meter: bool | str | Divergence = False,
     log_probs: bool = False,
-    on_tokens: Callable[[Any], None] | None = None,
+    on_tokens: OnTokens | None = None,
     device_loop: bool | str | None = False,
     streamer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
@@ -99,29 +103,17 @@ def speculative_generate(
     if seed is None and generator is None:
         seed = int(torch.randint(2**62, ()))
     limits = _limits(criteria, generation_config)
-    result = generate(
-        model,
-        draft_model,
-        input_ids,
-        policy=policy,
-        num_draft_tokens=num_draft_tokens,
-        max_new_tokens=limits[0] - input_ids.shape[1],
-        attention_mask=model_kwargs.get("attention_mask"),
-        temperature=1.0 if generation_config.do_sample else 0.0,
-        logits_processor=logits_processor,
-        eos_token_ids=limits[1],
-        stop=_stop(criteria),
-        seed=seed,
-        generator=generator,
-        adaptive=adaptive,
-        gate=gate,
-        verifier=verifier,
-        fast_forward=fast_forward,
-        meter=meter or log_probs,
-        log_probs=log_probs,
-        on_tokens=_shown(on_tokens, columns, len(input_ids)),
-        device_loop=device_loop,
-    )
+    told = {
+        "max_new_tokens": limits[0] - input_ids.shape[1],
+        "attention_mask": model_kwargs.get("attention_mask"),
+        "temperature": 1.0 if generation_config.do_sample else 0.0,
+        "eos_token_ids": limits[1],
+        "stop": _stop(criteria),
+        "meter": meter or log_probs,
+        "on_tokens": _shown(on_tokens, columns, len(input_ids)),
+    }
+    options = DecodeOptions.of(locals() | told)
+    result = decode(model, as_drafter(draft_model), input_ids, options)
     if columns is not None:
         columns.end()
     new = result.output_token_ids.to(input_ids.device)
@@ -189,9 +181,7 @@ def _stop(criteria: Sequence[Any]) -> Stop | None:
     return lambda ids: any(bool(torch.as_tensor(one(ids, None)).all()) for one in others)
 
 
-def _shown(
-    on_tokens: Callable[[Any], None] | None, columns: Columns | None, batch: int
-) -> Callable[[Any], None] | None:
+def _shown(on_tokens: OnTokens | None, columns: Columns | None, batch: int) -> OnTokens | None:
     """Return what to call after every round."""
     if columns is None:
         return on_tokens
@@ -218,3 +208,35 @@ def output_class() -> Any:
         result: GenerationResult | None = None
 
     return SpeculativeOutput
+
+
+def withheld(name: str) -> Any:
+    """Return what ``name=`` was in the ``generate`` that is running, None if it was not given.
+
+    The library (5.17 to 5.23 read) hands a function in ``custom_generate`` neither ``streamer``
+    nor ``tokenizer``, whatever its signature asks for, and says nothing. Both stand in the
+    frames of the call: ``streamer`` is an argument of ``generate``, and ``tokenizer`` is left in
+    the keywords of the ``no_grad`` around it.
+    """
+    frame = _generate_frame()
+    for own in (frame, frame and frame.f_back):
+        if own is None:
+            break
+        keywords = own.f_locals.get("kwargs")
+        known = keywords if isinstance(keywords, dict) else {}
+        found = own.f_locals.get(name) if own is frame else None
+        if found is None:
+            found = known.get(name)
+        if found is not None:
+            return found
+    return None
+
+
+def _generate_frame() -> FrameType | None:
+    """Return the frame of the innermost ``generate`` of the library, None outside of it."""
+    library = check.optional_module("transformers.generation.utils", "llm")
+    code = inspect.unwrap(library.GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame

@@ -1,30 +1,24 @@
-"""Speculative decoding of a batch of texts with any policy and drafter."""
+"""Decode a batch of texts: with any policy and drafter, or with the target alone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._checks import dtype_of, opened_texts, warn_of, whole_number
-from cactus_theory.decoding._meter import observers
-from cactus_theory.decoding._round import Decode, OnRound, OnRows
-from cactus_theory.decoding._rules import Rules
-from cactus_theory.decoding._sampling import Coins, Generators, checked_temperature
+from cactus_theory.decoding._checks import dtype_of, warn_of
+from cactus_theory.decoding._decode import Opening
+from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
-from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.drafters import as_drafter
-from cactus_theory.decoding.pace import pace
+from cactus_theory.decoding.options import DecodeOptions, OnRound, OnRows, OnTokens
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
-from cactus_theory.decoding.token_log import TokenLog
 from cactus_theory.divergences import Divergence
 from cactus_theory.verify.contract import Verifier
-from cactus_theory.verify.registry import find_verifier
-
-Progress = Callable[[Any], None]
 
 
 def generate(
@@ -49,7 +43,7 @@ def generate(
     meter: bool | str | Divergence = True,
     record_rows: bool = False,
     log_probs: bool = False,
-    on_tokens: Progress | None = None,
+    on_tokens: OnTokens | None = None,
     on_rows: OnRows | None = None,
     device_loop: bool | str | None = False,
     on_round: OnRound | None = None,
@@ -137,46 +131,74 @@ def generate(
     >>> 0 <= result.meter.kl_per_token < 1
     True
     """
-    judge = find_verifier(verifier)
-    temperature = checked_temperature(temperature)
-    drafter = as_drafter(draft_model)
-    models = {"target_model": target_model} | drafter.check(target_model)
-    texts, padding = opened_texts(models, input_ids, attention_mask, max_new_tokens, eos_token_ids)
-    warn_of(models)
-    texts.stop = stop
-    # a draft that is longer than the text takes no memory
-    width = min(whole_number("num_draft_tokens", num_draft_tokens, 1), max_new_tokens)
-    speed = pace(width, adaptive, gate)
-    rules = Rules(policy, texts)
-    rules.check(judge)
-    if log_probs and not meter:
-        raise ValueError("log_probs: needs the meter, which has the emitted laws; got meter=False")
-    log = TokenLog(texts.batch, max_new_tokens, log_probs)
-    coins = Coins(texts.batch, seed, generator, texts.device)
-    warp = Warp(temperature, logits_processor, padding)
-    watching = observers(rules.rules, meter, record_rows, judge, log)
-    common = texts, rules, warp, coins, speed, width, judge
-    report, dtype = per_round(on_tokens, texts.batch), dtype_of(models.values())
+    options = DecodeOptions.of(locals())
+    return decode(target_model, as_drafter(draft_model), input_ids, options)
+
+
+def generate_plain(
+    target_model: Any,
+    input_ids: Tensor,
+    *,
+    max_new_tokens: int,
+    attention_mask: Tensor | None = None,
+    temperature: float = 1.0,
+    logits_processor: Sequence[Any] = (),
+    eos_token_ids: int | Iterable[int] | None = None,
+    stop: Stop | None = None,
+    seed: int | Sequence[int] | None = None,
+    generator: Generators = None,
+    on_tokens: OnTokens | None = None,
+    device_loop: bool | str | None = False,
+    on_round: OnRound | None = None,
+) -> GenerationResult:
+    """Sample from the target alone, one token a row and forward pass.
+
+    Uses the same forward pass, cache, probabilities and draws as
+    :func:`cactus_theory.decoding.generate`, whose arguments it shares.
+
+    Raises
+    ------
+    ValueError, TypeError, DecodingError
+        As :func:`cactus_theory.decoding.generate`.
+
+    Examples
+    --------
+    >>> ids = pair.tokenizer("def f(", return_tensors="pt").input_ids
+    >>> result = generate_plain(pair.target, ids, max_new_tokens=8)
+    >>> result.num_tokens, result.target_calls
+    (8, 8)
+    """
+    return decode(target_model, None, input_ids, DecodeOptions.of(locals()))
+
+
+def decode(
+    target_model: Any, draft_model: Any, input_ids: Tensor, options: DecodeOptions
+) -> GenerationResult:
+    """Do what :func:`generate` does with ``options``; without a draft, :func:`generate_plain`.
+
+    Parameters
+    ----------
+    draft_model : a causal LM or a drafter, or None: one token a row and forward pass, nothing
+        to draft, meter or record.
+    input_ids : (B, T) int64, T ≥ 1.
+
+    Raises
+    ------
+    ValueError, TypeError, DecodingError
+        As :func:`generate`, for what depends on models and prompts.
+
+    Examples
+    --------
+    >>> ids, options = torch.tensor([[1, 2, 3]]), DecodeOptions(max_new_tokens=8)
+    >>> decode(pair.target, None, ids, options).target_calls
+    8
+    >>> decode(pair.target, pair.draft, ids, options).num_tokens
+    8
+    """
+    opening = Opening(target_model, draft_model, input_ids, options)
+    if opening.drafter is not None:
+        warn_of(opening.models)
     with torch.inference_mode():
-        quick, loop = on_device(
-            device_loop,
-            target_model,
-            drafter,
-            *common,
-            watching[0],
-            record_rows=record_rows,
-            on_rows=on_rows,
-            on_round=on_round,
-            fast_forward=fast_forward is False,
-        )
-        if quick is not None:
-            return replace(quick.run(report), loop=loop, dtype=dtype)
-        decode = Decode(target_model, drafter, *common, fast_forward, watching, on_rows, on_round)
-        return replace(decode.run(report), loop=loop, dtype=dtype)
-
-
-def per_round(on_tokens: Progress | None, batch: int) -> Progress | None:
-    """Return a callback for the ids of all rows; a single row's are passed as one list."""
-    if on_tokens is None or batch > 1:
-        return on_tokens
-    return lambda new: on_tokens(new[0])
+        device, loop = on_device(opening)
+        result = (device or Decode(opening)).run()
+    return replace(result, loop=loop, dtype=dtype_of(opening.models.values()))

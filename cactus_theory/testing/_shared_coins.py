@@ -12,13 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.decoding._decode import Opening
 from cactus_theory.decoding._round import Decode
-from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._sampling import Coins, Uniforms
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Drafter
-from cactus_theory.decoding.pace import pace
+from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 
@@ -60,7 +58,7 @@ class _Watching(Verifier):
 def check_every_number_is_used_once(verifier: Verifier) -> None:
     """Toss coins from streams of different numbers; raise AssertionError if one comes twice."""
     for wanted in (WANTED, WANTED[:1]):
-        coins = Coins(len(wanted), 0, None, torch.device("cpu"))
+        coins = Coins(len(wanted), 0, torch.device("cpu"))
         coins.streams = [_stream(1 + torch.arange(64.0).double()) for _ in wanted]
         draft, accept, draw = coins.toss(wanted, verifier.coins)
         for row, own in enumerate(wanted):
@@ -155,20 +153,17 @@ class _OneRound:
 
     def __call__(self, numbers: list[list[float]]) -> tuple[list[list[int]], _Watching]:
         """Return the new tokens of every row, and what the verifier was shown."""
-        device, batch = torch.device("cpu"), len(numbers)
-        texts = Texts([self.prompt] * batch, 2, frozenset(), device)
-        coins = Coins(batch, 0, None, device)
-        coins.streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
         watching = _Watching(self.verifier)
-        decode = Decode(
-            self.target_model,
-            self.drafter,
-            texts,
-            Rules(self.policy, texts),
-            Warp(self.temperature, (), [0] * batch),
-            coins,
-            pace(1, False, False),
-            1,
-            watching,
+        options = DecodeOptions(
+            policy=self.policy,
+            num_draft_tokens=1,
+            max_new_tokens=2,
+            temperature=self.temperature,
+            verifier=watching,
+            meter=False,
         )
-        return decode.round(1), watching
+        ids = torch.tensor([self.prompt] * len(numbers))
+        opening = Opening(self.target_model, self.drafter, ids, options)
+        streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
+        opening.coins.streams = streams
+        return Decode(opening).round(), watching

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.decoding._checks import opened_texts, whole_number
-from cactus_theory.decoding._sampling import checked_temperature
+from cactus_theory.decoding._checks import whole_number
+from cactus_theory.decoding._decode import opened_texts
 from cactus_theory.decoding.drafters import Drafter, as_drafter
-from cactus_theory.decoding.loop import generate
+from cactus_theory.decoding.loop import decode
 from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._folder import Folder
 from cactus_theory.traces._identity import identity, name_of
@@ -88,14 +90,27 @@ def log_trace(
     ends = [] if eos_token_ids is None else eos_token_ids
     ends = [ends] if isinstance(ends, int) else sorted(ends)
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
-    _check(target_model, drafter, prompts, num_draft_tokens, max_new_tokens, cycles, ends)
+    sizes = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": max_new_tokens}
+    for name, size in sizes.items():
+        whole_number(name, size, 1)
+    if cycles is not None:
+        whole_number("cycles", cycles, 1)
+    options = DecodeOptions(
+        num_draft_tokens=num_draft_tokens,
+        # room for a whole draft in the last round too; the text itself is stopped
+        max_new_tokens=max_new_tokens + num_draft_tokens,
+        temperature=temperature,
+        eos_token_ids=ends,
+        meter=False,
+    )
+    _check(target_model, drafter, prompts, options)
     header = Header(
         vocab_size=text_config(target_model).vocab_size,
         num_draft_tokens=num_draft_tokens,
         dtype=check.one_of("dtype", dtype, tuple(DTYPES)),
         target=name_of(target_model),
         draft=name_of(draft_model),
-        temperature=checked_temperature(temperature),
+        temperature=options.temperature,
         seed=whole_number("seed", seed, 0),
         eos_token_ids=ends,
         details={
@@ -108,51 +123,44 @@ def log_trace(
         },
     )
     with Folder(Path(folder), header) as kept:
-        _fill(kept, target_model, drafter, prompts, on_text or (lambda cycles, texts: None))
+        _fill(kept, (target_model, drafter), prompts, options, on_text)
     return kept.trace()
 
 
 def _fill(
-    kept: Folder, target: Any, drafter: Drafter, prompts: list[list[int]], on_text: OnText
+    kept: Folder,
+    pair: tuple[Any, Drafter],
+    prompts: list[list[int]],
+    options: DecodeOptions,
+    on_text: OnText | None,
 ) -> None:
     """Decode the texts that the folder lacks."""
     wanted = kept.header.details["at_least_cycles"]
     while not kept.finished:
-        on_text(kept.cycles, kept.texts)
+        if on_text is not None:
+            on_text(kept.cycles, kept.texts)
         done = kept.texts >= len(prompts) if wanted is None else kept.cycles >= wanted
         if done:
             kept.finish()
         else:
             prompt = prompts[kept.texts % len(prompts)]
-            kept.add(_logged(kept.header, target, drafter, prompt, kept.texts))
+            kept.add(_logged(kept.header, pair, prompt, options, kept.texts))
 
 
 def _logged(
-    header: Header, target: Any, drafter: Drafter, prompt: list[int], text: int
+    header: Header, pair: tuple[Any, Drafter], prompt: list[int], options: DecodeOptions, text: int
 ) -> list[Cycle]:
     """Return the cycles of one text."""
-    new, width = header.details["max_new_tokens"], header.num_draft_tokens
+    most = len(prompt) + header.details["max_new_tokens"]
     found: list[Cycle] = []
 
     def keep(q: Tensor, draft: Draft, texts: list[int], before: list[int]) -> None:
         found.append(_taken(text, q, draft, before[0]))
 
-    generate(
-        target,
-        drafter,
-        torch.tensor([prompt], device=target.device),
-        policy="speculative",
-        verifier="chain",
-        num_draft_tokens=width,
-        # room for a whole draft in the last round too; the text itself is stopped
-        max_new_tokens=new + width,
-        stop=lambda ids: ids.shape[1] >= len(prompt) + new,
-        temperature=header.temperature,
-        eos_token_ids=header.eos_token_ids,
-        seed=header.seed + text,
-        meter=False,
-        on_rows=keep,
+    own = replace(
+        options, seed=header.seed + text, stop=lambda ids: ids.shape[1] >= most, on_rows=keep
     )
+    decode(*pair, torch.tensor([prompt], device=pair[0].device), own)
     return found
 
 
@@ -172,25 +180,12 @@ def _taken(text: int, q: Tensor, draft: Draft, position: int) -> Cycle:
     )
 
 
-def _check(
-    target: Any,
-    drafter: Drafter,
-    prompts: list[list[int]],
-    num_draft_tokens: int,
-    max_new_tokens: int,
-    cycles: int | None,
-    ends: list[int],
-) -> None:
+def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: DecodeOptions) -> None:
     """Raise for what would fail at some later text."""
-    whole_number("num_draft_tokens", num_draft_tokens, 1)
-    whole_number("max_new_tokens", max_new_tokens, 1)
-    if cycles is not None:
-        whole_number("cycles", cycles, 1)
     if not prompts:
         raise ValueError("prompts_ids: must hold at least one prompt; got none")
     models = {"target_model": target} | drafter.check(target)
     for number, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompts_ids: every prompt must hold a token; prompt {number} is []")
-        opened_texts(models, torch.tensor([prompt], device=target.device), None,
-                     max_new_tokens + num_draft_tokens, ends)  # fmt: skip
+        opened_texts(models, torch.tensor([prompt], device=target.device), options)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding import GenerationResult, generate, generate_plain
+from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._padding import left_padded
 from cactus_theory.decoding.pace import Round
@@ -203,27 +203,20 @@ def _timed(target: Any, draft: Any, prompts: Prompts, own: Setting | None, repea
     """Decode one batch and return what it took."""
     rounds: list[Round] = []
     ids, mask = left_padded(prompts.group(repeat), target)
-    shared: dict[str, Any] = {
-        "attention_mask": mask,
-        "max_new_tokens": prompts.max_new_tokens,
-        "temperature": prompts.temperature,
-        "eos_token_ids": prompts.eos_token_ids,
-        "seed": prompts.seed + repeat * prompts.batch,
-        "on_round": rounds.append,
-    }
-    if own is None:
-        return _split(generate_plain(target, ids, **shared), rounds)
-    result = generate(
-        target,
-        draft,
-        ids,
-        policy=own.policy,
-        verifier=own.verifier,
-        num_draft_tokens=own.width,
+    chosen: dict[str, Any] = {}
+    if own is not None:
+        chosen = {"policy": own.policy, "verifier": own.verifier, "num_draft_tokens": own.width}
+    options = DecodeOptions(
+        **chosen,
+        attention_mask=mask,
+        max_new_tokens=prompts.max_new_tokens,
+        temperature=prompts.temperature,
+        eos_token_ids=prompts.eos_token_ids,
+        seed=prompts.seed + repeat * prompts.batch,
         meter=False,
-        **shared,
+        on_round=rounds.append,
     )
-    return _split(result, rounds)
+    return _split(decode(target, None if own is None else draft, ids, options), rounds)
 
 
 def _split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:

@@ -21,16 +21,24 @@ from cactus_theory.policies._path import Path
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens of a batch.
+    """Drafted tokens of a batch, and the law that they were drawn from at every node.
+
+    Node 0 of a row is its settled text, node i + 1 the text with drafted token i after the tokens
+    that this one follows. Rows of the target, laws and charges are those of nodes. In a chain
+    what follows node i is token i.
+
+    A draft belongs to the loop from when it is handed over: the drafter writes into none of its
+    lists and tensors until it is asked for the next one.
 
     Attributes
     ----------
     token_ids : (B, K) int64; entries after the first ``counts`` of a row are ignored.
     counts : drafted tokens of each row, at most K; a list, or a tensor on the device.
-    probs : (B, K, V), the rows the tokens were drawn from, or None if the drafter is certain
-        of its tokens. (B, K + 1, V) for a verifier that reads the row after a row's last token.
-    parents : (B, K) int64, the drafted token that each one follows, −1 for the settled text;
-        None for a chain, where each follows the one before it.
+    probs : (B, K, V) by node, the law that what follows node i was drawn from, or None if the
+        drafter is certain of its tokens; arbitrary where nothing follows. (B, K + 1, V) for a
+        verifier that reads the row after a row's last token.
+    parents : (B, K) int64, the drafted token that each one follows, an earlier one, −1 for the
+        settled text; None for a chain, where each follows the one before it.
     limits : where a drafter decides by what it has drafted when to stop, the most tokens that
         each row could have had; None where ``counts`` were known before. What a policy emits at
         a row may depend on how far the draft was planned to go, not on how far it went: that
@@ -41,6 +49,9 @@ class Draft:
     >>> draft = Draft(torch.tensor([[3, 1], [2, 0]]), [2, 1], None)  # two texts, certain tokens
     >>> draft.lengths, draft.planned
     ([2, 1], [2, 1])
+    >>> tree = Draft(torch.tensor([[3, 1, 4]]), [3], None, torch.tensor([[-1, -1, 1]]))
+    >>> tree.node(0, 2), tree.path(0, 2)  # token 2 follows token 1, which is node 2
+    (2, [1, 2])
     """
 
     token_ids: Int[Tensor, "batch K"]
@@ -48,6 +59,17 @@ class Draft:
     probs: Float[Tensor, "batch rows vocab"] | None
     parents: Int[Tensor, "batch K"] | None = None
     limits: list[int] | None = None
+
+    def node(self, row: int, place: int) -> int:
+        """Return the node that a drafted token of a row follows, whose law it was drawn from."""
+        return place if self.parents is None else int(self.parents[row, place]) + 1
+
+    def path(self, row: int, place: int) -> list[int]:
+        """Return the drafted tokens of a row up to one of them, from the settled text on."""
+        path = [place]
+        while node := self.node(row, path[0]):
+            path.insert(0, node - 1)
+        return path
 
     @property
     def planned(self) -> list[int]:
@@ -67,7 +89,8 @@ class Assignment:
     Attributes
     ----------
     policies : the different policies.
-    choice : (B, K) indices into ``policies``, None if one policy judges every token.
+    choice : (B, K) indices into ``policies`` by node, of what follows it (in a chain of token i);
+        None if one policy judges every token.
 
     Examples
     --------
@@ -93,8 +116,9 @@ class Verdict:
         a row that decides it is no distribution (it has no mass, NaN or ∞).
     path : (B, K) int64, the places in the draft of the accepted tokens, in order, −1 after
         them; None where they are the first ones.
-    charged : for each row an index into the target's rows: those whose emitted divergence
-        counts. None where they are the rows up to and including the first refusal.
+    charged : for each row the nodes whose emitted divergence counts, in the order of the tokens
+        that were emitted there: those on the accepted path, and that of the refusal if there
+        was one. None where they are the first ones, as in a chain.
     charges_bonus : whether the row of a bonus token counts, too.
     alive : (B, K) float64, the probability ratio with which each row of the target was reached
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
@@ -149,10 +173,47 @@ class Verdict:
         return [[*own[:count], token] for own, count, token in ends]
 
     def charged_rows(self, row: int, tokens: int) -> Any:
-        """Return the index of a row's charged target rows, if ``tokens`` of it were taken."""
+        """Return the index of a row's charged nodes, if ``tokens`` of it were taken."""
         if self.charged is None:
             return slice(0, tokens)
         return self.charged[row][:tokens]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A round of a batch with its verdict, for meters, schedules and counters.
+
+    Attributes
+    ----------
+    assigned, target_probs, draft, verdict : as a verifier takes and returns them. Their memory
+        is that of the round: it may be read until the next one, and kept as copies.
+    """
+
+    assigned: Assignment
+    target_probs: Float[Tensor, "batch K1 vocab"]
+    draft: Draft
+    verdict: Verdict
+
+    def judged(self, row: int, nodes: Any) -> Any:
+        """Return which drafted tokens were judged at charged nodes of a row.
+
+        Those are the accepted ones, and after them the first one that follows the node.
+
+        Raises
+        ------
+        ValueError
+            A charged node that no token was drafted after.
+        """
+        if self.draft.parents is None:
+            return nodes
+        accepted, path = int(self.verdict.num_accepted[row]), self.verdict.path
+        taken = range(accepted) if path is None else path[row, :accepted].tolist()
+        places = range(self.draft.lengths[row])
+        after = {self.draft.node(row, place): place for place in reversed(places)}
+        after |= {self.draft.node(row, place): place for place in taken}
+        if missing := [node for node in nodes if node not in after]:
+            raise ValueError(f"charged: tokens must follow each node; got none after {missing[0]}")
+        return [after[node] for node in nodes]
 
 
 @dataclass(frozen=True)
@@ -192,8 +253,8 @@ class Verifier(ABC):
 
     Attributes
     ----------
-    needs_fixed_target : class fact, whether policies must have a row h of their own
-        (``FixedTarget``).
+    needs_fixed_target : class fact that is documented, and relied on nowhere: whether policies
+        must have a row h of their own (``FixedTarget``); :meth:`check` refuses those without.
     reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
         one drafted path can reach it for the same rows h.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
@@ -235,7 +296,8 @@ class Verifier(ABC):
     ) -> Verdict:
         """Return what is emitted, given every coin; rows are not validated.
 
-        ``target_probs[:, 0]`` follows the settled text and row i + 1 drafted token i.
+        ``target_probs`` has the rows of the nodes (:class:`Draft`). Rows and draft are lent: they
+        may be read until this returns, and not be written to.
         """
 
     def check(self, policy: Policy) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding import GenerationResult, Pair, generate, generate_plain
+from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, decode
 from cactus_theory.decoding._padding import left_padded as left_padded
 
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
@@ -107,26 +107,22 @@ class Harness:
             return self._library(config, prompts, seeds[0])
         target = self.pair.target
         ids, mask = left_padded(prompts, target)
-        shared: dict[str, Any] = {
-            "attention_mask": mask,
-            "eos_token_ids": target.generation_config.eos_token_id if self.ends else None,
-            "max_new_tokens": self.max_new_tokens,
-            "seed": seeds,
-        }
-        if config.method == PLAIN:
-            result = generate_plain(target, ids, **shared)
-        else:
-            result = generate(
-                target,
-                self.pair.draft,
-                ids,
-                policy=config.method if policy is None else policy,
-                verifier=config.verifier,
-                num_draft_tokens=config.width,
-                meter=meter,
-                record_rows=record_rows,
-                **shared,
-            )
+        plain = config.method == PLAIN
+        chosen: dict[str, Any] = {}
+        if not plain:
+            chosen["policy"] = config.method if policy is None else policy
+            chosen["num_draft_tokens"] = config.width
+        options = DecodeOptions(
+            **chosen,
+            attention_mask=mask,
+            eos_token_ids=target.generation_config.eos_token_id if self.ends else None,
+            max_new_tokens=self.max_new_tokens,
+            seed=seeds,
+            verifier=config.verifier,
+            meter=meter,
+            record_rows=record_rows,
+        )
+        result = decode(target, None if plain else self.pair.draft, ids, options)
         outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
         return Decoded(result.seconds.total, outputs, result)
 

@@ -1,13 +1,15 @@
 """A tree drafter and a tree verifier of one file each dock without a change to the loop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
 
-from cactus_theory.decoding import Drafter, generate, generate_plain
+import cactus_theory as ct
+from cactus_theory.decoding import ByPosition, Drafter, ModelDrafter, generate, generate_plain
 from cactus_theory.decoding.drafters import Drafting
-from cactus_theory.verify import Draft, Verdict, Verifier
+from cactus_theory.verify import Assignment, Chain, Draft, Verdict, Verifier
+from cactus_theory.verify.contract import Verified
 
 PROMPT = torch.tensor([[1, 5, 9], [4, 4, 2]])
 EOS = 3
@@ -113,3 +115,141 @@ def test_a_tree_decodes_the_greedy_text(tiny, fast, eos):
     )
     assert found.output_token_ids.tolist() == plain.output_token_ids.tolist()
     assert found.tokens_per_call > 2
+
+
+@dataclass(frozen=True)
+class Bush(Drafter):
+    """Drafts with a model, and beside each of its tokens one that the verifier passes over."""
+
+    model: object
+    greedy: bool
+
+    def begin(self, setting):
+        return BushDrafting(setting, ModelDrafter(self.model, self.greedy).begin(setting))
+
+
+def trunk_nodes(drafted):
+    """Return the nodes of a bush of so many tokens that its trunk goes through."""
+    return [0, *range(1, drafted, 2)]
+
+
+class BushDrafting(Drafting):
+    def __init__(self, setting, inner):
+        self.texts, self.inner = setting.texts, inner
+
+    def propose(self, wanted, coins):
+        trunk = self.inner.propose([own // 2 for own in wanted], coins)
+        width = trunk.token_ids.shape[1]
+        both = torch.stack([trunk.token_ids, (trunk.token_ids + 1) % 24], -1)
+        ids = both.reshape(len(wanted), 2 * width)
+        for offset in range(2 * width):
+            self.texts.propose(offset, ids[:, offset])
+        parents = torch.arange(-2, 2 * width - 2, 2).clamp(min=-1).repeat_interleave(2)
+        probs = trunk.probs
+        if probs is not None:  # there is no law of the nodes that nothing follows
+            probs = torch.full((*ids.shape, 24), torch.nan, dtype=probs.dtype)
+            probs[:, trunk_nodes(2 * width)[:-1]] = trunk.probs
+        counts = [2 * count for count in trunk.lengths]
+        return Draft(ids, counts, probs, parents.expand(len(ids), -1))
+
+    def keep(self, rows):
+        self.inner.keep(rows)
+
+    def settle(self):
+        self.inner.settle()
+
+
+class Trunk(Verifier):
+    """Verifies every other token as a chain; notes rows, ids, flags and policies."""
+
+    name = "trunk"
+    drafts = ("tree",)
+
+    def __init__(self):
+        self.noted = []
+
+    def coins(self, drafted):
+        return drafted // 2
+
+    def verify(self, assigned, target_probs, draft, accept, draw):
+        nodes = trunk_nodes(draft.token_ids.shape[1])
+        q, ids = target_probs[:, nodes], draft.token_ids[:, ::2]
+        p = None if draft.probs is None else draft.probs[:, nodes[:-1]]
+        choice = None if assigned.choice is None else assigned.choice[:, nodes[:-1]]
+        chain = Draft(ids, [count // 2 for count in draft.lengths], p)
+        own = Chain().verify(Assignment(assigned.policies, choice), q, chain, accept, draw)
+        path, charged = torch.full_like(draft.token_ids, -1), []
+        p = torch.nn.functional.one_hot(ids, q.shape[-1]).to(q) if p is None else p
+        for row, (kept, count) in enumerate(
+            zip(own.num_accepted.tolist(), chain.lengths, strict=True)
+        ):
+            path[row, :kept] = 2 * torch.arange(kept)
+            judged = min(kept + 1, count)
+            charged.append(nodes[:judged])
+            flags = torch.arange(judged) < kept
+            which = torch.zeros(judged).long() if choice is None else choice[row, :judged]
+            parts = q[row, :judged], p[row, :judged], ids[row, :judged], flags, which
+            self.noted.append([part.clone() for part in parts])
+        return Verdict(draft.token_ids, own.num_accepted, own.last, path, charged)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_tree_is_charged_node_by_node(tiny, greedy, late):
+    """The trunk of a tree costs what a chain of the same rows costs, whatever grows beside it."""
+    band, strict = ct.policy("band:price=1"), ct.policy("speculative")
+    policy = ByPosition([(0, strict), (7, band)]) if late else band
+    options = {"policy": policy, "max_new_tokens": 17, "num_draft_tokens": 6, "log_probs": True}
+    alone = []
+    for row, prompt in enumerate(PROMPT):
+        verifier = Trunk()
+        found = generate(
+            tiny[0],
+            Bush(tiny[1], greedy),
+            prompt[None],
+            verifier=verifier,
+            seed=7 + row,
+            record_rows=True,
+            **options,
+        )
+        check_charges(found, verifier.noted, band, late)
+        text = torch.cat([prompt, found.output_token_ids[0]])
+        logits = tiny[0](input_ids=text[None], use_cache=False).logits[0, 2:-1]
+        likely = logits.log_softmax(-1).gather(-1, text[3:, None])[:, 0]
+        assert torch.allclose(found.log_probs.target[0], likely)
+        alone.append(found)
+    both = generate(tiny[0], Bush(tiny[1], greedy), PROMPT, verifier=Trunk(), seed=7, **options)
+    assert both.output_token_ids.equal(torch.cat([own.output_token_ids for own in alone]))
+    assert torch.allclose(both.token_kl, torch.cat([own.token_kl for own in alone]))
+
+
+def check_charges(found, noted, band, late):
+    """Compare what the loop has recorded and metered with what the verifier was shown."""
+    assert 0 < found.num_accepted < found.num_tokens
+    q, p, ids, flags, which = (torch.cat(parts) for parts in zip(*noted, strict=True))
+    for name, expected in zip(fields(found.rows), (q, p, ids, flags), strict=True):
+        assert torch.allclose(getattr(found.rows, name.name), expected)
+    relaxed = which == 1 if late else torch.ones_like(flags)
+    spent = ct.divergence("kl").value(ct.emitted_law(band, q, p), q)
+    assert found.meter.kl == pytest.approx(float(spent[relaxed].sum()), abs=1e-9)
+    assert found.token_kl.sum() == pytest.approx(found.meter.kl) and found.meter.kl > 0
+    position = 0
+    for *_, kept, own in noted:
+        at = position + torch.arange(len(own))
+        assert own.tolist() == (at >= 7).long().tolist() or not late
+        position += int(kept.sum()) + 1
+
+
+def test_tokens_are_looked_up_by_node():
+    """Nodes of a tree: 0 is followed by tokens 0 and 1, token 1 (node 2) by 2 and 3."""
+    ids, parents = torch.tensor([[7, 8, 5, 6]]), torch.tensor([[-1, -1, 1, 1]])
+    draft, rows = Draft(ids, [4], None, parents), torch.full((1, 5, 9), 1 / 9)
+    strict = Assignment((ct.policy("speculative"),))
+    path, last = torch.tensor([[1, -1, -1, -1]]), torch.tensor([3])
+    seen = Verified(strict, rows, draft, Verdict(ids, torch.tensor([1]), last, path, [[0, 2]]))
+    assert seen.judged(0, [0, 2]) == [1, 2]  # the accepted one, then the first that was refused
+    with pytest.raises(ValueError, match="charged: tokens must follow each node; got none after 3"):
+        seen.judged(0, [0, 3])
+    assert [draft.path(0, place) for place in range(4)] == [[0], [1], [1, 2], [1, 3]]
+    chain = Draft(ids, [4], None)
+    assert chain.node(0, 2) == 2 and chain.path(0, 2) == [0, 1, 2]

@@ -49,7 +49,7 @@ def test_positions_count_new_tokens():
 
 def test_rules_are_numbered_over_rows():
     texts = Texts([[7], [1], [2]], 4, frozenset(), torch.device("cpu"))
-    rules = Rules([MARKED, "typical", "cactus:delta=5"], texts)
+    rules = Rules([MARKED, ct.policy("typical"), ct.policy("cactus:delta=5")], texts)
     assert [rule.spec for rule in rules.rules] == ["speculative", "cactus:delta=5.0", "typical"]
     draft = Draft(torch.tensor([[3, 8, 3], [3, 3, 3], [3, 3, 3]]), [3, 3, 3], None)
     assigned = rules.assign(torch.full((3, 4, 12), 1 / 12), draft)

@@ -59,13 +59,13 @@ IN_DECODING = {
         ("Meter._measure", Replace("torch.minimum(offered, emitted)", "p")),
         ("Meter._judge", Operator("==", "!=")),
         ("_groups", DropStatement("(group, rows)")),
-        ("Recorder.add", Operator("<", "<=")),
-        ("verified", Replace("q[row, charged]", "q[row, 1:][charged]")),
+        ("verified", Operator("<", "<=")),
+        ("rows_of", Replace("q[row, nodes]", "q[row, 1:][nodes]")),
     ),
     "decoding/_rules.py": (
-        ("Rules._chosen", Value("choice", nth=1)),
+        ("Rules._chosen", Value("self._asked(row, q, draft, slice(0, len(drafted)))", nth=1)),
         ("Rules.keep", Replace("values[row]", "values[0]")),
-        ("Rules.observe", Operator("<", "<=")),
+        ("Rules.observe", DropStatement("self.states[row]")),
     ),
     "decoding/models/places.py": (
         ("places", Replace("torch.where(real, slots, cache.capacity)", "chain")),
@@ -75,7 +75,7 @@ IN_DECODING = {
     ),
     "decoding/models/cache.py": (
         ("RaggedCache.select", Replace("length + stay", "length")),
-        ("RaggedCache.keep", Replace("place != row", "False")),
+        ("RaggedCache._kept", Replace("place != row", "False")),
     ),
     "decoding/models/weights.py": (("_quick_norm", Value("lambda x: x / length(x)")),),
     "decoding/models/linear.py": (("exact_in_half", RenameCall("all", "any")),),

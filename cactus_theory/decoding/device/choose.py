@@ -3,10 +3,7 @@
 from typing import Any
 
 from cactus_theory._scores import ORDINARY
-from cactus_theory.decoding._rules import Rules
-from cactus_theory.decoding._sampling import Coins
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding._decode import Opening
 from cactus_theory.decoding.device.capture import captures
 from cactus_theory.decoding.device.fused import kernel_step, obstacle
 from cactus_theory.decoding.device.loop import DeviceDecode, capacity
@@ -15,102 +12,70 @@ from cactus_theory.decoding.drafters import Drafter
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.fast import obstacle as not_fast
-from cactus_theory.decoding.pace import FixedPace, Pace
-from cactus_theory.verify.contract import Verifier
+from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.pace import FixedPace
 
-# who verifies, where it is said
-STEPS = ("torch", "kernels")
 BY_KERNELS = "device, by kernels"
 
 
-def on_device(
-    wanted: bool | str | None,
-    target_model: Any,
-    drafter: Drafter | None,
-    texts: Texts,
-    rules: Rules,
-    warp: Warp,
-    coins: Coins,
-    pace: Pace,
-    width: int,
-    verifier: Verifier,
-    meter: Any = None,
-    **watched: Any,
-) -> tuple[DeviceDecode | None, str]:
+def on_device(opening: Opening) -> tuple[DeviceDecode | None, str]:
     """Return the device's decode if it is to run, and what a result says of its loop.
-
-    ``wanted`` is True, False, None (on a GPU, if it fits) or who verifies. ``watched`` are
-    arguments, by name, that the device loop does not have; any that is given keeps it from
-    running.
 
     Raises
     ------
     ValueError
-        It is wanted, or the kernels are, and cannot run; ``wanted`` is something else.
+        It is wanted, or the kernels are, and cannot run.
     """
-    _check(wanted)
+    wanted, texts = opening.options.device_loop, opening.texts
     if wanted is False or (wanted is None and not captures(texts.device)):
         return None, "host"
-    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
+    drafter, models = opening.drafter, {"target_model": opening.target_model}
+    if isinstance(drafter, ModelDrafter):
+        models["draft_model"] = drafter.model
     reason = (
-        _unlike(drafter, rules, warp, pace, verifier)
-        or _watched(watched | {"stop": texts.stop})
-        or _unfit({"target_model": target_model, "draft_model": draft}, capacity(texts, width))
+        _unlike(opening)
+        or _watched(opening.options)
+        or _unfit(models, capacity(texts, opening.width))
     )
     if reason is None:
-        models = [model for model in (target_model, draft) if model is not None]
-        step, loop = _step(wanted, models, rules, warp.temperature, coins, width, verifier)
-        common = texts, rules, warp.temperature, coins, width, verifier, meter
-        return DeviceDecode(target_model, draft, *common, step), loop
+        step, loop = _step(opening, list(models.values()))
+        return DeviceDecode(opening, step), loop
     if wanted:
         raise ValueError(f"device_loop: must be None or False here, {reason}; got {wanted!r}")
     return None, f"host, {reason}"
 
 
-def _check(wanted: bool | str | None) -> None:
-    if not (wanted is None or isinstance(wanted, bool) or wanted in STEPS):
-        allowed = ", ".join(map(repr, (True, False, None, *STEPS)))
-        raise ValueError(f"device_loop: must be one of {allowed}; got {wanted!r}")
-
-
-def _step(
-    wanted: bool | str | None,
-    models: list[Any],
-    rules: Rules,
-    temperature: float,
-    coins: Coins,
-    width: int,
-    verifier: Verifier,
-) -> tuple[VerifyStep | None, str]:
+def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     """Return the kernels' step where it is to verify, and what a result says of the loop."""
+    options, rules, coins = opening.options, opening.rules.rules, opening.coins
+    wanted, judge, heat = options.device_loop, options.judge, options.temperature
     if wanted == "torch" or (wanted != "kernels" and not captures(coins.device)):
         return None, "device"
-    reason = obstacle(rules.rules, verifier, models, coins.device)
-    if temperature and not ORDINARY[0] <= temperature <= ORDINARY[1]:
-        reason = f"as they do not divide by a temperature of {temperature:g}"
+    reason = obstacle(rules, judge, models, coins.device)
+    if heat and not ORDINARY[0] <= heat <= ORDINARY[1]:
+        reason = f"as they do not divide by a temperature of {heat:g}"
     if reason is None:
         vocab = text_config(models[0]).vocab_size
-        own = rules.rules[0], verifier.spec, coins.seeds(), temperature, width, vocab
+        own = rules[0], judge.spec, coins.seeds(), heat, opening.width, vocab
         return kernel_step(*own), BY_KERNELS
     if wanted == "kernels":
         raise ValueError(f"device_loop: must not be 'kernels' here, {reason}")
     return None, f"device, by torch {reason}"
 
 
-def _unlike(
-    drafter: Drafter | None, rules: Rules, warp: Warp, pace: Pace, verifier: Verifier
-) -> str | None:
+def _unlike(opening: Opening) -> str | None:
     """Return what makes rounds differ in kind."""
-    if drafter is not None and not _plain(drafter):
+    judge = opening.options.judge
+    if opening.drafter is not None and not _plain(opening.drafter):
         return "where a drafter is more than a model"
-    if not isinstance(pace, FixedPace):
+    if not isinstance(opening.pace, FixedPace):
         return "where adaptive or gate chooses each round"
-    if warp.processors:
+    if opening.warp.processors:
         return "where logits processors apply"
-    if any(schedule is not None for schedule in rules.schedules):
+    if any(schedule is not None for schedule in opening.rules.schedules):
         return "where a schedule chooses policies"
-    if verifier.needs_next_draft_row:
-        return f"where {verifier.spec} reads one more draft row"
+    if judge.needs_next_draft_row:
+        return f"where {judge.spec} reads one more draft row"
     return None
 
 
@@ -118,14 +83,17 @@ def _plain(drafter: Drafter) -> bool:
     return isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
 
 
-def _watched(watched: dict[str, Any]) -> str | None:
-    given = [name for name, value in watched.items() if value]
+def _watched(options: DecodeOptions) -> str | None:
+    """Return which options are given that the device loop does not have."""
+    given = [name for name in ("record_rows", "on_rows", "on_round") if getattr(options, name)]
+    given += ["fast_forward"] * (options.fast_forward is False)
+    given += ["stop"] * (options.stop is not None)
     return f"where {', '.join(given)} is used" if given else None
 
 
 def _unfit(models: dict[str, Any], positions: int) -> str | None:
     for name, model in models.items():
-        reason = None if model is None else not_fast(model, positions)
+        reason = not_fast(model, positions)
         if reason is not None:
             return f"as to {name}, {reason}"
     return None

@@ -15,7 +15,7 @@ from cactus_theory.verify.draw import pick
 
 
 @dataclass(frozen=True)
-class Verified:
+class Outcome:
     """A round's outcome; ``report`` holds ids, accepted count and last token for one read."""
 
     logits: Logits
@@ -90,7 +90,7 @@ class Round:
             self.in_one = never_waits(lambda: self._verify(logits), logits.token_ids.device)
         return (self.whole if self.in_one else self.scored).prepare(end)
 
-    def __call__(self, end: int) -> Verified:
+    def __call__(self, end: int) -> Outcome:
         """Return the round's outcome, on the device, for caches read up to ``end``.
 
         A verification that waits for the device runs by itself after the graph.
@@ -132,7 +132,7 @@ class Round:
         token = pick(probabilities(logits, self.temperature), self.inputs.coins[:, step])
         return token.clamp_(min=0)  # a row without a law is found where it verifies
 
-    def _verify(self, logits: Logits) -> Verified:
+    def _verify(self, logits: Logits) -> Outcome:
         verdict = self.verify(logits)
         ends = verdict.num_accepted[:, None], verdict.last[:, None]
-        return Verified(logits, verdict, torch.cat([logits.token_ids, *ends], 1))
+        return Outcome(logits, verdict, torch.cat([logits.token_ids, *ends], 1))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Proposal, Setting
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Features, Proposal, Setting
 from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.decoding.drafters.early_exit import EarlyExit
 from cactus_theory.decoding.drafters.model import ModelDrafter
@@ -15,6 +15,7 @@ __all__ = [
     "Drafter",
     "Drafting",
     "EarlyExit",
+    "Features",
     "ModelDrafter",
     "NGram",
     "Proposal",

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float
@@ -15,13 +15,38 @@ from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.verify.contract import Draft
 
 
+class Features(Protocol):
+    """What a drafter may read of the target's cache, row by row of the batch.
+
+    A round's verified pass has written there, and what was not kept is rolled back: before the
+    first round there is nothing, and then all tokens of a text but the last, which the target
+    has not been fed yet.
+    """
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Return how many tokens of each text have states."""
+        ...
+
+    def hidden(
+        self, layer: int, starts: Sequence[int], counts: Sequence[int]
+    ) -> Float[Tensor, "batch most hidden"]:
+        """Return copies of the states of ``counts[b]`` tokens of row b from ``starts[b]`` on.
+
+        ``layer`` is one that the drafter asked for (:meth:`Drafter.reads`); the entries of
+        shorter rows after theirs are arbitrary.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a drafter needs of one decode.
 
     ``width`` is the largest number of tokens ever asked for at once; ``fast_forward``
     is how models run, see :func:`cactus_theory.decoding.generate`. With ``next_row`` the
-    verifier also reads the draft's row after a row's last token.
+    verifier also reads the draft's row after a row's last token. ``features`` are the hidden
+    states that the drafter asked for, None where it is tried without a target at work.
     """
 
     target_model: Any
@@ -31,9 +56,10 @@ class Setting:
     width: int
     fast_forward: bool | None = None
     next_row: bool = False
+    features: Features | None = None
 
 
-Proposal = Draft
+Proposal = Draft  # a documented name
 
 
 class Drafting(ABC):
@@ -50,7 +76,8 @@ class Drafting(ABC):
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Draft up to ``wanted[b]`` tokens after the settled text of row b.
 
-        Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a token.
+        Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a token. The
+        draft is the loop's until the next call: nothing in it may be written to before.
         """
 
     @abstractmethod
@@ -78,6 +105,14 @@ class Drafter(ABC):
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise for a target it cannot draft for; return models whose limits must be kept."""
         return {}
+
+    def reads(self, target_model: Any) -> Sequence[int]:
+        """Return the layers of the target whose hidden states it asks for; none by default.
+
+        0 are the embeddings, i the states after layer i, and the number of layers those that the
+        head reads, as in ``output_hidden_states`` of the library.
+        """
+        return ()
 
 
 def nothing(texts: Texts) -> Draft:

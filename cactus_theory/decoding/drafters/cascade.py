@@ -39,6 +39,10 @@ class Cascade(Drafter):
         """Raise where either drafter does."""
         return self.first.check(target_model) | self.second.check(target_model)
 
+    def reads(self, target_model: Any) -> Sequence[int]:
+        """Return the layers that either drafter asks for."""
+        return (*self.first.reads(target_model), *self.second.reads(target_model))
+
 
 class CascadeDrafting(Drafting):
     """Both drafters at work."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -45,10 +44,6 @@ class NGram(Drafter):
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
         return NGramDrafting(setting.texts, range(self.longest, self.shortest - 1, -1))
-
-    def check(self, target_model: Any) -> dict[str, Any]:
-        """Accept any target."""
-        return {}
 
 
 class NGramDrafting(Drafting):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 ATTENTION_LAYERS = ("full_attention", "sliding_attention")
@@ -22,8 +23,10 @@ class RaggedCache:
 
     Attributes
     ----------
-    lengths : cached positions of each row.
+    lengths : cached positions of each row; a list that only the cache's methods write to.
     keys, values : one tensor a layer, None until the first states tell their shape.
+    hidden : by layer that somebody reads, hidden states (B, capacity + 1, hidden), which are rolled
+        back and moved with the keys.
     """
 
     def __init__(self, layers: int, batch: int, capacity: int) -> None:
@@ -31,6 +34,7 @@ class RaggedCache:
         self.lengths = [0] * batch
         self.keys: list[Tensor | None] = [None] * layers
         self.values: list[Tensor | None] = [None] * layers
+        self.hidden: dict[int, Tensor | None] = {}
 
     def take(
         self, layer: int, heads: int, widths: tuple[int, int], like: Tensor
@@ -45,6 +49,18 @@ class RaggedCache:
             keys = self.keys[layer] = like.new_zeros(*room, widths[0])
             values = self.values[layer] = like.new_zeros(*room, widths[1])
         return keys, values
+
+    def record(self, layer: int, at: Any, states: Float[Tensor, "batch new hidden"]) -> None:
+        """Write hidden states of fed tokens at their places, which are those of their keys."""
+        memory = self.hidden[layer]
+        if memory is None:
+            room = self.batch, self.capacity + 1, states.shape[-1]
+            memory = self.hidden[layer] = states.new_zeros(room)
+        memory[at] = states
+
+    def extend(self, counts: Sequence[int]) -> None:
+        """Take up tokens whose keys and values have been written, ``counts[b]`` of row b."""
+        self.lengths[:] = map(int.__add__, self.lengths, counts)
 
     def rollback(self, row: int, length: int) -> None:
         """Keep the first ``length`` positions of a row; nothing is copied.
@@ -81,7 +97,7 @@ class RaggedCache:
 
     def _move(self, row: int, source: list[int], start: int) -> None:
         own = slice(start, start + len(source))
-        for states in (*self.keys, *self.values):
+        for states in (*self.keys, *self.values, *self.hidden.values()):
             if states is not None:
                 states[row, own] = states[row, torch.tensor(source, device=states.device)]
 
@@ -91,16 +107,19 @@ class RaggedCache:
         Rows must be given so that none is overwritten before it is copied:
         ``rows[place] >= place``.
         """
-        for memory in (self.keys, self.values):
-            for layer, states in enumerate(memory):
-                if states is None:
-                    continue
-                for place, row in enumerate(rows):
-                    if place != row:
-                        states[place, : self.lengths[row]] = states[row, : self.lengths[row]]
-                memory[layer] = states[: len(rows)]
+        self.keys[:] = [self._kept(states, rows) for states in self.keys]
+        self.values[:] = [self._kept(states, rows) for states in self.values]
+        self.hidden = {layer: self._kept(own, rows) for layer, own in self.hidden.items()}
         self.lengths[:] = [self.lengths[row] for row in rows]
         self.batch = len(rows)
+
+    def _kept(self, states: Tensor | None, rows: Sequence[int]) -> Tensor | None:
+        if states is None:
+            return None
+        for place, row in enumerate(rows):
+            if place != row:
+                states[place, : self.lengths[row]] = states[row, : self.lengths[row]]
+        return states[: len(rows)]
 
 
 def allocate(model: Any, batch: int, capacity: int) -> RaggedCache:

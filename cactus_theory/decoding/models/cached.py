@@ -29,10 +29,10 @@ class CachedModel:
     slack : positions on top of ``capacity``.
     fast_forward : None takes the fast pass where it supports the model, True requires it,
         False takes the library's pass.
+    reads : layers whose hidden states are kept beside the cache, for :meth:`hidden`.
 
     Attributes
     ----------
-    lengths : number of tokens in the cache, a row each.
     calls : number of forward passes so far (of the batch).
     fast : whether the fast pass runs.
     branches : whether ``feed`` takes trees.
@@ -41,7 +41,8 @@ class CachedModel:
     ------
     ValueError
         ``fast_forward=True`` for a model that the fast pass does not support, layers that cannot
-        be rolled back, cached passes that differ from whole ones or will within ``capacity``.
+        be rolled back, cached passes that differ from whole ones or will within ``capacity``,
+        layers to read that there are not.
     """
 
     def __init__(
@@ -52,10 +53,15 @@ class CachedModel:
         *,
         slack: int = 0,
         fast_forward: bool | None = None,
+        reads: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.cache = allocate(model, batch, capacity + slack)
-        self.lengths = self.cache.lengths
+        most = len(self.cache.keys)
+        for layer in reads:
+            if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer <= most:
+                raise ValueError(f"reads: must be layers in [0, {most}]; got {layer!r}")
+        self.cache.hidden = dict.fromkeys(reads)
         self.calls = 0
         self.fast = _takes_fast(model, capacity + slack, fast_forward)
         if self.fast:
@@ -65,6 +71,41 @@ class CachedModel:
             check_reach(model, capacity)
             self.branches = runs_together(model)
             self.forward = LibraryForward(model, self.cache, self.branches)
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Return how many tokens of each row are cached; only :meth:`feed` and rollbacks write."""
+        return self.cache.lengths
+
+    def hidden(
+        self, layer: int, starts: Sequence[int], counts: Sequence[int]
+    ) -> Float[Tensor, "batch most hidden"]:
+        """Return copies of the hidden states of ``counts[b]`` cached tokens from ``starts[b]`` on.
+
+        The entries of shorter rows after theirs are arbitrary.
+
+        Raises
+        ------
+        ValueError
+            A layer that is not in ``reads``, tokens that are not cached.
+        """
+        if layer not in self.cache.hidden:
+            raise ValueError(
+                f"layer: must be one of those to read {list(self.cache.hidden)}; got {layer!r}"
+            )
+        for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            if not (count >= 0 and 0 <= start and start + count <= self.lengths[row]):
+                raise ValueError(
+                    f"counts: row {row} has states of {self.lengths[row]} tokens; "
+                    f"got {count} from {start} on"
+                )
+        memory, most = self.cache.hidden[layer], max(counts)
+        if memory is None:  # nothing was fed yet
+            return torch.empty(len(counts), 0, 0)
+        rows = torch.arange(len(counts), device=memory.device)[:, None]
+        at = torch.tensor(list(starts), device=memory.device)[:, None]
+        at = at + torch.arange(most, device=memory.device)
+        return memory[rows, at.clamp(max=memory.shape[1] - 1)]
 
     def feed(
         self,
@@ -81,7 +122,8 @@ class CachedModel:
         :meth:`select` then keeps one path.
 
         Returns the logits after the last ``keep[b]`` of them, first in their row; the entries
-        after those, and all entries of a row that consumes nothing, are arbitrary.
+        after those, and all entries of a row that consumes nothing, are arbitrary. Their memory
+        is the caller's to write to.
 
         Raises
         ------
@@ -98,8 +140,7 @@ class CachedModel:
         logits = self.forward(token_ids[:, :new], counts, keep, parents)
         if self.calls == 1:
             warn_of_probabilities(type(self.model).__name__, logits[0, 0])
-        for row, count in enumerate(counts):
-            self.lengths[row] += count
+        self.cache.extend(counts)
         return logits
 
     def rollback(self, row: int, length: int) -> None:

@@ -21,6 +21,8 @@ from cactus_theory.decoding.models.places import Places, additive, places
 from cactus_theory.decoding.models.weights import DecoderLayer, prepared
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# its hooks stay on a model that was once asked for hidden states, and do nothing in other passes
+CAPTURING = "transformers.utils.output_capturing"
 ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
 
 
@@ -29,7 +31,7 @@ def obstacle(model: Any, capacity: int) -> str | None:
     name = type(model).__name__
     if name not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return f"the fast pass supports {', '.join(FAMILIES)} and not {name}"
-    if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+    if _hooked(model):
         return "the model has hooks"
     if "forward" in vars(model):
         return "the model's forward was replaced"
@@ -40,6 +42,12 @@ def obstacle(model: Any, capacity: int) -> str | None:
     if not (_plain(model.lm_head) and all(map(_plain_layer, model.model.layers))):
         return "its layers are quantised or adapted"
     return None
+
+
+def _hooked(model: Any) -> bool:
+    tables = [own for m in model.modules() for own in (m._forward_hooks, m._forward_pre_hooks)]
+    hooks = [hook for own in tables if own for hook in own.values()]
+    return any(getattr(hook, "__module__", None) != CAPTURING for hook in hooks)
 
 
 def _attends_fully(model: Any, capacity: int) -> bool:
@@ -94,9 +102,14 @@ class FastForward:
         cos, sin = self._turns(at, batch, new)
         mask = self.stacked(_mask(at, new, x))
         for number, layer in enumerate(self.layers):
+            if number in self.cache.hidden:
+                self.cache.record(number, at.place, x.view(batch, new, -1))
             x = layer(x, (batch, new), cos, sin, self.memory(number, layer, x), at, mask)
+        states = self.norm(x).view(batch, new, -1)
+        if len(self.layers) in self.cache.hidden:
+            self.cache.record(len(self.layers), at.place, states)
         first = [max(count - kept, 0) for count, kept in zip(counts, keep, strict=True)]
-        hidden = gathered(self.norm(x).view(batch, new, -1), first, keep)
+        hidden = gathered(states, first, keep)
         return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
 
     def _turns(self, at: Places, batch: int, new: int) -> tuple[Tensor, Tensor]:

@@ -146,12 +146,18 @@ class LibraryForward:
         if at.sight is not None:
             options["position_ids"] = at.sight.positions
             options["attention_mask"] = self._mask(at.sight)
+        if self.cache.hidden:
+            options["output_hidden_states"] = True
         wanted = _wanted(first, keep, token_ids.shape[1])
         if self.slices:
             options["logits_to_keep"] = _slice(wanted, token_ids)
         output = self.model(
             input_ids=token_ids, past_key_values=self.shown, use_cache=True, **options
         )
+        for layer in self.cache.hidden:
+            if not output.hidden_states:
+                raise ValueError(f"reads: {type(self.model).__name__} hands out no hidden states")
+            self.cache.record(layer, at.place, output.hidden_states[layer])
         kept = wanted if self.slices else list(range(token_ids.shape[1]))
         return gathered(output.logits, [kept.index(j) if j in kept else 0 for j in first], keep)
 

@@ -140,7 +140,7 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
     for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
         lengths = forward.cache.lengths
         found = forward(_ahead(ids, lengths, max(counts)), counts, keep)
-        forward.cache.lengths[:] = map(sum, zip(lengths, counts, strict=True))
+        forward.cache.extend(counts)
         _note(logits, forward.cache.lengths, keep, found)
     # a stray token before the last ones: the tree's second branch is the text
     left = [TOKENS - length for length in forward.cache.lengths]
@@ -168,7 +168,7 @@ def _note(logits: Tensor, ends: list[int], keep: list[int], found: Tensor) -> No
 def _feed(forward: LibraryForward, ids: Tensor) -> Tensor:
     counts = [ids.shape[1]] * ROWS
     logits = forward(ids, counts, counts)
-    forward.cache.lengths[:] = [length + ids.shape[1] for length in forward.cache.lengths]
+    forward.cache.extend(counts)
     return logits
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from cactus_theory._scratch import scratch
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
+from cactus_theory.verify.contract import Verified
 from cactus_theory.verify.draw import Coins
 
 PLACEHOLDER = -1
@@ -146,22 +147,6 @@ class FlatBatch:
             [self.target_rows] if self.draft_rows is None else [self.target_rows, self.draft_rows]
         )
         return any(bool(rows[..., 0].isnan().any()) for rows in tables)
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What was verified: the sampled requests with drafts, for meters and counters.
-
-    Attributes
-    ----------
-    assigned, target_probs, draft, verdict : as a verifier takes and returns them, R rows;
-        the last of a request's K + 1 target rows is not its own. Valid until the next call.
-    """
-
-    assigned: Assignment
-    target_probs: Float[Tensor, "R K1 vocab"]
-    draft: Draft
-    verdict: Verdict
 
 
 def verify_flat(

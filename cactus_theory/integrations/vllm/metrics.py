@@ -39,11 +39,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cactus_theory.decoding._meter import Meter, path_to, verified
+from cactus_theory.decoding._meter import Meter, path_to, rows_at
 from cactus_theory.integrations.vllm.admission import family
-from cactus_theory.integrations.vllm.batch import Verified
 from cactus_theory.integrations.vllm.settings import Settings
 from cactus_theory.policies import Policy
+from cactus_theory.verify.contract import Verified
 
 METERS = 16  # policies under one label whose rows are collected at the same time
 COUNTS = ("verified_rows", "drafted_tokens", "accepted_tokens", "emitted_tokens")
@@ -130,11 +130,10 @@ class Tally:
         """Give the meter those of a request's charged rows that chance has picked."""
         while self.skip < charged:
             place = slice(self.skip, self.skip + 1)
-            q, p = verified(row, place, seen.target_probs, seen.draft)
-            path = path_to(row, place, seen.verdict, seen.draft)
+            q, p = rows_at(row, place, seen)
             choice = seen.assigned.choice
             number = 0 if choice is None else int(choice[row, self.skip])
-            self._meter(seen.assigned.policies[number]).add(q, p, None, path)
+            self._meter(seen.assigned.policies[number]).add(q, p, None, path_to(row, place, seen))
             self.skip += 1 + self._gap()
 
     def _gap(self) -> int:

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from cactus_theory.decoding._meter import Meter, path_to, verified
 from cactus_theory.decoding.ledger import Ledger
-from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.integrations.vllm.batch import Verified
 from cactus_theory.integrations.vllm.settings import LOG, Settings
 from cactus_theory.policies import Policy
+from cactus_theory.verify.contract import Verified
 
 LONGEST_NAME = 200  # characters of a request's id, which a client may choose
 
@@ -64,15 +63,13 @@ class Request:
         charged = slice(0, min(kept + 1, count))
         self.drafted, self.accepted = self.drafted + count, self.accepted + kept
         self.emitted += kept + 1
-        q, p = verified(place, charged, seen.target_probs, seen.draft)
+        rows = verified(place, charged, seen)
         if self.ledger is not None and self.account is not None:
-            ids = seen.draft.token_ids[place, charged]
-            rows = VerifiedRows(q, p, ids, torch.arange(len(ids)) < kept)
             account = self.ledger.observe(self.account, rows)
             self.account = self.ledger.advance(account, [0] * (kept + 1))
         if self.meter is not None:
-            path = path_to(place, charged, seen.verdict, seen.draft)
-            self.meter.add(q, p, choice[charged], path)
+            path = path_to(place, charged, seen)
+            self.meter.add(rows.target_probs, rows.draft_probs, choice[charged], path)
             self.meter.reading(0, 0)  # rows of a step are not kept
 
     def reading(self, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory._arguments import normalised
-from cactus_theory.decoding._meter import verified
+from cactus_theory.decoding._meter import rows_at
 from cactus_theory.integrations.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.integrations.vllm.settings import Settings
 from cactus_theory.policies import Policy
@@ -72,7 +72,7 @@ def try_rows(rule: Policy, settings: Settings) -> None:
         if not bool(((output >= -1) & (output < len(ROWS[0][0]))).all()):
             raise ArithmeticError("a token outside the vocabulary")
         rows = slice(0, len(ROWS))
-        _try_law(rule, settings, *verified(len(COUNTS) - 1, rows, seen.target_probs, seen.draft))
+        _try_law(rule, settings, *rows_at(len(COUNTS) - 1, rows, seen))
 
 
 def _try_law(rule: Policy, settings: Settings, q: Tensor, p: Tensor) -> None:

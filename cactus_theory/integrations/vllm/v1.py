@@ -37,15 +37,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._meter import verified
+from cactus_theory.decoding._meter import rows_of
 from cactus_theory.integrations.vllm.admission import Admission
-from cactus_theory.integrations.vllm.batch import FlatBatch, Verified, verify_flat
+from cactus_theory.integrations.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.integrations.vllm.metrics import Reporter, Tally
 from cactus_theory.integrations.vllm.requests import Request
 from cactus_theory.integrations.vllm.settings import LONGEST_LINE, Settings
 from cactus_theory.integrations.vllm.trial import try_rows
 from cactus_theory.policies import Policy, policy
 from cactus_theory.verify import Assignment
+from cactus_theory.verify.contract import Verified
 
 OWN_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
 
@@ -222,8 +223,9 @@ def _choices(batch: FlatBatch, running: list[Request]) -> list[Tensor]:
         drafted = batch.draft.token_ids[place]
         own = torch.zeros_like(drafted)
         if count:
-            q, p = verified(place, slice(0, count), batch.target_rows, batch.draft)
-            own[:count] = running[row].choice(drafted[:count], q, p)
+            nodes = slice(0, count)
+            rows = rows_of(place, nodes, nodes, batch.target_rows, batch.draft)
+            own[nodes] = running[row].choice(drafted[nodes], *rows)
         found.append(own)
     return found
 

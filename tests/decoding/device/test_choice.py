@@ -6,10 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cactus_theory.decoding import ModelDrafter, NGram, generate
-from cactus_theory.decoding._rules import Rules
-from cactus_theory.decoding._sampling import Coins
-from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding import DecodeOptions, ModelDrafter, NGram, generate
+from cactus_theory.decoding._decode import Opening
 from cactus_theory.decoding.device import DeviceDecode, choose, fused
 from cactus_theory.decoding.device.verify import torch_step
 from cactus_theory.verify.contract import Assignment
@@ -63,19 +61,18 @@ def test_without_a_gpu_it_runs_only_when_asked(tiny):
 
 def test_a_kernel_may_verify(tiny):
     """The step gets logits, ids, lengths and coins; what it decides is what is emitted."""
-    texts, seen = Texts([[1, 2, 3], [4, 5]], 6, frozenset(), torch.device("cpu")), []
-    rules, coins = Rules("speculative", texts), Coins(2, 0, None, texts.device)
-    usual = torch_step(find_verifier("chain"), Assignment(rules.rules), 1.0)
+    ids, mask = torch.tensor([[1, 2, 3], [0, 4, 5]]), torch.tensor([[1, 1, 1], [0, 1, 1]])
+    sizes = {"num_draft_tokens": 2, "max_new_tokens": 6, "meter": False}
+    opening, seen = Opening(*tiny, ids, DecodeOptions(attention_mask=mask, **sizes)), []
+    usual = torch_step(find_verifier("chain"), Assignment(opening.rules.rules), 1.0)
 
     def step(given):
         seen.append([tuple(part.shape) for part in vars(given).values()])
-        assert given.positions.tolist() == texts.lengths
+        assert given.positions.tolist() == opening.texts.lengths
         return usual(replace(given, accept=torch.ones_like(given.accept)))  # no coin is below φ
 
     with torch.inference_mode():
-        chain = find_verifier("chain")
-        decode = DeviceDecode(*tiny, texts, rules, 1.0, coins, 2, chain, verify=step)
-        result = decode.run(None)
+        result = DeviceDecode(opening, step).run()
     assert seen[0] == [(2, 3, 24), (2, 2, 24), (2, 2), (2,), (2, 2), (2,), (2,)]
     assert result.num_accepted == 0 and result.row_lengths == (6, 6)
 

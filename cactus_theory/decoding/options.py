@@ -1,0 +1,134 @@
+"""The keywords of a decode as one object, checked once, when it is made."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from cactus_theory.decoding._checks import end_tokens, whole_number
+from cactus_theory.decoding._sampling import (
+    Generators,
+    Sources,
+    checked_sources,
+    checked_temperature,
+)
+from cactus_theory.decoding._text import Stop
+from cactus_theory.decoding.pace import Round
+from cactus_theory.decoding.schedule import Schedule, Spec
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.verify.contract import Draft, Verifier
+from cactus_theory.verify.registry import find_verifier
+
+# the new ids of the only row, or a list of them per row
+OnTokens = Callable[[Any], None]
+OnRound = Callable[[Round], None]
+# the target's rows (B, K + 1, V), the draft, the number of each text, its new tokens before
+OnRows = Callable[[Tensor, Draft, list[int], list[int]], None]
+# who verifies in the device loop, where it is said
+STEPS = ("torch", "kernels")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecodeOptions:
+    """The keywords of :func:`generate`, which says what each means, as one checked object.
+
+    Specs are read here and nowhere beneath; :func:`decode` and both loops take the object.
+    ``dataclasses.replace`` makes another one.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`generate`, for whatever does not depend on models and prompts.
+
+    Examples
+    --------
+    >>> options = DecodeOptions(policy="band:price=1", verifier="block", max_new_tokens=8)
+    >>> options.policies[0].spec, options.judge.spec, options.metered.spec
+    ('band:price=1.0', 'block', 'kl')
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> decode(pair.target, pair.draft, ids, options).num_tokens
+    8
+    """
+
+    policy: Spec | Schedule | Sequence[Spec | Schedule] = "speculative"
+    num_draft_tokens: int = 4
+    max_new_tokens: int
+    attention_mask: Tensor | None = None
+    temperature: float = 1.0
+    logits_processor: Sequence[Any] = ()
+    eos_token_ids: int | Iterable[int] | None = None
+    stop: Stop | None = None
+    seed: int | Sequence[int] | None = None
+    generator: Generators = None
+    adaptive: bool = False
+    gate: bool = False
+    verifier: str | Verifier = "chain"
+    fast_forward: bool | None = None
+    meter: bool | str | Divergence = True
+    record_rows: bool = False
+    log_probs: bool = False
+    on_tokens: OnTokens | None = None
+    on_rows: OnRows | None = None
+    device_loop: bool | str | None = False
+    on_round: OnRound | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "temperature", checked_temperature(self.temperature))
+        object.__setattr__(self, "eos_token_ids", self.ends)  # ids that come from an iterator
+        whole_number("max_new_tokens", self.max_new_tokens, 1)
+        whole_number("num_draft_tokens", self.num_draft_tokens, 1)
+        for own in self.policies:
+            own.check(self.judge) if isinstance(own, Schedule) else self.judge.check(own)
+        if self.log_probs and not self.meter:
+            raise ValueError(
+                "log_probs: needs the meter, which has the emitted laws; got meter=False"
+            )
+        loop = self.device_loop
+        if not (loop is None or isinstance(loop, bool) or loop in STEPS):
+            allowed = ", ".join(map(repr, (True, False, None, *STEPS)))
+            raise ValueError(f"device_loop: must be one of {allowed}; got {loop!r}")
+        _ = self.metered, self.sources  # read now, so that what is wrong is found here
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "DecodeOptions":
+        """Return the options among the arguments of a function that has them as keywords."""
+        names = [own.name for own in fields(cls) if own.name in arguments]
+        return cls(**{name: arguments[name] for name in names})
+
+    @cached_property
+    def policies(self) -> tuple[Policy | Schedule, ...]:
+        """Return ``policy``, read: one, or one a row."""
+        given = self.policy
+        if isinstance(given, str | Policy | Schedule):
+            given = (given,)
+        elif not isinstance(given, Sequence):
+            raise TypeError(f"policy: must be a spec, a Policy or a Schedule; got {given!r}")
+        return tuple(
+            own if isinstance(own, Schedule | Policy) else find_policy(own) for own in given
+        )
+
+    @cached_property
+    def judge(self) -> Verifier:
+        """Return ``verifier``, read."""
+        return find_verifier(self.verifier)
+
+    @cached_property
+    def metered(self) -> Divergence | None:
+        """Return the divergence that ``meter`` names, None where it is off."""
+        named = "kl" if self.meter is True else self.meter
+        return find_divergence(named) if named else None
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Return ``eos_token_ids`` as a set."""
+        return end_tokens(self.eos_token_ids)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Return a seed for the first row, or the seeds or generators of all rows."""
+        return checked_sources(self.seed, self.generator)

@@ -1,0 +1,94 @@
+"""The keywords of a decode as one object: checked once, the same in every entry."""
+
+import inspect
+from dataclasses import MISSING, FrozenInstanceError, fields, replace
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import (
+    ByPosition,
+    DecodeOptions,
+    decode,
+    generate,
+    generate_plain,
+    speculative_generate,
+)
+
+FIELDS = {own.name: own.default for own in fields(DecodeOptions)}
+IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
+def keywords(function):
+    """Return the keyword-only parameters with their defaults."""
+    every = inspect.signature(function).parameters.values()
+    return {own.name: own.default for own in every if own.kind is own.KEYWORD_ONLY}
+
+
+def test_the_options_are_the_keywords():
+    own = keywords(generate)
+    assert own.keys() == FIELDS.keys()
+    missing = {name for name, default in own.items() if default is inspect.Parameter.empty}
+    assert missing == {"policy", "max_new_tokens"} and FIELDS["max_new_tokens"] is MISSING
+    assert {name: FIELDS[name] for name in own.keys() - missing} == {
+        name: own[name] for name in own.keys() - missing
+    }
+    assert keywords(generate_plain).keys() < FIELDS.keys()
+    entry = keywords(speculative_generate).keys()
+    assert entry - FIELDS.keys() == {"draft_model", "streamer", "stop_strings", "tokenizer"}
+
+
+def test_specs_are_read_once():
+    band, late = ct.policy("band:price=1"), ByPosition([(0, "speculative")])
+    options = DecodeOptions(policy=[band, late, "typical"], max_new_tokens=4, verifier="chain")
+    assert options.policies[0] is band and options.policies[1] is late
+    assert options.policies[2].spec == ct.policy("typical").spec
+    assert options.judge.spec == "chain" and options.metered.spec == "kl"
+    assert replace(options, meter=False).metered is None
+    with pytest.raises(FrozenInstanceError):
+        options.seed = 3
+
+
+def test_ids_that_end_a_text_may_come_from_an_iterator():
+    options = replace(DecodeOptions(max_new_tokens=4, eos_token_ids=iter([3, 5])), seed=2)
+    assert options.ends == {3, 5}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy": "nope"},
+        {"policy": 3},
+        {"verifier": "nope"},
+        {"policy": "typical", "verifier": "block"},
+        {"temperature": -1.0},
+        {"temperature": float("inf")},
+        {"num_draft_tokens": 0},
+        {"max_new_tokens": 0},
+        {"eos_token_ids": [-2]},
+        {"seed": [1, -1]},
+        {"seed": 1, "generator": torch.Generator()},
+        {"meter": "nope"},
+        {"meter": False, "log_probs": True},
+        {"device_loop": "x"},
+    ],
+)
+def test_what_is_wrong_is_found_when_they_are_made(tiny, wrong):
+    with pytest.raises((ValueError, TypeError)) as found:
+        DecodeOptions(**{"max_new_tokens": 4} | wrong)
+    with pytest.raises(type(found.value)) as again:
+        generate(*tiny, IDS, **{"policy": "speculative", "max_new_tokens": 4} | wrong)
+    assert str(again.value) == str(found.value)
+
+
+def test_one_object_decodes_with_a_draft_and_without(tiny):
+    options = DecodeOptions(max_new_tokens=6, seed=3, log_probs=True, record_rows=True)
+    drafted = decode(*tiny, IDS, options)
+    same = generate(*tiny, IDS, policy="speculative", max_new_tokens=6, seed=3)
+    assert drafted.output_token_ids.equal(same.output_token_ids)
+    plain = decode(tiny[0], None, IDS, options)
+    assert plain.output_token_ids.equal(
+        generate_plain(tiny[0], IDS, max_new_tokens=6, seed=3).output_token_ids
+    )
+    assert plain.meter is plain.rows is plain.log_probs is None and plain.target_calls == 6
