@@ -103,9 +103,9 @@ def test_a_data_file_names_files_of_its_own_folder(tmp_path: Path, name: str, pl
     with pytest.raises(ValueError, match="must name files of its own folder"):
         ct.load_tuned(path)
     fine = tuned(own, values="values.json")
-    assert ct.load_tuned(fine).policy.values == str(own / "values.json")  # type: ignore[union-attr]
+    assert ct.load_tuned(fine).policy.values.file == str(own / "values.json")  # type: ignore[union-attr]
     fine = tuned(own, "soft_band:price=1,values=values.json")
-    assert ct.load_tuned(fine).policy.values == str(own / "values.json")  # type: ignore[union-attr]
+    assert ct.load_tuned(fine).policy.values.file == str(own / "values.json")  # type: ignore[union-attr]
 
 
 def test_a_folder_that_is_a_link_is_a_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cactus_theory.policies._base import Policy
+from cactus_theory.policies._values import ValueTable, read_values
 
 MISSING = dataclasses.MISSING
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -57,8 +58,8 @@ def type_of(default: Any) -> Any:
 def converted(name: str, value: Any, kind: Any) -> Any:
     """Return ``value`` as ``kind``: ``"3"`` as int, ``"true"`` as bool, ``"none"`` as None.
 
-    Numbers become the float or int that is asked for. Values of other kinds (Any, a class of
-    your own) are returned as they are.
+    Numbers become the float or int that is asked for, the name of a file the table in it. Values
+    of other kinds (Any, a class of your own) are returned as they are.
 
     Raises
     ------
@@ -134,11 +135,16 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _table(name: str, value: Any) -> ValueTable:
+    return value if isinstance(value, ValueTable) else read_values(_text(name, value))
+
+
 READERS: dict[type, Callable[[str, Any], Any]] = {
     bool: _yes_or_no,
     float: _number,
     int: _whole,
     str: _text,
+    ValueTable: _table,
 }
 
 

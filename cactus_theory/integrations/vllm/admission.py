@@ -154,7 +154,7 @@ def wish_of(given: Any) -> Wish:
 
 
 def built(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
-    """Return the policy that was asked for; the server's files stay where no knob names them.
+    """Return the policy that was asked for, of the server's kind with what its files held.
 
     Raises
     ------
@@ -173,17 +173,14 @@ def built(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
     own = values_of(server)
     files = {knob: own[knob] for knob in server.file_knobs if own.get(knob) is not None}
     try:
-        if isinstance(kind, type):
-            defaults = {knob: entry.default for knob, entry in _knobs.of(kind).items()}
-            whole = defaults | files | values
-            if not files or name != server.name or _knobs.MISSING in whole.values():
-                return _knobs.built(kind, called, called, values)
-            kind, values = server, whole  # which keeps what it has read: no file is opened again
-        return _knobs.with_knobs(kind, called, values)
+        if not isinstance(kind, type):
+            return _knobs.with_knobs(kind, called, values)
+        held = files if name == server.name else {}
+        return _knobs.built(kind, called, called, held | values)
     except Exception as error:  # a rule of the server's own may raise anything
         said = str(error)
-        for path in files.values():
-            said = said.replace(repr(path), "the server's file")
+        for read in files.values():
+            said = said.replace(repr(str(read)), "the server's file")
         raise ValueError(said) from None
 
 
