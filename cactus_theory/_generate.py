@@ -127,12 +127,14 @@ def _told(args: argparse.Namespace) -> TunedSetting:
     ValueError
         Neither or both, a policy that the verifier cannot follow.
     """
+    from cactus_theory.decoding.schedule import check_followed, find_rule
+
     if (args.policy is None) == (args.tuned is None):
         got = "neither" if args.tuned is None else "both"
         raise ValueError(f"--policy, --tuned: exactly one must be given; got {got}")
     if args.tuned is None:
-        rule, judge = chosen_policy(args), find_verifier(args.verifier or "chain")
-        judge.check(rule)
+        rule, judge = chosen_policy(args, find_rule), find_verifier(args.verifier or "chain")
+        check_followed(rule, judge)
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
         return TunedSetting(rule, args.verifier or "chain", width, temperature)

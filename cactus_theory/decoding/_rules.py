@@ -10,9 +10,8 @@ from torch import Tensor
 from cactus_theory.decoding._meter import verified
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import Schedule, Spec
+from cactus_theory.decoding.schedule import Schedule, Spec, check_followed, find_rule
 from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._lent import copied, is_own
 from cactus_theory.verify.contract import Assignment, Draft, Verifier
 
@@ -31,7 +30,7 @@ class Rules:
             raise ValueError(
                 f"policy: must be one or one per row of input_ids ({texts.batch}); got {len(given)}"
             )
-        own = [item if isinstance(item, Schedule) else find_policy(item) for item in given]
+        own = [find_rule(item) for item in given]
         rules: list[Policy] = []
         for item in own:
             for rule in item.rules if isinstance(item, Schedule) else (item,):
@@ -48,7 +47,7 @@ class Rules:
     def check(self, verifier: Verifier) -> None:
         """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
         for own in self.own:
-            own.check(verifier) if isinstance(own, Schedule) else verifier.check(own)
+            check_followed(own, verifier)
 
     @property
     def observing(self) -> bool:

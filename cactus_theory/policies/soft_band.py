@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.soft import Worth, soft_rows
 from cactus_theory.optimum.soft_row import Pieces, SoftRow, sure_of
 from cactus_theory.policies._base import FixedTarget, Rows

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.policies._registry import policy, policy_of_data
+from cactus_theory.verify.registry import registered_verifier
 
 from ..common.grid import PLAIN, Config, Job, label, own_file
 from ..common.terminal import fitted, width_of_terminal
@@ -32,7 +33,8 @@ def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Con
     spec, written = line["policy"], filter(own_file, args.policies or ())
     asked = spec in {policy(own).spec for own in written}
     method = spec if asked else policy_of_data(spec, args.out / JOURNAL).spec
-    return Config(method, line["num_draft_tokens"], batch, line["verifier"])
+    judge = registered_verifier(line["verifier"])
+    return Config(method, line["num_draft_tokens"], batch, judge.spec)
 
 
 def rows(

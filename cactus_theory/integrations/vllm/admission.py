@@ -21,9 +21,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cactus_theory._specs import names_a_file, parse_knobs, parse_spec
 from cactus_theory.integrations.vllm.settings import ARGUMENT, CAP_ARGUMENT, Settings, named
 from cactus_theory.policies import Policy, _knobs, _registry
-from cactus_theory.policies._file import names_a_file
 from cactus_theory.policies._function import FunctionPolicy
 from cactus_theory.policies.speculative import Speculative
 
@@ -161,14 +161,15 @@ def built(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
     ValueError
         An unknown name or knob, a value outside its range, text where a request may not say any.
     """
-    kind: Any = server if name is None else _registry.registered(name)
+    kind: Any = server if name is None else _registry.POLICIES.find(name)
     called = family(server) if name is None else name
     for knob in kind.file_knobs:
         if knob in knobs:
             raise ValueError(f"{knob}: is set by the server alone")
     values = _knobs.readable(kind, called, knobs)
     for knob, value in values.items():
-        if not isinstance(value, int | float | None) and knob not in TEXTS:
+        plain = isinstance(value, int | float | None)
+        if not plain and (knob not in TEXTS or names_a_file(value)):
             raise ValueError(f"{knob}: is set by the server alone")
     own = values_of(server)
     files = {knob: own[knob] for knob in server.file_knobs if own.get(knob) is not None}
@@ -210,7 +211,7 @@ def check_stricter(asked: Policy, server: Policy) -> None:
 
 def family(rule: Policy) -> str:
     """Return a policy's name without its knobs, and without the file that it was read from."""
-    return rule.name if rule.name in _registry.names() else "the server's policy"
+    return rule.name if rule.name in _registry.POLICIES.known else "the server's policy"
 
 
 def values_of(rule: Policy) -> dict[str, Any]:
@@ -254,11 +255,9 @@ def shown(value: Any) -> str:
 
 
 def _split(spec: str) -> Wish:
-    from cactus_theory._arguments import parse_spec
-
     text = _plain("policy", spec)
     if "=" in text.partition(":")[0]:
-        return None, dict(parse_spec(f":{text}")[1])
+        return None, dict(parse_knobs(text, f":{text}"))
     if names_a_file(text):
         raise ValueError(f"policy: must be a registered name, not a file; got {shown(text)}")
     name, knobs = parse_spec(text)
