@@ -53,6 +53,16 @@ class Mine(Chain):
     """The chain under another name."""
 
 
+class Peeking(Early):
+    """Chooses by the token that it judges."""
+
+    def __init__(self):
+        super().__init__(1)
+
+    def choose(self, state, drafted):
+        return (drafted > 3).long()
+
+
 early = Early(3)
 number = 3
 '''
@@ -111,6 +121,21 @@ def test_a_schedule_of_a_file(folder: Path) -> None:
             find_rule(wrong)
     with pytest.raises(TypeError, match="rule: own.py:Early must be a Policy"):
         ct.policy("own.py:Early:tokens=2")
+
+
+def test_check_takes_a_schedule(folder: Path) -> None:
+    pytest.importorskip("hypothesis")
+    from cactus_theory.testing._worker import _check_schedule
+
+    options = {"examples": 3, "seed": 0, "laws": None, "trace": ""}
+    for spec, outcome in (("Early:tokens=2", "holds"), ("Peeking", "fails")):
+        said: list[dict] = []
+        found = find_rule(f"own.py:{spec}")
+        assert isinstance(found, Schedule)
+        _check_schedule(found, options, lambda said=said, **event: said.append(event))
+        assert [own["event"] for own in said] == ["loaded", "law", "verdict", "end"]
+        assert said[2]["verdict"]["verdict"] == outcome
+    assert "choice for token" in said[2]["verdict"]["finding"]["found"]
 
 
 @pytest.mark.parametrize(

@@ -270,11 +270,13 @@ def test_a_table_of_values_is_whole_and_finite(tmp_path: Path, change: dict) -> 
 )  # fmt: skip
 def test_costs_are_times(tmp_path: Path, change: dict) -> None:
     path = tmp_path / "tuned.json"
-    path.write_text(json.dumps({"costs": Costs.ratios(0.1).as_json()}))
+    marked = {"format": "cactus-theory tuned", "version": 1, "costs": Costs.ratios(0.1).as_json()}
+    path.write_text(json.dumps(marked))
     assert Costs.load(path, 1) == Costs.ratios(0.1)
-    path.write_text(json.dumps({"costs": Costs.ratios(0.1).as_json() | change}))
-    with pytest.raises(ValueError, match=r"--costs: must be .* got .*tuned\.json"):
-        Costs.load(path, 1)
+    for wrong in ({"costs": marked["costs"] | change}, {"format": "x"}, {"version": 2}):
+        path.write_text(json.dumps(marked | wrong))
+        with pytest.raises(ValueError, match=r"--costs: must be .* got .*tuned\.json"):
+            Costs.load(path, 1)
 
 
 @pytest.fixture
