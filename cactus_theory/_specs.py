@@ -171,7 +171,7 @@ def _kind_of(value: Any) -> type:
 
 def _origin(value: Any) -> tuple[str, str]:
     """Return where a class, the function of a rule or an object's class was written."""
-    written = getattr(value, "function", None) or _kind_of(value)
+    written = value if isinstance(value, type) else getattr(value, "function", type(value))
     return getattr(written, "__module__", ""), getattr(written, "__qualname__", repr(written))
 
 
