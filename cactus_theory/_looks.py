@@ -20,7 +20,7 @@ INK, MUTED, OPTIMUM = COLOUR["speculative"], COLOUR["other"], COLOUR["band_price
 OWN, DRAFT = COLOUR["own"], COLOUR["draft"]
 
 
-def settings() -> dict[str, Any]:
+def settings() -> Any:
     """Return matplotlib's settings for a picture, whatever the user's are."""
     import matplotlib
 

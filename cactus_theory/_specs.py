@@ -72,8 +72,8 @@ def file_of(spec: str) -> Path | None:
     return None if found is None else Path(found["file"])
 
 
-def split(source: str, word: str = "rule") -> tuple[Path, str]:
-    """Return the file and the name of ``FILE.py:NAME`` or ``FILE.py:NAME:knob=value,…``.
+def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
+    """Return (file, name, knobs) of ``FILE.py:NAME`` or ``FILE.py:NAME:knob=value,…``.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def split(source: str, word: str = "rule") -> tuple[Path, str]:
     if name is None:
         held = ", ".join(_written(path)) or "no function or class"
         raise ValueError(f"{word}: must read file.py:name; got {source!r}; it holds {held}")
-    return path, name
+    return path, name, found["knobs"] or ""
 
 
 class Registry(Generic[Kind]):
@@ -138,7 +138,7 @@ class Registry(Generic[Kind]):
         BrokenRule
             The file raised; the message says what, and on which line.
         """
-        path, name = split(source, self.said)
+        path, name, _ = split(source, self.said)
         module = _module(path.resolve(), path.stat().st_mtime_ns)
         if not hasattr(module, name):
             raise ValueError(

@@ -118,7 +118,7 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     if DIVERGENCES.known.get(kind.name) is not kind:
         register_divergence(kind)
     values = together(spec, knobs, ONCE)
-    return found if kind is not found and not values else _built(kind, spec, values)
+    return _built(kind, spec, values) if isinstance(found, type) or values else found
 
 
 def registered_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:

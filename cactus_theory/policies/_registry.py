@@ -40,11 +40,10 @@ def register(name: str) -> Callable[[Kind], Kind]:
     if not isinstance(name, str) or not name or set(name) & set(":,= "):
         raise ValueError(f"name: must be a word without ':', ',' or '='; got {name!r}")
 
-    def enter(kind: Kind) -> Kind:
-        own: Any = kind
+    def enter(own: Any) -> Any:
         if isinstance(own, type) and issubclass(own, Policy):
             POLICIES.add(name, own)
-            own.name = own.registered_as = name  # type: ignore[attr-defined]
+            own.name = own.registered_as = name
             return own
         if not hasattr(own, "registered_under"):
             raise TypeError(
