@@ -43,7 +43,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
     def enter(own: Any) -> Any:
         if isinstance(own, type) and issubclass(own, Policy):
             POLICIES.add(name, own)
-            own.name = own.registered_as = name
+            own.name = own.registered_as = name  # type: ignore[attr-defined]
             return own
         if not hasattr(own, "registered_under"):
             raise TypeError(
