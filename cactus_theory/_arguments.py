@@ -214,17 +214,3 @@ def optional_module(module: str, extra: str) -> ModuleType:
             f"pip install 'cactus-theory[{extra}]'",
             name=error.name,
         ) from None
-
-
-def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """Split ``name:knob=value,knob=value`` into its name and knobs (as text)."""
-    name, _, rest = spec.partition(":")
-    knobs: dict[str, str] = {}
-    for item in filter(None, rest.split(",")):
-        knob, equals, value = item.partition("=")
-        if not equals or not knob or not value:
-            raise ValueError(f"spec: knobs must read knob=value; got {item!r} in {spec!r}")
-        if knob.strip() in knobs:
-            raise ValueError(f"spec: {knob.strip()} must be given once; got {spec!r}")
-        knobs[knob.strip()] = value.strip()
-    return name.strip(), knobs

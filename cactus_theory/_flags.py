@@ -1,11 +1,11 @@
 """Flags that several commands share: a policy with its knobs, given once."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import cactus_theory as ct
-from cactus_theory.policies import Policy
-from cactus_theory.policies._registry import names as policy_names
+from cactus_theory.policies._registry import POLICIES
 
 
 class Once(argparse.Action):
@@ -35,7 +35,7 @@ def add_policy(
         "--policy",
         required=required,
         action="append" if several else Once,
-        help=f"one of {', '.join(policy_names())}, or FILE.py:NAME; with :knob=value,knob=value"
+        help=f"one of {', '.join(POLICIES.names())}, or FILE.py:NAME; with :knob=value,knob=value"
         + more,
     )
     parser.add_argument("--delta", type=float, action=Once, help="the policy's delta")
@@ -54,8 +54,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def chosen_policy(args: argparse.Namespace) -> Policy:
-    """Return the policy that ``--policy``, ``--delta``, ``--price`` and ``--set`` name."""
+def chosen_policy(args: argparse.Namespace, find: Callable[..., Any] = ct.policy) -> Any:
+    """Return what ``--policy``, ``--delta``, ``--price`` and ``--set`` name."""
     knobs: dict[str, Any] = {
         name: getattr(args, name) for name in ("delta", "price") if getattr(args, name) is not None
     }
@@ -66,4 +66,4 @@ def chosen_policy(args: argparse.Namespace) -> Policy:
         if name in knobs:
             raise ValueError(f"--set: {name} must be given once; got {item!r} again")
         knobs[name] = value
-    return ct.policy(args.policy, **knobs)
+    return find(args.policy, **knobs)

@@ -123,13 +123,17 @@ def _told(args: argparse.Namespace) -> TunedSetting:
     ValueError
         Neither or both.
     """
+    from cactus_theory.decoding.schedule import find_rule
+
     if (args.policy is None) == (args.tuned is None):
         got = "neither" if args.tuned is None else "both"
         raise ValueError(f"--policy, --tuned: exactly one must be given; got {got}")
     if args.tuned is None:
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
-        return TunedSetting(chosen_policy(args), args.verifier or "chain", width, temperature)
+        return TunedSetting(
+            chosen_policy(args, find_rule), args.verifier or "chain", width, temperature
+        )
     for name in ("verifier", "num_draft_tokens", "draft_stop", "delta", "price"):
         if (given := getattr(args, name)) is not None:
             flag = name.replace("_", "-")

@@ -11,46 +11,12 @@ import torch
 import cactus_theory as ct
 from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
+from cactus_theory._looks import DRAFT, INK, LOOKS, OPTIMUM, OWN, settings
 
 # Steps of a knob that show a policy's own trade-off beside the frontier.
 COMPARED = {
     "Cactus": [f"cactus:delta={delta}" for delta in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)],
     "typical": [f"typical:epsilon={epsilon}" for epsilon in (0.5, 0.2, 0.09, 0.04, 0.01)],
-}
-# the looks of policies and the settings are those of the project's figures (paper_figures)
-LOOKS = {
-    "Cactus": {"color": "#D55E00", "ls": "-.", "marker": "^"},
-    "typical": {"color": "#009E73", "ls": "-", "marker": "P"},
-}
-OPTIMUM, OWN, DRAFT, INK = "#0072B2", "#882255", "#bdbdbd", "#222222"
-SETTINGS = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 9,
-    "axes.labelsize": 8.5,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#6b6b6b",
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": "#6b6b6b",
-    "ytick.color": "#6b6b6b",
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.minor.visible": False,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-    "figure.facecolor": "white",
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "cactus-theory",
 }
 # nothing of the day or the machine goes into a file: equal rows give equal bytes
 METADATA = {
@@ -84,8 +50,7 @@ def save_plot(
     q, p = (np.asarray(row, np.float64) / np.asarray(row, np.float64).sum() for row in (q, p))
     best = ct.optimal_acceptance(q, p, divergence=divergence, delta=delta)
     content = io.BytesIO()
-    settings: Any = {**matplotlib.rcParamsDefault, **SETTINGS, "backend": "Agg"}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings()):
         figure = _drawn(q, p, best, divergence, rule)
         figure.savefig(content, format=suffix[1:], dpi=200, metadata=METADATA[suffix])
     write_whole(path, content.getvalue())
@@ -136,7 +101,7 @@ def _draw_frontier(
         points = [_point(ct.policy(spec), q, p, divergence) for spec in specs]
         finite = [point for point in points if math.isfinite(point[0])]
         spent, kept = np.array(finite).reshape(-1, 2).T
-        ax.plot(spent, kept, ms=3.6, lw=1.1, label=label, **LOOKS[label])
+        ax.plot(spent, kept, ms=3.6, lw=1.1, label=label, **LOOKS[label.lower()])
     ax.plot(0, float(line.acceptance[0]), "s", ms=6, color=INK, label="speculative")
     ax.plot(float(best.divergence), float(best.acceptance), "o", ms=8, color=OPTIMUM)
     if rule is not None:

@@ -9,10 +9,11 @@ import numpy as np
 
 from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
-from cactus_theory._plot import INK, OPTIMUM
+from cactus_theory._looks import COLOUR, INK, OPTIMUM
 
-# Okabe and Ito's palette after the optimum's blue: told apart with any colour vision
-COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
+# whatever the policies are; the optimum has the blue
+SHOWN = ("cactus", "typical", "soft_band", "cactus_exact", "band_delta", "speculative")
+COLOURS = [COLOUR[name] for name in SHOWN]
 MARKERS = "osD^vP*X"
 
 

@@ -1,16 +1,14 @@
 """What the command line prints and saves: JSON, tables, CSV."""
 
-import csv
-import io
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from cactus_theory._files import write_whole
+from cactus_theory._tables import save_table
+from cactus_theory._terminal import aligned
 
 # a longer table would scroll the summary off a terminal
 ROWS_SHOWN = 20
@@ -36,15 +34,11 @@ def print_rows(columns: Columns) -> None:
 
 def save_csv(path: str, columns: Columns, notes: dict[str, Any]) -> None:
     """Write one line per row under ``# key: value`` lines, all of the file or nothing."""
-    if not path.endswith(".csv"):
-        raise ValueError(f"--csv: must end in .csv; got {path!r}")
     arrays = _flat(columns)
-    text = io.StringIO()
-    text.writelines(f"# {key}: {value}\n" for key, value in notes.items())
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["row", *(name.replace(" ", "_") for name in arrays)])
-    lines.writerows([row, *map(_exact, cells)] for row, cells in enumerate(zip(*arrays.values())))  # noqa: B905
-    write_whole(path, text.getvalue().encode())
+    heads = ["row", *(name.replace(" ", "_") for name in arrays)]
+    count = max(map(len, arrays.values()))
+    lines = zip(range(count), *(map(_exact, own) for own in arrays.values()), strict=True)
+    save_table(path, [dict(zip(heads, line, strict=True)) for line in lines], notes)
 
 
 def _flat(columns: Columns) -> dict[str, np.ndarray]:
@@ -65,16 +59,16 @@ def plain_json(value: Any) -> Any:
 
 
 def _print_table(arrays: dict[str, np.ndarray], count: int) -> None:
-    widths = {name: max(12, len(name)) for name in arrays}
-    line: Callable[[str, Callable[[str], str]], str] = lambda head, cell: "  ".join(  # noqa: E731
-        [f"{head:>6}"] + [f"{cell(name):>{width}}" for name, width in widths.items()]
-    )
-    print(line("row", lambda name: name))
-    for row in range(min(count, ROWS_SHOWN)):
-        print(line(str(row), lambda name, row=row: _cell(arrays[name][row])))
+    columns = [
+        [name.rjust(12), *map(_cell, own[:ROWS_SHOWN]), _cell(own.astype(float).mean())]
+        for name, own in arrays.items()
+    ]
+    shown = [str(row) for row in range(min(count, ROWS_SHOWN))]
+    lines = aligned([*zip(["row".rjust(6), *shown, "mean"], *columns, strict=True)], ())
+    print("\n".join(lines[:-1]))
     if count > ROWS_SHOWN:
         print(f"   … {count - ROWS_SHOWN} more rows (--json prints all, --csv saves all)")
-    print(line("mean", lambda name: _cell(arrays[name].astype(float).mean())))
+    print(lines[-1])
 
 
 def _cell(value: Any) -> str:

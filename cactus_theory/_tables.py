@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cactus_theory._files import write_whole
+from cactus_theory._terminal import aligned
 
 Cells = Sequence[str]
 PLUS_MINUS = " ±"
@@ -26,14 +27,8 @@ def both(value: float, error: float) -> str:
 
 def print_table(heads: Cells, lines: Sequence[Cells], words: Sequence[int]) -> None:
     """Print a table; the columns ``words`` are set left, the others right."""
-    table = [heads, *lines]
-    widths = [max(len(row[place]) for row in table) for place in range(len(heads))]
-    for row in table:
-        cells = [
-            cell.ljust(width) if place in words else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    for line in aligned([heads, *lines], words):
+        print(line.rstrip())
 
 
 def save_table(path: str, lines: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 ROUNDING = 1e-12  # shown as 0; the CSV keeps every digit
@@ -21,16 +21,26 @@ def rule(title: str, width: int = 80) -> str:
     return f"── {title} ".ljust(width, "─")
 
 
+def aligned(lines: Sequence[Sequence[str]], words: Collection[int]) -> list[str]:
+    """Return lines whose cells stand below each other, the columns ``words`` left, others right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    placed = (
+        [cell.ljust(width) if place in words else cell.rjust(width)
+         for place, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    )  # fmt: skip
+    return [GAP.join(cells) for cells in placed]
+
+
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
     """Return a table whose cells are never cut; heads may have several lines, set at the bottom."""
     tall = max(head.count("\n") for head in heads) + 1
     tops = [[*[""] * tall, *head.split("\n")][-tall:] for head in heads]
     lines = [list(line) for line in zip(*tops, strict=True)] + [list(row) for row in rows]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
-    set_lines = [_set(line, heads, widths) for line in lines]
-    ruled = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
-    parts = [title] * bool(title) + [*set_lines[:tall], ruled, *set_lines[tall:]]
-    return "\n".join(parts)
+    made = aligned(lines, [place for place, head in enumerate(heads) if head in WORDS])
+    ruled = "─" * len(made[0])
+    parts = [title] * bool(title) + [*made[:tall], ruled, *made[tall:]]
+    return "\n".join(map(str.rstrip, parts))
 
 
 def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, title: str = "") -> str:
@@ -51,11 +61,3 @@ def shown(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return "0" if abs(value) < ROUNDING else f"{value:.4g}"
-
-
-def _set(cells: Sequence[str], heads: Sequence[str], widths: Sequence[int]) -> str:
-    placed = [
-        cell.ljust(width) if head in WORDS else cell.rjust(width)
-        for cell, head, width in zip(cells, heads, widths, strict=True)
-    ]
-    return GAP.join(placed).rstrip()

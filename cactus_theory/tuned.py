@@ -10,7 +10,7 @@ from cactus_theory._files import beside
 from cactus_theory._marked import read_marked
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.registry import find_verifier, registered_verifier
 
 FORMAT, VERSION = "cactus-theory tuned", 1
 WEIGHTS = ("target_weights", "draft_weights")
@@ -129,7 +129,7 @@ def _setting(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy
     knobs = {} if values is None else {"values": str(beside(path, values))}
     rule = policy_of_data(best["policy"], path, trust_code=trust_code, **knobs)
     try:
-        judge = find_verifier(best["verifier"])
+        judge = (find_verifier if trust_code else registered_verifier)(best["verifier"])
         judge.check(rule)
     except ValueError as error:
         raise ValueError(f"{error}; in {path}") from None

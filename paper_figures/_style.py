@@ -19,7 +19,8 @@ from matplotlib.axis import Axis  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator  # noqa: E402
 
-INK, MUTED, GRID = "#222222", "#6b6b6b", "#e4e4e4"
+# the look of policies and of everything else, which the library's own plots have, too
+SHARED = Path(__file__).resolve().parent.parent / "cactus_theory"
 # inches: across a page, and in one of two columns, where panels stand below each other
 WIDTHS = {"page": 7.2, "column": 3.4}
 
@@ -46,57 +47,11 @@ class Look:
         }
 
 
-# Okabe and Ito's palette: told apart with any colour vision, and one look per policy
-LOOKS = {
-    "speculative": Look(INK, ":", "s", "speculative (lossless)"),
-    "band_price": Look("#0072B2", "-", "o", "band, constant price"),
-    "band_delta": Look("#56B4E9", "--", "s", "band, constant δ"),
-    "cactus": Look("#D55E00", "-.", "^", "Cactus"),
-    "cactus_exact": Look("#E69F00", (0, (1, 1)), "v", "Cactus, exact root"),
-    "soft_band": Look("#CC79A7", "-", "D", "soft band"),
-    "typical": Look("#009E73", "-", "P", "typical"),
-    "typical_target": Look("#009E73", "--", "P", "typical, recovering from q", hollow=True),
-}
-# policies without a look of their own, and rules from a file
-OTHER = Look(MUTED, (0, (5, 1)), "X", "")
-OWN = Look("#882255", (0, (5, 1)), "*", "")
-COLOUR = {key: look.colour for key, look in LOOKS.items()}
-NAME = {key: look.name for key, look in LOOKS.items()}
-SETTINGS = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 9,
-    "axes.labelsize": 8.5,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.minor.visible": False,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-    "figure.facecolor": "white",
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "cactus-theory",
-}
-
-
 def applied(width: str = "page") -> AbstractContextManager[None]:
     """Return a context in which figures have this look, whatever the user's settings are."""
     size = (WIDTHS[width], 3.4)
-    own: Any = {**matplotlib.rcParamsDefault, **SETTINGS, "backend": "Agg", "figure.figsize": size}
+    settings = matplotlib.rc_params_from_file(SHARED / "look.mplstyle", use_default_template=False)
+    own: Any = {**matplotlib.rcParamsDefault, **settings, "backend": "Agg", "figure.figsize": size}
     return plt.rc_context(own)
 
 
@@ -119,7 +74,7 @@ def panels(count: int, height: float = 3.4, rows: int = 1) -> tuple[Figure, list
 
 def look(name: str) -> Look:
     """Return how a policy, or a series of its knob, is drawn."""
-    return LOOKS.get(name, OWN if ".py" in name else OTHER)
+    return LOOKS.get(name, LOOKS["own" if ".py" in name else "other"])
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -127,6 +82,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     with path.open(newline="", encoding="utf-8") as file:
         lines = [line for line in file if not line.startswith("#")]
     return [{k: _value(v) for k, v in row.items()} for row in csv.DictReader(lines)]
+
+
+def _looks() -> dict[str, Look]:
+    """Return the look of every policy, from the file that the library's plots read, too."""
+    found = {}
+    for row in read(SHARED / "looks.csv"):
+        start, *dashes = row["line"].split()
+        line = (int(start), tuple(map(int, dashes))) if dashes else start
+        own = row["marker"] or "", row["name"] or "", row["hollow"] == "yes"
+        found[row["policy"]] = Look(row["colour"], line, *own)
+    return found
 
 
 def columns(rows: Iterable[dict[str, Any]], *keys: str) -> list[list[Any]]:
@@ -175,3 +141,9 @@ def _value(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
+
+
+LOOKS = _looks()
+COLOUR = {key: look.colour for key, look in LOOKS.items()}
+NAME = {key: look.name for key, look in LOOKS.items()}
+INK, MUTED, GRID = (COLOUR[name] for name in ("speculative", "other", "grid"))

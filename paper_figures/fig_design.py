@@ -14,13 +14,21 @@ from paper_figures._labels import Name, place
 # tokens that the draft gives this much are named
 LABELLED = 0.05
 LEFT, RIGHT = 0.03, 30
-COLOUR = {"budget": style.COLOUR["band_delta"], "protect": "#CC79A7", "cap": "#882255"}
+COLOUR = {
+    "budget": style.COLOUR["band_delta"],
+    "protect": style.COLOUR["soft_band"],
+    "cap": style.COLOUR["own"],
+}
 ROLES = {
     "free": "designed",
     "capped": "designed, punctuation",
     "protected": "designed, ends a sentence or line",
 }
-SHADE = {"free": "#882255", "capped": style.COLOUR["cactus_exact"], "protected": "#CC79A7"}
+SHADE = {
+    "free": COLOUR["cap"],
+    "capped": style.COLOUR["cactus_exact"],
+    "protected": COLOUR["protect"],
+}
 MARKER = {"free": "o", "capped": "^", "protected": "s"}
 LINE = {"budget": "-", "protect": "--", "cap": "-."}
 

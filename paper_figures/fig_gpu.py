@@ -25,10 +25,10 @@ POLICIES = {
 # rows marked block are judged as whole drafted paths
 BLOCK = "block"
 PARTS = {
-    "draft_ms": ("#56B4E9", "draft"),
-    "target_ms": ("#0072B2", "target"),
-    "verify_ms": ("#D55E00", "verification"),
-    "other_ms": ("#bdbdbd", "the rest"),
+    "draft_ms": (style.COLOUR["band_delta"], "draft"),
+    "target_ms": (style.COLOUR["band_price"], "target"),
+    "verify_ms": (style.COLOUR["cactus"], "verification"),
+    "other_ms": (style.COLOUR["draft"], "the rest"),
 }
 
 

@@ -12,8 +12,8 @@ from paper_figures import _style as style
 
 Row = dict[str, Any]
 PROGRAMS = {
-    "ratios": ("#0072B2", "o", "the program in ratios to the row"),
-    "plain": ("#D55E00", "s", "the program written plainly in h"),
+    "ratios": (style.COLOUR["band_price"], "o", "the program in ratios to the row"),
+    "plain": (style.COLOUR["cactus"], "s", "the program written plainly in h"),
 }
 # drawn above every error: no answer, or one that failed its own check
 FAILED, TOP = 3e-2, 0.3

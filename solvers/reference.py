@@ -18,7 +18,7 @@ import torch
 
 from cactus_theory._files import write_whole
 from cactus_theory.divergences import EXAMPLES
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import registered_divergence as find_divergence
 
 from . import optimal, per_proposal
 

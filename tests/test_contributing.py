@@ -19,7 +19,7 @@ POLICY, PROPERTY, VERIFIER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S
 
 @pytest.fixture
 def boosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(_registry, "_REGISTRY", dict(_registry._REGISTRY))
+    monkeypatch.setattr(_registry.POLICIES, "known", dict(_registry.POLICIES.known))
     monkeypatch.chdir(tmp_path)
     Path("boosted.py").write_text(POLICY, encoding="utf-8")
     return "boosted.py:Boosted"

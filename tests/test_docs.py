@@ -33,9 +33,9 @@ WITHOUT = {
 # examples that take seconds of CPU
 LONG = {"testing.assert_drafter_properties"}
 REGISTRIES = (
-    policies._REGISTRY,
-    divergences._REGISTRY,
-    verifiers._VERIFIERS,
+    policies.POLICIES.known,
+    divergences.DIVERGENCES.known,
+    verifiers.VERIFIERS.known,
     LAWS,
     VERIFIER_PROPERTIES,
 )

@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
 
-from cactus_theory import _plot  # noqa: E402
+from cactus_theory._looks import LOOKS, settings  # noqa: E402
 from paper_figures import _style as style  # noqa: E402
 from paper_figures.__main__ import HERE, drawable, main, names  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
@@ -121,17 +122,22 @@ def check_texts(figure):
 
 
 def test_a_plotted_row_looks_like_the_figures():
-    assert _plot.SETTINGS == style.SETTINGS
-    assert _plot.OWN == style.OWN.colour and style.COLOUR["band_price"] == _plot.OPTIMUM
-    for name, key in (("Cactus", "cactus"), ("typical", "typical")):
-        assert _plot.LOOKS[name].items() <= style.look(key).options().items()
+    own = settings()
+    with style.applied():
+        assert all(plt.rcParams[name] == own[name] for name in own if name != "figure.figsize")
+    assert own["axes.labelcolor"] == style.INK and own["axes.edgecolor"] == style.MUTED
+    assert own["grid.color"] == style.GRID
+    for name in ("cactus", "typical"):
+        assert LOOKS[name].items() <= style.look(name).options().items()
 
 
 def test_policies_are_told_apart_without_colour():
-    looks = [(look.line, look.marker, look.hollow) for look in style.LOOKS.values()]
-    assert len(set(looks)) == len(looks)
-    assert style.look("my_rule.py:my_rule") == style.OWN
-    assert style.OWN.colour not in style.COLOUR.values()
+    marked = {name: look for name, look in style.LOOKS.items() if look.marker}
+    looks = [(look.line, look.marker, look.hollow) for look in marked.values()]
+    assert len(set(looks)) == len(looks) == len(style.LOOKS) - len(("draft", "grid"))
+    own = style.look("my_rule.py:my_rule")
+    assert own == style.LOOKS["own"] and style.look("lenience") == style.LOOKS["other"]
+    assert own.colour not in [look.colour for look in style.LOOKS.values() if look != own]
 
 
 def test_the_figure_of_a_gpu_is_drawn_where_one_was_measured(tmp_path):

@@ -103,9 +103,9 @@ def test_a_data_file_names_files_of_its_own_folder(tmp_path: Path, name: str, pl
     with pytest.raises(ValueError, match="must name files of its own folder"):
         ct.load_tuned(path)
     fine = tuned(own, values="values.json")
-    assert ct.load_tuned(fine).policy.values == str(own / "values.json")  # type: ignore[union-attr]
+    assert ct.load_tuned(fine).policy.values.file == str(own / "values.json")  # type: ignore[union-attr]
     fine = tuned(own, "soft_band:price=1,values=values.json")
-    assert ct.load_tuned(fine).policy.values == str(own / "values.json")  # type: ignore[union-attr]
+    assert ct.load_tuned(fine).policy.values.file == str(own / "values.json")  # type: ignore[union-attr]
 
 
 def test_a_folder_that_is_a_link_is_a_folder(tmp_path: Path) -> None:
@@ -270,11 +270,13 @@ def test_a_table_of_values_is_whole_and_finite(tmp_path: Path, change: dict) -> 
 )  # fmt: skip
 def test_costs_are_times(tmp_path: Path, change: dict) -> None:
     path = tmp_path / "tuned.json"
-    path.write_text(json.dumps({"costs": Costs.ratios(0.1).as_json()}))
+    marked = {"format": "cactus-theory tuned", "version": 1, "costs": Costs.ratios(0.1).as_json()}
+    path.write_text(json.dumps(marked))
     assert Costs.load(path, 1) == Costs.ratios(0.1)
-    path.write_text(json.dumps({"costs": Costs.ratios(0.1).as_json() | change}))
-    with pytest.raises(ValueError, match=r"--costs: must be .* got .*tuned\.json"):
-        Costs.load(path, 1)
+    for wrong in ({"costs": marked["costs"] | change}, {"format": "x"}, {"version": 2}):
+        path.write_text(json.dumps(marked | wrong))
+        with pytest.raises(ValueError, match=r"--costs: must be .* got .*tuned\.json"):
+            Costs.load(path, 1)
 
 
 @pytest.fixture

@@ -16,11 +16,10 @@ from cactus_theory.decoding._sampling import (
 )
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.pace import Round
-from cactus_theory.decoding.schedule import Schedule, Spec
+from cactus_theory.decoding.schedule import Schedule, Spec, check_followed, find_rule
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
 from cactus_theory.verify.contract import Draft, Verifier
 from cactus_theory.verify.registry import find_verifier
 
@@ -83,7 +82,7 @@ class DecodeOptions:
         whole_number("max_new_tokens", self.max_new_tokens, 1)
         whole_number("num_draft_tokens", self.num_draft_tokens, 1)
         for own in self.policies:
-            own.check(self.judge) if isinstance(own, Schedule) else self.judge.check(own)
+            check_followed(own, self.judge)
         if self.log_probs and not self.meter:
             raise ValueError(
                 "log_probs: needs the meter, which has the emitted laws; got meter=False"
@@ -108,9 +107,7 @@ class DecodeOptions:
             given = (given,)
         elif not isinstance(given, Sequence):
             raise TypeError(f"policy: must be a spec, a Policy or a Schedule; got {given!r}")
-        return tuple(
-            own if isinstance(own, Schedule | Policy) else find_policy(own) for own in given
-        )
+        return tuple(find_rule(own) for own in given)
 
     @cached_property
     def judge(self) -> Verifier:

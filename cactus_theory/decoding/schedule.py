@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory._specs import names_a_file
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._registry import policy_in_file
 from cactus_theory.verify.contract import Verifier
 
 Spec = str | Policy
@@ -129,6 +131,28 @@ class ByPosition(Schedule):
         """Return the index of the last step that has begun."""
         position = torch.arange(state, state + len(drafted), device=drafted.device)
         return torch.searchsorted(position.new_tensor(self.starts), position, right=True) - 1
+
+
+def find_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
+    """Return what a policy's spec names, or the schedule that ``FILE.py:NAME`` stands for.
+
+    Parameters of a schedule's class are its knobs.
+
+    Raises
+    ------
+    ValueError, TypeError, OSError
+        As :func:`cactus_theory.policy`.
+    """
+    if isinstance(spec, Schedule) and not knobs:
+        return spec
+    if isinstance(spec, str) and names_a_file(spec):
+        return policy_in_file(spec, knobs, Schedule)
+    return find_policy(spec, **knobs)  # type: ignore[arg-type]
+
+
+def check_followed(rule: Policy | Schedule, verifier: Verifier) -> None:
+    """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
+    rule.check(verifier) if isinstance(rule, Schedule) else verifier.check(rule)
 
 
 def check_bonus_is_free(schedule: str, verifier: Verifier) -> None:

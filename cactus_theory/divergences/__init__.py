@@ -13,6 +13,7 @@ from cactus_theory.divergences._registry import (
     divergences,
     examples,
     register_divergence,
+    registered_divergence,
 )
 from cactus_theory.divergences.classical import (
     KL,
@@ -46,6 +47,7 @@ __all__ = [
     "divergences",
     "examples",
     "register_divergence",
+    "registered_divergence",
 ]
 
 NAMES: tuple[str, ...]

@@ -6,11 +6,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from cactus_theory import _arguments as check
+from cactus_theory._specs import Registry, names_a_file, parse_spec, together
 from cactus_theory.divergences._base import Divergence
 
 Kind = TypeVar("Kind", bound=type[Divergence])
-_REGISTRY: dict[str, type[Divergence]] = {}
+DIVERGENCES: Registry[type[Divergence]] = Registry(
+    "divergence", Divergence, "a Divergence", "divergence"
+)
+ONCE = "divergence: a knob"
 # f(1) = 0 and f′(1) are checked at registration up to this rounding
 ROUNDING = 1e-9
 
@@ -44,7 +47,7 @@ def register_divergence(kind: Kind) -> Kind:
     """
     if not (isinstance(kind, type) and issubclass(kind, Divergence)):
         raise TypeError(f"divergence: must be a Divergence class; got {kind!r}")
-    if kind.name == Divergence.name or kind.name in _REGISTRY:
+    if kind.name == Divergence.name or DIVERGENCES.taken(kind.name, kind):
         raise ValueError(f"name: must be set and not registered already; got {kind.name!r}")
     if set(kind.example) != set(knobs_of(kind)):
         raise ValueError(
@@ -52,7 +55,8 @@ def register_divergence(kind: Kind) -> Kind:
             f"got {kind.example!r}"
         )
     _check_generator(kind(**kind.example))
-    _REGISTRY[kind.name] = kind
+    DIVERGENCES.add(kind.name, kind)
+    kind.registered_as = kind.name  # type: ignore[attr-defined]
     return kind
 
 
@@ -78,21 +82,26 @@ def knobs_of(kind: type[Divergence]) -> tuple[str, ...]:
 
 def divergences() -> tuple[str, ...]:
     """Return the registered names in order of registration."""
-    return tuple(_REGISTRY)
+    return DIVERGENCES.names()
 
 
 def examples() -> tuple[str, ...]:
     """Return one spec of each family, for tables and audits."""
-    return tuple(kind(**kind.example).spec for kind in _REGISTRY.values())
+    return tuple(kind(**kind.example).spec for kind in DIVERGENCES.known.values())
 
 
 def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     """Return the divergence named by ``spec``, such as ``"kl"`` or ``"renyi:a=2"``.
 
+    ``divergence("my_file.py:Mine")`` reads a divergence of your own from its file, and registers
+    it under that name.
+
     Raises
     ------
     ValueError
         Unknown name or knob, a missing order, or an order outside its range.
+    OSError, TypeError
+        No such file; a file's name that is no divergence.
 
     Examples
     --------
@@ -102,18 +111,30 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     >>> kind.value(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     tensor(0.2877, dtype=torch.float64)
     """
+    if not (isinstance(spec, str) and names_a_file(spec)):
+        return registered_divergence(spec, **knobs)
+    found, _ = DIVERGENCES.read(spec)
+    kind = found if isinstance(found, type) else type(found)
+    if DIVERGENCES.known.get(kind.name) is not kind:
+        register_divergence(kind)
+    values = together(spec, knobs, ONCE)
+    return _built(kind, spec, values) if isinstance(found, type) or values else found
+
+
+def registered_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
+    """Return :func:`divergence`, but read no file: for what data and requests may name."""
     if isinstance(spec, Divergence):
         return spec
     if not isinstance(spec, str):
         raise TypeError(f"divergence: must be a spec string or a Divergence; got {spec!r}")
-    name, given = check.parse_spec(spec)
-    check.one_of("divergence", name, divergences())
-    if given.keys() & knobs.keys():
-        raise ValueError(f"divergence: a knob must be given once; got {spec!r} and {knobs!r}")
-    values: dict[str, Any] = {**given, **knobs}
-    wanted = knobs_of(_REGISTRY[name])
+    kind = DIVERGENCES.find(parse_spec(spec)[0])
+    return _built(kind, spec, together(spec, knobs, ONCE))
+
+
+def _built(kind: type[Divergence], spec: str, values: dict[str, Any]) -> Divergence:
+    wanted = knobs_of(kind)
     if set(values) != set(wanted):
         plural = "s" if len(wanted) > 1 else ""
         rule = f"needs exactly the knob{plural} {', '.join(wanted)}" if wanted else "takes no knobs"
-        raise ValueError(f"divergence: {name} {rule}; got {spec!r}")
-    return _REGISTRY[name](**values)
+        raise ValueError(f"divergence: {kind.name} {rule}; got {spec!r}")
+    return kind(**values)

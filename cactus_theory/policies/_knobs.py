@@ -1,11 +1,13 @@
 """Knobs of a policy: which there are, and their values in the type they are annotated with."""
 
 import dataclasses
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cactus_theory.policies._base import Policy
+from cactus_theory.policies._values import ValueTable, read_values
 
 MISSING = dataclasses.MISSING
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -20,9 +22,9 @@ class Knob:
 
 
 def of_class(kind: type[Policy]) -> dict[str, Knob]:
-    """Return the knobs of a policy class: the fields of a dataclass, none for another class."""
+    """Return the fields of a dataclass; of what is no policy, the parameters; else nothing."""
     if not dataclasses.is_dataclass(kind):
-        return {}
+        return {} if issubclass(kind, Policy) else _parameters(kind)
     try:
         kinds = get_type_hints(kind)
     except (NameError, TypeError):  # an annotation that only a type checker can read
@@ -37,12 +39,25 @@ def of_class(kind: type[Policy]) -> dict[str, Knob]:
     return found
 
 
+def _parameters(kind: type) -> dict[str, Knob]:
+    """Return what a class is called with by name."""
+    found = {}
+    for name, own in inspect.signature(kind, eval_str=True).parameters.items():
+        if own.kind in (own.POSITIONAL_OR_KEYWORD, own.KEYWORD_ONLY):
+            default = MISSING if own.default is own.empty else own.default
+            kind_of_value = type_of(default) if own.annotation is own.empty else own.annotation
+            found[name] = Knob(kind_of_value, default)
+    return found
+
+
 def of(policy: Policy | type[Policy]) -> dict[str, Knob]:
     """Return the knobs of a policy, or of a policy class."""
     if isinstance(policy, type):
         return of_class(policy)
     own: Callable[[], dict[str, Knob]] | None = getattr(policy, "knobs_of_function", None)
-    return of_class(type(policy)) if own is None else own()
+    if own is not None:
+        return own()
+    return of_class(type(policy)) if dataclasses.is_dataclass(policy) else {}
 
 
 def type_of(default: Any) -> Any:
@@ -57,8 +72,8 @@ def type_of(default: Any) -> Any:
 def converted(name: str, value: Any, kind: Any) -> Any:
     """Return ``value`` as ``kind``: ``"3"`` as int, ``"true"`` as bool, ``"none"`` as None.
 
-    Numbers become the float or int that is asked for. Values of other kinds (Any, a class of
-    your own) are returned as they are.
+    Numbers become the float or int that is asked for, the name of a file the table in it. Values
+    of other kinds (Any, a class of your own) are returned as they are.
 
     Raises
     ------
@@ -134,11 +149,16 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _table(name: str, value: Any) -> ValueTable:
+    return value if isinstance(value, ValueTable) else read_values(_text(name, value))
+
+
 READERS: dict[type, Callable[[str, Any], Any]] = {
     bool: _yes_or_no,
     float: _number,
     int: _whole,
     str: _text,
+    ValueTable: _table,
 }
 
 

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cactus_theory import _arguments as check
 from cactus_theory._files import beside
-from cactus_theory.policies import _file, _knobs
+from cactus_theory._specs import Registry, names_a_file, parse_spec, together
+from cactus_theory.divergences import divergence as read_divergence
+from cactus_theory.policies import _knobs
 from cactus_theory.policies._base import Policy
 
 Kind = TypeVar("Kind", bound=type[Policy] | Policy)
-_REGISTRY: dict[str, type[Policy] | Policy] = {}
+POLICIES: Registry[Any] = Registry(
+    "policy", Policy, "a Policy, for example a function under @ct.rule", "rule"
+)
 
 
 def register(name: str) -> Callable[[Kind], Kind]:
@@ -37,42 +40,19 @@ def register(name: str) -> Callable[[Kind], Kind]:
     if not isinstance(name, str) or not name or set(name) & set(":,= "):
         raise ValueError(f"name: must be a word without ':', ',' or '='; got {name!r}")
 
-    def enter(kind: Kind) -> Kind:
-        if name in _REGISTRY and _origin(_REGISTRY[name]) != _origin(kind):
-            raise ValueError(f"name: must not be registered already; got {name!r}")
-        if isinstance(kind, type) and issubclass(kind, Policy):
-            kind.name = name
-            kind.registered_as = name  # type: ignore[attr-defined]
-            _REGISTRY[name] = kind
-            return kind
-        if not hasattr(kind, "registered_under"):
+    def enter(own: Any) -> Any:
+        if isinstance(own, type) and issubclass(own, Policy):
+            POLICIES.add(name, own)
+            own.name = own.registered_as = name  # type: ignore[attr-defined]
+            return own
+        if not hasattr(own, "registered_under"):
             raise TypeError(
-                f"register: must be a Policy class or a function under @ct.rule; got {kind!r}"
+                f"register: must be a Policy class or a function under @ct.rule; got {own!r}"
             )
-        made = kind.registered_under(name)  # type: ignore[union-attr]
-        _REGISTRY[name] = made
-        return made
+        POLICIES.add(name, own.registered_under(name))
+        return POLICIES.find(name)
 
     return enter
-
-
-def _origin(kind: Any) -> tuple[str, str]:
-    """Return where a class or a function was written."""
-    written = kind if isinstance(kind, type) else getattr(kind, "function", kind)
-    return (
-        getattr(written, "__module__", ""),
-        getattr(written, "__qualname__", repr(written)),
-    )
-
-
-def names() -> tuple[str, ...]:
-    """Return the registered names in order of registration."""
-    return tuple(_REGISTRY)
-
-
-def registered(name: str) -> type[Policy] | Policy:
-    """Return what is registered under a name; ValueError for another name."""
-    return _REGISTRY[check.one_of("policy", name, names())]
 
 
 def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
@@ -110,10 +90,25 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
         return _knobs.built(spec, spec.__name__, spec.__name__, knobs)
     if not isinstance(spec, str):
         raise TypeError(f"policy: must be a spec string or a Policy; got {spec!r}")
-    if _file.names_a_file(spec):
-        path, name, rest = _file.split(spec)
-        return _file.policy_from(f"{path}:{name}", _together(spec, f"{name}:{rest}", knobs))
-    return _registered(spec, check.parse_spec(spec)[0], _together(spec, spec, knobs))
+    if names_a_file(spec):
+        return policy_in_file(spec, knobs)
+    values = together(spec, knobs)
+    _read_divergence(values)
+    return _registered(spec, parse_spec(spec)[0], values)
+
+
+def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
+    """Return the policy of ``FILE.py:NAME``, or an object of ``others``, at the knobs given."""
+    found, source = POLICIES.read(spec, *others)
+    values = together(spec, knobs)
+    _read_divergence(values)
+    return _at_knobs(found, Path(source).name, source, values)
+
+
+def _read_divergence(values: dict[str, Any]) -> None:
+    """Read the file of a divergence, which a policy's knob looks up among those that are known."""
+    if names_a_file(str(values.get("divergence"))):
+        read_divergence(values["divergence"])
 
 
 def policy_of_data(
@@ -131,15 +126,17 @@ def policy_of_data(
     """
     if trust_code:
         return policy(spec, **knobs)
-    if not isinstance(spec, str) or _file.names_a_file(spec):
+    if not isinstance(spec, str) or names_a_file(spec):
         raise ValueError(
             "policy: must be a registered name in a data file, which runs no code (--trust-code, "
             f"trust_code=True: it may); got {spec!r:.200} in {path}"
         )
     try:
-        name, written = check.parse_spec(spec)
-        values = _together(spec, spec, knobs)
-        for knob in written.keys() & set(registered(name).file_knobs):
+        name, written = parse_spec(spec)
+        values = together(spec, knobs)
+        if code := next(filter(names_a_file, written.values()), None):
+            raise ValueError(f"policy: must name no code in a data file; got {code!r:.200}")
+        for knob in written.keys() & set(POLICIES.find(name).file_knobs):
             values[knob] = str(beside(path, written[knob]))
         return _registered(spec, name, values)
     except ValueError as error:
@@ -147,19 +144,13 @@ def policy_of_data(
 
 
 def _registered(spec: str, name: str, values: dict[str, Any]) -> Policy:
-    found = registered(name)
+    return _at_knobs(POLICIES.find(name), name, spec, values)
+
+
+def _at_knobs(found: Any, called: str, given: str, values: dict[str, Any]) -> Any:
     if isinstance(found, type):
-        return _knobs.built(found, name, spec, values)
-    return _knobs.with_knobs(found, name, values)
-
-
-def _together(spec: str, written: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """Return the knobs written in a spec together with those given as keywords."""
-    _, given = check.parse_spec(written)
-    twice = given.keys() & knobs.keys()
-    if twice:
-        raise ValueError(f"{min(twice)}: must be given once; got {spec!r} and {knobs!r}")
-    return {**given, **knobs}
+        return _knobs.built(found, called, given, values)
+    return _knobs.with_knobs(found, called, values)
 
 
 def list_policies() -> dict[str, dict[str, Any]]:
@@ -183,7 +174,7 @@ def list_policies() -> dict[str, dict[str, Any]]:
             "summary": _summary(found),
             "declares": _declares(found),
         }
-        for name, found in _REGISTRY.items()
+        for name, found in POLICIES.known.items()
     }
 
 

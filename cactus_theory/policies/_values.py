@@ -3,7 +3,7 @@
 import math
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,17 @@ class ValueTable:
     knots : where slopes change, rising, the last one 1.
     prices : tokens per unit of divergence, rising.
     slopes : for each price, for 0, 1, … tokens that follow, the slopes up to each knot.
+    file : where it was read from, as specs name it; tables of equal numbers are equal.
     """
 
     divergence: str
     knots: tuple[float, ...]
     prices: tuple[float, ...]
     slopes: tuple[tuple[tuple[float, ...], ...], ...]
+    file: str = field(default="(learned)", compare=False)
+
+    def __str__(self) -> str:
+        return self.file
 
     @classmethod
     def of(
@@ -97,7 +102,7 @@ def read_values(file: str) -> ValueTable:
             raise ValueError(f"format {FORMAT} is known; got {content['format']!r}")
         slopes = tuple(tuple(tuple(map(float, own)) for own in rows) for rows in content["slopes"])
         knots, prices = (tuple(map(float, content[name])) for name in ("knots", "prices"))
-        table = ValueTable(str(content["divergence"]), knots, prices, slopes)
+        table = ValueTable(str(content["divergence"]), knots, prices, slopes, str(file))
         _check(table)
         if not table.slopes[0]:
             raise ValueError("slopes of no token")

@@ -12,7 +12,7 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory import optimum
 from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.decide import LEAST, Judged, decide_at_budget, decide_at_price
 from cactus_theory.optimum.soft import ONE_TOKEN
 from cactus_theory.optimum.soft_row import Pieces, SoftRow

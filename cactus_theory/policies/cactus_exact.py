@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.roots import convex_root
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._per_proposal import PerProposal

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,14 +11,14 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.soft import Worth, soft_rows
 from cactus_theory.optimum.soft_row import Pieces, SoftRow, sure_of
 from cactus_theory.policies._base import FixedTarget, Rows
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._path import Node, Path
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._values import NO_VALUES, ValueTable, read_values
+from cactus_theory.policies._values import NO_VALUES, ValueTable
 
 # float64 entries of rows that are solved together
 TOGETHER = 2**18
@@ -32,9 +31,10 @@ class SoftBand(FixedTarget):
 
     :math:`h = \max\{aq, \max_j \min(u_j q, r_j p/P)\}` for the alive ratio P, see
     :mod:`cactus_theory.optimum.soft`: to accept a token is worth one token and what may follow
-    it. ``price`` is in tokens per unit of divergence. ``values`` is a file that
-    ``python -m simulations values`` learns from a trace; without it a token is worth 1 and h is
-    the band of p/P at a constant price. A certain draft (greedy, n-gram) is known to its end, so
+    it. ``price`` is in tokens per unit of divergence. ``values`` is a table that
+    :func:`cactus_theory.traces.learn_values` learns from a trace, or in a spec the file that
+    ``python -m simulations values`` writes it to; without it a token is worth 1 and h is the
+    band of p/P at a constant price. A certain draft (greedy, n-gram) is known to its end, so
     that what follows a token is worth is known exactly: with ``ahead`` its law under KL is the
     best of all laws of blocks, h(block) ∝ q(block) e^{N/ν} for N accepted tokens (THEORY.md,
     Theorem 14).
@@ -44,7 +44,7 @@ class SoftBand(FixedTarget):
     """
 
     price: float
-    values: str | None = None
+    values: ValueTable | None = None
     divergence: str = "kl"
     depth: int = 0
     ahead: bool = True
@@ -63,37 +63,24 @@ class SoftBand(FixedTarget):
                 f"divergence: must be an f-divergence with a smooth generator; got {kind.spec}"
             )
         object.__setattr__(self, "divergence", kind.spec)
-        if self.table is not None and self.table.divergence != kind.spec:
+        if self.values is not None and self.values.divergence != kind.spec:
             raise ValueError(
-                f"values: must be learned for {kind.spec}; {self.values!r} is for "
-                f"{self.table.divergence}"
+                f"values: must be learned for {kind.spec}; {self.values.file!r} is for "
+                f"{self.values.divergence}"
             )
-
-    def with_knobs(self, **knobs: Any) -> "SoftBand":
-        """Return the policy at other knobs, with the table that was read if its file stays."""
-        made = object.__new__(type(self))
-        if knobs.get("values", self.values) == self.values:
-            vars(made)["table"] = self.table
-        made.__init__(**{own.name: getattr(self, own.name) for own in fields(self)} | knobs)
-        return made
 
     @property
     def declares(self) -> Declaration:
-        """Return: lossless at an infinite price; without a file also between q and p."""
+        """Return: lossless at an infinite price; without values also between q and p."""
         plain = self.values is None
         return Declaration(-1, math.inf, None, between=plain, at_least_speculative=plain)
 
     @cached_property
-    def table(self) -> ValueTable | None:
-        """Return what the file of values held when the policy was made, None without a file."""
-        return None if self.values is None else read_values(self.values)
-
-    @cached_property
     def worths(self) -> tuple[Worth, ...]:
         """Return φ for 0, 1, … drafted tokens that follow; the last one stands for more."""
-        if self.table is None or self.price == math.inf:
+        if self.values is None or self.price == math.inf:
             return NO_VALUES
-        return self.table.worths(self.price)
+        return self.values.worths(self.price)
 
     @cached_property
     def kind(self) -> FDivergence:

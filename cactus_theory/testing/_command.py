@@ -22,7 +22,9 @@ STATUS = {"passed": 0, "failed": 1, "inconclusive": 3}
 def add_arguments(parser: ArgumentParser) -> None:
     """Describe the command line; needs no optional package."""
     parser.add_argument(
-        "rule", metavar="FILE.py:NAME", help="a function under @ct.rule, or a Policy; :knob=value"
+        "rule",
+        metavar="FILE.py:NAME",
+        help="a function under @ct.rule, a Policy or Schedule; :knob=value",
     )
     parser.add_argument("--examples", type=int, default=DEFAULT_EXAMPLES, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other rows")

@@ -1,7 +1,7 @@
 """Find the policy that ``file.py:name`` stands for."""
 
+from cactus_theory._specs import BrokenRule, split
 from cactus_theory.policies import Policy, policy
-from cactus_theory.policies._file import BrokenRule, split
 
 __all__ = ["BrokenRule", "load_rule", "split"]
 

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from cactus_theory._terminal import aligned
 from cactus_theory.testing._load import split
 from cactus_theory.testing._report import Finding, Report
 
@@ -63,11 +64,7 @@ def table(report: Report) -> str:
     for v in report.laws:
         margin = "" if v.worst is None else number(v.worst)
         cells.append((v.law, v.verdict, str(v.examples or ""), margin))
-    widths = [max(len(line[i]) for line in cells) for i in range(4)]
-    return "\n".join(
-        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip()
-        for a, b, c, d in cells
-    )
+    return "\n".join(line.rstrip() for line in aligned(cells, (0, 1)))
 
 
 def pasted_test(source: str, finding: Finding) -> str:

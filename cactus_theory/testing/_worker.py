@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from cactus_theory import _arguments as check
+from cactus_theory.decoding.schedule import Schedule, find_rule
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
 from cactus_theory.testing._examples import examples
-from cactus_theory.testing._load import load_rule
-from cactus_theory.testing._runner import Verdict, check_rule, declared, measure
+from cactus_theory.testing._runner import Finding, Verdict, check_rule, declared, measure
+from cactus_theory.testing._schedule import assert_schedule_properties
 from cactus_theory.testing.laws import LAWS, Behaviour
 
 Say = Callable[..., None]
@@ -39,7 +40,9 @@ def main(options: dict[str, Any]) -> None:
     say = _speaker(options["key"])
     tools = _tools()
     try:
-        rule = load_rule(options["source"])
+        rule = find_rule(options["source"])
+        if isinstance(rule, Schedule):
+            return _check_schedule(rule, options, say)
         said = declaration(rule, options["source"])
         _check_tools(tools)
         for name in options["laws"] or ():
@@ -74,6 +77,27 @@ def main(options: dict[str, Any]) -> None:
     )
     _check_tools(tools)
     say(event="end", advice=report.advice)
+
+
+def _check_schedule(schedule: Schedule, options: dict[str, Any], say: Say) -> None:
+    """Hold a schedule to :func:`assert_schedule_properties`, as one property."""
+    name, finding = "schedule", None
+    for asked in options["laws"] or ():
+        check.one_of("--laws", asked, (name,))
+    statement = "a choice knows only what is known before its token, and its own text alone"
+    declares = f"chooses among {', '.join(rule.spec for rule in schedule.rules)}"
+    say(event="loaded", rule=schedule.spec, declares=declares, statements={name: statement})
+    if not options["trace"]:
+        say(event="law", law=name)
+        try:
+            assert_schedule_properties(schedule, examples=options["examples"], seed=options["seed"])
+        except AssertionError as error:
+            broken = "what it chooses", "what may be relied on", str(error), -math.inf
+            finding = Finding(name, statement, [], [], *broken)
+        outcome = "holds" if finding is None else "fails"
+        verdict = Verdict(name, statement, outcome, options["examples"], None, finding)
+        say(event="verdict", verdict=asdict(verdict))
+    say(event="end", advice="")
 
 
 def declaration(rule: Policy, source: str) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory import _arguments as check
-from cactus_theory._files import parsed_json
+from cactus_theory._marked import read_marked
+from cactus_theory.tuned import FORMAT, VERSION
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
@@ -100,7 +101,10 @@ class Costs:
             A file that cannot be read.
         """
         rule = f"--costs: must be a file that tune --out wrote; got {path}"
-        content = parsed_json(rule, Path(path).read_bytes())
+        try:
+            content = read_marked(Path(path), FORMAT, VERSION)
+        except ValueError as error:
+            raise ValueError(f"{rule}; {str(error).removeprefix(f'{path}: ')}") from None
         try:
             given = content["costs"]
             own = {field.name: given[field.name] for field in fields(cls)}

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._values import ValueTable
 from cactus_theory.verify.registry import find_verifier, verifiers
 
 LOSSLESS = "speculative"
@@ -24,6 +26,7 @@ class Family:
     least, first, most : x nearest to lossless, to begin with, and loosest.
     like, times : key of the family whose verification was timed for it, None for its own, and
         how many times that its own takes.
+    values : the table that the policy reads, which the template leaves out.
 
     Examples
     --------
@@ -41,6 +44,7 @@ class Family:
     most: float = 1.0
     like: str | None = None
     times: float = 1.0
+    values: ValueTable | None = None
 
     @property
     def key(self) -> str:
@@ -60,6 +64,11 @@ class Family:
     def spec(self, looseness: float) -> str:
         """Return the policy; its knob has six digits."""
         return self.template.format(f"{self.knob(looseness):.6g}")
+
+    def policy(self, looseness: float) -> Policy:
+        """Return the policy of that spec, with its table of values."""
+        table = {} if self.values is None else {"values": self.values}
+        return find_policy(self.spec(looseness), **table)
 
 
 def _one_over(looseness: float) -> float:

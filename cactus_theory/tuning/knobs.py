@@ -53,7 +53,7 @@ class Knobs:
     ) -> None:
         self.source, self.family, self.divergence = source, family, divergence
         self.widths = list(widths)
-        self.shared = shares_rows(family.spec(family.first), family.verifier)
+        self.shared = shares_rows(family.policy(family.first), family.verifier)
         self.passes = 0
         self.solved: dict[int, float] = {}
         self.known: dict[int, dict[float, Replay]] = {width: {} for width in widths}
@@ -83,6 +83,11 @@ class Knobs:
         below = [own for own in known.values() if self._spent(own) <= level]
         return max(below, key=self._spent, default=None)
 
+    def spec(self, own: Replay) -> str:
+        """Return the family's spec at the knob of a replay; it names no table of values."""
+        known = self.known[own.num_draft_tokens]
+        return self.family.spec(next(x for x, found in known.items() if found is own))
+
     def _jumps(self, width: int, level: float) -> bool:
         """Return whether the level lies between two points that are next to each other."""
         low = [x for x, own in self.known[width].items() if self._spent(own) <= level]
@@ -104,9 +109,9 @@ class Knobs:
 
     def _replay(self, looseness: float, width: int) -> Replay:
         widths = self.widths if self.shared else [width]
-        spec, verifier = self.family.spec(looseness), self.family.verifier
+        rule, verifier = self.family.policy(looseness), self.family.verifier
         self.passes += 1
-        found = replay_widths(self.source, spec, verifier, widths, (self.divergence,))
+        found = replay_widths(self.source, rule, verifier, widths, (self.divergence,))
         for own, replay in found.items():
             self.known[own][looseness] = replay
         return found[width]

@@ -1,10 +1,11 @@
 """Which texts of a trace serve for what, and values that are learned from some of them."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cactus_theory._files import write_whole
+from cactus_theory.policies._values import ValueTable
 from cactus_theory.traces.trace import Trace
 from cactus_theory.traces.values import PRICES, learn_values
 
@@ -47,9 +48,9 @@ def shares(texts: int, learning: bool) -> Shares:
     return Shares(judged, learned, (list(count[::2]), list(count[1::2])))
 
 
-def learn_for(trace: Trace, width: int, file: Path) -> Path:
-    """Write what an accepted token is worth in drafts of K tokens; return the file."""
+def learn_for(trace: Trace, width: int, file: Path) -> ValueTable:
+    """Write what an accepted token is worth in drafts of K tokens; return the table."""
     table = learn_values(trace, num_draft_tokens=width, prices=PRICES[::2])
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, (json.dumps(table.as_json()) + "\n").encode())
-    return file
+    return replace(table, file=str(file))

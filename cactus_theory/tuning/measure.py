@@ -13,6 +13,7 @@ from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._padding import left_padded
 from cactus_theory.decoding.pace import Round
+from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
@@ -138,7 +139,9 @@ def measure_costs(
     return _costs(found, widths, prompts.batch)
 
 
-def verification_times(trace: Trace, policies: tuple[str, str], verifier: str, width: int) -> float:
+def verification_times(
+    trace: Trace, policies: tuple[str | Policy, str | Policy], verifier: str, width: int
+) -> float:
     """Return how many times one policy's verification of logged cycles takes another's.
 
     One cycle at a time, by both in turn, as in a decode of one text.

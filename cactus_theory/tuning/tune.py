@@ -15,6 +15,7 @@ from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._values import ValueTable
 from cactus_theory.traces._result import Replay
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.replays import Source
@@ -191,8 +192,9 @@ def tune(
         said("learning values", 1, 1)
         valued = _with_values(judged, soft, made, level, kind.spec, known)
         if valued is not None:
-            family, own = valued
-            choices.append(_valued(_choice(family, own, known, texts.halves), made))
+            family, spec, own = valued
+            choice = _choice(family, own, known, texts.halves)
+            choices.append(replace(choice, policy=spec, values=Path(made.file)))
             known = known.with_times(family.key, soft.family.key, family.times)
     choices.sort(key=lambda own: -own.chosen_by.value)
     plain, about = plain_speed(known), _about(source)
@@ -279,31 +281,27 @@ def _fastest(choices: Sequence[Choice], name: str) -> Choice | None:
 def _with_values(
     judged: Trace,
     soft: Choice,
-    values: Path,
+    values: ValueTable,
     level: float,
     divergence: str,
     costs: Costs,
-) -> tuple[Family, Replay] | None:
+) -> tuple[Family, str, Replay] | None:
     """Return the soft band with values at the K that is fastest without, its knob solved.
 
-    Its verification takes several passes for one: it is timed beside the other's, on the rows.
+    Its spec leaves the values out. Its verification takes several passes for one: it is timed
+    beside the other's, on the rows.
     """
     name, width, like = f"{soft.family.name},values", soft.num_draft_tokens, soft.family.key
-    template = f"{soft.family.template},values={values}"
-    family = replace(soft.family, name=name, template=template, like=like)
-    own = Knobs(judged, family, [width], divergence).at(width, level)
+    family = replace(soft.family, name=name, values=values, like=like)
+    knobs = Knobs(judged, family, [width], divergence)
+    own = knobs.at(width, level)
     if own is None:
         return None
-    times = costs.times(family.key, like)
+    spec, times = knobs.spec(own), costs.times(family.key, like)
     if times is None:
-        times = verification_times(judged, (own.policy, soft.policy), soft.verifier, width)
-    return replace(family, times=times), own
-
-
-def _valued(own: Choice, values: Path) -> Choice:
-    """Return a choice whose policy is named without its file."""
-    plain = f"soft_band:price={find_policy(own.policy).price:.6g}"  # type: ignore[attr-defined]
-    return replace(own, policy=plain, values=values)
+        both = find_policy(spec, values=values), soft.policy
+        times = verification_times(judged, both, soft.verifier, width)
+    return replace(family, times=times), spec, own
 
 
 def _about(source: Source) -> dict[str, object]:

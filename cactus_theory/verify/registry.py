@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar
 
-from cactus_theory import _arguments as check
+from cactus_theory._specs import Registry, names_a_file, parse_spec
 from cactus_theory.verify.contract import Verifier
 
-_VERIFIERS: dict[str, Verifier] = {}
+VERIFIERS: Registry[Verifier] = Registry("verifier", Verifier, "a Verifier", "verifier")
 Kind = TypeVar("Kind", bound=Verifier)
 
 
@@ -29,10 +29,8 @@ def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
     """
 
     def enter(kind: type[Kind]) -> type[Kind]:
-        if name in _VERIFIERS:
-            raise ValueError(f"name: must not be registered already; got {name!r}")
-        kind.name = name
-        _VERIFIERS[name] = kind()
+        VERIFIERS.add(name, kind())
+        kind.name = kind.registered_as = name  # type: ignore[attr-defined]
         return kind
 
     return enter
@@ -46,19 +44,22 @@ def verifiers() -> tuple[str, ...]:
     >>> "chain" in verifiers(), "block" in verifiers()
     (True, True)
     """
-    return tuple(_VERIFIERS)
+    return VERIFIERS.names()
 
 
 def find_verifier(verifier: str | Verifier) -> Verifier:
     """Return the verifier of that name, or the verifier itself.
 
-    A name may be followed by options, as in ``block:bonus=policy``.
+    A name may be followed by options, as in ``block:bonus=policy``. ``my_file.py:Mine`` is read
+    from its file.
 
     Raises
     ------
     ValueError
         A name that is not registered, an option that the verifier does not have or that is
         given twice.
+    OSError, TypeError
+        No such file; a file's name that is no verifier.
 
     Examples
     --------
@@ -67,8 +68,20 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
     """
     if isinstance(verifier, Verifier):
         return verifier
-    name, options = check.parse_spec(str(verifier))
-    found = _VERIFIERS[check.one_of("verifier", name, verifiers())]
+    if not names_a_file(str(verifier)):
+        return registered_verifier(verifier)
+    found, _ = VERIFIERS.read(verifier)
+    return _with_options(found() if isinstance(found, type) else found, verifier)
+
+
+def registered_verifier(verifier: str) -> Verifier:
+    """Return :func:`find_verifier`, but read no file: for what data may name."""
+    name, _ = parse_spec(str(verifier))
+    return _with_options(VERIFIERS.find(name), verifier)
+
+
+def _with_options(found: Verifier, spec: str) -> Verifier:
+    _, options = parse_spec(str(spec))
     known = [field.name for field in fields(found)] if is_dataclass(found) else []
     for option in options:
         if option not in known:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-import cactus_theory as ct
+from cactus_theory._specs import file_of
+from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.verify import registry
 
 from .journal import Journal, fill
@@ -214,14 +215,14 @@ class Grid:
 
 
 def checked_policy(spec: str) -> str:
-    """Return the spec as results name it; that of a policy in a file stays ``FILE.py:NAME``.
+    """Return the spec as results name it; that of what is in a file stays ``FILE.py:NAME``.
 
     Raises
     ------
     ValueError, TypeError
         As :func:`cactus_theory.policy`.
     """
-    found = ct.policy(spec)
+    found = find_rule(spec)
     return spec if own_file(spec) is not None else found.spec
 
 
@@ -233,13 +234,13 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
     ValueError
         A verifier that is not known; none that can follow the policy.
     """
-    known, policy = registry.verifiers(), ct.policy(spec)
+    known, rule = registry.verifiers(), find_rule(spec)
     found, refused = [], ""
     for name in dict.fromkeys(names):
         if name not in known:
             raise ValueError(f"--verifier: must be among {', '.join(known)}; got {name!r}")
         try:
-            registry.find_verifier(name).check(policy)
+            check_followed(rule, registry.find_verifier(name))
             found.append(name)
         except ValueError as error:
             refused = str(error)
@@ -256,30 +257,38 @@ def at(name: str, verifier: str | None) -> str:
 
 
 def files_of(method: str) -> list[Path]:
-    """Return the files that decide what a method does: of a rule, of a table of values."""
-    knobs = method.rpartition(":")[2].split(",")
-    found = [Path(knob.removeprefix(VALUES)) for knob in knobs if knob.startswith(VALUES)]
-    return [file for file in (own_file(method), *found) if file is not None]
+    """Return the files that decide what a method does: of rule, divergence, table of values."""
+    found = [own_file(method), *map(_file_of_knob, _parts(method)[1])]
+    return [file for file in found if file is not None]
 
 
 def own_file(method: str) -> Path | None:
-    """Return the file of a policy named ``FILE.py:NAME``, None for a registered one."""
-    file, found, _ = method.partition(".py:")
-    return Path(f"{file}.py") if found else None
+    """Return the file of what is named ``FILE.py:NAME``, None for a registered policy."""
+    return file_of(method)
 
 
 def label(method: str) -> tuple[str, str]:
     """Return name and knobs as tables show them: files without their folders."""
+    name, knobs = _parts(method)
+    return name, ",".join(map(_without_folder, knobs))
+
+
+def _parts(method: str) -> tuple[str, list[str]]:
+    """Return the name without its folder, and the knobs."""
     file = own_file(method)
     start = "" if file is None else f"{file.name}:"
-    name, _, knobs = (method if file is None else method.partition(".py:")[2]).partition(":")
-    return start + name, ",".join(map(_without_folder, knobs.split(",")))
+    name, _, knobs = method[method.find(start) + len(start) :].partition(":")
+    return start + name, knobs.split(",")
+
+
+def _file_of_knob(knob: str) -> Path | None:
+    value = knob.partition("=")[2]
+    return Path(value) if knob.startswith(VALUES) else file_of(value)
 
 
 def _without_folder(knob: str) -> str:
-    if not knob.startswith(VALUES):
-        return knob
-    return VALUES + Path(knob.removeprefix(VALUES)).name
+    file = _file_of_knob(knob)
+    return knob if file is None else knob.replace(str(file), file.name)
 
 
 def series(method: str) -> str:

@@ -13,7 +13,7 @@ import cactus_theory as ct
 from solvers.paths import random_tree
 
 from ..blocks.gap import measure as measured
-from .look import CACTUS, INK, OPTIMUM, SOFT
+from .look import BUDGETED, CACTUS, INK, OPTIMUM, SOFT
 
 BUDGETS = (0.005, 0.02, 0.05, 0.1)
 QUICK_BUDGETS = (0.02,)
@@ -21,7 +21,7 @@ QUICK_BUDGETS = (0.02,)
 CASES = {
     "Cactus, token by token": ("chain", "cactus:delta=0.1", CACTUS, "^-."),
     "band, token by token": ("chain", "band:price=1", OPTIMUM, "o-"),
-    "band, whole path": ("block", "band:price=1", "#56B4E9", "s--"),
+    "band, whole path": ("block", "band:price=1", BUDGETED, "s--"),
     "soft band, whole path": ("block", "soft_band:price=1", SOFT, "D-"),
 }
 

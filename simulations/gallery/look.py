@@ -4,14 +4,24 @@ import io
 from typing import Any
 
 from cactus_theory import _arguments as check
-from cactus_theory._plot import DRAFT, INK, LOOKS, METADATA, OPTIMUM, OWN, SETTINGS
+from cactus_theory._looks import COLOUR, DRAFT, INK, MUTED, OPTIMUM, OWN, settings
+from cactus_theory._plot import METADATA
 
-MUTED = "#6b6b6b"
-CACTUS = LOOKS["Cactus"]["color"]
-SOFT = "#CC79A7"
+CACTUS, SOFT, BUDGETED = (COLOUR[name] for name in ("cactus", "soft_band", "band_delta"))
 DPI = 100
 
-__all__ = ["CACTUS", "DRAFT", "INK", "MUTED", "OPTIMUM", "OWN", "SOFT", "bars", "picture"]
+__all__ = [
+    "BUDGETED",
+    "CACTUS",
+    "DRAFT",
+    "INK",
+    "MUTED",
+    "OPTIMUM",
+    "OWN",
+    "SOFT",
+    "bars",
+    "picture",
+]
 
 
 def picture(draw: Any, found: Any, size: tuple[float, float] = (7.2, 3.2)) -> bytes:
@@ -26,9 +36,8 @@ def picture(draw: Any, found: Any, size: tuple[float, float] = (7.2, 3.2)) -> by
     import matplotlib
     from matplotlib.figure import Figure
 
-    settings: Any = {**matplotlib.rcParamsDefault, **SETTINGS, "backend": "Agg"}
     content = io.BytesIO()
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings()):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure, found)
         figure.savefig(content, format="png", dpi=DPI, metadata=METADATA[".png"])

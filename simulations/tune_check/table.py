@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.policies._registry import policy, policy_of_data
+from cactus_theory.verify.registry import registered_verifier
 
 from ..common.grid import PLAIN, Config, Runs, label, own_file
 from ..common.statistics import Draws, resamples, spread
@@ -35,7 +36,8 @@ def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Con
     spec, written = line["policy"], filter(own_file, args.policies or ())
     asked = spec in {policy(own).spec for own in written}
     method = spec if asked else policy_of_data(spec, args.out / JOURNAL).spec
-    return Config(method, line["num_draft_tokens"], batch, line["verifier"])
+    judge = registered_verifier(line["verifier"])
+    return Config(method, line["num_draft_tokens"], batch, judge.spec)
 
 
 def rows(

@@ -19,7 +19,7 @@ CLOSE = 1e-9
 @pytest.fixture
 def registry(monkeypatch):
     """Forget what a test registers."""
-    monkeypatch.setattr(_registry, "_REGISTRY", dict(_registry._REGISTRY))
+    monkeypatch.setattr(_registry.DIVERGENCES, "known", dict(_registry.DIVERGENCES.known))
     for forms in (_perspective._FORMS, _left_sides._FORMS):
         monkeypatch.delitem(forms, Jeffreys, raising=False)
 

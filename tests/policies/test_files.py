@@ -49,7 +49,7 @@ number = 3
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(_registry, "_REGISTRY", dict(_registry._REGISTRY))
+    monkeypatch.setattr(_registry.POLICIES, "known", dict(_registry.POLICIES.known))
     (tmp_path / "mine.py").write_text(FILE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path

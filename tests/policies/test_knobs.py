@@ -29,7 +29,7 @@ class Knobs(ct.FixedTarget):
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_registry, "_REGISTRY", dict(_registry._REGISTRY))
+    monkeypatch.setattr(_registry.POLICIES, "known", dict(_registry.POLICIES.known))
 
 
 def values(rule: ct.Policy) -> list[object]:

@@ -104,6 +104,20 @@ def test_a_table_is_read_as_it_was_written(table: str) -> None:
     assert read_values(table) == TABLE
 
 
+def test_a_learned_table_needs_no_file(table: str) -> None:
+    rule, read = ct.policy("soft_band", price=2, values=TABLE), soft(f"price=2,values={table}")
+    assert rule == read and rule.spec != read.spec == f"soft_band:price=2.0,values={table}"
+    assert rule.worths == read.worths  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="values: must name a file .*learned"):
+        ct.policy(rule.spec)
+
+
+def test_a_path_may_hold_what_specs_are_parted_by(table: str) -> None:
+    odd = File(table).rename(File(table).with_name("a,b={c}:d.json"))
+    rule = ct.policy("soft_band", price=2, values=str(odd))
+    assert ct.policy(rule, price=3).values.file == str(odd)  # type: ignore[attr-defined]
+
+
 def test_a_file_that_was_rewritten_gives_its_new_table(table: str) -> None:
     old, new = TABLE.as_json(), TABLE.as_json()
     new["prices"][-1] += 1  # as many characters, in the same moment
@@ -112,7 +126,7 @@ def test_a_file_that_was_rewritten_gives_its_new_table(table: str) -> None:
     assert read_values(table) == TABLE
     File(table).write_text(json.dumps(new))
     assert read_values(table).prices == tuple(new["prices"])
-    assert before.table == TABLE  # a policy that was made keeps what it was made of
+    assert before.values == TABLE  # a policy that was made keeps what it was made of
 
 
 def test_values_between_prices_and_beyond(table: str) -> None:

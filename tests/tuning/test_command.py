@@ -127,7 +127,6 @@ ALONE = ("--trace", "no", "--cost-ratio")
         (("--kl-per-token", "1", *ALONE, "1", "--divergence", "kll"), "'kll'"),
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "0"), "--batch: must be at least 1"),
         (("--kl-per-token", "1", *ALONE, "1", "--out", "x.txt"), "--out: must end in .json"),
-        (("--kl-per-token", "1", *ALONE, "1", "--work", "a,b"), "--work: must do without"),
         (("--kl-per-token", "1", *ALONE, "1", "--policies", "nix"), "'nix'"),
         (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace, --rows: one must be given"),
         (("--kl-per-token", "1", "--trace", "no", "--cost-ratio", "1"), "no such folder"),

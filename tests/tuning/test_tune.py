@@ -144,7 +144,7 @@ def test_values_are_learned_from_other_texts(tmp_path, trace, cheap, monkeypatch
         return learn_for(part, width, file)
 
     monkeypatch.setattr(tune_module, "learn_for", learn)
-    file = tmp_path / "values.json"
+    file = tmp_path / "a,b={c}" / "values.json"  # a path that no spec could hold
     found = tune(trace, cheap, LEVEL, policies=["soft_band:price"], widths=[2, 4], values=file)
     valued = next(own for own in found.choices if own.values is not None)
     assert valued.values == file and "values" not in valued.policy
@@ -176,7 +176,7 @@ def test_values_cost_what_their_verification_takes(tmp_path, trace, monkeypatch)
     valued = next(own for own in found.choices if own.values is not None)
     (((slow, fast), verifier, width),) = asked
     assert (verifier, width) == ("block", valued.num_draft_tokens)
-    assert "values=" in slow and "values=" not in fast
+    assert "values=" in slow.spec and "values=" not in fast
     key, like = "soft_band:price,values@block", "soft_band:price@block"
     assert found.costs.verify[key] == pytest.approx([3 * own for own in found.costs.verify[like]])
     assert found.costs.call(width, key) > found.costs.call(width, like)

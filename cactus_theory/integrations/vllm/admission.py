@@ -21,9 +21,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cactus_theory._specs import names_a_file, parse_knobs, parse_spec
 from cactus_theory.integrations.vllm.settings import ARGUMENT, CAP_ARGUMENT, Settings, named
 from cactus_theory.policies import Policy, _knobs, _registry
-from cactus_theory.policies._file import names_a_file
 from cactus_theory.policies._function import FunctionPolicy
 from cactus_theory.policies.speculative import Speculative
 
@@ -154,36 +154,34 @@ def wish_of(given: Any) -> Wish:
 
 
 def built(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
-    """Return the policy that was asked for; the server's files stay where no knob names them.
+    """Return the policy that was asked for, of the server's kind with what its files held.
 
     Raises
     ------
     ValueError
         An unknown name or knob, a value outside its range, text where a request may not say any.
     """
-    kind: Any = server if name is None else _registry.registered(name)
+    kind: Any = server if name is None else _registry.POLICIES.find(name)
     called = family(server) if name is None else name
     for knob in kind.file_knobs:
         if knob in knobs:
             raise ValueError(f"{knob}: is set by the server alone")
     values = _knobs.readable(kind, called, knobs)
     for knob, value in values.items():
-        if not isinstance(value, int | float | None) and knob not in TEXTS:
+        plain = isinstance(value, int | float | None)
+        if not plain and (knob not in TEXTS or names_a_file(value)):
             raise ValueError(f"{knob}: is set by the server alone")
     own = values_of(server)
     files = {knob: own[knob] for knob in server.file_knobs if own.get(knob) is not None}
     try:
-        if isinstance(kind, type):
-            defaults = {knob: entry.default for knob, entry in _knobs.of(kind).items()}
-            whole = defaults | files | values
-            if not files or name != server.name or _knobs.MISSING in whole.values():
-                return _knobs.built(kind, called, called, values)
-            kind, values = server, whole  # which keeps what it has read: no file is opened again
-        return _knobs.with_knobs(kind, called, values)
+        if not isinstance(kind, type):
+            return _knobs.with_knobs(kind, called, values)
+        held = files if name == server.name else {}
+        return _knobs.built(kind, called, called, held | values)
     except Exception as error:  # a rule of the server's own may raise anything
         said = str(error)
-        for path in files.values():
-            said = said.replace(repr(path), "the server's file")
+        for read in files.values():
+            said = said.replace(repr(str(read)), "the server's file")
         raise ValueError(said) from None
 
 
@@ -213,7 +211,7 @@ def check_stricter(asked: Policy, server: Policy) -> None:
 
 def family(rule: Policy) -> str:
     """Return a policy's name without its knobs, and without the file that it was read from."""
-    return rule.name if rule.name in _registry.names() else "the server's policy"
+    return rule.name if rule.name in _registry.POLICIES.known else "the server's policy"
 
 
 def values_of(rule: Policy) -> dict[str, Any]:
@@ -257,11 +255,9 @@ def shown(value: Any) -> str:
 
 
 def _split(spec: str) -> Wish:
-    from cactus_theory._arguments import parse_spec
-
     text = _plain("policy", spec)
     if "=" in text.partition(":")[0]:
-        return None, dict(parse_spec(f":{text}")[1])
+        return None, dict(parse_knobs(text, f":{text}"))
     if names_a_file(text):
         raise ValueError(f"policy: must be a registered name, not a file; got {shown(text)}")
     name, knobs = parse_spec(text)

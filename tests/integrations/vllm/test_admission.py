@@ -191,7 +191,7 @@ def test_the_servers_file_stays_where_a_request_names_none(tmp_path, opened):
     door = admission(trial=try_rows, **server)
     opened.clear()
     for given in ("soft_band:price=4", "price=4", {"price": 4}):
-        assert door.policy_of({"cactus": given}).values == str(file)
+        assert door.policy_of({"cactus": given}).values.file == str(file)
     assert not opened
     loose = admission(**server, **EVERY)
     with pytest.raises(ValueError) as caught:

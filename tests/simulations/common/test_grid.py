@@ -54,7 +54,7 @@ def test_lines_are_shuffled_anew_for_every_prompt_and_the_seed_decides() -> None
 def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monkeypatch) -> None:
     spec = "some/where/mine.py:careful:alpha=0.5"
     asked = []
-    monkeypatch.setattr(grid_module.ct, "policy", asked.append)
+    monkeypatch.setattr(grid_module, "find_rule", asked.append)
     assert checked_policy(spec) == spec and asked == [spec]
     assert label(spec) == ("mine.py:careful", "alpha=0.5")
     assert own_file(spec) == Path("some/where/mine.py")

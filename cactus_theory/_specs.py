@@ -1,0 +1,231 @@
+"""Names of things and their knobs: one grammar, one registry, one reader of ``FILE.py:NAME``.
+
+A spec reads ``name:knob=value,knob=value`` or ``FILE.py:NAME:knob=value``. Policies, divergences,
+verifiers and schedules are named so on the command line and in Python. Data (files, requests) may
+name what is registered only: whoever reads it looks it up with :meth:`Registry.find`.
+"""
+
+import ast
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from cactus_theory import _arguments as check
+
+Kind = TypeVar("Kind")
+# what follows a registered name may name files: ``band:price=1,divergence=mine.py:Mine``
+FORM = re.compile(
+    r"(?!\s*\w*\s*:\s*\w+\s*=)(?P<file>.+?\.py)(?::(?P<name>[^:]*))?(?::(?P<knobs>.*))?", re.DOTALL
+)
+
+
+class BrokenRule(ValueError):
+    """A policy's file raised while it was read."""
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Split a spec into its name, registered or ``FILE.py:NAME``, and its knobs (as text)."""
+    found = FORM.fullmatch(spec)
+    if found is not None:
+        return f"{found['file']}:{found['name']}", parse_knobs(found["knobs"] or "", spec)
+    name, _, rest = spec.partition(":")
+    return name.strip(), parse_knobs(rest, spec)
+
+
+def parse_knobs(text: str, spec: str) -> dict[str, str]:
+    """Split ``knob=value,knob=value``; ValueError, which names ``spec``, for another form."""
+    knobs: dict[str, str] = {}
+    for item in filter(None, text.split(",")):
+        knob, equals, value = item.partition("=")
+        if not equals or not knob or not value:
+            raise ValueError(f"spec: knobs must read knob=value; got {item!r} in {spec!r}")
+        if knob.strip() in knobs:
+            raise ValueError(f"spec: {knob.strip()} must be given once; got {spec!r}")
+        knobs[knob.strip()] = value.strip()
+    return knobs
+
+
+def together(spec: str, knobs: Mapping[str, Any], said: str = "") -> dict[str, Any]:
+    """Return the knobs of a spec with those given as keywords; each must be given once."""
+    _, given = parse_spec(spec)
+    if twice := given.keys() & knobs.keys():
+        said = said or f"{min(twice)}:"
+        raise ValueError(f"{said} must be given once; got {spec!r} and {knobs!r}")
+    return {**given, **knobs}
+
+
+def names_a_file(spec: str) -> bool:
+    """Return whether ``spec`` means a file rather than a registered name."""
+    return FORM.fullmatch(spec) is not None
+
+
+def file_of(spec: str) -> Path | None:
+    """Return the file that a spec names, None for a registered name."""
+    found = FORM.fullmatch(spec)
+    return None if found is None else Path(found["file"])
+
+
+def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
+    """Return (file, name, knobs) of ``FILE.py:NAME`` or ``FILE.py:NAME:knob=value,…``.
+
+    Raises
+    ------
+    ValueError, OSError
+        Not of that form; no such file.
+    """
+    found = FORM.fullmatch(source)
+    name = found["name"] if found else None
+    if found is None or (name is not None and not name.isidentifier()):
+        raise ValueError(f"{word}: must read file.py:name; got {source!r}")
+    path = Path(found["file"])
+    if not path.is_file():
+        raise FileNotFoundError(f"{word}: no such file; got {found['file']!r}")
+    if name is None:
+        held = ", ".join(_written(path)) or "no function or class"
+        raise ValueError(f"{word}: must read file.py:name; got {source!r}; it holds {held}")
+    return path, name, found["knobs"] or ""
+
+
+class Registry(Generic[Kind]):
+    """What is known under a name, and what ``FILE.py:NAME`` stands for.
+
+    Parameters
+    ----------
+    word : what it is, in messages about names.
+    kind : class of what is registered, or of its objects.
+    must_be, said : what ``NAME`` of a file must be, and the argument that says it, in messages.
+    """
+
+    def __init__(self, word: str, kind: type, must_be: str, said: str) -> None:
+        self.word, self.kind, self.must_be, self.said = word, kind, must_be, said
+        self.known: dict[str, Kind] = {}
+
+    def taken(self, name: str, value: Kind) -> bool:
+        """Return whether something of another place has the name; a file may be read again."""
+        return name in self.known and _origin(self.known[name]) != _origin(value)
+
+    def add(self, name: str, value: Kind) -> None:
+        """Register; ValueError for a name that is taken."""
+        if self.taken(name, value):
+            raise ValueError(f"name: must not be registered already; got {name!r}")
+        self.known[name] = value
+
+    def names(self) -> tuple[str, ...]:
+        """Return the registered names in order of registration."""
+        return tuple(self.known)
+
+    def find(self, name: str) -> Kind:
+        """Return what is registered under a name; ValueError for another name."""
+        return self.known[check.one_of(self.word, name, self.names())]
+
+    def read(self, source: str, *others: type) -> tuple[Any, str]:
+        """Return what ``FILE.py:NAME`` stands for, and ``FILE.py:NAME`` without knobs.
+
+        It may be of ``others``, too. Its spec becomes ``FILE.py:NAME`` and its knobs, unless it
+        is registered under a name.
+
+        Raises
+        ------
+        ValueError, OSError, TypeError
+            Not of that form, no such file or name, or a name that stands for something else.
+        BrokenRule
+            The file raised; the message says what, and on which line.
+        """
+        path, name, _ = split(source, self.said)
+        module = _module(path.resolve(), path.stat().st_mtime_ns)
+        if not hasattr(module, name):
+            raise ValueError(
+                f"{self.said}: {path.name} must define {name}; got no such name; "
+                f"{self._offers(module)}"
+            )
+        value = getattr(module, name)
+        if not issubclass(_kind_of(value), (self.kind, *others)):
+            raise TypeError(
+                f"{self.said}: {path}:{name} must be {self.must_be}; got {value!r}; "
+                f"{self._offers(module)}"
+            )
+        return _named(value, module, path, name), f"{path}:{name}"
+
+    def _offers(self, module: ModuleType) -> str:
+        """Return which of its kind a file defines, in words."""
+        found = ", ".join(self._defined(module))
+        return f"it defines {found or f'no {self.word}'}"
+
+    def _defined(self, module: ModuleType) -> Iterator[str]:
+        for name, value in vars(module).items():
+            foreign = isinstance(value, type) and value.__module__ != module.__name__
+            if issubclass(_kind_of(value), self.kind) and not foreign and not name.startswith("_"):
+                yield name
+
+
+def _kind_of(value: Any) -> type:
+    return value if isinstance(value, type) else type(value)
+
+
+def _origin(value: Any) -> tuple[str, str]:
+    """Return where a class, the function of a rule or an object's class was written."""
+    written = value if isinstance(value, type) else getattr(value, "function", type(value))
+    return getattr(written, "__module__", ""), getattr(written, "__qualname__", repr(written))
+
+
+def _named(value: Any, module: ModuleType, path: Path, name: str) -> Any:
+    """Make the spec of what was read from a file name the file."""
+    if not isinstance(value, type) and hasattr(value, "read_as"):
+        return value.read_as(f"{path}:{name}")
+    kind: Any = _kind_of(value)
+    own = kind.__module__ == module.__name__ and "registered_as" not in vars(kind)
+    if own and getattr(module, kind.__name__, None) is kind:
+        kind.name = f"{path}:{kind.__name__}"
+    return value
+
+
+def _written(path: Path) -> list[str]:
+    """Return the functions under decorators and the classes of a file, without running it."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+        return []
+    plain = (ast.FunctionDef, ast.ClassDef)
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, plain) and (isinstance(node, ast.ClassDef) or node.decorator_list)
+    ]
+
+
+@lru_cache(maxsize=16)
+def _module(path: Path, changed: int) -> ModuleType:
+    """Run a file; run it again only if it has changed on disk."""
+    if str(path.parent) not in sys.path:  # at the end: nothing there may replace a library
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    known = PathFinder.find_spec(path.stem)
+    if known is None or known.origin == str(path):
+        sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        if sys.modules.get(path.stem) is module:
+            del sys.modules[path.stem]
+        raise BrokenRule(_blame(path, error)) from error
+    return module
+
+
+def _blame(path: Path, error: BaseException) -> str:
+    """Return what a file raised, on which line, and that line."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{path.name}, line {error.lineno}: SyntaxError: {error.msg}"
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    said = f"{type(error).__name__}: {error}"
+    if not lines:
+        return f"{path.name}: {said}"
+    return f"{path.name}, line {lines[-1].lineno} ({lines[-1].line}): {said}"

@@ -1,0 +1,161 @@
+"""``FILE.py:NAME`` wherever a name does: divergence, verifier, schedule; data runs none of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import Schedule
+from cactus_theory.decoding.schedule import find_rule
+from cactus_theory.divergences import _registry as divergences
+from cactus_theory.divergences import registered_divergence
+from cactus_theory.policies._registry import policy_of_data
+from cactus_theory.verify import registry as verifiers
+from simulations.common.grid import checked_policy, files_of, followers, label
+
+FILE = '''
+from dataclasses import dataclass
+
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import Schedule
+from cactus_theory.divergences import KL
+from cactus_theory.verify import Chain, register_verifier
+
+RAN = True
+
+
+@dataclass(frozen=True)
+class Nats(KL):
+    """KL under another name."""
+
+
+class Early(Schedule):
+    """Loose for the first tokens."""
+
+    def __init__(self, tokens: int, price: float = 1.0):
+        self.tokens, self.rules = tokens, (ct.policy("band", price=price), ct.policy("speculative"))
+
+    def begin(self, prompt):
+        return 0
+
+    def advance(self, state, new_ids):
+        return state + len(new_ids)
+
+    def choose(self, state, drafted):
+        return (state + torch.arange(len(drafted)) >= self.tokens).long()
+
+
+class Mine(Chain):
+    """The chain under another name."""
+
+
+class Peeking(Early):
+    """Chooses by the token that it judges."""
+
+    def __init__(self):
+        super().__init__(1)
+
+    def choose(self, state, drafted):
+        return (drafted > 3).long()
+
+
+early = Early(3)
+number = 3
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for registry in (divergences.DIVERGENCES, verifiers.VERIFIERS):
+        monkeypatch.setattr(registry, "known", dict(registry.known))
+    (tmp_path / "own.py").write_text(FILE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_divergence_of_a_file_is_one_everywhere(folder: Path) -> None:
+    kind = ct.divergence("own.py:Nats")
+    assert kind.spec == "own.py:Nats" and ct.divergence(kind.spec) == kind
+    assert registered_divergence("own.py:Nats") == kind  # which has been read
+    q, p = torch.tensor([[0.2, 0.8], [0.9, 0.1]], dtype=torch.float64)
+    found = ct.optimal_acceptance(q, p, divergence="own.py:Nats", delta=0.1)
+    assert found.acceptance == ct.optimal_acceptance(q, p, divergence="kl", delta=0.1).acceptance
+    rule = ct.policy("band:price=1,divergence=own.py:Nats")
+    assert rule.spec == "band:price=1.0,divergence=own.py:Nats"
+    assert torch.equal(ct.emitted_law(rule, q, p), ct.emitted_law(ct.policy("band:price=1"), q, p))
+    for refused in ("own.py:number", "own.py:Nats:a=1"):
+        with pytest.raises((TypeError, ValueError), match="divergence: "):
+            ct.divergence(refused)
+
+
+def test_a_verifier_of_a_file(folder: Path) -> None:
+    assert verifiers.find_verifier("own.py:Mine").spec == "own.py:Mine"
+    with pytest.raises(
+        TypeError, match="verifier: own.py:number must be a Verifier; got 3; it def"
+    ):
+        verifiers.find_verifier("own.py:number")
+
+
+def test_a_schedule_of_a_file(folder: Path) -> None:
+    found = find_rule("own.py:Early:tokens=2,price=3")
+    assert isinstance(found, Schedule) and vars(found)["tokens"] == 2
+    assert [rule.spec for rule in found.rules] == ["band:price=3.0", "speculative"]
+    assert vars(find_rule("own.py:early"))["tokens"] == 3
+    spec = str(folder / "own.py:Early:tokens=2")
+    assert checked_policy(spec) == spec and followers(spec, ["chain", "block"]) == [
+        "chain",
+        "block",
+    ]
+    for wrong, said in {
+        "own.py:Early": "needs the knob tokens",
+        "own.py:Early:tokens=2,tokens=3": "tokens must be given once",
+        "own.py:Early:token=2": "takes the knobs tokens, price; got 'token'",
+        "own.py:Early:tokens=x": "tokens: must be a whole number; got 'x'",
+        "own.py:early:tokens=2": "takes the knobs none",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            find_rule(wrong)
+    with pytest.raises(TypeError, match="rule: own.py:Early must be a Policy"):
+        ct.policy("own.py:Early:tokens=2")
+
+
+def test_check_takes_a_schedule(folder: Path) -> None:
+    pytest.importorskip("hypothesis")
+    from cactus_theory.testing._worker import _check_schedule
+
+    options = {"examples": 3, "seed": 0, "laws": None, "trace": ""}
+    for spec, outcome in (("Early:tokens=2", "holds"), ("Peeking", "fails")):
+        said: list[dict] = []
+        found = find_rule(f"own.py:{spec}")
+        assert isinstance(found, Schedule)
+        _check_schedule(found, options, lambda said=said, **event: said.append(event))
+        assert [own["event"] for own in said] == ["loaded", "law", "verdict", "end"]
+        assert said[2]["verdict"]["verdict"] == outcome
+    assert "choice for token" in said[2]["verdict"]["finding"]["found"]
+
+
+@pytest.mark.parametrize(
+    "spec", ["band:price=1,divergence=own.py:Nats", "own.py:Early:tokens=2", "own.py:Nats"]
+)
+def test_data_names_no_code(folder: Path, spec: str) -> None:
+    (folder / "own.py").write_text("raise SystemExit('this ran')", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"policy: must .* in a data file|no code in a data file"):
+        policy_of_data(spec, folder / "tuned.json")
+    best = {"policy": "speculative", "verifier": "own.py:Mine", "num_draft_tokens": 2}
+    content = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
+               "source": {}, "recommended": best}  # fmt: skip
+    (folder / "tuned.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="verifier: must be one of"):
+        ct.load_tuned(folder / "tuned.json")
+    with pytest.raises(ValueError, match="divergence: must be one of"):
+        registered_divergence("own.py:Nats")
+
+
+def test_files_that_decide_what_a_method_does() -> None:
+    spec = "band:price=1,divergence=some/where/own.py:Nats"
+    assert files_of(spec) == [Path("some/where/own.py")]
+    assert label(spec) == ("band", "price=1,divergence=own.py:Nats")
