@@ -253,8 +253,11 @@ class Policy(ABC):
         return Step(ratio.nan_to_num_(nan=0.0), Residual(rows=(mass - p).clamp_(min=0.0)))
 
     @property
-    def follows_rows(self) -> bool:
-        """Return whether :meth:`follow_row` answers, which is faster than :meth:`follow`."""
+    def answers_rows(self) -> bool:
+        """Return whether :meth:`follow_row` answers, and :meth:`decide_row` to a chain of tokens.
+
+        That is faster than :meth:`follow` and :meth:`decide`.
+        """
         return False
 
     def follow_row(self, node: Node) -> tuple[float, float | None]:
@@ -264,11 +267,6 @@ class Policy(ABC):
         ``node.ends``.
         """
         raise NotImplementedError
-
-    @property
-    def decides_rows(self) -> bool:
-        """Return whether :meth:`decide_row` answers, which is faster than :meth:`decide`."""
-        return False
 
     def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
         """Return whether a token with coin·p_n/q_n = ``ratio`` is kept; if not, s of its residual.

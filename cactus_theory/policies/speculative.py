@@ -44,7 +44,7 @@ class Speculative(Raised):
         return ratio, ratio
 
     @property
-    def follows_rows(self) -> bool:
+    def answers_rows(self) -> bool:
         """Return that it does."""
         return True
 

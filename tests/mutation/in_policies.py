@@ -70,7 +70,7 @@ IN_POLICIES = {
         ),
         ("Band.decide", Replace("coin * p_n / q_n", "p_n / q_n")),
         ("Band.decide", Argument("Residual", "scale", "lower / 2")),
-        ("Band._judged", RenameCall("to_generator", "from_generator")),
+        ("Band._shared", RenameCall("to_generator", "from_generator")),
     ),
     "policies/typical.py": (
         ("Typical.acceptance", Replace("1 + TIE", "1 - TIE")),
