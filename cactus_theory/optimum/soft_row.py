@@ -40,7 +40,7 @@ NEAREST = 1e-3
 class SoftRow:
     """p/q of one row in the row's precision, part by part, and its soft band once solved.
 
-    The sums of a short row count as 1 where that moves no decision.
+    The sums of a short row count as 1 where that moves no decision, unless ``exact``.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class SoftRow:
     upper, scale : U_1, …, U_M, and A = P a, the scale of the residual, once solved.
     """
 
-    def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces) -> None:
+    def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces, exact: bool = False) -> None:
         self.pieces, self.kind = pieces, _KINDS[q.dtype]
         self.target, self.unit, self.wanted = q, alive, alive
         safe = q
@@ -62,7 +62,7 @@ class SoftRow:
             self.parts = [(np.divide(p, safe, out=ratio), safe, own, spare)]
         else:
             self._divide(p, safe, memory)
-        if pieces.flat or not self.short:
+        if exact or pieces.flat or not self.short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             self.unit, self.wanted = alive * drafted / mass, alive * drafted
         self.upper, self.scale = [math.inf], self.unit

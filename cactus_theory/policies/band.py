@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -16,7 +16,16 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.soft import ONE_TOKEN, PRECISIONS, Pieces
 from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
-from cactus_theory.policies._base import FixedTarget, Ids, Rows, keep_probability
+from cactus_theory.policies._base import (
+    Entries,
+    FixedTarget,
+    Flat,
+    FlatCoins,
+    FlatIds,
+    Ids,
+    Rows,
+    keep_probability,
+)
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._path import Node, Path, Step
 from cactus_theory.policies._registry import register
@@ -94,13 +103,7 @@ class Band(FixedTarget):
         q_n, p_n = q.gather(-1, n).double(), p.gather(-1, n).double()
         return _kept(self.edges(q, p)[1], q_n, p_n)
 
-    def decide(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        coin: Float[Tensor, "rows"],
-    ) -> Decision:
+    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.soft_row`.
 
         Row by row without solving the band first where rows are on the CPU and the policy answers
@@ -121,9 +124,7 @@ class Band(FixedTarget):
             torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
         )
 
-    def reach(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n: between 1 and q_n/p_n, raised at most to the largest b."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         most, generator = math.inf, self.kind.generator
@@ -133,13 +134,7 @@ class Band(FixedTarget):
         raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
         return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
 
-    def follow(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        path: Path,
-    ) -> Step:
+    def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return P h_n/p_n and the scale P a."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         if q.dtype not in PRECISIONS:
@@ -176,8 +171,8 @@ class Band(FixedTarget):
         return node.alive * row.ratio_of(asked), node.alive * row.scale
 
     def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
-        """Return (a, b) of one row."""
-        row = self.row(q, p)
+        """Return (a, b) of one row at a price."""
+        row = SoftRow(q, p, 1.0, self._shared, exact=True)
         row.passes(math.inf)
         return row.scale, row.upper[-1]
 

@@ -15,7 +15,7 @@ from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.soft import Pieces, Worth, soft_rows
 from cactus_theory.optimum.soft_row import SoftRow
-from cactus_theory.policies._base import FixedTarget, Rows
+from cactus_theory.policies._base import Entries, FixedTarget, Rows
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._path import Node, Path
 from cactus_theory.policies._registry import register
@@ -155,9 +155,7 @@ class SoftBand(FixedTarget):
             follows = unit + torch.logaddexp(none, one + follows)
         return raised
 
-    def reach(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n; a ratio of at least 1 may be taken for more."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         if self.price == math.inf:
