@@ -131,9 +131,8 @@ def _told(args: argparse.Namespace) -> TunedSetting:
     if args.tuned is None:
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
-        return TunedSetting(
-            chosen_policy(args, find_rule), args.verifier or "chain", width, temperature
-        )
+        rule = chosen_policy(args, find_rule)
+        return TunedSetting(rule, args.verifier or "chain", width, temperature)
     for name in ("verifier", "num_draft_tokens", "draft_stop", "delta", "price"):
         if (given := getattr(args, name)) is not None:
             flag = name.replace("_", "-")

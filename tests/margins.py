@@ -167,9 +167,10 @@ def decided_in_float32(seed: int) -> float:
             q, p = test_decide.rows(2, 20, torch.float32, seed=seed, noise=2.0)
             kind = ct.divergence(divergence)
             budget = float(kind.to_generator(torch.tensor(delta, dtype=torch.float64)))
-            found = test_decide.decide_at_budget(q, p, [math.inf] * 2, kind.generator, budget)
+            solved = map(test_decide.solved, test_decide.at_budget(q, p, kind.generator, budget))
+            _, *found = zip(*solved, strict=True)
             exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
-            edges = (torch.tensor(e, dtype=torch.float64) for e in (found.lower, found.upper))
+            edges = (torch.tensor(e, dtype=torch.float64) for e in found)
             law = test_decide.law_of_edges(*exact, *(edge[:, None] for edge in edges))
             best = ct.policy(f"band:delta={delta},divergence={divergence}").emitted(*exact)
             worst = max(worst, float((law - best).abs().sum(-1).max() / 2))

@@ -5,8 +5,10 @@ r"""The theorem of the band in one place: the best acceptance under a budget on 
 For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤ b is optimal; the
 divergence only decides how far to go along the path of such bands. ``path`` has them sorted by
 p/q, ``newton`` finds the edges without a sort, ``geometry`` translates budgets, prices and
-certificates, ``decide`` keeps or refuses a token without solving, and ``solve`` is the one
-entry, which the functions below and the policies share. ``pooled`` spends one budget over rows.
+certificates, and ``solve`` is the one entry, which the functions below and the policies share.
+``soft`` has the soft bands, of which a band at a price is one of one piece, and ``soft_row`` keeps
+or refuses a token of one row without solving. ``pooled`` spends one budget over rows; ``roots``
+has the bracketed searches.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """

@@ -17,7 +17,7 @@ from torch import Tensor
 from cactus_theory._scratch import scratch
 from cactus_theory.divergences import SAFE_RATIO, Divergence, FDivergence, TotalVariation
 from cactus_theory.optimum.path import Path
-from cactus_theory.optimum.roots import convex_root
+from cactus_theory.optimum.roots import convex_root, halved
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
@@ -164,13 +164,13 @@ class Geometry:
             return edges
         ratio = torch.where(raised, self.p / self.q, 1.0)
         budget = self.divergence.to_generator(delta)
-        low, high = torch.zeros_like(delta), torch.full_like(delta, LARGEST_LOG)
-        for _ in range(STEEP_STEPS):
-            middle = (low + high) / 2
-            cost = mass * f.centred(torch.minimum(ratio, middle.exp()[:, None]))
-            within = cost.sum(-1) <= budget
-            low, high = torch.where(within, middle, low), torch.where(within, high, middle)
-        upper = torch.minimum(low.exp(), ratio.amax(-1))
+
+        def affordable(log_upper: Tensor) -> Tensor:
+            cost = mass * f.centred(torch.minimum(ratio, log_upper.exp()[:, None]))
+            return cost.sum(-1) <= budget
+
+        ends = torch.zeros_like(delta), torch.full_like(delta, LARGEST_LOG)
+        upper = torch.minimum(halved(*ends, affordable, STEEP_STEPS)[0].exp(), ratio.amax(-1))
         gain = (mass * (torch.minimum(ratio, upper[:, None]) - 1)).sum(-1)
         # elsewhere b is close to 1, and it is f(b) that is lost in rounding
         met = met & (gain <= ULP) & (f.centred_slope(upper) > 0)

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.divergences import FDivergence
-from cactus_theory.optimum.roots import MOST_STEPS
+from cactus_theory.optimum.roots import halved
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
@@ -132,11 +132,4 @@ def _weighted(mass: Tensor, cost: Tensor) -> Tensor:
 
 def reject_for_price(path: Path, price: PerRow, price_at: Callable[[Point], PerRow]) -> PerRow:
     """Return the ε at which the rising function ``price_at`` passes ``price``, by halving."""
-    low, high = path.smallest.clone(), path.largest.clone()
-    for _ in range(MOST_STEPS):
-        middle = (low + high) / 2
-        if not bool(((middle > low) & (middle < high)).any()):
-            break
-        below = price_at(path.at(middle)) <= price
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return low
+    return halved(path.smallest, path.largest, lambda at: price_at(path.at(at)) <= price)[0]

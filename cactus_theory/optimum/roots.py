@@ -1,5 +1,9 @@
-"""One guarded Newton iteration for convex functions, on many rows at once."""
+"""Roots in brackets: of a rising function, by halving, and of convex functions.
 
+One number, which the caller evaluates, or many rows at once.
+"""
+
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,11 +13,77 @@ from torch import Tensor
 Values = Float[Tensor, "*rows"]
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-# Bisection alone needs 53 halvings to exhaust float64 on [0, 1] and some more near 0.
+# Bisection alone needs 53 halvings to exhaust float64 on [0, 1] and some more near 0, and 60 of
+# ln x; a secant takes about five steps.
 MOST_STEPS = 140
+# of a secant step and the one before it, the product may be this share of what settles a root
+SECOND = 1 / 200
+# no guess is further away than a factor of e to this
+FARTHEST = 50.0
 # The function is a sum of many rounded terms: closer to the budget than this, on either side,
 # is equal to it.
 BUDGET_ULPS = 4e-16
+
+
+class RisingRoot:
+    """A search for the root of a rising function of x > 0, which the caller evaluates.
+
+    By secants in ln x; a step that did not halve the value is followed by half the bracket.
+    ``steepness`` is a guess of x f′(x), for the first step; ∞ halves the bracket instead.
+
+    Attributes
+    ----------
+    x : where the function is to be evaluated next; the root once ``done``.
+    """
+
+    def __init__(
+        self, low: float, high: float, start: float, settled: float, steepness: float = math.inf
+    ) -> None:
+        self.low, self.high, self.settled, self.steepness = low, high, settled, steepness
+        self.x = min(max(start, low), high)
+        self.done = high <= low
+        self.before: tuple[float, float] | None = None
+        self.steps = 0
+
+    def tell(self, value: float) -> None:
+        """Use the value at ``x`` and choose the next ``x``."""
+        x, before = self.x, self.before
+        self.steps += 1
+        if value == 0:
+            self.done = True
+            return
+        if value > 0:
+            self.high = x
+        else:
+            self.low = x
+        following, guess, last = math.sqrt(self.low) * math.sqrt(self.high), 0.0, math.inf
+        slow = False
+        if before is not None and math.isfinite(before[1]):
+            last = abs(x - before[0]) / x
+            self.steepness = (value - before[1]) / math.log(x / before[0])
+            slow = abs(value) > abs(before[1]) / 2
+        if not slow and abs(value) < FARTHEST * self.steepness:
+            guess = x * math.exp(-value / self.steepness)
+        if self.low < guess < self.high:
+            following = guess
+        step = abs(following - x) / x
+        self.before, self.x = (x, value), following
+        # what a secant step leaves is of the order of its product with the step before
+        self.done = step <= self.settled or self.steps >= MOST_STEPS
+        self.done = self.done or (following == guess and step * last <= self.settled * SECOND)
+
+
+def halved(
+    low: Values, high: Values, below: Callable[[Tensor], Tensor], steps: int = MOST_STEPS
+) -> tuple[Values, Values]:
+    """Return the brackets after so many halvings; ``below`` says where the root is above x."""
+    for _ in range(steps):
+        middle = (low + high) / 2
+        if not bool(_between(middle, low, high).any()):
+            break
+        under = below(middle)
+        low, high = torch.where(under, middle, low), torch.where(under, high, middle)
+    return low, high
 
 
 def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values) -> Values:

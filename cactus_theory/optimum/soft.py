@@ -19,8 +19,9 @@ Source: THEORY.md, Theorem 13.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -28,18 +29,54 @@ from torch import Tensor
 
 from cactus_theory._scratch import scratch
 from cactus_theory.divergences import FDivergence
-from cactus_theory.optimum.decide import (
-    LEAST,
-    MOST,
-    SETTLED,
-    SLACK,
-    STEEPNESS,
-    RisingRoot,
-)
+from cactus_theory.optimum.roots import RisingRoot
 
 Rows = Float[Tensor, "rows vocab"]
+# U_1, …, U_M and A of one row, and who looks for them
+Edges = tuple[list[float], float]
+Search = Generator[Edges, float, Edges | None]
 # ln of the largest ratio of two edges; with any alive ratio it stays within float64
 FURTHEST = 500.0
+# x E′(x) is the mass outside the band, 0.3 to 1 on rows of language models
+STEEPNESS = 0.9
+# where f′ is flat, a little of the free number may be much of u_1: it is settled to this
+SENSITIVE = 2e-14
+# levels are float64 whatever the rows are
+LOWEST = 1e-290
+
+
+class Precision(NamedTuple):
+    """What edges are worth in a dtype.
+
+    Attributes
+    ----------
+    least : q = 0 counts as this, so that p/q stays finite.
+    most : a ratio above this can only come from a q that counts as ``least``, or from an edge
+        that is infinite.
+    slack : how far a row's sum may be from 1 (relative), so how far beyond its limits an edge
+        may lie.
+    settled : a secant step this small (relative) is the last one: two units of rounding, as the
+        functions have kinks where an edge passes a token, and what a step across one leaves is
+        a share of the step.
+    rounding : of a sum over a row.
+    """
+
+    dtype: torch.dtype
+    least: float
+    most: float
+    slack: float
+    settled: float
+    rounding: float
+
+
+# the dtypes that rows are decided in
+PRECISIONS = {
+    own.dtype: own
+    for own in (
+        Precision(torch.float32, 1e-30, 1e25, 2e-4, 2e-7, 1e-7),
+        Precision(torch.float64, 1e-290, 1e280, 2e-9, SENSITIVE, 1e-16),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +105,7 @@ class Worth:
 ONE_TOKEN = Worth((1.0,), (1.0,))
 
 
-class Steps:
+class Pieces:
     """The edges of φ at a price, in one free number; a ≤ 1 ≤ u_1 bounds it.
 
     It is u_M where that is well conditioned: for u_M ≥ 1, and for KL, whose edges are multiples
@@ -80,13 +117,14 @@ class Steps:
     rises, fall : (s_j − s_M)/ν for every j, and s_M/ν.
     low, high : bounds on u_M.
     top : the largest u_1.
-    steep : f′(∞) = ∞ and edges are no multiples of each other.
+    steep, flat : f′(∞) = ∞ and edges are no multiples of each other; f′(∞) is finite.
     bent : φ has several slopes and edges are no multiples of each other.
     span : how far f′(a) may go.
+    drop : A/U_1 where φ has one piece and edges are multiples of each other, else None.
     """
 
     def __init__(self, worth: Worth, f: FDivergence, price: float) -> None:
-        last = worth.slopes[-1]
+        last, self.knots, self.bends = worth.slopes[-1], worth.knots, worth.knots[:-1]
         if f.scale_free:  # one may well accept everything at a higher price
             price = max(price, worth.slopes[0] / FURTHEST)
         self.f, self.fall = f, last / price
@@ -95,6 +133,7 @@ class Steps:
         self.low, self.high = f.lower_edge(1.0, self.rises[0]), f.upper_edge(1.0, self.fall)
         self.top = f.upper_edge(1.0, self.reach)
         self.steep = not f.scale_free and f.slope_at_infinity == math.inf
+        self.flat = not (self.steep or f.scale_free)
         self.bent = not f.scale_free and self.rises[0] > 0
         self.span = self.reach if self.steep else self.rises[0]
         self.factors = None
@@ -103,9 +142,12 @@ class Steps:
                 [f.upper_edge(1.0, own) for own in self.rises],
                 f.lower_edge(1.0, last / price),
             )
+        self.drop = self.factors[1] if self.factors is not None and not self.bends else None
 
-    def edges(self, level: float, unit: float) -> tuple[list[float], float]:
+    def edges(self, level: float, unit: float) -> Edges:
         """Return U_1, …, U_M and A for U_M = ``level``; ``unit`` is P in the row's units."""
+        if self.drop is not None:
+            return [level], level * self.drop
         if self.factors is not None:
             return [level * factor for factor in self.factors[0]], level * self.factors[1]
         at = level / unit
@@ -113,123 +155,129 @@ class Steps:
         upper = [unit * self.f.upper_edge(at, own) if own else level for own in self.rises]
         return upper, unit * self.f.lower_edge(at, self.fall)
 
-    def by_slope(self, place: float, unit: float) -> tuple[list[float], float]:
+    def by_slope(self, place: float, unit: float) -> Edges:
         """Return the same for t = ``place``: u_1 = 1 at 1; at 2 a = 1, or u_M = 1 if not steep."""
         low = (place - 1) * self.span - self.reach
         upper = [unit * self.f.upper_edge(1.0, low + own + self.fall) for own in self.rises]
         return upper, unit * self.f.upper_edge(1.0, low)
 
+    def uncut(self, lower: float, unit: float) -> Edges:
+        """Return the same where nothing of the draft is cut, for A = ``lower``."""
+        return [math.inf] * len(self.knots), lower
+
+    def search(
+        self,
+        unit: float,
+        kind: Precision,
+        largest: Callable[[], float],
+        asked: float = math.inf,
+        start: float | None = None,
+        steepness: float = STEEPNESS,
+        close: float = 0.0,
+    ) -> Search:
+        """Look for a row's edges: yield some, take Σ g − P there; None if U_M > ``asked``.
+
+        The first level tried is ``asked``, ``start`` or the middle of the bracket. ``close`` ends
+        the search where Σ g is right up to rounding. Where f′(∞) is finite, U_M may be above
+        every ratio, the ``largest`` one too. If even all of the draft's mass within the target's
+        support is too little, the row is max(A, p/q), of A.
+        """
+        low, high, slack = self.low * unit, self.high * unit, kind.slack
+        if asked <= low * (1 - slack):
+            return None
+        shape, root = self.edges, None
+        if not (self.steep or self.bent):
+            close = 0.0
+        if high == math.inf:
+            high = max(largest(), unit)
+            if (yield shape(high, unit)) < 0:
+                if asked <= high:
+                    return None
+                least = max(shape(high, unit)[1], LOWEST)
+                root = RisingRoot(least, unit * (1 + slack), unit, kind.settled, steepness)
+                shape, close, asked = self.uncut, 0.0, math.nan
+        if root is None and (self.steep or self.bent):
+            if asked < high and (yield shape(asked, unit)) < 0:
+                return None
+            if self.steep or (yield shape(unit, unit)) > 0:
+                settled = SENSITIVE / max(self.span, 1.0)
+                root = RisingRoot(1 - slack, 2 + slack, 1.5, settled, STEEPNESS)
+                shape, asked = self.by_slope, math.nan
+            low = unit
+        if root is None:
+            low, high = max(low * (1 - slack), LOWEST), high * (1 + slack)
+            start = asked if low < asked < high else start or math.sqrt(low * high)
+            settled = SENSITIVE if self.bent else kind.settled
+            root = RisingRoot(low, high, start, settled, steepness)
+        while not root.done:
+            value = yield shape(root.x, unit)
+            if value < 0 and root.x == asked:
+                return None
+            if abs(value) <= close:
+                break
+            root.tell(value)
+        return shape(root.x, unit)
+
 
 class SoftBands:
-    """The soft bands of rows q and p (N, V) at a price: evaluated here, solved by the caller."""
+    """The soft bands of rows q and p (N, V) float64, solved together, on any device."""
 
-    def __init__(
-        self,
-        q: Rows,
-        p: Rows,
-        alive: Sequence[float],
-        worths: Sequence[Worth],
-        f: FDivergence,
-        price: float,
-    ) -> None:
-        self.alive, self.worths, self.f = alive, worths, f
-        self.dtype, self.single, self.pieces = q.dtype, len(q) == 1, len(worths[0].knots)
-        different = {worth: Steps(worth, f, price) for worth in set(worths)}
-        self.steps = [different[worth] for worth in worths]
-        self.uncut: set[int] = set()  # rows whose free number is A
-        self.sloped: set[int] = set()  # rows whose free number is t
+    def __init__(self, q: Rows, p: Rows, alive: Sequence[float], pieces: Sequence[Pieces]) -> None:
+        self.pieces, self.kind, self.single = pieces, PRECISIONS[q.dtype], len(q) == 1
         memory = scratch("soft", (4, *q.shape), q.dtype, q.device).unbind(0)
-        self.q = torch.clamp(q, min=LEAST[q.dtype], out=memory[0])
+        self.q = torch.clamp(q, min=self.kind.least, out=memory[0])
         self.ratio = torch.div(p, self.q, out=memory[1]).mul_(q > 0)
         self.out, self.spare = memory[2:]
         mass, draft = (row.sum(-1, dtype=torch.float64).tolist() for row in (q, p))
-        self.scales = [drafted / own for drafted, own in zip(draft, mass, strict=True)]
-        # g in the units of p: Σ g = P Σ p
-        self.wanted = [own * total for own, total in zip(alive, draft, strict=True)]
+        totals = list(zip(alive, draft, mass, strict=True))
+        # P in the row's units, and g in the units of p: Σ g = P Σ p
+        self.units = [own * (drafted / whole) for own, drafted, whole in totals]
+        self.wanted = [own * drafted for own, drafted, _ in totals]
 
-    def edges(self, row: int, level: float) -> list[float]:
-        """Return U_1, …, U_M and A of a row whose free number is ``level``."""
-        if row in self.uncut:
-            return [*(math.inf for _ in range(self.pieces)), level]
-        steps, unit = self.steps[row], self.alive[row] * self.scales[row]
-        find = steps.by_slope if row in self.sloped else steps.edges
-        upper, lower = find(level, unit)
-        return [*upper, lower]
-
-    def shaped(self, levels: Sequence[float]) -> Rows:
+    def shaped(self, edges: Sequence[Edges]) -> Rows:
         """Return g/q, in memory that the next call reuses."""
-        edges = [self.edges(row, level) for row, level in enumerate(levels)]
-        knots = self.worths[0].knots
+        knots, most = self.pieces[0].knots, self.kind.most
         if self.single:
-            own = [min(edge, MOST[self.dtype]) for edge in edges[0]]
-            out = torch.clamp(self.ratio, own[-1], max(own[-2], own[-1]), out=self.out)
-            for knot, upper in zip(knots[:-1], own, strict=False):
-                piece = torch.clamp(self.ratio, max=upper / knot, out=self.spare).mul_(knot)
-                out = torch.maximum(out, piece, out=out)
+            ((upper, lower),) = edges
+            out = torch.clamp(self.ratio, lower, max(min(upper[-1], most), lower), out=self.out)
+            for knot, edge in zip(knots[:-1], upper, strict=False):
+                piece = torch.clamp(self.ratio, max=min(edge, most) / knot, out=self.spare)
+                out = torch.maximum(out, piece.mul_(knot), out=out)
             return out
-        columns = torch.tensor(edges, dtype=self.dtype, device=self.q.device).T[..., None]
-        columns.clamp_(max=MOST[self.dtype])
+        flat = [[*upper, lower] for upper, lower in edges]
+        columns = torch.tensor(flat, dtype=self.q.dtype, device=self.q.device).T[..., None]
+        columns.clamp_(max=most)
         out = torch.minimum(self.ratio, columns[-2], out=self.out)
         out = torch.maximum(out, columns[-1], out=out)
-        for knot, upper in zip(knots[:-1], columns, strict=False):
-            piece = torch.minimum(self.ratio, upper / knot, out=self.spare).mul_(knot)
-            out = torch.maximum(out, piece, out=out)
+        for knot, edge in zip(knots[:-1], columns, strict=False):
+            piece = torch.minimum(self.ratio, edge / knot, out=self.spare)
+            out = torch.maximum(out, piece.mul_(knot), out=out)
         return out
 
-    def excess(self, levels: Sequence[float]) -> list[float]:
-        """Return Σ g − P of each row, which rises with its level."""
-        sums = self.shaped(levels).mul_(self.q).sum(-1).tolist()
-        return [own - wanted for own, wanted in zip(sums, self.wanted, strict=True)]
-
-    def bracket(self, row: int) -> tuple[float, float]:
-        """Choose a row's free number; return its bounds, with room for rounding.
-
-        Where f′(∞) is finite, U_M may be above every ratio. If even all of the draft's mass
-        within the target's support is too little, the row is max(A, p/q), of A.
-        """
-        steps, slack = self.steps[row], SLACK[self.dtype]
-        unit = self.alive[row] * self.scales[row]
-        if steps.steep or (steps.bent and self._sum(row, unit) > self.wanted[row]):
-            self.sloped.add(row)
-            return 1 - slack, 2 + slack
-        low, high = unit * (1.0 if steps.bent else steps.low), unit * steps.high
-        if high == math.inf:
-            high = max(float(self.ratio[row].amax()), unit)
-            if self._sum(row, high) < self.wanted[row]:
-                self.uncut.add(row)
-                least = max(steps.edges(high, unit)[1], LEAST[self.dtype])
-                return least, unit * (1 + slack)
-        return max(low * (1 - slack), LEAST[self.dtype]), high * (1 + slack)
-
-    def _sum(self, row: int, level: float) -> float:
-        """Return Σ g of one row for U_M = ``level``."""
-        upper, lower = self.steps[row].edges(level, self.alive[row] * self.scales[row])
-        ratio, knots = self.ratio[row], self.worths[row].knots
-        out = torch.full_like(ratio, lower)
-        for knot, edge in zip(knots, upper, strict=True):
-            out = torch.maximum(out, (ratio * knot).clamp(max=min(edge, MOST[self.dtype])))
-        return float(out @ self.q[row])
+    def solved(self) -> list[Edges]:
+        """Return the edges of every row."""
+        searches = {
+            row: pieces.search(unit, self.kind, lambda own=own: float(own.amax()), start=unit)
+            for row, (own, pieces, unit) in enumerate(
+                zip(self.ratio, self.pieces, self.units, strict=True)
+            )
+        }
+        edges: list[Any] = [None] * len(searches)
+        excess: list[Any] = [None] * len(searches)
+        while searches:
+            for row, search in tuple(searches.items()):
+                try:
+                    edges[row] = search.send(excess[row])
+                except StopIteration as end:
+                    edges[row] = end.value
+                    del searches[row]
+            if searches:
+                sums = self.shaped(edges).mul_(self.q).sum(-1).tolist()
+                excess = [own - wanted for own, wanted in zip(sums, self.wanted, strict=True)]
+        return edges
 
 
 @torch.no_grad()
-def solve_soft(bands: SoftBands) -> list[float]:
-    """Return the free number of every row."""
-    roots = []
-    for row, steps in enumerate(bands.steps):
-        low, high = bands.bracket(row)
-        start = bands.alive[row] * bands.scales[row]
-        settled = SETTLED[bands.dtype]
-        if row in bands.sloped:
-            start, settled = (low + high) / 2, settled / max(steps.span, 1.0)
-        roots.append(RisingRoot(low, high, start, settled, STEEPNESS))
-    while not all(root.done for root in roots):
-        values = bands.excess([root.x for root in roots])
-        for root, value in zip(roots, values, strict=True):
-            if not root.done:
-                root.tell(value)
-    return [root.x for root in roots]
-
-
 def soft_rows(
     q: Rows,
     p: Rows,
@@ -244,6 +292,7 @@ def soft_rows(
     """
     q, p = q.double(), p.double()
     ratios = torch.where(alive > 0, alive, 1.0).tolist()
-    bands = SoftBands(q, p, ratios, worths, f, price)
-    mass = bands.shaped(solve_soft(bands)).mul(q)
+    different = {worth: Pieces(worth, f, price) for worth in set(worths)}
+    bands = SoftBands(q, p, ratios, [different[worth] for worth in worths])
+    mass = bands.shaped(bands.solved()).mul(q)
     return mass / mass.sum(-1, keepdim=True)

@@ -1,4 +1,8 @@
-"""The soft band of one row, for decisions: in numpy, whose calls cost less than the arithmetic.
+"""The band of one row, for decisions: in numpy, whose calls cost less than the arithmetic.
+
+A token n with coin u is kept iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
+upper edge b, and the first look is at r itself: only a refusal needs the band, for the residual
+(aq − p)₊ (THEORY.md, Theorem 15). At a price the band is a soft band of one piece.
 
 A decision takes 5 to 30 passes over the row. On 2,048 tokens a pass takes a third of a
 microsecond and a call of torch two or more, of numpy about one half. One call that clips takes
@@ -8,16 +12,15 @@ half of one for each side.
 import math
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from cactus_theory._scratch import scratch
 from cactus_theory.divergences import FDivergence
-from cactus_theory.optimum.decide import LEAST, MOST, SETTLED, SLACK, STEEPNESS, RisingRoot
-from cactus_theory.optimum.soft import Steps, Worth
+from cactus_theory.optimum.roots import RisingRoot
+from cactus_theory.optimum.soft import LOWEST, PRECISIONS, Pieces, Precision
 
 Row = np.ndarray
 # longer rows are worked on in parts: they stay near the core, and sums of so many products are
@@ -25,57 +28,28 @@ Row = np.ndarray
 PART = 16384
 # an edge this share of the largest ratio gives visible mass to tokens with q = 0
 SMALL = 1e-12
-# where f′ is flat, a little of the free number may be much of u_1: it is settled to this, or
-# until Σ g is right up to rounding
-SENSITIVE = 2e-14
-ROUNDING = {torch.float32: 1e-7, torch.float64: 1e-16}
 # what the first step takes for x E′(x): 0.3 to 0.5 took the fewest steps, on random rows and on
 # those of the shipped trace
 STEEP = 0.4
-# levels are float64 whatever the rows are
-LOWEST = 1e-290
-
-
-class Precision(NamedTuple):
-    """What :mod:`cactus_theory.optimum.decide` says of a dtype."""
-
-    dtype: torch.dtype
-    least: float
-    most: float
-    slack: float
-    settled: float
-
-
-_PRECISIONS = {
-    np.dtype(name): Precision(kind, LEAST[kind], MOST[kind], SLACK[kind], SETTLED[kind])
-    for name, kind in (("float32", torch.float32), ("float64", torch.float64))
-}
-
-
-class Pieces(Steps):
-    """What the soft bands of one φ at one price have in common: knots, and edges from U_M.
-
-    Attributes
-    ----------
-    drop : A/U_1 where φ has one piece and edges are multiples of each other, else None.
-    """
-
-    def __init__(self, worth: Worth, f: FDivergence, price: float) -> None:
-        super().__init__(worth, f, price)
-        self.knots, self.bends = worth.knots, worth.knots[:-1]
-        self.drop = self.factors[1] if self.factors is not None and not self.bends else None
+# x S′(x)/S of the mass below the lower edge, S(x) = Σ(xq − p)₊, on such rows: 1 to 5
+RISE = 2.0
+# where nothing was cut, a is 0: the next search starts no lower than this share of Σp/Σq
+NEAREST = 1e-3
 
 
 class SoftRow:
-    """One row's soft band, in the row's precision.
+    """p/q of one row in the row's precision, part by part, and its soft band once solved.
+
+    The sums of a short row count as 1 where that moves no decision, unless ``exact``.
 
     Attributes
     ----------
+    unit, wanted : P in the row's units, and Σ g in those of p.
     upper, scale : U_1, …, U_M, and A = P a, the scale of the residual, once solved.
     """
 
-    def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces) -> None:
-        self.pieces, self.kind = pieces, _PRECISIONS[q.dtype]
+    def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces, exact: bool = False) -> None:
+        self.pieces, self.kind = pieces, _KINDS[q.dtype]
         self.target, self.unit, self.wanted = q, alive, alive
         safe = q
         if q.min() < self.kind.least:
@@ -88,6 +62,7 @@ class SoftRow:
             self.parts = [(np.divide(p, safe, out=ratio), safe, own, spare)]
         else:
             self._divide(p, safe, memory)
+        if exact or pieces.flat or not self.short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             self.unit, self.wanted = alive * drafted / mass, alive * drafted
         self.upper, self.scale = [math.inf], self.unit
@@ -102,18 +77,18 @@ class SoftRow:
             np.divide(p[part], safe[part], out=ratio)
             self.parts.append((ratio, safe[part], own, spare))
 
-    def excess(self, level: float) -> float:
-        """Return Σ g − P at U_M = ``level``, which rises with it."""
-        drop = self.pieces.drop
-        if self.short and drop is not None:  # the same in few steps: rows of usual vocabularies
-            ratio, q, own, _ = self.parts[0]
-            lower = level * drop
-            ratio.clip(lower, max(min(level, self.kind.most), lower), own)
-            return float(own.dot(q)) - self.wanted
-        return self._beyond(*self.pieces.edges(level, self.unit))
+    def _exclude(self) -> None:
+        """Give p/q = 0 to tokens with q = 0: q counts as little, which a large edge undoes."""
+        first = 0
+        for ratio, *_ in self.parts:
+            ratio *= self.target[first : (first := first + len(ratio))] > 0
 
-    def _beyond(self, upper: list[float], lower: float) -> float:
-        """Return Σ g − P at these edges."""
+    def _largest(self) -> float:
+        """Return the largest p/q."""
+        return max(float(ratio.max()) for ratio, *_ in self.parts)
+
+    def beyond(self, upper: list[float], lower: float) -> float:
+        """Return Σ g − P at these edges, which rises with them."""
         bends, most = self.pieces.bends, self.kind.most
         top, total = max(min(upper[-1], most), lower), 0.0
         for ratio, q, own, spare in self.parts:
@@ -127,34 +102,40 @@ class SoftRow:
 
     def passes(self, asked: float) -> bool:
         """Return whether U_M > ``asked``; if not, ``upper`` and ``scale`` are solved."""
-        pieces, slack = self.pieces, self.kind.slack
-        low, high = pieces.low * self.unit, pieces.high * self.unit
-        if asked <= low * (1 - slack):
+        if self.short and self.pieces.drop is not None:
+            return self._passes_shortly(asked, self.pieces.drop)
+        close = self.kind.rounding * self.wanted
+        search = self.pieces.search(
+            self.unit, self.kind, self._largest, asked, steepness=STEEP, close=close
+        )
+        beyond, value = self.beyond, None
+        try:
+            while True:
+                value = beyond(*search.send(value))  # type: ignore[arg-type]
+        except StopIteration as end:
+            if end.value is None:
+                return True
+            self.upper, self.scale = end.value
+            return False
+
+    def _passes_shortly(self, asked: float, drop: float) -> bool:
+        """Return the same for one piece of KL, most decisions: the search in fewer steps."""
+        (ratio, q, own, _), most, slack = self.parts[0], self.kind.most, self.kind.slack
+        low = max(self.pieces.low * self.unit * (1 - slack), LOWEST)
+        high = self.pieces.high * self.unit * (1 + slack)
+        if asked <= low:
             return True
-        if high == math.inf:
-            high = max(self._largest(), self.unit)
-            if self.excess(high) < 0:
-                return asked <= high or self._uncut(high)
-        if pieces.steep or pieces.bent:
-            if asked < high and self.excess(asked) < 0:
-                return True
-            if pieces.steep or self.excess(self.unit) > 0:
-                return self._sloped()
-            low = self.unit
-        low, high = max(low * (1 - slack), LOWEST), high * (1 + slack)
-        start = asked if low < asked < high else math.sqrt(low * high)
-        settled, close = self.kind.settled, 0.0
-        if pieces.bent:
-            settled, close = SENSITIVE, ROUNDING[self.kind.dtype] * self.wanted
-        root = RisingRoot(low, high, start, settled, STEEP)
+        start = asked if asked < high else math.sqrt(low * high)
+        root = RisingRoot(low, high, start, self.kind.settled, STEEP)
         while not root.done:
-            value = self.excess(root.x)
-            if root.x == asked and value < 0:
+            level = root.x
+            lower = level * drop
+            ratio.clip(lower, max(min(level, most), lower), own)
+            value = float(own.dot(q)) - self.wanted
+            if value < 0 and level == asked:
                 return True
-            if abs(value) < close:
-                break
             root.tell(value)
-        self.upper, self.scale = pieces.edges(root.x, self.unit)
+        self.upper, self.scale = [root.x], root.x * drop
         return False
 
     def recovers(self, asked: float) -> bool:
@@ -162,44 +143,11 @@ class SoftRow:
 
         If not, and φ has one piece, the token is emitted as often as it is drafted.
         """
-        factors = self.pieces.factors
-        if asked >= self.unit or (factors and self.excess(asked / factors[1]) >= 0):
+        drop = self.pieces.drop
+        if asked >= self.unit or (drop and self.beyond([asked / drop], asked) >= 0):
             return False
         self.passes(math.inf)
         return self.scale > asked
-
-    def _sloped(self) -> bool:
-        """Solve for the row by f′(a)."""
-        pieces, slack = self.pieces, self.kind.slack
-        root = RisingRoot(1 - slack, 2 + slack, 1.5, SENSITIVE / max(pieces.span, 1.0), STEEPNESS)
-        while not root.done:
-            value = self._beyond(*pieces.by_slope(root.x, self.unit))
-            if abs(value) <= ROUNDING[self.kind.dtype] * self.wanted:
-                break
-            root.tell(value)
-        self.upper, self.scale = pieces.by_slope(root.x, self.unit)
-        return False
-
-    def _uncut(self, top: float) -> bool:
-        """Solve Σ q max(A, p/q) = P, where all of the draft within the support is too little."""
-        self.upper = [math.inf] * len(self.pieces.knots)
-        low = max(self.pieces.edges(top, self.unit)[1], LOWEST)
-        high = self.unit * (1 + self.kind.slack)
-        root = RisingRoot(low, high, self.unit, self.kind.settled, STEEP)
-        while not root.done:
-            root.tell(self._beyond(self.upper, root.x))
-        self.scale = root.x
-        return False
-
-    def _exclude(self) -> None:
-        """Give p/q = 0 to tokens with q = 0: q counts as little, which a large edge undoes."""
-        first = 0
-        for ratio, *_ in self.parts:
-            ratio *= self.target[first : (first := first + len(ratio))] > 0
-
-    def _largest(self) -> float:
-        """Return the largest p/q."""
-        return max(float(ratio.max()) for ratio, *_ in self.parts)
 
     def ratio_of(self, asked: float) -> float:
         """Return g_n/p_n of a token with this p_n/q_n, once solved."""
@@ -209,6 +157,80 @@ class SoftRow:
             return 0.0
         pairs = zip(self.upper, self.pieces.knots, strict=True)
         return max(self.scale, *(min(edge, knot * asked) for edge, knot in pairs)) / asked
+
+
+class BudgetRow:
+    """One row's band within a budget; in torch, as the cost of long rows is in their logarithms.
+
+    Σ(aq − p)₊ = Σ(p − bq)₊ gives the a that belongs to b, and D rises with b. The search is for
+    √D = √δ: D is flat at b = 1, so that secants in D would end too early at small δ. The sums are
+    of differences that are 0 inside the band, so that the edges are as precise as the row.
+
+    Attributes
+    ----------
+    upper, scale : b and a, once solved.
+    """
+
+    def __init__(self, q: Row, p: Row, f: FDivergence, delta: float) -> None:
+        self.target, draft = torch.from_numpy(q), torch.from_numpy(p)
+        kind = self.kind = PRECISIONS[self.target.dtype]
+        memory = scratch("budget_row", (4, len(q)), kind.dtype)
+        self.q = torch.clamp(self.target, min=kind.least, out=memory[0])
+        self.ratio = torch.div(draft, self.q, out=memory[1])
+        self.own, self.spare = memory[2], memory[3]
+        totals = (float(row.sum(dtype=torch.float64)) for row in (self.target, draft))
+        self.mass, drafted = totals
+        self.unit = drafted / self.mass
+        self.f, self.aim = f, math.sqrt(delta)
+        self.known = self.unit / 2, RISE  # a and the steepness there, where the last search ended
+        self.upper, self.scale = [math.inf], self.unit
+
+    def passes(self, asked: float) -> bool:
+        """Return whether b > ``asked``; if not, ``upper`` and ``scale`` are solved."""
+        most, slack = float(self.ratio.amax()), self.kind.slack
+        if most > self.kind.most:
+            most = float(torch.where(self.target > 0, self.ratio, 0.0).amax())
+        low, high = self.unit * (1 - slack), max(most, self.unit) * (1 + slack)
+        if asked <= low:
+            return True
+        root = RisingRoot(low, high, asked, self.kind.settled)
+        while not root.done:
+            value = self._over(root.x)
+            if root.x == asked and value < 0:
+                return True
+            root.tell(value)
+        self.upper, self.scale = [root.x], self._matched(root.x)
+        return False
+
+    def _over(self, upper: float) -> float:
+        """Return √D − √δ of the band with this upper edge."""
+        lower = self._matched(upper)
+        clipped = torch.clamp(self.ratio, lower, upper, out=self.own).div_(self.unit)
+        cost = float(self.f.centred(clipped, out=self.spare).dot(self.q))
+        return math.sqrt(max(cost, 0.0) / self.mass) - self.aim
+
+    def _matched(self, upper: float) -> float:
+        """Return a with Σ(aq − p)₊ = Σ(p − bq)₊, tokens with q = 0 counted."""
+        cut = -self._moved(None, upper)
+        start, steepness = self.known
+        start, high = max(start, NEAREST * self.unit), self.unit * (1 + self.kind.slack)
+        root = RisingRoot(self.kind.least, high, start, self.kind.settled, steepness)
+        while not root.done:
+            root.tell(_log_ratio(self._moved(root.x, None), cut))
+        self.known = root.x, root.steepness
+        return root.x
+
+    def _moved(self, lower: float | None, upper: float | None) -> float:
+        """Return Σ q (clip(p/q) − p/q)."""
+        clipped = torch.clamp(self.ratio, lower, upper, out=self.own)
+        return float(clipped.sub_(self.ratio).dot(self.q))
+
+
+def _log_ratio(one: float, other: float) -> float:
+    """Return ln(one/other) of two numbers that may be 0, 0 if both are."""
+    if one > 0 and other > 0:
+        return math.log(one / other)
+    return 0.0 if one == other else math.copysign(math.inf, one - other)
 
 
 class _Room:
@@ -237,11 +259,4 @@ def _room_for(user: SoftRow, count: int, kind: Precision) -> list[tuple[Row, Row
 
 _NOBODY: Any = None, None
 _rows = threading.local()
-
-
-def sure_of(pieces: Sequence[Pieces]) -> tuple[float, float]:
-    """Return bounds on h_n/q_n that hold under any of these: the least U_M/P, the largest U_1/P.
-
-    Below the first, r ≥ 1 or h_n/q_n is at least that; nothing exceeds the second.
-    """
-    return min(own.low for own in pieces), max(own.top for own in pieces)
+_KINDS = {np.dtype(str(own).partition(".")[2]): kind for own, kind in PRECISIONS.items()}

@@ -9,6 +9,9 @@ target and p of the draft. Methods do not validate their rows (the public functi
 ``acceptance`` and ``recovery`` may be called with ``p=None``, a draft that is certain of its
 token. Subclasses need not handle it: :class:`Policy` calls their methods with one-hot rows.
 
+:class:`Mathematics` is what a user overrides and reads; :class:`Policy` adds what verifiers ask
+for speed.
+
 A policy states two kinds of things about itself. Its ``declares`` are *claims*: audits and
 property tests check them, and nothing else reads them. A verifier may *rely on* facts of the
 class, each with its own property test: ``entrywise``, ``keeps_what_lossless_keeps`` and
@@ -35,6 +38,12 @@ from cactus_theory.policies._residual import Decision, Residual
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]
 Id = Int[Tensor, "*batch"]
+# what verifiers ask with: rows and tokens of many places, and entries of rows
+Flat = Float[Tensor, "rows vocab"]
+FlatIds = Int[Tensor, "rows"]
+FlatCoins = Float[Tensor, "rows"]
+Entries = Float[Tensor, "*any"]
+Flags = Bool[Tensor, "*any"]
 
 # rows built at once by the O(V²) enumeration: 2^24 float64 entries are 128 MiB
 ENUMERATION_ENTRIES = 2**24
@@ -87,41 +96,13 @@ def _explicit_recovery(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return recovery
 
 
-class Policy(ABC):
-    """When to keep a drafted token, and what replaces it; subclasses are frozen dataclasses.
-
-    Methods of a class outside this package get copies of the rows: one that changes them raises
-    ValueError.
-
-    Attributes
-    ----------
-    file_knobs : class fact. Knobs that name files, which a data file may do in its own folder only.
-    entrywise : class fact. φ(n) and the scale of the residual depend on q_n and p_n alone,
-        so a verifier reads whole rows only after a refusal; see :class:`Entrywise`.
-    keeps_what_lossless_keeps : class fact. φ(n) ≥ min(1, q_n/p_n), so a verifier calls the
-        policy only for tokens that lossless sampling would refuse.
-    shared_recovery : class fact. The recovery law is the same whichever token was refused,
-        so the emitted law takes O(V) a row.
-    needs_path : class fact. The emitted law depends on the path to the row, so that only a
-        verifier of whole blocks can follow the policy.
-
-    Examples
-    --------
-    >>> q, p = torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2])
-    >>> lossless = ct.policy("speculative")
-    >>> lossless.acceptance(q, p, torch.tensor([0, 1]))
-    tensor([0.2500, 1.0000], dtype=torch.float64)
-    >>> lossless.recovery(q, p, torch.tensor(0))
-    tensor([0., 1.], dtype=torch.float64)
-    """
+class Mathematics(ABC):
+    """What a policy is: what it keeps, what replaces a refused token, what is emitted then."""
 
     name: ClassVar[str]
     knob: ClassVar[str | None] = None
     file_knobs: ClassVar[tuple[str, ...]] = ()
-    entrywise: ClassVar[bool] = False
-    keeps_what_lossless_keeps: ClassVar[bool] = False
     shared_recovery: ClassVar[bool] = False
-    needs_path: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -155,38 +136,6 @@ class Policy(ABC):
     @abstractmethod
     def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
         """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
-
-    def keeps_at_once(
-        self,
-        q_n: Float[Tensor, "*any"],
-        p_n: Float[Tensor, "*any"],
-        coin: Float[Tensor, "*any"],
-    ) -> Bool[Tensor, "*any"]:
-        """Return which tokens are kept whatever the rest of their rows holds.
-
-        By their entries and coins alone; the others are asked about. Where the class states
-        ``keeps_what_lossless_keeps``, those that lossless sampling keeps.
-        """
-        if self.keeps_what_lossless_keeps:
-            return coin * p_n < q_n
-        return torch.zeros_like(q_n, dtype=torch.bool)
-
-    def decide(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        coin: Float[Tensor, "rows"],
-    ) -> Decision:
-        """Return whether each drafted token is kept, and what replaces it if not.
-
-        A token is kept iff its coin < φ. Override this where the decision can be made without
-        φ, or for less; it must be the same up to rounding.
-        """
-        kept = coin < self.acceptance(q, p, n[:, None])[:, 0]
-        if not kept.is_cuda and bool(kept.all()):
-            return Decision(kept, None)
-        return Decision(kept, Residual(rows=self.recovery(q, p, n)))
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
         """Return the row each drafted token was verified against, or None if there is none."""
@@ -229,54 +178,6 @@ class Policy(ABC):
         """
         return None
 
-    def reach(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
-        """Return bounds on h_n/p_n in a block, from a token's entries alone; equal if exact.
-
-        A verifier of blocks reads whole rows only where the bounds leave a decision open.
-        """
-        return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
-
-    def follow(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        path: Path,
-    ) -> Step:
-        """Return what the row h makes of nodes of a block and the tokens drafted there."""
-        row = self.target_in_block(q.double(), p.double(), path)
-        assert row is not None
-        mass = path.alive[:, None] * row
-        ratio = mass.gather(-1, n[:, None])[:, 0] / p.gather(-1, n[:, None])[:, 0].double()
-        return Step(ratio.nan_to_num_(nan=0.0), Residual(rows=(mass - p).clamp_(min=0.0)))
-
-    @property
-    def follows_rows(self) -> bool:
-        """Return whether :meth:`follow_row` answers, which is faster than :meth:`follow`."""
-        return False
-
-    def follow_row(self, node: Node) -> tuple[float, float | None]:
-        """Return P h_n/p_n and the scale s of the residual (P h − p)₊ = (s q − p)₊ of one node.
-
-        From 1 on the first may be any such number. The scale, at most P, may be None unless
-        ``node.ends``.
-        """
-        raise NotImplementedError
-
-    @property
-    def decides_rows(self) -> bool:
-        """Return whether :meth:`decide_row` answers, which is faster than :meth:`decide`."""
-        return False
-
-    def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
-        """Return whether a token with coin·p_n/q_n = ``ratio`` is kept; if not, s of its residual.
-
-        Rows (V,) are on the CPU, in one precision; the scale of a token that is kept is arbitrary.
-        """
-        raise NotImplementedError
-
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact law of the next token.
 
@@ -299,6 +200,99 @@ class Policy(ABC):
                 recovered = self.recovery(q_row.expand(shape), p_row.expand(shape), chunk)
                 out[row] += lost[chunk] @ recovered
         return out.reshape(q.shape)
+
+
+class Policy(Mathematics):
+    """When to keep a drafted token, and what replaces it; subclasses are frozen dataclasses.
+
+    Its own methods are what verifiers rely on for speed. Each answers by the mathematics; a class
+    that overrides one answers sooner, the same up to rounding. Methods of a class outside this
+    package get copies of the rows: one that changes them raises ValueError.
+
+    Attributes
+    ----------
+    file_knobs : class fact. Knobs that name files, which a data file may do in its own folder only.
+    entrywise : class fact. φ(n) and the scale of the residual depend on q_n and p_n alone,
+        so a verifier reads whole rows only after a refusal; see :class:`Entrywise`.
+    keeps_what_lossless_keeps : class fact. φ(n) ≥ min(1, q_n/p_n), so a verifier calls the
+        policy only for tokens that lossless sampling would refuse.
+    shared_recovery : class fact. The recovery law is the same whichever token was refused,
+        so the emitted law takes O(V) a row.
+    needs_path : class fact. The emitted law depends on the path to the row, so that only a
+        verifier of whole blocks can follow the policy.
+
+    Examples
+    --------
+    >>> q, p = torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2])
+    >>> lossless = ct.policy("speculative")
+    >>> lossless.acceptance(q, p, torch.tensor([0, 1]))
+    tensor([0.2500, 1.0000], dtype=torch.float64)
+    >>> lossless.recovery(q, p, torch.tensor(0))
+    tensor([0., 1.], dtype=torch.float64)
+    """
+
+    entrywise: ClassVar[bool] = False
+    keeps_what_lossless_keeps: ClassVar[bool] = False
+    needs_path: ClassVar[bool] = False
+
+    def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+        """Return which tokens are kept whatever the rest of their rows holds.
+
+        By their entries and coins alone; the others are asked about. Where the class states
+        ``keeps_what_lossless_keeps``, those that lossless sampling keeps.
+        """
+        if self.keeps_what_lossless_keeps:
+            return coin * p_n < q_n
+        return torch.zeros_like(q_n, dtype=torch.bool)
+
+    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
+        """Return whether each drafted token is kept, and what replaces it if not.
+
+        A token is kept iff its coin < φ. Override this where the decision can be made without
+        φ, or for less; it must be the same up to rounding.
+        """
+        kept = coin < self.acceptance(q, p, n[:, None])[:, 0]
+        if not kept.is_cuda and bool(kept.all()):
+            return Decision(kept, None)
+        return Decision(kept, Residual(rows=self.recovery(q, p, n)))
+
+    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return bounds on h_n/p_n in a block, from a token's entries alone; equal if exact.
+
+        A verifier of blocks reads whole rows only where the bounds leave a decision open.
+        """
+        return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
+
+    def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
+        """Return what the row h makes of nodes of a block and the tokens drafted there."""
+        row = self.target_in_block(q.double(), p.double(), path)
+        assert row is not None
+        mass = path.alive[:, None] * row
+        ratio = mass.gather(-1, n[:, None])[:, 0] / p.gather(-1, n[:, None])[:, 0].double()
+        return Step(ratio.nan_to_num_(nan=0.0), Residual(rows=(mass - p).clamp_(min=0.0)))
+
+    @property
+    def answers_rows(self) -> bool:
+        """Return whether :meth:`follow_row` answers, and :meth:`decide_row` to a chain of tokens.
+
+        That is faster than :meth:`follow` and :meth:`decide`.
+        """
+        return False
+
+    def follow_row(self, node: Node) -> tuple[float, float | None]:
+        """Return P h_n/p_n and the scale s of the residual (P h − p)₊ = (s q − p)₊ of one node.
+
+        From 1 on the first may be any such number. The scale, at most P, may be None unless
+        ``node.ends``.
+        """
+        raise NotImplementedError
+
+    def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
+        """Return whether a token with coin·p_n/q_n = ``ratio`` is kept; if not, s of its residual.
+
+        Rows (V,) are on the CPU, in one precision; the scale of a token that is kept is arbitrary.
+        """
+        raise NotImplementedError
 
 
 class FixedTarget(Policy):
@@ -338,13 +332,7 @@ class FixedTarget(Policy):
         q, p = q.double(), p.double()
         return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)
 
-    def decide(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        coin: Float[Tensor, "rows"],
-    ) -> Decision:
+    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return coin < h_n/p_n, and (h − p)₊, from the row h in the rows' own precision."""
         target = self.target(q, p)
         h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))

@@ -3,10 +3,10 @@
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from cactus_theory.policies._base import FixedTarget, Rows, normalised_or
+from cactus_theory.policies._base import FixedTarget, Flat, FlatCoins, FlatIds, Rows, normalised_or
 from cactus_theory.policies._declaration import Support
 from cactus_theory.policies._residual import UNSCALED, Decision, Residual
 
@@ -34,13 +34,7 @@ class Either(FixedTarget):
             drafted = drafted + lost * normalised_or((q - p).clamp(min=0.0), q)
         return torch.where(self.takes_draft(q, p)[..., None], drafted, q)
 
-    def decide(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        coin: Float[Tensor, "rows"],
-    ) -> Decision:
+    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return kept where h is p, else what lossless sampling decides, with s = 1."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         taken = self.takes_draft(q, p)

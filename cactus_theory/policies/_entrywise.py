@@ -8,11 +8,15 @@ Source: THEORY.md, Theorem 16.
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.policies._base import (
+    Entries,
     FixedTarget,
+    Flat,
+    FlatCoins,
+    FlatIds,
     Id,
     Ids,
     Policy,
@@ -21,8 +25,6 @@ from cactus_theory.policies._base import (
     normalised_or,
 )
 from cactus_theory.policies._residual import UNSCALED, Decision, Residual
-
-Entries = Float[Tensor, "*any"]
 
 
 class Entrywise(Policy):
@@ -38,9 +40,7 @@ class Entrywise(Policy):
         """Return s of the residual after the token was refused."""
         return torch.ones_like(q_n)
 
-    def residual_entries(
-        self, q_n: Float[Tensor, "rows"], ceiling: Float[Tensor, "rows"]
-    ) -> Residual:
+    def residual_entries(self, q_n: FlatCoins, ceiling: FlatCoins) -> Residual:
         """Return the residual after refusing tokens of these entries and ceilings."""
         return Residual(scale=self.scale(q_n, ceiling))
 
@@ -56,13 +56,7 @@ class Entrywise(Policy):
         q, p = q.double(), p.double()
         return normalised_or((scale * q - p).clamp(min=0.0), q)
 
-    def decide(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        coin: Float[Tensor, "rows"],
-    ) -> Decision:
+    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return coin < c/p_n and the scale s."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         ceiling = self.ceiling(q_n, p_n)
@@ -79,9 +73,7 @@ class Raised(Entrywise, FixedTarget):
 
     keeps_what_lossless_keeps = True
 
-    def residual_entries(
-        self, q_n: Float[Tensor, "rows"], ceiling: Float[Tensor, "rows"]
-    ) -> Residual:
+    def residual_entries(self, q_n: FlatCoins, ceiling: FlatCoins) -> Residual:
         """Return s = 1."""
         return Residual(scale=UNSCALED)
 

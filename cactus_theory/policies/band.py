@@ -3,20 +3,29 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory import optimum
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import registered_divergence as find_divergence
-from cactus_theory.optimum.decide import LEAST, Judged, decide_at_budget, decide_at_price
-from cactus_theory.optimum.soft import ONE_TOKEN
-from cactus_theory.optimum.soft_row import Pieces, SoftRow
-from cactus_theory.policies._base import FixedTarget, Ids, Rows, keep_probability
+from cactus_theory.optimum.soft import ONE_TOKEN, PRECISIONS, Pieces
+from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
+from cactus_theory.policies._base import (
+    Entries,
+    FixedTarget,
+    Flat,
+    FlatCoins,
+    FlatIds,
+    Ids,
+    Rows,
+    keep_probability,
+)
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._path import Node, Path, Step
 from cactus_theory.policies._registry import register
@@ -75,10 +84,10 @@ class Band(FixedTarget):
         """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
         shape = (*q.shape[:-1], 1)
-        if self.price is not None and len(flat_q) <= FEW_ROWS and self._decides_in_place(flat_q):
-            judged = self._judged(flat_q, flat_p, [math.inf] * len(flat_q))
-            edges = torch.tensor([judged.lower, judged.upper], dtype=torch.float64)
-            return edges[0].reshape(shape), edges[1].reshape(shape)
+        if self.answers_rows and len(flat_q) <= FEW_ROWS and q.device.type == "cpu":
+            rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
+            solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
+            return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
         found = optimum.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
         return found[0].reshape(shape), found[1].reshape(shape)
 
@@ -94,34 +103,28 @@ class Band(FixedTarget):
         q_n, p_n = q.gather(-1, n).double(), p.gather(-1, n).double()
         return _kept(self.edges(q, p)[1], q_n, p_n)
 
-    def decide(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        coin: Float[Tensor, "rows"],
-    ) -> Decision:
-        """Return coin < b q_n/p_n and the scale a.
+    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
+        """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.soft_row`.
 
-        At a price neither edge is solved unless the token is refused; see
-        :mod:`cactus_theory.optimum.decide`.
+        Row by row without solving the band first where rows are on the CPU and the policy answers
+        rows, or has float32 rows and a finite budget above rounding.
         """
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        if q.dtype not in LEAST:
+        if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
-        if not self._decides_in_place(q):
+        delta = self.delta or 0.0
+        by_budget = self._smooth and q.dtype == torch.float32 and LEAST_BUDGET < delta < math.inf
+        if q.device.type != "cpu" or not (self.answers_rows or by_budget):
             lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf).tolist()
-        if self.decides_rows:
-            return self._decided_by_row(q, p, ratio)
-        found = self._judged(q, p, ratio)
-        lower = torch.tensor(found.lower, dtype=torch.float64)
-        return Decision(torch.tensor(found.kept), Residual(scale=lower))
+        rows = zip(q.detach().numpy(), p.detach().numpy(), ratio, strict=True)
+        kept, lower = zip(*(self.decide_row(*own) for own in rows), strict=True)
+        return Decision(
+            torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
+        )
 
-    def reach(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n: between 1 and q_n/p_n, raised at most to the largest b."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         most, generator = math.inf, self.kind.generator
@@ -131,16 +134,10 @@ class Band(FixedTarget):
         raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
         return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
 
-    def follow(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        path: Path,
-    ) -> Step:
+    def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return P h_n/p_n and the scale P a."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        if q.dtype not in LEAST:
+        if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
         lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
         ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
@@ -148,69 +145,51 @@ class Band(FixedTarget):
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
 
     @cached_property
-    def decides_rows(self) -> bool:  # type: ignore[override]
-        """Return whether it is priced and its path does not end early."""
-        return self.follows_rows
+    def answers_rows(self) -> bool:  # type: ignore[override]
+        """Return whether it is priced, by the price of a smooth generator."""
+        priced = self.price is not None and 0 < self.price < math.inf
+        return priced and self._smooth and self.kind.generator is self.kind
+
+    def row(self, q: np.ndarray, p: np.ndarray) -> SoftRow | BudgetRow:
+        """Return what finds the band of one row, (V,) on the CPU, or decides without it."""
+        shared = self._shared
+        if isinstance(shared, Pieces):
+            return SoftRow(q, p, 1.0, shared)
+        return BudgetRow(q, p, *shared)
 
     def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
         """Return whether ``ratio`` < b, and a if not."""
-        row = SoftRow(q, p, 1.0, self.pieces)
+        row = self.row(q, p)
         return row.passes(ratio), row.scale
-
-    @cached_property
-    def follows_rows(self) -> bool:  # type: ignore[override]
-        """Return whether it is priced and its path does not end early: f′(∞) = ∞."""
-        generator = self.kind.generator
-        priced = self.price is not None and 0 < self.price < math.inf and generator is self.kind
-        return priced and self._smooth and generator.slope_at_infinity == math.inf  # type: ignore[union-attr]
 
     def follow_row(self, node: Node) -> tuple[float, float | None]:
         """Return P h_n/p_n and P a, which is solved where h_n ≠ p_n, or the path may end."""
-        row, asked = SoftRow(node.q, node.p, 1.0, self.pieces), node.asked
+        row, asked = SoftRow(node.q, node.p, 1.0, self._shared), node.asked
         if row.passes(math.inf if node.ends else asked):  # asked < b
             if node.alive == 1 or not row.recovers(asked):
                 return node.alive, None
         return node.alive * row.ratio_of(asked), node.alive * row.scale
 
+    def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
+        """Return (a, b) of one row at a price."""
+        row = SoftRow(q, p, 1.0, self._shared, exact=True)
+        row.passes(math.inf)
+        return row.scale, row.upper[-1]
+
     @cached_property
-    def pieces(self) -> Pieces:
-        """Return what the bands of all rows have in common, by price."""
+    def _shared(self) -> Any:
+        """Return what the bands of all rows share: their pieces, or a generator and its budget."""
         generator = self.kind.generator
-        assert generator is not None and self.price is not None
-        return Pieces(ONE_TOKEN, generator, self.price)
+        assert generator is not None
+        if self.price is not None:
+            return Pieces(ONE_TOKEN, generator, self.price)
+        delta = torch.tensor(self.delta, dtype=torch.float64)
+        return generator, float(self.kind.to_generator(delta))
 
     @property
     def _smooth(self) -> bool:
         generator = self.kind.generator
         return generator is not None and generator.smooth
-
-    def _decides_in_place(self, q: Rows) -> bool:
-        """Return whether tokens can be decided without solving the band first.
-
-        That takes a smooth generator, rows on the CPU, and a finite positive price or, for
-        float32 rows, a finite budget above rounding.
-        """
-        if not self._smooth or q.is_cuda:
-            return False
-        if self.price is not None:  # the generator's price differs from its divergence's
-            return 0 < self.price < math.inf and self.kind.generator is self.kind
-        assert self.delta is not None
-        return q.dtype == torch.float32 and LEAST_BUDGET < self.delta < math.inf
-
-    def _decided_by_row(self, q: Rows, p: Rows, ratio: list[float]) -> Decision:
-        pairs = zip(q.numpy(), p.numpy(), ratio, strict=True)
-        kept, lower = zip(*(self.decide_row(*own) for own in pairs), strict=True)
-        return Decision(
-            torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
-        )
-
-    def _judged(self, q: Rows, p: Rows, ratio: list[float]) -> Judged:
-        generator = self.kind.generator
-        assert generator is not None
-        if self.price is not None:
-            return decide_at_price(q, p, ratio, generator, self.price)
-        delta = self.kind.to_generator(torch.tensor(self.delta, dtype=torch.float64))
-        return decide_at_budget(q, p, ratio, generator, float(delta))
 
 
 def _kept(upper: Tensor, q_n: Tensor, p_n: Tensor) -> Tensor:

@@ -3,10 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from jaxtyping import Float
-from torch import Tensor
-
 from cactus_theory import _arguments as check
+from cactus_theory.policies._base import Entries
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._entrywise import Raised
 from cactus_theory.policies._registry import register
@@ -35,8 +33,6 @@ class Lenience(Raised):
         budget = Budget("max_divergence", -math.log(self.lenience), "emitted")
         return Declaration(-1, 1.0, budget, between=True, at_least_speculative=True, optimal=True)
 
-    def ceiling(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> Float[Tensor, "*any"]:
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
         """Return q_n/ℓ."""
         return q_n / self.lenience

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from cactus_theory import _arguments as check
+from cactus_theory.policies._base import Entries
 from cactus_theory.policies._declaration import SUPPORTS, Budget, Declaration, Support
 from cactus_theory.policies._entrywise import Raised
 from cactus_theory.policies._registry import register
@@ -40,9 +39,7 @@ class Mixture(Raised):
             1, 0.0, budget, between=True, at_least_speculative=True, support=self.support
         )
 
-    def ceiling(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> Float[Tensor, "*any"]:
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
         """Return αp_n + (1−α)q_n; the residual is (h − p)₊ ∝ (q − p)₊."""
         mixed = self.alpha * p_n + (1 - self.alpha) * q_n
         return mixed if self.support == "free" else torch.where(q_n > 0, mixed, 0.0)

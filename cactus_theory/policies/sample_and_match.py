@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or
+from cactus_theory.policies._base import Entries, Flags, Id, Ids, Policy, Rows, normalised_or
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register
 
@@ -36,12 +36,7 @@ class SampleAndMatch(Policy):
         q = q.double()
         return normalised_or(q.scatter(-1, n[..., None], 0.0), q)
 
-    def keeps_at_once(
-        self,
-        q_n: Float[Tensor, "*any"],
-        p_n: Float[Tensor, "*any"],
-        coin: Float[Tensor, "*any"],
-    ) -> Bool[Tensor, "*any"]:
+    def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return coin < q_n: the rest of the row is not needed."""
         return coin < q_n
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import registered_divergence as find_divergence
-from cactus_theory.optimum.soft import Worth, soft_rows
-from cactus_theory.optimum.soft_row import Pieces, SoftRow, sure_of
-from cactus_theory.policies._base import FixedTarget, Rows
+from cactus_theory.optimum.soft import Pieces, Worth, soft_rows
+from cactus_theory.optimum.soft_row import SoftRow
+from cactus_theory.policies._base import Entries, FixedTarget, Rows
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._path import Node, Path
 from cactus_theory.policies._registry import register
@@ -142,9 +142,7 @@ class SoftBand(FixedTarget):
             follows = unit + torch.logaddexp(none, one + follows)
         return raised
 
-    def reach(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n; a ratio of at least 1 may be taken for more."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         if self.price == math.inf:
@@ -154,11 +152,11 @@ class SoftBand(FixedTarget):
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
-        """Return bounds on h_n/q_n of tokens with r < 1."""
-        return sure_of(self.pieces)
+        """Return bounds on h_n/q_n under any piece: the least U_M/P of r < 1, the largest U_1/P."""
+        return min(own.low for own in self.pieces), max(own.top for own in self.pieces)
 
     @property
-    def follows_rows(self) -> bool:
+    def answers_rows(self) -> bool:
         """Return that it does."""
         return True
 

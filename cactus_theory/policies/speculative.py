@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
-from torch import Tensor
-
-from cactus_theory.policies._base import Rows
+from cactus_theory.policies._base import Entries, Rows
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._entrywise import Raised
 from cactus_theory.policies._path import Node
@@ -26,9 +23,7 @@ class Speculative(Raised):
         budget = Budget("kl", 0.0, "emitted")
         return Declaration(budget=budget, between=True, at_least_speculative=True)
 
-    def ceiling(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> Float[Tensor, "*any"]:
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
         """Return q_n."""
         return q_n
 
@@ -36,15 +31,13 @@ class Speculative(Raised):
         """Return q."""
         return q
 
-    def reach(
-        self, q_n: Float[Tensor, "*any"], p_n: Float[Tensor, "*any"]
-    ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
+    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return q_n/p_n, which is exact."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         return ratio, ratio
 
     @property
-    def follows_rows(self) -> bool:
+    def answers_rows(self) -> bool:
         """Return that it does."""
         return True
 

@@ -3,12 +3,24 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory._scratch import scratch
-from cactus_theory.policies._base import TIE, Id, Ids, Policy, Rows, one_hot
+from cactus_theory.policies._base import (
+    TIE,
+    Entries,
+    Flags,
+    Flat,
+    FlatCoins,
+    FlatIds,
+    Id,
+    Ids,
+    Policy,
+    Rows,
+    one_hot,
+)
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._residual import Decision, Residual
@@ -57,22 +69,11 @@ class Typical(Policy):
         q = q.double()
         return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
 
-    def keeps_at_once(
-        self,
-        q_n: Float[Tensor, "*any"],
-        p_n: Float[Tensor, "*any"],
-        coin: Float[Tensor, "*any"],
-    ) -> Bool[Tensor, "*any"]:
+    def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return q_n > ε: the threshold of no row is higher."""
         return q_n > self.epsilon * (1 + TIE)
 
-    def decide(
-        self,
-        q: Float[Tensor, "rows vocab"],
-        p: Float[Tensor, "rows vocab"],
-        n: Int[Tensor, "rows"],
-        coin: Float[Tensor, "rows"],
-    ) -> Decision:
+    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return q_n > min(ε, α e^{−H}); a row whose q_n exceeds ε need not be read."""
         q_n = q.gather(-1, n[:, None])[:, 0].double()
         kept = self.keeps_at_once(q_n, q_n, coin)

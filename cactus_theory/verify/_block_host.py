@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory._scratch import scratch
-from cactus_theory.optimum.decide import LEAST
+from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Node, Path
@@ -41,7 +41,7 @@ class BlockOnHost(OnHost):
         self.bonus, self.coins, self.planned = bonus, accept.tolist(), draft.planned
         if self.p is not None:
             self.rows = self.q.numpy(), self.p.numpy()
-            if any(policy.follows_rows for policy in assigned.policies):
+            if any(policy.answers_rows for policy in assigned.policies):
                 self.entries = self.q_n.tolist(), self.p_n.tolist()
         self.ahead = looked_ahead(assigned, self.q, self._followed(draft))
         self.low, self.high = (bound.tolist() for bound in self._bounds())
@@ -125,7 +125,7 @@ class BlockOnHost(OnHost):
         self.ratios = {}
         for number, own in self._by_policy(asked):
             policy = self.assigned.policies[number]
-            if policy.follows_rows and self.p is not None:
+            if policy.answers_rows and self.p is not None:
                 for place in own:
                     self._follow_row(policy, place, ends)
             elif self.ahead[number] is not None:
@@ -193,7 +193,7 @@ class BlockOnHost(OnHost):
         if self.p is None:
             return set()
         policies = self.assigned.policies
-        asked = [own for number, own in self._by_policy(places) if policies[number].follows_rows]
+        asked = [own for number, own in self._by_policy(places) if policies[number].answers_rows]
         return {place for own in asked for place in own if not self._may_end(*place)}
 
     def _may_end(self, row: int, place: int) -> bool:
@@ -247,4 +247,4 @@ class BlockOnHost(OnHost):
 
 def _workable(rows: Float[Tensor, "batch K vocab"]) -> Float[Tensor, "batch K vocab"]:
     """Return rows that passes in numpy can read: float32 for those of half precision."""
-    return rows if rows.dtype in LEAST else rows.float()
+    return rows if rows.dtype in PRECISIONS else rows.float()

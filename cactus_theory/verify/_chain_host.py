@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cactus_theory._arguments import ROW_SUM_TOLERANCE
 from cactus_theory._scratch import scratch
-from cactus_theory.optimum.decide import LEAST
+from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._residual import Residual
@@ -37,9 +37,9 @@ class ChainOnHost(OnHost):
     ) -> None:
         super().__init__(assigned, q, draft.probs, draft, accept, draw)
         self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
-        workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in LEAST
+        workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in PRECISIONS
         self.rows = (q.numpy(), self.p.numpy()) if workable else None  # type: ignore[union-attr]
-        if workable and any(policy.decides_rows for policy in assigned.policies):
+        if workable and any(policy.answers_rows for policy in assigned.policies):
             self.entries = [entries.tolist() for entries in (accept, self.q_n, self.p_n)]
 
     def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
@@ -98,7 +98,7 @@ class ChainOnHost(OnHost):
         going_on = []
         for number, own in self._by_policy(asked):
             policy = self.assigned.policies[number]
-            if policy.decides_rows and self.rows is not None:
+            if policy.answers_rows and self.rows is not None:
                 going_on += [place[0] for place in own if self._keeps(policy, place)]
             else:
                 for places in self._together(own):

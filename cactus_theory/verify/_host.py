@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from cactus_theory.optimum.decide import LEAST
+from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies._residual import UNSCALED
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.draw import BLOCKED_FROM, pick, pick_one
@@ -131,7 +131,7 @@ def _entries(
     rows: Float[Tensor, "batch K1 vocab"], ids: Int[Tensor, "batch K"]
 ) -> Float[np.ndarray, "batch K"]:
     """Return the entries of the drafted tokens, float64."""
-    if rows.dtype not in LEAST:
+    if rows.dtype not in PRECISIONS:
         return rows[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double().numpy()
     batch, width = ids.shape
     found = rows.detach().numpy()[np.arange(batch)[:, None], np.arange(width), ids.numpy()]

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
+from cactus_theory.optimum.roots import halved
 from cactus_theory.traces import Cycle, Trace, save_trace
 
 MEASURES = ("total_variation", "kl")
@@ -143,12 +144,7 @@ def _strength(dials: Dials, q: Rows, log_q: Rows, tilt: Rows, distances: PerRow)
             f"distance: must be below about {most:.4g}, what the draft reaches in this vocabulary "
             f"with all mass on one token; got {float(distances[row]):.4g}"
         )
-    low = torch.zeros_like(high)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        under = distance(middle) < distances
-        low, high = torch.where(under, middle, low), torch.where(under, high, middle)
-    return high
+    return halved(torch.zeros_like(high), high, lambda t: distance(t) < distances, HALVINGS)[1]
 
 
 # levels of the distance that are drawn stay this far from total rejection

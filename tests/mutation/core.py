@@ -82,7 +82,7 @@ FIRST = {
     "policies/_values": ("policies/test_soft_band",),
     "policies/": ("policies/test_rules", "verify/test_contract", "test_emitted"),
     "optimum/soft": ("optimum/test_soft", "verify/test_block"),
-    "optimum/decide": ("optimum/test_decide",),
+    "optimum/soft_row": ("optimum/test_decide", "optimum/test_soft"),
     "optimum/": ("optimum/test_newton", "optimum/test_ends", "optimum/test_two_ways"),
     "divergences/": ("test_divergences", "optimum/test_ends"),
     "emitted": ("test_emitted",),

@@ -17,9 +17,9 @@ IN_POLICIES = {
         ("normalised_or", Replace("residual / torch.where(empty, 1.0, total)", "residual")),
         ("Policy.decide", Operator("<", "<=")),
         ("Policy.keeps_at_once", Replace("coin * p_n < q_n", "coin * p_n < 2 * q_n")),
-        ("Policy.emitted", Replace("1 - phi", "phi")),
+        ("Mathematics.emitted", Replace("1 - phi", "phi")),
         (
-            "Policy.emitted",
+            "Mathematics.emitted",
             Replace(
                 "lost * self.recovery(q, p, p.argmax(-1))", "self.recovery(q, p, p.argmax(-1))"
             ),
@@ -70,7 +70,7 @@ IN_POLICIES = {
         ),
         ("Band.decide", Replace("coin * p_n / q_n", "p_n / q_n")),
         ("Band.decide", Argument("Residual", "scale", "lower / 2")),
-        ("Band._judged", RenameCall("to_generator", "from_generator")),
+        ("Band._shared", RenameCall("to_generator", "from_generator")),
     ),
     "policies/typical.py": (
         ("Typical.acceptance", Replace("1 + TIE", "1 - TIE")),

@@ -38,7 +38,11 @@ IN_OPTIMUM = {
         ("Path._lower", Operator("+", "-", nth=0)),
         ("Path._lower", Argument("clamp", "max", "0.9")),
     ),
-    "optimum/roots.py": (("convex_root", Replace("there <= budget", "there > budget")),),
+    "optimum/roots.py": (
+        ("convex_root", Replace("there <= budget", "there > budget")),
+        ("RisingRoot.tell", Replace("value > 0", "value < 0")),
+        ("halved", Replace("torch.where(under, middle, low)", "low")),
+    ),
     "optimum/geometry.py": (
         ("Geometry.price", Operator("/", "*")),
         ("Geometry.lossless_price", Value("2 * _", into="leak")),
@@ -64,16 +68,6 @@ IN_OPTIMUM = {
         ("_found", Replace("tables.least", "tables.most")),
         ("_with_partner", Operator("-", "+")),
         ("Tables._set_zeros_apart", Value("0 * _", into="self.leaked")),
-    ),
-    "optimum/decide.py": (
-        ("_judge", Replace("value < 0", "value > 0")),
-        ("_judge", Replace("own < limit", "True")),
-        ("RisingRoot.tell", Replace("value > 0", "value < 0")),
-        ("Ratios.moved", DropCall("sub_")),
-        ("decide_at_price", Replace("1 / price", "price")),
-        ("decide_at_price.lower", Replace("upper / scale", "upper")),
-        ("_matched.left", Replace("-gone", "-2 * gone")),
-        ("decide_at_budget", Replace("math.sqrt(delta)", "math.sqrt(2 * delta)")),
     ),
     "emitted.py": (
         ("_spent", RenameCall("amax", "amin")),

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.optimum.decide import LEAST, RisingRoot, decide_at_budget, decide_at_price
+from cactus_theory.optimum.roots import RisingRoot
+from cactus_theory.optimum.soft import ONE_TOKEN, PRECISIONS, Pieces
+from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
 from tests.amounts import amount, some
 
 # what deciding in float32 may change of an emitted law, in total variation, at any budget: an
@@ -40,6 +42,22 @@ def thresholds(q, p, kept):
         below = kept(middle)
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return low
+
+
+def solved(row):
+    """Return whether a token that is never kept is, and the edges a and b."""
+    return row.passes(math.inf), row.scale, row.upper[-1]
+
+
+def at_price(q, p, f, price):
+    """Return the solved band of every row at a price."""
+    pieces = Pieces(ONE_TOKEN, f, price)
+    return [SoftRow(*row, 1.0, pieces) for row in zip(q.numpy(), p.numpy(), strict=True)]
+
+
+def at_budget(q, p, f, delta):
+    """Return the solved band of every row within a budget of f."""
+    return [BudgetRow(*row, f, delta) for row in zip(q.numpy(), p.numpy(), strict=True)]
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -95,10 +113,10 @@ def test_float32_edges_are_as_good_at_small_budgets(divergence, delta):
     q, p = rows(amount(4, 40), 20, torch.float32, noise=2.0)
     kind = ct.divergence(divergence)
     budget = float(kind.to_generator(torch.tensor(delta, dtype=torch.float64)))
-    found = decide_at_budget(q, p, [math.inf] * len(q), kind.generator, budget)
-    assert not any(found.kept)
+    kept, *edges = zip(*map(solved, at_budget(q, p, kind.generator, budget)), strict=True)
+    assert not any(kept)
     exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
-    lower, upper = (torch.tensor(edge, dtype=torch.float64) for edge in (found.lower, found.upper))
+    lower, upper = (torch.tensor(edge, dtype=torch.float64) for edge in edges)
     law = law_of_edges(*exact, lower[:, None], upper[:, None])
     best = ct.policy(f"band:delta={delta},divergence={divergence}").emitted(*exact)
     assert (law - best).abs().sum(-1).max() / 2 < FLOAT32_LAW / 3
@@ -123,31 +141,32 @@ def test_wide_float32_rows_that_miss_one_decide_as_their_normalised_selves(diver
 def test_edges_of_the_decision_are_those_of_the_solved_band(dtype):
     q, p = rows(30, 200, dtype, seed=5)
     kl = ct.divergence("kl")
-    never = [math.inf] * 30
     exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
     close = 2e-5 if dtype == torch.float32 else 1e-12
-    for price in (0.3, 2.0):
-        found = decide_at_price(q, p, never, kl, price)
-        assert not any(found.kept)
-        solved = ct.optimal_acceptance(*exact, price=price)
-        lower = torch.tensor(found.lower, dtype=torch.float64)
-        assert ((lower - solved.lower).abs() / solved.lower).max() < close
-    found = decide_at_budget(q, p, never, kl, 0.05)
-    solved = ct.optimal_acceptance(*exact, delta=0.05)
-    lower = torch.tensor(found.lower, dtype=torch.float64)
-    assert ((lower - solved.lower).abs() / solved.lower).max() < close
+    for find, knob, amount_ in (
+        (at_price, "price", 0.3),
+        (at_price, "price", 2.0),
+        (at_budget, "delta", 0.05),
+    ):
+        kept, lower, _ = zip(*map(solved, find(q, p, kl, amount_)), strict=True)
+        assert not any(kept)
+        best = ct.optimal_acceptance(*exact, **{knob: amount_})
+        found = torch.tensor(lower, dtype=torch.float64)
+        assert ((found - best.lower).abs() / best.lower).max() < close
 
 
-def test_a_row_decides_alone_as_among_others():
+@pytest.mark.parametrize("spec", ["band:price=2", "band:delta=0.05"])
+def test_a_row_decides_alone_as_among_others(spec):
     q, p = rows(12, 300, torch.float32, seed=6)
-    ratio = torch.linspace(0.5, 3.0, 12).tolist()
-    kl = ct.divergence("kl")
-    for decide, knob in ((decide_at_price, 2.0), (decide_at_budget, 0.05)):
-        together = decide(q, p, ratio, kl, knob)
-        for row in range(12):
-            alone = decide(q[row : row + 1], p[row : row + 1], ratio[row : row + 1], kl, knob)
-            assert alone.kept == together.kept[row : row + 1]
-            assert alone.lower == pytest.approx(together.lower[row : row + 1], rel=1e-5)
+    rule, coin = ct.policy(spec), torch.linspace(0.1, 0.999, 12, dtype=torch.float64)
+    token = (p / q).argsort(-1)[:, -30]
+    together = rule.decide(q, p, token, coin)
+    assert 0 < together.kept.sum() < 12
+    for row in range(12):
+        own = slice(row, row + 1)
+        alone = rule.decide(q[own], p[own], token[own], coin[own])
+        assert alone.kept == together.kept[own]
+        assert alone.residual.scale == together.residual.scale[own]
 
 
 def test_narrow_rows_are_decided_in_float32():
@@ -158,7 +177,7 @@ def test_narrow_rows_are_decided_in_float32():
     wide = rule.decide(q.float(), p.float(), tokens, coin)
     assert torch.equal(narrow.kept, wide.kept)
     assert torch.equal(narrow.residual.scale, wide.residual.scale)
-    assert torch.bfloat16 not in LEAST
+    assert torch.bfloat16 not in PRECISIONS
 
 
 @pytest.mark.parametrize("power", [1, 3, 9])
@@ -200,6 +219,6 @@ def test_a_coin_at_the_upper_edge_itself_refuses():
     """Numbers that binary fractions hold: b = 1.25, a = 0.75, and the excess is exactly 0."""
     q = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
     p = torch.tensor([[0.75, 0.25]], dtype=torch.float64)
-    found = decide_at_price(q, p, [1.25], ct.divergence("pearson_chi2"), 1.0)
-    assert found.kept == [False]
-    assert (found.lower, found.upper) == ([0.75], [1.25])
+    (row,) = at_price(q, p, ct.divergence("pearson_chi2"), 1.0)
+    assert not row.passes(1.25)
+    assert (row.scale, row.upper[-1]) == pytest.approx((0.75, 1.25), rel=1e-12)

@@ -8,9 +8,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import FDivergence, divergence
-from cactus_theory.optimum.decide import LEAST
-from cactus_theory.optimum.soft import ONE_TOKEN, Worth, soft_rows
-from cactus_theory.optimum.soft_row import Pieces, SoftRow
+from cactus_theory.optimum.soft import LOWEST, ONE_TOKEN, Pieces, Worth, soft_rows
+from cactus_theory.optimum.soft_row import SoftRow
 from cactus_theory.policies import policy
 from tests.amounts import amount, some
 from tests.formulas import by_hand
@@ -27,7 +26,7 @@ MIXED = [(a, b) for a in KINDS for b in KINDS]
 NOT_TINY = [pair for pair in MIXED if "tiny" not in pair]
 # sums of a few float64 terms
 ROUNDING = 1e-12
-# a float32 row whose edges are settled to 2e-5 in one part (see optimum.decide), and where f′ is
+# a float32 row whose edges are settled to 2e-5 in one part (see optimum.soft), and where f′ is
 # so flat that a rounding moves an edge of some thousands
 SINGLE, FLAT = 3e-6, 1e-4
 # the same in float64: of a row, and of a ratio near 1
@@ -219,7 +218,7 @@ def by_numpy(q, p, alive, pieces) -> tuple[SoftRow, np.ndarray]:
     """Return a solved row and its law from the level."""
     row = SoftRow(q, p, alive, pieces)
     assert not row.passes(math.inf)
-    ratio = p.astype(float) / np.maximum(q.astype(float), LEAST[torch.float64])
+    ratio = p.astype(float) / np.maximum(q.astype(float), LOWEST)
     shaped = np.full(len(q), row.scale)
     for edge, knot in zip(row.upper, pieces.knots, strict=True):
         shaped = np.maximum(shaped, np.minimum(edge, knot * ratio))

@@ -148,7 +148,7 @@ def test_what_raises_or_is_no_law_on_a_few_rows_is_refused(monkeypatch):
     from cactus_theory.policies.band import Band
 
     monkeypatch.setattr(Band, "decide", lambda *given: 1 / 0)
-    monkeypatch.setattr(Band, "decides_rows", property(lambda rule: False))
+    monkeypatch.setattr(Band, "answers_rows", property(lambda rule: False))
     assert "ZeroDivisionError" in refusal("band:price=3", trial=try_rows)
 
 
