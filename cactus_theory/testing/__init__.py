@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cactus_theory.testing import families, laws, strategies, verifiers
     from cactus_theory.testing._check import load_rule
+    from cactus_theory.testing._divergence import assert_divergence_properties
     from cactus_theory.testing._drafter import assert_drafter_properties
     from cactus_theory.testing._policies import assert_policy_laws, law_cases
     from cactus_theory.testing._policies import assert_policy_laws as assert_policy_properties
@@ -40,6 +41,7 @@ __all__ = [
     "Report",
     "Verdict",
     "VerifierProperty",
+    "assert_divergence_properties",
     "assert_drafter_properties",
     "assert_policy_laws",
     "assert_policy_properties",
@@ -67,6 +69,7 @@ _ALIASES = {
 # modules and what is taken from each
 _HOMES = {
     "_check": ("load_rule",),
+    "_divergence": ("assert_divergence_properties",),
     "_drafter": ("assert_drafter_properties",),
     "_policies": ("assert_policy_laws", "law_cases"),
     "_property": ("Bounds", "Property"),
