@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -91,11 +92,11 @@ def assert_divergence_properties(
     return examples
 
 
+@dataclass
 class _Geometry(Seen):
     """A divergence at fixed ratios and budgets; f′ by central differences of f, and so on."""
 
-    def __init__(self, kind: Divergence) -> None:
-        self.kind = kind
+    kind: Divergence
 
     @property
     def f(self) -> FDivergence:
@@ -220,11 +221,14 @@ def budgets_translate_both_ways(seen: _Geometry) -> Iterator[Bounds]:
     yield _equal(price, _rise(kind.to_generator, delta), about, delta)
 
 
+@dataclass
 class _Rows(Seen):
     """What a divergence costs on rows q and h (R, V)."""
 
-    def __init__(self, kind: Divergence, q: Tensor, h: Tensor, drawn: tuple[int, int]) -> None:
-        self.kind, self.q, self.h, self.drawn = kind, q, h, drawn
+    kind: Divergence
+    q: Tensor
+    h: Tensor
+    drawn: tuple[int, int]
 
     def shown(self, row: int) -> Iterator[tuple[str, str]]:
         """Yield the two rows."""
@@ -300,17 +304,17 @@ def merging_tokens_never_costs_more(seen: _Rows) -> Iterator[Bounds]:
 @VALUE_PROPERTIES.enter(hint="another sum, or mass where q = 0 at another price than f′(∞)")
 def values_are_those_of_the_generator(seen: _Rows) -> Iterator[Bounds]:
     """D is Σ q f(h/q) + f′(∞) h(q=0), what its generator translates to, or its largest ratio's."""
-    h, q, kind = seen.h, seen.q, seen.kind
+    h, q, kind, f = seen.h, seen.q, seen.kind, seen.kind.generator
     ratio = torch.where(h == 0, 0.0, h / q)
     judged = (ratio.isfinite() | (q == 0)).all(-1)
-    if kind.generator is None:
+    if f is None:
         found, allowed = kind.from_ceiling(ratio.amax(-1)), seen.allowed
-    elif kind.generator is kind:
-        terms = torch.where(q > 0, q * seen.kind.generator.f(torch.where(q > 0, ratio, 1.0)), 0.0)
+    elif f is kind:
+        terms = torch.where(q > 0, q * f.f(torch.where(q > 0, ratio, 1.0)), 0.0)
         lost = torch.where(q > 0, 0.0, h).sum(-1)
-        found = terms.sum(-1) + torch.where(lost > 0, lost * kind.generator.slope_at_infinity, 0.0)
+        found = terms.sum(-1) + torch.where(lost > 0, lost * f.slope_at_infinity, 0.0)
         allowed = seen.allowed + EXACT * terms.abs().sum(-1).nan_to_num(posinf=0.0)
     else:
-        found = kind.from_generator(kind.generator.value(h.clone(), q.clone()))
+        found = kind.from_generator(f.value(h.clone(), q.clone()))
         allowed = seen.allowed
     yield Bounds(seen.value, found, found, "D(h‖q)", allowed, judged)

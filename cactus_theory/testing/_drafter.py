@@ -126,26 +126,29 @@ class _Drafted:
         return torch.arange(self.ids.shape[1]) < torch.tensor(self.lengths)[:, None]
 
 
+@dataclass
 class _Bench(Seen):
     """A drafter on made-up prompts, and the verifier and policy beside it."""
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        target_model: Any,
-        model: Any,
-        verifier: Verifier,
-        policy: Policy,
-        temperature: float,
-        width: int,
-        rounds: int,
-        seed: int,
-    ) -> None:
-        self.drafter, self.target_model, self.model = drafter, target_model, model
-        self.verifier, self.policy, self.temperature = verifier, policy, temperature
-        self.width, self.rounds, self.seed = width, rounds, seed
-        self.vocab = text_config(target_model).vocab_size
-        self.prompts = [[token % self.vocab for token in prompt] for prompt in PROMPTS]
+    drafter: Drafter
+    target_model: Any
+    model: Any
+    verifier: Verifier
+    policy: Policy
+    temperature: float
+    most: int
+    rounds: int
+    seed: int
+
+    @cached_property
+    def vocab(self) -> int:
+        """Return V."""
+        return text_config(self.target_model).vocab_size
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Return the prompts, in the model's vocabulary."""
+        return [[token % self.vocab for token in prompt] for prompt in PROMPTS]
 
     def source(self) -> torch.Generator:
         """Return a generator begun anew."""
@@ -153,28 +156,28 @@ class _Bench(Seen):
 
     def coins(self, source: torch.Generator) -> Tensor:
         """Return coins for a draft of every prompt."""
-        shape = len(self.prompts), self.width
+        shape = len(self.prompts), self.most
         return torch.rand(shape, generator=source, dtype=torch.float64)
 
     def begin(self) -> tuple[Texts, Drafting]:
         """Return new texts and the drafter at work on them."""
-        room = (self.width + 1) * (self.rounds + 1)
+        room = (self.most + 1) * (self.rounds + 1)
         texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"))
         warp = Warp(self.temperature, (), [0] * len(self.prompts))
-        setting = Setting(self.target_model, texts, warp, Stopwatch(), self.width)
+        setting = Setting(self.target_model, texts, warp, Stopwatch(), self.most)
         return texts, self.drafter.begin(setting)
 
     def anew(self, coins: Tensor) -> _Drafted:
         """Return the first draft of new texts."""
-        return _proposed(*self.begin(), [self.width] * len(self.prompts), coins.clone())
+        return _proposed(*self.begin(), [self.most] * len(self.prompts), coins.clone())
 
     @cached_property
     def turns(self) -> list[_Drafted]:
         """Return the drafts of texts that go on unequally."""
         (texts, drafting), source, found = self.begin(), self.source(), []
         for turn in range(self.rounds):
-            most = [self.width - (row + turn) % min(3, self.width) for row in range(texts.batch)]
-            one = _proposed(texts, drafting, most, self.coins(source))
+            wanted = [self.most - (row + turn) % min(3, self.most) for row in range(texts.batch)]
+            one = _proposed(texts, drafting, wanted, self.coins(source))
             last = torch.randint(0, self.vocab, (texts.batch,), generator=source)
             texts.settle(list(_taken(one, turn, last.tolist())), last)
             drafting.settle()
@@ -239,7 +242,9 @@ def _drawn(one: _Drafted) -> Iterator[Bounds]:
 @DRAFTER_PROPERTIES.enter(hint="another temperature, or a cache that is not rolled back")
 def rows_are_the_models_own(seen: _Bench) -> Iterator[Bounds]:
     """Rows are softmax(logits / temperature) of the model without a cache, or certain."""
-    for one in seen.turns if seen.model is not None else ():
+    if seen.model is None:
+        return
+    for one in seen.turns:
         for row, count in enumerate(one.lengths):
             if one.probs is None or not count:
                 continue
@@ -262,7 +267,7 @@ def borders_of_a_share_are_those_of_its_row(seen: _Bench) -> Iterator[Bounds]:
     """
     source = seen.source()
     coins = seen.coins(source)
-    for offset in range(seen.width):
+    for offset in range(seen.most):
         one = seen.anew(coins)
         if one.probs is None:
             return
@@ -329,20 +334,19 @@ def each_choice_has_a_number_of_its_own(seen: _Bench) -> Iterator[Bounds]:
     """
     if seen.verifier.coins(1) == 1:
         for prompt in seen.prompts:
-            yield from _one_round(_OneRound(seen, prompt))
+            yield from _one_round(seen, prompt)
 
 
-def _one_round(decode: "_OneRound") -> Iterator[Bounds]:
-    _, shown = decode([[0.5, 0.5, 0.5]])
+def _one_round(bench: _Bench, prompt: list[int]) -> Iterator[Bounds]:
+    _, shown = _decoded(bench, prompt, [[0.5, 0.5, 0.5]])
     if shown.draft is None or not shown.draft.lengths[0]:
         return
     probs = shown.draft.probs
     drafted = [(int(shown.draft.token_ids[0, 0]), 0.5)]
     if probs is not None:
         drafted = _middles(probs[0, 0])
-    _, shown = decode([[u, 0.5, 0.5] for _, u in drafted])
+    _, shown = _decoded(bench, prompt, [[u, 0.5, 0.5] for _, u in drafted])
     assert shown.q is not None and shown.draft is not None
-    bench = decode.bench
     law = bench.verifier.law(Assignment((bench.policy,)), shown.q.double(), shown.draft)
     numbers, due = [], []
     for row, (token, u) in enumerate(drafted):
@@ -355,9 +359,9 @@ def _one_round(decode: "_OneRound") -> Iterator[Bounds]:
                 for following, w in _middles(law.last[row, count]):
                     numbers.append([u, v, w])
                     due.append([token][:count] + [following])
-    yield _compared(decode(numbers)[0], due, numbers)
+    yield _compared(_decoded(bench, prompt, numbers)[0], due, numbers)
     for one, own in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
-        yield _compared(decode([one])[0], [own], [one])
+        yield _compared(_decoded(bench, prompt, [one])[0], [own], [one])
 
 
 def _middles(row: Float[Tensor, "vocab"]) -> list[tuple[int, float]]:
@@ -407,20 +411,19 @@ class _Watching(Verifier):
         return self.verifier.verify(assigned, target_probs, draft, accept, draw)
 
 
-class _OneRound:
-    """Decode one round of at most one drafted token, a row for each list of numbers."""
+def _decoded(
+    bench: _Bench, prompt: list[int], numbers: list[list[float]]
+) -> tuple[list[list[int]], _Watching]:
+    """Decode one round of at most one drafted token, a row for each list of numbers.
 
-    def __init__(self, bench: _Bench, prompt: list[int]) -> None:
-        self.bench, self.prompt = bench, prompt
-
-    def __call__(self, numbers: list[list[float]]) -> tuple[list[list[int]], _Watching]:
-        """Return the new tokens of every row, and what the verifier was shown."""
-        device, batch = torch.device("cpu"), len(numbers)
-        texts = Texts([self.prompt] * batch, 2, frozenset(), device)
-        coins = Coins(batch, 0, None, device)
-        coins.streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
-        bench, watching = self.bench, _Watching(self.bench.verifier)
-        rules, warp = Rules(bench.policy, texts), Warp(bench.temperature, (), [0] * batch)
-        models = bench.target_model, bench.drafter
-        decode = Decode(*models, texts, rules, warp, coins, pace(1, False, False), 1, watching)
-        return decode.round(1), watching
+    Returns the new tokens of every row, and what the verifier was shown.
+    """
+    device, batch = torch.device("cpu"), len(numbers)
+    texts = Texts([prompt] * batch, 2, frozenset(), device)
+    coins = Coins(batch, 0, None, device)
+    coins.streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
+    watching = _Watching(bench.verifier)
+    rules, warp = Rules(bench.policy, texts), Warp(bench.temperature, (), [0] * batch)
+    models = bench.target_model, bench.drafter
+    decode = Decode(*models, texts, rules, warp, coins, pace(1, False, False), 1, watching)
+    return decode.round(1), watching
