@@ -22,7 +22,7 @@ OTHERWISE = {
     "cactus_theory/_pooled_plot.py": "into memory",
     "cactus_theory/testing/_command.py": "tries whether a page can be written",
     "cactus_theory/testing/_worker.py": "a descriptor of the process that reads it",
-    "cactus_theory/testing/_load.py": "an example in a docstring",
+    "cactus_theory/testing/_check.py": "an example in a docstring",
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",
     "simulations/bench/verify.py": "into a temporary folder",
     "simulations/common/journal.py": "appends lines; a half-written one is cut off",

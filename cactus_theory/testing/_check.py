@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.testing._load import split
+from cactus_theory._specs import split
+from cactus_theory.policies import Policy, policy
 from cactus_theory.testing._report import Finding, Report, Verdict
 
 # seconds on top of the limit of one call: starting Python, shrinking a finding
@@ -27,6 +28,30 @@ SAID = 400
 ENDING = 20.0
 # no event is longer: three rows of a vocabulary in digits
 LONGEST = 2**25
+
+
+def load_rule(source: str) -> Policy:
+    """Return the policy called ``name`` in ``file.py:name``, or ``file.py:name:knob=value``.
+
+    The same as ``ct.policy(source)``, for files only.
+
+    Raises
+    ------
+    ValueError, OSError
+        Not of that form, no such file, no such name in it; the file raised.
+    TypeError
+        The name does not stand for a policy.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> text = "import cactus_theory as ct; mine = ct.rule(lambda q, p, n: 1.0)"
+    >>> size = Path("mine.py").write_text(text)
+    >>> load_rule("mine.py:mine").spec
+    'mine.py:mine'
+    """
+    split(source)
+    return policy(source)
 
 
 class Refused(ValueError):
@@ -68,14 +93,8 @@ def check_file(
         No such file or name, a file that raises, or a name that is no rule.
     """
     split(source)
-    options = {
-        "source": source,
-        "examples": examples,
-        "seed": seed,
-        "laws": laws,
-        "timeout": timeout,
-        "trace": "",
-    }
+    options = {"source": source, "examples": examples, "seed": seed, "laws": laws}
+    options |= {"timeout": timeout, "trace": ""}
     state = Progress(rule=source)
     with tempfile.TemporaryFile() as printed:
         for event in run(options, timeout + PATIENCE + DRAWING * examples, printed):
@@ -192,9 +211,7 @@ def _last_row(options: dict[str, Any], silence: float) -> tuple[list[float], lis
         for event in run(options, max(silence, 20.0), printed):
             if event["event"] == "row":
                 last = (event["target"], event["draft"])
-            elif event["event"] == "silent":
-                return last
-            elif event["event"] == "dead":
+            elif event["event"] in ("silent", "dead"):
                 return last
     return [], []
 

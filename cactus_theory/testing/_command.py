@@ -7,7 +7,7 @@ from pathlib import Path
 from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
 from cactus_theory._report import print_json
-from cactus_theory.testing._report import Report
+from cactus_theory.testing._report import Report, message, pasted_test, payload, summary, table
 
 # pairs of rows that catch every planted fault, most of them within 50
 DEFAULT_EXAMPLES = 2000
@@ -46,7 +46,6 @@ def run(args: Namespace) -> int:
     check.optional_module("hypothesis", "testing")
     from cactus_theory.testing._check import check_file
     from cactus_theory.testing._html import page
-    from cactus_theory.testing._text import payload
 
     check.number("--timeout", args.timeout, 0, LONGEST, open_low=True)
     check.number("--seed", args.seed, 0)
@@ -78,8 +77,6 @@ def run(args: Namespace) -> int:
 
 def _print(report: Report, source: str) -> None:
     """Print the table, every finding with a test to paste, and the summary."""
-    from cactus_theory.testing._text import message, pasted_test, summary, table
-
     print(f"{report.rule}\n{report.declares}\n\n{table(report)}")
     for finding in report.findings + report.undecided:
         print(f"\n{message(report.rule, finding, finding in report.undecided)}")

@@ -1,23 +1,36 @@
-"""Hold a drafter to what acceptance relies on: its tokens are drawn from the rows it reports."""
+"""Hold a drafter, and a round of decoding, to what acceptance relies on.
 
-from collections.abc import Iterator, Sequence
+Its tokens are drawn from the rows that it reports, and every uniform number is used once. If the
+token that replaces a refused one is drawn with the number that drew the refused one, or with the
+one that refused it, every single row still looks right: only the joint law of what is drafted and
+what is emitted is wrong.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.decoding._decode import Opening
+from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding._sampling import Coins, Uniforms
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Drafter, Drafting, Setting, as_drafter
 from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.testing._shared_coins import check_every_number_is_used_once, check_one_round
-from cactus_theory.verify import Draft, Verifier, find_verifier
+from cactus_theory.testing._engine import broken
+from cactus_theory.testing._property import Bounds, Properties, Seen
+from cactus_theory.verify import Assignment, Draft, Verdict, Verifier, find_verifier
 from cactus_theory.verify.draw import pick
 
+DRAFTER_PROPERTIES = Properties("drafter_property")
 # tokens of the made-up prompts: in the third and the last an n-gram drafter finds something
 PROMPTS = ((1, 5, 9), (2,), (3, 3, 7, 3, 3, 7, 3), (8, 4, 8, 1, 8, 4))
 # rows are float32, and sum to 1 up to its rounding
@@ -26,26 +39,14 @@ SUMS = 1e-4
 AGREES = 1e-4
 # a coin this far inside a token's share cannot be mistaken for its neighbour's
 INSIDE = 1e-6
-
-
-@dataclass(frozen=True)
-class _Bench:
-    """A drafter on made-up prompts."""
-
-    drafter: Drafter
-    target_model: Any
-    prompts: list[list[int]]
-    temperature: float
-    width: int
-    room: int
-
-    def begin(self) -> tuple[Texts, Drafting]:
-        """Return new texts and the drafter at work on them."""
-        device = torch.device("cpu")
-        texts = Texts(self.prompts, self.room, frozenset(), device)
-        warp = Warp(self.temperature, (), [0] * len(self.prompts))
-        setting = Setting(self.target_model, texts, warp, Stopwatch(), self.width)
-        return texts, self.drafter.begin(setting)
+# the likeliest drafted tokens, and of the tokens that follow each, that are looked at
+MOST = 16
+# shares thinner than this are left out: models round differently in other batches
+THIN = 1e-3
+# rows that are also decoded as a batch of one, which tosses its coins elsewhere
+SINGLY = 4
+# drafts of a batch whose numbers are counted
+WANTED = (3, 1, 2)
 
 
 def assert_drafter_properties(
@@ -90,118 +91,189 @@ def assert_drafter_properties(
     >>> assert_drafter_properties(pair.draft, pair.target, model=pair.draft, rounds=1) > 0
     True
     """
-    drafter = as_drafter(drafter)
-    vocab = text_config(target_model).vocab_size
-    prompts = [[token % vocab for token in prompt] for prompt in PROMPTS]
-    room = (num_draft_tokens + 1) * (rounds + 1)
-    bench = _Bench(drafter, target_model, prompts, temperature, num_draft_tokens, room)
+    drafter, judge = as_drafter(drafter), find_verifier(verifier)
+    given = drafter, target_model, model, judge, find_policy(policy)
+    seen = _Bench(*given, temperature, num_draft_tokens, rounds, seed)
     with torch.inference_mode():
-        checked = _check_rounds(bench, model, rounds, seed)
-        _check_borders(bench, seed)
-        _check_certain(bench, seed)
-        judge, rule = find_verifier(verifier), find_policy(policy)
-        check_every_number_is_used_once(judge)
-        if judge.coins(1) == 1:
-            for prompt in prompts:
-                check_one_round(drafter, target_model, prompt, temperature, judge, rule)
-    return checked
+        said = broken(type(drafter).__name__, [seen], DRAFTER_PROPERTIES.values())
+    if said:
+        raise AssertionError(said)
+    return sum(sum(one.lengths) for one in seen.turns)
 
 
-def _check_rounds(bench: _Bench, model: Any, rounds: int, seed: int) -> int:
-    """Draft on texts that go on unequally, and look at every token; return how many."""
-    texts, drafting = bench.begin()
-    source = torch.Generator().manual_seed(seed)
-    vocab, checked = text_config(bench.target_model).vocab_size, 0
-    for turn in range(rounds):
-        wanted = [bench.width - (row + turn) % min(3, bench.width) for row in range(texts.batch)]
-        coins = torch.rand(texts.batch, bench.width, generator=source, dtype=torch.float64)
-        before = [list(ids) for ids in texts.ids]
-        draft = drafting.propose(wanted, coins)
-        checked += _check_draft(texts, draft, wanted, coins)
-        if model is not None and draft.probs is not None:
-            _check_rows(model, bench.temperature, before, draft)
-        last = torch.randint(0, vocab, (texts.batch,), generator=source)
-        texts.settle(list(_taken(draft, turn, last.tolist())), last)
-        drafting.settle()
-    return checked
+@dataclass(frozen=True)
+class _Drafted:
+    """A draft as it was proposed: copies, as a drafter may go on using its memory.
+
+    Attributes
+    ----------
+    before : the texts. ``wanted`` : the most tokens of each. ``lengths`` : how many were drafted.
+    ids, written, coins : (B, K). ``probs`` : (B, K, V), None where every token is certain.
+    """
+
+    before: list[list[int]]
+    wanted: list[int]
+    lengths: list[int]
+    ids: Tensor
+    written: Tensor
+    coins: Tensor
+    probs: Tensor | None
+
+    @property
+    def own(self) -> Tensor:
+        """Return which tokens were drafted, (B, K) bool."""
+        return torch.arange(self.ids.shape[1]) < torch.tensor(self.lengths)[:, None]
 
 
-def _taken(draft: Draft, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
+@dataclass
+class _Bench(Seen):
+    """A drafter on made-up prompts, and the verifier and policy beside it."""
+
+    drafter: Drafter
+    target_model: Any
+    model: Any
+    verifier: Verifier
+    policy: Policy
+    temperature: float
+    most: int
+    rounds: int
+    seed: int
+
+    @cached_property
+    def vocab(self) -> int:
+        """Return V."""
+        return text_config(self.target_model).vocab_size
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Return the prompts, in the model's vocabulary."""
+        return [[token % self.vocab for token in prompt] for prompt in PROMPTS]
+
+    def source(self) -> torch.Generator:
+        """Return a generator begun anew."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def coins(self, source: torch.Generator) -> Tensor:
+        """Return coins for a draft of every prompt."""
+        shape = len(self.prompts), self.most
+        return torch.rand(shape, generator=source, dtype=torch.float64)
+
+    def begin(self) -> tuple[Texts, Drafting]:
+        """Return new texts and the drafter at work on them."""
+        room = (self.most + 1) * (self.rounds + 1)
+        texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"))
+        warp = Warp(self.temperature, (), [0] * len(self.prompts))
+        setting = Setting(self.target_model, texts, warp, Stopwatch(), self.most)
+        return texts, self.drafter.begin(setting)
+
+    def anew(self, coins: Tensor) -> _Drafted:
+        """Return the first draft of new texts."""
+        return _proposed(*self.begin(), [self.most] * len(self.prompts), coins.clone())
+
+    @cached_property
+    def turns(self) -> list[_Drafted]:
+        """Return the drafts of texts that go on unequally."""
+        (texts, drafting), source, found = self.begin(), self.source(), []
+        for turn in range(self.rounds):
+            wanted = [self.most - (row + turn) % min(3, self.most) for row in range(texts.batch)]
+            one = _proposed(texts, drafting, wanted, self.coins(source))
+            last = torch.randint(0, self.vocab, (texts.batch,), generator=source)
+            texts.settle(list(_taken(one, turn, last.tolist())), last)
+            drafting.settle()
+            found.append(one)
+        return found
+
+
+def _proposed(texts: Texts, drafting: Drafting, wanted: list[int], coins: Tensor) -> _Drafted:
+    before = [list(ids) for ids in texts.ids]
+    draft = drafting.propose(wanted, coins)
+    place = torch.tensor(texts.lengths)[:, None] + torch.arange(draft.token_ids.shape[1])
+    written = texts.buffer.gather(1, place.clamp(max=texts.buffer.shape[1] - 1))
+    probs = None if draft.probs is None else draft.probs.clone()
+    lengths, ids = list(draft.lengths), draft.token_ids.clone()
+    return _Drafted(before, wanted, lengths, ids, written, coins[:, : ids.shape[1]], probs)
+
+
+def _taken(one: _Drafted, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
     """Yield what each row goes on with: some of its draft, and one more token."""
-    for row, (ids, count) in enumerate(zip(draft.token_ids.tolist(), draft.lengths, strict=True)):
+    for row, (ids, count) in enumerate(zip(one.ids.tolist(), one.lengths, strict=True)):
         yield [*ids[: min((turn + row) % 4, count)], last[row]]
 
 
-def _check_draft(texts: Texts, draft: Draft, wanted: Sequence[int], coins: Tensor) -> int:
-    for row, (count, most) in enumerate(zip(draft.lengths, wanted, strict=True)):
-        if count > most:
-            raise AssertionError(f"propose: must draft at most {most} tokens; got {count}")
-        ids = draft.token_ids[row, :count]
-        first = texts.lengths[row]
-        written = texts.buffer[row, first : first + count]
-        if not torch.equal(written, ids):
-            raise AssertionError(
-                f"propose: must write its tokens into the texts; drafted {ids.tolist()}, "
-                f"wrote {written.tolist()}"
-            )
-        if draft.probs is not None:
-            _check_drawn(draft.probs[row, :count], ids, coins[row, :count])
-    return sum(draft.lengths)
+@DRAFTER_PROPERTIES.enter(hint="rows of another place, temperature or model than the draws")
+def tokens_are_drawn_from_the_reported_rows(seen: _Bench) -> Iterator[Bounds]:
+    """Every drafted token is the one that its reported row and its coin give.
+
+    Rows sum to 1, and stand for what is written into the texts.
+    """
+    for one in seen.turns:
+        yield from _drawn(one)
 
 
-def _check_drawn(rows: Tensor, ids: Tensor, coins: Tensor) -> None:
-    if bool((rows < 0).any()) or bool(((rows.double().sum(-1) - 1).abs() > SUMS).any()):
-        raise AssertionError(f"propose: rows must be distributions; got {rows.tolist()}")
-    due = pick(rows, coins) if len(ids) else ids
-    if not torch.equal(due, ids):
-        place = int((due != ids).nonzero()[0])
-        raise AssertionError(
-            "propose: tokens must be drawn from the reported rows, by their coins; token "
-            f"{place} of {ids.tolist()} with coin {float(coins[place])!r} must be "
-            f"{int(due[place])}, of row {rows[place].tolist()}"
-        )
+def _drawn(one: _Drafted) -> Iterator[Bounds]:
+    most, own = torch.tensor(one.wanted), one.own
+    yield Bounds(torch.tensor(one.lengths), None, most, "propose: must draft so many tokens", 0.0)
+    if not bool(own.any()):
+        return
+    row, place = own.nonzero(as_tuple=True)
+    ids = one.ids[own]
+
+    def name(text: str) -> Callable[[tuple[int, ...]], str]:
+        def about(index: tuple[int, ...]) -> str:
+            drafted, at = row[index[0]], int(place[index[0]])
+            coin = float(one.coins[drafted, at])
+            return f"propose: {text}; token {at} of {one.ids[drafted].tolist()}, coin {coin!r}"
+
+        return about
+
+    must = "must write its tokens into the texts"
+    yield Bounds(one.written[own], ids, ids, name(must), 0.0)
+    if one.probs is None:
+        return
+    rows, must = one.probs[own], "rows must be distributions"
+    yield Bounds(rows, 0, None, name(must), 0.0)
+    yield Bounds(rows.double().sum(-1), 1, 1, name(must), SUMS)
+    due = pick(rows, one.coins[own])
+    must = "tokens must be drawn from the reported rows, by their coins"
+    yield Bounds(ids, due, due, name(must), 0.0)
 
 
-def _check_rows(model: Any, temperature: float, before: list[list[int]], draft: Draft) -> None:
-    """Compare reported rows with the model's own, text by text and without a cache."""
-    assert draft.probs is not None
-    for row, count in enumerate(draft.lengths):
-        if not count:
-            continue
-        text = torch.tensor([before[row] + draft.token_ids[row, :count].tolist()])
-        logits = model(input_ids=text, use_cache=False).logits[0, -count - 1 : -1]
-        own = (logits.double() / temperature).softmax(-1)
-        reported = draft.probs[row, :count].double()
-        certain = reported.amax(-1) == 1.0
-        if bool(((reported - own)[~certain].abs() > AGREES).any()):
-            apart = float((reported - own)[~certain].abs().amax())
-            raise AssertionError(
-                f"propose: rows must be the model's own after {text[0].tolist()[:-count]}; "
-                f"they differ by {apart:.3g}"
-            )
+@DRAFTER_PROPERTIES.enter(hint="another temperature, or a cache that is not rolled back")
+def rows_are_the_models_own(seen: _Bench) -> Iterator[Bounds]:
+    """Rows are softmax(logits / temperature) of the model without a cache, or certain."""
+    if seen.model is None:
+        return
+    for one in seen.turns:
+        for row, count in enumerate(one.lengths):
+            if one.probs is None or not count:
+                continue
+            text = torch.tensor([one.before[row] + one.ids[row, :count].tolist()])
+            logits = seen.model(input_ids=text, use_cache=False).logits[0, -count - 1 : -1]
+            due = (logits.double() / seen.temperature).softmax(-1)
+            rows = one.probs[row, :count].double()
+            judged = (rows.amax(-1, keepdim=True) != 1.0).expand(rows.shape)
+            apart = float(torch.where(judged, (rows - due).abs(), 0.0).amax())
+            about = f"propose: rows must be the model's own after {one.before[row]}"
+            about = f"{about}; they differ by {apart:.3g}, in row {{0}} at token {{1}}"
+            yield Bounds(rows[None], due[None], due[None], about, AGREES, judged[None])
 
 
-def _check_borders(bench: _Bench, seed: int) -> None:
-    """Draft with coins just inside the ends of a token's share, offset by offset.
+@DRAFTER_PROPERTIES.enter(hint="<= for <, or a running sum in another precision")
+def borders_of_a_share_are_those_of_its_row(seen: _Bench) -> Iterator[Bounds]:
+    """Coins just inside both ends of a token's share give that token.
 
     A row is known once the tokens before it are drafted: each pass begins anew.
     """
-    source = torch.Generator().manual_seed(seed)
-    coins = torch.rand(len(bench.prompts), bench.width, generator=source, dtype=torch.float64)
-    for offset in range(bench.width):
-        draft = _anew(bench, coins)[1]
-        if draft.probs is None:
+    source = seen.source()
+    coins = seen.coins(source)
+    for offset in range(seen.most):
+        one = seen.anew(coins)
+        if one.probs is None:
             return
-        for row, count in enumerate(draft.lengths):
+        for row, count in enumerate(one.lengths):
             if offset < count:
-                coins[row, offset] = _border(draft.probs[row, offset], source)
-        texts, draft = _anew(bench, coins)
-        _check_draft(texts, draft, [bench.width] * texts.batch, coins)
-
-
-def _anew(bench: _Bench, coins: Tensor) -> tuple[Texts, Draft]:
-    texts, drafting = bench.begin()
-    return texts, drafting.propose([bench.width] * texts.batch, coins)
+                coins[row, offset] = _border(one.probs[row, offset], source)
+        yield from _drawn(seen.anew(coins))
 
 
 def _border(row: Tensor, source: torch.Generator) -> float:
@@ -214,15 +286,148 @@ def _border(row: Tensor, source: torch.Generator) -> float:
     return float(high[token] - INSIDE if upper else low[token] + INSIDE)
 
 
-def _check_certain(bench: _Bench, seed: int) -> None:
-    """Draft twice with different coins: a draft without rows must be the same."""
-    source = torch.Generator().manual_seed(seed)
-    shape = len(bench.prompts), bench.width
-    first, second = (
-        _anew(bench, torch.rand(shape, generator=source, dtype=torch.float64))[1] for _ in range(2)
-    )
-    if first.probs is None and first.token_ids.tolist() != second.token_ids.tolist():
-        raise AssertionError(
-            "propose: a draft without rows must not depend on the coins; got "
-            f"{first.token_ids.tolist()} and {second.token_ids.tolist()}"
+@DRAFTER_PROPERTIES.enter(hint="a draft that is sampled needs the rows it was sampled from")
+def certain_drafts_do_not_depend_on_the_coins(seen: _Bench) -> Iterator[Bounds]:
+    """A draft without rows is the same with other coins."""
+    source = seen.source()
+    first, second = (seen.anew(seen.coins(source)) for _ in range(2))
+    if first.probs is None:
+        about = "propose: a draft without rows must not depend on the coins; "
+        due, found = (torch.tensor(one.lengths) for one in (first, second))
+        yield Bounds(found, due, due, f"{about}how many tokens", 0.0)
+        due, found = (torch.where(one.own, one.ids, -1) for one in (first, second))
+        yield Bounds(found, due, due, f"{about}token {{0}}", 0.0)
+
+
+@DRAFTER_PROPERTIES.enter(hint="a stream that is begun anew, or cut at the wrong place")
+def every_number_is_used_once(seen: _Bench) -> Iterator[Bounds]:
+    """In a round of decoding no uniform number of a stream is used twice."""
+    for wanted in (WANTED, WANTED[:1]):
+        coins = Coins(len(wanted), 0, torch.device("cpu"))
+        coins.streams = [_stream(1 + torch.arange(64.0).double()) for _ in wanted]
+        draft, accept, draw = coins.toss(wanted, seen.verifier.coins)
+        for row, own in enumerate(wanted):
+            accepting = accept[row, : seen.verifier.coins(own)]
+            used = torch.cat([draft[row, :own], accepting, draw[row : row + 1]])
+            missing = len(used) - len(used[used != 0].unique())
+            about = (
+                "coins: a uniform number must be used once; a row used numbers "
+                f"{used.tolist()} of its stream, for drafts, acceptance and draw: how many too few"
+            )
+            yield Bounds(torch.tensor([missing]), 0, 0, about, 0.0)
+
+
+def _stream(numbers: Float[Tensor, "count"]) -> Uniforms:
+    """Return a stream of given numbers."""
+    return lambda count: numbers[:count]
+
+
+@DRAFTER_PROPERTIES.enter(hint="the number that drew or refused a token draws the next one too")
+def each_choice_has_a_number_of_its_own(seen: _Bench) -> Iterator[Bounds]:
+    """The token that follows a refused one does not depend on how that one was drawn.
+
+    One round of one drafted token is decoded with every combination of coins. The first number
+    of a row's stream draws the drafted token n, the second accepts or refuses it, the third
+    draws the token after it: the combinations are cells of mass p_n × Pr(accepted or not | n) ×
+    its law of the next token, so this is the joint law of (drafted, accepted, next), enumerated.
+    """
+    if seen.verifier.coins(1) == 1:
+        for prompt in seen.prompts:
+            yield from _one_round(seen, prompt)
+
+
+def _one_round(bench: _Bench, prompt: list[int]) -> Iterator[Bounds]:
+    _, shown = _decoded(bench, prompt, [[0.5, 0.5, 0.5]])
+    if shown.draft is None or not shown.draft.lengths[0]:
+        return
+    probs = shown.draft.probs
+    drafted = [(int(shown.draft.token_ids[0, 0]), 0.5)]
+    if probs is not None:
+        drafted = _middles(probs[0, 0])
+    _, shown = _decoded(bench, prompt, [[u, 0.5, 0.5] for _, u in drafted])
+    assert shown.q is not None and shown.draft is not None
+    law = bench.verifier.law(Assignment((bench.policy,)), shown.q.double(), shown.draft)
+    numbers, due = [], []
+    for row, (token, u) in enumerate(drafted):
+        accepted = float(law.stop[row, 1])
+        for count, v, share in (
+            (0, (1 + accepted) / 2, 1 - accepted),
+            (1, accepted / 2, accepted),
+        ):
+            if share > THIN:
+                for following, w in _middles(law.last[row, count]):
+                    numbers.append([u, v, w])
+                    due.append([token][:count] + [following])
+    yield _compared(_decoded(bench, prompt, numbers)[0], due, numbers)
+    for one, own in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
+        yield _compared(_decoded(bench, prompt, [one])[0], [own], [one])
+
+
+def _middles(row: Float[Tensor, "vocab"]) -> list[tuple[int, float]]:
+    """Return the likeliest tokens of a row, each with the coin in the middle of its share."""
+    row = row.double() / row.double().sum()
+    middle = row.cumsum(-1) - row / 2
+    best = row.topk(min(MOST, len(row))).indices
+    return [(int(token), float(middle[token])) for token in best if row[token] > THIN]
+
+
+def _compared(found: list[list[int]], due: list[list[int]], numbers: list[list[float]]) -> Bounds:
+    other = torch.tensor([own != expected for own, expected in zip(found, due, strict=True)])
+
+    def about(index: tuple[int, ...]) -> str:
+        (at,) = index
+        return (
+            "coins: what is drafted, what is accepted and what follows must have numbers of "
+            f"their own; with {numbers[at]} for the three, {due[at]} is due and {found[at]} was "
+            "emitted: whether these differ"
         )
+
+    return Bounds(other, 0, 0, about, 0.0)
+
+
+class _Watching(Verifier):
+    """A verifier that remembers what it was shown."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier, self.name = verifier, verifier.name  # type: ignore[misc]
+        self.q: Tensor | None = None
+        self.draft: Draft | None = None
+
+    def coins(self, drafted: int) -> int:
+        return self.verifier.coins(drafted)
+
+    def verify(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch coins"],
+        draw: Float[Tensor, "batch"],
+    ) -> Verdict:
+        probs = None if draft.probs is None else draft.probs.clone()
+        self.q = target_probs.clone()
+        self.draft = Draft(draft.token_ids.clone(), list(draft.lengths), probs)
+        return self.verifier.verify(assigned, target_probs, draft, accept, draw)
+
+
+def _decoded(
+    bench: _Bench, prompt: list[int], numbers: list[list[float]]
+) -> tuple[list[list[int]], _Watching]:
+    """Decode one round of at most one drafted token, a row for each list of numbers.
+
+    Returns the new tokens of every row, and what the verifier was shown.
+    """
+    watching = _Watching(bench.verifier)
+    options = DecodeOptions(
+        policy=bench.policy,
+        num_draft_tokens=1,
+        max_new_tokens=2,
+        temperature=bench.temperature,
+        verifier=watching,
+        meter=False,
+    )
+    ids = torch.tensor([prompt] * len(numbers))
+    opening = Opening(bench.target_model, bench.drafter, ids, options)
+    streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
+    opening.coins.streams = streams
+    return Decode(opening).round(), watching

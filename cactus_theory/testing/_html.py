@@ -2,8 +2,15 @@
 
 from html import escape
 
-from cactus_theory.testing._report import Finding, Report, Verdict
-from cactus_theory.testing._text import number, pasted_test, row, summary
+from cactus_theory.testing._report import (
+    Finding,
+    Report,
+    Verdict,
+    number,
+    pasted_test,
+    row,
+    summary,
+)
 
 # size and margins of a picture, in pixels
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 44, 34, 14

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule
+from cactus_theory.testing._engine import broken
+from cactus_theory.testing._property import Bounds, Properties, Seen
 
+SCHEDULE_PROPERTIES = Properties("schedule_property")
 WIDTH = 6  # drafted tokens of a round
 ROUNDS = 4  # rounds of a text
 
@@ -67,16 +71,52 @@ def assert_schedule_properties(
     >>> assert_schedule_properties(ByPosition(steps), examples=5)
     """
     source = torch.Generator().manual_seed(seed)
-    for _ in range(examples):
-        prompt = torch.randint(0, vocabulary, (3,), generator=source).tolist()
-        rounds = [_round(vocabulary, source) for _ in range(ROUNDS)]
-        others = [_round(vocabulary, source) for _ in range(ROUNDS)]
-        alone = list(_choices(schedule, prompt, rounds))
-        for choice in alone:
-            _check_range(schedule, choice)
-        _check_fresh(schedule, prompt, rounds, others, alone)
-        _check_blind(schedule, schedule.begin(prompt), rounds[0], others[0])
-        _check_parts(schedule, prompt, rounds)
+    texts = (_Text(schedule, vocabulary, source, (number, seed)) for number in range(examples))
+    if said := broken(schedule.spec, texts, SCHEDULE_PROPERTIES.values()):
+        raise AssertionError(said)
+
+
+class _Text(Seen):
+    """What a schedule chooses on a made-up text, and what another text is made of."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        vocabulary: int,
+        source: torch.Generator,
+        place: tuple[int, int],
+    ) -> None:
+        self.schedule, self.place = schedule, place
+        self.prompt = torch.randint(0, vocabulary, (3,), generator=source).tolist()
+        self.rounds = [_round(vocabulary, source) for _ in range(ROUNDS)]
+        self.others = [_round(vocabulary, source) for _ in range(ROUNDS)]
+
+    def shown(self, row: int) -> Iterator[tuple[str, str]]:
+        """Yield the prompt of the text."""
+        yield "text", f"number {self.place[0]}: prompt {self.prompt}"
+
+    def again(self, row: int, name: str) -> str:
+        """Return the call that checks this text, and those before it, again."""
+        number, seed = self.place
+        return f"assert_schedule_properties(…, examples={number + 1}, seed={seed})"
+
+    def chosen(self, state: Any, own: _Round) -> Tensor:
+        """Return the choices of a round, (K,)."""
+        rows = own.target_probs, own.draft_probs
+        return self.schedule.choose_by_rows(state, own.drafted, *rows)
+
+    def after(self, state: Any, own: _Round) -> Any:
+        """Return the state after a round."""
+        return self.schedule.advance(self.schedule.observe(state, own.verified()), own.new_ids)
+
+    @cached_property
+    def alone(self) -> list[Tensor]:
+        """Return the choices of every round, (K,) each."""
+        state, found = self.schedule.begin(self.prompt), []
+        for own in self.rounds:
+            found.append(self.chosen(state, own).clone())
+            state = self.after(state, own)
+        return found
 
 
 def _round(vocabulary: int, source: torch.Generator) -> _Round:
@@ -87,75 +127,67 @@ def _round(vocabulary: int, source: torch.Generator) -> _Round:
     return _Round(drafted, q[:WIDTH], p[:WIDTH], accepted)
 
 
-def _chosen(schedule: Schedule, state: Any, own: _Round) -> list[int]:
-    found = schedule.choose_by_rows(state, own.drafted, own.target_probs, own.draft_probs)
-    return found.tolist()
+@SCHEDULE_PROPERTIES.enter(hint="choices that are not indices of rules, or of another length")
+def choices_are_numbers_of_rules(seen: _Text) -> Iterator[Bounds]:
+    """Every choice is a number of one of the schedule's rules, one a drafted token."""
+    most = len(seen.schedule.rules)
+    about = f"choose: must return {WIDTH} numbers below {most}"
+    lengths = torch.tensor([len(choice) for choice in seen.alone])
+    yield Bounds(lengths, WIDTH, WIDTH, f"{about}: how many it returns", 0.0)
+    yield Bounds(torch.stack(seen.alone), 0, most - 1, f"{about}: that of token {{0}}", 0.0)
 
 
-def _after(schedule: Schedule, state: Any, own: _Round) -> Any:
-    return schedule.advance(schedule.observe(state, own.verified()), own.new_ids)
+@SCHEDULE_PROPERTIES.enter(hint="a state on the object itself, not the one that begin returns")
+def texts_are_chosen_for_alone(seen: _Text) -> Iterator[Bounds]:
+    """A text's choices depend on that text alone, whatever is decoded in between."""
+    state, other = (seen.schedule.begin(prompt) for prompt in (seen.prompt, seen.prompt[::-1]))
+    found = []
+    for own, foreign in zip(seen.rounds, seen.others, strict=True):
+        found.append(seen.chosen(state, own).clone())
+        state, other = seen.after(state, own), seen.after(other, foreign)
+    about = "begin: a text's choices must not depend on other texts; that of token {0}"
+    expected = torch.stack(seen.alone)
+    yield Bounds(torch.stack(found), expected, expected, about, 0.0)
 
 
-def _choices(schedule: Schedule, prompt: list[int], rounds: list[_Round]) -> Iterator[list[int]]:
-    state = schedule.begin(prompt)
-    for own in rounds:
-        yield _chosen(schedule, state, own)
-        state = _after(schedule, state, own)
-
-
-def _check_range(schedule: Schedule, choice: list[int]) -> None:
-    numbers = range(len(schedule.rules))
-    if len(choice) != WIDTH or any(number not in numbers for number in choice):
-        raise AssertionError(
-            f"choose: must return {WIDTH} numbers below {len(numbers)}; got {choice}"
-        )
-
-
-def _check_fresh(
-    schedule: Schedule,
-    prompt: list[int],
-    rounds: list[_Round],
-    others: list[_Round],
-    alone: list[list[int]],
-) -> None:
-    """Decode the text again with another one in between, round by round."""
-    state, other = schedule.begin(prompt), schedule.begin(prompt[::-1])
-    for own, foreign, expected in zip(rounds, others, alone, strict=True):
-        found = _chosen(schedule, state, own)
-        if found != expected:
-            raise AssertionError(
-                "begin: a text's choices must not depend on other texts; "
-                f"alone {expected}, beside another {found}"
-            )
-        state, other = _after(schedule, state, own), _after(schedule, other, foreign)
-
-
-def _check_blind(schedule: Schedule, state: Any, own: _Round, other: _Round) -> None:
-    """Change everything that token i must not know, for every i."""
-    expected = _chosen(schedule, copy.deepcopy(state), own)
+@SCHEDULE_PROPERTIES.enter(hint="the token itself, or what is known only after it was drawn")
+def choices_look_at_nothing_later(seen: _Text) -> Iterator[Bounds]:
+    """The choice for token i does not change with token i, later tokens, or later rows."""
+    state, own, other = seen.schedule.begin(seen.prompt), seen.rounds[0], seen.others[0]
+    expected = seen.chosen(copy.deepcopy(state), own).clone()
+    found = []
     for place in range(WIDTH):
-        drafted, q, p = own.drafted.clone(), own.target_probs.clone(), own.draft_probs.clone()
-        drafted[place:] = other.drafted[place:]
-        q[place + 1 :], p[place + 1 :] = (
-            other.target_probs[place + 1 :],
-            other.draft_probs[place + 1 :],
+        known = torch.arange(WIDTH) < place
+        shown = (torch.arange(WIDTH) <= place)[:, None]
+        changed = _Round(
+            torch.where(known, own.drafted, other.drafted),
+            torch.where(shown, own.target_probs, other.target_probs),
+            torch.where(shown, own.draft_probs, other.draft_probs),
+            own.accepted,
         )
-        changed = _Round(drafted, q, p, own.accepted)
-        found = _chosen(schedule, copy.deepcopy(state), changed)
-        if found[: place + 1] != expected[: place + 1]:
-            raise AssertionError(
-                f"choose: the choice for token {place} must not depend on that token, on later "
-                f"ones or on later rows; got {found[: place + 1]} and {expected[: place + 1]}"
-            )
+        found.append(seen.chosen(copy.deepcopy(state), changed).clone())
+
+    def about(index: tuple[int, ...]) -> str:
+        return (
+            f"choose: the choice for token {index[0]} must not depend on that token, on later "
+            f"ones or on later rows; that of token {index[1]}"
+        )
+
+    judged = torch.ones(WIDTH, WIDTH, dtype=torch.bool).tril()
+    yield Bounds(torch.stack(found), expected, expected, about, 0.0, judged)
 
 
-def _check_parts(schedule: Schedule, prompt: list[int], rounds: list[_Round]) -> None:
-    together, singly = schedule.begin(prompt), schedule.begin(prompt)
-    for own in rounds:
-        together = schedule.advance(together, own.new_ids)
+@SCHEDULE_PROPERTIES.enter(hint="advance counts its calls, not the tokens that it is given")
+def tokens_advance_one_by_one_or_together(seen: _Text) -> Iterator[Bounds]:
+    """Tokens may be handed to ``advance`` one by one or together."""
+    together, singly = (seen.schedule.begin(seen.prompt) for _ in range(2))
+    choices: tuple[list[Tensor], list[Tensor]] = [], []
+    for own in seen.rounds:
+        together = seen.schedule.advance(together, own.new_ids)
         for token in own.new_ids:
-            singly = schedule.advance(singly, [token])
-        if _chosen(schedule, copy.deepcopy(together), own) != _chosen(
-            schedule, copy.deepcopy(singly), own
-        ):
-            raise AssertionError("advance: tokens one by one must lead where they lead together")
+            singly = seen.schedule.advance(singly, [token])
+        for state, found in zip((singly, together), choices, strict=True):
+            found.append(seen.chosen(copy.deepcopy(state), own).clone())
+    found, expected = map(torch.stack, choices)
+    about = "advance: tokens one by one must lead where they lead together; choice of token {0}"
+    yield Bounds(found, expected, expected, about, 0.0)

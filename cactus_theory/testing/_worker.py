@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -21,8 +22,10 @@ from cactus_theory import _arguments as check
 from cactus_theory.decoding.schedule import Schedule, find_rule
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
+from cactus_theory.testing._engine import measure
 from cactus_theory.testing._examples import examples
-from cactus_theory.testing._runner import Finding, Verdict, check_rule, declared, measure
+from cactus_theory.testing._policies import check_rule
+from cactus_theory.testing._report import Finding, Verdict, declared
 from cactus_theory.testing._schedule import assert_schedule_properties
 from cactus_theory.testing.laws import LAWS, Behaviour
 
@@ -45,8 +48,7 @@ def main(options: dict[str, Any]) -> None:
             return _check_schedule(rule, options, say)
         said = declaration(rule, options["source"])
         _check_tools(tools)
-        for name in options["laws"] or ():
-            check.one_of("--laws", name, tuple(LAWS))
+        LAWS.chosen("--laws", options["laws"] or ())
     except (ValueError, TypeError, OSError) as error:
         say(event="refused", message=" ".join(str(error).split()))
         return
@@ -58,7 +60,8 @@ def main(options: dict[str, Any]) -> None:
         for q, p in groups:
             for i in range(len(q)):
                 say(event="row", target=q[i].tolist(), draft=p[i].tolist())
-                _ask(prop, Behaviour(rule, q[i : i + 1], p[i : i + 1]))
+                with suppress(Exception):  # only the end of the process is of interest here
+                    measure(prop, Behaviour(rule, q[i : i + 1], p[i : i + 1]))
         say(event="end", advice="")
         return
 
@@ -111,13 +114,6 @@ def declaration(rule: Policy, source: str) -> str:
         raise ValueError(
             f"{source}: what it declares cannot be read: {type(error).__name__}: {error}"
         ) from error
-
-
-def _ask(prop: Any, seen: Behaviour) -> None:
-    try:
-        measure(prop, seen)
-    except Exception:  # noqa: BLE001, S110  only the end of the process is of interest here
-        pass
 
 
 def _tools() -> dict[tuple[Any, str], Any]:

@@ -500,7 +500,7 @@ FAULTS = (
 def caught(fault: Fault, laws=None):
     """Return the first report in which the law fails, and how many examples it took."""
     from cactus_theory.testing._examples import examples
-    from cactus_theory.testing._runner import check_rule
+    from cactus_theory.testing._policies import check_rule
 
     for count in COUNTS:
         chosen = [fault.law] if laws is None else laws
@@ -512,7 +512,7 @@ def caught(fault: Fault, laws=None):
 
 def table() -> str:
     """Return the page: fault, law, examples needed, what was expected and found, the rows."""
-    from cactus_theory.testing._text import number, row
+    from cactus_theory.testing._report import number, row
     from cactus_theory.testing.laws import LAWS
 
     lines = [

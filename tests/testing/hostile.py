@@ -216,8 +216,8 @@ def rule(q, p, n):
 #: patches_the_judge 1
 @ct.rule
 def rule(q, p, n):
-    from cactus_theory.testing import _judge
-    _judge.measure = lambda *a: _judge.Worst()
+    from cactus_theory.testing import _engine
+    _engine.measure = lambda *a: _engine.Worst()
     return 2.0
 
 #: patches_bounds 1

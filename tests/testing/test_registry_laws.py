@@ -4,8 +4,8 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.testing._examples import examples
-from cactus_theory.testing._runner import check_rule
-from cactus_theory.testing._text import message
+from cactus_theory.testing._policies import check_rule
+from cactus_theory.testing._report import message
 from cactus_theory.testing.laws import LAWS
 from tests.amounts import amount
 from tests.rules import RULES, of_each

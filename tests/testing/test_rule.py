@@ -8,8 +8,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import FixedTarget, _function
-from cactus_theory.testing import _runner, assert_policy_laws
-from cactus_theory.testing._runner import check_rule
+from cactus_theory.testing import _policies, assert_policy_laws
+from cactus_theory.testing._policies import check_rule
 from tests.rows import pair
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -232,7 +232,7 @@ def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
     monkeypatch.setattr(_function, "SLOW_SECONDS", 0.0)
     with pytest.warns(UserWarning, match=r"lenient: took .* for 6 questions; .*vectorised=True"):
         lenient.keep(*pair(2, 3))
-    monkeypatch.setattr(_runner, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(_policies, "SLOW_SECONDS", 0.0)
     rows = [tuple(row[None] for row in pair(4))]
     assert "vectorised=True" in check_rule(lenient, rows, laws=["answers"]).advice
     fast = ct.rule(kept_at_once, vectorised=True)

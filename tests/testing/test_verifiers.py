@@ -78,7 +78,7 @@ def test_policies_that_a_verifier_cannot_follow_are_left_out():
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title.replace(" ", "-"))
 def test_planted_faults_are_seen(fault):
-    with pytest.raises(AssertionError, match=f"breaks the property {fault.prop}:") as found:
+    with pytest.raises(AssertionError, match=f"breaks the property {fault.prop}\n") as found:
         assert_verifier_properties(
             fault.verifier, policies=[fault.policy], properties=[fault.prop], examples=24
         )
@@ -94,7 +94,7 @@ def test_the_message_shows_a_small_tree():
     with pytest.raises(AssertionError) as found:
         assert_verifier_properties(fault.verifier, policies=["speculative"], examples=24)
     said = str(found.value)
-    assert "plain with speculative breaks the property next_token_has_the_law:" in said
+    assert "plain with speculative breaks the property next_token_has_the_law\n" in said
     assert "V=3, K=2, smooth rows" in said and "perhaps   a residual of another row" in said
     assert "after [2]: q = [" in said and "after [1 0]: q = [" in said
 
@@ -138,7 +138,7 @@ def test_a_property_of_your_own_is_checked():
             """No drafted token is ever accepted."""
             yield Bounds(seen.stopped[..., 1:].sum((1, 2)), 0, 0, "accepted")
 
-        with pytest.raises(AssertionError, match="refuses_everything:\n  No drafted token"):
+        with pytest.raises(AssertionError, match="refuses_everything\n.* No drafted token"):
             assert_verifier_properties("chain", properties=["refuses_everything"], examples=1)
         with pytest.raises(ValueError, match="verifier_property: silent needs a docstring"):
 

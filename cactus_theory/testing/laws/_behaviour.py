@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy
+from cactus_theory.testing._property import WIDEST, Measure, Properties, Seen, always
 from cactus_theory.verify import verify_block, verify_chain
 
+# as wide as real vocabularies, for properties that cost O(V) a drafted token
+REAL = 200_000
 # a rule with jumps is judged only where moving the rows by this much (relative) changes nothing
 AWAY = 1e-4
 JUMP = 1e-2
 
 
-class Behaviour:
+class Behaviour(Seen):
     """A rule on rows q and p (R, V); every answer is computed once and kept.
 
     Attributes
@@ -45,7 +48,7 @@ class Behaviour:
         self.rule, self.q, self.p = rule, q, p
         # one drafted token is the shortest block
         self.verify = verify or (verify_block if rule.needs_path else verify_chain)
-        self.drafted = p > 0
+        self.drafted, self.width = p > 0, q.shape[-1]
         self.knobs = knobs or {}
 
     def on(self, q: Tensor, p: Tensor, *, rule: Policy | None = None) -> "Behaviour":
@@ -116,6 +119,52 @@ class Behaviour:
             for mine, moved in ((self.kept, other.kept), (self.emitted, other.emitted)):
                 steady &= ~((mine - moved).abs().amax(-1) > JUMP)
         return ~steady
+
+
+LAWS = Properties("law")
+
+
+def law(
+    applies: Callable[[Policy], bool] = always,
+    *,
+    hint: str = "",
+    steady: bool = False,
+    at_other_knobs: bool = True,
+    widest: int = WIDEST,
+) -> Callable[[Measure], Measure]:
+    """Register a function as a property; its docstring is the statement.
+
+    The function takes a :class:`Behaviour` and yields :class:`Bounds`; the options are the
+    fields of :class:`Property`. Every check, test suite and page picks it up by its name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Used without parentheses; a function without a docstring, or a name that is taken.
+
+    Examples
+    --------
+    >>> @policy_property(hint="the row is not sorted")
+    ... def keeps_the_likeliest(seen):
+    ...     "The target's likeliest token is always kept."
+    ...     best = seen.q.argmax(-1, keepdim=True)
+    ...     yield Bounds(seen.phi.gather(-1, best), 1, 1, "acceptance of the likeliest token")
+    >>> "keeps_the_likeliest" in PROPERTIES
+    True
+    """
+    return LAWS.enter(
+        applies, hint=hint, steady=steady, at_other_knobs=at_other_knobs, widest=widest
+    )
+
+
+def of_token(token: Tensor, text: str) -> Callable[[tuple[int, ...]], str]:
+    """Return what names an entry whose first index counts drafted tokens: ``{n}`` is its token."""
+    return lambda index: text.format(*index[1:], n=int(token[index[0]]))
+
+
+def recovery_entry(seen: Behaviour, more: str = "") -> Callable[[tuple[int, ...]], str]:
+    """Return what names an entry of ``seen.recovered``."""
+    return of_token(seen.pairs[1], f"recovery probability of token {{0}} after token {{n}}{more}")
 
 
 def shaped(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:

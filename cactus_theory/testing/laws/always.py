@@ -1,12 +1,12 @@
 """Properties that every policy must have, whatever it declares."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from cactus_theory.testing.laws._behaviour import Behaviour
-from cactus_theory.testing.laws._law import EXACT, FINITE, REAL, ROUNDING, Bounds, law
+from cactus_theory.testing._property import EXACT, FINITE, ROUNDING, Bounds
+from cactus_theory.testing.laws._behaviour import REAL, Behaviour, law, of_token, recovery_entry
 
 # probabilities are compared with 0 and 1 to the last few roundings
 PROBABILITY = 1e-12
@@ -19,8 +19,7 @@ def answers(seen: Behaviour) -> Iterator[Bounds]:
     """Every call returns finite numbers of the right shape, in time."""
     most = FINITE
     yield Bounds(seen.phi, -most, most, "acceptance of token {0}", 0.0, seen.drafted)
-    about = recovery_entry(seen)
-    yield Bounds(seen.recovered, -most, most, about, 0.0, rows=seen.pairs[0])
+    yield Bounds(seen.recovered, -most, most, recovery_entry(seen), 0.0, rows=seen.pairs[0])
 
 
 @law(hint="the min(1, ·) is missing, or a difference may be negative", widest=REAL)
@@ -34,10 +33,7 @@ def recovery_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
     """g(·|n) ≥ 0 and Σ g = 1 for every token n that can be drafted, rejected or not."""
     g, (row, token) = seen.recovered, seen.pairs
     yield Bounds(g, 0, 1, recovery_entry(seen), PROBABILITY, rows=row)
-
-    def about(index: tuple[int, ...]) -> str:
-        return f"sum of the recovery row after token {int(token[index[0]])}"
-
+    about = of_token(token, "sum of the recovery row after token {n}")
     yield Bounds(g.sum(-1), 1, 1, about, EXACT, rows=row)
 
 
@@ -111,30 +107,13 @@ def certain_drafts(seen: Behaviour) -> Iterator[Bounds]:
     hot = torch.nn.functional.one_hot(token, q.shape[-1]).to(q.dtype)
     expected = seen.rule.acceptance(q, hot, token[:, None])[:, 0]
     found = seen.rule.acceptance(q, None, token[:, None])[:, 0]
-
-    def about(index: tuple[int, ...]) -> str:
-        return f"acceptance of token {int(token[index[0]])} with p=None"
-
+    about = of_token(token, "acceptance of token {n} with p=None")
     yield Bounds(found, expected, expected, about, rows=row)
     recovered = seen.rule.recovery(q, hot, token)
     found = seen.rule.recovery(q, None, token)
     refused = (expected < 1)[..., None].expand(recovered.shape)
-
-    def about_recovery(index: tuple[int, ...]) -> str:
-        after = int(token[index[0]])
-        return f"recovery probability of token {index[1]} after token {after} with p=None"
-
-    yield Bounds(found, recovered, recovered, about_recovery, EXACT, refused, row)
-
-
-def recovery_entry(seen: Behaviour) -> Callable[[tuple[int, ...]], str]:
-    """Return what names an entry of ``seen.recovered``."""
-
-    def about(index: tuple[int, ...]) -> str:
-        after = int(seen.pairs[1][index[0]])
-        return f"recovery probability of token {index[1]} after token {after}"
-
-    return about
+    about = of_token(token, "recovery probability of token {0} after token {n} with p=None")
+    yield Bounds(found, recovered, recovered, about, EXACT, refused, row)
 
 
 def _some_tokens(seen: Behaviour) -> tuple[Tensor, Tensor]:

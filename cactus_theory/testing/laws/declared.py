@@ -1,4 +1,4 @@
-"""Properties that a policy must have because it declares so."""
+"""Properties that a policy must have because it declares so, or its class states so."""
 
 from collections.abc import Iterator
 
@@ -8,21 +8,23 @@ from torch import Tensor
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Policy
-from cactus_theory.testing.laws._behaviour import Behaviour, shaped
+from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
+from cactus_theory.testing.laws._behaviour import (
+    REAL,
+    Behaviour,
+    law,
+    of_token,
+    recovery_entry,
+    shaped,
+)
 from cactus_theory.testing.laws._ladder import BETWEEN, at_knob, knob_ladder
-from cactus_theory.testing.laws._law import EXACT, REAL, Bounds, law
-from cactus_theory.testing.laws.always import recovery_entry
 
 # float32 rows have 7 digits; a rule may lose three of them
 NARROW = 1e-4
-# the largest float64 below 1, the last value a coin can take
-LAST_COIN = 1 - 2.0**-53
 # at a per-proposal optimum, this relative step towards 1 exceeds the budget
 STEP = 1e-6
 # rows of at most so many tokens are also tried at drawn values of the knob
 NARROW_ROW = 5
-# what a few roundings of a probability amount to
-ROUNDING = 1e-15
 
 
 def _has_lossless_value(rule: Policy) -> bool:
@@ -91,24 +93,14 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     if rows is None:
         return
     rows = shaped("proposal", rows, (len(row), 1, seen.q.shape[-1]))[:, 0]
-    own_row = "the proposal of token"
-
-    def about_sum(index: tuple[int, ...]) -> str:
-        return f"sum of {own_row} {int(token[index[0]])}"
-
-    yield Bounds(rows.sum(-1), 1, 1, about_sum, rows=row)
-
-    def about_own(index: tuple[int, ...]) -> str:
-        own = int(token[index[0]])
-        return f"what {own_row} {own} gives that token, which is accepted more often"
-
+    about = of_token(token, "sum of the proposal of token {n}")
+    yield Bounds(rows.sum(-1), 1, 1, about, rows=row)
     own = rows.gather(-1, token[:, None])[:, 0]
-    yield Bounds(own, seen.kept[row, token], None, about_own, rows=row)
-
-    def about_cost(index: tuple[int, ...]) -> str:
-        return f"{budget.divergence} of {own_row} {int(token[index[0]])}"
-
-    yield Bounds(kind.value(rows, seen.q[row]), None, most, about_cost, allowed, rows=row)
+    about = "what the proposal of token {n} gives that token, which is accepted more often"
+    yield Bounds(own, seen.kept[row, token], None, of_token(token, about), rows=row)
+    spent = kind.value(rows, seen.q[row])
+    about = of_token(token, f"{budget.divergence} of the proposal of token {{n}}")
+    yield Bounds(spent, None, most, about, allowed, rows=row)
 
 
 def _raised(seen: Behaviour) -> Tensor:
@@ -182,12 +174,8 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(seen.phi, 0, 0, about, 0.0, absent & seen.drafted)
     row, n = seen.pairs
     refused = (seen.rejected[row, n] > 0)[:, None] & absent[row]
-    name = recovery_entry(seen)
-
-    def about_recovery(index: tuple[int, ...]) -> str:
-        return f"{name(index)}, which has q = 0"
-
-    yield Bounds(seen.recovered, 0, 0, about_recovery, 0.0, refused, row)
+    about = recovery_entry(seen, ", which has q = 0")
+    yield Bounds(seen.recovered, 0, 0, about, 0.0, refused, row)
     edges = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)
     coin, draw = (c.repeat(len(n)) for c in torch.cartesian_prod(edges, edges).T)
     row, n = row.repeat_interleave(4), n.repeat_interleave(4)
@@ -223,3 +211,64 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
     more = _two_point(seen, raised + STEP * (1 - raised))
     about = f"{budget.divergence} of accepting token {{0}} slightly more often"
     yield Bounds(more, budget.amount, None, about, EXACT * (1 + min(budget.amount, 1e9)), judged)
+
+
+@law(
+    lambda rule: bool(getattr(rule, "entrywise", False)),
+    hint="φ reads more of the rows than q_n and p_n: the class must not state entrywise = True",
+)
+def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
+    """φ(n) depends on q_n and p_n alone (states ``entrywise``).
+
+    The other entries are spread evenly, and put on one token.
+    """
+    row, token = seen.pairs
+    expected = seen.phi[row, token]
+    for how, moved in (("spread evenly", _evenly), ("on one token", _on_one)):
+        q, p = (moved(rows[row], token) for rows in (seen.q, seen.p))
+        found = seen.rule.acceptance(q, p, token[:, None])[:, 0]
+        about = of_token(token, f"acceptance of token {{n}} with all other mass {how}")
+        yield Bounds(found, expected, expected, about, EXACT, rows=row)
+
+
+@law(
+    lambda rule: bool(getattr(rule, "keeps_what_lossless_keeps", False)),
+    hint="some φ(n) is below min(1, q_n/p_n): the class must not state keeps_what_lossless_keeps",
+    widest=REAL,
+)
+def keeps_what_lossless_keeps(seen: Behaviour) -> Iterator[Bounds]:
+    """φ(n) ≥ min(1, q_n/p_n): what lossless sampling keeps is kept (states so)."""
+    least = (seen.q / seen.p).nan_to_num(nan=0.0).clamp(max=1.0)
+    yield Bounds(seen.phi, least, None, "acceptance of token {0}", EXACT, seen.drafted)
+
+
+@law(
+    lambda rule: bool(getattr(rule, "shared_recovery", False)),
+    hint="g depends on the refused token: the class must not state shared_recovery",
+)
+def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
+    """g(·|n) is the same for every token n that may be refused (states ``shared_recovery``)."""
+    row, token = (part[seen.rejected[seen.pairs] > 0] for part in seen.pairs)
+    if not len(row):
+        return
+    first = torch.searchsorted(row, row)  # the rows rise
+    g = seen.recovered_at(row, token)
+
+    def about(index: tuple[int, ...]) -> str:
+        after, other = int(token[index[0]]), int(token[first[index[0]]])
+        return f"recovery probability of token {index[1]} after token {after}, as after {other}"
+
+    yield Bounds(g, g[first], g[first], about, EXACT, rows=row)
+
+
+def _evenly(rows: Tensor, token: Tensor) -> Tensor:
+    own = rows.gather(-1, token[:, None])
+    return (
+        ((1 - own) / max(1, rows.shape[-1] - 1)).expand(rows.shape).scatter(-1, token[:, None], own)
+    )
+
+
+def _on_one(rows: Tensor, token: Tensor) -> Tensor:
+    own = rows.gather(-1, token[:, None])
+    other = (token[:, None] + 1) % rows.shape[-1]
+    return torch.zeros_like(rows).scatter(-1, other, 1 - own).scatter(-1, token[:, None], own)

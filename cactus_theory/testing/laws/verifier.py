@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.testing.laws._behaviour import Behaviour
-from cactus_theory.testing.laws._law import Bounds, law
+from cactus_theory.testing._property import LAST_COIN, Bounds, chance_of_counts
+from cactus_theory.testing.laws._behaviour import Behaviour, law
 
 # a draw this close to the border of two tokens may fall on either side
 BORDER = 1e-9
@@ -16,8 +16,6 @@ MOST_ROWS, MOST_PAIRS = 10, 40
 COINS, CHAINS = 4, 8
 # draws in a wide row, and entries of the target rows that are verified at once
 MOST_DRAWS, ENTRIES = 16, 2**18
-# the largest float64 below 1, the last value a coin can take
-LAST_COIN = 1 - 2.0**-53
 # coins this far from φ cannot be mistaken for it; fractions of 2^20 are computed exactly
 ROUNDING, SHORT = 1e-12, 2.0**20
 # chance that a correct rule fails the seeded χ² test on one row
@@ -111,7 +109,8 @@ def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
     """
     rows = min(MOST_ROWS, len(seen.q))
     q, p = seen.q[:rows], seen.p[:rows]
-    places = [seen.on(turn(q), turn(p)) for turn in (_same, _flipped, _rolled)]
+    orders = (lambda x: x, lambda x: x.flip(-1), lambda x: x.roll(1, -1))
+    places = [seen.on(turn(q), turn(p)) for turn in orders]
     bonus = (q + 1 / q.shape[-1]) / 2
     generator = torch.Generator().manual_seed(0)
     ids = torch.stack(
@@ -170,26 +169,6 @@ def frequencies_follow_the_law(seen: Behaviour) -> Iterator[Bounds]:
     verdict = seen.verify(seen.rule, *rows, ids, generator=generator, validate=False)
     tokens = verdict.output_token_ids[:, 0]
     count = torch.bincount(tokens.clamp(min=0), minlength=q.shape[-1]).double()
-    expected = seen.emitted[chosen[0]] * DRAWS
-    common = expected > 5
-    # rare tokens are put together so that every cell is expected to be filled
-    seen_cells = torch.cat([count[common], count[~common].sum()[None]])
-    cells = torch.cat([expected[common], expected[~common].sum()[None]])
-    filled = cells > 1e-6
-    distance = ((seen_cells - cells) ** 2 / cells.clamp(min=1e-6))[filled].sum()
-    freedom = max(int(filled.sum()) - 1, 1)
-    chance = torch.special.gammaincc(torch.tensor(freedom / 2).double(), distance / 2)
+    chance = chance_of_counts(count, seen.emitted[chosen[0]] * DRAWS)
     about = "chance of frequencies at least as odd"
     yield Bounds(chance[None], FALSE_ALARM, None, about, 0.0, rows=chosen)
-
-
-def _same(rows: Tensor) -> Tensor:
-    return rows
-
-
-def _flipped(rows: Tensor) -> Tensor:
-    return rows.flip(-1)
-
-
-def _rolled(rows: Tensor) -> Tensor:
-    return rows.roll(1, -1)

@@ -8,13 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.testing._property import LAST_COIN
 from cactus_theory.testing.verifiers._enumeration import Enumeration
 from cactus_theory.verify import Draft, Verdict
 
 # paths of a tree that coins are tossed for: of the likeliest, of any, and with impossible tokens
 EACH = 2
-# the largest float64 below 1, the last value a coin can take
-LAST_COIN = 1 - 2.0**-53
 
 
 class Asked:

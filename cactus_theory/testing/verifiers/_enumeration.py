@@ -1,5 +1,6 @@
 """The joint law of (drafted path, accepted tokens, next token), for every tree at once."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,11 +10,40 @@ from torch import Tensor
 
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
+from cactus_theory.testing._property import Measure, Properties, Seen, always
 from cactus_theory.testing.verifiers._trees import Trees
 from cactus_theory.verify import Assignment, Draft, Verifier
 
+# trees with at most so many rows are shown in full
+SHOWN = 30
 ByNode = tuple[Float[Tensor, "trees _"], ...]
 RowsByNode = tuple[Float[Tensor, "trees _ vocab"], ...]
+VERIFIER_PROPERTIES = Properties("verifier_property")
+
+
+def verifier_property(
+    applies: Callable[[Verifier], bool] = always, *, hint: str = ""
+) -> Callable[[Measure], Measure]:
+    """Register a function as a property of verifiers; its docstring is the statement.
+
+    The function takes an ``Enumeration`` and yields :class:`Bounds`, the first axis of which
+    counts the trees. ``assert_verifier_properties`` picks it up.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Used without parentheses; a function without a docstring, or a name that is taken.
+
+    Examples
+    --------
+    >>> @verifier_property(hint="a chance is left out")
+    ... def chances_sum_to_one(seen):
+    ...     "The chances of every number of accepted tokens sum to 1."
+    ...     yield Bounds(seen.law.stop.sum(-1), 1, 1, "sum of the chances")
+    >>> assert_verifier_properties("block", properties=["chances_sum_to_one"], examples=2)
+    10
+    """
+    return VERIFIER_PROPERTIES.enter(applies, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -26,7 +56,7 @@ class PathLaw:
     emitted: Float[Tensor, "trees paths K vocab"]
 
 
-class Enumeration:
+class Enumeration(Seen):
     """A verifier with one policy on some trees; every answer is computed once and kept.
 
     Attributes
@@ -37,6 +67,28 @@ class Enumeration:
 
     def __init__(self, verifier: Verifier, policy: Policy, trees: Trees, seed: int = 0) -> None:
         self.verifier, self.policy, self.trees, self.seed = verifier, policy, trees, seed
+
+    def shown(self, row: int) -> Iterator[tuple[str, str]]:
+        """Yield the number and kind of a tree, and the rows of a small one, each after its text."""
+        trees = self.trees
+        number, kind = trees.numbers[row], trees.kinds[row]
+        yield "tree", f"number {number}: V={trees.vocab}, K={trees.depth}, {kind} rows"
+        if sum(rows.shape[1] for rows in trees.q) > SHOWN:
+            return
+        for depth, rows in enumerate(trees.q):
+            places = trees.vocab ** torch.arange(depth - 1, -1, -1)
+            for node, q in enumerate(rows[row].tolist()):
+                text = " ".join(map(str, (node // places % trees.vocab).tolist()))
+                last = depth == trees.depth
+                drafted = "" if last else f", p = {trees.p[depth][row, node].tolist()}"
+                yield "node", f"after [{text}]: q = {q}{drafted}"
+
+    def again(self, row: int, name: str) -> str:
+        """Return the call that checks this tree, and those before it, again."""
+        return (
+            f"assert_verifier_properties(…, policies=[{self.policy.spec!r}], properties=[{name!r}]"
+            f", examples={self.trees.numbers[row] + 1}, seed={self.seed})"
+        )
 
     @property
     def assigned(self) -> Assignment:

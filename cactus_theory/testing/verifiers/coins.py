@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cactus_theory.testing.laws._law import Bounds
+from cactus_theory.testing._property import LAST_COIN, Bounds
 from cactus_theory.testing.verifiers._coins import (
-    LAST_COIN,
     Asked,
     Cells,
     cells,
@@ -16,8 +15,7 @@ from cactus_theory.testing.verifiers._coins import (
     named,
     some_paths,
 )
-from cactus_theory.testing.verifiers._enumeration import Enumeration
-from cactus_theory.testing.verifiers._property import verifier_property
+from cactus_theory.testing.verifiers._enumeration import Enumeration, verifier_property
 
 # coins are tried this close to where a decision turns; a policy decides to about 1e-12
 INSIDE = 1e-9

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies._path import Path
-from cactus_theory.testing.laws._law import EXACT, Bounds
-from cactus_theory.testing.verifiers._enumeration import Enumeration, PathLaw
-from cactus_theory.testing.verifiers._property import verifier_property
+from cactus_theory.testing._property import EXACT, Bounds
+from cactus_theory.testing.verifiers._enumeration import Enumeration, PathLaw, verifier_property
 from cactus_theory.verify import Verifier
 
 # rounding of a difference of two masses at a node, relative to the probability of its text

@@ -1,27 +1,19 @@
-"""Check a rule against properties on a pool of rows; keep the simplest counterexample of each."""
+"""Check a policy against its properties on a pool of rows: the runner, and the door for pytest."""
 
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._function import VECTORISE, FunctionPolicy
-from cactus_theory.testing._clock import ONCE, Clock, Hang, time_limit
-from cactus_theory.testing._examples import Group
-from cactus_theory.testing._judge import Checker, measure
-from cactus_theory.testing._report import Finding, Report, Verdict, declared
+from cactus_theory.testing._clock import Clock, Hang
+from cactus_theory.testing._engine import Checker
+from cactus_theory.testing._examples import examples as draw_examples
+from cactus_theory.testing._report import Report, Verdict, declared, message
+from cactus_theory.testing._shrink import Pair
 from cactus_theory.testing.laws import LAWS, Behaviour, other_knobs
-
-__all__ = [
-    "Finding",
-    "Hang",
-    "Report",
-    "Verdict",
-    "check_rule",
-    "declared",
-    "measure",
-    "time_limit",
-]
 
 # additional seconds for the very first call, which may import packages
 FIRST = 10.0
@@ -29,18 +21,20 @@ FIRST = 10.0
 ROWS_AT_OTHER_KNOBS = 24
 # the most tokens of such a row
 NARROW = 8
+# time limit for shrinking one counterexample
+SHRINK_SECONDS = 10.0
 # after a longer check of a plain function the report says how to make it faster
 SLOW_SECONDS = 20.0
 
 
 def check_rule(
     rule: Policy,
-    groups: Iterable[Group],
+    groups: Iterable[Pair],
     *,
     laws: Iterable[str] | None = None,
     verify: Callable[..., Any] | None = None,
     limit: float | None = None,
-    shrink_seconds: float = 10.0,
+    shrink_seconds: float = SHRINK_SECONDS,
     elsewhere: bool = True,
     seed: int = 0,
     progress: Callable[[str], None] = lambda prop: None,
@@ -89,7 +83,7 @@ def check_rule(
     return Report(rule.spec, declared(rule), verdicts, advice)
 
 
-def _time_one_row(checker: Checker, groups: list[Group]) -> None:
+def _time_one_row(checker: Checker, groups: list[Pair]) -> None:
     """Tell the clock how long the rule takes for a single row, if it returns."""
     q, p = min(groups, key=lambda group: group[0].shape[-1], default=(None, None))
     if q is None or p is None or checker.clock.least is None:
@@ -97,15 +91,15 @@ def _time_one_row(checker: Checker, groups: list[Group]) -> None:
     seen = checker.behaviour((q[:1], p[:1]))
     start = time.monotonic()
     try:
-        measure(LAWS["answers"], seen, checker.clock.least + FIRST)
+        checker.worst(LAWS["answers"], seen, checker.clock.least + FIRST)
         start = time.monotonic()
-        measure(LAWS["answers"], seen.on(seen.q, seen.p), checker.clock.limit(seen, ONCE))
+        checker.worst(LAWS["answers"], seen.on(seen.q, seen.p))
         checker.clock.took(seen, time.monotonic() - start)
-    except Exception:  # noqa: BLE001, S110  found again, and reported, on these very rows
+    except Exception:  # found again, and reported, on these very rows
         pass
 
 
-def _at_other_knobs(checker: Checker, groups: list[Group], seed: int) -> list[Behaviour]:
+def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Behaviour]:
     """Return the rule at other values of its knob, on some rows of a few tokens."""
     narrow = [group for group in groups if 3 <= group[0].shape[-1] <= NARROW]
     if not narrow or checker.rule.knob is None:
@@ -122,3 +116,75 @@ def _sound(checker: Checker, others: list[Behaviour]) -> list[Behaviour]:
     """Return those on which the rule returns finite numbers, without the other rows."""
     answering = (b for b in others if checker.error_on(LAWS["answers"], b) is None)
     return [b for b in map(checker.with_numbers, answering) if len(b.q)]
+
+
+def assert_policy_laws(
+    rule: Policy | str,
+    *,
+    laws: Iterable[str] | None = None,
+    examples: int = 200,
+    seed: int = 0,
+    rows: tuple[Any, Any] | None = None,
+    verify: Callable[..., Any] | None = None,
+) -> Report:
+    """Check a policy against every property it must have; raise AssertionError if one is broken.
+
+    The message shows, for each broken property, the simplest rows found, what was expected,
+    what was found and the likeliest cause. The report of a policy without faults is returned.
+
+    Parameters
+    ----------
+    rule : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
+    laws : names out of ``laws.LAWS``; all of them by default.
+    examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
+    rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
+        policy's own knobs only.
+    verify : the verification step to check with the rule; None for ``ct.verify_chain``, or
+        ``ct.verify_block`` where only a verifier of blocks can follow the rule.
+
+    Raises
+    ------
+    AssertionError
+        A property is broken.
+    ValueError, TypeError
+        An unknown property, rows that are no distributions, a rule that is none.
+
+    Examples
+    --------
+    >>> assert_policy_laws("band:delta=0.1", laws=["budget_holds"], examples=10).passed
+    True
+    """
+    found = find_policy(rule)
+    chosen = [prop.name for prop in LAWS.chosen("laws", laws)]
+    if rows is None:
+        groups = draw_examples(int(check.number("examples", examples, 1)), seed)
+    else:
+        q, p = check.probability_rows(*rows)
+        groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
+    own = {"shrink_seconds": SHRINK_SECONDS if rows is None else 0.0, "elsewhere": rows is None}
+    report = check_rule(found, groups, laws=chosen, verify=verify, seed=seed, **own)
+    if not report.passed:
+        raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
+    return report
+
+
+def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) -> list[Any]:
+    """Return pytest parameters (rule, property's name) for all properties a policy must have.
+
+    ``@pytest.mark.parametrize(("rule", "law"), law_cases([my_rule]))`` gives every property a
+    test of its own, named after both.
+
+    Examples
+    --------
+    >>> [case.id for case in law_cases(["speculative"], laws=["answers", "certain_drafts"])]
+    ['speculative-answers', 'speculative-certain_drafts']
+    """
+    import pytest
+
+    found = [find_policy(rule) for rule in rules]
+    return [
+        pytest.param(rule, prop.name, id=f"{rule.spec}-{prop.name}")
+        for rule in found
+        for prop in LAWS.chosen("laws", laws or None)
+        if prop.applies(rule)
+    ]

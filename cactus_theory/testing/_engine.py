@@ -1,4 +1,8 @@
-"""Judge one property of one policy on batches of rows, and shrink counterexamples."""
+"""The loop of every check: measure properties on examples, keep the simplest counterexample.
+
+:func:`broken` is all that verifiers, drafters, schedules and divergences need. A policy may come
+from a stranger: a :class:`Checker` bears its errors, limits its time and shrinks its rows.
+"""
 
 import math
 import time
@@ -13,11 +17,10 @@ from torch import Tensor
 
 from cactus_theory.policies import Policy
 from cactus_theory.testing._clock import ASKED, ONCE, Clock, Hang, time_limit
-from cactus_theory.testing._examples import Group
-from cactus_theory.testing._report import Finding, Verdict
-from cactus_theory.testing._shrink import shrink
+from cactus_theory.testing._property import Property, Seen
+from cactus_theory.testing._report import Finding, Verdict, message
+from cactus_theory.testing._shrink import Pair, shrink
 from cactus_theory.testing.laws import Behaviour
-from cactus_theory.testing.laws import Law as Property
 
 # after this many rows on which the rule hangs, no more are tried
 MOST_HANGS = 2
@@ -37,7 +40,7 @@ Crash = tuple[Behaviour, Exception]
 class Worst:
     """The entry with the smallest margin among some rows."""
 
-    margin: float = float("inf")
+    margin: float = math.inf
     row: int = 0
     about: str = ""
     expected: str = ""
@@ -45,33 +48,58 @@ class Worst:
     counted: int = 0
 
 
-def measure(prop: Property, seen: Behaviour, limit: float | None = None) -> Worst:
-    """Return the worst entry of a property on a batch; a rule's own exceptions pass through."""
+def measure(prop: Property, seen: Seen) -> Worst:
+    """Return the worst entry of a property on a batch; foreign exceptions pass through."""
     worst, counted = Worst(), set()
-    if seen.q.shape[-1] > prop.widest:
+    if seen.width > prop.widest:
         return worst
-    with warnings.catch_warnings(), time_limit(limit):
-        warnings.simplefilter("ignore")
-        for bounds in prop.measure(seen):
-            if worst.margin < 0:  # a property's first bounds are the easiest to understand
-                break
-            margins = bounds.margins()
-            owners = torch.arange(len(margins)) if bounds.rows is None else bounds.rows
-            counts = torch.ones(margins.shape) if bounds.counts is None else bounds.counts
-            used = counts.reshape(len(margins), -1).any(-1)
-            counted |= set(owners[used].tolist())
-            if margins.numel() and float(margins.min()) < worst.margin:
-                # numpy's unravel_index, as the first call of torch's imports for a second
-                found = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
-                index = tuple(int(i) for i in found)
-                worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
+    for bounds in prop.measure(seen):
+        margins = bounds.margins()
+        if not margins.numel():
+            continue
+        owners = torch.arange(len(margins)) if bounds.rows is None else bounds.rows
+        used = slice(None)
+        if bounds.counts is not None:
+            used = bounds.counts.reshape(len(margins), -1).any(-1)
+        counted |= set(owners[used].tolist())
+        if float(margins.min()) < worst.margin:
+            # numpy's unravel_index, as the first call of torch's imports for a second
+            found = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
+            index = tuple(int(i) for i in found)
+            worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
+        if worst.margin < 0:  # a property's first bounds are the easiest to understand
+            break
     worst.counted = len(counted)
     return worst
 
 
+def finding(
+    prop: Property, worst: Worst, rows: tuple[list[float], list[float]] = ([], []), **more: Any
+) -> Finding:
+    """Return what is known about a broken property; ``more`` are the last fields."""
+    numbers = worst.about, worst.expected, worst.found, worst.margin
+    return Finding(prop.name, prop.statement, *rows, *numbers, **more)
+
+
+def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property]) -> str:
+    """Return what a failing test says of the first broken property; nothing if all hold.
+
+    The examples come in the order of their size: the first that fails is the smallest.
+    """
+    chosen = list(properties)
+    for seen in examples:
+        for prop in chosen:
+            worst = measure(prop, seen)
+            if worst.margin < 0:
+                fault = finding(prop, worst, hint=prop.hint)
+                again = seen.again(worst.row, prop.name)
+                return message(thing, fault, example=seen.shown(worst.row), again=again)
+    return ""
+
+
 @dataclass
 class Checker:
-    """How properties are checked; see :func:`cactus_theory.testing._runner.check_rule`."""
+    """How properties are checked; see :func:`cactus_theory.testing._policies.check_rule`."""
 
     rule: Policy
     verify: Callable[..., Any] | None = None
@@ -79,10 +107,18 @@ class Checker:
     shrink_seconds: float = 10.0
 
     def behaviour(
-        self, group: Group, rule: Policy | None = None, knobs: dict[str, float] | None = None
+        self, group: Pair, rule: Policy | None = None, knobs: dict[str, float] | None = None
     ) -> Behaviour:
         """Return the rule, or the rule at other knobs, on a batch of rows."""
         return Behaviour(self.rule if rule is None else rule, *group, self.verify, knobs)
+
+    def worst(self, prop: Property, seen: Behaviour, limit: float | None = None) -> Worst:
+        """Return the worst entry of a property, in limited time; the rule's exceptions pass."""
+        asked = ONCE if prop.name == "answers" else ASKED
+        seconds = self.clock.limit(seen, asked) if limit is None else limit
+        with warnings.catch_warnings(), time_limit(seconds):
+            warnings.simplefilter("ignore")
+            return measure(prop, seen)
 
     def without_crashes(
         self, prop: Property, behaviours: Iterable[Behaviour]
@@ -96,10 +132,10 @@ class Checker:
         for seen in behaviours:
             try:
                 start = time.monotonic()
-                measure(prop, seen, self.clock.limit(seen, _asked(prop)))
+                self.worst(prop, seen)
                 self.clock.took(seen, time.monotonic() - start)
                 sound.append(seen)
-            except Exception as error:  # noqa: BLE001  whatever the user's code raises
+            except Exception as error:  # whatever the user's code raises
                 good, bad = self.one_by_one(prop, seen)
                 crashed += bad or [(seen, error)]
                 if good and bad:
@@ -126,8 +162,9 @@ class Checker:
     def error_on(self, prop: Property, seen: Behaviour) -> Exception | None:
         """Return what the rule raises there, if anything."""
         try:
-            measure(prop, seen, self.clock.limit_again(seen, _asked(prop)))
-        except Exception as error:  # noqa: BLE001  whatever the user's code raises
+            asked = ONCE if prop.name == "answers" else ASKED
+            self.worst(prop, seen, self.clock.limit_again(seen, asked))
+        except Exception as error:  # whatever the user's code raises
             return error
         return None
 
@@ -149,18 +186,10 @@ class Checker:
             q, p = shrink(q, p, again, min(most, self.shrink_seconds))
             error = self.error_on(prop, seen.on(q[None], p[None])) or error
         said = _printable(" ".join(str(error).split()))
-        return Finding(
-            prop.name,
-            prop.statement,
-            q.tolist(),
-            p.tolist(),
-            "the rule itself" + _at(seen),
-            "an answer",
-            f"{type(error).__name__}: {said}"[:500],
-            -float("inf"),
-            knobs=seen.knobs,
-            hint="" if isinstance(error, Hang) else _likeliest(prop, seen),
-        )
+        found = f"{type(error).__name__}: {said}"[:500]
+        worst = Worst(-math.inf, 0, "the rule itself" + _at(seen), "an answer", found)
+        hint = "" if isinstance(error, Hang) else _likeliest(prop, seen)
+        return finding(prop, worst, (q.tolist(), p.tolist()), knobs=seen.knobs, hint=hint)
 
     def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
         """Return the finding for a broken property, on rows as simple as possible."""
@@ -168,8 +197,8 @@ class Checker:
         def broken(q: Tensor, p: Tensor) -> bool:
             other = seen.on(q[None], p[None])
             try:
-                margin = measure(prop, other, self.clock.limit(other, _asked(prop))).margin
-            except Exception:  # noqa: BLE001  whatever the user's code raises
+                margin = self.worst(prop, other).margin
+            except Exception:  # whatever the user's code raises
                 return False
             return margin < 0 and math.isfinite(margin) == math.isfinite(worst.margin)
 
@@ -178,45 +207,36 @@ class Checker:
         if broken(q, p):
             q, p = shrink(q, p, broken, self.shrink_seconds)
             found = seen.on(q[None], p[None])
-            worst = measure(prop, found, self.clock.limit(found, _asked(prop)))
-        return Finding(
-            prop.name,
-            prop.statement,
-            q.tolist(),
-            p.tolist(),
-            worst.about + _at(seen),
-            worst.expected,
-            worst.found,
-            worst.margin,
-            found.emitted[0].tolist(),
-            seen.knobs,
-            _likeliest(prop, found),
-        )
+            worst = self.worst(prop, found)
+        worst.about += _at(seen)
+        more = {"knobs": seen.knobs, "hint": _likeliest(prop, found)}
+        rows = q.tolist(), p.tolist()
+        return finding(prop, worst, rows, emitted=found.emitted[0].tolist(), **more)
 
     def judge(self, prop: Property, behaviours: list[Behaviour]) -> Verdict:
         """Return the verdict on all rows; broken outweighs late."""
-        counted, least, failing, late = 0, float("inf"), None, None
+        counted, least, failing, late = 0, math.inf, None, None
         for seen in behaviours:
             if not prop.applies(seen.rule):
                 continue
             try:
-                worst = measure(prop, seen, self.clock.limit(seen, _asked(prop)))
-            except Exception:  # noqa: BLE001  whatever the user's code raises
+                worst = self.worst(prop, seen)
+            except Exception:  # whatever the user's code raises
                 _, crashed = self.without_crashes(prop, [seen])
                 if not crashed:
                     continue
-                finding = self.crash(prop, *crashed[0])
+                fault = self.crash(prop, *crashed[0])
                 if isinstance(crashed[0][1], Hang):
-                    late = late or finding
+                    late = late or fault
                     continue
-                return Verdict(prop.name, prop.statement, "fails", counted, finding.margin, finding)
+                return Verdict(prop.name, prop.statement, "fails", counted, fault.margin, fault)
             counted += worst.counted if not seen.knobs else 0
             least = min(least, worst.margin)
             if worst.margin < 0 and failing is None:
                 failing = (seen, worst)
         if failing is not None:
-            finding = self.counterexample(prop, *failing)
-            return Verdict(prop.name, prop.statement, "fails", counted, least, finding)
+            fault = self.counterexample(prop, *failing)
+            return Verdict(prop.name, prop.statement, "fails", counted, least, fault)
         if late is not None:
             return Verdict(prop.name, prop.statement, "inconclusive", counted, late.margin, late)
         if not counted:
@@ -227,11 +247,6 @@ class Checker:
 def _printable(text: str) -> str:
     """Return a text without codes that a terminal obeys or that cannot be written as UTF-8."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _asked(prop: Property) -> int:
-    """Return how often a property makes each call."""
-    return ONCE if prop.name == "answers" else ASKED
 
 
 def _at(seen: Behaviour) -> str:
@@ -247,6 +262,6 @@ def _likeliest(prop: Property, seen: Behaviour) -> str:
     try:
         if prop.steady and seen.rule.declares.continuous and bool(seen.jumps.any()):
             return JUMPS
-    except Exception:  # noqa: BLE001, S110  whatever the user's code raises on moved rows
+    except Exception:  # whatever the user's code raises on moved rows
         pass
     return prop.hint

@@ -1,0 +1,219 @@
+"""What a property is: bounds on numbers of something, seen on examples, and who must keep them.
+
+A kind of thing that is checked (policies, verifiers, drafters, schedules, divergences) is a table
+of :class:`Properties` and a class of what is :class:`Seen` on its examples.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+
+# sums of a few dozen float64 terms, each at most 1, and roots solved to that accuracy
+EXACT = 1e-9
+# what the order of the terms may change of a sum over a row
+ROUNDING = 1e-15
+# the largest float64 below 1, the last value a coin can take
+LAST_COIN = 1 - 2.0**-53
+# the widest row that a property is checked on by default
+WIDEST = 512
+# bounds for numbers that only have to be finite
+FINITE = torch.finfo(torch.float64).max
+# outcomes expected less often than this must not occur; others below LEAST are put together
+NEVER, LEAST = 1e-6, 5
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """low − allowed ≤ found ≤ high + allowed, entry by entry.
+
+    Attributes
+    ----------
+    found : (N, …) numbers of the rule. ``low``, ``high`` : what they must lie between.
+    about : what one number is: a text with places for its indices after the first, such as
+        ``"acceptance of token {0}"``, or a function of the whole index.
+    allowed : what rounding may add; (N, …) if that depends on the entry.
+    counts : (N, …) bool, the entries to which the property applies; None for all.
+    rows : (N,) the row that each entry of the first axis is about; None if N counts the rows.
+
+    Examples
+    --------
+    >>> found = Bounds(torch.tensor([[0.5, 1.25]]), 0, 1, "acceptance of token {0}")
+    >>> found.margins()
+    tensor([[ 0.5000, -0.2500]], dtype=torch.float64)
+    >>> found.describe((0, 1))
+    ('acceptance of token 1', 'between 0 and 1', '1.25')
+    """
+
+    found: Tensor
+    low: Any
+    high: Any
+    about: str | Callable[[tuple[int, ...]], str]
+    allowed: float | Tensor = EXACT
+    counts: Tensor | None = None
+    rows: Tensor | None = None
+
+    def margins(self) -> Tensor:
+        """Return (N, …) how far each number is from breaking the property, negative if broken."""
+        found = self.found.double()
+        excess = torch.full_like(found, -torch.inf)
+        for bound, sign in ((self.low, -1.0), (self.high, 1.0)):
+            if bound is not None:
+                bound = _number(bound).expand(found.shape)
+                beyond = torch.where(found == bound, 0.0, sign * (found - bound))
+                excess = torch.maximum(excess, torch.where(beyond.isnan(), torch.inf, beyond))
+        margins = self.allowed - excess
+        return margins if self.counts is None else torch.where(self.counts, margins, torch.inf)
+
+    def describe(self, index: tuple[int, ...]) -> tuple[str, str, str]:
+        """Return (about, expected, found) of one entry, as text."""
+        about = self.about(index) if callable(self.about) else self.about.format(*index[1:])
+        low, high = (
+            None if b is None else float(_number(b).expand(self.found.shape)[index])
+            for b in (self.low, self.high)
+        )
+        if high == FINITE:
+            expected = "a finite number"
+        elif low is None or high is None:
+            expected = f"at most {high:.10g}" if low is None else f"at least {low:.10g}"
+        else:
+            expected = f"{low:.10g}" if low == high else f"between {low:.10g} and {high:.10g}"
+        return about, expected, f"{float(self.found[index]):.10g}"
+
+
+def _number(bound: Any) -> Tensor:
+    return torch.as_tensor(bound, dtype=torch.float64)
+
+
+def chance_of_counts(found: Tensor, expected: Tensor) -> Tensor:
+    """Return the probability that χ² of counts (N,) is at least what is found, ().
+
+    Rare outcomes are put together, so that every cell is expected to be filled.
+    """
+    common = expected > LEAST
+    cells_found, cells = (
+        torch.cat([part[common], part[~common].sum()[None]]) for part in (found.double(), expected)
+    )
+    filled = cells > NEVER
+    if bool((cells_found[~filled] > 0).any()):
+        return torch.zeros((), dtype=torch.float64)
+    distance = ((cells_found - cells) ** 2 / cells.clamp(min=NEVER))[filled].sum()
+    freedom = max(int(filled.sum()) - 1, 1)
+    return torch.special.gammaincc(torch.tensor(freedom / 2).double(), distance / 2)
+
+
+class Seen:
+    """What a kind of thing does on some examples: the numbers that its properties are about.
+
+    Attributes
+    ----------
+    width : tokens of a row; a property is left out where enumerating so many is too slow.
+    """
+
+    width = 0
+
+    def shown(self, row: int) -> Iterator[tuple[str, str]]:
+        """Yield lines (label, text) that show one example to whoever reads a failure."""
+        yield from ()
+
+    def again(self, row: int, name: str) -> str:
+        """Return the call that checks this example for one property again."""
+        return ""
+
+
+Measure = TypeVar("Measure", bound=Callable[[Any], Iterator[Bounds]])
+
+
+def always(thing: Any) -> bool:
+    """Return True: everything of a kind must have the property."""
+    return True
+
+
+@dataclass(frozen=True)
+class Property:
+    """One property of policies, of verifiers, or of another kind.
+
+    Attributes
+    ----------
+    name : its name in reports and in ``laws=`` or ``properties=``.
+    statement : the first paragraph of its docstring.
+    applies : whether a policy, a verifier, … has to have it (always, or because it says so).
+    measure : what is seen on examples → the bounds it has to keep.
+    hint : the likeliest cause of a failure, in words.
+    steady : whether policies with jumps (``continuous=False``) are judged away from them only.
+    at_other_knobs : whether it is also checked at other values of a policy's knob.
+    widest : the largest vocabulary it is checked on; enumerating more is too slow.
+
+    Examples
+    --------
+    >>> PROPERTIES["answers"].statement
+    'Every call returns finite numbers of the right shape, in time.'
+    >>> VERIFIER_PROPERTIES["counts_have_a_law"].hint
+    'a sum over accepted counts that misses one, or a division of 0 by 0'
+    """
+
+    name: str
+    statement: str
+    applies: Callable[[Any], bool]
+    measure: Callable[[Any], Iterator[Bounds]]
+    hint: str = ""
+    steady: bool = False
+    at_other_knobs: bool = True
+    widest: int = WIDEST
+
+
+class Properties(dict[str, Property]):
+    """The properties of one kind, by name, in the order in which they are checked.
+
+    ``decorator`` is what enters one, as its errors call it.
+    """
+
+    def __init__(self, decorator: str) -> None:
+        super().__init__()
+        self.decorator = decorator
+
+    def enter(
+        self, applies: Callable[[Any], bool] = always, **options: Any
+    ) -> Callable[[Measure], Measure]:
+        """Register a function as a property; its docstring is the statement.
+
+        ``options`` are the last fields of :class:`Property`.
+        """
+        if inspect.isgeneratorfunction(applies):
+            raise TypeError(
+                f"{self.decorator}: must be used with parentheses, @{self.decorator}(); "
+                f"got @{self.decorator} on {applies}"
+            )
+
+        def add(function: Measure) -> Measure:
+            name = function.__name__
+            lines = (function.__doc__ or "").strip().split("\n\n")[0]
+            statement = " ".join(lines.replace("``", "").split())
+            if not statement:
+                raise ValueError(
+                    f"{self.decorator}: {name} needs a docstring that says what must hold; got none"
+                )
+            if name in self and self[name].measure.__module__ != function.__module__:
+                raise ValueError(f"{self.decorator}: must not be registered already; got {name!r}")
+            self[name] = Property(name, statement, applies, function, **options)
+            return function
+
+        return add
+
+    def function(self, module: str, name: str) -> Callable[[Any], Iterator[Bounds]]:
+        """Return the function of a property as an attribute of the module that lists them."""
+        if name not in self:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return self[name].measure
+
+    def chosen(self, argument: str, names: Any = None) -> list[Property]:
+        """Return the named properties, all of them for None; raise ValueError for a wrong name."""
+        return [
+            self[check.one_of(argument, name, tuple(self))]
+            for name in (self if names is None else names)
+        ]
