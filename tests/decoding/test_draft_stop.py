@@ -150,7 +150,7 @@ def test_a_cascade_tells_what_was_planned(tiny):
 def test_the_command_line_takes_a_threshold(tiny, tmp_path, capsys, monkeypatch):
     seen = {}
 
-    def spy(target, draft, ids, **options):
+    def spy(target, draft, ids, options):
         seen["drafter"] = draft
         raise ValueError("seen")
 
@@ -160,7 +160,7 @@ def test_the_command_line_takes_a_threshold(tiny, tmp_path, capsys, monkeypatch)
         class tokenizer:
             encode = staticmethod(lambda text: [1, 2])
 
-    monkeypatch.setattr("cactus_theory.decoding.generate", spy)
+    monkeypatch.setattr("cactus_theory.decoding.decode", spy)
     monkeypatch.setattr("cactus_theory.decoding.load_pair", lambda *a, **k: Pair)
     given = [
         "generate",
