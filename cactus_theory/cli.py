@@ -198,7 +198,8 @@ def _audit(args: argparse.Namespace) -> int:
         declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}
         header = {"policy": report.policy, "declares": declared}
         return print_json(header | {"divergences": report.divergences} | columns)
-    print(f"{report.policy} declares: {'no budget' if budget is None else budget}")
+    worst = f"no budget; the most it spends on a row here: {report.reference} {spent.max():.6g}"
+    print(f"{report.policy} declares: {worst if budget is None else budget}")
     print_rows(columns)
     print("mean divergences of the emitted law from the target:")
     for spec, value in report.divergences.items():

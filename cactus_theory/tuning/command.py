@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -55,14 +56,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--threads", type=int, help="of torch; 1 is best for small models")
-    add("--work", type=Path, default=Path("tuned"), metavar="DIR",
-        help="where the trace is logged (it resumes) and values lie; default: tuned")  # fmt: skip
+    add("--work", type=Path, metavar="DIR",
+        help="keep trace and values there, and resume; else nothing is kept")  # fmt: skip
     add("--out", metavar="FILE.json", help="for generate --tuned")
     add("--json", action="store_true", help="print one JSON object only")
 
 
 # what an interrupted command has kept
-KEPT = "texts logged so far are kept in --work: the same command goes on from there"
+KEPT = (
+    "texts logged so far are kept in --work, if it was given: the same command goes on from there"
+)
 
 
 def run(args: Namespace) -> int:
@@ -72,9 +75,11 @@ def run(args: Namespace) -> int:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
     from cactus_theory.tuning.report import payload, save_tuned, sentence, table
 
-    tuned = _tuned(args)
-    if args.out:
-        save_tuned(tuned, args.out)
+    with TemporaryDirectory(prefix="tune-") as unasked:  # nothing is left where nobody asked
+        args.work = args.work or Path(unasked)
+        tuned = _tuned(args)
+        if args.out:
+            save_tuned(tuned, args.out)
     if args.json:
         return print_json(payload(tuned))
     print(f"{table(tuned)}\n\n{sentence(tuned)}")
@@ -91,7 +96,7 @@ def _check(args: Namespace) -> None:
         raise ValueError(f"--batch: must be at least 1; got {args.batch}")
     if args.out and not args.out.endswith(".json"):
         raise ValueError(f"--out: must end in .json; got {args.out!r}")
-    if set(os.fspath(args.work)) & set(",={}"):
+    if args.work is not None and set(os.fspath(args.work)) & set(",={}"):
         raise ValueError(f"--work: must do without ',', '=' and braces; got {args.work}")
     given = [name for name in OF_MODELS if getattr(args, name) is not None]
     if 0 < len(given) < len(OF_MODELS):

@@ -90,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     tables = {"throughput": rows}
     if families is not None and (equal := equal_kl.rows(runs, families, args.seed)):
         tables["throughput_equal_kl"] = equal
+    elif families is not None:
+        print(equal_kl.nothing(families))
     _write(args, tables)
     files = ", ".join(["journal.jsonl", "throughput.json", *(f"{name}.csv" for name in tables)])
     print(f"written to {args.out}/: {files}")
