@@ -85,7 +85,8 @@ def speculative_generate(
     ------
     ValueError
         No draft, or one in ``assistant_model``; beams, scores or logits in the output, inputs
-        other than token ids, stop strings without a tokenizer; and as :func:`cactus_theory.decoding.generate`.
+        other than token ids, stop strings without a tokenizer; and as
+        :func:`cactus_theory.decoding.generate`.
 
     Examples
     --------
