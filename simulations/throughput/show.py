@@ -17,8 +17,8 @@ HEADS = (
 
 
 LEGEND = """\
-x plain: median over repeats of the ratio to plain decoding in the same repeat
-AL: accepted drafted tokens per target call, without the one that every call adds"""
+x plain: median over repeats of the ratio to plain decoding in that repeat
+AL: drafted tokens that are accepted per target call"""
 
 
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
@@ -31,7 +31,7 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         title = f"\nbatch {batch}, each method at its fastest K (every K is in throughput.csv)"
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         parts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title))
-    parts.append(LEGEND)
+    parts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
     equal, said = tables.get("throughput_equal_kl", []), verdict(rows)
     if equal:
         heads = ("KL/token", "K", "batch", equal[0]["first"], equal[0]["second"], "ratio", "90 %")
