@@ -19,6 +19,10 @@ ROW_SUM_TOLERANCE = {
     torch.float16: 2e-3,
     torch.bfloat16: 1e-2,
 }
+# rows this near 1 were probably rounded when they were written
+NEARLY_ONE = 1e-2
+ROUNDED = "; rows that were rounded may be divided by their sums (on the command line --normalise)"
+LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
 
 
 def as_tensor(name: str, value: ArrayLike) -> Tensor:
@@ -48,6 +52,13 @@ def _first(mask: Tensor) -> tuple[int, ...]:
     return tuple(mask.nonzero()[0].tolist())
 
 
+def place(at: Sequence[int], shape: Sequence[int]) -> str:
+    """Return where a row of a batch (...) is, counted from 1: "row 2 of 6", "row 1, 3 of 2 x 4"."""
+    if not shape:
+        return "the row"
+    return f"row {', '.join(str(i + 1) for i in at)} of {' x '.join(map(str, shape))}"
+
+
 def check_probabilities(name: str, probs: Tensor) -> None:
     """Raise ValueError unless every row of ``probs`` (..., V) is a distribution.
 
@@ -60,24 +71,20 @@ def check_probabilities(name: str, probs: Tensor) -> None:
     least, most = probs.aminmax()
     if not bool((least >= 0) & (most < torch.inf)):  # NaN is both least and most
         bad = ~torch.isfinite(probs)
-        if bad.any():
-            at = _first(bad)
-            raise ValueError(
-                f"{name}: entries must be finite; got {probs[at].item()} at index {at}"
-            )
-        at = _first(probs < 0)
-        raise ValueError(
-            f"{name}: entries must not be negative; got {probs[at].item()} at index {at}"
-        )
+        rule, hint = ("be finite", "") if bad.any() else ("not be negative", LOGITS)
+        at = _first(bad if bad.any() else probs < 0)
+        where = f"token {at[-1]} of {place(at[:-1], probs.shape[:-1])}"
+        raise ValueError(f"{name}: entries must {rule}; got {probs[at].item()} at {where}{hint}")
     tolerance = ROW_SUM_TOLERANCE[probs.dtype]
     sums = probs.sum(-1, dtype=torch.float64)
     bad = (sums - 1).abs() > tolerance
     if bad.any():
         at = _first(bad)
-        where = f"row {at} sums" if at else "it sums"
+        found = sums[at].item()
+        hint = ROUNDED if abs(found - 1) < NEARLY_ONE else LOGITS if float(most) > 1 else ""
         raise ValueError(
             f"{name}: every row must sum to 1 within {tolerance:g} ({probs.dtype}); "
-            f"{where} to {sums[at].item():.12g}"
+            f"{place(at, sums.shape)} sums to {found:.12g}{hint}"
         )
 
 

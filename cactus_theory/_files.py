@@ -34,7 +34,7 @@ HEADERS = {
 }
 
 
-def load_rows(path: str, *, logits: bool = False) -> np.ndarray:
+def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np.ndarray:
     """Return the rows (..., V) held by a file.
 
     Parameters
@@ -44,6 +44,7 @@ def load_rows(path: str, *, logits: bool = False) -> np.ndarray:
         in .safetensors too. A .csv of one line is one row (V,).
     logits : turn rows of logits into probabilities by a float64 softmax; −inf is a
         probability of 0.
+    normalise : divide rows by their sums, as digits of them may be missing in a text.
 
     Floats of 8 bytes or fewer keep their dtype; integers and bfloat16 (which numpy lacks)
     become float64 and float32. Rows are not checked to be distributions here.
@@ -65,7 +66,9 @@ def load_rows(path: str, *, logits: bool = False) -> np.ndarray:
     if key and suffix not in (".npz", ".safetensors"):
         raise ValueError(f"{path}: only .npz and .safetensors hold named arrays; got {suffix!r}")
     rows = _numeric(path, _read(path, Path(name), suffix, key))
-    return _softmax(path, rows) if logits else rows
+    if logits:
+        return _softmax(path, rows)
+    return _divided(path, rows) if normalise else rows
 
 
 def save_rows(path: str, rows: np.ndarray) -> None:
@@ -279,6 +282,18 @@ def _numeric(path: str, value: Any) -> np.ndarray:
         raise ValueError(f"{path}: must hold numbers; got dtype {array.dtype}")
     keep = array.dtype.kind == "f" and array.dtype.itemsize <= 8
     return array.astype(array.dtype.newbyteorder("=") if keep else np.float64)
+
+
+def _divided(path: str, rows: np.ndarray) -> np.ndarray:
+    """Return rows divided by their sums, in float64."""
+    wide = rows.astype(np.float64)
+    sums = wide.sum(-1, keepdims=True)
+    if not ((wide >= 0).all() and (sums > 0).all() and np.isfinite(sums).all()):
+        raise ValueError(
+            f"{path}: --normalise divides rows of finite numbers that are not negative and not "
+            f"all 0; got entries from {wide.min():g} to {wide.max():g}"
+        )
+    return wide / sums
 
 
 def _softmax(path: str, rows: np.ndarray) -> np.ndarray:

@@ -56,6 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--temperature", type=float, help="default: 1; 0 decodes greedily")
+    parser.add_argument("--top-p", type=float, metavar="P", help="cut both models' rows, as usual")
+    parser.add_argument(
+        "--top-k", type=int, metavar="K", help="the same, to the K likeliest tokens"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of torch; 1 is best for small models")
@@ -66,15 +70,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
+    if args.top_p is not None:
+        check.number("--top-p", args.top_p, 0, 1, open_low=True)
+    if args.top_k is not None:
+        check.number("--top-k", args.top_k, 1)
     for name, text in (("--prompt", args.prompt), *(("--span", own) for own in args.span or ())):
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _told(args)
     from cactus_theory.decoding import DecodeOptions, ModelDrafter, TextPieces, decode, load_pair
 
-    told: dict[str, Any] = {"temperature": tuned.temperature}
+    told: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
-        told = tuned.options | {"policy": _scheduled(args, tuned)}
+        told["policy"] = _scheduled(args, tuned)
+    told["temperature"], told["logits_processor"] = _cut(args, tuned.temperature)
     options = DecodeOptions(  # checked before models are loaded
         **told, max_new_tokens=args.max_new_tokens, seed=args.seed
     )
@@ -109,6 +118,19 @@ def run(args: argparse.Namespace) -> int:
         shown = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):<28} {shown}", file=sys.stderr)
     return 0
+
+
+def _cut(args: argparse.Namespace, temperature: float) -> tuple[float, list[Any]]:
+    """Return what is left of the temperature, and processors: it comes before cuts."""
+    if temperature == 0 or (args.top_p is None and args.top_k is None):
+        return temperature, []
+    library = check.optional_module("transformers", "llm")
+    processors: list[Any] = [library.TemperatureLogitsWarper(temperature)]
+    if args.top_k is not None:
+        processors.append(library.TopKLogitsWarper(args.top_k))
+    if args.top_p is not None:
+        processors.append(library.TopPLogitsWarper(args.top_p))
+    return 1.0, processors
 
 
 def _print(text: str) -> None:

@@ -22,6 +22,7 @@ COMPARED = {
 METADATA = {
     ".png": {"Software": None},
     ".pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+    ".svg": {"Creator": None, "Date": None},
 }
 # enough for a line without corners
 FRONTIER_POINTS = 65
@@ -32,27 +33,39 @@ SHOWN_RATIOS = (1e-3, 1e3)
 def save_plot(
     path: str, q: np.ndarray, p: np.ndarray, divergence: str, delta: float, rule: Any = None
 ) -> None:
-    """Draw the optimum for one row (V,) at ``delta``, and the policy ``rule``, as PNG or PDF.
+    """Draw the optimum for one row (V,) at ``delta``, and the policy ``rule``: PNG, PDF or SVG.
 
     Raises
     ------
     ValueError, OSError
-        Another suffix than .png or .pdf; a file that cannot be written.
+        Another suffix; a file that cannot be written.
     ModuleNotFoundError
         Without matplotlib (extra ``figures``).
     """
-    suffix = Path(path).suffix
-    if suffix not in METADATA:
-        raise ValueError(f"--plot: must end in .png or .pdf; got {path!r}")
+    check_picture(path)
     check.optional_module("matplotlib", "figures")
     import matplotlib
 
     q, p = (np.asarray(row, np.float64) / np.asarray(row, np.float64).sum() for row in (q, p))
     best = ct.optimal_acceptance(q, p, divergence=divergence, delta=delta)
-    content = io.BytesIO()
     with matplotlib.rc_context(settings()):
-        figure = _drawn(q, p, best, divergence, rule)
-        figure.savefig(content, format=suffix[1:], dpi=200, metadata=METADATA[suffix])
+        write_picture(path, _drawn(q, p, best, divergence, rule), 200)
+
+
+def check_picture(path: str) -> None:
+    """Raise ValueError unless a file of this name can be drawn."""
+    if Path(path).suffix not in METADATA:
+        raise ValueError(f"--plot: must end in {', '.join(METADATA)}; got {path!r}")
+
+
+def write_picture(path: str, figure: Any, dpi: int) -> None:
+    """Write a figure, all of it or nothing; equal figures give equal bytes."""
+    import matplotlib
+
+    suffix, content = Path(path).suffix, io.BytesIO()
+    own = settings()
+    with matplotlib.rc_context({name: own[name] for name in ("svg.hashsalt", "pdf.fonttype")}):
+        figure.savefig(content, format=suffix[1:], dpi=dpi, metadata=METADATA[suffix])
     write_whole(path, content.getvalue())
 
 

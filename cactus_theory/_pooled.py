@@ -9,6 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory import _row_inputs as row_inputs
 from cactus_theory._files import save_rows
+from cactus_theory._plot import check_picture
 from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory._tables import both, print_table, save_latex, save_table
 from cactus_theory.policies import Policy
@@ -18,7 +19,7 @@ from cactus_theory.traces import PooledAudit, pooled_audit, row_pairs
 POINTS = 33
 # columns of the table of policies that hold words
 WORDS = (0, 5)
-OUTPUTS = {"csv": ".csv", "latex": ".tex", "plot": ".png", "out": ".npy"}
+OUTPUTS = {"csv": ".csv", "latex": ".tex", "out": ".npy"}
 LEGEND = """\
 means over rows ± one standard error over texts
 of row optimum: of the best acceptance for what the policy spends, row by row
@@ -60,6 +61,8 @@ def _check_outputs(args: argparse.Namespace) -> None:
         path = getattr(args, flag, None)
         if path and not path.endswith(suffix):
             raise ValueError(f"--{flag}: must end in {suffix}; got {path!r}")
+    if args.plot:
+        check_picture(args.plot)
 
 
 def _rules(args: argparse.Namespace) -> list[Policy]:

@@ -1,6 +1,5 @@
 """The picture of many rows together: the pooled frontier, and policies on it."""
 
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from cactus_theory import _arguments as check
-from cactus_theory._files import write_whole
 from cactus_theory._looks import COLOUR, INK, OPTIMUM
+from cactus_theory._plot import FRONTIER_POINTS, check_picture, write_picture
 
 # whatever the policies are; the optimum has the blue
 SHOWN = ("cactus", "typical", "soft_band", "cactus_exact", "band_delta", "speculative")
@@ -20,17 +19,18 @@ MARKERS = "osD^vP*X"
 def save_pooled_plot(
     path: str, line: Any, divergence: str, points: Sequence[tuple[str, float, float]]
 ) -> None:
-    """Draw a pooled frontier with policies (name, mean divergence, mean acceptance), as PNG.
+    """Draw a pooled frontier with policies (name, mean divergence, mean acceptance).
+
+    The points of a line with corners are marked: nothing is known between them.
 
     Raises
     ------
     ValueError, OSError
-        Another suffix than .png; a file that cannot be written.
+        Another suffix than .png, .pdf or .svg; a file that cannot be written.
     ModuleNotFoundError
         Without matplotlib (extra ``figures``).
     """
-    if not path.endswith(".png"):
-        raise ValueError(f"--plot: must end in .png; got {path!r}")
+    check_picture(path)
     check.optional_module("matplotlib", "figures")
     from matplotlib.figure import Figure
 
@@ -40,7 +40,9 @@ def save_pooled_plot(
     ax.grid(color="#e8e8e8", linewidth=0.6)
     delta, accepted = (np.asarray(column, np.float64) for column in (line.delta, line.acceptance))
     shown = np.isfinite(delta)
-    ax.plot(delta[shown], accepted[shown], color=OPTIMUM, label="optimum over all rows")
+    marker = "o" if shown.sum() < FRONTIER_POINTS else ""
+    optimum: dict[str, Any] = {"color": OPTIMUM, "marker": marker, "markersize": 3}
+    ax.plot(delta[shown], accepted[shown], **optimum, label="optimum over all rows")
     ax.plot(0, accepted[0], "s", color=INK, label="lossless")
     finite = [point for point in points if math.isfinite(point[1])]
     for number, (name, spent, kept) in enumerate(finite):
@@ -50,6 +52,4 @@ def save_pooled_plot(
     ax.set_xlabel(f"mean {divergence} of what is emitted, from the target{unit}")
     ax.set_ylabel("mean acceptance")
     ax.legend(frameon=False, fontsize=8, loc="best")
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
-    write_whole(path, content.getvalue())
+    write_picture(path, figure, 160)

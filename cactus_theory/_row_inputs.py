@@ -17,9 +17,7 @@ def pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
         return _logged(args)
     if args.draft is None:
         raise ValueError("draft: must be given, unless target is a trace; got target alone")
-    return tuple(  # type: ignore[return-value]
-        load_rows(path, logits=args.logits) for path in (args.target, args.draft)
-    )
+    return _rows(args, args.target), _rows(args, args.draft)
 
 
 def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
@@ -31,7 +29,7 @@ def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None
         raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {given}")
     if args.draft_tokens is None:
         return *pair(args), None
-    q = load_rows(args.target, logits=args.logits)
+    q = _rows(args, args.target)
     ids = _token_ids(args.draft_tokens)
     return q, None, ids.reshape(q.shape[:-1]) if ids.size == q[..., 0].size else ids
 
@@ -49,6 +47,13 @@ def source(args: argparse.Namespace) -> Trace | SavedRows:
     return SavedRows.of(q, p)
 
 
+def _rows(args: argparse.Namespace, path: str) -> np.ndarray:
+    """Return the rows of a file, as the flags read them."""
+    if args.logits and args.normalise:
+        raise ValueError("--logits, --normalise: at most one may be given; got both")
+    return load_rows(path, logits=args.logits, normalise=args.normalise)
+
+
 def _logged(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Return all rows of a trace that have a draft row."""
     _refuse_with_a_trace(args)
@@ -57,7 +62,7 @@ def _logged(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _refuse_with_a_trace(args: argparse.Namespace) -> None:
-    for name in ("draft", "logits"):
+    for name in ("draft", "logits", "normalise"):
         if given := getattr(args, name):
             raise ValueError(f"{name}: must not be given with a trace; got {given}")
 

@@ -108,10 +108,13 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
         "--divergence", default="kl", help=f"one of {', '.join(DIVERGENCES)} (alpha:a=0.5)"
     )
     parser.add_argument("--logits", action="store_true", help="the files hold logits")
+    parser.add_argument(
+        "--normalise", action="store_true", help="divide rows by their sums: rounded in a text, say"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     parser.add_argument("--csv", metavar="FILE.csv", help="also save one line per row")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw one row: band, frontier, policies; .png or .pdf"
+        "--plot", metavar="FILE", help="draw one row: band, frontier, policies; .png .pdf .svg"
     )
     parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw")
 
@@ -195,7 +198,8 @@ def _audit(args: argparse.Namespace) -> int:
         declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}
         header = {"policy": report.policy, "declares": declared}
         return print_json(header | {"divergences": report.divergences} | columns)
-    print(f"{report.policy} declares: {'no budget' if budget is None else budget}")
+    worst = f"no budget; the most it spends on a row here: {report.reference} {spent.max():.6g}"
+    print(f"{report.policy} declares: {worst if budget is None else budget}")
     print_rows(columns)
     print("mean divergences of the emitted law from the target:")
     for spec, value in report.divergences.items():

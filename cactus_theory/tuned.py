@@ -1,6 +1,7 @@
 """Read the file that ``cactus-theory tune`` writes: the setting to decode with."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,30 @@ class TunedSetting:
         from cactus_theory.traces._identity import check_weights
 
         check_weights("tuned", self.weights, target_model, draft_model)
+
+
+def follow(
+    tuned: "TunedSetting | str | Path",
+    target_model: Any,
+    draft_model: Any,
+    given: Mapping[str, tuple[Any, Any]],
+) -> TunedSetting:
+    """Return the setting that ``tuned=`` names, if it fits these models and nothing beside it.
+
+    ``given`` has every argument that the setting decides, with its default.
+
+    Raises
+    ------
+    ValueError
+        An argument beside it, other models, or plain decoding was faster.
+    """
+    setting = tuned if isinstance(tuned, TunedSetting) else load_tuned(tuned)
+    for name, (value, usual) in given.items():
+        if value is not usual and value != usual:
+            raise ValueError(f"{name}: must not be given with tuned, which has one; got {value!r}")
+    setting.check_pair(target_model, draft_model)
+    _ = setting.options
+    return setting
 
 
 def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:

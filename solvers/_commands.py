@@ -33,6 +33,7 @@ def _rows(parser: Parser, each: str = "", draft: bool = True) -> None:
     parser.add_argument("target", help=f"rows of the target{known}")
     if draft:
         parser.add_argument("draft", help="rows of the draft, as many")
+    parser.add_argument("--normalise", action="store_true", help="divide rows by their sums")
 
 
 def _common(parser: Parser) -> None:
@@ -65,7 +66,7 @@ def _optimal_arguments(parser: Parser) -> None:
 
 
 def _per_proposal(args: argparse.Namespace) -> Jobs:
-    rows = load_rows(args.target, logits=args.logits)
+    rows = load_rows(args.target, logits=args.logits, normalise=args.normalise)
     for target in rows.reshape(-1, rows.shape[-1]):
         budget = {"divergence": args.divergence, "delta": args.delta}
         yield partial(per_proposal.solve, target, args.token, **budget)
@@ -73,7 +74,8 @@ def _per_proposal(args: argparse.Namespace) -> Jobs:
 
 def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of both files, (N, V) each, broadcast to one shape."""
-    target, draft = (load_rows(path, logits=args.logits) for path in (args.target, args.draft))
+    flags = {"logits": args.logits, "normalise": args.normalise}
+    target, draft = (load_rows(path, **flags) for path in (args.target, args.draft))
     check_pair(
         as_tensor(args.target, target), as_tensor(args.draft, draft), (args.target, args.draft)
     )

@@ -273,7 +273,10 @@ class CustomConstraint(Constraint):
         if {variable.id for variable in constraint.variables()} != {of.row.w.id}:
             raise ValueError(f"{self.name}: must be about the named quantities; got {constraint}")
         if not constraint.is_dcp():
-            raise ValueError(f"{self.name}: must be convex by cvxpy's rules; got {constraint}")
+            raise ValueError(
+                f"{self.name}: must be convex by cvxpy's rules; got a left minus a right "
+                f"side that is {constraint.expr.curvature.lower()}"
+            )
 
 
 class _BuiltCustom(Built):

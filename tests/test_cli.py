@@ -19,6 +19,7 @@ from tests.amounts import some
 Q, P = [0.2, 0.2, 0.6], [0.45, 0.45, 0.1]
 PAIR = Path(__file__).parents[1] / "simulations" / "pair"
 GENERATE = ("generate", "--target", "no", "--draft", "no", "--prompt", "x", "--policy")
+WRONG = ("bad", "short", "rounded", "logits")
 PRINTED = 1e-12  # JSON carries shortest round-trip floats: nothing is lost
 
 
@@ -61,6 +62,17 @@ def test_solve_reads_logits_and_saves_rows(tmp_path: Path, files, capsys) -> Non
     main(["solve", str(shifted), str(draft), "--logits", "--delta", "0.1", "--out", str(out)])
     best = ct.optimal_acceptance(np.array(Q), np.array(P), delta=0.1)
     np.testing.assert_allclose(np.load(out), best.target, atol=1e-12)
+
+
+def test_rows_with_seven_digits_are_normalised_when_asked(tmp_path: Path, capsys) -> None:
+    paths = [str(tmp_path / name) for name in ("q.csv", "p.csv")]
+    for path, row in zip(paths, (np.array(Q) / 3, np.array(P) / 7), strict=True):
+        Path(path).write_text(",".join(f"{x:.7f}" for x in row) + "\n")
+    found = run_json(capsys, "solve", *paths, "--delta", "0.1", "--normalise")
+    best = ct.optimal_acceptance(np.array(Q), np.array(P), delta=0.1)
+    assert found["acceptance"] == pytest.approx(float(best.acceptance), abs=1e-5)
+    seen = run_json(capsys, "audit", *paths, "--normalise", "--policy", "speculative")
+    assert seen["acceptance"] == pytest.approx(0.5, abs=1e-5)
 
 
 def test_audit_reports_the_overspend(files, capsys) -> None:
@@ -152,16 +164,19 @@ def test_plot_draws_a_row_with_zeros(
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
 
-def test_plot_writes_pdf_and_refuses_other_suffixes(tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize(("suffix", "start"), [("pdf", b"%PDF"), ("svg", b"<?xm")])
+def test_plot_writes_a_picture_that_scales(
+    tmp_path: Path, capsys, suffix: str, start: bytes
+) -> None:
     paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
     for path, row in zip(paths, (Q, P), strict=True):
         np.save(path, np.array(row))
-    out = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
+    out = [tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"]
     for file in out:
         assert main(["solve", *paths, "--delta", "0.1", "--plot", str(file)]) == 0
-    assert out[0].read_bytes() == out[1].read_bytes() and out[0].read_bytes()[:4] == b"%PDF"
-    assert main(["solve", *paths, "--delta", "0.1", "--plot", str(tmp_path / "c.svg")]) == 2
-    assert "--plot: must end in .png or .pdf; got" in capsys.readouterr().err
+    assert out[0].read_bytes() == out[1].read_bytes() and out[0].read_bytes()[:4] == start
+    assert main(["solve", *paths, "--delta", "0.1", "--plot", str(tmp_path / "c.gif")]) == 2
+    assert "--plot: must end in .png, .pdf, .svg; got" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -191,12 +206,24 @@ def test_plot_writes_pdf_and_refuses_other_suffixes(tmp_path: Path, capsys) -> N
         (("audit", "{q}", "--policy", "typical", "--draft-tokens", "3"), "must lie in [0, 3)"),
         (("audit", "{q}", "--policy", "typical", "--draft-tokens", "{q}"), "whole numbers"),
         (("audit", "{q}", "{p}", "--policy", "no.py:x"), "no such file; got 'no.py'"),
-        (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.svg"), "--plot: must end in .png"),
+        (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.gif"), "--plot: must end in .png"),
         (("solve", "{q}", "{p}", "--delta", "1", "--csv", "x.txt"), "--csv: must end in .csv"),
         (("solve", "{q}", "{p}", "--delta", "1", "--out", "x.txt"), "x.txt"),
         (("solve", "{q}", "{p}", "--delta", "1", "--plot", "no/x.png"), "no/x.png"),
         (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.png", "--row", "1"), "--row"),
-        (("solve", "{bad}", "{p}", "--delta", "1"), "sum to 1"),
+        (
+            ("solve", "{bad}", "{p}", "--delta", "1"),
+            "sum to 1 within 1e-09 (torch.float64); the row",
+        ),
+        (("solve", "{rounded}", "{rounded}", "--delta", "1"), "row 2 of 2 sums to 0.9999"),
+        (
+            ("solve", "{rounded}", "{rounded}", "--delta", "1"),
+            "sums (on the command line --no",
+        ),
+        (("solve", "{logits}", "{logits}", "--delta", "1"), "negative; got -1.0 at token 1 of"),
+        (("solve", "{logits}", "{logits}", "--delta", "1"), "did you mean logits?"),
+        (("solve", "{logits}", "{logits}", "--delta", "1", "--normalise"), "from -1 to 3"),
+        (("solve", "{q}", "{p}", "--delta", "1", "--logits", "--normalise"), "at most one"),
         (("solve", "{short}", "{p}", "--delta", "1"), "vocabulary"),
         (
             (*GENERATE, "typical"),
@@ -212,8 +239,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
 ) -> None:
     np.save(tmp_path / "bad.npy", np.array([0.5, 0.5, 0.5]))
     np.save(tmp_path / "short.npy", np.array([0.5, 0.5]))
+    np.save(tmp_path / "rounded.npy", np.array([[0.5, 0.5], [0.3333333, 0.6666]]))
+    np.save(tmp_path / "logits.npy", np.array([3.0, -1.0]))
     names = {"q": files[0], "p": files[1]}
-    names |= {name: str(tmp_path / f"{name}.npy") for name in ("bad", "short")}
+    names |= {name: str(tmp_path / f"{name}.npy") for name in WRONG}
     assert main([argument.format(**names) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.strip().splitlines()) == 1 and said in err

@@ -70,6 +70,16 @@ def test_the_table_is_printed_and_saved(files, tmp_path, capsys) -> None:
     assert min(image.shape[:2]) > 400 and image.std() > 0.05
 
 
+def test_a_frontier_of_few_points_marks_them_in_any_format(files, tmp_path, capsys) -> None:
+    marked, smooth = tmp_path / "few.svg", tmp_path / "many.svg"
+    for out, points in ((marked, "5"), (smooth, "80")):
+        assert main(["solve", *files, "--frontier", points, "--plot", str(out)]) == 0
+    assert smooth.read_text().count("<use") < marked.read_text().count("<use")
+    assert main(["solve", *files, "--frontier", "--plot", str(tmp_path / "x.pdf")]) == 0
+    assert main(["solve", *files, "--frontier", "--plot", "x.gif"]) == 2
+    assert "--plot: must end in .png, .pdf, .svg" in capsys.readouterr().err
+
+
 def test_the_latex_is_a_whole_tabular_without_packages(files, tmp_path) -> None:
     out = tmp_path / "t.tex"
     assert main(["audit", *files, "--policy", "top_k:k=2", "--latex", str(out)]) == 0
@@ -152,7 +162,7 @@ def test_the_frontier_of_all_rows(files, tmp_path, capsys) -> None:
         ((*TABLE, "--policy", "cactuss"), "'cactuss'"),
         ((*TABLE, "--latex", "x.txt"), "--latex: must end in .tex"),
         ((*TABLE, "--csv", "x.txt"), "--csv: must end in .csv"),
-        ((*TABLE, "--plot", "x.svg"), "--plot: must end in .png"),
+        ((*TABLE, "--plot", "x.gif"), "--plot: must end in .png"),
         ((*TABLE, "--draft-tokens", "1"), "exactly one must be given; got both"),
     ],
 )

@@ -102,7 +102,7 @@ def test_an_example_prints_what_it_says(name: str, scratch: None) -> None:
     assert complaints(name, text, names_for(module, text)) == ""
 
 
-@pytest.mark.skipif(not THOROUGH, reason="loads cvxpy")
+@pytest.mark.skipif(not THOROUGH, reason="loads cvxpy; run by make test-thorough")
 def test_the_example_of_a_design(scratch: None) -> None:
     from solvers import design
 

@@ -8,6 +8,7 @@ folder of :func:`.hub_path` instead of the function, nothing has to be looked up
 import inspect
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,7 @@ from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
+from cactus_theory.tuned import TunedSetting, follow
 from cactus_theory.verify.contract import Verifier
 
 # stopping criteria that the loop handles itself
@@ -46,13 +48,14 @@ def speculative_generate(
     gate: bool = False,
     verifier: str | Verifier = "chain",
     fast_forward: bool | None = None,
-    meter: bool | str | Divergence = False,
+    meter: bool | str | Divergence | None = None,
     log_probs: bool = False,
     on_tokens: OnTokens | None = None,
     device_loop: bool | str | None = False,
     streamer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
+    tuned: TunedSetting | str | Path | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decode speculatively inside ``generate`` of a Hugging Face causal LM.
@@ -75,15 +78,19 @@ def speculative_generate(
         them: the prompt (from ``generate``), one call a new token, ``end``.
     stop_strings, tokenizer : a text ends with the token that completes one of these strings.
         Strings in a ``GenerationConfig`` are refused by the library, which misses the tokenizer.
+    meter : as :func:`cactus_theory.decoding.generate`; on by default where the output can hold
+        it, with ``return_dict_in_generate``.
+    tuned : a file that ``cactus-theory tune --out`` wrote for these models, instead of policy,
+        verifier and num_draft_tokens; ``temperature=`` of the call must be that of the file.
 
-    The other parameters are those of :func:`cactus_theory.decoding.generate`; the meter is off
-    unless asked for.
+    The other parameters are those of :func:`cactus_theory.decoding.generate`.
 
     Raises
     ------
     ValueError
-        No draft, beams, scores or logits in the output, inputs other than token ids, stop
-        strings without a tokenizer; and as :func:`cactus_theory.decoding.generate`.
+        No draft, or one in ``assistant_model``; beams, scores or logits in the output, inputs
+        other than token ids, stop strings without a tokenizer; and as
+        :func:`cactus_theory.decoding.generate`.
 
     Examples
     --------
@@ -96,6 +103,18 @@ def speculative_generate(
     8
     """
     _check(generation_config, model_kwargs, draft_model)
+    if tuned is not None:
+        given = {
+            "policy": (policy, "speculative"),
+            "verifier": (verifier, "chain"),
+            "num_draft_tokens": (num_draft_tokens, 5),
+        }
+        own = follow(tuned, model, draft_model, given)
+        _check_temperature(generation_config, own.temperature)
+        policy, verifier = own.policy or policy, own.verifier or verifier
+        num_draft_tokens = own.num_draft_tokens
+    if meter is None:
+        meter = bool(generation_config.return_dict_in_generate)
     criteria = [*stopping_criteria, *_strings(stop_strings, tokenizer)]
     streamer = withheld("streamer") if streamer is None else streamer
     pad = _pad(generation_config)
@@ -127,6 +146,8 @@ def _check(config: Any, model_kwargs: dict[str, Any], draft_model: Any) -> None:
     """Raise for options that the loop would otherwise silently ignore."""
     if config is None:
         raise ValueError("generation_config: must be given; call model.generate(...), got None")
+    if withheld("assistant_model") is not None:  # which the library drops without a word
+        raise ValueError("assistant_model: must be given as draft_model instead; got a model")
     if draft_model is None:
         raise ValueError("draft_model: must be a causal LM or a drafter; got None")
     if config.num_beams != 1:
@@ -142,6 +163,16 @@ def _check(config: Any, model_kwargs: dict[str, Any], draft_model: Any) -> None:
         raise ValueError(
             f"past_key_values: must be empty, the loop keeps its own cache; "
             f"got {cached.get_seq_length()} positions"
+        )
+
+
+def _check_temperature(config: Any, tuned: float) -> None:
+    """Raise unless the call samples at the temperature that was tuned at."""
+    temperature = (1.0 if config.temperature is None else config.temperature) * config.do_sample
+    if temperature != tuned:
+        raise ValueError(
+            f"temperature: must be the {tuned:g} that was tuned at (do_sample=True, "
+            f"temperature={tuned:g}); got {temperature:g}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from cactus_theory.decoding.options import DecodeOptions, OnRound, OnRows, OnTok
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.divergences import Divergence
+from cactus_theory.tuned import TunedSetting, follow
 from cactus_theory.verify.contract import Verifier
 
 
@@ -26,7 +28,7 @@ def generate(
     draft_model: Any,
     input_ids: Tensor,
     *,
-    policy: Spec | Schedule | Sequence[Spec | Schedule],
+    policy: Spec | Schedule | Sequence[Spec | Schedule] | None = None,
     num_draft_tokens: int = 4,
     max_new_tokens: int,
     attention_mask: Tensor | None = None,
@@ -47,6 +49,7 @@ def generate(
     on_rows: OnRows | None = None,
     device_loop: bool | str | None = False,
     on_round: OnRound | None = None,
+    tuned: TunedSetting | str | Path | None = None,
 ) -> GenerationResult:
     """Continue texts with drafted tokens that the target verifies under ``policy``.
 
@@ -100,6 +103,8 @@ def generate(
         the usual one, ``"kernels"`` requires the kernels.
     on_round : called after every round with its counts and seconds (``pace.Round``); what
         passes between two rounds is in neither.
+    tuned : instead of policy, verifier, num_draft_tokens and temperature: a file that
+        ``cactus-theory tune --out`` wrote for these models, or what ``ct.load_tuned`` read.
 
     Rules, processors, callbacks and schedules of your own get copies: all may keep them, and all
     but rules may change them.
@@ -131,6 +136,18 @@ def generate(
     >>> 0 <= result.meter.kl_per_token < 1
     True
     """
+    if tuned is not None:
+        given = {
+            "policy": (policy, None),
+            "verifier": (verifier, "chain"),
+            "num_draft_tokens": (num_draft_tokens, 4),
+            "temperature": (temperature, 1.0),
+        }
+        own = follow(tuned, target_model, draft_model, given)
+        policy, verifier = own.policy, own.verifier or "chain"
+        num_draft_tokens, temperature = own.num_draft_tokens, own.temperature
+    if policy is None:
+        raise ValueError("policy, tuned: exactly one must be given; got neither")
     options = DecodeOptions.of(locals())
     return decode(target_model, as_drafter(draft_model), input_ids, options)
 

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._forecast import Forecast
 from cactus_theory.policies._lent import guard
 from cactus_theory.policies._path import Node, Path, Step
 from cactus_theory.policies._residual import Decision, Residual
@@ -45,8 +46,8 @@ FlatCoins = Float[Tensor, "rows"]
 Entries = Float[Tensor, "*any"]
 Flags = Bool[Tensor, "*any"]
 
-# rows built at once by the O(V²) enumeration: 2^24 float64 entries are 128 MiB
-ENUMERATION_ENTRIES = 2**24
+# rows built at once by the O(V²) enumeration: 2^22 float64 entries are 32 MiB
+ENUMERATION_ENTRIES = 2**22
 # relative slack where a sum over a row is compared with a threshold, so that ties (uniform rows,
 # for example) do not depend on the order of summation
 TIE = 1e-12
@@ -187,19 +188,27 @@ class Mathematics(ABC):
         phi = self.keep(q, p)
         if self.shared_recovery:
             kept = p * phi
-            lost = (p - kept).clamp(min=0.0).sum(-1, keepdim=True)
-            return kept + lost * self.recovery(q, p, p.argmax(-1))
+            refused = (p - kept).clamp(min=0.0)  # g is asked for a token that can be refused
+            lost = refused.sum(-1, keepdim=True)
+            return kept + lost * self.recovery(q, p, refused.argmax(-1))
         rejected = p * (1 - phi)
         vocab = q.shape[-1]
         rows = [r.reshape(-1, vocab) for r in (q, p, rejected)]
         out = (p * phi).reshape(-1, vocab).clone()
-        for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
-            tokens = lost.nonzero()[:, 0]
-            for chunk in tokens.split(max(1, ENUMERATION_ENTRIES // vocab)):
-                shape = (len(chunk), vocab)
-                recovered = self.recovery(q_row.expand(shape), p_row.expand(shape), chunk)
-                out[row] += lost[chunk] @ recovered
+        with Forecast(self.spec, int(rejected.count_nonzero()), vocab) as forecast:
+            for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
+                tokens = lost.nonzero()[:, 0]
+                for chunk in tokens.split(max(1, ENUMERATION_ENTRIES // vocab)):
+                    out[row] += lost[chunk] @ self._recovered(q_row, p_row, chunk)
+                    forecast.add(len(chunk))
         return out.reshape(q.shape)
+
+    def _recovered(
+        self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
+    ) -> Float[Tensor, "m vocab"]:
+        """Return g(·|n) of some tokens of one row."""
+        shape = (len(n), len(q))
+        return self.recovery(q.expand(shape), p.expand(shape), n)
 
 
 class Policy(Mathematics):

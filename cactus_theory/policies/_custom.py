@@ -13,9 +13,11 @@ from cactus_theory.policies._function import (
     FunctionPolicy,
     FunctionRule,
     FunctionTarget,
+    SharedFunctionRule,
     Source,
 )
 
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 TRUTHS = ("between", "at_least_speculative", "continuous", "optimal")
 
 
@@ -34,7 +36,8 @@ def rule(
     """Make a policy of a function of three arguments (q, p, n), or of two (q, p).
 
     * ``f(q, p, n)`` returns the probability of keeping the drafted token n. A rejected token
-      is replaced by a draw from ``recovery(q, p, n)``, by default (q − p)₊ normalised.
+      is replaced by a draw from ``recovery(q, p, n)``, or from ``recovery(q, p)`` where n does
+      not matter (much faster at a large vocabulary); by default (q − p)₊ normalised.
     * ``f(q, p)`` returns the row h to emit instead of q. Keeping with min(1, h_n/p_n) and
       recovering from (h − p)₊ then follow.
 
@@ -112,7 +115,7 @@ def rule(
         budget,
         declared,
     )
-    made = (FunctionTarget if count == 2 else FunctionRule)(source, tuple(knobs.items()))
+    made = _class(count, recovery)(source, tuple(knobs.items()))
     _check_budget(made)
     return made
 
@@ -120,7 +123,7 @@ def rule(
 def _read(function: Function) -> tuple[int, dict[str, Any]]:
     """Return how many rows and tokens a function takes, and its knobs with their defaults."""
     parameters = inspect.signature(function).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in parameters if p.kind in POSITIONAL]
     if len(positional) not in (2, 3):
         raise TypeError(
             "function: must take (q, p, n) or (q, p), and knobs after a *; "
@@ -131,6 +134,18 @@ def _read(function: Function) -> tuple[int, dict[str, Any]]:
         if value is inspect.Parameter.empty:
             raise ValueError(f"function: the knob {name} needs a default value; got none")
     return len(positional), knobs
+
+
+def _class(count: int, recovery: Function | None) -> type[FunctionPolicy]:
+    """Return what is made of a function of so many arguments with this recovery."""
+    if count == 2:
+        return FunctionTarget
+    if recovery is None:
+        return SharedFunctionRule
+    kinds = [own.kind for own in inspect.signature(recovery).parameters.values()]
+    row = [kind for kind in kinds if kind in POSITIONAL]
+    shared = len(row) == 2 and inspect.Parameter.VAR_POSITIONAL not in kinds
+    return SharedFunctionRule if shared else FunctionRule
 
 
 def _kind_of_arrays(arrays: str | None, vectorised: bool) -> str:

@@ -220,7 +220,9 @@ def _as_tensor(answer: Any) -> Tensor:
 
 
 def _picked(rows: Tensor, row: Tensor) -> Tensor:
-    """Return some of the rows (R, V), without a copy if it is all of them in their order."""
+    """Return some of the rows (R, V), without a copy if it is one, or all in their order."""
+    if bool((row == row[0]).all()):
+        return rows[row[0]].expand(len(row), -1)
     every = torch.arange(len(rows), device=rows.device)
     return rows if torch.equal(row, every) else rows[row]
 
@@ -252,9 +254,17 @@ class FunctionRule(FunctionPolicy):
         flat_q, flat_p = _flat(q), _flat(drafts)
         out = flat_q.double().clone()
         refused = (~(phi >= 1)).nonzero()[:, 0]
-        pairs = refused, n.reshape(-1)[refused]
+        pairs = refused, None if self.shared_recovery else n.reshape(-1)[refused]
         out[refused] = self._answers(self.source.recovery, flat_q, flat_p, pairs, q.shape[-1:])
         return out.reshape(q.shape)
+
+    def _recovered(
+        self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
+    ) -> Float[Tensor, "m vocab"]:
+        """Return what ``recovery`` returns for tokens that may be refused, the row read once."""
+        assert self.source.recovery is not None  # else it is shared
+        pairs = torch.zeros_like(n), n
+        return self._answers(self.source.recovery, q[None], p[None], pairs, q.shape)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
         """Return what ``proposal`` returns, None without one."""
@@ -265,6 +275,12 @@ class FunctionRule(FunctionPolicy):
         pairs = row, n.reshape(-1)
         answers = self._answers(self.source.proposal, *rows, pairs, q.shape[-1:])
         return answers.reshape(*n.shape, q.shape[-1])
+
+
+class SharedFunctionRule(FunctionRule):
+    """One whose recovery is the same whichever token was refused: the default, or f(q, p)."""
+
+    shared_recovery = True
 
 
 class FunctionTarget(FunctionPolicy, FixedTarget):

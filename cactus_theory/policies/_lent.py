@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 PACKAGE = __name__.partition(".")[0]
-# what numpy says of a write into an array that is read-only
-READ_ONLY = ("read-only", "WRITEABLE")
+# what numpy and torch say of a write into rows that are read-only, or one row many times
+READ_ONLY = ("read-only", "WRITEABLE", "single memory location")
 
 
 def is_own(kind: Any) -> bool:
@@ -56,7 +56,7 @@ def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
     copies = tuple(map(copied, values))
     try:
         yield copies
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         if any(said in str(error) for said in READ_ONLY):
             raise _written(name, str(error)) from error
         raise

@@ -112,6 +112,11 @@ class Folder:
     def _compare(self, name: str) -> None:
         found, wanted = (header.flat() for header in (read_header(self.path / name), self.header))
         for key in wanted | found:
+            if found.get(key) != wanted.get(key) and key.startswith("prompts"):
+                raise ValueError(
+                    f"folder: {self.path} was logged with {found.get('prompts')} other prompts; "
+                    "name another or delete it"
+                )
             if found.get(key) != wanted.get(key):
                 raise ValueError(
                     f"folder: {self.path} belongs to a trace with another {key} "

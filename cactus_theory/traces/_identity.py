@@ -52,8 +52,8 @@ def check_weights(name: str, known: Mapping[str, Any], target_model: Any, draft_
         if wanted is not None and wanted != found:
             given = f"{name_of(thing)}, weights {found}"
             raise ValueError(
-                f"{name}: must be made for this {part} ({given}); it was made for {wanted}: "
-                "are target and draft swapped?"
+                f"{name}: was made for another {part} ({wanted}); got {given}. "
+                "Are target and draft swapped?"
             )
 
 

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -54,14 +55,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--threads", type=int, help="of torch; 1 is best for small models")
-    add("--work", type=Path, default=Path("tuned"), metavar="DIR",
-        help="where the trace is logged (it resumes) and values lie; default: tuned")  # fmt: skip
+    add("--work", type=Path, metavar="DIR",
+        help="keep trace and values there, and resume; else nothing is kept")  # fmt: skip
     add("--out", metavar="FILE.json", help="for generate --tuned")
     add("--json", action="store_true", help="print one JSON object only")
 
 
 # what an interrupted command has kept
-KEPT = "texts logged so far are kept in --work: the same command goes on from there"
+KEPT = (
+    "texts logged so far are kept in --work, if it was given: the same command goes on from there"
+)
 
 
 def run(args: Namespace) -> int:
@@ -71,9 +74,11 @@ def run(args: Namespace) -> int:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
     from cactus_theory.tuning.report import payload, save_tuned, sentence, table
 
-    tuned = _tuned(args)
-    if args.out:
-        save_tuned(tuned, args.out)
+    with TemporaryDirectory(prefix="tune-") as unasked:  # nothing is left where nobody asked
+        args.work = args.work or Path(unasked)
+        tuned = _tuned(args)
+        if args.out:
+            save_tuned(tuned, args.out)
     if args.json:
         return print_json(payload(tuned))
     print(f"{table(tuned)}\n\n{sentence(tuned)}")

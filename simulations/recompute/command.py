@@ -29,6 +29,7 @@ from .entries import ENTRIES, Entry
 # what comes of an entry
 DONE, LEFT_OUT, FAILED = "done", "left out", "failed"
 # of a machine with other work to do, the second says more
+TIMES = "(time of the full command, one run on one 2-core machine)"
 CLOCKS = ("seconds", "processor_seconds")
 
 
@@ -89,10 +90,11 @@ def recompute(entry: Entry, args: argparse.Namespace) -> tuple[str, str]:
 
 def listed(entries: Sequence[Entry], quick: bool) -> str:
     """Return each entry's tables, how long it took, and its commands."""
-    parts = []
+    parts = [] if quick else [TIMES]
     for entry in entries:
         took = "" if quick else f"  ({entry.took or 'not measured'})"
-        parts.append(f"{' '.join(entry.names)}{took}")
+        needs = "  [not in a clone: needs --shared DIR with other models]" * entry.needs_shared
+        parts.append(f"{' '.join(entry.names)}{took}{needs}")
         for words in entry.commands(quick, csv="OUT.csv", made="OUT", root=".", shared="shared"):
             parts.append(f"    python -m simulations {' '.join(words)}")
     return "\n".join(parts)

@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     tables = {"throughput": rows}
     if families is not None and (equal := equal_kl.rows(runs, families, args.seed)):
         tables["throughput_equal_kl"] = equal
+    elif families is not None:
+        print(equal_kl.nothing(families))
     for name, own in tables.items():
         folders = filter(None, (args.out, args.publish))
         publish(args, own, *(folder / f"{name}.csv" for folder in folders))

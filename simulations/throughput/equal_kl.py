@@ -63,6 +63,15 @@ def rows(
     return found
 
 
+def nothing(families: tuple[str, str]) -> str:
+    """Return why there is no table."""
+    levels = ", ".join(f"{level:g}" for level in LEVELS)
+    return (
+        f"nothing to compare at equal KL: {' and '.join(families)} need two knob values each at "
+        f"one K and batch, metered on both sides of one of {levels} nats"
+    )
+
+
 def _compared(
     members: list[list[Runs]], families: tuple[str, str], seed: int
 ) -> list[dict[str, Any]]:

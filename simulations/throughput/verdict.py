@@ -118,6 +118,11 @@ def compared(rows: Sequence[Row]) -> str:
     )
 
 
+LEGEND = """\
+x plain: median over repeats of the ratio to plain decoding in that repeat
+AL: drafted tokens that are accepted per target call"""
+
+
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
     """Return every method at its fastest K, what wins at equal KL, and the verdict."""
     width, rows = width_of_terminal(WIDEST), tables["throughput"]
@@ -128,6 +133,7 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         title = f"\nbatch {batch}, each method at its fastest K (every K is in throughput.csv)"
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         parts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title))
+    parts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
     equal, said = tables.get("throughput_equal_kl", []), verdict(rows)
     if equal:
         heads = ("KL/token", "K", "batch", equal[0]["first"], equal[0]["second"], "ratio", "90 %")

@@ -7,12 +7,14 @@ divergence per token.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cactus_theory._report import print_json
+from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Replay, SavedRows, Trace, replay
-from cactus_theory.verify.registry import verifiers
+from cactus_theory.verify.registry import find_verifier, verifiers
 
 from ..common.grid import checked_policy
 from ..common.progress import Progress
@@ -50,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
         source = SavedRows.load(args.trace, args.draft_rows)
     found = _replayed(args, source, [checked_policy(spec) for spec in args.policy])
     rows = table.rows(found, args.divergence)
-    levels = table.levels(found, args.at, args.divergence)
+    levels, missing = table.levels(found, args.at, args.divergence)
+    for said in missing:
+        print(said, file=sys.stderr)
     notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
     if args.out is not None:
         publish(args, rows, **{k: str(v) for k, v in notes.items()})
@@ -64,7 +68,12 @@ def _replayed(
     args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
 ) -> list[Replay]:
     """Return one replay per verifier and policy."""
-    pairs = [(verifier, policy) for verifier in args.verifier for policy in policies]
+    able = {policy: _followers(policy, args.verifier) for policy in policies}
+    for policy, own in able.items():
+        if left := [name for name in args.verifier if name not in own]:
+            said = f"{policy} can only be verified with {', '.join(own)}: left out of"
+            print(said, ", ".join(left), file=sys.stderr)
+    pairs = [(own, policy) for own in args.verifier for policy in policies if own in able[policy]]
     found = []
     with Progress("replaying cycles", len(pairs) * len(source)) as progress:
         for number, (verifier, policy) in enumerate(pairs):
@@ -78,4 +87,18 @@ def _replayed(
                 on_cycles=lambda done, before=before: progress.update(before + done),
             )
             found.append(own)
+    return found
+
+
+def _followers(policy: str, names: Sequence[str]) -> list[str]:
+    """Return the verifiers that can follow a policy; raise as the last does if none can."""
+    found, refused = [], None
+    for judge, name in [(find_verifier(name), name) for name in names]:
+        try:
+            judge.check(find_policy(policy))
+            found.append(name)
+        except ValueError as error:
+            refused = error
+    if refused is not None and not found:
+        raise refused
     return found

@@ -18,24 +18,30 @@ def rows(replays: Sequence[Replay], divergence: str) -> list[Row]:
     return [_row(own, replays[0], divergence) for own in replays]
 
 
-def levels(replays: Sequence[Replay], wanted: Sequence[float], divergence: str) -> list[Row]:
+def levels(
+    replays: Sequence[Replay], wanted: Sequence[float], divergence: str
+) -> tuple[list[Row], list[str]]:
     """Return tokens per call of every family at every level, and what the first is behind.
 
     A family is a policy at several values of its first knob, under one verifier. Those that do
-    not reach a level on both sides are left out there.
+    not reach a level on both sides are left out there, for the reasons returned beside them.
     """
     families: dict[str, list[Replay]] = {}
     for own in replays:
         families.setdefault(f"{series(own.policy)} {own.verifier}", []).append(own)
-    found = []
+    found, missing = [], []
     for level in wanted:
-        known = {name: reached(own, level, divergence) for name, own in families.items()}
-        there = {name: own for name, own in known.items() if own is not None}
+        there = {}
+        for name, own in families.items():
+            try:
+                there[name] = tokens_at(own, level, divergence)
+            except ValueError as error:  # this family does not go that far
+                missing.append(f"{name} is not compared at {level:g}: {error}")
         for name, own in there.items():
             first = next(iter(there.values()))
             row = {"level": level, "family": name}
             found.append(row | valued("tokens_per_call", own) | valued("difference", own - first))
-    return found
+    return found, missing
 
 
 def show(made: Sequence[Row], at: Sequence[Row], notes: Mapping[str, Any], divergence: str) -> str:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+import cactus_theory as ct
 from cactus_theory.decoding import NGram, speculative_generate
 from tests.amounts import some
 from tests.decoding.models.families import build, families, own_greedy
@@ -193,6 +194,25 @@ def test_architectures_write_their_own_greedy_text(make_draft, name):
     assert found.sequences[:, IDS.shape[1] :].tolist() == plain
     assert 7 * 14 - 10 > found.result.num_accepted > 10
     assert len({token for text in plain for token in text}) > 3
+
+
+def test_an_assistant_model_is_refused(tiny):
+    with pytest.raises(ValueError, match="assistant_model: must be given as draft_model instead"):
+        sampled(tiny, assistant_model=tiny[0])
+
+
+def test_a_tuned_setting_takes_the_place_of_its_arguments(tiny):
+    setting = ct.TunedSetting(ct.policy("band:price=1"), "chain", 2, 1.0)
+    output = sampled(tiny, return_dict_in_generate=True, tuned=setting, seed=1)
+    same = sampled(tiny, policy="band:price=1", num_draft_tokens=2, seed=1)
+    assert output.result.meter.rows > 0  # on without being asked for
+    assert torch.equal(output.sequences, same)
+    for wrong, said in (
+        ({"policy": "typical"}, "policy: must not be given with tuned"),
+        ({"temperature": 0.7}, "temperature: must be the 1 that was tuned at"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            sampled(tiny, tuned=setting, **wrong)
 
 
 def test_log_probs_switch_the_meter_on(tiny):

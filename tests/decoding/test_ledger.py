@@ -66,7 +66,9 @@ def test_no_prefix_of_an_answer_is_over_its_cap(tiny, verifier, certain):
     assert max(shares) > 0.95 and sum(shares) / len(shares) > 0.4
 
 
-@pytest.mark.skipif(not THOROUGH, reason="500 answers of the shipped pair")
+@pytest.mark.skipif(
+    not THOROUGH, reason="500 answers of the shipped pair; run by make test-thorough"
+)
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 @pytest.mark.parametrize("cap", [0.02, 0.1])
 def test_no_prefix_of_500_real_answers_is_over_its_cap(verifier, cap):

@@ -96,7 +96,7 @@ def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
     assert found.num_accepted.tolist() == [1] * len(chosen[0]) + [0] * len(chosen[1])
 
 
-@pytest.mark.skipif(not THOROUGH, reason="thorough")
+@pytest.mark.skipif(not THOROUGH, reason="thorough; run by make test-thorough")
 @pytest.mark.parametrize("vocab", [7, 4096])
 def test_every_kernel_agrees(vocab, device):
     for row in checks.kernel_agreement(device, 2 * KINDS, (vocab,), 6):

@@ -88,7 +88,7 @@ def older(tmp_path_factory):
     return folder
 
 
-@pytest.mark.skipif(not THOROUGH, reason="thorough: minutes")
+@pytest.mark.skipif(not THOROUGH, reason="thorough: minutes; run by make test-thorough")
 def test_every_kernel_compiles_under_the_older_triton(older, tmp_path):
     committed, said = read_csv(DATA / f"{TABLE}.csv")
     flags = said["command"].partition(" kernels")[2].split()
@@ -96,7 +96,7 @@ def test_every_kernel_compiles_under_the_older_triton(older, tmp_path):
     assert made["triton"] == OLDER and rows == committed
 
 
-@pytest.mark.skipif(not THOROUGH, reason="thorough: a minute")
+@pytest.mark.skipif(not THOROUGH, reason="thorough: a minute; run by make test-thorough")
 def test_the_kernel_tests_pass_under_the_older_triton(older):
     environment = {**os.environ, "PYTHONPATH": str(older), "CACTUS_THEORY_THOROUGH": "0"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels"]

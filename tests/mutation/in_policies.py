@@ -21,7 +21,8 @@ IN_POLICIES = {
         (
             "Mathematics.emitted",
             Replace(
-                "lost * self.recovery(q, p, p.argmax(-1))", "self.recovery(q, p, p.argmax(-1))"
+                "lost * self.recovery(q, p, refused.argmax(-1))",
+                "self.recovery(q, p, refused.argmax(-1))",
             ),
         ),
         ("FixedTarget.acceptance", SwapArguments("keep_probability")),

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies import FixedTarget, _function
+from cactus_theory import _progress
+from cactus_theory.policies import FixedTarget, _base, _forecast, _function
 from cactus_theory.testing import _policies, assert_policy_laws
 from cactus_theory.testing._policies import check_rule
 from tests.rows import pair
 
+SEED = torch.Generator().manual_seed(0)
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
 
@@ -71,6 +73,39 @@ def test_a_recovery_of_its_own_is_asked_where_a_token_can_be_rejected():
     g = rule.recovery(q, p, torch.tensor([0, 0]))
     assert g.tolist() == [[0.0, 1.0], [0.2, 0.8]]  # nothing to reject in the second row
     assert asked == [([0.2, 0.8], 0)]
+
+
+def test_a_recovery_of_two_arguments_is_asked_once_a_row():
+    asked = []
+
+    def row(q, p):
+        asked.append(len(q))
+        return np.sqrt(q) / np.sqrt(q).sum()
+
+    q, p = pair(3, 50, seed=5)
+    shared = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), recovery=row)
+    single = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), recovery=lambda q, p, n: row(q, p))
+    law = ct.emitted_law(shared, q, p)
+    assert len(asked) == 3  # for each of the tokens that may be refused before
+    torch.testing.assert_close(law, ct.emitted_law(single, q, p), **CLOSE)
+    n = torch.tensor([0, 1, 2])
+    torch.testing.assert_close(shared.recovery(q, p, n), single.recovery(q, p, n), **CLOSE)
+    # (q − p)₊, which is the default, is one of these: V = 20,000 in milliseconds
+    q, p = torch.softmax(torch.randn(2, 1, 20_000, generator=SEED, dtype=torch.float64), -1)
+    default = ct.rule(vectorised=True)(lambda q, p, n: torch.ones(n.shape) / 2)
+    assert default.shared_recovery and ct.emitted_law(default, q, p).shape == (1, 20_000)
+
+
+def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch, capsys):
+    monkeypatch.setattr(_forecast, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(_forecast, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(_progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(_base, "ENUMERATION_ENTRIES", 20)
+    q, p = pair(1, 10, seed=6)
+    slow = ct.rule(lambda q, p, n: 0.5, recovery=lambda q, p, n: q)
+    with pytest.warns(UserWarning, match=r"10 tokens .* \(V = 10\), about .*; where .*f\(q, p\)"):
+        ct.emitted_law(slow, q, p)
+    assert capsys.readouterr().err.splitlines()[0].startswith("recovery 2/10 ")
 
 
 def test_tokens_that_cannot_be_drafted_are_not_asked_for():

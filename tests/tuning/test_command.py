@@ -98,7 +98,7 @@ def test_models_are_logged_timed_and_tuned_once(
         "draft_weights": weights["target_weights"]}}))  # fmt: skip
     generating = ("generate", *MODELS, "--prompt", "x", "--tuned", str(swapped))
     assert main(generating) == 2
-    assert "must be made for this draft" in capsys.readouterr().err
+    assert "was made for another draft" in capsys.readouterr().err
     traced = (*TUNE, "1", *MODELS, "--prompts", prompts, "--trace", str(trace.folder))
     assert main([*traced, "--temperature", "0.5"]) == 2
     assert "--trace: must be of the temperature 0.5; got 1" in capsys.readouterr().err

@@ -278,7 +278,9 @@ def test_unknown_parameters_are_refused(monkeypatch):
         v2.install(asked())
 
 
-@pytest.mark.skipif(not THOROUGH, reason="400 interpreted requests take minutes")
+@pytest.mark.skipif(
+    not THOROUGH, reason="400 interpreted requests take minutes; run by make test-thorough"
+)
 def test_the_law_of_the_kernel(device):  # noqa: F811
     assert law_p_value("band:price=1", "chain", 400) > laws.FALSE_ALARM
 

@@ -19,7 +19,9 @@ PROVEN = 1e-6
 # the meter adds up the same numbers in another order
 ROUNDING = 1e-9
 
-slow = pytest.mark.skipif(not THOROUGH, reason="takes seconds; in the thorough suite")
+slow = pytest.mark.skipif(
+    not THOROUGH, reason="takes seconds; in the thorough suite; run by make test-thorough"
+)
 PAGE = (HERE / "README.md").read_text(encoding="utf-8")
 
 

@@ -203,7 +203,9 @@ def test_reports_of_one_section_each_become_one(tmp_path, monkeypatch):
     assert set(whole(tmp_path)["tables"]) == {"verify"}
 
 
-@pytest.mark.skipif(not THOROUGH, reason="the whole rehearsal takes a minute")
+@pytest.mark.skipif(
+    not THOROUGH, reason="the whole rehearsal takes a minute; run by make test-thorough"
+)
 def test_the_whole_rehearsal(tmp_path, capfd):
     started = sum(os.times()[:4])
     assert main(["gpu-check", "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0

@@ -96,6 +96,7 @@ def test_the_commands_are_listed(capsys) -> None:
     for entry in ENTRIES:
         assert " ".join(entry.names) in said
     assert "python -m simulations bench theory --out OUT.csv" in said
+    assert said.count("[not in a clone: ") == sum(entry.needs_shared for entry in ENTRIES) > 0
     assert main(["all", "--only", "nothing"]) == 2
     assert "--only: must be among acceptance_kl, band_row" in capsys.readouterr().err
 

@@ -89,7 +89,11 @@ def test_replays_are_printed_and_written(tmp_path: Path, capsys) -> None:
     out = tmp_path / "r.csv"
     options = ["--verifier", "chain", "block", "--num-draft-tokens", "2", "--at", "0.02", "0.9"]
     assert main(["replay", str(EXAMPLE), *CHOSEN, *options, "--out", str(out), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    # nothing is left out in silence: a family of one, and levels that none reaches
+    assert "speculative chain is not compared at 0.02: " in printed.err
+    assert "band:price block is not compared at 0.9: " in printed.err
     found = [
         replay(EXAMPLE, policy, verifier, num_draft_tokens=2)
         for verifier in ("chain", "block")
@@ -120,6 +124,15 @@ def test_replays_are_printed_and_written(tmp_path: Path, capsys) -> None:
         "--verifier chain block --num-draft-tokens 2 --at 0.02 0.9"
     )
     assert float(written[1]["tokens_per_call"]) == pytest.approx(found[1].tokens_per_call.value)
+
+
+def test_a_policy_is_left_out_of_a_verifier_by_name(capsys) -> None:
+    both = ["--policy", "typical", "--policy", "speculative", "--verifier", "chain", "block"]
+    assert main(["replay", str(EXAMPLE), *both, "--num-draft-tokens", "1", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "can only be verified with chain: left out of block" in printed.err
+    made = [(own["policy"], own["verifier"]) for own in json.loads(printed.out)["replays"]]
+    assert made == [("typical", "chain"), ("speculative", "chain"), ("speculative", "block")]
 
 
 def test_the_table_is_at_most_100_columns_wide(capsys, monkeypatch) -> None:
