@@ -62,9 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 # what an interrupted command has kept
-KEPT = (
-    "texts logged so far are kept in --work, if it was given: the same command goes on from there"
-)
+KEPT = "texts logged so far are kept in --work, if given: the same command goes on from there"
 
 
 def run(args: Namespace) -> int:
