@@ -19,6 +19,7 @@ from cactus_theory.decoding._decode import Opening
 from cactus_theory.decoding._round import Decode
 from cactus_theory.decoding._sampling import Coins, Uniforms
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Drafter, Drafting, Setting, as_drafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions

@@ -17,7 +17,8 @@ def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
     """Return the simplest pair (V,) found that still fails, within a time limit.
 
     Greedy: leave out or merge tokens, make rows one-hot, uniform or equal, empty single
-    entries, round to few digits; start again after every success.
+    entries, round to few digits; start again after every success. At last the tokens are put in
+    order, so that what is found does not depend on the order in which they were drawn.
     """
     end = time.monotonic() + seconds
     best = (q, p)
@@ -30,7 +31,8 @@ def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
             if size(pair) < size(best) and fails(*pair):
                 best, moved = pair, True
                 break
-    return best
+    ordered = _ordered(*best)
+    return ordered if time.monotonic() < end and fails(*ordered) else best
 
 
 def size(pair: Pair) -> tuple[int, int, int]:
@@ -66,6 +68,12 @@ def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
             rows = [q.clone(), p.clone()]
             rows[which][i] = 0.0
             yield from _valid(*rows)
+
+
+def _ordered(q: Tensor, p: Tensor) -> Pair:
+    """Return the pair with its tokens by falling target and rising draft probability."""
+    order = sorted(range(len(q)), key=lambda token: (-float(q[token]), float(p[token])))
+    return q[order], p[order]
 
 
 def _rounded(row: Tensor, digits: int) -> Tensor:

@@ -86,6 +86,7 @@ def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
     monkeypatch.setattr(knobs, "replay_widths", made)
     monkeypatch.setattr(knobs, "shares_rows", lambda spec, verifier: True)
     family = replace(TUNED[0], template="{}", knob=float, least=1e-9, most=1e2, first=1.0)
+    monkeypatch.setattr(type(family), "policy", type(family).spec)
     for level in (0.02, 0.1, 0.15):
         solver = Knobs(None, family, [1], "kl")
         found = solver.at(1, level)
