@@ -19,7 +19,6 @@ OTHERWISE = {
     "cactus_theory/integrations/vllm/requests.py": "appends one line a request",
     "cactus_theory/_lock.py": "who holds a folder: no result",
     "cactus_theory/_plot.py": "into memory",
-    "cactus_theory/_pooled_plot.py": "into memory",
     "cactus_theory/testing/_command.py": "tries whether a page can be written",
     "cactus_theory/testing/_worker.py": "a descriptor of the process that reads it",
     "cactus_theory/testing/_check.py": "an example in a docstring",
