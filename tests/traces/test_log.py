@@ -176,7 +176,7 @@ def folders(tiny, tmp_path_factory) -> tuple[Path, Path]:
         ({"temperature": 0.5}, "another temperature"),
         ({"cycles": 99}, "another at_least_cycles"),
         ({"eos_token_ids": 0}, "another eos_token_ids"),
-        ({"prompts_ids": [*PROMPTS[:2], [4]]}, "was logged with 3 other prompts; name another or delete it"),
+        ({"prompts_ids": [*PROMPTS[:2], [4]]}, "logged with 3 other prompts; name another"),
         ({"draft_model": NGram()}, "another draft"),
     ],
 )
