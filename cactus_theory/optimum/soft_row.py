@@ -126,7 +126,7 @@ class SoftRow:
         if asked <= low:
             return True
         start = asked if asked < high else math.sqrt(low * high)
-        root = RisingRoot(low, high, start, self.kind.settled, STEEP)
+        root = RisingRoot(low, high, start, self.kind.together, STEEP)
         while not root.done:
             level = root.x
             lower = level * drop
