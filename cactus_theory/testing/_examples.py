@@ -30,7 +30,8 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
 
     Most have few tokens; of two and more pairs one has 1,000 or more (with a draft of 16), up
     to seven have 16 to 512, and from 10,000 pairs on one has 32,000 (with a draft of 16). The
-    same ``count`` and ``start`` give the same rows.
+    same ``count`` and ``start`` give the same rows in the same program: Hypothesis also draws
+    constants of the modules that are loaded (not those of installed packages).
     """
     wide = _wide(count, start)
     drawn: dict[int, list[Group]] = {}
