@@ -187,6 +187,18 @@ def test_alpha_contains_pearson_hellinger_and_neyman(kind):
     torch.testing.assert_close(value("alpha:a=-1"), value("neyman_chi2") / 2)
 
 
+def test_renyi_of_rows_that_share_almost_nothing():
+    """What a rounded sum of 1 leaves of 1 may be an ulp, and an ulp is 73 nats."""
+    torch.manual_seed(0)
+    shares = torch.rand(500, 6, dtype=torch.float64)
+    shares[:, 2] = 0
+    h, q = shares / shares.sum(-1, keepdim=True), torch.eye(6, dtype=torch.float64)[2]
+    assert (ct.divergence("renyi:a=0.5").value(h, q.expand_as(h)) == math.inf).all()
+    h[:, 2] = 1e-40
+    value = ct.divergence("renyi:a=0.5").value(h, q.expand_as(h))
+    np.testing.assert_allclose(value, 40 * math.log(10), rtol=BY_HAND)
+
+
 def test_a_row_with_nan_costs_nan_whatever_the_others_hold():
     target = torch.tensor([[0.5, 0.5, 0.0]] * 2, dtype=torch.float64)
     emitted = torch.tensor([[0.5, 0.5, math.nan], [0.5, 0.5, 0.0]], dtype=torch.float64)

@@ -10,6 +10,10 @@ from cactus_theory import _arguments as check
 from cactus_theory.divergences._base import Divergence, FDivergence
 from cactus_theory.divergences._registry import register_divergence
 
+# rows that share less than half, by the sum of h^a q^{1−a}: the sum itself, as 1 less almost 1
+# would lose its digits
+FAR = -0.5
+
 
 @register_divergence
 @dataclass(frozen=True)
@@ -91,6 +95,12 @@ class Renyi(Divergence):
         return price * ((self.a - 1) * value).exp() / self.a
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        return self.from_generator(self.generator.value(emitted, target))
+        generated = self.generator.value(emitted, target)
+        far = self.a * (self.a - 1) * generated < FAR
+        if not bool(far.any()):
+            return self.from_generator(generated)
+        h, q = emitted.double(), target.double()
+        sums = (h**self.a * q ** (1 - self.a)).sum(-1)
+        return torch.where(far, sums.log() / (self.a - 1), self.from_generator(generated))
 
     to_alpha, from_alpha = to_generator, from_generator
