@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests import shapes
-from tests.amounts import THOROUGH, amount
+from tests.amounts import amount
 from tests.mutation.core import CORE
 
 torch.set_num_threads(1)
 
 if importlib.util.find_spec("beartype") is not None:  # before anything imports the package
-    shapes.install("cactus_theory", every_call=THOROUGH)
+    shapes.install("cactus_theory", first_calls=amount(0, 1000))
 
 hypothesis.settings.register_profile(
     "cactus",

@@ -11,7 +11,7 @@ from tests.amounts import amount
 from tests.rules import RULES, of_each
 
 # rows of a policy at one of its knob values, and at each of the others
-COUNT, FEWER = amount(16, 10_000), amount(8, 2_500)
+COUNT, FEWER = amount(16, 10_000), amount(8, 500)
 # the band by another name, to the last bit (tests/policies/test_baselines.py)
 ALIASES = {"mentored"}
 CHOSEN = of_each(1)
