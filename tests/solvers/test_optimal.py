@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ SMALLEST_PRICE = 1e-3
 # the optimum is flat: a row may be off by the square root of what its acceptance is off by; the
 # largest seen is .0044, of Neyman where a draft proposes what the target all but excludes
 ROW = 1e-2
+# between a program's acceptance and its bound
+GAP = 1e-6
 
 
 def compare(tally, spec, q, p, delta, support):
@@ -28,9 +31,20 @@ def compare(tally, spec, q, p, delta, support):
     unique = spec not in LINEAR and closed.price > SMALLEST_PRICE
     if unique and closed.divergence > delta - 1e-9:
         assert tally.record("price", abs(program.price / closed.price - 1)) <= PRICE
-        inside = q > 0
-        row = np.abs(program.target - closed.target)[inside].max()
-        assert tally.record("row", row) <= ROW
+        errors = np.abs(program.target - closed.target)[stiff(spec, q, closed)]
+        assert tally.record("row", errors.max(initial=0.0)) <= ROW
+
+
+def stiff(spec, q, closed):
+    """Return where moving ROW of mass costs more than a certified answer may miss the optimum by.
+
+    Elsewhere the row is not unique to that: a token whose h is thousands of times its q may cost
+    within 1e-7 of what one that the target excludes costs.
+    """
+    inside = q > 0
+    ratio = torch.from_numpy(np.where(inside, closed.target / np.where(inside, q, 1.0), 1.0))
+    curvature = ct.divergence(spec).generator.curvature(ratio.clamp(min=1e-300)).numpy()
+    return inside & (closed.price * curvature * ROW**2 / 2 > GAP * q)
 
 
 def feasible(program, q, p, delta, support):
@@ -40,7 +54,7 @@ def feasible(program, q, p, delta, support):
     assert support == "free" or not h[q == 0].any()
     assert program.divergence <= delta + 1e-7
     assert np.minimum(p, h).sum() == pytest.approx(program.acceptance, abs=1e-12)
-    assert abs(program.gap) <= 1e-6
+    assert abs(program.gap) <= GAP
     assert program.gap == program.bound - program.acceptance
 
 
