@@ -219,9 +219,9 @@ class Program(Attempted[Answer]):
         return sparse.csr_matrix((np.ones(len(self.q)), (self._at, np.arange(len(self.q)))))
 
     def _kept(self, row: Scaled) -> Any:
-        """Return Σ min(c, h), which is h_n if c is one-hot."""
+        """Return Σ min(c, h), which is h_n if there is one row and c is one-hot."""
         whole = np.flatnonzero(self.cap >= 1)
-        if len(whole):
+        if len(whole) and self.position is None:
             return row.s[whole] @ row.w[whole]
         return row.s @ cvxpy().minimum(self.cap / row.s, row.w)
 

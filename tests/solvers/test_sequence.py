@@ -80,6 +80,15 @@ def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
         np.testing.assert_allclose(program.divergence, bands.divergence, atol=1e-3)
 
 
+@pytest.mark.parametrize("spec", ["kl", "reverse_kl"])
+def test_a_certain_draft_at_one_position_leaves_the_others_their_reward(spec):
+    q = np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]])
+    p = np.array([[1.0, 0.0, 0.0], [0.0, 0.7, 0.3]])
+    program = sequence.program(q, p, spec, delta=0.01)
+    alone = sequence.program(q[1:], p[1:], spec, delta=0.01)
+    assert program.total_acceptance == pytest.approx(1 + alone.total_acceptance, abs=VALUE)
+
+
 def test_a_small_price_of_the_program_has_its_digits():
     """Read off the first answer, whose bound is tight to 6e-10, it is .2 % off."""
     q, p = np.array([[3.34145418e-4, 3.5924018e-3, 0.9960734527]]), np.array([[0.0, 7e-4, 0.9993]])
