@@ -37,8 +37,8 @@ from .paths import Followed, PathTree, check_count, count_prefixes, follow, stat
 
 # the lazy chain of states is squared so often that only its recurrent part is left
 SQUARINGS = 60
-# of all states together: prefixes, and cells of what says in which state a round ends (256 MiB)
-MOST_PREFIXES, MOST_CELLS = 20_000, 2**25
+# of all states together: prefixes, and cells of what says in which state a round ends (64 MiB)
+MOST_PREFIXES, MOST_CELLS = 20_000, 2**23
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def solve(
     ------
     ValueError
         Rows that are none, states that are not there, a negative budget, a Rényi or
-        max-divergence, more than 5,000 prefixes a state or 20,000 of all states, more than 2²⁵
+        max-divergence, more than 5,000 prefixes a state or 20,000 of all states, more than 2²³
         of states × prefixes of all states × V.
     SolverGaveUp
         No answer passed its own check (a RuntimeError).
@@ -124,7 +124,7 @@ def solve(
     depth = check_count("num_draft_tokens", num_draft_tokens)
     target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
     moves = _following(following, target.shape)
-    _check_size(*target.shape, depth)
+    _check_size(moves.shape, depth)
     trees = [state_tree(target, draft, moves, depth, state) for state in range(len(target))]
     asked = Program([tree for tree, _ in trees], [at for _, at in trees], moves, kind, budget)
     answer = asked.solve(asked.stacked("q"))
@@ -161,8 +161,9 @@ def _following(following: Any, shape: tuple[int, ...]) -> np.ndarray:
     return moves
 
 
-def _check_size(states: int, vocabulary: int, depth: int) -> None:
-    """Raise for a program that is too large, before any of it is built."""
+def _check_size(shape: tuple[int, ...], depth: int) -> None:
+    """Raise for a program of rows (S, V) that is too large, before any of it is built."""
+    states, vocabulary = shape
     prefixes = states * count_prefixes(vocabulary, depth)
     for size, most, what in (
         (prefixes, MOST_PREFIXES, "prefixes of all states"),

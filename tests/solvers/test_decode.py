@@ -178,7 +178,7 @@ def test_bad_input_is_named(change, message):
 @pytest.mark.parametrize(
     ("states", "vocabulary", "width", "message"),
     [
-        (10_000, 2, 1, r"at most 33,554,432 states x prefixes of .* have 200,000,000"),
+        (10_000, 2, 1, r"at most 8,388,608 states x prefixes of .* have 200,000,000"),
         (20, 2, 12, r"at most 20,000 prefixes of all states; .* have 81,900"),
         (2, 2, 60, "depth: must leave at most 5000 prefixes"),
     ],
