@@ -149,7 +149,8 @@ def _following(following: Any, shape: tuple[int, ...]) -> np.ndarray:
     if following is None:
         if shape[0] != shape[1]:
             raise ValueError(
-                f"following: must be given unless the states are the V last tokens; got {shape}"
+                "target_probs: must be (V, V), a row after each token, unless following= says the "
+                f"state after each; got {shape}"
             )
         return np.tile(np.arange(shape[1]), (shape[0], 1))
     moves = np.asarray(following)
