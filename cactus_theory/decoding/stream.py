@@ -161,6 +161,14 @@ class BatchPiece(NamedTuple):
     text : what can be shown of it now, perhaps nothing yet.
     token_ids : its new ids; the special ones, which ``text`` leaves out, too.
     ended : whether nothing of this text follows; said once, within a round of its last id.
+
+    Examples
+    --------
+    >>> inputs = pair.tokenizer(["def f(", "def g("], return_tensors="pt")
+    >>> options = {"draft_model": pair.draft, "max_new_tokens": 8}
+    >>> *_, last = batch_stream(pair.target, pair.tokenizer, **inputs, **options)
+    >>> last.index, last.token_ids, last.ended
+    (1, [], True)
     """
 
     index: int
