@@ -7,12 +7,14 @@ import argparse
 import importlib
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import cactus_theory as ct
 from cactus_theory import cli
 from cactus_theory._files import load_rows
+from cactus_theory.integrations.vllm.certain import wish_of
 from cactus_theory.integrations.vllm.settings import read
 from cactus_theory.traces import Trace
 from cactus_theory.tuning import Costs
@@ -136,3 +138,5 @@ def test_documented_settings_of_a_server_are_read() -> None:
     settings = read({"CACTUS_POLICY": "soft_band:price=2", **SERVER})
     assert settings is not None and settings.policy.spec == "soft_band:price=2.0"
     assert (settings.verifier.spec, settings.meter) == ("block", 16)
+    request = SimpleNamespace(extra_args=None, temperature=0.0)
+    assert wish_of(request, {"CACTUS_POLICY": "band:price=2", "CACTUS_MARGIN": "0.5"}).margin == 0.5
