@@ -3,7 +3,8 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cactus_theory._files import write_whole
@@ -41,9 +42,30 @@ def save_table(path: str, lines: Sequence[Mapping[str, Any]], notes: Mapping[str
     """
     if not path.endswith(".csv"):
         raise ValueError(f"--csv: must end in .csv; got {path!r}")
+    write_csv(path, list(lines[0]), lines, notes)
+
+
+def write_csv(
+    path: str | Path,
+    columns: Cells,
+    lines: Iterable[Mapping[str, Any]],
+    notes: Mapping[str, Any],
+) -> None:
+    """Write a header and the lines under ``# key: value`` lines: all of the file or nothing.
+
+    What a line lacks, and ``None``, becomes an empty field.
+
+    Raises
+    ------
+    ValueError, OSError
+        A note of several lines, a column that is none; a file that cannot be written.
+    """
     text = io.StringIO()
-    text.writelines(f"# {key}: {value}\n" for key, value in notes.items())
-    table = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    for key, value in notes.items():
+        if "\n" in f"{key}{value}":
+            raise ValueError(f"provenance: entries must be one line; got {key!r}: {value!r}")
+        text.write(f"# {key}: {value}\n")
+    table = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     table.writeheader()
     table.writerows(lines)
     write_whole(path, text.getvalue().encode())

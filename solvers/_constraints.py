@@ -269,9 +269,11 @@ class CustomConstraint(Constraint):
     def _check(self, constraint: Any, of: Quantities) -> None:
         kinds = cvxpy().constraints
         if not isinstance(constraint, kinds.Inequality | kinds.Equality):
-            raise TypeError(f"{self.name}: must return cvxpy ≤, ≥ or ==; got {constraint!r}")
-        if {variable.id for variable in constraint.variables()} != {of.row.w.id}:
-            raise ValueError(f"{self.name}: must be about the named quantities; got {constraint}")
+            got = type(constraint).__name__
+            raise TypeError(f"{self.name}: must return cvxpy ≤, ≥ or ==; got {got}")
+        if (about := {variable.id for variable in constraint.variables()}) != {of.row.w.id}:
+            got = f"{len(about - {of.row.w.id})} other variables" if about else "constants alone"
+            raise ValueError(f"{self.name}: must be about the named quantities; got {got}")
         if not constraint.is_dcp():
             raise ValueError(
                 f"{self.name}: must be convex by cvxpy's rules; got a left minus a right "

@@ -43,6 +43,7 @@ from torch import Tensor
 from cactus_theory.divergences import KL, Divergence, FDivergence
 
 from ._conic import generator_budget, most_of
+from ._rows import halved
 from .paths import PathTree
 
 # the bracket [0, 1] of a row's entry shrinks to 2^-100; the value is then exact to rounding
@@ -117,15 +118,10 @@ class Lagrangian:
             best = np.clip(self.cap / self.q, ends[0].numpy(), ends[1].numpy())
             return [np.clip(best * self.q, self.low, top)]
         kinks = [np.clip(row, self.low, top) for row in (self.cap, self.q)]
-        return [self.low, top, *kinks, *(self._halved(top) if self.costs else [])]
-
-    def _halved(self, top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        low, high = self.low.copy(), top
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            rising = self.slope(middle) > 0
-            low, high = np.where(rising, middle, low), np.where(rising, high, middle)
-        return low, high
+        found = [self.low, top, *kinks]
+        if self.costs:
+            found += halved(self.low, top, lambda h: self.slope(h) > 0, HALVINGS)
+        return found
 
     def _value(self, h: np.ndarray) -> np.ndarray:
         ratio = torch.from_numpy(h / self.q)
@@ -210,13 +206,13 @@ def _level(
     rewards: Tensor, q: Tensor, f: FDivergence, price: float, least: Tensor, top: Tensor
 ) -> Tensor:
     """Return the level where Σ q f′⁻¹((α − λ)/ν) falls to 1, its upper end."""
+
+    def heavy(level: Tensor) -> Tensor:
+        ratio = f.ratio_at((rewards - level[..., None]) / price)
+        return torch.where(q > 0, q * ratio, 0.0).sum(-1) > 1
+
     low, high = least - price * f.slope_at_one, top - price * f.slope_at_one
-    for _ in range(LEVEL_HALVINGS):
-        middle = (low + high) / 2
-        ratio = f.ratio_at((rewards - middle[..., None]) / price)
-        heavy = torch.where(q > 0, q * ratio, 0.0).sum(-1) > 1
-        low, high = torch.where(heavy, middle, low), torch.where(heavy, high, middle)
-    return high
+    return halved(low, high, heavy, LEVEL_HALVINGS)[1]
 
 
 def price_bound(

@@ -1,10 +1,7 @@
 """What the programs found on many rows: printed, and saved to a file."""
 
-import csv
 import dataclasses
-import io
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from cactus_theory._files import save_rows, write_whole
+from cactus_theory._report import plain_json
+from cactus_theory._tables import write_csv
 
 SUFFIXES = (".json", ".csv", ".npy")
 
@@ -62,28 +61,26 @@ def save(path: str, program: str, results: Sequence[Any]) -> None:
     suffix = Path(path).suffix.lower()
     if suffix == ".npy":
         save_rows(path, _targets(results))
+    elif suffix == ".csv":
+        _save_csv(path, results)
     else:
-        text = _json(program, results) + "\n" if suffix == ".json" else _csv(results)
-        write_whole(path, text.encode())
+        write_whole(path, f"{_json(program, results)}\n".encode())
 
 
 def _json(program: str, results: Sequence[Any]) -> str:
-    rows = [_plain(_fields(result)) for result in results]
+    rows = [plain_json(_fields(result)) for result in results]
     failed = list(failures(results))
     return json.dumps({"program": program, "rows": rows, "failed": failed}, allow_nan=False)
 
 
-def _csv(results: Sequence[Any]) -> str:
+def _save_csv(path: str, results: Sequence[Any]) -> None:
     scalars = [
         {k: v for k, v in _fields(one).items() if not isinstance(v, np.ndarray | dict)}
         for one in results
     ]
     names = list(dict.fromkeys(name for row in scalars for name in row if name != "error"))
-    text = io.StringIO()
-    lines = csv.DictWriter(text, ["row", *names, "error"], restval="", lineterminator="\n")
-    lines.writeheader()
-    lines.writerows({"row": number} | row for number, row in enumerate(scalars))
-    return text.getvalue()
+    lines = ({"row": number} | row for number, row in enumerate(scalars))
+    write_csv(path, ["row", *names, "error"], lines, {})
 
 
 def _targets(results: Sequence[Any]) -> np.ndarray:
@@ -93,15 +90,6 @@ def _targets(results: Sequence[Any]) -> np.ndarray:
         raise ValueError("--out: a .npy holds rows, and this program has none; name a .json")
     missing = np.full_like(known[0], np.nan)
     return np.stack([missing if rows is None else rows for rows in found])
-
-
-def _plain(value: Any) -> Any:
-    """Return a JSON value; JSON has no infinity, so it is the string "inf"."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: Any) -> str:

@@ -1,10 +1,12 @@
 """Check the arguments of the programs: one row each, a known divergence, a budget."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
@@ -30,6 +32,16 @@ def additive(divergence: str | Divergence, where: str = "to be summed") -> FDive
     if asked.generator is None or not asked.additive:
         raise ValueError(f"divergence: must be an f-divergence {where}; got {asked.spec!r}")
     return asked.generator
+
+
+def halved(low: Any, high: Any, below: Callable[[Any], Any], steps: int) -> tuple[Any, Any]:
+    """Return brackets, arrays or tensors, after halvings; ``below``: the root is above x."""
+    where = torch.where if isinstance(low, Tensor) else np.where
+    for _ in range(steps):
+        middle = (low + high) / 2
+        under = below(middle)
+        low, high = where(under, middle, low), where(under, high, middle)
+    return low, high
 
 
 def token_index(token: Any, vocabulary: int) -> int:

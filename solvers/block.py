@@ -165,11 +165,10 @@ def accepting_rows(tree: PathTree) -> np.ndarray:
     h = max(p, a q), with mass 1, has the least divergence of all rows h ≥ p on q > 0.
     """
     q, p = tree.target, np.where(tree.target > 0, tree.draft, 0.0)
-    low, high = np.zeros((len(q), 1)), np.ones((len(q), 1))
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        heavy = np.maximum(p, middle * q).sum(-1, keepdims=True) > 1
-        low, high = np.where(heavy, low, middle), np.where(heavy, middle, high)
+    ends = np.zeros((len(q), 1)), np.ones((len(q), 1))
+    low, _ = _rows.halved(
+        *ends, lambda a: np.maximum(p, a * q).sum(-1, keepdims=True) <= 1, HALVINGS
+    )
     return np.maximum(p, low * q)
 
 

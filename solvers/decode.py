@@ -33,10 +33,12 @@ from ._dual import price_bound
 from ._perspective import Terms, perspective
 from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, unproven
 from ._scaled import cvxpy, times
-from .paths import Followed, PathTree, check_count, follow, state_tree
+from .paths import Followed, PathTree, check_count, count_prefixes, follow, state_tree
 
 # the lazy chain of states is squared so often that only its recurrent part is left
 SQUARINGS = 60
+# of all states together: prefixes, and cells of what says in which state a round ends (64 MiB)
+MOST_PREFIXES, MOST_CELLS = 20_000, 2**23
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def solve(
     ------
     ValueError
         Rows that are none, states that are not there, a negative budget, a Rényi or
-        max-divergence, more than 5,000 prefixes a state.
+        max-divergence, more than 5,000 prefixes a state or 20,000 of all states, more than 2²³
+        of states × prefixes of all states × V.
     SolverGaveUp
         No answer passed its own check (a RuntimeError).
     ModuleNotFoundError
@@ -121,6 +124,7 @@ def solve(
     depth = check_count("num_draft_tokens", num_draft_tokens)
     target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
     moves = _following(following, target.shape)
+    _check_size(moves.shape, depth)
     trees = [state_tree(target, draft, moves, depth, state) for state in range(len(target))]
     asked = Program([tree for tree, _ in trees], [at for _, at in trees], moves, kind, budget)
     answer = asked.solve(asked.stacked("q"))
@@ -145,7 +149,8 @@ def _following(following: Any, shape: tuple[int, ...]) -> np.ndarray:
     if following is None:
         if shape[0] != shape[1]:
             raise ValueError(
-                f"following: must be given unless the states are the V last tokens; got {shape}"
+                "target_probs: must be (V, V), a row after each token, unless following= says the "
+                f"state after each; got {shape}"
             )
         return np.tile(np.arange(shape[1]), (shape[0], 1))
     moves = np.asarray(following)
@@ -155,6 +160,21 @@ def _following(following: Any, shape: tuple[int, ...]) -> np.ndarray:
         found = f"{moves.min()} to {moves.max()}"
         raise ValueError(f"following: must be states from 0 to {shape[0] - 1}; got {found}")
     return moves
+
+
+def _check_size(shape: tuple[int, ...], depth: int) -> None:
+    """Raise for a program of rows (S, V) that is too large, before any of it is built."""
+    states, vocabulary = shape
+    prefixes = states * count_prefixes(vocabulary, depth)
+    for size, most, what in (
+        (prefixes, MOST_PREFIXES, "prefixes of all states"),
+        (states * prefixes * vocabulary, MOST_CELLS, "states x prefixes of all states x tokens"),
+    ):
+        if size > most:
+            raise ValueError(
+                f"target_probs, num_draft_tokens: must leave at most {most:,} {what}; {states:,} "
+                f"states of {vocabulary:,} tokens and {depth} drafted ones have {size:,}"
+            )
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def random_tree(
     zeros : share of tokens excluded from each row, of either model; one is always left.
     """
     noise = np.random.default_rng(seed)
-    rows = _prefixes(check_count("vocabulary", vocabulary), check_count("depth", depth))
+    rows = count_prefixes(check_count("vocabulary", vocabulary), check_count("depth", depth))
     shape = (rows, vocabulary)
     logits = check.number("sharpness", sharpness, 0) * noise.standard_normal(shape)
     moved = logits + check.number("distance", distance, 0) * noise.standard_normal(shape)
@@ -211,7 +211,7 @@ def state_tree(
     ``target``, ``draft`` and ``following`` (S, V) are the rows of each state, and the state
     after each token; the states are (nodes + V^K,), those after all ``depth`` tokens last.
     """
-    _prefixes(target.shape[1], depth)
+    count_prefixes(target.shape[1], depth)
     levels = [np.array([state])]
     for _ in range(depth):
         levels.append(following[levels[-1]].ravel())
@@ -226,7 +226,7 @@ def check_count(name: str, value: Any) -> int:
     return int(value)
 
 
-def _prefixes(vocabulary: int, depth: int) -> int:
+def count_prefixes(vocabulary: int, depth: int) -> int:
     """Return 1 + V + … + V^(K−1)."""
     total = sum(vocabulary**level for level in range(min(depth, MOST_PREFIXES + 1)))
     if total > MOST_PREFIXES:

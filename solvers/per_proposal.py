@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
@@ -100,12 +101,12 @@ def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
         return np.minimum(1.0, most_of(kind, delta) * q)
     amount = generator_budget(kind, delta)
     target = torch.from_numpy(q)
-    low, high = target.log(), torch.zeros_like(target)
-    for _ in range(SCALE_HALVINGS):
-        middle = (low + high) / 2
-        within = f.two_points(middle.exp(), target)[0] <= amount
-        low, high = torch.where(within, middle, low), torch.where(within, high, middle)
-    return high.exp().numpy()
+
+    def within(log: Tensor) -> Tensor:
+        return f.two_points(log.exp(), target)[0] <= amount
+
+    ends = target.log(), torch.zeros_like(target)
+    return _rows.halved(*ends, within, SCALE_HALVINGS)[1].exp().numpy()
 
 
 def solve(

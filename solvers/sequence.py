@@ -254,13 +254,12 @@ def _at_price(q: Tensor, p: Tensor, f: FDivergence, price: float) -> tuple[Tenso
     """Return h (T, V) with Σ h = 1, and μ (T,), at a price."""
     inside = q > 0
     ratio = torch.where(inside, p / torch.where(inside, q, 1.0), 0.0)
+
+    def short(log: Tensor) -> Tensor:
+        return (q * _clipped(ratio, log.exp(), f, price)).sum(-1, keepdim=True) < 1
+
     low = torch.full_like(q[:, :1], LOWEST_LOG)
-    high = torch.zeros_like(low)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        short = (q * _clipped(ratio, middle.exp(), f, price)).sum(-1, keepdim=True) < 1
-        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
-    edge = high.exp()
+    edge = _rows.halved(low, torch.zeros_like(low), short, HALVINGS)[1].exp()
     rows = q * _clipped(ratio, edge, f, price)
     return rows / rows.sum(-1, keepdim=True), -price * f.slope(edge[:, 0])
 

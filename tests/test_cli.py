@@ -83,6 +83,19 @@ def test_audit_reports_the_overspend(files, capsys) -> None:
     assert found["declares"]["budget"]["scope"] == "per proposal"
 
 
+def test_audit_says_the_worst_row_of_a_policy_without_a_budget(tmp_path: Path, capsys) -> None:
+    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
+    for path, rows in zip(paths, ([Q, Q], [P, Q]), strict=True):
+        np.save(path, np.array(rows))
+    assert main(["audit", *paths, "--policy", "top_k:k=2"]) == 0
+    spent = ct.audit(ct.policy("top_k:k=2"), np.array(Q), np.array(P))
+    worst = f"{float(spent.divergences['kl'].max()):.6g}"
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith(f"declares: no budget; the most it spends on a row here: kl {worst}")
+    assert main(["audit", *paths, "--policy", "cactus:delta=0.1"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("declares: kl <= 0.1 per proposal")
+
+
 def test_audit_of_certain_drafts(files, tmp_path: Path, capsys) -> None:
     rule = ("--policy", "cactus:delta=0.25")
     found = run_json(capsys, "audit", files[0], "--draft-tokens", "1", *rule)

@@ -70,11 +70,20 @@ def test_the_table_is_printed_and_saved(files, tmp_path, capsys) -> None:
     assert min(image.shape[:2]) > 400 and image.std() > 0.05
 
 
+def words_of(picture: Path) -> list[str]:
+    """Return what is written in an SVG, whose letters are shapes with the words beside them."""
+    return re.findall("<!-- (.*?) -->", picture.read_text())
+
+
 def test_a_frontier_of_few_points_marks_them_in_any_format(files, tmp_path, capsys) -> None:
     marked, smooth = tmp_path / "few.svg", tmp_path / "many.svg"
     for out, points in ((marked, "5"), (smooth, "80")):
         assert main(["solve", *files, "--frontier", points, "--plot", str(out)]) == 0
     assert smooth.read_text().count("<use") < marked.read_text().count("<use")
+    assert "optimum over all rows" in (shown := words_of(marked)) and "lossless" in shown
+    table = tmp_path / "table.svg"
+    assert main(["audit", *files, *TABLE, "--plot", str(table)]) == 0
+    assert {"lossless", *SPECS} <= set(words_of(table))
     assert main(["solve", *files, "--frontier", "--plot", str(tmp_path / "x.pdf")]) == 0
     assert main(["solve", *files, "--frontier", "--plot", "x.gif"]) == 2
     assert "--plot: must end in .png, .pdf, .svg" in capsys.readouterr().err

@@ -16,7 +16,15 @@ MAY_IMPORT = {
     "paper_figures": set(),
 }
 # solvers certify the closed forms, so they may not see them
-SOLVERS_MAY_SEE = {"_arguments", "_files", "_pipes", "divergences", "policies"}
+SOLVERS_MAY_SEE = {
+    "_arguments",
+    "_files",
+    "_pipes",
+    "_report",
+    "_tables",
+    "divergences",
+    "policies",
+}
 # these end by drawing their pictures; nothing they compute comes from there
 EXCEPTIONS = {
     "simulations/demo/command.py": {"paper_figures.__main__.draw"},

@@ -19,11 +19,20 @@ from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import ByPosition, Schedule
-from cactus_theory.decoding.stream import SpeculativeStream, TextPieces, speculative_stream
+from cactus_theory.decoding.stream import (
+    BatchPiece,
+    BatchStream,
+    SpeculativeStream,
+    TextPieces,
+    batch_stream,
+    speculative_stream,
+)
 from cactus_theory.decoding.token_log import LogProbs
 from cactus_theory.decoding.vocabulary import check_same_vocabulary
 
 __all__ = [
+    "BatchPiece",
+    "BatchStream",
     "Between",
     "ByPosition",
     "Cascade",
@@ -42,6 +51,7 @@ __all__ = [
     "Schedule",
     "SpeculativeStream",
     "TextPieces",
+    "batch_stream",
     "check_same_vocabulary",
     "decode",
     "generate",

@@ -1,17 +1,19 @@
 """Check a policy against its properties on a pool of rows: the runner, and the door for pytest."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from cactus_theory import _arguments as check
+from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._function import VECTORISE, FunctionPolicy
 from cactus_theory.testing._clock import Clock, Hang
 from cactus_theory.testing._engine import Checker
 from cactus_theory.testing._examples import examples as draw_examples
-from cactus_theory.testing._report import Report, Verdict, declared, message
+from cactus_theory.testing._report import Report, Verdict, declared, message, row
 from cactus_theory.testing._shrink import Pair
 from cactus_theory.testing.laws import LAWS, Behaviour, other_knobs
 
@@ -79,8 +81,24 @@ def check_rule(
         done(verdict)
     slow = time.monotonic() - start > SLOW_SECONDS
     scalar = isinstance(rule, FunctionPolicy) and not rule.source.vectorised
-    advice = f"slow: {VECTORISE}" if slow and scalar else ""
-    return Report(rule.spec, declared(rule), verdicts, advice)
+    advice = [f"slow: {VECTORISE}"] if slow and scalar else []
+    advice += _most_spent(behaviours) if rule.declares.budget is None else []
+    return Report(rule.spec, declared(rule), verdicts, "\n".join(advice))
+
+
+def _most_spent(behaviours: list[Behaviour]) -> list[str]:
+    """Return, in words, the most KL of an emitted law that a property has looked at."""
+    most, rows = -math.inf, ""
+    for seen in behaviours:
+        if "emitted" not in vars(seen) or not len(seen.q):
+            continue
+        spent = divergence("kl").value(seen.emitted.clamp(min=0.0), seen.q)
+        at = int(spent.argmax())
+        if float(spent[at]) > most:
+            q, p = seen.q[at].tolist(), seen.p[at].tolist()
+            most, rows = float(spent[at]), f"  target q  {row(q)}\n  draft  p  {row(p)}"
+    count = f"no budget is declared; the most KL that it emits on these rows is {most:.6g}"
+    return [f"{count}\n{rows}"] if rows else []
 
 
 def _time_one_row(checker: Checker, groups: list[Pair]) -> None:

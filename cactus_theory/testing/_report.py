@@ -82,7 +82,8 @@ class Report:
 
     Attributes
     ----------
-    advice : what would make the next check easier, in words; empty if nothing.
+    advice : what would make the next check easier, and what a rule without a budget spends, in
+        words; empty if nothing.
 
     Examples
     --------

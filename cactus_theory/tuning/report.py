@@ -169,7 +169,7 @@ def _cells(own: Choice, tuned: Tuned) -> list[str]:
         own.verifier,
         str(own.num_draft_tokens),
         _both(own.speed),
-        f"{own.speed.value / tuned.plain:.2f}",
+        f"{_shown(own.speed.value) / _shown(tuned.plain):.2f}",
         "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
         f"{calls.value:.3f} ±{_error(calls.standard_error, 3)}",
     ]
@@ -200,6 +200,11 @@ def _both(own: Any) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.{0 if value >= 100 else 3}f}"
+
+
+def _shown(value: float) -> float:
+    """Return a number as the table has it, so that ratios are those of what is shown."""
+    return float(_number(value).replace(",", ""))
 
 
 def _error(value: float, digits: int) -> str:

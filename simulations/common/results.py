@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cactus_theory import _tables
 from cactus_theory._files import write_whole
 
 from .inputs import command_line
@@ -72,15 +73,9 @@ def write_csv(
     for index, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             raise ValueError(f"rows: must share the columns {columns}; row {index} has {list(row)}")
-    text = io.StringIO()
-    for key, value in provenance.items():
-        if "\n" in f"{key}{value}":
-            raise ValueError(f"provenance: entries must be one line; got {key!r}: {value!r}")
-        text.write(f"# {key}: {value}\n")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([[_field(row[column]) for column in columns] for row in rows])
-    write_text(path, text.getvalue())
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    fields = ({name: _field(value) for name, value in row.items()} for row in rows)
+    _tables.write_csv(path, columns, fields, provenance)
 
 
 def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:

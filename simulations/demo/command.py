@@ -97,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
 def _table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     title = (
         f"each at its fastest K of {args.num_draft_tokens}; temperature 1, {args.num_prompts} "
-        f"prompts, {args.max_new_tokens} new tokens, medians of {args.repeats} interleaved runs"
+        f"prompts, {args.max_new_tokens} new tokens, medians of {args.repeats} interleaved runs\n"
+        "AL: drafted tokens that are accepted per target call"
     )
     return columns([row for row in rows if row["tuned"]], SHOWN, title)
 

@@ -28,8 +28,12 @@ from .entries import ENTRIES, Entry
 
 # what comes of an entry
 DONE, LEFT_OUT, FAILED = "done", "left out", "failed"
+# what is known of the times in entries.py
+TIMES = (
+    "(times: one run of each full command, 2026-11-22; the tables made then name a 2-core Intel "
+    "Xeon.\nOf overspend and design_example, whose tables are older, the machine is unknown)"
+)
 # of a machine with other work to do, the second says more
-TIMES = "(time of the full command, one run on one 2-core machine)"
 CLOCKS = ("seconds", "processor_seconds")
 
 

@@ -9,6 +9,7 @@ divergence per token.
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cactus_theory._report import print_json
@@ -68,12 +69,14 @@ def _replayed(
     args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
 ) -> list[Replay]:
     """Return one replay per verifier and policy."""
-    able = {policy: _followers(policy, args.verifier) for policy in policies}
-    for policy, own in able.items():
+    able = {policy: _followers(policy, (*args.verifier, *verifiers())) for policy in policies}
+    pairs = [(own, policy) for own in args.verifier for policy in policies if own in able[policy]]
+    for policy, own in able.items() if pairs else ():
         if left := [name for name in args.verifier if name not in own]:
             said = f"{policy} can only be verified with {', '.join(own)}: left out of"
             print(said, ", ".join(left), file=sys.stderr)
-    pairs = [(own, policy) for own in args.verifier for policy in policies if own in able[policy]]
+    if not pairs:
+        find_verifier(args.verifier[-1]).check(find_policy(policies[-1]))  # raises
     found = []
     with Progress("replaying cycles", len(pairs) * len(source)) as progress:
         for number, (verifier, policy) in enumerate(pairs):
@@ -91,14 +94,10 @@ def _replayed(
 
 
 def _followers(policy: str, names: Sequence[str]) -> list[str]:
-    """Return the verifiers that can follow a policy; raise as the last does if none can."""
-    found, refused = [], None
-    for judge, name in [(find_verifier(name), name) for name in names]:
-        try:
+    """Return the verifiers that can follow a policy, each once."""
+    found = []
+    for judge, name in [(find_verifier(name), name) for name in dict.fromkeys(names)]:
+        with suppress(ValueError):
             judge.check(find_policy(policy))
             found.append(name)
-        except ValueError as error:
-            refused = error
-    if refused is not None and not found:
-        raise refused
     return found

@@ -7,7 +7,13 @@ import pytest
 import torch
 import transformers
 
-from cactus_theory.decoding import TextPieces, generate, speculative_generate, speculative_stream
+from cactus_theory.decoding import (
+    TextPieces,
+    batch_stream,
+    generate,
+    speculative_generate,
+    speculative_stream,
+)
 from tests.amounts import amount, some
 from tests.decoding.letters import PIECES, tokenizer
 from tests.decoding.test_ragged import padded, prompts
@@ -218,6 +224,53 @@ def test_leaving_the_loop_ends_the_decode(tiny):
         break
     assert set(threading.enumerate()) <= threads
     assert stream.output is None and 0 < len(seen) < 120
+
+
+def texts_of(pieces, batch):
+    """Return the text and ids of every text, held to what a piece says of its end."""
+    texts, ids, over = [""] * batch, [[] for _ in range(batch)], set()
+    for piece in pieces:
+        assert piece.index not in over and piece.ended == (not piece.token_ids)
+        texts[piece.index] += piece.text
+        ids[piece.index] += piece.token_ids
+        over |= {piece.index} if piece.ended else set()
+    assert over == set(range(batch))
+    return texts, ids
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_texts_of_a_batch_come_at_their_own_pace_and_are_those_of_the_decode(tiny, copies):
+    """Left-padded prompts of seven lengths; some end early and some are still open."""
+    ids, mask = padded(prompts(seed=9))
+    ends = {"eos_token_id": [7, 13, 15], "do_sample": True, "policy": "band:price=1", "seed": 5}
+    given = GREEDY | ends | {"draft_model": tiny[1], "attention_mask": mask, "inputs": ids}
+    stream = batch_stream(tiny[0], TOKENIZER, **given, num_return_sequences=copies)
+    pieces, before = [], []
+    for piece in stream:
+        pieces.append(piece)
+        before.append(stream.output is None)
+    texts, new = texts_of(pieces, copies * len(ids))
+    assert before[0] and len({len(own) for own in new}) > 3
+    for text, own, row in zip(texts, new, stream.output[:, ids.shape[1] :].tolist(), strict=True):
+        assert row[: len(own)] == own and not any(row[len(own) :])
+        assert text == TOKENIZER.decode(own, skip_special_tokens=True)
+    first_end = next(place for place, piece in enumerate(pieces) if piece.ended)
+    assert any(piece.token_ids for piece in pieces[first_end:])  # others were open still
+
+
+def test_a_batch_of_one_streams_as_one_text_and_leaving_ends_the_decode(tiny):
+    threads, given = set(threading.enumerate()), GREEDY | {"draft_model": tiny[1], "inputs": IDS}
+    stream = batch_stream(tiny[0], TOKENIZER, **given)
+    (text,), (new,) = texts_of(stream, 1)
+    assert text == "".join(streamed(tiny)) and new == stream.output[0, IDS.shape[1] :].tolist()
+    left = batch_stream(tiny[0], TOKENIZER, **given | {"inputs": IDS.repeat(2, 1)})
+    assert next(iter(left)).index == 0
+    assert set(threading.enumerate()) <= threads and left.output is None
+    for wrong in ({"on_tokens": print}, {"custom_generate": print}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            batch_stream(tiny[0], TOKENIZER, **given, **wrong)
+    with pytest.raises(ValueError, match="policy"):
+        list(batch_stream(tiny[0], TOKENIZER, **given, policy="no_such_rule"))
 
 
 class Bytes:

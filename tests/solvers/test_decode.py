@@ -175,6 +175,24 @@ def test_bad_input_is_named(change, message):
         decode.solve(**{**given, **change})
 
 
+@pytest.mark.parametrize(
+    ("states", "vocabulary", "width", "message"),
+    [
+        (10_000, 2, 1, r"at most 8,388,608 states x prefixes of .* have 200,000,000"),
+        (20, 2, 12, r"at most 20,000 prefixes of all states; .* have 81,900"),
+        (2, 2, 60, "depth: must leave at most 5000 prefixes"),
+    ],
+)
+def test_what_is_too_large_is_refused_before_memory_is_taken(
+    states, vocabulary, width, message, monkeypatch
+):
+    monkeypatch.setattr(decode, "state_tree", lambda *given: pytest.fail("a tree was built"))
+    rows = np.full((states, vocabulary), 1 / vocabulary)
+    moves = np.zeros((states, vocabulary), dtype=int)
+    with pytest.raises(ValueError, match=message):
+        decode.solve(rows, rows, width, per_token=0.1, following=moves)
+
+
 def test_the_commands(tmp_path, capsys):
     pair = markov_pair(3, seed=0)
     files = [str(tmp_path / name) for name in ("target.npy", "draft.npy")]

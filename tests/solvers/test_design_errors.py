@@ -104,6 +104,20 @@ def test_wrong_rules_of_ones_own_are_named(make, kind, message):
         BASE.require("mine", make).solve()
 
 
+@pytest.mark.parametrize("make", [
+    lambda v, wide: cp.norm(cp.multiply(wide, v.h)) >= 0.2,
+    lambda v, wide: [wide @ v.h <= 1, wide @ v.h <= cp.Variable()],
+    lambda v, wide: wide,
+])  # fmt: skip
+def test_a_wrong_rule_is_named_without_its_arrays(make):
+    """Rows of 600 tokens: cvxpy's own words would show them."""
+    row = np.full(600, 1 / 600)
+    wide = np.linspace(0.1234567, 1, 600)
+    with pytest.raises((ValueError, TypeError), match="^mine: must ") as told:
+        Design(row, row).budget("kl", 0.1).require("mine", lambda v: make(v, wide)).solve()
+    assert len(str(told.value)) < 120 and "0.1234" not in str(told.value)
+
+
 LIMITED = BASE.cap(1.8).protect(2).expect([0.0, 0.0, 1.0, 3.0], at_most=0.7)
 FULL = LIMITED.budget("kl", 0.03)
 

@@ -271,4 +271,19 @@ def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
     rows = [tuple(row[None] for row in pair(4))]
     assert "vectorised=True" in check_rule(lenient, rows, laws=["answers"]).advice
     fast = ct.rule(kept_at_once, vectorised=True)
+    assert "slow" not in check_rule(fast, rows).advice
     assert check_rule(fast, rows, laws=["answers"]).advice == ""
+
+
+def test_a_rule_without_a_budget_is_told_its_worst_divergence():
+    q = torch.tensor([[0.3, 0.3, 0.4], [0.2, 0.2, 0.6], [0.5, 0.2, 0.3]], dtype=torch.float64)
+    p = torch.tensor([[0.3, 0.4, 0.3], [0.45, 0.45, 0.1], [0.4, 0.3, 0.3]], dtype=torch.float64)
+    mostly = ct.rule(lambda q, p, n: 0.9)
+    spent = float(ct.audit(mostly, q, p).divergences["kl"].max())
+    told = check_rule(mostly, [(q[:1], p[:1]), (q, p)], laws=["emitted_law_sums_to_one"]).advice
+    assert told == (
+        f"no budget is declared; the most KL that it emits on these rows is {spent:.6g}\n"
+        "  target q  [0.2, 0.2, 0.6]\n  draft  p  [0.45, 0.45, 0.1]"
+    )
+    budgeted = ct.rule(lambda q, p, n: 0.9, budget="kl <= 9 emitted")
+    assert check_rule(budgeted, [(q, p)]).advice == ""

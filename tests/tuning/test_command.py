@@ -1,6 +1,7 @@
 """The command as a user meets it, its file, and ``generate`` told by that file."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,28 @@ def test_models_are_logged_timed_and_tuned_once(
     traced = (*TUNE, "1", *MODELS, "--prompts", prompts, "--trace", str(trace.folder))
     assert main([*traced, "--temperature", "0.5"]) == 2
     assert "--trace: must be of the temperature 0.5; got 1" in capsys.readouterr().err
+
+
+def test_no_folder_is_written_unasked_and_other_prompts_are_named(
+    tmp_path: Path, capsys, prompts: str, monkeypatch
+) -> None:
+    """Without --work nothing is left: not here, not among temporary files."""
+    temporary, here = tmp_path / "temporary", tmp_path / "here"
+    for folder in (temporary, here):
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.chdir(here)
+    small = ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1")
+    asked = (*CHEAP, "1", *MODELS, "--prompts", prompts, *small)
+    assert main(asked) == 0
+    assert not list(temporary.iterdir()) and not list(here.iterdir())
+    assert main([*asked, "--work", "mine"]) == 0
+    assert {path.name for path in here.iterdir()} == {"mine"}
+    capsys.readouterr()
+    Path(prompts).write_text("def g(x):\n")
+    assert main([*asked, "--work", "mine"]) == 2
+    said = capsys.readouterr().err
+    assert "mine/trace was logged with 4 other prompts; name another or delete it" in said
 
 
 def test_the_table_fits_and_says_what_was_chosen(capsys, alone, monkeypatch) -> None:

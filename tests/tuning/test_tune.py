@@ -11,7 +11,7 @@ from cactus_theory.traces import SavedRows, Trace, replay
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, Tuned, tune
 from cactus_theory.tuning.learned import learn_for, shares
-from cactus_theory.tuning.report import sentence
+from cactus_theory.tuning.report import sentence, table
 from cactus_theory.tuning.speed import speed
 from tests.amounts import amount
 from tests.traces.conftest import rows_of
@@ -87,6 +87,14 @@ def test_a_draft_that_pays_on_one_half_only_is_not_recommended(tuned, half) -> N
     assert not sentence(
         replace(tuned, choices=(replace(lucky, chosen_by=slow, speed=slow),))
     ).endswith("only.")
+
+
+def test_x_plain_is_the_ratio_of_what_is_shown(tuned) -> None:
+    """134.6 over 100.4 is 1.341, but 135 and 100 are shown."""
+    fast = replace(tuned.best, speed=replace(tuned.best.speed, value=134.6))
+    shown = table(replace(tuned, plain=100.4, choices=(fast,))).splitlines()
+    line = next(own.split() for own in shown if own.startswith(tuned.best.policy))
+    assert "135" in line and "1.35" in line and "1.34" not in line
 
 
 def test_costs_that_are_measured_say_the_same_as_the_same_costs_given(trace, cheap, tuned) -> None:

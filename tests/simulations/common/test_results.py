@@ -23,7 +23,7 @@ ROWS = [
 def test_csv_round_trip(tmp_path):
     path = tmp_path / "deep" / "rows.csv"
     write_csv(path, ROWS, {"command": "python -m x --y 1: 2", "date": "2026-01-01"})
-    assert path.read_text() == (
+    assert path.read_bytes().decode() == (  # as a text, line ends would look alike
         "# command: python -m x --y 1: 2\n# date: 2026-01-01\n"
         'policy,kl,ratio\ncactus,0.3,\n"a,b",2,1.5\n'
     )
