@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         optimal_acceptance,
         pooled_acceptance,
         pooled_frontier,
+        selection_law,
     )
     from cactus_theory.policies import (
         Budget,
@@ -69,6 +70,7 @@ __all__ = [
     "register",
     "register_divergence",
     "rule",
+    "selection_law",
     "verify_block",
     "verify_chain",
 ]
@@ -88,6 +90,7 @@ _FROM = {
     "optimal_acceptance": "optimum",
     "pooled_acceptance": "optimum",
     "pooled_frontier": "optimum",
+    "selection_law": "optimum",
     "Budget": "policies",
     "Declaration": "policies",
     "FixedTarget": "policies",
