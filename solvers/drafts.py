@@ -91,9 +91,11 @@ class Program(_program.Attempted[Answer]):
 
     @property
     def linear(self) -> bool:
+        """Return whether a simplex method can solve it."""
         return self.f.linear or self.delta in (0.0, math.inf)
 
     def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
+        """Return one solver's answer with its bound, or None if it has none."""
         cp = cvxpy()
         own, token = np.nonzero(self.members)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True))
@@ -130,15 +132,16 @@ class Program(_program.Attempted[Answer]):
         """Return the most that can be accepted of a row: 1 + min over H of h(H) − Pr(S ⊆ H)."""
         sets = np.array(list(itertools.product((False, True), repeat=len(h))))
         inside = ~(self.members[None] & ~sets[:, None]).any(-1)
-        # drafts that the target never emits are refused
         return self.law.sum() + float(np.min(sets @ h - inside @ self.law))
 
     def fault(self, found: Answer) -> str | None:
+        """Return why an answer is not accepted, None if it is."""
         if not found.divergence <= self.delta + _program.FEASIBILITY:
             return f"{found.status}, but D = {found.divergence:.9g} exceeds {self.delta:.9g}"
         return _program.unproven(found.status, found.value, found.bound)
 
     def rescaled(self, found: Answer | None, scale: np.ndarray) -> np.ndarray:
+        """Return the size of an answer, or q if there was none."""
         return self.q if found is None else np.maximum(found.h, _program.SMALLEST_SCALE * self.q)
 
 
@@ -178,7 +181,9 @@ def solve(
     q, p = _rows.one_pair(target_probs, draft_probs)
     f, (_, delta) = _rows.additive(divergence), _rows.budget(divergence, delta)
     if len(q) > LARGEST_VOCABULARY:
-        raise ValueError(f"target_probs: must have at most {LARGEST_VOCABULARY} tokens; got {len(q)}")
+        raise ValueError(
+            f"target_probs: must have at most {LARGEST_VOCABULARY} tokens; got {len(q)}"
+        )
     members, law = drafted_sets(p, k, kind, [int(token) for token in certain])
     inside = q > 0
     target = np.zeros_like(q)
