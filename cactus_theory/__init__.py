@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from cactus_theory.policies._custom import rule
     from cactus_theory.tuned import TunedSetting, load_tuned
-    from cactus_theory.verify import ChainVerdict, verify_block, verify_chain
+    from cactus_theory.verify import ChainVerdict, verify_block, verify_chain, verify_tree
 
 __all__ = [
     "Audit",
@@ -73,6 +73,7 @@ __all__ = [
     "selection_law",
     "verify_block",
     "verify_chain",
+    "verify_tree",
 ]
 
 # loaded when asked for: a plugin of an engine that asks for nothing must not load torch
@@ -105,6 +106,7 @@ _FROM = {
     "ChainVerdict": "verify",
     "verify_block": "verify",
     "verify_chain": "verify",
+    "verify_tree": "verify",
 }
 
 
