@@ -80,7 +80,12 @@ def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
     return torch.where(lawful < 0, lawful, token)[:, 0]
 
 
-def toss(lengths: Int[Tensor, "batch"], width: int, generator: Generators, more: int = 0) -> Coins:
+def toss(
+    lengths: Int[Tensor, "batch"],
+    width: int,
+    generator: Generators,
+    more: Int[Tensor, "batch"] | None = None,
+) -> Coins:
     """Return (accept (B, width), draw (B,)) uniform on [0, 1), float64.
 
     With one generator a row, a row takes its own length plus one numbers, so that it
