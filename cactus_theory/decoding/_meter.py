@@ -183,9 +183,13 @@ def rows_of(
 ) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
     """Return copies of the target and draft rows of one text at nodes.
 
-    ``places`` are the drafted tokens that follow them, which a certain draft is certain of.
+    ``places`` are the drafted tokens that follow them, which a certain draft is certain of. Where
+    the draft declares the laws of its nodes its row is their selection law.
     """
     own_q = q[row, nodes].clone()
+    if draft.sampled is not None:
+        some = range(draft.lengths[row])[nodes] if isinstance(nodes, slice) else nodes
+        return own_q, draft.offers(row, some, own_q)
     if draft.probs is None:
         return own_q, one_hot(draft.token_ids[row, places], own_q)
     return own_q, draft.probs[row, nodes].clone()
@@ -211,7 +215,7 @@ def path_to(row: int, nodes: Any, seen: Verified) -> Path | None:
         return None
     # measured later, when a step may have written the next round there
     alive, drafted = verdict.alive[row, nodes].clone(), draft.lengths[row]
-    left = draft.planned[row] - 1 - torch.arange(drafted, device=alive.device)[nodes]
+    left = alive.new_tensor(draft.left(row), dtype=torch.int64)[:drafted][nodes]
     raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
     if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])

@@ -413,12 +413,12 @@ def test_h_takes_no_account_of_what_was_drawn():
         "certain": torch.tensor([[True, False, False, True, False]]),
     }
     parents = torch.tensor([[-1, -1, -1, 1, 1]])
-    plain = Draft(torch.tensor([[0, 1, 2, 3, 4]]), [5], p, parents, [2], **flags)
+    plain = Draft(torch.tensor([[0, 1, 2, 3, 4]]), [5], p, parents, [4], **flags)
     law = plain.offers(0, [0], q[0, :1])
     for ids in ([[0, 3, 2, 5, 1]], [[0, 4, 5, 1, 2]]):
         other = replace(plain, token_ids=torch.tensor(ids))
         assert other.offers(0, [0], q[0, :1]).equal(law)
-        assert other.left(0) == plain.left(0) == [1, 0, 0, 0, 0, 0]
+        assert other.left(0) == plain.left(0) == [3, 2, 2, 2, 1, 1]
     assert (
         not replace(plain, token_ids=torch.tensor([[5, 1, 2, 3, 4]]))
         .offers(0, [0], q[0, :1])
