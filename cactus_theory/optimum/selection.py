@@ -11,8 +11,7 @@ independent drafts p°/q are the slopes of the greatest convex minorant of f aga
 in ascending p/q, for certain tokens T beside one sampled from r it is min(r, cq), and cq on T.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
+from cactus_theory._scratch import scratch
 
 Rows = Float[Tensor, "rows vocab"]
 Row = Float[np.ndarray, "vocab"]
-Flags = Bool[Tensor, "rows vocab"]
 Increments = Callable[[Row, int], Row]
 
 KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+off")
@@ -88,12 +87,13 @@ def selection_law(
                 raise ValueError(f"certain: must not be given with kind={kind!r}; got {certain!r}")
             found = _drawn(flat_q, flat_p, k, kind)
         else:
-            flags = certain_flags(certain, q.shape).reshape(flat_q.shape)
-            found = offered(flat_q, _beside(flat_p, flags, kind), flags)
+            flags = _flags(certain, q.shape).reshape(flat_q.shape)
+            rows = zip(flat_q, flat_p, flags, strict=True)
+            found = torch.stack([_beside(*own, kind) for own in rows]) if len(flags) else flat_q
     return check.like(found.reshape(q.shape), target_probs)
 
 
-def certain_flags(certain: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
+def _flags(certain: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
     """Return which tokens are certain, from checked ids."""
     ids = torch.as_tensor([] if certain is None else certain)
     if ids.dtype.is_floating_point and ids.numel():
@@ -108,39 +108,46 @@ def certain_flags(certain: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab
             f"certain: shape must be (m,) or {tuple(shape[:-1])} and m; got {tuple(ids.shape)}"
         ) from None
     flags = torch.zeros(*shape[:-1], shape[-1] + 1, dtype=torch.bool)
-    return flags.scatter_(-1, torch.where(ids < 0, shape[-1], ids), True)[..., :-1]
+    flags = flags.scatter_(-1, torch.where(ids < 0, shape[-1], ids), True)[..., :-1]
+    if not bool(flags.any(-1).all()):
+        raise ValueError(f"certain: must hold a token of each row; got {certain!r}")
+    return flags
 
 
-def _beside(p: Rows, certain: Flags, kind: str) -> Rows:
-    """Return the row that is sampled from beside certain tokens, 0 where none is."""
-    if kind == "certain+sampled":
-        return p
-    off = p.masked_fill(certain | (kind == "certain"), 0.0)
-    total = off.sum(-1, keepdim=True)
-    return off / torch.where(total > 0, total, 1.0)
+def _beside(q: Tensor, p: Tensor, certain: Tensor, kind: str) -> Float[Tensor, "vocab"]:
+    """Return p° of one row's certain tokens and of what is sampled beside them."""
+    row = p.masked_fill(certain, 0.0) if kind == "certain+off" else p
+    total = float(row.sum())
+    drawn = None if kind == "certain" or not total else (row / total).cpu().numpy()
+    found = offered(q.cpu().numpy(), drawn, certain.nonzero()[:, 0].tolist())
+    return torch.from_numpy(found).to(q.device)
 
 
-def offered(q: Rows, sampled: Rows, certain: Flags) -> Rows:
+def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
     """Return min(r, cq), and cq at the certain tokens, of mass 1: p° beside one sampled token.
 
-    ``sampled`` is the row r it is drawn from, all 0 where there is none. The mass is concave in c,
-    so that Newton from c = 1 climbs to the root, in as many steps as it takes to tell which
-    tokens are cut.
+    Rows (V,) are float64 and sum to 1; ``sampled`` is the row r it is drawn from, None where there
+    is none. The mass is concave in c, so that Newton from c = 1 climbs to the root, in as many
+    steps as it takes to tell which tokens are cut; what is not cut stays so.
     """
-    most = sampled.masked_fill(certain, math.inf)
-    level = torch.ones_like(q[:, :1])
-    cut, before = most > level * q, None
-    while before is None or not cut.equal(before):
-        mass = q.masked_fill(~cut, 0.0).sum(-1, keepdim=True)
-        rest = 1 - most.masked_fill(cut, 0.0).sum(-1, keepdim=True)
-        higher = torch.where(mass > 0, rest / mass, torch.finfo(q.dtype).max)
-        level = torch.maximum(level, higher)
-        before, cut = cut, most > level * q
-    law = torch.minimum(most, level * q)
-    # tokens that the target cannot emit are left with what no other takes
-    beyond = certain & (q.masked_fill(~certain, 0.0).sum(-1, keepdim=True) == 0)
-    spare = (1 - law.sum(-1, keepdim=True)).clamp(min=0.0)
-    return law + beyond * spare / beyond.sum(-1, keepdim=True).clamp(min=1)
+    most, law, cut = (own.numpy() for own in scratch("selection", (3, len(q)), torch.float64))
+    most[:] = 0.0 if sampled is None else sampled
+    most[certain] = np.inf
+    level, before = 1.0, -1
+    while True:
+        np.multiply(q, level, out=law)
+        np.greater(most, law, out=cut)
+        count = np.count_nonzero(cut)
+        mass = float(q.dot(cut))
+        np.minimum(most, law, out=law)
+        if count == before or not mass:
+            break
+        level = max(level, level + (1 - float(law.sum())) / mass)
+        before = count
+    law = law.copy()
+    if not q[certain].any():  # out of reach: they are left with what no other token takes
+        law[certain] = max(1 - float(law.sum()), 0.0) / len(certain)
+    return law
 
 
 def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:

@@ -101,19 +101,20 @@ class Draft:
         sampled from beside it, whatever was drawn. The target's own where neither is.
         """
         assert self.sampled is not None
-        q, fixed, children = normalised(q), self.fixed(row), self.children(row)
-        drawn = self.sampled[row].tolist()
-        rows, flags = torch.zeros_like(q), torch.zeros_like(q, dtype=torch.bool)
+        fixed, children, drawn = self.fixed(row), self.children(row), self.sampled[row].tolist()
+        found = normalised(q)
         for number, node in enumerate(nodes):
-            flags[number, fixed[node]] = True
+            sampled = None
             if any(drawn[place] for place in children[node]):
                 assert self.probs is not None
-                rows[number] = normalised(self.probs[row, node])
-        found, plain = rows.clone(), ~flags.any(-1)
-        if not bool(plain.all()):
-            found[~plain] = offered(q[~plain], rows[~plain], flags[~plain])
-        nothing = plain & (rows.sum(-1) == 0)
-        return torch.where(nothing[:, None], q, found)
+                sampled = normalised(self.probs[row, node])
+            if fixed[node]:
+                own = None if sampled is None else sampled.cpu().numpy()
+                law = offered(found[number].cpu().numpy(), own, fixed[node])
+                sampled = torch.from_numpy(law).to(q.device)
+            if sampled is not None:
+                found[number] = sampled
+        return found
 
     def left(self, row: int) -> list[int]:
         """Return for each node of a row how many tokens were planned below what follows it."""

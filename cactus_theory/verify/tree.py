@@ -174,6 +174,7 @@ class Steps:
         self.charged: list[int] = []
         self.alive: list[float] = []
         self.last = NO_TOKEN
+        self.rows: dict[int, Tensor] = {}  # of nodes that were visited, float64
 
     def _sampled(self, places: Sequence[int], flags: list[bool]) -> int | None:
         """Return the sampled one among the children of a node."""
@@ -278,7 +279,9 @@ class Steps:
         return (mass - self._drawn_from(node)).clamp(min=0.0)
 
     def _row(self, node: int) -> Float[Tensor, "vocab"]:
-        return check.normalised(self.q[node])
+        if node not in self.rows:
+            self.rows[node] = check.normalised(self.q[node])
+        return self.rows[node]
 
     def _drawn_from(self, node: int) -> Float[Tensor, "vocab"]:
         """Return the row that the sampled child of a node was drawn from."""

@@ -150,7 +150,8 @@ def test_what_cannot_follow_a_tree_says_so(tiny):
     with pytest.raises(ValueError, match="Ledger needs one that verifies one drafted path"):
         decoded(tiny[0], TEXTS, policy=Ledger("band:price=1", 0.1))
     with pytest.raises(ValueError, match="must declare which tokens were sampled"):
-        generate(tiny[0], Undeclared(24), TEXTS, policy="speculative", verifier="tree")
+        options = {"policy": "speculative", "verifier": "tree", "max_new_tokens": 4}
+        generate(tiny[0], Undeclared(24), TEXTS, **options)
 
 
 @dataclass(frozen=True)

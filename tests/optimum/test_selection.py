@@ -164,6 +164,7 @@ def test_bad_input_is_named():
         "certain: must hold token ids in": {"kind": "certain"},
         "certain: must hold token ids in \\[0, 14\\)": {"kind": "certain", "certain": [14]},
         "certain: must not be given with kind='iid'": {"certain": [1]},
+        "certain: must hold a token of each row": {"kind": "certain", "certain": [-1]},
         "certain: shape must be": {"kind": "certain", "certain": [[1], [2]]},
     }
     for message, options in bad.items():
