@@ -177,7 +177,7 @@ class Verdict:
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
         do not. Known at charged rows only.
     raised : (B, K) float64, h_n of the drafted tokens of certain drafts whose policy looked
-        ahead; None if there are none.
+        ahead, NaN where it did not; None if there are none.
 
     Examples
     --------
@@ -267,6 +267,16 @@ class Verified:
         if missing := [node for node in nodes if node not in after]:
             raise ValueError(f"charged: tokens must follow each node; got none after {missing[0]}")
         return [after[node] for node in nodes]
+
+    def raised(self, row: int) -> list[tuple[list[int], list[float]]]:
+        """Return for each node of a tree the certain tokens raised there, and how far."""
+        assert self.verdict.raised is not None
+        values, ids = self.verdict.raised[row].tolist(), self.draft.token_ids[row].tolist()
+        found = []
+        for places in self.draft.children(row):
+            own = [place for place in places if values[place] > 0]  # not NaN
+            found.append(([ids[place] for place in own], [values[place] for place in own]))
+        return found
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,25 @@ class Steps:
         self.alive: list[float] = []
         self.last = NO_TOKEN
         self.rows: dict[int, Tensor] = {}  # of nodes that were visited, float64
+        self.raised = [math.nan] * len(self.ids)
+        for number, policy in enumerate(assigned.policies):
+            self._look_ahead(number, policy)
+
+    def _look_ahead(self, number: int, policy: Policy) -> None:
+        """Set h_n of certain tokens beside which none was sampled, where a policy looks ahead."""
+        sure = [
+            [] if follows is not None else [place for place in own if self.ids[place] in fixed]
+            for own, fixed, follows in zip(self.children, self.fixed, self.next, strict=True)
+        ]
+        if not any(sure) or type(policy).certain_tree is Policy.certain_tree:
+            return
+        above = [self.draft.node(self.row, place) for place in range(len(self.children) - 1)]
+        q_n = self.q[above, self.ids[: len(above)]].double().tolist()
+        found = policy.certain_tree(q_n, sure)
+        for node, own in enumerate(sure if found is not None else []):
+            if own and (self.assigned.choice is None or self._number(node) == number):
+                for place in own:
+                    self.raised[place] = found[place]  # type: ignore[index]
 
     def _sampled(self, places: Sequence[int], flags: list[bool]) -> int | None:
         """Return the sampled one among the children of a node."""
@@ -288,16 +307,28 @@ class Steps:
         assert self.draft.probs is not None
         return check.normalised(self.draft.probs[self.row, node])
 
-    def _policy(self, node: int) -> Policy:
+    def _number(self, node: int) -> int:
         choice = self.assigned.choice
-        return self.assigned.policies[0 if choice is None else int(choice[self.row, node])]
+        return 0 if choice is None else int(choice[self.row, node])
+
+    def _policy(self, node: int) -> Policy:
+        return self.assigned.policies[self._number(node)]
 
     def _target(self, node: int, q: Float[Tensor, "vocab"], alive: float) -> Tensor:
         """Return h at a node: from its selection law, whatever was drawn there."""
         if self.next[node] is None and not self.fixed[node]:
             return q
-        offers = self.draft.offers(self.row, [node], q[None])
-        path = Path(offers.new_tensor([alive]), torch.tensor([self.left[node]], device=q.device))
+        raised = {place: self.raised[place] for place in self.children[node]}
+        own = {self.ids[place]: value for place, value in raised.items() if value > 0}  # not NaN
+        mass = None
+        if own:
+            mass = q.new_tensor([math.fsum(own.values())])
+            offers = torch.zeros_like(q)[None]
+            offers[0, list(own)] = q.new_tensor(list(own.values())) / mass
+        else:
+            offers = self.draft.offers(self.row, [node], q[None])
+        left = torch.tensor([self.left[node]], device=q.device)
+        path = Path(offers.new_tensor([alive]), left, mass)
         found = self._policy(node).target_in_block(q[None], offers, path)
         assert found is not None  # check() has seen the policy
         return found[0].double()
@@ -319,7 +350,9 @@ def _verdict(draft: Draft, steps: Sequence[Steps], device: torch.device) -> Verd
     accepted = path.new_tensor([len(own.path) for own in steps])
     last = path.new_tensor([own.last for own in steps])
     charged = [own.charged for own in steps]
-    return Verdict(draft.token_ids, accepted, last, path, charged, alive)
+    raised = alive.new_tensor([own.raised for own in steps])
+    ahead = None if bool(raised.isnan().all()) else raised
+    return Verdict(draft.token_ids, accepted, last, path, charged, alive, ahead)
 
 
 def verify_tree(
