@@ -12,7 +12,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding._meter import path_to, rows_at
 from cactus_theory.policies._path import Path
-from cactus_theory.verify import Assignment, Draft, Tree, find_verifier
+from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
 from cactus_theory.verify.contract import Verified
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
@@ -327,9 +327,9 @@ def door(case, draft, coins=None, **options):
         draft.token_ids,
         -1,
     )
-    flags = {"sampled": draft.sampled, "certain": draft.certain}
+    options = {"sampled": draft.sampled, "certain": draft.certain} | options
     shared = ct.policy("band:price=1"), case.q, draft.probs, ids, draft.parents
-    return ct.verify_tree(*shared, coins=coins, **flags, **options)
+    return ct.verify_tree(*shared, coins=coins, **options)
 
 
 def random_tree(seed, vocab=12, batch=4, width=9):
@@ -463,13 +463,14 @@ def test_bad_trees_are_named():
             "token_ids": torch.arange(9).expand(4, 9),
         },
         "draft_probs: sampled tokens need the rows": {"probs": None},
-        "sampled: shape must be": {"sampled": flags[:2]},
     }
     for message, change in bad.items():
         with pytest.raises(ValueError, match=message):
             door(case, replace(draft, **change))
+    with pytest.raises(ValueError, match="sampled: shape must be"):
+        door(case, draft, sampled=flags[:2])
     with pytest.raises(TypeError, match="certain: must be a tensor of torch.bool; got torch.int64"):
-        door(case, replace(draft, certain=ids))
+        door(case, draft, certain=ids)
     with pytest.raises(ValueError, match=r"coins: draw must have shape \(4, "):
         door(case, draft, coins=(torch.zeros(4, 9), torch.zeros(4)))
     with pytest.raises(ValueError, match="must declare which tokens were sampled"):
@@ -549,3 +550,68 @@ def test_a_certain_tree_is_walked_and_metered_by_that_law():
                 else:
                     total += mass * h[token]
         assert total == pytest.approx(1, abs=EXACT)
+
+
+@dataclass(frozen=True)
+class FalselyOff(Plan):
+    """Draws from p and takes another token where it falls on a certain one; declares p off T."""
+
+    def trees(self):
+        for nodes, mass in super().trees():
+            every, share = [(None,) * 4, *nodes], 1.0
+            for parent, token, drawn, _ in nodes:
+                if drawn:
+                    text = text_of(every, parent)
+                    fixed, off = self.node(text)
+                    row, last = row_of(self.seed + 1000, text), max(set(range(VOCAB)) - {*fixed})
+                    share *= (row[token] + (token == last) * row[fixed].sum()) / off[token]
+            yield nodes, mass * share
+
+
+def test_a_sibling_drawn_from_another_row_than_declared_is_seen():
+    policy = ct.policy("speculative")
+    for kind, least, most in ((Plan, 0, EXACT), (FalselyOff, 1e-3, 1)):
+        off = law_error(kind((2, 1), "off", 1), policy, "block", check=False)
+        assert least <= off <= most
+
+
+def faulty(name):
+    """Return what is broken under a name: an attribute of the walk or of a draft, and how."""
+    steps, draft, go_on = tree.Steps, Draft, tree.Steps._go_on
+
+    def shared_coin(self, node, law):
+        self.drawn = 0
+        return go_on(self, node, law)
+
+    def by_place(self, node):
+        return self.draft.probs[self.row, max(node - 1, 0)]
+
+    def without_siblings(self, row, nodes, q):
+        return self.probs[row, nodes]
+
+    def all_children(self, row):
+        ids = self.token_ids[row].tolist()
+        return [[ids[place] for place in own] for own in self.children(row)]
+
+    return {
+        "one coin for all draws": (steps, "_go_on", shared_coin),
+        "rows looked up by place": (steps, "_drawn_from", by_place),
+        "h without the certain tokens": (draft, "offers", without_siblings),
+        "h that knows the sampled token": (draft, "fixed", all_children),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one coin for all draws",
+        "rows looked up by place",
+        "h without the certain tokens",
+        "h that knows the sampled token",
+    ],
+)
+def test_planted_faults_are_seen(name, monkeypatch):
+    """The coins at which a faulty walk turns are not those of the law h."""
+    monkeypatch.setattr(*faulty(name))
+    with pytest.raises((AssertionError, IndexError)):
+        law_error(Plan((2, 2), "off", 1), ct.policy("band:price=1"), "block")
