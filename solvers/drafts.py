@@ -22,53 +22,14 @@ from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _conic, _program, _rows
 from ._dual import worth
+from ._program import Answer
 from ._scaled import Scaled, cvxpy, times
+from .optimal import OptimalProgram
 from .per_proposal import raised_ceiling
 
 # all sets of tokens are looked at
 LARGEST_VOCABULARY = 10
 KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+off")
-
-
-@dataclass(frozen=True)
-class DraftsProgram:
-    """A solved program of several drafts.
-
-    Attributes
-    ----------
-    target : (V,) float64, the row h that is emitted.
-    acceptance : the largest probability that a drafted token is, over all rules that emit h.
-    lossless : the same for h = q.
-    divergence : D(h‖q) spent, in the divergence's unit (nats for KL).
-    price : dA/dδ, from the dual value of the budget.
-    bound, gap : proven upper bound on the acceptance, and bound minus acceptance.
-    solver, status : what solved it and what it said.
-    seconds : wall time, building the program included.
-    """
-
-    target: np.ndarray
-    acceptance: float
-    lossless: float
-    divergence: float
-    price: float
-    bound: float
-    gap: float
-    solver: str
-    status: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A row of the program, what it accepts and spends, and its bound."""
-
-    h: np.ndarray
-    value: float
-    divergence: float
-    price: float
-    bound: float
-    solver: str
-    status: str
 
 
 @dataclass(frozen=True)
@@ -126,7 +87,7 @@ class Program(_program.Attempted[Answer]):
         best = worth(alpha[None], self.q[None], self.f, price)
         bound = float(self.law @ left) + float(best[0]) + paid
         spent = _program.divergence_of(self.f, h, self.q)
-        return Answer(h, self.reached(h), spent, price, bound, *labels)
+        return Answer(h, 0.0, self.reached(h), spent, price, bound, *labels)
 
     def reached(self, h: np.ndarray) -> float:
         """Return the most that can be accepted of a row: 1 + min over H of h(H) − Pr(S ⊆ H)."""
@@ -154,7 +115,7 @@ def solve(
     k: int = 2,
     kind: str = "iid",
     certain: Any = (),
-) -> DraftsProgram:
+) -> OptimalProgram:
     """Maximise the probability that one of several drafts is emitted, by a conic or linear solver.
 
     The answer is checked, not trusted: its row satisfies the budget within 1e-7, its acceptance
@@ -192,14 +153,13 @@ def solve(
     scale = np.clip(cover, q[inside], raised_ceiling(q[inside], f, delta))
     answer = program.solve(scale)
     target[inside] = answer.h
-    return DraftsProgram(
+    return OptimalProgram(
         target,
         answer.value,
-        program.reached(q[inside]),
         answer.divergence,
         answer.price,
         answer.bound,
-        answer.bound - answer.value,
+        answer.gap,
         answer.solver,
         answer.status,
         time.perf_counter() - started,

@@ -40,14 +40,6 @@ class Declared:
         node = torch.where(self.sampled, self.parents + 1, found.shape[1] - 1)
         return found.scatter(1, node, True)[:, :-1]
 
-    def is_chain(self) -> bool:
-        """Return whether every row is one run of sampled tokens."""
-        line = torch.arange(-1, self.used.shape[1] - 1, device=self.used.device)
-        lone = (self.parents == line) & self.sampled
-        if self.certain is not None:
-            lone = lone & ~self.certain
-        return bool((lone | ~self.used).all())
-
 
 def declared(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, certain: Any, validate: bool

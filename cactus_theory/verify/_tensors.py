@@ -43,7 +43,7 @@ def verify_tensors(
     accept, draw = coins if coins is not None else toss(lengths, valid.shape[1], generator, deeper)
     rows = None if draft_probs is None else draft_probs.detach()
     draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
-    if tree is not None and not tree.is_chain():
+    if tree is not None:
         flags = {"sampled": tree.sampled, "certain": tree.certain}
         draft = replace(draft, parents=tree.parents, **flags)
     assigned = _assigned(policies, draft_token_ids)

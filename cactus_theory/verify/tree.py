@@ -95,7 +95,7 @@ class Tree(Verifier):
             A tree that does not declare the law of its nodes, or has two sampled children.
         """
         draws = draw[:, None] if draw.ndim == 1 else draw
-        if draft.parents is None and draft.certain is None and _all_sampled(draft):
+        if is_chain(draft):
             return RUNS[self.runs].verify(assigned, target_probs, draft, accept, draws[:, 0])
         if draft.sampled is None:
             raise ValueError(
@@ -128,18 +128,19 @@ class Tree(Verifier):
         NotImplementedError
             A tree.
         """
-        if draft.parents is not None or draft.certain is not None or not _all_sampled(draft):
-            return super().law(assigned, target_probs, draft)
-        return RUNS[self.runs].law(assigned, target_probs, draft)
+        judge = RUNS[self.runs] if is_chain(draft) else super()
+        return judge.law(assigned, target_probs, draft)
 
 
-def _all_sampled(draft: Draft) -> bool:
-    """Return whether a chain declares nothing, or nothing but sampled tokens."""
+def is_chain(draft: Draft) -> bool:
+    """Return whether a draft declares nothing but sampled tokens, each after the one before."""
     if draft.sampled is None:
-        return True
-    counts = torch.as_tensor(draft.counts, device=draft.sampled.device)[:, None]
+        return draft.parents is None
     place = torch.arange(draft.sampled.shape[1], device=draft.sampled.device)
-    return bool((draft.sampled | (place >= counts)).all())
+    lone = draft.sampled if draft.certain is None else draft.sampled & ~draft.certain
+    if draft.parents is not None:
+        lone = lone & (draft.parents == place - 1)
+    return bool((lone | (place >= place.new_tensor(draft.lengths)[:, None])).all())
 
 
 class Steps:
@@ -176,24 +177,23 @@ class Steps:
         self.last = NO_TOKEN
         self.rows: dict[int, Tensor] = {}  # of nodes that were visited, float64
         self.raised = [math.nan] * len(self.ids)
-        for number, policy in enumerate(assigned.policies):
-            self._look_ahead(number, policy)
+        for policy in assigned.policies:
+            if type(policy).certain_tree is not Policy.certain_tree:
+                self._look_ahead(policy)
 
-    def _look_ahead(self, number: int, policy: Policy) -> None:
+    def _look_ahead(self, policy: Policy) -> None:
         """Set h_n of certain tokens beside which none was sampled, where a policy looks ahead."""
         sure = [
             [] if follows is not None else [place for place in own if self.ids[place] in fixed]
             for own, fixed, follows in zip(self.children, self.fixed, self.next, strict=True)
         ]
-        if not any(sure) or type(policy).certain_tree is Policy.certain_tree:
-            return
-        above = [self.draft.node(self.row, place) for place in range(len(self.children) - 1)]
-        q_n = self.q[above, self.ids[: len(above)]].double().tolist()
-        found = policy.certain_tree(q_n, sure)
-        for node, own in enumerate(sure if found is not None else []):
-            if own and (self.assigned.choice is None or self._number(node) == number):
-                for place in own:
-                    self.raised[place] = found[place]  # type: ignore[index]
+        above = {place: node for node, own in enumerate(self.children) for place in own}
+        places = range(len(above))
+        q_n = self.q[[above[place] for place in places], self.ids[: len(above)]].double()
+        found = policy.certain_tree(q_n.tolist(), sure)
+        for place in places if found is not None else ():
+            if place in sure[above[place]] and self._policy(above[place]) is policy:
+                self.raised[place] = found[place]  # type: ignore[index]
 
     def _sampled(self, places: Sequence[int], flags: list[bool]) -> int | None:
         """Return the sampled one among the children of a node."""
@@ -250,40 +250,36 @@ class Steps:
 
         Forward the alive ratios, backward the last coin that passes.
         """
-        nodes, places, ratios, masses = [node], [], [1.0], []
+        nodes, ratios, masses = [node], [1.0], []
         while True:
-            own, alive, place = nodes[-1], ratios[-1], self.next[nodes[-1]]
-            masses.append(alive * self._target(own, self._row(own), alive))
+            masses.append(ratios[-1] * self._target(nodes[-1], self._row(nodes[-1]), ratios[-1]))
+            place = self.next[nodes[-1]]
             if place is None:
                 break
-            token = self.ids[place]
-            drawn = self._drawn_from(own)[token]
-            ratio = float(keep_probability(masses[-1][token], drawn))
-            if math.isnan(float(masses[-1][token] + drawn)):
-                nothing = torch.full_like(masses[-1], math.nan)
-                return self._arrived(nodes, places, ratios, len(places), nothing)
-            if ratio <= 0:
+            raised = masses[-1][self.ids[place]]
+            drawn = self._drawn_from(nodes[-1])[self.ids[place]]
+            if bool((raised + drawn).isnan()):  # no coin decides at such a node
+                return self._arrived(nodes, ratios, masses[-1] * math.nan)
+            if raised <= 0:
                 break
-            places.append(place)
+            ratios.append(float(keep_probability(raised, drawn)))
             nodes.append(place + 1)
-            ratios.append(ratio)
-        for at in range(len(places), 0, -1):
-            coin, alive = self.accept[places[at - 1]], ratios[at]
-            if coin >= alive:  # the value is P at most
+        for at in range(len(nodes) - 1, 0, -1):
+            coin, lost = self.accept[nodes[at] - 1], 1 - ratios[at]
+            if coin >= ratios[at]:  # the value is P at most
                 continue
             left = self._residual(nodes[at], masses[at])
             total = float(left.sum())
-            if alive == 1 or coin < total / (total + (1 - alive)):
-                return self._arrived(nodes, places, ratios, at, left)
-        return self._arrived(nodes, places, ratios, 0, self._residual(node, masses[0]))
+            if not lost or coin < total / (total + lost):
+                return self._arrived(nodes[: at + 1], ratios, left)
+        return self._arrived(nodes[:1], ratios, self._residual(node, masses[0]))
 
-    def _arrived(
-        self, nodes: list[int], places: list[int], ratios: list[float], at: int, law: Tensor
-    ) -> tuple[int, Tensor]:
-        for node, alive in zip(nodes[: at + 1], ratios, strict=False):
+    def _arrived(self, nodes: list[int], ratios: list[float], law: Tensor) -> tuple[int, Tensor]:
+        """Charge the nodes of a run; return the last one, and the law there."""
+        for node, alive in zip(nodes, ratios, strict=False):
             self._visit(node, alive)
-        self.path += places[:at]
-        return nodes[at], _positive(law, self._row(nodes[at]))
+        self.path += [node - 1 for node in nodes[1:]]
+        return nodes[-1], _positive(law, self._row(nodes[-1]))
 
     def _visit(self, node: int, alive: float) -> None:
         """Charge a node, if tokens were drafted after it."""
@@ -307,24 +303,19 @@ class Steps:
         assert self.draft.probs is not None
         return check.normalised(self.draft.probs[self.row, node])
 
-    def _number(self, node: int) -> int:
-        choice = self.assigned.choice
-        return 0 if choice is None else int(choice[self.row, node])
-
     def _policy(self, node: int) -> Policy:
-        return self.assigned.policies[self._number(node)]
+        choice = self.assigned.choice
+        return self.assigned.policies[0 if choice is None else int(choice[self.row, node])]
 
     def _target(self, node: int, q: Float[Tensor, "vocab"], alive: float) -> Tensor:
         """Return h at a node: from its selection law, whatever was drawn there."""
         if self.next[node] is None and not self.fixed[node]:
             return q
-        raised = {place: self.raised[place] for place in self.children[node]}
-        own = {self.ids[place]: value for place, value in raised.items() if value > 0}  # not NaN
-        mass = None
-        if own:
-            mass = q.new_tensor([math.fsum(own.values())])
-            offers = torch.zeros_like(q)[None]
-            offers[0, list(own)] = q.new_tensor(list(own.values())) / mass
+        own, mass = [place for place in self.children[node] if self.raised[place] > 0], None
+        if own:  # the policy has looked ahead, and NaN is not above 0
+            values = q.new_tensor([self.raised[place] for place in own])
+            offers, mass = torch.zeros_like(q)[None], values.sum()[None]
+            offers[0, [self.ids[place] for place in own]] = values / mass
         else:
             offers = self.draft.offers(self.row, [node], q[None])
         left = torch.tensor([self.left[node]], device=q.device)

@@ -139,21 +139,3 @@ def traversal(
         alive[parent] = min(1.0, mass / lost) if lost > 0 else 0.0
         recovered = left / mass if mass > 0 else rows[parent][0]
         rows[parent] = recovered, rest / (rest.sum() or 1.0)
-
-
-def text_law(
-    emitted: dict[tuple[int, ...], float], target: Model, length: int
-) -> dict[tuple[int, ...], float]:
-    """Return the law of the first tokens, those beyond what is emitted drawn from the target."""
-    law: dict[tuple[int, ...], float] = {}
-    for text, mass in emitted.items():
-        whole = {text[:length]: mass}
-        while len(next(iter(whole))) < length:
-            whole = {
-                (*own, token): part * share
-                for own, part in whole.items()
-                for token, share in enumerate(target(own))
-            }
-        for own, part in whole.items():
-            law[own] = law.get(own, 0.0) + part
-    return law

@@ -40,7 +40,8 @@ def test_the_band_around_the_selection_law_meets_it(spec, kind, k):
             best = ct.optimal_acceptance(q, law, divergence=spec, delta=delta)
             assert abs(found.gap) <= PROVEN and abs(best.gap) <= PROVEN
             assert found.acceptance == pytest.approx(best.acceptance, abs=PROVEN)
-            assert found.lossless == pytest.approx(np.minimum(law, q).sum(), abs=PROVEN)
+            if delta == 0:
+                assert found.acceptance == pytest.approx(np.minimum(law, q).sum(), abs=PROVEN)
             if float(best.price) > 0:
                 np.testing.assert_allclose(found.target, best.target, rtol=0, atol=ROW)
 

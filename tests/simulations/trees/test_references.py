@@ -58,6 +58,22 @@ def model(seed, vocab=3):
     return row
 
 
+def text_law(emitted, target, length):
+    """Return the law of the first tokens, those beyond what is emitted drawn from the target."""
+    law = {}
+    for text, mass in emitted.items():
+        whole = {text[:length]: mass}
+        while len(next(iter(whole))) < length:
+            whole = {
+                (*own, token): part * share
+                for own, part in whole.items()
+                for token, share in enumerate(target(own))
+            }
+        for own, part in whole.items():
+            law[own] = law.get(own, 0.0) + part
+    return law
+
+
 def distance(parents, seed, order=None, false_update=False):
     """Return the TV between the text that traversal emits and the target's."""
     target, draft = model(2 * seed), model(2 * seed + 1)
@@ -67,9 +83,9 @@ def distance(parents, seed, order=None, false_update=False):
             places = {old: new for new, old in enumerate((0, *order))}
             nodes = [(places[nodes[old - 1][0]], nodes[old - 1][1]) for old in order]
         law = references.traversal(target, draft, nodes, false_update)
-        for text, share in references.text_law(law, target, length).items():
+        for text, share in text_law(law, target, length).items():
             found[text] = found.get(text, 0.0) + mass * share
-    plain = references.text_law({(): 1.0}, target, length)
+    plain = text_law({(): 1.0}, target, length)
     every = itertools.product(range(3), repeat=length)
     return sum(abs(found.get(text, 0.0) - plain[text]) for text in every) / 2
 
