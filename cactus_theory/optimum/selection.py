@@ -138,7 +138,7 @@ def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
         np.multiply(q, level, out=law)
         np.greater(most, law, out=cut)
         count = np.count_nonzero(cut)
-        mass = float(q.dot(cut))
+        mass = float(np.multiply(q, cut, out=cut).sum())  # a dot would wake the threads of BLAS
         np.minimum(most, law, out=law)
         if count == before or not mass:
             break
