@@ -257,7 +257,7 @@ class Verified:
         ValueError
             A charged node that no token was drafted after.
         """
-        if self.draft.parents is None:
+        if self.draft.parents is None or self.verdict.charged is None:  # the first ones
             return nodes
         accepted, path = int(self.verdict.num_accepted[row]), self.verdict.path
         taken = range(accepted) if path is None else path[row, :accepted].tolist()
