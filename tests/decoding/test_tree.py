@@ -115,7 +115,7 @@ def test_text_has_the_target_law_and_the_first_token_the_emitted_one(four_tokens
     source = torch.Generator().manual_seed(5)
     for spec in ("speculative", "band:price=0.5"):
         counts = torch.zeros(16, dtype=torch.float64)
-        for _ in range(amount(40, 1500)):
+        for _ in range(amount(40, 600)):
             found = decoded(
                 target, PROMPT, policy=spec, generator=source, max_new_tokens=3,
                 num_draft_tokens=2, meter=False,

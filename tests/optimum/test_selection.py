@@ -75,7 +75,7 @@ def law_of(q, p, kind, k, certain):
 
 @pytest.mark.parametrize("kind, k", KINDS)
 def test_it_is_the_base_of_least_slopes(kind, k):
-    for q, p, certain in cases(amount(3, 80), seed=k):
+    for q, p, certain in cases(amount(3, 15), seed=k):
         every, met = meeting(p, kind, k, certain)
         law = law_of(q, p, kind, k, certain)
         np.testing.assert_allclose(law, by_levels(q, every, met), rtol=0, atol=EXACT)
@@ -87,7 +87,7 @@ def test_it_is_the_base_of_least_slopes(kind, k):
 @pytest.mark.parametrize("spec", ["kl", "reverse_kl", "jensen_shannon", "squared_hellinger"])
 def test_the_band_around_it_is_best_for_all_drafts(kind, k, spec):
     """Acceptance is the subset bound of the band's row, and no other base has a larger one."""
-    for q, p, certain in cases(amount(1, 20), seed=9):
+    for q, p, certain in cases(amount(1, 4), seed=9):
         every, met = meeting(p, kind, k, certain)
         law = law_of(q, p, kind, k, certain)
         best = ct.optimal_acceptance(q, law, divergence=spec, price=1.5)

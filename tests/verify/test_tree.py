@@ -307,7 +307,7 @@ def test_without_certain_children_it_is_the_chain_and_the_block(vocab, spec, mon
     for runs in ("block", "chain"):
         if runs == "chain" and assigned.policies[0].needs_path:
             continue
-        for seed in range(amount(2, 60)):
+        for seed in range(amount(2, 10)):
             case = random_case(vocab, seed)
             rest = case.q, case.draft, case.accept, case.draw
             plain = find_verifier(runs).verify(assigned, *rest)
@@ -358,7 +358,7 @@ def random_tree(seed, vocab=12, batch=4, width=9):
 
 @pytest.mark.parametrize("runs", ["block", "chain"])
 def test_a_row_of_a_batch_is_as_alone(runs):
-    for seed in range(amount(5, 60)):
+    for seed in range(amount(5, 20)):
         case, draft = random_tree(seed)
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
         both = door(case, draft, generator=generators, runs=runs)
@@ -498,7 +498,7 @@ def certain_tree(seed, width=8, vocab=5):
 @pytest.mark.parametrize("price", [0.3, 1.0, 5.0])
 def test_a_certain_tree_has_the_gibbs_law(price):
     """h(block) ∝ q(block) e^{N/ν}, whose value ν ln E e^{N/ν} nothing exceeds."""
-    for seed in range(amount(3, 60)):
+    for seed in range(amount(3, 20)):
         q, draft = certain_tree(seed)
         children, ids = draft.children(0), draft.token_ids[0].tolist()
         ends = {}  # of every block: its nodes, and the chance of ending there under q
