@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         optimal_acceptance,
         pooled_acceptance,
         pooled_frontier,
+        selection_law,
     )
     from cactus_theory.policies import (
         Budget,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     )
     from cactus_theory.policies._custom import rule
     from cactus_theory.tuned import TunedSetting, load_tuned
-    from cactus_theory.verify import ChainVerdict, verify_block, verify_chain
+    from cactus_theory.verify import ChainVerdict, verify_block, verify_chain, verify_tree
 
 __all__ = [
     "Audit",
@@ -69,8 +70,10 @@ __all__ = [
     "register",
     "register_divergence",
     "rule",
+    "selection_law",
     "verify_block",
     "verify_chain",
+    "verify_tree",
 ]
 
 # loaded when asked for: a plugin of an engine that asks for nothing must not load torch
@@ -88,6 +91,7 @@ _FROM = {
     "optimal_acceptance": "optimum",
     "pooled_acceptance": "optimum",
     "pooled_frontier": "optimum",
+    "selection_law": "optimum",
     "Budget": "policies",
     "Declaration": "policies",
     "FixedTarget": "policies",
@@ -102,6 +106,7 @@ _FROM = {
     "ChainVerdict": "verify",
     "verify_block": "verify",
     "verify_chain": "verify",
+    "verify_tree": "verify",
 }
 
 

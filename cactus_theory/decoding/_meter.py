@@ -183,9 +183,13 @@ def rows_of(
 ) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
     """Return copies of the target and draft rows of one text at nodes.
 
-    ``places`` are the drafted tokens that follow them, which a certain draft is certain of.
+    ``places`` are the drafted tokens that follow them, which a certain draft is certain of. Where
+    the draft declares the laws of its nodes its row is their selection law.
     """
     own_q = q[row, nodes].clone()
+    if draft.sampled is not None:
+        some = range(draft.lengths[row])[nodes] if isinstance(nodes, slice) else nodes
+        return own_q, draft.offers(row, some, own_q)
     if draft.probs is None:
         return own_q, one_hot(draft.token_ids[row, places], own_q)
     return own_q, draft.probs[row, nodes].clone()
@@ -193,8 +197,17 @@ def rows_of(
 
 def rows_at(row: int, nodes: Any, seen: Verified) -> tuple[Tensor, Tensor]:
     """Return the same of charged nodes."""
-    places = seen.judged(row, nodes) if seen.draft.probs is None else nodes
-    return rows_of(row, nodes, places, seen.target_probs, seen.draft)
+    declared = seen.draft.sampled is not None
+    places = seen.judged(row, nodes) if seen.draft.probs is None and not declared else nodes
+    q, p = rows_of(row, nodes, places, seen.target_probs, seen.draft)
+    if declared and seen.verdict.raised is not None:
+        raised = seen.raised(row)
+        for number, node in enumerate(nodes):
+            ids, values = raised[node]
+            if ids:  # their shares of what h gives them
+                p[number] = 0.0
+                p[number, ids] = p.new_tensor(values) / math.fsum(values)
+    return q, p
 
 
 def verified(row: int, nodes: Any, seen: Verified) -> VerifiedRows:
@@ -211,8 +224,11 @@ def path_to(row: int, nodes: Any, seen: Verified) -> Path | None:
         return None
     # measured later, when a step may have written the next round there
     alive, drafted = verdict.alive[row, nodes].clone(), draft.lengths[row]
-    left = draft.planned[row] - 1 - torch.arange(drafted, device=alive.device)[nodes]
+    left = alive.new_tensor(draft.left(row), dtype=torch.int64)[:drafted][nodes]
     raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
+    if raised is not None and draft.sampled is not None:
+        mass = [math.fsum(values) or math.nan for _, values in seen.raised(row)]
+        raised = alive.new_tensor(mass)[nodes]
     if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])
         left = torch.cat([left, left.new_zeros(1)])

@@ -50,6 +50,7 @@ class Decode(Loop):
         texts, width = self.texts, self.pace.width()
         wanted = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
         draft_coins, accept, draw = self.coins.toss(wanted, self.verifier.coins)
+        draw = self.coins.further(draw, wanted, self.verifier.draws)
         draft = self._propose(wanted, draft_coins)
         steps = self.calls[1] - steps
         q = self._score(draft)
@@ -115,7 +116,7 @@ class Decode(Loop):
         self.clock.lap("other")
         logits = self.target.feed(fed, counts, keep, self._parents(draft, counts))
         self.clock.lap("target")
-        return self.warp(logits, texts, 0, drafted)
+        return self.warp(logits, texts, 0, drafted, draft=draft)
 
     def _parents(self, draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
         """Return the parent of each fed token among the fed ones; None for chains."""

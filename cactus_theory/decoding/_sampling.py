@@ -53,6 +53,18 @@ class Coins:
         rows = torch.from_numpy(table).to(self.device)
         return rows[:, :width], rows[:, width:both], rows[:, -1]
 
+    def further(
+        self, draw: Float[Tensor, "batch"], wanted: Sequence[int], draws: Callable[[int], int]
+    ) -> Float[Tensor, "batch *draws"]:
+        """Return the draws with as many more columns as a verifier takes, tossed after them."""
+        counts = [draws(own) - 1 for own in wanted]
+        if not any(counts):
+            return draw
+        table = np.zeros((len(counts), max(counts)))
+        for row, (stream, count) in enumerate(zip(self.streams, counts, strict=True)):
+            table[row, :count] = np.asarray(stream(count))
+        return torch.cat([draw[:, None], torch.from_numpy(table).to(self.device)], 1)
+
     def fill(
         self,
         table: np.ndarray,

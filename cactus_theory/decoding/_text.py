@@ -82,6 +82,11 @@ class Texts:
         """Return a row's settled ids and its first ``drafted`` drafted ones."""
         return self.buffer[row : row + 1, : self.lengths[row] + drafted]
 
+    def along(self, row: int, path: Sequence[int]) -> Int[Tensor, "1 length"]:
+        """Return a row's settled ids and some of its drafted ones, in the order of ``path``."""
+        length = self.lengths[row]
+        return self.buffer[row : row + 1, [*range(length), *(length + own for own in path)]]
+
     def settle(self, emitted: Sequence[Sequence[int]], last: Int[Tensor, "batch"]) -> list[int]:
         """Append ids to every row, up to its first end; return how many each row took.
 

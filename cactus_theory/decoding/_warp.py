@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cactus_theory._scores import greedy, scaled, warn_of_probabilities
 from cactus_theory.decoding._text import Texts
+from cactus_theory.verify.contract import Draft
 
 # processors that read nothing but a row of scores; any other is called position by position
 CONTEXT_FREE = frozenset(
@@ -67,13 +68,15 @@ class Warp:
         first: int,
         drafted: Sequence[int],
         out: Tensor | None = None,
+        draft: Draft | None = None,
     ) -> Float[Tensor, "batch some vocab"]:
         """Return probabilities, written into ``out`` or over the logits.
 
         Row (b, i) continues the settled text of row b and its first ``first + i`` drafted
-        tokens; row b is valid up to ``first + i = drafted[b]``.
+        tokens; row b is valid up to ``first + i = drafted[b]``. Where ``draft`` is a tree it
+        continues the text of its node.
         """
-        scores = self.scores(logits, texts, first, drafted)
+        scores = self.scores(logits, texts, first, drafted, draft)
         if self.greedy:
             return greedy(scores, scores if out is None else out)
         if self.temperature != 1:
@@ -86,6 +89,7 @@ class Warp:
         texts: Texts,
         first: int,
         drafted: Sequence[int],
+        draft: Draft | None = None,
     ) -> Float[Tensor, "batch some vocab"]:
         """Return the processed logits, temperature not yet applied."""
         if logits.dtype in (torch.float16, torch.bfloat16):
@@ -97,19 +101,29 @@ class Warp:
                 scores = processor(texts.buffer[:, :1].clone(), flat.clone())
                 logits.copy_(scores.reshape(logits.shape))
             else:
-                self._in_context(processor, logits, texts, first, drafted)
+                self._in_context(processor, logits, texts, first, drafted, draft)
         if not self.looked:
             self.looked = True
             warn_of_probabilities("logits_processor", logits[0, 0])
         return logits
 
     def _in_context(
-        self, processor: Any, logits: Tensor, texts: Texts, first: int, drafted: Sequence[int]
+        self,
+        processor: Any,
+        logits: Tensor,
+        texts: Texts,
+        first: int,
+        drafted: Sequence[int],
+        draft: Draft | None,
     ) -> None:
+        tree = None if draft is None or draft.parents is None else draft
         for row in range(texts.batch):
             last = min(drafted[row] - first + 1, logits.shape[1])
             for offset in range(last):
-                ids = texts.prefix(row, first + offset)
+                if tree is None:
+                    ids = texts.prefix(row, first + offset)
+                else:  # ancestors, no cousins
+                    ids = texts.along(row, tree.path(row, offset - 1) if offset else [])
                 place = self.places[row] if self.places else 0
                 if self._pads(processor, place):
                     ids = torch.cat([ids[:, :1].expand(1, self.padding[place]), ids], 1)

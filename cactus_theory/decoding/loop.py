@@ -79,7 +79,8 @@ def generate(
     adaptive : choose K ≤ num_draft_tokens from the running acceptance and measured costs.
     gate : measure speculative rounds and plain steps and take the faster kind.
     verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
-        as a whole, which accepts more), or a Verifier.
+        as a whole, which accepts more), ``tree`` (as ``block`` for a path, and a walk for trees
+        of a drafter that declares their laws), or a Verifier.
     fast_forward : whether Llama-like models run through this package's own forward pass
         (True, refusing others), the library's (False), or whichever fits (None). Both
         compute the same function up to rounding.

@@ -8,7 +8,7 @@ p/q, ``newton`` finds the edges without a sort, ``geometry`` translates budgets,
 certificates, and ``solve`` is the one entry, which the functions below and the policies share.
 ``soft`` has the soft bands, of which a band at a price is one of one piece, and ``soft_row`` keeps
 or refuses a token of one row without solving. ``pooled`` spends one budget over rows; ``roots``
-has the bracketed searches.
+has the bracketed searches. ``selection`` has what several drafts offer together, as one row.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """
@@ -22,6 +22,7 @@ from cactus_theory.optimum.pooled import (
     pooled_acceptance,
     pooled_frontier,
 )
+from cactus_theory.optimum.selection import selection_law
 from cactus_theory.optimum.solve import chosen_knob, edges, solve_band
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "optimal_acceptance",
     "pooled_acceptance",
     "pooled_frontier",
+    "selection_law",
     "solve_band",
 ]

@@ -19,7 +19,7 @@ class, each with its own property test: ``entrywise``, ``keeps_what_lossless_kee
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Any, ClassVar
@@ -176,6 +176,17 @@ class Mathematics(ABC):
 
         A certain draft is a function of the text before it, so that its later rows may be used.
         The other tokens of h are in proportion to q; entries beyond ``counts`` are not read.
+        """
+        return None
+
+    def certain_tree(
+        self, q_n: Sequence[float], children: Sequence[Sequence[int]]
+    ) -> list[float] | None:
+        """Return h_n of the tokens of a certain tree, knowing what follows each; or None.
+
+        ``children`` are the certain tokens after each node, none where another one was sampled:
+        node 0 is the text, node n + 1 follows token n, ``q_n`` is its probability after its own.
+        The other tokens of h are in proportion to q; tokens that are no node's are not read.
         """
         return None
 

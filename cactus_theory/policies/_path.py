@@ -23,7 +23,8 @@ class Path:
         the row. A draft that stops early by what it drafted does not change it, or h would
         depend on the drafted token.
     raised : (...) float64, h_n of the drafted token where the drafter was certain and the
-        policy has looked ahead (:meth:`Policy.certain_path`); None elsewhere.
+        policy has looked ahead (:meth:`Policy.certain_path`); None elsewhere. Of several certain
+        tokens (:meth:`Policy.certain_tree`) their sum, and the draft's row has their shares.
     """
 
     alive: Float[Tensor, "*batch"]

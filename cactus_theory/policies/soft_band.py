@@ -109,7 +109,7 @@ class SoftBand(FixedTarget):
         if self.price == math.inf or not q.numel():
             return q.double()
         if path.raised is not None:
-            return _raised(q.double(), p.argmax(-1, keepdim=True), path.raised[..., None])
+            return _raised(q.double(), p.double(), path.raised[..., None])
         flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
         alive, left = path.alive.reshape(-1), path.left.reshape(-1)
         size = max(1, TOGETHER // q.shape[-1])
@@ -142,6 +142,30 @@ class SoftBand(FixedTarget):
             follows = unit + torch.logaddexp(none, one + follows)
         return raised
 
+    def certain_tree(
+        self, q_n: Sequence[float], children: Sequence[Sequence[int]]
+    ) -> list[float] | None:
+        r"""Return :math:`h_n = q_n e^{1/ν} z_n/z` of the tokens of a certain tree.
+
+        z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 where it has none: the
+        Gibbs law of trees, in logarithms (THEORY.md, Theorem 14).
+        """
+        if not self.ahead or self.divergence != "kl" or self.price == math.inf:
+            return None
+        follows, raised = [0.0] * len(children), [0.0] * len(q_n)
+        for node in range(len(children) - 1, -1, -1):
+            own = [place for place in children[node] if q_n[place] > 0]
+            rest = 1 - math.fsum(q_n[place] for place in own)
+            worths = [1 / self.price + math.log(q_n[place]) + follows[place + 1] for place in own]
+            terms = [*worths, math.log(rest)] if rest > 0 else worths
+            if not own:
+                continue
+            most = max(terms)
+            follows[node] = most + math.log(math.fsum(math.exp(term - most) for term in terms))
+            for place, worth in zip(own, worths, strict=True):
+                raised[place] = math.exp(worth - follows[node])
+        return raised
+
     def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n; a ratio of at least 1 may be taken for more."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
@@ -170,8 +194,10 @@ class SoftBand(FixedTarget):
         return row.ratio_of(node.asked), row.scale
 
 
-def _raised(q: Rows, n: Int[Tensor, "*batch 1"], h_n: Float[Tensor, "*batch 1"]) -> Rows:
-    """Return rows with h_n at the drafted token and the rest in proportion to q."""
-    rest = 1 - q.gather(-1, n)
-    scale = torch.where(rest > 0, (1 - h_n) / torch.where(rest > 0, rest, 1.0), 0.0)
-    return (q * scale).scatter(-1, n, h_n)
+def _raised(q: Rows, p: Rows, raised: Float[Tensor, "*batch 1"]) -> Rows:
+    """Return rows with mass ``raised`` on the tokens of p, as p has it, and q's on the others."""
+    drafted = p > 0
+    rest = q.masked_fill(drafted, 0.0)
+    total = rest.sum(-1, keepdim=True)
+    scale = torch.where(total > 0, (1 - raised) / torch.where(total > 0, total, 1.0), 0.0)
+    return torch.where(drafted, p * raised, rest * scale)

@@ -4,6 +4,7 @@ from cactus_theory.verify.block import Block, verify_block
 from cactus_theory.verify.chain import Chain, ChainVerdict, verify_chain
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.registry import find_verifier, register_verifier, verifiers
+from cactus_theory.verify.tree import Tree, verify_tree
 
 __all__ = [
     "Assignment",
@@ -11,6 +12,7 @@ __all__ = [
     "Chain",
     "ChainVerdict",
     "Draft",
+    "Tree",
     "Verdict",
     "VerdictLaw",
     "Verifier",
@@ -19,4 +21,5 @@ __all__ = [
     "verifiers",
     "verify_block",
     "verify_chain",
+    "verify_tree",
 ]

@@ -1,5 +1,6 @@
 """The door of the functions on tensors: rows, ids, coins and policies, checked."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
+from cactus_theory.verify._declared import Declared
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
 
@@ -20,22 +22,30 @@ def verify_tensors(
     generator: Generators,
     coins: Coins | None,
     validate: bool,
+    tree: Declared | None = None,
 ) -> Verdict:
-    """Verify tensors whose drafts end at −1; ``rule`` is one policy or one per row."""
+    """Verify tensors whose drafts end at −1; ``rule`` is one policy or one per row.
+
+    Drafts are chains, or of the shape that ``tree`` declares.
+    """
     if coins is not None and generator is not None:
         raise ValueError("coins, generator: at most one may be given; got both")
     policies = [rule] if isinstance(rule, Policy) else list(rule)
     if validate:
         target_probs, draft_probs = _checked(
-            verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins
+            verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
         )
     for policy in policies:
         verifier.check(policy)
     valid = draft_token_ids >= 0
     lengths = valid.sum(-1)
-    accept, draw = coins if coins is not None else toss(lengths, valid.shape[1], generator)
+    deeper = None if tree is None else tree.depths()
+    accept, draw = coins if coins is not None else toss(lengths, valid.shape[1], generator, deeper)
     rows = None if draft_probs is None else draft_probs.detach()
     draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
+    if tree is not None:
+        flags = {"sampled": tree.sampled, "certain": tree.certain}
+        draft = replace(draft, parents=tree.parents, **flags)
     assigned = _assigned(policies, draft_token_ids)
     verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
     if not (validate or verdict.last.is_cuda) and NO_TOKEN in (last := verdict.last.tolist()):
@@ -71,6 +81,7 @@ def _checked(
     ids: Any,
     generator: Generators,
     coins: Coins | None,
+    tree: Declared | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return float64 normalised rows, or raise."""
     for policy in policies:
@@ -97,7 +108,8 @@ def _checked(
         raise ValueError(
             f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"
         )
-    _check_coins(coins, batch, width)
+    deepest = () if tree is None else (int(tree.depths().max()) + 1,)
+    _check_coins(coins, (batch, width), (batch, *deepest))
     _check_ids(ids, q.shape[-1])
     used = torch.nn.functional.pad(ids >= 0, (1, 0), value=True)
     q = _normalised("target_probs", q, used)
@@ -109,7 +121,8 @@ def _checked(
     if p.shape != (batch, width + following, q.shape[-1]):
         shape = (batch, width + following, q.shape[-1])
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
-    return q, _normalised("draft_probs", p, used if following else ids >= 0)
+    drawn = ids >= 0 if tree is None else tree.sampling()
+    return q, _normalised("draft_probs", p, used if following else drawn)
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
@@ -131,12 +144,10 @@ def _check_ids(ids: Tensor, vocab: int) -> None:
         raise ValueError("draft_token_ids: -1 must end a row's draft; got a token after a -1")
 
 
-def _check_coins(coins: Coins | None, batch: int, width: int) -> None:
+def _check_coins(coins: Coins | None, *shapes: tuple[int, ...]) -> None:
     if coins is None:
         return
-    for name, coin, shape in zip(
-        ("accept", "draw"), coins, ((batch, width), (batch,)), strict=True
-    ):
+    for name, coin, shape in zip(("accept", "draw"), coins, shapes, strict=True):
         if tuple(coin.shape) != shape:
             raise ValueError(f"coins: {name} must have shape {shape}; got {tuple(coin.shape)}")
         if not coin.is_cuda and bool(((coin < 0) | (coin >= 1) | coin.isnan()).any()):

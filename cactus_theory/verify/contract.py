@@ -12,9 +12,11 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cactus_theory._arguments import normalised
+from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 
@@ -59,6 +61,8 @@ class Draft:
     probs: Float[Tensor, "batch rows vocab"] | None
     parents: Int[Tensor, "batch K"] | None = None
     limits: list[int] | None = None
+    sampled: Bool[Tensor, "batch K"] | None = None
+    certain: Bool[Tensor, "batch K"] | None = None
 
     def node(self, row: int, place: int) -> int:
         """Return the node that a drafted token of a row follows, whose law it was drawn from."""
@@ -70,6 +74,55 @@ class Draft:
         while node := self.node(row, path[0]):
             path.insert(0, node - 1)
         return path
+
+    def children(self, row: int) -> list[list[int]]:
+        """Return for each node of a row the drafted tokens that follow it."""
+        count = self.lengths[row]
+        if self.parents is None:
+            return [[place] for place in range(count)] + [[]]
+        found: list[list[int]] = [[] for _ in range(count + 1)]
+        for place, parent in enumerate(self.parents[row, :count].tolist()):
+            found[parent + 1].append(place)
+        return found
+
+    def fixed(self, row: int) -> list[list[int]]:
+        """Return for each node of a row the certain token ids after it, where laws are declared."""
+        assert self.sampled is not None
+        flags = ~self.sampled[row] if self.certain is None else self.certain[row]
+        ids, sure = self.token_ids[row].tolist(), flags.tolist()
+        return [[ids[place] for place in own if sure[place]] for own in self.children(row)]
+
+    def offers(
+        self, row: int, nodes: Sequence[int], q: Float[Tensor, "nodes vocab"]
+    ) -> Float[Tensor, "nodes vocab"]:
+        """Return the selection law p° of nodes whose laws are declared, float64.
+
+        It is what policies see as the draft's row: what is certain there and the row that is
+        sampled from beside it, whatever was drawn. The target's own where neither is.
+        """
+        assert self.sampled is not None
+        fixed, children, drawn = self.fixed(row), self.children(row), self.sampled[row].tolist()
+        found = normalised(q)
+        for number, node in enumerate(nodes):
+            sampled = None
+            if any(drawn[place] for place in children[node]):
+                assert self.probs is not None
+                sampled = normalised(self.probs[row, node])
+            if fixed[node]:
+                own = None if sampled is None else sampled.cpu().numpy()
+                law = offered(found[number].cpu().numpy(), own, fixed[node])
+                sampled = torch.from_numpy(law).to(q.device)
+            if sampled is not None:
+                found[number] = sampled
+        return found
+
+    def left(self, row: int) -> list[int]:
+        """Return for each node of a row how many tokens were planned below what follows it."""
+        depths = [0]
+        for place in range(self.lengths[row]):
+            depths.append(depths[self.node(row, place)] + 1)
+        most = self.planned[row] if self.parents is None or self.limits else max(depths)
+        return [max(most - 1 - depth, 0) for depth in depths]
 
     @property
     def planned(self) -> list[int]:
@@ -124,7 +177,7 @@ class Verdict:
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
         do not. Known at charged rows only.
     raised : (B, K) float64, h_n of the drafted tokens of certain drafts whose policy looked
-        ahead; None if there are none.
+        ahead, NaN where it did not; None if there are none.
 
     Examples
     --------
@@ -204,7 +257,7 @@ class Verified:
         ValueError
             A charged node that no token was drafted after.
         """
-        if self.draft.parents is None:
+        if self.draft.parents is None or self.verdict.charged is None:  # the first ones
             return nodes
         accepted, path = int(self.verdict.num_accepted[row]), self.verdict.path
         taken = range(accepted) if path is None else path[row, :accepted].tolist()
@@ -214,6 +267,16 @@ class Verified:
         if missing := [node for node in nodes if node not in after]:
             raise ValueError(f"charged: tokens must follow each node; got none after {missing[0]}")
         return [after[node] for node in nodes]
+
+    def raised(self, row: int) -> list[tuple[list[int], list[float]]]:
+        """Return for each node of a tree the certain tokens raised there, and how far."""
+        assert self.verdict.raised is not None
+        values, ids = self.verdict.raised[row].tolist(), self.draft.token_ids[row].tolist()
+        found = []
+        for places in self.draft.children(row):
+            own = [place for place in places if values[place] > 0]  # not NaN
+            found.append(([ids[place] for place in own], [values[place] for place in own]))
+        return found
 
 
 @dataclass(frozen=True)
@@ -285,6 +348,10 @@ class Verifier(ABC):
         """Return how many acceptance coins a row of so many drafted tokens takes."""
         return drafted
 
+    def draws(self, depth: int) -> int:
+        """Return how many tokens a row may draw from rows: from the second on in columns."""
+        return 1
+
     @abstractmethod
     def verify(
         self,
@@ -292,7 +359,7 @@ class Verifier(ABC):
         target_probs: Float[Tensor, "batch K1 vocab"],
         draft: Draft,
         accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch"],
+        draw: Float[Tensor, "batch *draws"],
     ) -> Verdict:
         """Return what is emitted, given every coin; rows are not validated.
 

@@ -80,12 +80,21 @@ def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
     return torch.where(lawful < 0, lawful, token)[:, 0]
 
 
-def toss(lengths: Int[Tensor, "batch"], width: int, generator: Generators) -> Coins:
+def toss(
+    lengths: Int[Tensor, "batch"],
+    width: int,
+    generator: Generators,
+    more: Int[Tensor, "batch"] | None = None,
+) -> Coins:
     """Return (accept (B, width), draw (B,)) uniform on [0, 1), float64.
 
     With one generator a row, a row takes its own length plus one numbers, so that it
-    behaves as if it were alone.
+    behaves as if it were alone. So do ``more`` draws of each row, (B, 1 + most), after these.
     """
+    if more is not None:
+        accept, first = toss(lengths, width, generator)
+        later, _ = toss(more, int(more.max()), generator)
+        return accept, torch.cat([first[:, None], later], 1)
     batch, device = len(lengths), lengths.device
     if not isinstance(generator, list):
         where = device if generator is None else generator.device

@@ -98,7 +98,7 @@ IN_BLOCKS = {
             "a path that could go on from a node has been followed there: only rounding differs",
         ),
         ("SoftBand.follow_row", Replace("row.scale", "node.alive")),
-        ("_raised", Replace("1 - h_n", "1.0")),
+        ("_raised", Replace("1 - raised", "1.0")),
     ),
     "policies/_values.py": (
         ("ValueTable.worths", Replace("price / below", "above / price")),

@@ -74,6 +74,8 @@ def _unlike(opening: Opening) -> str | None:
         return "where logits processors apply"
     if any(schedule is not None for schedule in opening.rules.schedules):
         return "where a schedule chooses policies"
+    if judge.drafts != ("chain",):
+        return f"where {judge.spec} may walk trees"
     if judge.needs_next_draft_row:
         return f"where {judge.spec} reads one more draft row"
     return None

@@ -1,0 +1,264 @@
+r"""What several drafts at one node offer, as one draft row: the selection law.
+
+S is the set of tokens drafted at a node and f(A) = Pr(S meets A). A rule that chooses one token
+of S does so with a law p* of the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and any such law
+can be had. One of them is best for every relaxation at once:
+
+.. math:: p° = \arg\min_{p^*} \sum_i q_i\, φ(p^*_i/q_i) \quad\text{for every convex } φ
+
+so that the best rows for several drafts are the bands around p° (THEORY.md, Theorem 21). For
+independent drafts p°/q are the slopes of the greatest convex minorant of f against q over prefixes
+in ascending p/q, for certain tokens T beside one sampled from r it is min(r, cq), and cq on T.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory._scratch import scratch
+
+Rows = Float[Tensor, "rows vocab"]
+Row = Float[np.ndarray, "vocab"]
+Increments = Callable[[Row, int], Row]
+
+KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+off")
+# all sets of so many tokens are looked at, for three and more drafts without replacement
+SMALL = 12
+# minima over sets within this of each other are one, whose sets are united
+LEVEL = 1e-12
+
+
+def selection_law(
+    target_probs: Any,
+    draft_probs: Any,
+    k: int = 4,
+    kind: str = "iid",
+    certain: Any = None,
+) -> Any:
+    r"""Return p°, the row that stands for all drafts of a node wherever one draft row does.
+
+    ``optimal_acceptance(q, p°)`` is the best that any rule can do with these drafts, its gap the
+    proof; :func:`verify_tree` does it for certain tokens and one sampled one.
+    Exact up to float64 rounding, O(V log V) a row; three and more drafts without replacement
+    take all sets of tokens. Which of several tokens with q = 0 is offered is arbitrary.
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (..., V) probabilities, as for :func:`optimal_acceptance`; the
+        second may be None for ``kind="certain"``.
+    k : how many tokens are drawn, of ``iid`` and ``without_replacement``.
+    kind : ``iid``: k independent tokens of the draft; ``without_replacement``: each drawn from
+        the draft off those before; ``certain``: the tokens ``certain`` alone;
+        ``certain+sampled``: those and one of the draft, which may fall on them;
+        ``certain+off``: those and one of the draft off them, if it has any.
+    certain : (m,) or (..., m) token ids of each row, −1 for none.
+
+    Raises
+    ------
+    ValueError
+        Not a distribution, an unknown kind, k below 1 or above what can be drawn, three drafts
+        without replacement of more than 12 tokens, ids outside the vocabulary or none of them.
+    TypeError
+        Rows that are not floats or of two dtypes, ids that are not integers.
+
+    Examples
+    --------
+    >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
+    >>> offered = ct.selection_law(q, p, k=2)
+    >>> offered.round(4)
+    array([0.405, 0.405, 0.19 ])
+    >>> print(f"{ct.optimal_acceptance(q, offered, delta=0.1).acceptance:.4f} instead of 0.7221")
+    0.8121 instead of 0.7221
+    >>> ct.selection_law(q, p, kind="certain+sampled", certain=[2])
+    array([0.2, 0.2, 0.6])
+    """
+    check.one_of("kind", kind, KINDS)
+    alone = kind == "certain" and draft_probs is None
+    q, p = check.probability_rows(target_probs, target_probs if alone else draft_probs)
+    flat_q, flat_p = (rows.reshape(-1, rows.shape[-1]) for rows in (q, p))
+    with torch.no_grad():
+        if kind in ("iid", "without_replacement"):
+            if certain is not None:
+                raise ValueError(f"certain: must not be given with kind={kind!r}; got {certain!r}")
+            found = _drawn(flat_q, flat_p, k, kind)
+        else:
+            flags = _flags(certain, q.shape).reshape(flat_q.shape)
+            rows = zip(flat_q, flat_p, flags, strict=True)
+            found = torch.stack([_beside(*own, kind) for own in rows]) if len(flags) else flat_q
+    return check.like(found.reshape(q.shape), target_probs)
+
+
+def _flags(certain: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
+    """Return which tokens are certain, from checked ids."""
+    ids = torch.as_tensor([] if certain is None else certain)
+    if ids.dtype.is_floating_point and ids.numel():
+        raise TypeError(f"certain: must hold token ids; got dtype {ids.dtype}")
+    ids = ids.long()
+    if not ids.numel() or bool(((ids < -1) | (ids >= shape[-1])).any()):
+        raise ValueError(f"certain: must hold token ids in [0, {shape[-1]}); got {certain!r}")
+    try:
+        ids = ids.expand(*shape[:-1], ids.shape[-1])
+    except RuntimeError:
+        raise ValueError(
+            f"certain: shape must be (m,) or {tuple(shape[:-1])} and m; got {tuple(ids.shape)}"
+        ) from None
+    flags = torch.zeros(*shape[:-1], shape[-1] + 1, dtype=torch.bool)
+    flags = flags.scatter_(-1, torch.where(ids < 0, shape[-1], ids), True)[..., :-1]
+    if not bool(flags.any(-1).all()):
+        raise ValueError(f"certain: must hold a token of each row; got {certain!r}")
+    return flags
+
+
+def _beside(q: Tensor, p: Tensor, certain: Tensor, kind: str) -> Float[Tensor, "vocab"]:
+    """Return p° of one row's certain tokens and of what is sampled beside them."""
+    row = p.masked_fill(certain, 0.0) if kind == "certain+off" else p
+    total = float(row.sum())
+    drawn = None if kind == "certain" or not total else (row / total).cpu().numpy()
+    found = offered(q.cpu().numpy(), drawn, certain.nonzero()[:, 0].tolist())
+    return torch.from_numpy(found).to(q.device)
+
+
+def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
+    """Return min(r, cq), and cq at the certain tokens, of mass 1: p° beside one sampled token.
+
+    Rows (V,) are float64 and sum to 1; ``sampled`` is the row r it is drawn from, None where there
+    is none. The mass is concave in c, so that Newton from c = 1 climbs to the root, in as many
+    steps as it takes to tell which tokens are cut; what is not cut stays so.
+    """
+    most, law, cut = (own.numpy() for own in scratch("selection", (3, len(q)), torch.float64))
+    most[:] = 0.0 if sampled is None else sampled
+    most[certain] = np.inf
+    level, before = 1.0, -1
+    while True:
+        np.multiply(q, level, out=law)
+        np.greater(most, law, out=cut)
+        count = np.count_nonzero(cut)
+        mass = float(np.multiply(q, cut, out=cut).sum())  # a dot would wake the threads of BLAS
+        np.minimum(most, law, out=law)
+        if count == before or not mass:
+            break
+        level = max(level, level + (1 - float(law.sum())) / mass)
+        before = count
+    law = law.copy()
+    if not q[certain].any():  # out of reach: they are left with what no other token takes
+        law[certain] = max(1 - float(law.sum()), 0.0) / len(certain)
+    return law
+
+
+def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
+    """Return p° of k drawn tokens, row by row."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k: must be an integer of at least 1; got {k!r}")
+    increments: Increments = _independent
+    if kind == "without_replacement":
+        fewest = int((p > 0).sum(-1).min()) if len(p) else k
+        if k > fewest:
+            raise ValueError(f"k: must not exceed the {fewest} tokens of a draft; got {k}")
+        if k > 2 and q.shape[-1] > SMALL:
+            raise ValueError(
+                f"k: must be at most 2 without replacement for more than {SMALL} tokens; got {k} "
+                f"for {q.shape[-1]}"
+            )
+        increments = _two_different
+    if kind == "without_replacement" and k > 2:
+        rows = [_of_all_sets(*own, k) for own in zip(q.numpy(), p.numpy(), strict=True)]
+    else:
+        pairs = zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)
+        rows = [_of_prefixes(*own, k, increments) for own in pairs]
+    return torch.from_numpy(np.stack(rows)).to(q.device) if rows else p.clone()
+
+
+def _of_prefixes(q: Row, p: Row, k: int, increments: Increments) -> Row:
+    """Return p° from the increments of f over prefixes in ascending p/q."""
+    ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
+    order = np.argsort(ratio, kind="stable")
+    law = increments(p[order], k)
+    reach = q[order] > 0
+    law[reach] = _pooled(law[reach], q[order][reach])
+    found = np.empty_like(law)
+    found[order] = law
+    return found
+
+
+def _pooled(mass: Row, weight: Row) -> Row:
+    """Return masses with rising mass/weight: neighbours where it falls share theirs."""
+    ratio = mass / weight
+    if (ratio[1:] >= ratio[:-1]).all():
+        return mass
+    pools: list[tuple[float, float, int]] = []
+    for own, share in zip(mass.tolist(), weight.tolist(), strict=True):
+        size = 1
+        while pools and pools[-1][0] * share >= own * pools[-1][1]:
+            before, part, count = pools.pop()
+            own, share, size = own + before, share + part, size + count
+        pools.append((own, share, size))
+    total, shared, sizes = (np.array(part) for part in zip(*pools, strict=True))
+    return np.repeat(total / shared, sizes.astype(np.int64)) * weight
+
+
+def _after(values: Row) -> Row:
+    """Return for each entry the sum of those after it."""
+    return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)
+
+
+def _independent(p: Row, k: int) -> Row:
+    """Return the increments S_iᵏ − S_{i+1}ᵏ of 1 − (1 − p(A))ᵏ, S_i the mass from i on."""
+    left = p + _after(p)
+    share = np.divide(p, left, out=np.zeros_like(p), where=left > 0)
+    with np.errstate(divide="ignore"):  # the last one takes all: log 0
+        return -(left**k) * np.expm1(k * np.log1p(-np.minimum(share, 1.0)))
+
+
+def _two_different(p: Row, k: int) -> Row:
+    """Return the increments of Pr(S meets A) for k = 1 or 2 different tokens.
+
+    Token i joins A: none of A was drawn before, but i was, first or second, with a later one.
+    """
+    if k == 1:
+        return p.copy()
+    later = _after(p)
+    odds = p / (later + _after(p[::-1])[::-1])
+    return odds * later + p * _after(odds)
+
+
+def _of_all_sets(q: Row, p: Row, k: int) -> Row:
+    """Return p° level by level: the set of least f/q, then that of what it leaves, and so on."""
+    vocab = len(q)
+    sets = np.arange(1 << vocab)
+    members = (sets[:, None] >> np.arange(vocab)) & 1 == 1
+    met, mass = _meets(p, k, members), members @ q
+    reach = int(sum(1 << i for i in range(vocab) if q[i] > 0))
+    law, done = np.zeros(vocab), 0
+    while done != reach:
+        larger = sets[(sets & done == done) & (sets & ~reach == 0) & (sets != done)]
+        slope = (met[larger] - met[done]) / (mass[larger] - mass[done])
+        united = int(np.bitwise_or.reduce(larger[slope <= slope.min() + LEVEL]))
+        gained = members[united] & ~members[done]
+        law[gained] = (met[united] - met[done]) / q[gained].sum() * q[gained]
+        done = united
+    for token in np.flatnonzero(q == 0):
+        law[token] = met[done | 1 << int(token)] - met[done]
+        done |= 1 << int(token)
+    return law
+
+
+def _meets(p: Row, k: int, members: Bool[np.ndarray, "sets vocab"]) -> Float[np.ndarray, "sets"]:
+    """Return Pr(S meets A) for every set A of tokens, k drawn without replacement."""
+    drawn = np.zeros(len(members))
+    drawn[0] = 1.0
+    for _ in range(k):
+        following, left = np.zeros_like(drawn), 1 - members @ p
+        for token, own in enumerate(p):
+            before = np.flatnonzero((drawn > 0) & ~members[:, token])
+            following[before | 1 << token] += drawn[before] * own / left[before]
+        drawn = following
+    missed = drawn.copy()  # mass of the sets inside each set
+    for token in range(len(p)):
+        inside = np.flatnonzero(members[:, token])
+        missed[inside] += missed[inside ^ 1 << token]
+    return 1 - missed[::-1]  # a set is missed by what lies in its complement

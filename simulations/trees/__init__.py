@@ -1,0 +1,1 @@
+"""Several drafts and trees of them: what other verifiers do, and what trees gain."""

@@ -1,0 +1,205 @@
+r"""The program of several drafts at one node: the best that any rule can do with them.
+
+.. math:: \max_{h, t} \; Σ_S Σ_{x ∈ S} t(S, x) \;\text{ s.t. }\;
+   Σ_{x ∈ S} t(S, x) \le \Pr(S),\; Σ_S t(S, x) \le h_x,\; h ∈ Δ,\; D(h\|q) \le δ
+
+over all sets S of tokens that may be drafted together: t(S, x) is the probability that they are
+and that x of them is emitted. δ = 0 is the transport program of lossless drafts. It knows nothing
+of selection laws, whose optimum it is the reference for. Source: THEORY.md, Theorem 21; lossless,
+Hu et al. 2025 (arXiv 2502.18779).
+"""
+
+import itertools
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cactus_theory import _arguments as check
+from cactus_theory.divergences import Divergence, FDivergence
+
+from . import _conic, _program, _rows
+from ._dual import worth
+from ._program import Answer
+from ._scaled import Scaled, cvxpy, times
+from .optimal import OptimalProgram
+from .per_proposal import raised_ceiling
+
+# all sets of tokens are looked at
+LARGEST_VOCABULARY = 10
+KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+off")
+
+
+@dataclass(frozen=True)
+class Program(_program.Attempted[Answer]):
+    """The program, on the tokens with q > 0.
+
+    Attributes
+    ----------
+    f, delta : the budget, in the divergence's unit (nats for KL).
+    q : (m,) the target.
+    members, law : (n, m) which tokens each set of drafts has, and (n,) its probability.
+    """
+
+    f: FDivergence
+    delta: float
+    q: np.ndarray
+    members: np.ndarray
+    law: np.ndarray
+    promise = "the row must keep its budget within 1e-07 and meet its dual bound"
+
+    @property
+    def linear(self) -> bool:
+        """Return whether a simplex method can solve it."""
+        return self.f.linear or self.delta in (0.0, math.inf)
+
+    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
+        """Return one solver's answer with its bound, or None if it has none."""
+        cp = cvxpy()
+        own, token = np.nonzero(self.members)
+        row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True))
+        share = cp.Variable(len(own), nonneg=True)  # of each set, what is emitted of it
+        sets = (own == np.arange(len(self.law))[:, None]).astype(float)
+        tokens = (token == np.arange(len(self.q))[:, None]) * self.law[own]
+        given = times(1 / scale, tokens @ share) <= row.w
+        limits = [given, sets @ share <= 1, row.total == 1]
+        budget = _conic.budget(row, self.f, self.delta)
+        spent = [row.w == self.q / scale] if self.delta == 0 else budget.constraints
+        problem = cp.Problem(cp.Maximize(self.law[own] @ share), [*limits, *spent])
+        if not _program.believable(problem, *how) or given.dual_value is None:
+            return None
+        h = np.maximum(scale * row.w.value, 0.0)
+        price = math.inf if self.delta == 0 else budget.price
+        alpha = np.clip(given.dual_value / scale, 0.0, 1.0)
+        return self.assessed(h / h.sum(), alpha, price, (how[0], problem.status))
+
+    def assessed(
+        self, h: np.ndarray, alpha: np.ndarray, price: float, labels: tuple[str, str]
+    ) -> Answer:
+        """Measure a row, and bound all from what its mass is worth, α (m,).
+
+        A set drafted is worth its best token less α, the row Σ α h − price·D at most.
+        """
+        left = np.max(np.where(self.members, 1 - alpha, 0.0), axis=-1)
+        paid = price * self.delta if 0 < price < math.inf and self.delta < math.inf else 0.0
+        best = worth(alpha[None], self.q[None], self.f, price)
+        bound = float(self.law @ left) + float(best[0]) + paid
+        spent = _program.divergence_of(self.f, h, self.q)
+        return Answer(h, 0.0, self.reached(h), spent, price, bound, *labels)
+
+    def reached(self, h: np.ndarray) -> float:
+        """Return the most that can be accepted of a row: 1 + min over H of h(H) − Pr(S ⊆ H)."""
+        sets = np.array(list(itertools.product((False, True), repeat=len(h))))
+        inside = ~(self.members[None] & ~sets[:, None]).any(-1)
+        return self.law.sum() + float(np.min(sets @ h - inside @ self.law))
+
+    def fault(self, found: Answer) -> str | None:
+        """Return why an answer is not accepted, None if it is."""
+        if not found.divergence <= self.delta + _program.FEASIBILITY:
+            return f"{found.status}, but D = {found.divergence:.9g} exceeds {self.delta:.9g}"
+        return _program.unproven(found.status, found.value, found.bound)
+
+    def rescaled(self, found: Answer | None, scale: np.ndarray) -> np.ndarray:
+        """Return the size of an answer, or q if there was none."""
+        return self.q if found is None else np.maximum(found.h, _program.SMALLEST_SCALE * self.q)
+
+
+def solve(
+    target_probs: Any,
+    draft_probs: Any,
+    divergence: str | Divergence = "kl",
+    *,
+    delta: float = 0.0,
+    k: int = 2,
+    kind: str = "iid",
+    certain: Any = (),
+) -> OptimalProgram:
+    """Maximise the probability that one of several drafts is emitted, by a conic or linear solver.
+
+    The answer is checked, not trusted: its row satisfies the budget within 1e-7, its acceptance
+    is the exact one of that row, and it meets a bound from the dual values within 1e-6.
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (V,) probabilities q and p of at most 10 tokens.
+    divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
+    delta : budget ≥ 0 (nats for KL); 0 is lossless.
+    k, kind, certain : the drafts, as for :func:`cactus_theory.selection_law`.
+
+    Raises
+    ------
+    ValueError
+        Not a distribution, more than one row or 10 tokens, a negative budget, drafts that
+        cannot be, a Rényi or max-divergence.
+    SolverGaveUp
+        No answer passed its own check (a RuntimeError).
+    ModuleNotFoundError
+        cvxpy is missing.
+    """
+    started = time.perf_counter()
+    q, p = _rows.one_pair(target_probs, draft_probs)
+    f, (_, delta) = _rows.additive(divergence), _rows.budget(divergence, delta)
+    if len(q) > LARGEST_VOCABULARY:
+        raise ValueError(
+            f"target_probs: must have at most {LARGEST_VOCABULARY} tokens; got {len(q)}"
+        )
+    members, law = drafted_sets(p, k, kind, [int(token) for token in certain])
+    inside = q > 0
+    target = np.zeros_like(q)
+    program = Program(f, delta, q[inside], members[:, inside], law)
+    cover = np.clip(law @ members, q, None)[inside]
+    scale = np.clip(cover, q[inside], raised_ceiling(q[inside], f, delta))
+    answer = program.solve(scale)
+    target[inside] = answer.h
+    return OptimalProgram(
+        target,
+        answer.value,
+        answer.divergence,
+        answer.price,
+        answer.bound,
+        answer.gap,
+        answer.solver,
+        answer.status,
+        time.perf_counter() - started,
+    )
+
+
+def drafted_sets(
+    p: np.ndarray, k: int, kind: str, certain: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sets of tokens that may be drafted, (n, V) flags, and their law (n,)."""
+    check.one_of("kind", kind, KINDS)
+    vocab, sure = len(p), kind.startswith("certain")
+    if sure != bool(certain) or not all(0 <= token < vocab for token in certain):
+        allowed = f"token ids in [0, {vocab})" if sure else f"no token with kind={kind!r}"
+        raise ValueError(f"certain: must hold {allowed}; got {certain!r}")
+    if kind == "without_replacement" and k > np.count_nonzero(p) or k < 1:
+        raise ValueError(f"k: must lie in [1, {np.count_nonzero(p)}]; got {k}")
+    start = tuple(sorted(set(certain)))
+    found: dict[tuple[int, ...], float] = {start: 1.0}
+    for _ in range({"certain": 0, "iid": k, "without_replacement": k}.get(kind, 1)):
+        found = _one_more(found, p, off=kind in ("certain+off", "without_replacement"))
+    members = np.zeros((len(found), vocab), dtype=bool)
+    for number, own in enumerate(found):
+        members[number, list(own)] = True
+    return members, np.array(list(found.values()))
+
+
+def _one_more(
+    found: dict[tuple[int, ...], float], p: np.ndarray, off: bool
+) -> dict[tuple[int, ...], float]:
+    """Return the law of the sets with one token more, drawn from p, or from p off the set."""
+    larger: dict[tuple[int, ...], float] = {}
+    for own, mass in found.items():
+        row = p.copy()
+        if off:
+            row[list(own)] = 0.0
+        left = row.sum()
+        if left <= 0:  # nothing can be drawn off the set
+            larger[own] = larger.get(own, 0.0) + mass
+        for token in np.flatnonzero(row):
+            key = tuple(sorted({*own, int(token)}))
+            larger[key] = larger.get(key, 0.0) + mass * row[token] / left
+    return larger

@@ -1,0 +1,620 @@
+"""The walk down a tree, enumerated over drafts and coins, and its edges."""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding._meter import path_to, rows_at
+from cactus_theory.policies._path import Path
+from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
+from cactus_theory.verify.contract import Verified
+from tests.amounts import amount, some
+from tests.verify.blocks import one, random_case
+
+# sums of some thousand float64 terms
+EXACT = 1e-12
+# a box thinner than this lies between two roundings of one border
+THIN = 1e-15
+# how near to a border of its box a coin is put, in parts of the box
+BESIDE = 1e-6
+VOCAB = 3
+SHAPES = ((1, 1, 1), (2, 1), (2, 2), (3, 2))
+CHILDREN = ("certain", "sampled", "off", "mixed")
+SPECS = ("speculative", "band:price=1", "cactus:delta=0.1", "lenience:lenience=0.5")
+
+
+@cache
+def row_of(seed, text, vocab=VOCAB):
+    source = np.random.default_rng([seed, len(text), *text])
+    return source.dirichlet(np.full(vocab, 0.8))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which trees are drafted: how many children by depth, and of which kind."""
+
+    shape: tuple
+    children: str
+    seed: int = 0
+    late: str = ""  # a sibling chosen after the draw: declared "late", or falsely "certain"
+
+    def target(self, text):
+        return row_of(self.seed, text)
+
+    def node(self, text):
+        """Return the certain tokens after a text, and the row of the sampled one, or None."""
+        if len(text) >= len(self.shape):
+            return [], None
+        width = self.shape[len(text)]
+        kind = self.children
+        if kind == "mixed":
+            kind = ("off", "certain", "sampled")[(sum(text) + len(text)) % 3]
+        row = row_of(self.seed + 1000, text)
+        certain = width if kind == "certain" else width - 1
+        fixed = [] if self.late else np.argsort(-row, kind="stable")[:certain].tolist()
+        if kind == "certain":
+            return fixed, None
+        if kind == "off":
+            row = row.copy()
+            row[fixed] = 0.0
+            row = row / row.sum()
+        return fixed, row
+
+    def trees(self):
+        """Yield (nodes, probability): nodes are (parent, token, sampled, certain)."""
+        yield from self._grown([(None, None, False, False)], 0, 1.0)
+
+    def _grown(self, nodes, at, mass):
+        if at == len(nodes):
+            yield nodes[1:], mass
+            return
+        fixed, row = self.node(text_of(nodes, at))
+        own = [(at, token, False, True) for token in fixed]
+        if row is None:
+            yield from self._grown(nodes + own, at + 1, mass)
+            return
+        for token in np.flatnonzero(row):
+            drawn = [(p, t, t == token, c) for p, t, _, c in own]
+            if token not in fixed:
+                drawn = [*own, (at, int(token), True, False)]
+            if self.late:  # the likeliest other token, known once the first one is
+                other = max(set(range(VOCAB)) - {int(token)}, key=lambda n: row[n])
+                drawn.append((at, other, False, self.late == "certain"))
+            yield from self._grown(nodes + drawn, at + 1, mass * row[token])
+
+
+def text_of(nodes, at):
+    text = []
+    while at:
+        parent, token, *_ = nodes[at]
+        text, at = [token, *text], parent
+    return tuple(text)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node, its alive ratio, rows q, r (0 without a sampled child) and h, and (P h − r)₊."""
+
+    node: int
+    alive: float
+    q: np.ndarray
+    r: np.ndarray
+    h: np.ndarray
+    fixed: list
+    left: np.ndarray
+
+
+class Walks:
+    """All outcomes of a drafted tree: boxes of coins, what is emitted there, and h by node."""
+
+    def __init__(self, plan, nodes, policy, runs):
+        self.plan, self.nodes, self.policy, self.runs = plan, [(None,) * 4, *nodes], policy, runs
+        self.children = [
+            [n for n in range(1, len(self.nodes)) if self.nodes[n][0] == at]
+            for at in range(len(self.nodes))
+        ]
+
+    def sampled(self, at):
+        return next((n for n in self.children[at] if self.nodes[n][2]), None)
+
+    def step(self, at, alive):
+        """Return what a node has to judge by."""
+        text = text_of(self.nodes, at)
+        q, r = self.plan.target(text), np.zeros(VOCAB)
+        fixed = [self.nodes[n][1] for n in self.children[at] if self.nodes[n][3]]
+        if self.sampled(at) is not None:
+            r = self.plan.node(text)[1]
+        h = q
+        if fixed or r.any():
+            kind = "certain+sampled" if r.any() else "certain"
+            law = ct.selection_law(q, r if r.any() else None, 1, kind, fixed) if fixed else r
+            left = len(self.plan.shape) - 1 - len(text)
+            path = Path(torch.tensor([alive], dtype=torch.float64), torch.tensor([left]))
+            rows = (torch.tensor(row)[None] for row in (q, law))
+            h = self.policy.target_in_block(*rows, path)[0].numpy()
+        return Step(at, alive, q, r, h, fixed, np.maximum(alive * h - r, 0.0))
+
+    def boxes(self, at=0, drawn=0):
+        """Yield (box, emitted tokens, visited): a box is {coin: (low, high)}."""
+        for box, path, law in self._judged(at):
+            end = path[-1][0]
+            tokens = [self.nodes[n][1] for n, _ in path[1:]]
+            edges = np.concatenate([[0.0], np.cumsum(law / law.sum())])
+            for token in np.flatnonzero(law):
+                own = box | {("draw", drawn): (edges[token], edges[token + 1])}
+                caught = [n for n in self.children[end] if self.nodes[n][1] == token]
+                if not caught:
+                    yield own, [*tokens, token], path
+                    continue
+                for more, after, later in self.boxes(caught[0], drawn + 1):
+                    yield own | more, [*tokens, token, *after], path + later
+
+    def _judged(self, at):
+        """Yield (box, [(node, h), …], the law of the token after them)."""
+        steps, following = [self.step(at, 1.0)], self.sampled(at)
+        values = [1.0]  # what the coin of each token on the run is compared with
+        while following is not None:
+            token, alive = self.nodes[following][1], steps[-1].alive
+            ratio = min(1.0, alive * steps[-1].h[token] / steps[-1].r[token])
+            steps.append(self.step(following, ratio if self.runs == "block" else 1.0))
+            lost = 1 - steps[-1].alive
+            left = steps[-1].left.sum()
+            values.append(left / (left + lost) if self.runs == "block" and lost else ratio)
+            following = self.sampled(following)
+        for number, step in enumerate(steps):
+            box = {}
+            for place, value in enumerate(values[1:], 1):
+                coin = "accept", steps[place].node - 1
+                if place > number and (self.runs == "block" or place == number + 1):
+                    box[coin] = (value, 1.0)
+                elif place == number or (place < number and self.runs == "chain"):
+                    box[coin] = (0.0, value)
+            if any(high - low <= THIN for low, high in box.values()):
+                continue
+            law = step.left if step.left.sum() > 0 else step.q
+            if self.runs == "chain" and number + 1 < len(steps) and not step.fixed:
+                rows = (torch.tensor(row)[None] for row in (step.q, step.r))
+                refused = torch.tensor([self.nodes[steps[number + 1].node][1]])
+                law = self.policy.recovery(*rows, refused)[0].numpy()  # that of this very token
+            yield box, [(own.node, own.h) for own in steps[: number + 1]], law
+
+
+def outcomes(plan, policy, runs):
+    """Yield (nodes, boxes with probabilities) of every tree."""
+    for nodes, mass in plan.trees():
+        walks = Walks(plan, nodes, policy, runs)
+        found = []
+        for box, emitted, visited in walks.boxes():
+            size = math.prod(high - low for low, high in box.values())
+            if size > THIN:
+                found.append((box, emitted, visited, mass * size))
+        yield walks, found
+
+
+def draft_of(walks, count):
+    """Return a tree as a draft of so many equal rows, and its target rows."""
+    nodes, plan = walks.nodes, walks.plan
+    ids, parents = ([[n[k] for n in nodes[1:]]] * count for k in (1, 0))
+    flags = [torch.tensor([[n[k] for n in nodes[1:]]] * count) for k in (2, 3)]
+    texts = [text_of(nodes, at) for at in range(len(nodes))]
+    q = torch.tensor(np.array([plan.target(text) for text in texts])).expand(count, -1, -1)
+    p = np.full((len(nodes) - 1, VOCAB), np.nan)  # no law where nothing was sampled
+    for at in range(len(nodes) - 1):
+        if walks.sampled(at) is not None:
+            p[at] = plan.node(texts[at])[1]
+    draft = Draft(
+        torch.tensor(ids),
+        [len(nodes) - 1] * count,
+        torch.tensor(p).expand(count, -1, -1),
+        torch.tensor(parents) - 1,
+        [len(plan.shape)] * count,
+        *flags,
+    )
+    return q, draft
+
+
+def check_boxes(walks, found, policy, runs, source):
+    """Hold the verifier to every box of a tree, at a point of it, near its borders too."""
+    q, draft = draft_of(walks, len(found))
+    accept = torch.rand(len(found), len(walks.nodes) - 1, generator=source, dtype=torch.float64)
+    draw = torch.rand(len(found), len(walks.plan.shape) + 1, generator=source, dtype=torch.float64)
+    for number, (box, *_) in enumerate(found):
+        for (kind, place), (low, high) in box.items():
+            share = (BESIDE, 0.5, 1 - BESIDE)[int(torch.randint(3, (1,), generator=source))]
+            (accept if kind == "accept" else draw)[number, place] = low + share * (high - low)
+    verdict = Tree(runs).verify(Assignment((policy,)), q, draft, accept, draw)
+    for row, (own, (_, emitted, visited, _)) in enumerate(zip(verdict.rows(), found, strict=True)):
+        assert own == [int(token) for token in emitted]
+        charged = verdict.charged_rows(row, min(len(own), len(walks.nodes) - 1))
+        expected = [node for node, _ in visited if walks.children[node]]
+        assert list(range(len(walks.nodes))[charged] if verdict.charged is None else charged) == (
+            expected
+        )
+
+
+def law_error(plan, policy, runs, check=True):
+    """Return how far the token after any node that is reached is from h there, in probability."""
+    source = torch.Generator().manual_seed(0)
+    following, expected, total = {}, {}, 0.0
+    for walks, found in outcomes(plan, policy, runs):
+        if check:
+            check_boxes(walks, found, policy, runs, source)
+        for _, emitted, visited, mass in found:
+            total += mass
+            for (node, h), token in zip(visited, emitted, strict=True):
+                text = text_of(walks.nodes, node)
+                assert text == tuple(emitted[: len(text)])
+                following.setdefault(text, np.zeros(VOCAB))[token] += mass
+                expected[text] = expected.get(text, 0.0) + mass * h
+    assert total == pytest.approx(1, abs=EXACT)
+    return max(np.abs(following[text] - expected[text]).max() for text in following)
+
+
+CASES = list(itertools.product(SHAPES, CHILDREN, SPECS, ("block", "chain")))
+
+
+@pytest.mark.parametrize("shape, children, spec, runs", some(CASES, 9))
+def test_the_next_token_has_the_law_h_at_every_node(shape, children, spec, runs):
+    assert law_error(Plan(shape, children, seed=len(spec)), ct.policy(spec), runs) <= EXACT
+
+
+@pytest.mark.parametrize("runs", ["block", "chain"])
+def test_a_law_may_depend_on_how_a_node_was_reached(runs):
+    """The soft band sees the alive ratio; token by token only rows without a path may be used."""
+    soft = ct.policy("soft_band:price=1,ahead=false")
+    if runs == "chain":
+        with pytest.raises(ValueError, match="needs a verifier"):
+            Tree("chain").check(soft)
+        return
+    for children in some(CHILDREN, 2):
+        assert law_error(Plan((2, 1), children, 3), soft, runs) <= EXACT
+
+
+@pytest.mark.parametrize("runs", ["block", "chain"])
+def test_tokens_chosen_after_the_draw_change_no_law(runs):
+    """Declared as certain, a sibling that leaves the drawn token out shifts what is emitted."""
+    policy = ct.policy("band:price=1")
+    assert law_error(Plan((2, 2), "sampled", 2, late="late"), policy, runs) <= EXACT
+    false = Plan((2, 2), "sampled", 2, late="certain")
+    apart = {}
+    for _, found in outcomes(false, policy, runs):
+        for _, emitted, _, mass in found:
+            apart[emitted[0]] = apart.get(emitted[0], 0.0) + mass
+    fixed, row = replace(false, late="").node(())
+    h = policy.target(torch.tensor(false.target(())), torch.tensor(row)).numpy()
+    assert max(abs(apart[token] - h[token]) for token in apart) > 1e-3
+
+
+def lines(case):
+    """Return the drafts of a case as trees that happen to be chains."""
+    ids = case.draft.token_ids
+    line = torch.arange(-1, ids.shape[1] - 1).expand_as(ids)
+    return replace(case.draft, parents=line, sampled=torch.ones_like(ids, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("vocab", some([3, 40], 1))
+@pytest.mark.parametrize(
+    "spec", [*SPECS, "band:delta=0.05", "soft_band:price=1", "mixture:alpha=0.3"]
+)
+def test_without_certain_children_it_is_the_chain_and_the_block(vocab, spec, monkeypatch):
+    assigned = one(spec)
+    for runs in ("block", "chain"):
+        if runs == "chain" and assigned.policies[0].needs_path:
+            continue
+        for seed in range(amount(2, 10)):
+            case = random_case(vocab, seed)
+            rest = case.q, case.draft, case.accept, case.draw
+            plain = find_verifier(runs).verify(assigned, *rest)
+            draft = lines(case)
+            for walked in (True, False):  # as any tree, and as the chain that it is
+                with monkeypatch.context() as patch:
+                    if walked:
+                        patch.setattr(tree, "is_chain", lambda _: False)
+                    found = Tree(runs).verify(assigned, case.q, draft, case.accept, case.draw)
+                assert found.output_token_ids.equal(plain.output_token_ids)
+                for row, count in enumerate(case.draft.lengths):
+                    nodes = list(range(count))[: int(plain.num_accepted[row]) + 1]
+                    charged = found.charged_rows(row, len(nodes))
+                    assert (nodes if found.charged is None else list(charged)) == nodes
+
+
+def door(case, draft, coins=None, **options):
+    ids = torch.where(
+        torch.arange(draft.token_ids.shape[1]) < torch.tensor(draft.counts)[:, None],
+        draft.token_ids,
+        -1,
+    )
+    options = {"sampled": draft.sampled, "certain": draft.certain} | options
+    shared = ct.policy("band:price=1"), case.q, draft.probs, ids, draft.parents
+    return ct.verify_tree(*shared, coins=coins, **options)
+
+
+def random_tree(seed, vocab=12, batch=4, width=9):
+    """Return ragged trees with every kind of children, and their rows."""
+    source = np.random.default_rng(seed)
+    case = random_case(vocab, seed, counts=[width - number % 3 for number in range(batch)])
+    ids, parents = case.draft.token_ids.clone(), torch.full((batch, width), -1)
+    sampled, certain = (torch.zeros(batch, width, dtype=torch.bool) for _ in range(2))
+    for row in range(batch):
+        taken = {}
+        for place in range(width):
+            parent = int(source.integers(-1, place))
+            own = taken.setdefault(parent, {"ids": set(), "drawn": False})
+            token = next(int(n) for n in source.permutation(vocab) if n not in own["ids"])
+            own["ids"].add(token)
+            parents[row, place], ids[row, place] = parent, token
+            sampled[row, place] = not own["drawn"] and bool(source.random() < 0.6)
+            own["drawn"] |= bool(sampled[row, place])
+            certain[row, place] = bool(source.random() < 0.7)
+    draft = replace(case.draft, token_ids=ids, parents=parents, sampled=sampled, certain=certain)
+    return case, draft
+
+
+@pytest.mark.parametrize("runs", ["block", "chain"])
+def test_a_row_of_a_batch_is_as_alone(runs):
+    for seed in range(amount(5, 20)):
+        case, draft = random_tree(seed)
+        generators = [torch.Generator().manual_seed(row) for row in range(4)]
+        both = door(case, draft, generator=generators, runs=runs)
+        for row, count in enumerate(draft.counts):
+            own = replace(
+                draft,
+                counts=[count],
+                **{
+                    name: getattr(draft, name)[row : row + 1, :count]
+                    for name in ("token_ids", "probs", "parents", "sampled", "certain")
+                },
+            )
+            alone = replace(case, q=case.q[row : row + 1, : count + 1])
+            source = torch.Generator().manual_seed(row)
+            found = door(alone, own, generator=source if row % 2 else [source], runs=runs)
+            if row % 2 == 0:
+                assert found.rows()[0] == both.rows()[row]
+                assert torch.rand(1, generator=source) == torch.rand(1, generator=generators[row])
+            text = both.path[row, : int(both.num_accepted[row])].tolist()
+            assert draft.parents[row, text].tolist() == [-1, *text][: len(text)]
+
+
+def test_only_rows_of_nodes_that_are_reached_are_read():
+    case, draft = random_tree(3)
+    accept, draw = torch.rand(4, 9).double(), torch.rand(4, 10).double()
+    plain = Tree("chain").verify(one("band:price=1"), case.q, draft, accept, draw)
+    q, p = torch.full_like(case.q, math.nan), torch.full_like(draft.probs, math.nan)
+    for row, nodes in enumerate(plain.charged):
+        reached = {*nodes, *(int(place) + 1 for place in plain.path[row] if place >= 0)}
+        q[row, list(reached)] = case.q[row, list(reached)]
+        inner = [node for node in reached if node < 9]
+        p[row, inner] = draft.probs[row, inner]
+    found = Tree("chain").verify(one("band:price=1"), q, replace(draft, probs=p), accept, draw)
+    assert found.output_token_ids.equal(plain.output_token_ids)
+
+
+@pytest.mark.parametrize("runs", ["block", "chain"])
+def test_tokens_that_the_target_excludes_are_never_emitted(runs):
+    for seed in range(amount(3, 40)):
+        case, draft = random_tree(seed, vocab=6)
+        case.q[..., ::2] = 0
+        case.q[..., 1] += 1e-3
+        q = case.q / case.q.sum(-1, keepdim=True)
+        for share in (0.0, 1 - 2.0**-53):
+            coins = torch.full((4, 9), share).double(), torch.full((4, 10), share).double()
+            found = Tree(runs).verify(one("band:price=0.3"), q, draft, *coins)
+            emitted = [token for own in found.rows() for token in own]
+            assert all(token % 2 for token in emitted)
+
+
+def test_h_takes_no_account_of_what_was_drawn():
+    """Another sampled token, what is below it, and tokens chosen after the draw change nothing."""
+    q = torch.tensor(np.array([row_of(5, (n,), 6) for n in range(6)]))[None]
+    p = torch.tensor(np.array([row_of(6, (n,), 6) for n in range(5)]))[None]
+    flags = {
+        "sampled": torch.tensor([[False, True, False, False, True]]),
+        "certain": torch.tensor([[True, False, False, True, False]]),
+    }
+    parents = torch.tensor([[-1, -1, -1, 1, 1]])
+    plain = Draft(torch.tensor([[0, 1, 2, 3, 4]]), [5], p, parents, [4], **flags)
+    law = plain.offers(0, [0], q[0, :1])
+    for ids in ([[0, 3, 2, 5, 1]], [[0, 4, 5, 1, 2]]):
+        other = replace(plain, token_ids=torch.tensor(ids))
+        assert other.offers(0, [0], q[0, :1]).equal(law)
+        assert other.left(0) == plain.left(0) == [3, 2, 2, 2, 1, 1]
+    assert (
+        not replace(plain, token_ids=torch.tensor([[5, 1, 2, 3, 4]]))
+        .offers(0, [0], q[0, :1])
+        .equal(law)
+    )
+
+
+def test_a_large_vocabulary_in_every_precision():
+    vocab = 151_936
+    source = torch.Generator().manual_seed(0)
+    q = (3 * torch.randn(1, 6, vocab, generator=source)).softmax(-1)
+    p = (q[:, :5].log() / 2 + torch.randn(1, 5, vocab, generator=source)).softmax(-1)
+    parents = torch.tensor([[-1, -1, -1, 0, 0]])
+    top = q[0].topk(3, -1).indices
+    ids = torch.tensor([[int(p[0, 0].argmax()), *top[0, 1:].tolist(), *top[1, :2].tolist()]])
+    flags = {"sampled": torch.tensor([[True, False, False, False, False]])}
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        rows = q.to(dtype), p.to(dtype)
+        exact = [row.double() / row.double().sum(-1, keepdim=True) for row in rows]
+        coins = torch.rand(1, 5, generator=source), torch.rand(1, 3, generator=source)
+        found = ct.verify_tree(
+            ct.policy("band:price=1"), *rows, ids, parents, coins=coins, validate=False, **flags
+        )
+        other = ct.verify_tree(
+            ct.policy("band:price=1"), *exact, ids, parents, coins=coins, **flags
+        )
+        assert found.output_token_ids.equal(other.output_token_ids)
+
+
+def test_bad_trees_are_named():
+    case, draft = random_tree(1)
+    ids = draft.token_ids
+    flags = torch.zeros(4, 9, dtype=torch.bool)
+    bad = {
+        "parents: each must be −1 or an earlier token": {"parents": draft.parents + 9},
+        "draft_token_ids: siblings must be different tokens": {"token_ids": ids * 0},
+        "sampled: at most one token may be sampled after a node": {
+            "sampled": ~flags,
+            "parents": ids * 0 - 1,
+            "token_ids": torch.arange(9).expand(4, 9),
+        },
+        "draft_probs: sampled tokens need the rows": {"probs": None},
+    }
+    for message, change in bad.items():
+        with pytest.raises(ValueError, match=message):
+            door(case, replace(draft, **change))
+    with pytest.raises(ValueError, match="sampled: shape must be"):
+        door(case, draft, sampled=flags[:2])
+    with pytest.raises(TypeError, match="certain: must be a tensor of torch.bool; got torch.int64"):
+        door(case, draft, certain=ids)
+    with pytest.raises(ValueError, match=r"coins: draw must have shape \(4, "):
+        door(case, draft, coins=(torch.zeros(4, 9), torch.zeros(4)))
+    with pytest.raises(ValueError, match="must declare which tokens were sampled"):
+        Tree().verify(
+            one("speculative"), case.q, replace(draft, sampled=None), case.accept, case.draw
+        )
+    with pytest.raises(ValueError, match="runs: must be one of"):
+        Tree("tree")
+    with pytest.raises(ValueError, match="needs a policy with a row of its own"):
+        Tree("chain").check(ct.policy("typical"))
+    with pytest.raises(NotImplementedError, match="tree has no enumerated law"):
+        Tree().law(one("speculative"), case.q, draft)
+
+
+def certain_tree(seed, width=8, vocab=5):
+    """Return a random tree of certain tokens with its rows by node."""
+    case, draft = random_tree(seed, vocab, batch=1, width=width)
+    flags = torch.zeros_like(draft.sampled)
+    return case.q, replace(draft, sampled=flags, certain=~flags, probs=None)
+
+
+@pytest.mark.parametrize("price", [0.3, 1.0, 5.0])
+def test_a_certain_tree_has_the_gibbs_law(price):
+    """h(block) ∝ q(block) e^{N/ν}, whose value ν ln E e^{N/ν} nothing exceeds."""
+    for seed in range(amount(3, 20)):
+        q, draft = certain_tree(seed)
+        children, ids = draft.children(0), draft.token_ids[0].tolist()
+        ends = {}  # of every block: its nodes, and the chance of ending there under q
+        stack = [((0,), 1.0)]
+        while stack:
+            path, mass = stack.pop()
+            row, own = q[0, path[-1]], children[path[-1]]
+            ends[path] = mass * float(1 - row[[ids[place] for place in own]].sum())
+            stack += [((*path, p + 1), mass * float(row[ids[p]])) for p in own]
+        weight = {path: mass * math.exp((len(path) - 1) / price) for path, mass in ends.items()}
+        whole = sum(weight.values())
+        policy = ct.policy(f"soft_band:price={price}")
+        q_n = [float(q[0, draft.node(0, place), ids[place]]) for place in range(len(ids))]
+        raised = policy.certain_tree(q_n, children)
+        below = [sum(w for path, w in weight.items() if n in path) for n in range(len(ids) + 1)]
+        for place, value in enumerate(raised):
+            expected = below[place + 1] / below[draft.node(0, place)]
+            assert value == pytest.approx(expected, abs=EXACT)
+        spent = sum(w / whole * math.log(w / whole / ends[path]) for path, w in weight.items())
+        tokens = sum(w / whole * (len(path) - 1) for path, w in weight.items())
+        assert tokens - price * spent == pytest.approx(price * math.log(whole), abs=1e-10)
+
+
+def test_a_certain_tree_is_walked_and_metered_by_that_law():
+    """Every outcome of the draws, by boxes of the rows that the meter charges."""
+    policy = ct.policy("soft_band:price=0.7")
+    for seed in range(amount(2, 20)):
+        q, draft = certain_tree(seed, width=4, vocab=4)
+        assigned, total = Assignment((policy,)), 0.0
+        children, ids = draft.children(0), draft.token_ids[0].tolist()
+        stack = [((0,), [], 1.0)]
+        while stack:
+            path, draws, mass = stack.pop()
+            coins = torch.tensor([[*draws, *[0.0] * (5 - len(draws))]], dtype=torch.float64)
+            verdict = Tree().verify(assigned, q, draft, torch.zeros(1, 4), coins)
+            seen = Verified(assigned, q, draft, verdict)
+            if not children[path[-1]]:
+                total += mass
+                continue
+            at = verdict.charged[0].index(path[-1])
+            rows, how = rows_at(0, verdict.charged[0], seen), path_to(0, verdict.charged[0], seen)
+            h = Tree().emitted(policy, *rows, how)[at].numpy()
+            edges = np.concatenate([[0.0], np.cumsum(h)])
+            follows = {ids[place]: place + 1 for place in children[path[-1]]}
+            for token in np.flatnonzero(h):
+                draw = (edges[token] + edges[token + 1]) / 2
+                own = torch.tensor([[*draws, draw, *[0.0] * (4 - len(draws))]])
+                found = Tree().verify(assigned, q, draft, torch.zeros(1, 4), own)
+                assert found.rows()[0][len(draws)] == token
+                if token in follows:
+                    stack.append(((*path, follows[token]), [*draws, draw], mass * h[token]))
+                else:
+                    total += mass * h[token]
+        assert total == pytest.approx(1, abs=EXACT)
+
+
+@dataclass(frozen=True)
+class FalselyOff(Plan):
+    """Draws from p and takes another token where it falls on a certain one; declares p off T."""
+
+    def trees(self):
+        for nodes, mass in super().trees():
+            every, share = [(None,) * 4, *nodes], 1.0
+            for parent, token, drawn, _ in nodes:
+                if drawn:
+                    text = text_of(every, parent)
+                    fixed, off = self.node(text)
+                    row, last = row_of(self.seed + 1000, text), max(set(range(VOCAB)) - {*fixed})
+                    share *= (row[token] + (token == last) * row[fixed].sum()) / off[token]
+            yield nodes, mass * share
+
+
+def test_a_sibling_drawn_from_another_row_than_declared_is_seen():
+    policy = ct.policy("speculative")
+    for kind, least, most in ((Plan, 0, EXACT), (FalselyOff, 1e-3, 1)):
+        off = law_error(kind((2, 1), "off", 1), policy, "block", check=False)
+        assert least <= off <= most
+
+
+def faulty(name):
+    """Return what is broken under a name: an attribute of the walk or of a draft, and how."""
+    steps, draft, go_on = tree.Steps, Draft, tree.Steps._go_on
+
+    def shared_coin(self, node, law):
+        self.drawn = 0
+        return go_on(self, node, law)
+
+    def by_place(self, node):
+        return self.draft.probs[self.row, max(node - 1, 0)]
+
+    def without_siblings(self, row, nodes, q):
+        return self.probs[row, nodes]
+
+    def all_children(self, row):
+        ids = self.token_ids[row].tolist()
+        return [[ids[place] for place in own] for own in self.children(row)]
+
+    return {
+        "one coin for all draws": (steps, "_go_on", shared_coin),
+        "rows looked up by place": (steps, "_drawn_from", by_place),
+        "h without the certain tokens": (draft, "offers", without_siblings),
+        "h that knows the sampled token": (draft, "fixed", all_children),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one coin for all draws",
+        "rows looked up by place",
+        "h without the certain tokens",
+        "h that knows the sampled token",
+    ],
+)
+def test_planted_faults_are_seen(name, monkeypatch):
+    """The coins at which a faulty walk turns are not those of the law h."""
+    monkeypatch.setattr(*faulty(name))
+    with pytest.raises((AssertionError, IndexError)):
+        law_error(Plan((2, 2), "off", 1), ct.policy("band:price=1"), "block")
