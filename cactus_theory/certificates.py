@@ -5,7 +5,8 @@ of independently drawn prompts, the mean reading of all prompts, and with it the
 each of these with probability 1 − β:
 
 * Hoeffding's bound before he rounds it: C times the largest m with
-  :math:`\mathrm{kl}_2(\bar x/C ‖ m) ≤ \ln(1/β)/n`, never above :math:`\bar x + C\sqrt{\ln(1/β)/2n}`;
+  :math:`\mathrm{kl}_2(\bar x/C ‖ m) ≤ \ln(1/β)/n`, never above
+  :math:`\bar x + C\sqrt{\ln(1/β)/2n}`;
 * the empirical Bernstein bound :math:`\bar x + s\sqrt{2\ln(2/β)/n} + 7C\ln(2/β)/3(n-1)` (Maurer &
   Pontil 2009), s the standard deviation: better for many readings that differ little.
 
@@ -25,6 +26,8 @@ from cactus_theory.optimum.roots import RisingRoot
 from cactus_theory.promises import SETTLED, Promise, binary_kl
 
 RISK = 0.05
+# of the distance from the mean to 1; a nearer bound is as good as the mean
+EXACT = 1e-15
 # a meter adds the same numbers up in another order than a ledger
 ROUNDING = 1e-6
 
@@ -125,7 +128,7 @@ def _most_mean(mean: float, amount: float) -> float:
     if mean == 0:
         return -math.expm1(-amount)
     most = min(math.sqrt(amount / 2), rest)
-    search = RisingRoot(SETTLED * rest, most, most / 2, SETTLED, 2 * amount)
+    search = RisingRoot(EXACT * rest, most, most / 2, SETTLED, 2 * amount)
     while not search.done:
         x = search.x
         search.tell(binary_kl(mean + x, rest - x, -x) - amount)

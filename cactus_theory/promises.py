@@ -18,12 +18,12 @@ from cactus_theory import _arguments as check
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.optimum.roots import RisingRoot
 
-# relative, of the distance from the rate to an end of its interval
-SETTLED = 1e-15
+# searches go on to the last digit: beside 0 and 1 the KL is so steep that secants settle too early
+SETTLED = 1e-30
 # below it a series of so many terms is more exact than logarithms: 0.05^14 < 1e-18
 SMALL, TERMS = 0.05, 14
-# Pinsker's inequality is met to 1e-9 of it below the first, 1 − e^−C to rounding beyond the second
-LITTLE, MUCH = 1e-8, 4.0
+# Pinsker's inequality is met to 1e-7 of it below the first, 1 − e^−C to rounding beyond the second
+LITTLE, MUCH = 1e-6, 4.0
 # more nats than that leave every rate that is worth a promise anything
 VACUOUS = 5.0
 # new tokens of an answer where nobody says how many
@@ -93,13 +93,13 @@ class Promise:
     @property
     def unit(self) -> str:
         """Return in words whether nats were taken for an answer or a token, and the other way."""
-        count = self.tokens or USUAL_TOKENS
+        count, rate = self.tokens or USUAL_TOKENS, share(self.rate)
         if self.per_token is None:
             other = _promise(replace(self, cap=self.cap * count))
             return (
-                f"{self.cap:g} was taken as nats for a whole answer, {self.cap / count:.3g} a token "
-                f"of {count}. generate --cap, Ledger and CACTUS_CAP take nats a token: as that, it "
-                f"is {other.cap:.4g} an answer of {count} tokens, and {share(self.rate)} is "
+                f"{self.cap:g} was taken as nats for a whole answer, {self.cap / count:.3g} a "
+                f"token of {count}. generate --cap, Ledger and CACTUS_CAP take nats a token: as "
+                f"that it is {other.cap:.4g} an answer of {count} tokens, and {rate} is "
                 f"{share(other.low)} to {share(other.high)} (--per-token {self.cap:g} --tokens "
                 f"{count})"
             )
@@ -107,9 +107,9 @@ class Promise:
         little = ", which promises next to nothing" if self.cap > VACUOUS else ""
         return (
             f"{self.per_token:g} was taken as nats a token, {self.cap:.4g} an answer of {count} "
-            f"tokens{little}. If it is for a whole answer, {share(self.rate)} is {share(other.low)} "
-            f"to {share(other.high)} (--cap {self.per_token:g}): cap the decode at "
-            f"{self.per_token / count:.3g} a token then"
+            f"tokens{little}. As nats for a whole answer (--cap {self.per_token:g}) {rate} is "
+            f"{share(other.low)} to {share(other.high)}: a decode capped at "
+            f"{self.per_token / count:.3g} a token keeps that"
         )
 
 

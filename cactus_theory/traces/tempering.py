@@ -1,7 +1,10 @@
 """How far sampling at another temperature is from a trace's target, in nats a token."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, PerText
@@ -9,9 +12,11 @@ from cactus_theory.traces.replays import ENTRIES, _judged
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.registry import find_verifier
 
-# times the trace's own; between them the root of the KL is read off straight lines in 1/t, which
-# misses the temperature by less than 2e-4 on the shipped pair
-TEMPERATURES = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.84, 0.88, 0.92, 0.96, 1.0)
+# times the trace's own, then times the temperature that is read off these: between them the root
+# of the KL is taken for a straight line in 1/t, which misses by less than 2e-4 on the shipped pair
+TEMPERATURES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+NEAR = (0.94, 0.97, 1.0, 1.03, 1.06)
+Curves = Float[np.ndarray, "texts temperatures"]
 
 
 def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
@@ -21,18 +26,22 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
     logged rows count as often as a lossless decode reaches them. The standard error is over texts.
     None where the coldest that is tried, .3 of the trace's, is nearer than that.
     """
-    spent, weight = _tempered(trace)
-    whole = _read(spent.sum(0) / weight.sum(), nats)
-    if whole is None:
+    spent, weight = _tempered(trace, TEMPERATURES)
+    rough = _read(TEMPERATURES, spent.sum(0) / weight.sum(), nats)
+    if rough is None:
         return None
-    others = np.array([_all_but(spent, weight, text, nats) for text in range(trace.texts)])
-    hot = trace.header.temperature
-    return Estimate(hot * whole, hot * others, trace.fingerprint)
+    near = sorted({min(rough * factor, 1.0) for factor in NEAR})
+    spent, weight = _tempered(trace, near)
+    whole, *others = (
+        trace.header.temperature * (_read(near, own, nats) or near[0])
+        for own in (spent.sum(0) / weight.sum(), *_all_but_one(spent, weight))
+    )
+    return Estimate(whole, np.array(others), trace.fingerprint)
 
 
-def _tempered(trace: Trace) -> tuple[PerText, PerText]:
+def _tempered(trace: Trace, temperatures: Sequence[float]) -> tuple[Curves, PerText]:
     """Return Σ weight · KL by text and temperature, and Σ weight by text."""
-    spent, weight = np.zeros((trace.texts, len(TEMPERATURES))), np.zeros(trace.texts)
+    spent, weight = np.zeros((trace.texts, len(temperatures))), np.zeros(trace.texts)
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
     lossless, chain = find_policy("speculative"), find_verifier("chain")
     for batch in trace.batches(ENTRIES):
@@ -41,10 +50,15 @@ def _tempered(trace: Trace) -> tuple[PerText, PerText]:
         text = int(batch.text[0])
         weight[text] += float(reached.sum())
         logs = batch.target_probs.log()
-        for place, temperature in enumerate(TEMPERATURES[:-1]):
-            kl = _from_tempered(logs, temperature)
-            spent[text, place] += float((reached * kl).sum())
+        for place, temperature in enumerate(temperatures):
+            spent[text, place] += float((reached * _from_tempered(logs, temperature)).sum())
     return spent, weight
+
+
+def _all_but_one(spent: Curves, weight: PerText) -> Curves:
+    """Return the mean KL by temperature without each text in turn."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (spent.sum(0) - spent) / (weight.sum() - weight)[:, None]
 
 
 def _from_tempered(logs: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -55,16 +69,9 @@ def _from_tempered(logs: torch.Tensor, temperature: float) -> torch.Tensor:
     return ((1 / temperature - 1) * mean - scaled.logsumexp(-1)).clamp(min=0.0)
 
 
-def _read(curve: PerText, nats: float) -> float | None:
-    """Return where the curve over TEMPERATURES has so many nats."""
+def _read(temperatures: Sequence[float], curve: np.ndarray, nats: float) -> float | None:
+    """Return where the curve over rising temperatures has so many nats, None beyond the coldest."""
     roots = np.sqrt(np.maximum.accumulate(curve[::-1]))
     if nats > roots[-1] ** 2:
         return None
-    return float(1 / np.interp(np.sqrt(nats), roots, 1 / np.array(TEMPERATURES[::-1])))
-
-
-def _all_but(spent: PerText, weight: PerText, text: int, nats: float) -> float:
-    """Return the same without one text, NaN where it is out of reach."""
-    others = np.arange(len(weight)) != text
-    found = _read(spent[others].sum(0) / weight[others].sum(), nats) if others.any() else None
-    return float("nan") if found is None else found
+    return float(1 / np.interp(np.sqrt(nats), roots, 1 / np.array(temperatures[::-1])))
