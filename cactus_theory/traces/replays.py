@@ -153,7 +153,9 @@ def _replay_scheduled(
     on_cycles: OnCycles | None,
 ) -> None:
     if isinstance(source, SavedRows):
-        raise ValueError("policy: a schedule needs a trace, whose cycles follow each other in texts")
+        raise ValueError(
+            "policy: a schedule needs a trace, whose cycles follow each other in texts"
+        )
 
     def add(text: int, judged: Judged) -> None:
         sums.add(torch.tensor([text]), *judged)

@@ -108,7 +108,9 @@ def test_the_table_fits_and_says_what_was_chosen(capsys, alone, monkeypatch) -> 
     monkeypatch.setenv("COLUMNS", "100")
     assert main([*TUNE, "1", "4", *alone, "0.05"]) == 0
     said = capsys.readouterr().out
-    *lines, sentence = said.strip().split("\n")
+    lines = said.strip().split("\n")
+    chosen = next(number for number, line in enumerate(lines) if line.startswith("Decode"))
+    lines, sentence = lines[:chosen], lines[chosen]
     assert max(map(len, lines)) <= 100 and "plain" in said and "speculative" in said
     assert sentence.startswith("Decode with band:price=") and "times plain decoding" in sentence
     assert "it will meter 0.05" in sentence
