@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         register,
     )
     from cactus_theory.policies._custom import rule
-    from cactus_theory.promises import Promise, promise
+    from cactus_theory.promises import Promise
     from cactus_theory.tuned import TunedSetting, load_tuned
     from cactus_theory.verify import ChainVerdict, verify_block, verify_chain
 
@@ -71,7 +71,6 @@ __all__ = [
     "policy",
     "pooled_acceptance",
     "pooled_frontier",
-    "promise",
     "register",
     "register_divergence",
     "rule",
@@ -84,7 +83,6 @@ _FROM = {
     "Certificate": "certificates",
     "certificate": "certificates",
     "Promise": "promises",
-    "promise": "promises",
     "divergence": "divergences",
     "register_divergence": "divergences",
     "Audit": "emitted",

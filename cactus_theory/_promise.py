@@ -4,14 +4,18 @@ import argparse
 import textwrap
 from typing import Any
 
-from cactus_theory import _arguments as check
 from cactus_theory._report import print_json
 from cactus_theory._terminal import text_table, width_of_terminal
-from cactus_theory.certificates import RISK, Certificate, certificate, check_kept, read_readings
-from cactus_theory.promises import Promise, promise, share
+from cactus_theory.certificates import RISK, certificate, read_readings
+from cactus_theory.promises import Promise, share
 
 WIDEST = 100
 RATES = (0.5, 0.9, 0.99)
+NATS = ("cap", "per_token", "tokens", "burst", "lossless")
+SHOWN_ONE = (
+    "who is shown one answer and says which of the two wrote it is right at most {} of the time "
+    "(guessing: 50 %)"
+)
 TARGET = (
     "the target is its law after temperature and truncation, which drafts are verified against; "
     "only KL promises this, no other divergence's meter does"
@@ -47,111 +51,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the cap promises; return 0."""
-    whole = [_promised(args, rate) for rate in args.rate]
-    first, seen, averages = whole[0], None, []
+    nats = {name: getattr(args, name) for name in NATS}
+    every = [Promise(rate, **nats) for rate in args.rate]
+    first, seen, averages = every[0], None, []
     if args.readings is not None:
-        readings = read_readings(args.readings)
-        check_kept(readings, first)
-        seen = certificate([spent for spent, _ in readings], first.cap, args.alpha)
-        averages = [promise(cap=seen.bound, rate=rate, averaged=True) for rate in args.rate]
-    warmth = _temperature(args, first)
+        seen = certificate(read_readings(args.readings, first), first.nats, args.alpha)
+        averages = [Promise(rate, cap=seen.bound, averaged=True) for rate in args.rate]
+    last = first.tokens or first.lossless + 1
+    places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}
+    along = [first.after(place) for place in sorted(places) if place <= last]
+    by_position = along if first.per_token is not None or first.lossless else []
+    said = [SHOWN_ONE.format(share((1 + first.total_variation) / 2)), _equal(args, first), TARGET,
+            first.unit]  # fmt: skip
     if args.json:
-        return print_json(_payload(whole, seen, averages, warmth))
-    print(_table(whole, f"{first.cap:.4g} nats of KL an answer, whatever the prompt"))
-    _say(first.shown_one)
-    if len(places := _places(first)) > 1:
-        print(f"\n{_by_position([first.after(place) for place in places])}")
+        made = {"nats": first.nats, "total_variation": first.total_variation, "sentences": said}
+        tables = {"events": every, "by_position": by_position, "averaged": averages}
+        made |= {name: list(map(_line, own)) for name, own in tables.items()}
+        bound = None if seen is None else vars(seen) | {"bound": seen.bound}
+        return print_json(made | {"certificate": bound})
+    print(_table(every, "whatever the prompt"))
+    if by_position:
+        print(f"\n{_table(by_position, 'of events that the first tokens decide')}")
     if seen is not None:
-        print()
-        _say(*seen.sentences)
-        print(_table(averages, f"{seen.bound:.4g} nats of KL, averaged over prompts"))
+        print(f"\n{_table(averages, 'averaged over prompts')}")
+        said.insert(0, seen.sentence)
     print()
-    _say(warmth["sentence"] if warmth else NO_ROWS, TARGET, first.unit)
+    for sentence in said:
+        print(textwrap.fill(sentence, width_of_terminal(WIDEST)))
     return 0
 
 
-def _say(*sentences: str) -> None:
-    for sentence in sentences:
-        print(textwrap.fill(sentence, width_of_terminal(WIDEST)))
-
-
-def _promised(args: argparse.Namespace, rate: float) -> Promise:
-    return promise(
-        rate=check.number("--rate", rate, 0, 1),
-        cap=args.cap,
-        per_token=args.per_token,
-        tokens=args.tokens,
-        burst=args.burst,
-        lossless=args.lossless,
-    )
+def _line(own: Promise) -> dict[str, Any]:
+    return vars(own) | {"nats": own.nats, "low": own.low, "high": own.high}
 
 
 def _table(every: list[Promise], title: str) -> str:
-    heads = ("an event of the target's answers", "here at least", "at most")
-    rows = [[share(own.rate), share(own.low), share(own.high)] for own in every]
-    return text_table(heads, rows, title)
+    heads = ("tokens", "nats of KL", "under the target", "here at least", "at most")
+    rows = [
+        [str(own.tokens or "any"), f"{own.nats:.4g}", *map(share, (own.rate, own.low, own.high))]
+        for own in every
+    ]
+    return text_table(heads, rows, f"probability of an event, {title}")
 
 
-def _places(own: Promise) -> list[int]:
-    """Return numbers of first tokens at which the promise differs, up to the whole answer."""
-    if own.per_token is None and not own.lossless:
-        return []
-    last = own.tokens or own.lossless + 1
-    doubled = {2**power for power in range(last.bit_length())} if own.per_token else set()
-    return sorted(place for place in {*doubled, own.lossless, last} if 0 < place <= last)
-
-
-def _by_position(every: list[Promise]) -> str:
-    heads = ("decided by the first tokens", "nats", "here at least", "at most")
-    rows = [[str(own.tokens), f"{own.cap:.4g}", share(own.low), share(own.high)] for own in every]
-    return text_table(heads, rows, f"an event of {share(every[0].rate)}, by position")
-
-
-def _temperature(args: argparse.Namespace, own: Promise) -> dict[str, Any] | None:
-    """Return the temperature that is as far from the target a token, from logged rows."""
+def _equal(args: argparse.Namespace, own: Promise) -> str:
+    """Return which temperature is as far from the target a token, if there are rows."""
     if args.trace is None:
-        return None
-    nats = own.per_token if own.tokens is None else own.cap / own.tokens
-    if nats is None:
+        return NO_ROWS
+    if own.tokens is None:
         raise ValueError(
-            "--tokens: must be given with --trace, as temperatures are compared by the token; "
-            "got --cap alone"
+            "--tokens: must be given with --trace, as temperatures are compared by the token"
         )
     from cactus_theory.traces import Trace
     from cactus_theory.traces.tempering import TEMPERATURES, equal_temperature
 
-    trace = Trace.open(args.trace)
+    trace, nats = Trace.open(args.trace), own.nats / own.tokens
     hot, found = trace.header.temperature, equal_temperature(trace, nats)
     if found is None:
-        said = f"further from the target, {nats:.4g} nats a token, than temperature "
-        said += f"{TEMPERATURES[0] * hot:.3g} is"
-        return {"temperature": None, "standard_error": None, "sentence": said}
-    return {
-        "temperature": found.value,
-        "standard_error": found.standard_error,
-        "sentence": f"{nats:.4g} nats a token are as far from the target as temperature "
-        f"{found.value:.3f} ± {found.standard_error:.3f} is instead of {hot:g} ({len(trace)} "
-        f"logged rounds of {trace.texts} texts)",
-    }
-
-
-def _payload(
-    whole: list[Promise],
-    seen: Certificate | None,
-    averages: list[Promise],
-    warmth: dict[str, Any] | None,
-) -> dict[str, Any]:
-    first = whole[0]
-    return {
-        "cap": first.cap,
-        "per_token": first.per_token,
-        "tokens": first.tokens,
-        "lossless": first.lossless,
-        "total_variation": first.total_variation,
-        "events": [vars(own) for own in whole],
-        "by_position": [vars(first.after(place)) for place in _places(first)],
-        "certificate": None if seen is None else vars(seen) | {"sentences": seen.sentences},
-        "averaged": [vars(own) for own in averages],
-        "temperature": warmth,
-        "sentences": [*(own.sentence for own in whole), first.shown_one, TARGET, first.unit],
-    }
+        return f"{nats:.4g} nats a token are further from the target than temperature " + (
+            f"{TEMPERATURES[0] * hot:.3g} is"
+        )
+    return (
+        f"{nats:.4g} nats a token are as far from the target as temperature {found.value:.3f} ± "
+        f"{found.standard_error:.3f} is instead of {hot:g} ({trace.texts} logged texts)"
+    )

@@ -1,8 +1,7 @@
 r"""What readings of answers certify: a bound on the mean KL over prompts (THEORY.md, Theorem 21).
 
-A ledger keeps every answer within C nats, so that n readings lie in [0, C]. Were the answers those
-of independently drawn prompts, the mean reading of all prompts, and with it the mean KL, is at most
-each of these with probability 1 − β:
+A ledger keeps every answer within C nats, so that n readings lie in [0, C]. If prompts are drawn
+independently, the mean over all prompts is at most each of these with probability 1 − β:
 
 * Hoeffding's bound before he rounds it: C times the largest m with
   :math:`\mathrm{kl}_2(\bar x/C ‖ m) ≤ \ln(1/β)/n`, never above
@@ -15,6 +14,8 @@ ln 2 to ln(1/β): at β = .05 the roots grow by 11 %.
 """
 
 import math
+import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,6 @@ class Certificate:
     cap : nats that no answer can exceed, whatever the prompt.
     alpha : probability that ``bound`` is wrong, over the choice of prompts and the coins.
     hoeffding, bernstein : the two bounds on the mean, each wrong with probability alpha/2.
-    bound : the least of these and the cap.
 
     Examples
     --------
@@ -58,23 +58,24 @@ class Certificate:
     alpha: float
     hoeffding: float
     bernstein: float
-    bound: float
 
     @property
-    def sentences(self) -> list[str]:
+    def bound(self) -> float:
+        """Return the least of the two bounds and the cap."""
+        return min(self.cap, self.hoeffding, self.bernstein)
+
+    @property
+    def sentence(self) -> str:
         """Return what is certified, and what that rests on."""
-        sure = f"with confidence {100 * (1 - self.alpha):g} %"
-        return [
-            f"{self.count} readings, mean {self.mean:.4g} nats, worst {self.worst:.4g}: {sure} the "
-            f"mean KL of an answer over all prompts is at most {self.bound:.4g} nats "
-            f"(Hoeffding {self.hoeffding:.4g}, empirical Bernstein {self.bernstein:.4g}, cap "
-            f"{self.cap:.4g})",
-            "that is of prompts like these on average, and says nothing of a single one, for which "
-            "there is the cap alone; it assumes prompts drawn independently, one answer each, and "
-            "that neither policy nor cap was chosen by looking at them",
-            "readings are bounded because a ledger enforces the cap; that no reading was above it "
-            "would not be enough",
-        ]
+        return (
+            f"{self.count} readings, mean {self.mean:.4g} nats, worst {self.worst:.4g}: with "
+            f"confidence {100 * (1 - self.alpha):g} % the mean KL of an answer over all prompts is "
+            f"at most {self.bound:.4g} nats (Hoeffding {self.hoeffding:.4g}, empirical Bernstein "
+            f"{self.bernstein:.4g}, cap {self.cap:.4g}). That is an average and says nothing of "
+            "one prompt, for which there is the cap. It assumes prompts drawn independently, one "
+            "answer each, neither policy nor cap chosen by looking at them, and a ledger that "
+            "enforces the cap: that no reading was above it would not be enough"
+        )
 
 
 def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> Certificate:
@@ -96,28 +97,18 @@ def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> C
     >>> certificate([0.1] * 20, cap=0.5).bound > 0.1
     True
     """
-    cap = check.number("cap", cap, 0)
-    if cap == math.inf:
-        raise ValueError("cap: must be finite, as readings without a hard cap certify nothing")
+    cap = check.number("cap", cap, 0, sys.float_info.max)
     alpha = check.number("alpha", alpha, 0, 1, open_low=True)
-    values = [check.number("readings", own, 0) for own in readings]
+    values = [check.number("readings", own, 0, cap * (1 + ROUNDING)) for own in readings]
     if not values:
         raise ValueError("readings: must be at least one; got none")
-    worst, count = max(values), len(values)
-    if worst > cap * (1 + ROUNDING):
-        raise ValueError(
-            f"readings: must be within the cap, {cap:g} nats an answer; got {worst:g}: no ledger "
-            "kept it (a ledger's own cap is nats a token)"
-        )
-    mean = math.fsum(values) / count
+    count, mean = len(values), math.fsum(values) / len(values)
     upper = cap * _most_mean(min(mean / cap, 1.0), math.log(2 / alpha) / count) if cap else 0.0
     bernstein = math.inf
     if count > 1:
-        spread = math.sqrt(math.fsum((own - mean) ** 2 for own in values) / (count - 1))
-        log = math.log(4 / alpha)
+        spread, log = statistics.stdev(values, mean), math.log(4 / alpha)
         bernstein = mean + spread * math.sqrt(2 * log / count) + 7 * cap * log / 3 / (count - 1)
-    bound = min(cap, upper, bernstein)
-    return Certificate(count, mean, worst, cap, alpha, upper, bernstein, bound)
+    return Certificate(count, mean, max(values), cap, alpha, upper, bernstein)
 
 
 def _most_mean(mean: float, amount: float) -> float:
@@ -135,77 +126,50 @@ def _most_mean(mean: float, amount: float) -> float:
     return mean + search.x
 
 
-def read_readings(path: str | Path) -> list[tuple[float, int | None]]:
-    """Return nats and new tokens (None where they are not told) of each answer in a file.
+def read_readings(path: str | Path, own: Promise) -> list[float]:
+    """Return the nats of each answer in a file, if a ledger with this promise can have kept them.
 
-    JSON, or JSON lines: numbers, readings (``Reading.as_dict()``) or what ``generate --json``
-    prints, alone or in lists.
+    JSON lines, or one JSON list: numbers, readings (``Reading.as_dict()``) or what ``generate
+    --json`` prints.
 
     Raises
     ------
     OSError, ValueError
-        A file that cannot be read, or holds something else; readings of another divergence.
+        A file that cannot be read, or holds something else; an answer that is over its cap.
     """
-    path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise OSError(f"--readings: must be a readable file; {error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--readings: must be UTF-8 text; got {path.name}, {error}") from None
-    whole = text.lstrip().startswith("[")
-    lines = [(1, text)] if whole else list(enumerate(text.split("\n"), 1))
-    found: list[tuple[float, int | None]] = []
-    for number, line in lines:
-        if line.strip():
-            rule = f"--readings: line {number} of {path.name} must be JSON"
-            found += _of(parsed_json(rule, line), f"line {number} of {path.name}")
-    if not found:
-        raise ValueError(f"--readings: must hold at least one; got {path.name}, empty")
-    return found
-
-
-def _of(value: Any, where: str) -> list[tuple[float, int | None]]:
-    if isinstance(value, dict) and "readings" in value:
-        value = value["readings"]
-    if isinstance(value, list):
-        return [own for item in value for own in _of(item, where)]
-    spent, tokens = value, None
-    if isinstance(value, dict):
-        spent, tokens = value.get("emitted_kl"), value.get("num_tokens")
-    if isinstance(spent, bool) or not isinstance(spent, int | float):
-        raise ValueError(
-            f"--readings: {where} must hold a number, or emitted_kl (nats; the meter of another "
-            f"divergence promises nothing); got {str(value):.60}"
-        )
-    if tokens is not None and type(tokens) is not int:
-        raise ValueError(f"--readings: {where}: num_tokens must be whole; got {tokens!r:.60}")
-    return [(check.number("--readings", spent, 0), tokens)]
-
-
-def check_kept(readings: Sequence[tuple[float, int | None]], own: Promise) -> None:
-    """Raise for an answer that a ledger with this promise cannot have written.
-
-    Raises
-    ------
-    ValueError
-        One that is over, in the words of what may have been meant.
-    """
-    for number, (spent, tokens) in enumerate(readings, 1):
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--readings: must be a readable file of JSON lines; {error}") from None
+    lines = [text] if text.lstrip().startswith("[") else text.split("\n")
+    parsed = [parsed_json(f"--readings: line {number} of {path} must be JSON", line)
+              for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
+    answers = [answer for value in parsed for answer in _answers(value)]
+    for number, (spent, tokens) in enumerate(answers, 1):
+        allowed = own.nats if tokens is None or own.cap is not None else own.after(tokens).nats
         if own.tokens is not None and tokens is not None and tokens > own.tokens:
-            raise ValueError(
-                f"--tokens: must be the most that an answer may have; got {own.tokens}, and answer "
-                f"{number} of --readings has {tokens}"
-            )
-        allowed = own.cap if tokens is None else own.after(tokens).cap
+            raise ValueError(f"--tokens: must be the most of any answer; got {own.tokens}, and "
+                             f"answer {number} of --readings has {tokens}")  # fmt: skip
         if spent > allowed * (1 + ROUNDING):
-            hint = ""
-            if own.per_token is None and all(
-                kept is not None and one <= own.cap * kept * (1 + ROUNDING)
-                for one, kept in readings
-            ):
-                hint = f"; all are within {own.cap:g} a token: was --per-token meant?"
+            kept = own.cap is not None and tokens and spent <= own.cap * tokens
+            hint = ", which is within the cap a token: was --per-token meant?" if kept else ""
             raise ValueError(
                 f"--readings: answer {number} must be within {allowed:.4g} nats, as a ledger keeps "
                 f"it; got {spent:.4g}{hint}"
             )
+    return [spent for spent, _ in answers]
+
+
+def _answers(value: Any) -> list[tuple[float, int | None]]:
+    """Return nats, and new tokens where they are told, of all answers in a JSON value."""
+    value = value.get("readings", value) if isinstance(value, dict) else value
+    if isinstance(value, list):
+        return [own for item in value for own in _answers(item)]
+    own = value if isinstance(value, dict) else {"emitted_kl": value}
+    spent, tokens = own.get("emitted_kl"), own.get("num_tokens", None)
+    if type(spent) not in (int, float) or type(tokens) not in (int, type(None)):
+        raise ValueError(
+            "--readings: must hold nats, or emitted_kl and num_tokens (the meter of another "
+            f"divergence promises nothing); got {str(value):.60}"
+        )
+    return [(check.number("--readings", spent, 0), tokens)]

@@ -1,14 +1,10 @@
 r"""What a cap on KL promises about an answer (THEORY.md, Theorem 21).
 
 Let q be the law of the target's answers to a prompt, after temperature and truncation, and h that
-of the answers that are decoded. If :math:`\mathrm{KL}(h‖q) ≤ C` nats then for every event E of the
-answer (it is right, its tests pass, it refuses)
-
-.. math:: \mathrm{kl}_2(h(E) ‖ q(E)) ≤ C, \qquad
-    \mathrm{kl}_2(s‖r) = s\ln\frac sr + (1-s)\ln\frac{1-s}{1-r},
-
-which leaves h(E) an interval around q(E). The meter bounds the KL (Theorem 11), so a ledger's hard
-cap on what an answer is charged is such a C. The meters of other divergences promise nothing here.
+of the answers that are decoded. If :math:`\mathrm{KL}(h‖q) ≤ C` nats, then for every event E of the
+answer (it is right, its tests pass, it refuses) :math:`\mathrm{kl}_2(h(E) ‖ q(E)) ≤ C`, where
+:math:`\mathrm{kl}_2(s‖r) = s\ln(s/r) + (1-s)\ln((1-s)/(1-r))`. A ledger's hard cap on what an
+answer is charged is such a C; the meters of other divergences promise nothing here.
 """
 
 import math
@@ -24,106 +20,13 @@ SETTLED = 1e-30
 SMALL, TERMS = 0.05, 14
 # Pinsker's inequality is met to 1e-7 of it below the first, 1 − e^−C to rounding beyond the second
 LITTLE, MUCH = 1e-6, 4.0
-# more nats than that leave every rate that is worth a promise anything
-VACUOUS = 5.0
 # new tokens of an answer where nobody says how many
 USUAL_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What so many nats for a whole answer leave the probability of an event.
-
-    Attributes
-    ----------
-    cap : most nats of KL of an answer from the target's.
-    rate : the event's probability under the target, after temperature and truncation.
-    low, high : the interval that its probability lies in.
-    total_variation : the most that the probability of any event at all may change by.
-    per_token, burst, tokens : where the cap is per_token · tokens + burst, as a ledger's.
-    lossless : so many first tokens of the answer have exactly the target's law.
-    averaged : whether cap, rate and interval are means over prompts, not those of every prompt.
-
-    Examples
-    --------
-    >>> seen = promise(cap=0.1, rate=0.9)
-    >>> print(f"{seen.low:.3f} to {seen.high:.3f}, total variation {seen.total_variation:.3f}")
-    0.743 to 0.999, total variation 0.222
-    """
-
-    cap: float
-    rate: float
-    low: float
-    high: float
-    total_variation: float
-    per_token: float | None = None
-    burst: float = 0.0
-    tokens: int | None = None
-    lossless: int = 0
-    averaged: bool = False
-
-    def after(self, tokens: int) -> "Promise":
-        """Return the promise for events that the first ``tokens`` tokens decide.
-
-        None of them costs anything while a schedule is lossless (``ByPosition``, ``Between``);
-        after that a ledger may spend what it saved.
-        """
-        if tokens <= self.lossless:
-            return _promise(replace(self, cap=0.0, tokens=tokens))
-        cap = self.cap if self.per_token is None else self.per_token * tokens + self.burst
-        return _promise(replace(self, cap=cap, tokens=tokens))
-
-    @property
-    def sentence(self) -> str:
-        """Return what holds of the event."""
-        whom = "averaged over prompts" if self.averaged else "whatever the prompt"
-        return (
-            f"{self.cap:.4g} nats an answer: what happens in {share(self.rate)} of the target's "
-            f"answers happens in {share(self.low)} to {share(self.high)} of these, {whom}"
-        )
-
-    @property
-    def shown_one(self) -> str:
-        """Return how well an answer tells which of the two wrote it."""
-        return (
-            "who is shown one answer and says which of the two wrote it is right at most "
-            f"{share((1 + self.total_variation) / 2)} of the time (guessing: 50 %)"
-        )
-
-    @property
-    def unit(self) -> str:
-        """Return in words whether nats were taken for an answer or a token, and the other way."""
-        count, rate = self.tokens or USUAL_TOKENS, share(self.rate)
-        if self.per_token is None:
-            other = _promise(replace(self, cap=self.cap * count))
-            return (
-                f"{self.cap:g} was taken as nats for a whole answer, {self.cap / count:.3g} a "
-                f"token of {count}. generate --cap, Ledger and CACTUS_CAP take nats a token: as "
-                f"that it is {other.cap:.4g} an answer of {count} tokens, and {rate} is "
-                f"{share(other.low)} to {share(other.high)} (--per-token {self.cap:g} --tokens "
-                f"{count})"
-            )
-        other = _promise(replace(self, cap=self.per_token))
-        little = ", which promises next to nothing" if self.cap > VACUOUS else ""
-        return (
-            f"{self.per_token:g} was taken as nats a token, {self.cap:.4g} an answer of {count} "
-            f"tokens{little}. As nats for a whole answer (--cap {self.per_token:g}) {rate} is "
-            f"{share(other.low)} to {share(other.high)}: a decode capped at "
-            f"{self.per_token / count:.3g} a token keeps that"
-        )
-
-
-def promise(
-    *,
-    rate: float = 0.5,
-    cap: float | None = None,
-    per_token: float | None = None,
-    tokens: int | None = None,
-    burst: float = 0.0,
-    lossless: int = 0,
-    averaged: bool = False,
-) -> Promise:
-    """Return what a cap on an answer's KL leaves the probability of an event; Theorem 21.
+    """What so many nats leave the probability of an event of the answer; Theorem 21.
 
     Parameters
     ----------
@@ -131,8 +34,9 @@ def promise(
     cap : nats for a whole answer; or else
     per_token, tokens, burst : nats a token, the most tokens of an answer, and nats that may be
         spent ahead, as those of :class:`cactus_theory.decoding.Ledger`.
-    lossless : so many first tokens are drawn from the target itself (``ByPosition``).
-    averaged : the nats bound a mean over prompts, not every prompt.
+    lossless : so many first tokens are the target's own (``ByPosition``); events that they decide
+        keep their probability.
+    averaged : the nats bound a mean over prompts, and so do rate and interval.
 
     Raises
     ------
@@ -142,40 +46,89 @@ def promise(
 
     Examples
     --------
-    >>> capped = promise(per_token=0.001, tokens=100, rate=0.01)
-    >>> f"{capped.cap:g} nats an answer: {capped.low:.3f} to {capped.high:.3f}"
-    '0.1 nats an answer: 0.000 to 0.081'
+    >>> seen = Promise(cap=0.1, rate=0.9)
+    >>> print(f"{seen.low:.3f} to {seen.high:.3f}, total variation {seen.total_variation:.3f}")
+    0.743 to 0.999, total variation 0.222
     """
-    rate = check.number("rate", rate, 0, 1)
-    lossless = whole_number("lossless", lossless, 0)
-    tokens = None if tokens is None else whole_number("tokens", tokens, 1)
-    if (cap is None) == (per_token is None):
-        got = "neither" if cap is None else "both"
-        raise ValueError(
-            f"cap, per_token: nats for a whole answer, or nats a token; must be one; got {got}"
-        )
-    burst = check.number("burst", burst, 0)
-    if per_token is None:
-        if burst:
-            raise ValueError(f"burst: must be given with per_token; got {burst:g} with a cap")
-        total = check.number("cap", cap, 0)
-    else:
-        per_token = check.number("per_token", per_token, 0)
-        if tokens is None:
+
+    rate: float = 0.5
+    cap: float | None = None
+    per_token: float | None = None
+    tokens: int | None = None
+    burst: float = 0.0
+    lossless: int = 0
+    averaged: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.cap is None) == (self.per_token is None):
             raise ValueError(
-                "tokens: must say how many tokens an answer may have, as nats a token promise "
-                f"nothing of an answer without; got per_token {per_token:g} alone (nats for a "
-                "whole answer are cap)"
+                "cap, per_token: must be one, nats for a whole answer or nats a token; got "
+                f"{'neither' if self.cap is None else 'both'}"
             )
-        total = per_token * tokens + burst
-    made = Promise(total, rate, 0.0, 1.0, 1.0, per_token, burst, tokens, lossless, averaged)
-    return _promise(made) if tokens is None else _promise(made.after(tokens))
+        if self.per_token is not None and self.tokens is None:
+            raise ValueError(
+                "tokens: must be given with per_token, as nats a token promise nothing of an "
+                f"answer; got per_token {self.per_token:g} alone (for a whole answer: cap)"
+            )
+        check.number("rate", self.rate, 0, 1)
+        check.number("cap" if self.per_token is None else "per_token", self._amount, 0)
+        check.number("burst", self.burst, 0, math.inf if self.per_token is not None else 0)
+        whole_number("lossless", self.lossless, 0)
+        if self.tokens is not None:
+            whole_number("tokens", self.tokens, 1)
 
+    @property
+    def _amount(self) -> float:
+        return self.cap if self.per_token is None else self.per_token  # type: ignore[return-value]
 
-def _promise(own: Promise) -> Promise:
-    """Return the promise with interval and total variation of its cap and rate."""
-    low, high = event_interval(own.rate, own.cap)
-    return replace(own, low=low, high=high, total_variation=most_variation(own.cap))
+    @property
+    def nats(self) -> float:
+        """Return the most KL of an answer of ``tokens`` tokens."""
+        if self.tokens is not None and self.tokens <= self.lossless:
+            return 0.0
+        return self._amount * (self.tokens or 1 if self.cap is None else 1) + self.burst
+
+    @property
+    def low(self) -> float:
+        """Return the least that the event's probability may be."""
+        return event_interval(self.rate, self.nats)[0]
+
+    @property
+    def high(self) -> float:
+        """Return the most that it may be."""
+        return event_interval(self.rate, self.nats)[1]
+
+    @property
+    def total_variation(self) -> float:
+        """Return the most by which the probability of any event at all may differ."""
+        return most_variation(self.nats)
+
+    def after(self, tokens: int) -> "Promise":
+        """Return the promise for events that the first ``tokens`` tokens decide."""
+        return replace(self, tokens=tokens)
+
+    @property
+    def range(self) -> str:
+        """Return rate and interval in words."""
+        return f"{share(self.rate)} of the target becomes {share(self.low)} to {share(self.high)}"
+
+    @property
+    def unit(self) -> str:
+        """Return in words whether nats were taken for an answer or a token, and the other way."""
+        count = self.tokens or USUAL_TOKENS
+        if self.per_token is None:
+            other = Promise(self.rate, per_token=self.cap, tokens=count)
+            return (
+                f"{self.cap:g} was taken as nats for a whole answer. generate --cap, Ledger and "
+                f"CACTUS_CAP take nats a token: as that (--per-token {self.cap:g} --tokens "
+                f"{count}) it is {other.nats:.4g} an answer, and {other.range}"
+            )
+        other = Promise(self.rate, cap=self.per_token)
+        return (
+            f"{self.per_token:g} was taken as nats a token, {self.nats:.4g} an answer of {count}. "
+            f"As nats for a whole answer (--cap {self.per_token:g}), which a decode capped at "
+            f"{self.per_token / count:.3g} a token keeps, {other.range}"
+        )
 
 
 def event_interval(rate: float, cap: float) -> tuple[float, float]:

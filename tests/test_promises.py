@@ -75,10 +75,10 @@ def test_edges_of_rate_and_cap():
 
 
 def test_numbers_of_the_guide():
-    shown = [ct.promise(cap=0.1, rate=rate) for rate in (0.9, 0.01)]
+    shown = [ct.Promise(cap=0.1, rate=rate) for rate in (0.9, 0.01)]
     assert [f"{own.low:.3f} {own.high:.3f}" for own in shown] == ["0.743 0.999", "0.000 0.081"]
-    assert f"{ct.promise(cap=0.01, rate=0.9).low:.3f}" == "0.855"
-    assert f"{ct.promise(cap=1.0, rate=0.9).low:.2f}" == "0.31"
+    assert f"{ct.Promise(cap=0.01, rate=0.9).low:.3f}" == "0.855"
+    assert f"{ct.Promise(cap=1.0, rate=0.9).low:.2f}" == "0.31"
 
 
 @pytest.mark.parametrize("cap", [1e-12, 1e-8, 1e-6, 1e-3, 0.1, 1.0, 3.9, 4.1, 20.0, 800.0])
@@ -216,14 +216,14 @@ def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap():
     law, most, mean = law_of_schedule(pair, ledger, length, 2)
     target = target_of(pair, length)
     assert law.sum() == pytest.approx(1, abs=EXACT) == target.sum()
-    own = ct.promise(per_token=cap, tokens=length, rate=0.5)
-    assert 0.5 * own.cap < most <= own.cap
+    own = ct.Promise(per_token=cap, tokens=length, rate=0.5)
+    assert 0.5 * own.nats < most <= own.nats
     h, q = law.reshape(-1), target.reshape(-1)
     kl = float(np.sum(h * np.log(h / q)))
-    check_events(h, q, kl, own.cap)
+    check_events(h, q, kl, own.nats)
     for first in range(1, length):  # an answer's beginning keeps its own, smaller share
         h, q = (x.reshape(2**first, -1).sum(-1) for x in (law, target))
-        check_events(h, q, float(np.sum(h * np.log(h / q))), own.after(first).cap)
+        check_events(h, q, float(np.sum(h * np.log(h / q))), own.after(first).nats)
 
 
 def test_by_position_the_first_tokens_are_the_targets_own():
@@ -231,7 +231,7 @@ def test_by_position_the_first_tokens_are_the_targets_own():
     schedule = ByPosition([(0, "speculative"), (strict, "band:price=0.3")])
     law, most, mean = law_of_schedule(pair, schedule, length, 2)
     target = target_of(pair, length)
-    own = ct.promise(cap=most, rate=0.5, tokens=length, lossless=strict)
+    own = ct.Promise(cap=most, rate=0.5, tokens=length, lossless=strict)
     assert own.after(strict).low == 0.5 == own.after(strict).high and own.low < 0.5 < own.high
     for first in range(1, length + 1):
         h, q = (x.reshape(2**first, -1).sum(-1) for x in (law, target))
@@ -241,29 +241,29 @@ def test_by_position_the_first_tokens_are_the_targets_own():
 
 
 def test_nats_of_a_token_are_not_those_of_an_answer():
-    whole, each = ct.promise(cap=0.1, tokens=200), ct.promise(per_token=0.1, tokens=200)
-    assert each.cap == 20 and whole.cap == 0.1
+    whole, each = ct.Promise(cap=0.1, tokens=200), ct.Promise(per_token=0.1, tokens=200)
+    assert each.nats == 20 and whole.nats == 0.1
     assert "taken as nats for a whole answer" in whole.unit and "it is 20 an answer" in whole.unit
-    assert "--per-token 0.1 --tokens 200" in whole.unit
-    assert "promises next to nothing" in each.unit and "--cap 0.1" in each.unit
-    assert "promises next to nothing" not in ct.promise(per_token=0.001, tokens=200).unit
-    assert ct.promise(per_token=0.1, burst=0.5, tokens=10).after(5).cap == pytest.approx(1.0)
+    assert "--per-token 0.1 --tokens 200" in whole.unit and "0 % to 100 %" in whole.unit
+    assert "taken as nats a token, 20 an answer of 200" in each.unit and "--cap 0.1" in each.unit
+    assert "capped at 0.0005 a token" in each.unit and "28 % to 72 %" in each.unit
+    assert ct.Promise(per_token=0.1, burst=0.5, tokens=10).after(5).nats == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({}, "cap, per_token: .* got neither"),
+        ({}, "cap, per_token: must be one, .* got neither"),
         ({"cap": 1, "per_token": 1}, "cap, per_token: .* got both"),
-        ({"per_token": 0.1}, "tokens: must say how many tokens .* got per_token 0.1 alone"),
+        ({"per_token": 0.1}, "tokens: must be given with per_token, .* got per_token 0.1 alone"),
         ({"cap": -1}, "cap: must lie in"),
         ({"cap": math.nan}, "cap: must lie in"),
         ({"cap": 1, "rate": 1.5}, "rate: must lie in"),
-        ({"cap": 1, "burst": 1}, "burst: must be given with per_token"),
+        ({"cap": 1, "burst": 1}, "burst: must lie in"),
         ({"per_token": 1, "tokens": 0}, "tokens: must be an integer of at least 1"),
         ({"cap": 1, "lossless": -1}, "lossless: must be an integer of at least 0"),
     ],
 )
 def test_bad_promises_are_refused(arguments, said):
     with pytest.raises(ValueError, match=said):
-        ct.promise(**arguments)
+        ct.Promise(**arguments)

@@ -9,7 +9,7 @@ import numpy as np
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.policies import list_policies
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.promises import promise, share
+from cactus_theory.promises import Promise, share
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.replays import replay
 from cactus_theory.traces.trace import Trace
@@ -72,12 +72,11 @@ class Answers:
     def promised(self, tokens: int) -> str:
         """Return what that cap promises of an answer of so many tokens, and a tight one."""
         own, tight = (
-            promise(per_token=nats / tokens, tokens=tokens, rate=0.9)
-            for nats in (self.level * tokens, TIGHT)
+            Promise(0.9, per_token=nats, tokens=tokens) for nats in (self.level, TIGHT / tokens)
         )
         return (
-            f"Of an answer of {tokens} tokens that cap promises: {own.sentence}. With --cap "
-            f"{tight.per_token:.3g}: {tight.sentence}."
+            f"That cap allows an answer of {tokens} tokens {own.nats:.3g} nats: {own.range}. "
+            f"--cap {tight.per_token:.3g} allows {tight.nats:.3g}: {tight.range}."
         )
 
 
