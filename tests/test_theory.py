@@ -31,6 +31,7 @@ IMPLEMENTED = {
     18: "cactus_theory/decoding/between.py",
     19: "cactus_theory/optimum/curve.py",
     20: "solvers/decode.py",
+    21: "cactus_theory/promises.py",
 }
 
 
