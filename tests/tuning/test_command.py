@@ -9,8 +9,11 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
+from cactus_theory.tuning import Costs
 from tests.amounts import some
 
+# what files of the first version lack
+NEWER = ("answers", "batches", "not_tried")
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
 TUNE = ("tune", "--kl-per-token", "0.05", "--policies", "band:price", "--num-draft-tokens")
@@ -128,6 +131,8 @@ ALONE = ("--trace", "no", "--cost-ratio")
         (("--kl-per-token", "1", *ALONE, "-1"), "cost-ratio: must lie in [0"),
         (("--kl-per-token", "1", *ALONE, "1", "--divergence", "kll"), "'kll'"),
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "0"), "--batch: must be at least 1"),
+        (("--kl-per-token", "1", *ALONE, "1", "--batch", "8", "8"), "each size once; got 8 8"),
+        (("--kl-per-token", "1", *ALONE, "1", "--batch", "1", "8"), "--batch: must be one with"),
         (("--kl-per-token", "1", *ALONE, "1", "--out", "x.txt"), "--out: must end in .json"),
         (("--kl-per-token", "1", *ALONE, "1", "--policies", "nix"), "'nix'"),
         (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace, --rows: one must be given"),
@@ -183,3 +188,26 @@ def test_a_bad_file_is_one_line(tmp_path: Path, capsys, content, more, said: str
     assert said in capsys.readouterr().err
     assert main([*asked]) == 2
     assert "exactly one must be given; got neither" in capsys.readouterr().err
+
+
+def test_each_batch_size_has_a_line_and_a_place_in_the_file(
+    tmp_path: Path, capsys, prompts: str, monkeypatch
+) -> None:
+    def timed(target, draft, prompts, settings, *, on_decode) -> Costs:
+        costs = vars(Costs.ratios(0.1 * prompts.batch, batch=prompts.batch))
+        return Costs(**costs | {"verify": {own.family: (0.01, 0.02) for own in settings}})
+
+    monkeypatch.setattr("cactus_theory.tuning.measure.measure_costs", timed)
+    out, small = tmp_path / "tuned.json", ("--cycles", "4", "--max-new-tokens", "4")
+    asked = (*CHEAP, "1", "2", *MODELS, "--prompts", prompts, *small, "--threads", "1")
+    found = run_json(capsys, *asked, "--batch", "1", "2", "--out", str(out))
+    assert json.loads(out.read_text()) == found
+    assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 2]
+    assert found["batches"][0]["sentence"].startswith("Decode") and found["not_tried"]
+    assert found["source"]["max_new_tokens"] == 4 and ct.load_tuned(out).temperature == 1
+    assert Costs.load(out, 2).batch == 2 and Costs.load(out, 1) != Costs.load(out, 2)
+    older = {name: own for name, own in found.items() if name not in NEWER}
+    out.write_text(json.dumps(older))
+    assert ct.load_tuned(out).num_draft_tokens >= 0 and Costs.load(out, 1).batch == 1
+    with pytest.raises(ValueError, match="--costs: must be of --batch 2; got 1"):
+        Costs.load(out, 2)
