@@ -9,8 +9,8 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
-from cactus_theory.tuning import Costs
-from tests.amounts import some
+from cactus_theory.tuning import Costs, Prompts, Setting, save_tuned, sentence, tune
+from tests.amounts import THOROUGH, some
 
 # what files of the first version lack
 NEWER = ("answers", "batches", "not_tried")
@@ -190,24 +190,39 @@ def test_a_bad_file_is_one_line(tmp_path: Path, capsys, content, more, said: str
     assert "exactly one must be given; got neither" in capsys.readouterr().err
 
 
-def test_each_batch_size_has_a_line_and_a_place_in_the_file(
-    tmp_path: Path, capsys, prompts: str, monkeypatch
-) -> None:
-    def timed(target, draft, prompts, settings, *, on_decode) -> Costs:
-        costs = vars(Costs.ratios(0.1 * prompts.batch, batch=prompts.batch))
-        return Costs(**costs | {"verify": {own.family: (0.01, 0.02) for own in settings}})
+def timed(target, draft, prompts, settings, *, on_decode=None) -> Costs:
+    """Return costs that depend on the batch size, without a decode."""
+    costs = vars(Costs.ratios(0.1 * prompts.batch, batch=prompts.batch))
+    return Costs(**costs | {"verify": {own.family: (0.01, 0.02) for own in settings}})
 
-    monkeypatch.setattr("cactus_theory.tuning.measure.measure_costs", timed)
-    out, small = tmp_path / "tuned.json", ("--cycles", "4", "--max-new-tokens", "4")
-    asked = (*CHEAP, "1", "2", *MODELS, "--prompts", prompts, *small, "--threads", "1")
-    found = run_json(capsys, *asked, "--batch", "1", "2", "--out", str(out))
+
+def test_each_batch_size_has_a_line_and_a_place_in_the_file(tmp_path: Path, capsys, trace) -> None:
+    asked: list[Setting] = []
+    first = tune(trace, lambda own: asked.extend(own) or timed(None, None, Prompts([], 1, 4), own),
+                 0.05, policies=["mixture:alpha"], widths=[1, 2], capped=True)  # fmt: skip
+    other, out = first.at_costs(timed(None, None, Prompts([], 8, 4), asked)), tmp_path / "t.json"
+    save_tuned(first, out, [other])
+    told = (*CHEAP, "1", "2", "--trace", str(trace.folder), "--costs", str(out))
+    found = run_json(capsys, *told, "--batch", "1", "8")
     assert json.loads(out.read_text()) == found
-    assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 2]
-    assert found["batches"][0]["sentence"].startswith("Decode") and found["not_tried"]
-    assert found["source"]["max_new_tokens"] == 4 and ct.load_tuned(out).temperature == 1
-    assert Costs.load(out, 2).batch == 2 and Costs.load(out, 1) != Costs.load(out, 2)
+    assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 8]
+    assert found["batches"][0]["sentence"] == sentence(other) != found["sentence"]
+    assert found["not_tried"] and found["answers"]["level"] == 0.05
+    assert run_json(capsys, *told, "--batch", "8")["plain"] == found["batches"][0]["plain"]
+    assert main([*told, "--batch", "8", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "\nBatch 1: Decode" in said and "\nNot tried: policies" in said
     older = {name: own for name, own in found.items() if name not in NEWER}
     out.write_text(json.dumps(older))
     assert ct.load_tuned(out).num_draft_tokens >= 0 and Costs.load(out, 1).batch == 1
-    with pytest.raises(ValueError, match="--costs: must be of --batch 2; got 1"):
-        Costs.load(out, 2)
+    with pytest.raises(ValueError, match="--costs: must be of --batch 8; got 1"):
+        Costs.load(out, 8)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="loads and logs a pair; run by make test-thorough")
+def test_models_are_timed_at_each_batch_size(tmp_path, capsys, prompts, monkeypatch) -> None:
+    monkeypatch.setattr("cactus_theory.tuning.measure.measure_costs", timed)
+    small = ("--cycles", "4", "--max-new-tokens", "4", "--threads", "1", "--batch", "1", "2")
+    found = run_json(capsys, *CHEAP, "1", "2", *MODELS, "--prompts", prompts, *small)
+    assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 2]
+    assert found["source"]["max_new_tokens"] == 4
