@@ -27,7 +27,7 @@ from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.traces._positions import mean_alive
 from cactus_theory.traces._result import Replay
 from cactus_theory.traces.rows import SavedRows
-from cactus_theory.traces.scheduled import Judged, replay_schedule
+from cactus_theory.traces.scheduled import replay_schedule
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
@@ -128,7 +128,9 @@ def _replays(
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     sums = [_Sums(source.texts, width, tuple(kinds)) for width in widths]
     if isinstance(rule, Schedule):
-        _replay_scheduled(source, rule, judge, kinds, sums[-1], on_cycles)
+        if isinstance(source, SavedRows):
+            raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
+        replay_schedule(source, rule, judge, kinds, sums[-1])
         return {widths[-1]: sums[-1].result(rule.spec, judge.spec, source.fingerprint)}
     judge.check(rule)
     if isinstance(source, SavedRows):
@@ -142,27 +144,6 @@ def _replays(
             if on_cycles is not None:
                 on_cycles(int(sums[-1].cycles.sum()))
     return {own.width: own.result(rule.spec, judge.spec, source.fingerprint) for own in sums}
-
-
-def _replay_scheduled(
-    source: Source,
-    rule: Schedule,
-    judge: Verifier,
-    kinds: dict[str, Divergence],
-    sums: "_Sums",
-    on_cycles: OnCycles | None,
-) -> None:
-    if isinstance(source, SavedRows):
-        raise ValueError(
-            "policy: a schedule needs a trace, whose cycles follow each other in texts"
-        )
-
-    def add(text: int, judged: Judged) -> None:
-        sums.add(torch.tensor([text]), *judged)
-        if on_cycles is not None:
-            on_cycles(int(sums.cycles.sum()))
-
-    replay_schedule(source, rule, judge, kinds, sums.width, add)
 
 
 def _width(source: Source, wanted: int | None) -> int:

@@ -81,14 +81,7 @@ class Answers:
 
 
 def answers_of(judged: Trace, family: Family, policy: str, width: int, level: float) -> Answers:
-    """Return how a lossy setting spends on single texts, and what a cap on each would cost.
-
-    Parameters
-    ----------
-    judged : the texts that knobs were solved on.
-    family, policy, width : a policy that a ledger can follow, its spec and K.
-    level : nats a token.
-    """
+    """Return how a setting that a ledger can follow spends on texts, and what a cap would cost."""
     free = replay(judged, policy, family.verifier, num_draft_tokens=width)
     own = free.spent["kl"] / free.tokens
     price = getattr(find_policy(policy), "price", None)
@@ -106,14 +99,10 @@ def answers_of(judged: Trace, family: Family, policy: str, width: int, level: fl
     )
 
 
-def not_tried(keys: Sequence[str], widths: Sequence[int], batches: Sequence[int]) -> list[str]:
-    """Return what a choice among families, K and batch sizes leaves out.
-
-    ``keys`` are those of the families: name and verifier.
-    """
-    pairs = [key.rsplit("@", 1) for key in keys]
+def not_tried(families: Sequence[str], widths: Sequence[int], batches: Sequence[int]) -> list[str]:
+    """Return what a choice among families (name@verifier), K and batch sizes leaves out."""
     tried: dict[str, set[str]] = {}
-    for name, verifier in pairs:
+    for name, verifier in (key.rsplit("@", 1) for key in families):
         tried.setdefault(name, set()).add(verifier)
     names = {name.split(":")[0] for name in tried}
     knobs = [own for own in (*USUAL, *OTHERS) if own not in tried and own.split(":")[0] in names]

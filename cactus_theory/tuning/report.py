@@ -108,8 +108,7 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
 
 def _left_out(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
     tried: Any = tuned.source["tried"]
-    batches = [own.costs.batch for own in (tuned, *others)]
-    return not_tried(tried["families"], tried["widths"], batches)
+    return not_tried(**tried, batches=[own.costs.batch for own in (tuned, *others)])
 
 
 def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
