@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cactus_theory._report import print_json
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.traces import Replay, SavedRows, Trace, replay
 from cactus_theory.verify.registry import find_verifier, verifiers
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         required=True,
         metavar="SPEC",
-        help="or FILE.py:NAME",
+        help="or FILE.py:NAME, a schedule too",
     )
     add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
     add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
@@ -95,7 +95,7 @@ def _followers(policy: str, names: Sequence[str]) -> list[str]:
     found, refused = [], None
     for judge, name in [(find_verifier(name), name) for name in names]:
         try:
-            judge.check(find_policy(policy))
+            check_followed(find_rule(policy), judge)
             found.append(name)
         except ValueError as error:
             refused = error
