@@ -46,7 +46,7 @@ class Certificate:
 
     Examples
     --------
-    >>> seen = certificate([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
+    >>> seen = ct.certificate([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
     >>> f"{seen.mean:.3f}, at most {seen.bound:.3f}"
     '0.125, at most 0.134'
     """
@@ -94,7 +94,7 @@ def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> C
 
     Examples
     --------
-    >>> certificate([0.1] * 20, cap=0.5).mean
+    >>> ct.certificate([0.1] * 20, cap=0.5).mean
     0.1
     """
     cap = check.number("cap", cap, 0, sys.float_info.max)

@@ -46,7 +46,7 @@ class Promise:
 
     Examples
     --------
-    >>> seen = Promise(cap=0.1, rate=0.9)
+    >>> seen = ct.Promise(cap=0.1, rate=0.9)
     >>> print(f"{seen.low:.3f} to {seen.high:.3f}, total variation {seen.total_variation:.3f}")
     0.743 to 0.999, total variation 0.222
     """
