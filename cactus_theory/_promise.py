@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         return print_json(made | {"certificate": bound})
     print(_table(every, "whatever the prompt"))
     if by_position:
-        print(f"\n{_table(by_position, 'of events that the first tokens decide')}")
+        print(f"\n{_table(by_position, 'decided by the first tokens')}")
     if seen is not None:
         print(f"\n{_table(averages, 'averaged over prompts')}")
         said.insert(0, seen.sentence)

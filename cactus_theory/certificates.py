@@ -48,7 +48,7 @@ class Certificate:
     --------
     >>> seen = ct.certificate([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
     >>> f"{seen.mean:.3f}, at most {seen.bound:.3f}"
-    '0.125, at most 0.134'
+    '0.125, at most 0.135'
     """
 
     count: int
