@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cactus_theory.certificates import Certificate, certificate
     from cactus_theory.divergences import divergence, register_divergence
     from cactus_theory.emitted import Audit, audit, emitted_law
     from cactus_theory.optimum import (
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
         register,
     )
     from cactus_theory.policies._custom import rule
+    from cactus_theory.promises import Promise
     from cactus_theory.tuned import TunedSetting, load_tuned
     from cactus_theory.verify import ChainVerdict, verify_block, verify_chain, verify_tree
 
 __all__ = [
     "Audit",
     "Budget",
+    "Certificate",
     "ChainVerdict",
     "Declaration",
     "FixedTarget",
@@ -56,8 +59,10 @@ __all__ = [
     "Policy",
     "PooledAcceptance",
     "PooledFrontier",
+    "Promise",
     "TunedSetting",
     "audit",
+    "certificate",
     "divergence",
     "emitted_law",
     "frontier",
@@ -78,6 +83,9 @@ __all__ = [
 
 # loaded when asked for: a plugin of an engine that asks for nothing must not load torch
 _FROM = {
+    "Certificate": "certificates",
+    "certificate": "certificates",
+    "Promise": "promises",
     "divergence": "divergences",
     "register_divergence": "divergences",
     "Audit": "emitted",

@@ -12,6 +12,7 @@ from cactus_theory import _arguments as check
 from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory._prompts import is_utf8
 from cactus_theory._report import print_json
+from cactus_theory.promises import Promise
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.registry import verifiers
 
@@ -108,6 +109,9 @@ def run(args: argparse.Namespace) -> int:
     result = decode(pair.target, drafter, ids, options)
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
+    if args.cap is not None:
+        own = Promise(0.9, per_token=args.cap, tokens=args.max_new_tokens)
+        statistics["promise"] = f"at most {own.nats:.4g} nats an answer: {own.range}"
     if args.json:
         spec = "plain" if tuned.plain else options.policies[0].spec
         header = {"policy": spec, "verifier": tuned.verifier, "text": text}

@@ -1,4 +1,4 @@
-"""The command line: ``cactus-theory solve | audit | check | generate | tune``.
+"""The command line: ``cactus-theory solve | audit | check | generate | tune | promise``.
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
 3 a property could not be decided in time (``check``); 130 interrupted, in one line on stderr.
@@ -14,6 +14,7 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory import _arguments as check
 from cactus_theory import _generate as generate_command
+from cactus_theory import _promise as promise_command
 from cactus_theory._files import save_rows
 from cactus_theory._flags import add_policy, chosen_policy
 from cactus_theory._pipes import ends_quietly, interrupted, one_line
@@ -96,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     tuning = commands.add_parser("tune", help="the fastest policy, knob, verifier and K")
     tune_command.add_arguments(tuning)
     tuning.set_defaults(run=tune_command.run)
+    promising = commands.add_parser("promise", help="what a cap on KL says about an answer")
+    promise_command.add_arguments(promising)
+    promising.set_defaults(run=promise_command.run)
     return parser
 
 

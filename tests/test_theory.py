@@ -33,6 +33,7 @@ IMPLEMENTED = {
     20: "solvers/decode.py",
     21: "cactus_theory/optimum/selection.py",
     22: "cactus_theory/verify/tree.py",
+    23: "cactus_theory/promises.py",
 }
 
 

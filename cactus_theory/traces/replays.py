@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._checks import whole_number
+from cactus_theory.decoding.schedule import Schedule, find_rule
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import FixedTarget, Policy
@@ -26,6 +27,7 @@ from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.traces._positions import mean_alive
 from cactus_theory.traces._result import Replay
 from cactus_theory.traces.rows import SavedRows
+from cactus_theory.traces.scheduled import replay_schedule
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
@@ -40,7 +42,7 @@ OnCycles = Callable[[int], None]
 
 def replay(
     source: Source | str | Path,
-    policy: str | Policy,
+    policy: str | Policy | Schedule,
     verifier: str | Verifier = "chain",
     *,
     num_draft_tokens: int | None = None,
@@ -53,7 +55,9 @@ def replay(
     ----------
     source : a trace, its folder, or saved rows: each row is then a draft of one token, averaged
         over the draft's row, and a text of its own.
-    policy : a Policy or a spec, such as ``"band:price=1"``.
+    policy : a Policy or a spec, such as ``"band:price=1"``; or a schedule (also as
+        ``FILE.py:NAME``), whose state is drawn with a fixed seed, while everything else stays
+        exact. A schedule needs a trace.
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
     divergences : which ones the meter adds up.
@@ -113,17 +117,22 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
 
 def _replays(
     source: Source,
-    policy: str | Policy,
+    policy: str | Policy | Schedule,
     verifier: str | Verifier,
     widths: Sequence[int],
     divergences: Sequence[str | Divergence],
     on_cycles: OnCycles | None = None,
 ) -> dict[int, Replay]:
     """Return a replay per K, the last one the longest, from one pass."""
-    rule, judge = find_policy(policy), find_verifier(verifier)
-    judge.check(rule)
+    rule, judge = find_rule(policy), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     sums = [_Sums(source.texts, width, tuple(kinds)) for width in widths]
+    if isinstance(rule, Schedule):
+        if isinstance(source, SavedRows):
+            raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
+        replay_schedule(source, rule, judge, kinds, sums[-1])
+        return {widths[-1]: sums[-1].result(rule.spec, judge.spec, source.fingerprint)}
+    judge.check(rule)
     if isinstance(source, SavedRows):
         _replay_rows(source, rule, judge, kinds, sums[-1], on_cycles)
     else:

@@ -4,7 +4,7 @@ from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import Family, families
 from cactus_theory.tuning.knobs import Knobs
 from cactus_theory.tuning.measure import Prompts, Setting, measure_costs
-from cactus_theory.tuning.report import payload, save_tuned, sentence, table
+from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.speed import plain_speed, speed
 from cactus_theory.tuning.tune import Choice, Tuned, tune
 
@@ -18,6 +18,7 @@ __all__ = [
     "Tuned",
     "families",
     "measure_costs",
+    "notes",
     "payload",
     "plain_speed",
     "save_tuned",

@@ -34,7 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--kl-per-token", type=float, required=True, metavar="NATS",
         help="most that may be metered per emitted token, in the divergence's unit")  # fmt: skip
     add("--divergence", default="kl", help="what is metered (default kl)")
-    add("--batch", type=int, default=1, metavar="B", help="texts decoded together")
+    add("--batch", type=int, nargs="+", default=[1], metavar="B",
+        help="texts decoded together; tuned for the first, a line for each other")  # fmt: skip
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
     add("--policies", nargs="+", metavar="NAME",
         help=f"families ({', '.join((*USUAL, *OTHERS))}) or whole specs; lossless is among them "
@@ -70,16 +71,16 @@ def run(args: Namespace) -> int:
     _check(args)
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
-    from cactus_theory.tuning.report import payload, save_tuned, sentence, table
+    from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 
     with TemporaryDirectory(prefix="tune-") as unasked:  # nothing is left where nobody asked
         args.work = args.work or Path(unasked)
-        tuned = _tuned(args)
+        tuned, *others = _tuned(args)
         if args.out:
-            save_tuned(tuned, args.out)
+            save_tuned(tuned, args.out, others)
     if args.json:
-        return print_json(payload(tuned))
-    print(f"{table(tuned)}\n\n{sentence(tuned)}")
+        return print_json(payload(tuned, others))
+    print("\n".join([table(tuned), "", sentence(tuned), *notes(tuned, others)]))
     if args.out:
         print(f"written to {args.out}; cactus-theory generate --tuned {args.out}")
     return 0
@@ -89,8 +90,11 @@ def _check(args: Namespace) -> None:
     """Raise for what would fail after the long part."""
     checked_level(args.kl_per_token)
     families(find_divergence(args.divergence), args.policies)
-    if args.batch < 1:
-        raise ValueError(f"--batch: must be at least 1; got {args.batch}")
+    if min(args.batch) < 1 or len(set(args.batch)) < len(args.batch):
+        got = " ".join(map(str, args.batch))
+        raise ValueError(f"--batch: must be at least 1, each size once; got {got}")
+    if args.cost_ratio is not None and len(args.batch) > 1:
+        raise ValueError("--batch: must be one with --cost-ratio, which is that of one batch size")
     if args.out and not args.out.endswith(".json"):
         raise ValueError(f"--out: must end in .json; got {args.out!r}")
     given = [name for name in OF_MODELS if getattr(args, name) is not None]
@@ -115,15 +119,18 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _tuned(args: Namespace) -> Any:
+def _tuned(args: Namespace) -> list[Any]:
+    """Return what tuning found, for each batch size."""
     from cactus_theory.tuning.costs import Costs
 
     if args.cost_ratio is not None:
         more = (getattr(args, name) or 0.0 for name in OF_RATIOS)
-        costs = Costs.ratios(args.cost_ratio, *more, batch=args.batch)
-        return _chosen(args, _source(args), costs)
+        costs = Costs.ratios(args.cost_ratio, *more, batch=args.batch[0])
+        return [_chosen(args, _source(args), costs)]
     if args.costs is not None:
-        return _chosen(args, _source(args), Costs.load(args.costs, args.batch))
+        first, *others = (Costs.load(args.costs, batch) for batch in args.batch)
+        found = _chosen(args, _source(args), first)
+        return [found, *map(found.at_costs, others)]
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
     from cactus_theory.decoding import load_pair
@@ -135,10 +142,12 @@ def _tuned(args: Namespace) -> Any:
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
     source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)
-    prompts = Prompts(ids, args.batch, args.max_new_tokens, args.temperature, ends, args.seed)
+    timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
-    def measure(settings: Sequence[Any]) -> Costs:
-        with Progress("timing decodes", 1) as progress:
+    def measure(settings: Sequence[Any], batch: int = args.batch[0]) -> Costs:
+        timed[:] = settings
+        prompts = Prompts(ids, batch, args.max_new_tokens, args.temperature, ends, args.seed)
+        with Progress(f"timing decodes, batch {batch}", 1) as progress:
 
             def on_decode(done: int, total: int) -> None:
                 progress.total = total
@@ -148,7 +157,8 @@ def _tuned(args: Namespace) -> Any:
 
     found = _chosen(args, source, measure)
     dtype = dtype_of([pair.target, pair.draft])
-    return replace(found, source=found.source | {"dtype": dtype})
+    found = replace(found, source=found.source | {"dtype": dtype})
+    return [found, *(found.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]
 
 
 def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
@@ -168,6 +178,7 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
             widths=args.num_draft_tokens,
             policies=args.policies,
             values=args.work / "values.json",
+            capped=True,
             on_step=on_step,
         )
 

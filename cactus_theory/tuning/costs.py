@@ -106,7 +106,8 @@ class Costs:
         except ValueError as error:
             raise ValueError(f"{rule}; {str(error).removeprefix(f'{path}: ')}") from None
         try:
-            given = content["costs"]
+            every = [content["costs"], *(own["costs"] for own in content.get("batches", []))]
+            given = next((own for own in every if own.get("batch") == batch), every[0])
             own = {field.name: given[field.name] for field in fields(cls)}
             parts = {name: tuple(own[name]) for name in ("widths", *PARTS)}
             verify = {family: tuple(part) for family, part in own["verify"].items()}

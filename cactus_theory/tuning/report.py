@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from cactus_theory._files import write_whole
 from cactus_theory._report import plain_json
 from cactus_theory._terminal import fitted, width_of_terminal
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.promises import USUAL_TOKENS
 from cactus_theory.tuned import FORMAT, VERSION
+from cactus_theory.tuning.answers import not_tried
 from cactus_theory.tuning.costs import SECONDS
 from cactus_theory.tuning.tune import Choice, Tuned
 
@@ -82,8 +85,36 @@ def table(tuned: Tuned) -> str:
     return f"{made}\nspeeds are predicted, from texts that were not chosen by"
 
 
-def payload(tuned: Tuned) -> dict[str, Any]:
+def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
+    """Return what else to know: single answers, other batch sizes, what was not tried.
+
+    ``others`` are the same settings at the costs of other batch sizes.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> found = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05, policies=["band:price"])
+    >>> [line.partition(":")[0] for line in notes(found, [found.at_costs(Costs.ratios(2.0))])]
+    ['Batch 1', 'Not tried']
+    """
+    said, own, best = [], tuned.answers, tuned.best
+    if own is not None and best is not None and not best.family.lossless:
+        tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
+        said += [own.sentence, own.promised(int(str(tokens)))]
+    said += [f"Batch {other.costs.batch}: {sentence(other)}" for other in others]
+    return [*said, f"Not tried: {'; '.join(_left_out(tuned, others))}."]
+
+
+def _left_out(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
+    tried: Any = tuned.source["tried"]
+    return not_tried(**tried, batches=[own.costs.batch for own in (tuned, *others)])
+
+
+def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
     """Return all of it for JSON, without the folder that a table of values lies in.
+
+    ``others`` as in :func:`notes`.
 
     Examples
     --------
@@ -93,25 +124,38 @@ def payload(tuned: Tuned) -> dict[str, Any]:
     >>> found["level"], found["unit"], found["recommended"]["num_draft_tokens"]
     (0.05, 'tokens per plain step', 1)
     """
-    best, lossless = tuned.best, tuned.lossless
+    answers = tuned.answers
     return {
         "format": FORMAT,
         "version": VERSION,
         "level": tuned.level,
         "divergence": tuned.divergence,
+        **_chosen(tuned),
+        "unit": _unit(tuned),
+        "table": [_line(own, tuned) for own in tuned.choices],
+        "source": tuned.source,
+        "answers": None if answers is None else answers.as_json(),
+        "batches": [_chosen(own) for own in others],
+        "not_tried": _left_out(tuned, others),
+    }
+
+
+def _chosen(tuned: Tuned) -> dict[str, Any]:
+    """Return what depends on the costs of calls, the table apart."""
+    best, lossless = tuned.best, tuned.lossless
+    return {
         "sentence": sentence(tuned),
         "recommended": None if best is None else _line(best, tuned),
         "lossless": None if lossless is None else _line(lossless, tuned),
         "plain": {"speed": tuned.plain},
-        "unit": _unit(tuned),
-        "table": [_line(own, tuned) for own in tuned.choices],
         "costs": tuned.costs.as_json() | {"ratios": tuned.costs.as_ratios()},
-        "source": tuned.source,
     }
 
 
-def save_tuned(tuned: Tuned, path: str | Path) -> None:
+def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> None:
     """Write the file, all of it or nothing, and beside it the table of values that it names.
+
+    ``others`` as in :func:`notes`.
 
     Raises
     ------
@@ -128,7 +172,7 @@ def save_tuned(tuned: Tuned, path: str | Path) -> None:
     >>> ct.load_tuned("tuned.json").level
     0.05
     """
-    path, content = Path(path), payload(tuned)
+    path, content = Path(path), payload(tuned, others)
     if path.suffix != ".json":
         raise ValueError(f"--out: must end in .json; got {str(path)!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +180,8 @@ def save_tuned(tuned: Tuned, path: str | Path) -> None:
     for own in {own.values for own in tuned.choices if own.values is not None}:
         if own.resolve() != beside.resolve():
             shutil.copyfile(own, beside)
-    for line in (content["recommended"], *content["table"]):
+    chosen = [own["recommended"] for own in (content, *content["batches"])]
+    for line in (*chosen, *content["table"]):
         if line is not None and line["values"] is not None:
             line["values"] = beside.name
     write_whole(path, (json.dumps(plain_json(content), indent=1) + "\n").encode())

@@ -20,6 +20,7 @@ from cactus_theory.traces._result import Replay
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
+from cactus_theory.tuning.answers import Answers, answers_of
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import Family, checked_level, families
 from cactus_theory.tuning.knobs import TOLERANCE, Knobs
@@ -76,7 +77,8 @@ class Tuned:
     plain : tokens per unit of time without a draft.
     choices : every family and K within the level, the fastest (by ``chosen_by``) first.
     halves : numbers of the texts of ``replay`` that are chosen by, and that are reported.
-    source : the trace's cycles, texts and models.
+    source : the trace's cycles, texts and models, and what was tried.
+    answers : how the level falls on single texts, and what a cap on each would cost, if asked for.
 
     Examples
     --------
@@ -97,6 +99,7 @@ class Tuned:
     choices: tuple[Choice, ...]
     halves: tuple[Sequence[int], Sequence[int]]
     source: dict[str, object] = field(default_factory=dict)
+    answers: Answers | None = None
 
     @property
     def best(self) -> Choice | None:
@@ -143,6 +146,7 @@ def tune(
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
     values: str | Path | None = None,
+    capped: bool = False,
     on_step: OnStep | None = None,
 ) -> Tuned:
     """Return the settings within a divergence per token, by predicted speed.
@@ -157,6 +161,7 @@ def tune(
     policies : as :func:`cactus_theory.tuning.families.families`.
     values : where to write what an accepted token is worth, learned from a quarter of the texts,
         for the soft band at its fastest K; None, or too few cycles, and it does without.
+    capped : also replay a ledger, which keeps every answer within the level (KL, of a trace).
     on_step : called with what is done, how many steps of it are, and of how many.
 
     Raises
@@ -197,8 +202,13 @@ def tune(
             choices.append(replace(choice, policy=spec, values=Path(made.file)))
             known = known.with_times(family.key, soft.family.key, family.times)
     choices.sort(key=lambda own: -own.chosen_by.value)
-    plain, about = plain_speed(known), _about(source)
-    return Tuned(level, kind.spec, known, plain, tuple(choices), texts.halves, about)
+    about = _about(source) | {"tried": {"families": [own.key for own in wanted], "widths": widths}}
+    answers = None
+    if capped and kind.spec == "kl" and isinstance(judged, Trace):
+        said("replaying a cap on every answer", 0, 1)
+        answers = _capped(judged, choices, level)
+    tried = tuple(choices)
+    return Tuned(level, kind.spec, known, plain_speed(known), tried, texts.halves, about, answers)
 
 
 def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
@@ -278,6 +288,17 @@ def _fastest(choices: Sequence[Choice], name: str) -> Choice | None:
     return max(own, key=lambda choice: choice.chosen_by.value, default=None)
 
 
+def _capped(judged: Trace, choices: Sequence[Choice], level: float) -> Answers | None:
+    """Return the fastest lossy setting that a ledger can follow, under a cap on every answer."""
+    band = [own for own in choices if own.family.name == "band:price"]
+    able = [own for own in choices if own.values is None and not find_policy(own.policy).needs_path]
+    lossy = [own for own in band or able if not own.family.lossless]
+    if not lossy:
+        return None
+    own = max(lossy, key=lambda choice: choice.chosen_by.value)
+    return answers_of(judged, own.family, own.policy, own.num_draft_tokens, level)
+
+
 def _with_values(
     judged: Trace,
     soft: Choice,
@@ -315,6 +336,8 @@ def _about(source: Source) -> dict[str, object]:
     if not isinstance(source, Trace):
         return about
     header = source.header
+    if "max_new_tokens" in header.details:
+        about["max_new_tokens"] = header.details["max_new_tokens"]
     weights = {
         name: header.details[name]
         for name in ("target_weights", "draft_weights")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cactus_theory._report import print_json
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.traces import Replay, SavedRows, Trace, replay
 from cactus_theory.verify.registry import find_verifier, verifiers
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         required=True,
         metavar="SPEC",
-        help="or FILE.py:NAME",
+        help="or FILE.py:NAME, a schedule too",
     )
     add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
     add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
@@ -76,7 +76,7 @@ def _replayed(
             said = f"{policy} can only be verified with {', '.join(own)}: left out of"
             print(said, ", ".join(left), file=sys.stderr)
     if not pairs:
-        find_verifier(args.verifier[-1]).check(find_policy(policies[-1]))  # raises
+        check_followed(find_rule(policies[-1]), find_verifier(args.verifier[-1]))  # raises
     found = []
     with Progress("replaying cycles", len(pairs) * len(source)) as progress:
         for number, (verifier, policy) in enumerate(pairs):
@@ -94,10 +94,10 @@ def _replayed(
 
 
 def _followers(policy: str, names: Sequence[str]) -> list[str]:
-    """Return the verifiers that can follow a policy, each once."""
+    """Return the verifiers that can follow a policy or a schedule, each once."""
     found = []
     for judge, name in [(find_verifier(name), name) for name in dict.fromkeys(names)]:
         with suppress(ValueError):
-            judge.check(find_policy(policy))
+            check_followed(find_rule(policy), judge)
             found.append(name)
     return found

@@ -10,8 +10,11 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
-from tests.amounts import some
+from cactus_theory.tuning import Costs, Prompts, Setting, save_tuned, sentence, tune
+from tests.amounts import THOROUGH, some
 
+# what files of the first version lack
+NEWER = ("answers", "batches", "not_tried")
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
 TUNE = ("tune", "--kl-per-token", "0.05", "--policies", "band:price", "--num-draft-tokens")
@@ -131,7 +134,9 @@ def test_the_table_fits_and_says_what_was_chosen(capsys, alone, monkeypatch) -> 
     monkeypatch.setenv("COLUMNS", "100")
     assert main([*TUNE, "1", "4", *alone, "0.05"]) == 0
     said = capsys.readouterr().out
-    *lines, sentence = said.strip().split("\n")
+    lines = said.strip().split("\n")
+    chosen = next(number for number, line in enumerate(lines) if line.startswith("Decode"))
+    lines, sentence = lines[:chosen], lines[chosen]
     assert max(map(len, lines)) <= 100 and "plain" in said and "speculative" in said
     assert sentence.startswith("Decode with band:price=") and "times plain decoding" in sentence
     assert "it will meter 0.05" in sentence
@@ -149,6 +154,8 @@ ALONE = ("--trace", "no", "--cost-ratio")
         (("--kl-per-token", "1", *ALONE, "-1"), "cost-ratio: must lie in [0"),
         (("--kl-per-token", "1", *ALONE, "1", "--divergence", "kll"), "'kll'"),
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "0"), "--batch: must be at least 1"),
+        (("--kl-per-token", "1", *ALONE, "1", "--batch", "8", "8"), "each size once; got 8 8"),
+        (("--kl-per-token", "1", *ALONE, "1", "--batch", "1", "8"), "--batch: must be one with"),
         (("--kl-per-token", "1", *ALONE, "1", "--out", "x.txt"), "--out: must end in .json"),
         (("--kl-per-token", "1", *ALONE, "1", "--policies", "nix"), "'nix'"),
         (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace, --rows: one must be given"),
@@ -204,3 +211,41 @@ def test_a_bad_file_is_one_line(tmp_path: Path, capsys, content, more, said: str
     assert said in capsys.readouterr().err
     assert main([*asked]) == 2
     assert "exactly one must be given; got neither" in capsys.readouterr().err
+
+
+def timed(target, draft, prompts, settings, *, on_decode=None) -> Costs:
+    """Return costs that depend on the batch size, without a decode."""
+    costs = vars(Costs.ratios(0.1 * prompts.batch, batch=prompts.batch))
+    return Costs(**costs | {"verify": {own.family: (0.01, 0.02) for own in settings}})
+
+
+def test_each_batch_size_has_a_line_and_a_place_in_the_file(tmp_path: Path, capsys, trace) -> None:
+    asked: list[Setting] = []
+    first = tune(trace, lambda own: asked.extend(own) or timed(None, None, Prompts([], 1, 4), own),
+                 0.05, policies=["mixture:alpha"], widths=[1, 2], capped=True)  # fmt: skip
+    other, out = first.at_costs(timed(None, None, Prompts([], 8, 4), asked)), tmp_path / "t.json"
+    save_tuned(first, out, [other])
+    told = (*CHEAP, "1", "2", "--trace", str(trace.folder), "--costs", str(out))
+    found = run_json(capsys, *told, "--batch", "1", "8")
+    assert json.loads(out.read_text()) == found
+    assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 8]
+    assert found["batches"][0]["sentence"] == sentence(other) != found["sentence"]
+    assert found["not_tried"] and found["answers"]["level"] == 0.05
+    assert run_json(capsys, *told, "--batch", "8")["plain"] == found["batches"][0]["plain"]
+    assert main([*told, "--batch", "8", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "\nBatch 1: Decode" in said and "\nNot tried: policies" in said
+    older = {name: own for name, own in found.items() if name not in NEWER}
+    out.write_text(json.dumps(older))
+    assert ct.load_tuned(out).num_draft_tokens >= 0 and Costs.load(out, 1).batch == 1
+    with pytest.raises(ValueError, match="--costs: must be of --batch 8; got 1"):
+        Costs.load(out, 8)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="loads and logs a pair; run by make test-thorough")
+def test_models_are_timed_at_each_batch_size(tmp_path, capsys, prompts, monkeypatch) -> None:
+    monkeypatch.setattr("cactus_theory.tuning.measure.measure_costs", timed)
+    small = ("--cycles", "4", "--max-new-tokens", "4", "--threads", "1", "--batch", "1", "2")
+    found = run_json(capsys, *CHEAP, "1", "2", *MODELS, "--prompts", prompts, *small)
+    assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 2]
+    assert found["source"]["max_new_tokens"] == 4

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+import cactus_theory as ct
+from cactus_theory.decoding import ByPosition, Ledger
 from cactus_theory.traces import SavedRows, Trace, replay
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, Tuned, tune
 from cactus_theory.tuning.learned import learn_for, shares
-from cactus_theory.tuning.report import sentence, table
+from cactus_theory.tuning.report import notes, payload, sentence, table
 from cactus_theory.tuning.speed import speed
 from tests.amounts import amount
 from tests.traces.conftest import rows_of
@@ -255,3 +257,71 @@ def test_one_text_is_too_few(trace, cheap) -> None:
         tune(trace.part([0]), cheap, 0.1)
     with pytest.raises(ValueError, match="texts: must be numbers from 0 to"):
         trace.part([99])
+
+
+def test_a_cap_on_every_answer_is_named_with_what_it_costs(trace, cheap) -> None:
+    """The texts' own means from a replay by hand; the cap by a ledger on the same rounds."""
+    asked = {"policies": ["band:price"], "widths": [2, 4]}
+    found = tune(trace, cheap, LEVEL, **asked, capped=True)
+    assert tune(trace, cheap, LEVEL, **asked).answers is None
+    own = found.answers
+    free = next(c for c in found.choices if c.family.name == "band:price").replay
+    means = free.spent["kl"] / free.tokens
+    assert own.num_draft_tokens == free.num_draft_tokens and own.verifier == free.verifier
+    assert own.above == (means > LEVEL).mean() and own.worst == means.max() > LEVEL
+    assert LEVEL < own.upper <= own.worst
+    capped = replay(
+        trace, Ledger(own.policy, LEVEL), own.verifier, num_draft_tokens=own.num_draft_tokens
+    )
+    assert own.ratio.value == pytest.approx((capped.tokens_per_call / free.tokens_per_call).value)
+    assert 0.8 < own.ratio.value < 1.05 and own.ratio.standard_error > 0
+    assert ct.policy(own.policy).price < ct.policy(free.policy).price
+    said = notes(found)
+    assert f"--cap {LEVEL:g}, for" in said[0] and f"the worst at {own.worst:.3g}" in said[0]
+    assert "allows an answer of 64 tokens 3.2 nats: 90 % of the target becomes 0 %" in said[1]
+    assert payload(found)["answers"]["worst"] == own.worst
+
+
+def test_what_was_not_tried_is_named(trace, cheap) -> None:
+    found = tune(trace, cheap, LEVEL, policies=["lenience:lenience"], widths=[1, 4])
+    other = found.at_costs(replace(cheap, batch=8))
+    *lines, last = notes(found, [other])
+    assert lines == [f"Batch 8: {sentence(other)}"] and last.startswith("Not tried: policies ")
+    for left in ("band", "cactus", "lenience:lenience with block", "K other than 1, 4;"):
+        assert left in last
+    assert "batch sizes other than 1, 8" in last and "speculative" not in last
+    band = notes(tune(trace, cheap, LEVEL, policies=["band:price"], widths=[1]))[-1]
+    assert " band," not in band and "band:delta" in band and "verifiers" not in band
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_a_schedule_is_replayed_as_its_policies_are(trace, verifier) -> None:
+    """One policy at every place is that policy; before its first step ends it is lossless."""
+    free = replay(trace, "band:price=0.5", verifier)
+    again = replay(trace, ByPosition([(0, "band:price=0.5")]), verifier)
+    assert np.array_equal(free.spent["kl"], again.spent["kl"])
+    assert np.array_equal(free.tokens, again.tokens)
+    late = replay(trace, ByPosition([(0, "speculative"), (10**6, "band:price=0.5")]), verifier)
+    assert late.divergence_per_token().value == 0.0
+    half = replay(trace, ByPosition([(0, "speculative"), (8, "band:price=0.5")]), verifier)
+    assert 0 < half.divergence_per_token().value < free.divergence_per_token().value
+    capped = replay(trace, Ledger("band:price=0.25", LEVEL), verifier, num_draft_tokens=2)
+    assert 0.5 * LEVEL < capped.divergence_per_token().value < 1.2 * LEVEL
+    assert np.array_equal(
+        capped.tokens,
+        replay(trace, Ledger("band:price=0.25", LEVEL), verifier, num_draft_tokens=2).tokens,
+    )
+
+
+def test_a_schedule_of_a_file_needs_a_trace(trace, tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from cactus_theory.decoding import ByPosition\n\n\nclass Late(ByPosition):\n"
+        "    def __init__(self, start: int = 4) -> None:\n"
+        "        super().__init__([(0, 'speculative'), (start, 'band:price=1')])\n"
+    )
+    own = replay(trace, f"{file}:Late:start=6", "chain")
+    assert own.spent["kl"].sum() > 0 and own.policy.startswith("Late(")
+    q = rows_of(torch.Generator().manual_seed(0), 4, 6)
+    with pytest.raises(ValueError, match="policy: a schedule needs a trace"):
+        replay(SavedRows.of(q, q), f"{file}:Late", "chain")

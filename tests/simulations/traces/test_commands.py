@@ -212,3 +212,17 @@ def test_bad_input_is_one_line(capsys, arguments: list[str], said: str) -> None:
     assert main(["replay", *arguments]) == 2
     err = capsys.readouterr().err
     assert said in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_schedule_of_a_file_is_replayed(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from cactus_theory.decoding import Ledger\n\n\nclass Capped(Ledger):\n"
+        "    def __init__(self, cap: float) -> None:\n"
+        "        super().__init__('band:price=0.5', cap)\n"
+    )
+    asked = ["replay", str(EXAMPLE), "--policy", "band:price=0.5", f"{file}:Capped:cap=0.01"]
+    assert main([*asked, "--json"]) == 0
+    free, capped = json.loads(capsys.readouterr().out)["replays"]
+    assert capped["policy"] == "band:price=0.5, at most 0.01 nats a token"
+    assert 0 < capped["kl_per_token"] < 0.5 * free["kl_per_token"]
