@@ -72,9 +72,7 @@ def test_the_law_is_the_sum_over_native_decisions(width, window, entropy, k, zer
         ratio = [min(1.0, float(q[row, i, n] / p[row, i, n])) for i, n in enumerate(drafted)]
         stop = [0.0] * (width + 1)
         for kept in itertools.product((True, False), repeat=width):
-            weight = math.prod(
-                a if own else 1 - a for a, own in zip(ratio, kept, strict=True)
-            )
+            weight = math.prod(a if own else 1 - a for a, own in zip(ratio, kept, strict=True))
             coins = [-1.0 if own else math.inf for own in kept]
             own = q[row].tolist(), p[row].tolist()
             stop[documented(*own, drafted, coins, window, entropy, k)] += weight
@@ -154,9 +152,7 @@ def test_a_row_of_the_vocabulary_of_a_language_model():
     coins = torch.rand(2, 3).double(), torch.rand(2).double()
     for dtype in (torch.float32, torch.bfloat16):
         draft = Draft(ids, [3, 2], p.to(dtype))
-        found = Fly(window=1, entropy=0).verify(
-            Assignment((LOSSLESS,)), q.to(dtype), draft, *coins
-        )
+        found = Fly(window=1, entropy=0).verify(Assignment((LOSSLESS,)), q.to(dtype), draft, *coins)
         assert (found.last >= 0).all() and (found.num_accepted <= torch.tensor([3, 2])).all()
 
 
@@ -164,9 +160,7 @@ def test_a_lawless_row_that_decides_ends_without_a_token():
     q, p, ids = rows(1, 3, 4, 2)
     coins = torch.full((1, 3), 0.999).double(), torch.tensor([0.5]).double()
     q[0, 1] = math.nan
-    found = Fly(window=1, entropy=0).verify(
-        Assignment((LOSSLESS,)), q, Draft(ids, [3], p), *coins
-    )
+    found = Fly(window=1, entropy=0).verify(Assignment((LOSSLESS,)), q, Draft(ids, [3], p), *coins)
     assert found.last.tolist() == [-1] and int(found.num_accepted[0]) <= 1
 
 

@@ -124,7 +124,9 @@ class Enumeration(Seen):
         found = (verifier or self.verifier).law(self.assigned, q.flatten(0, 1), draft)
         parts = (found.stop, found.last, found.alive, found.emitted, found.turns)
         shape = (count, paths)
-        return PathLaw(*(None if own is None else own.unflatten(0, shape).double() for own in parts))
+        return PathLaw(
+            *(None if own is None else own.unflatten(0, shape).double() for own in parts)
+        )
 
     def by_node(self, values: Tensor, depth: int) -> Tensor:
         """Return sums (T, V^depth, …) of values of paths (T, V^K, …) over each node's paths."""

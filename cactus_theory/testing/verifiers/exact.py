@@ -42,7 +42,7 @@ def _wide(on: Tensor, seen: Enumeration) -> Tensor:
 
 @verifier_property(
     row_by_row,
-    hint="a residual of another row or without its alive ratio, or another value for the coins"
+    hint="a residual of another row or without its alive ratio, or another value for the coins",
 )
 def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
     """At every node the token that follows, given that the node's are accepted, has the law h.
@@ -60,7 +60,9 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
         yield Bounds(found, expected, expected, about, allowed.expand(found.shape))
 
 
-@verifier_property(row_by_row, hint="alive counts from the wrong row, or not given the tokens before it")
+@verifier_property(
+    row_by_row, hint="alive counts from the wrong row, or not given the tokens before it"
+)
 def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
     """Probability × alive ratio of a text is the chance that it is drafted and accepted.
 
