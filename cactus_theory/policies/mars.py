@@ -20,17 +20,17 @@ class Mars(Policy):
     A ratio of raw logits is no function of the row: adding a constant to all logits changes it
     and leaves q. For z_1 > 0 it says :math:`\ln q_1 − \ln q_2 < (1 − θ) z_1`, a margin in nats
     that a row does have, times a number that it has lost. That number is the knob ``top``: the
-    largest raw logit, taken to be the same at every row. :func:`near_runner_up` takes one a
-    row, where the logits are at hand. (Where z_1 < 0 the ratio as written accepts every
-    runner-up.)
+    largest raw logit, taken to be the same at every row; 20 is a round number, not your model's.
+    :func:`near_runner_up` takes one a row, where the logits are at hand. (Where z_1 < 0 the ratio
+    as written accepts every runner-up.)
 
     Greedy: the likeliest token replaces a refused one. It needs rows of temperature 1 or so; a
     one-hot row has no runner-up. Bounds no divergence. θ is .8 to .97 there, usually .9.
     Source: Song et al. 2026 (arXiv 2601.15498).
     """
 
-    top: float
     theta: float = 0.9
+    top: float = 20.0
     knob = "theta"
     shared_recovery = True
 

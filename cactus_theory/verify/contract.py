@@ -235,7 +235,7 @@ class VerdictLaw:
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
         at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None where the
         verifier looks ahead.
-    turns : (B, K), what each acceptance coin is compared with, where ``stop`` does not tell it.
+    turns : (B, K), what each acceptance coin is compared with, where each token has its own.
 
     Entries beyond the drafted tokens of a row are 0. Of a verifier that looks ahead ``alive`` is
     given the whole draft, the tail of ``stop``.

@@ -20,7 +20,7 @@ which is not the target's law either. Source: FLy, arXiv 2511.22972; vLLM's docu
 (``rejection_sample_method="fly"``) and ``vllm/v1/spec_decode/fly.py``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,6 +33,7 @@ from cactus_theory.policies.relaxed import Relaxed
 from cactus_theory.policies.sample_and_match import SampleAndMatch
 from cactus_theory.policies.speculative import Speculative
 from cactus_theory.policies.top_k import whole
+from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import NO_TOKEN, pick
 from cactus_theory.verify.registry import register_verifier
@@ -105,16 +106,15 @@ class Fly(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
-        """Return what is emitted."""
-        step = _Native(assigned, target_probs, draft)
-        native = accept < step.kept
+        """Return what is emitted; every row is read."""
+        native, chances = self._native(assigned, target_probs, draft)
+        kept, place = accept < chances, torch.arange(accept.shape[1], device=accept.device)
         window, able = self._overridable(target_probs, draft)
-        overridden = able & (_ahead(native.double(), window) > 0)
-        stays = (native | overridden) & step.on
+        on = place < torch.as_tensor(draft.counts, device=place.device)[:, None]
+        stays = on & (kept | (able & (_ahead(kept.double(), window) > 0)))
         accepted = stays.long().cumprod(-1).sum(-1)
-        last = pick(step.after(accepted, self._bonus(target_probs)), draw)
-        place = torch.arange(native.shape[1], device=native.device)
-        read = step.on & step.kept.isnan() & (place <= (accepted + window)[:, None])
+        last = pick(native.last[torch.arange(len(accepted), device=place.device), accepted], draw)
+        read = on & chances.isnan() & (place <= (accepted + window)[:, None])
         return Verdict(draft.token_ids, accepted, torch.where(read.any(-1), NO_TOKEN, last))
 
     def law(
@@ -124,28 +124,35 @@ class Fly(Verifier):
         draft: Draft,
     ) -> VerdictLaw:
         """Return the exact law of the verdict given the draft; ``emitted`` is None."""
-        q = target_probs.double()
-        step = _Native(assigned, q, draft)
-        window, able = self._overridable(q, draft)
-        ahead = torch.where(able, _ahead(step.kept, window), 0.0)
-        batch, width = step.kept.shape
-        rows = torch.arange(batch, device=q.device)
-        free = q.new_zeros(batch, width + int(window.max()) + 2)
+        native, chances = self._native(assigned, target_probs, draft)
+        window, able = self._overridable(target_probs.double(), draft)
+        ahead = torch.where(able, _ahead(chances, window), 0.0)
+        rows = torch.arange(len(window), device=window.device)
+        counts = torch.as_tensor(draft.counts, device=window.device)
+        stop = torch.zeros_like(native.stop)
+        free = stop.new_zeros(len(stop), stop.shape[1] + int(window.max()) + 1)
         free[:, 0] = 1.0
-        stop = q.new_zeros(batch, width + 1)
-        for place in range(width):
-            here, kept = free[:, place], step.kept[:, place]
-            on, refused = step.on[:, place], here * (1 - step.kept[:, place])
-            free[:, place + 1] += torch.where(on, here * kept, 0.0)
+        for place, kept in enumerate(chances.T):
+            on, refused = place < counts, free[:, place] * (1 - kept)
+            free[:, place + 1] += torch.where(on, free[:, place] * kept, 0.0)
             free[rows, place + window + 1] += torch.where(on, refused * ahead[:, place], 0.0)
             stop[:, place] = torch.where(on, refused * (1 - ahead[:, place]), 0.0)
-        stop[rows, step.counts] = free[rows, step.counts]
-        places = torch.arange(width + 1, device=q.device).expand(batch, -1)
-        bonus = self._bonus(q)
-        last = torch.stack([step.after(own, bonus) for own in places.T], 1)
-        last = torch.where((places <= step.counts[:, None])[..., None], last, 0.0)
+        stop[rows, counts] = free[rows, counts]
         alive = stop.flip(-1).cumsum(-1).flip(-1)
-        return VerdictLaw(stop, last, alive, None, step.kept)
+        return replace(native, stop=stop, alive=alive, emitted=None)
+
+    def _native(
+        self, assigned: Assignment, q: Tensor, draft: Draft
+    ) -> tuple[VerdictLaw, Float[Tensor, "batch K"]]:
+        """Return the law of the chain, with the bonus that is asked for, and φ of each token."""
+        found = Chain().law(assigned, q, draft)
+        if self.bonus == "argmax":
+            batch = torch.arange(len(q), device=q.device)
+            counts = torch.as_tensor(draft.counts, device=q.device)
+            best = q[batch, counts].argmax(-1)
+            found.last[batch, counts] = one_hot(best, found.last)
+        assert found.turns is not None
+        return found, found.turns
 
     def _overridable(
         self, q: Float[Tensor, "batch K1 vocab"], draft: Draft
@@ -165,54 +172,8 @@ class Fly(Verifier):
         room = (place + window[:, None] < counts[:, None]) & (window >= 1)[:, None]
         return window.clamp(min=1), unsure & possible & room
 
-    def _bonus(self, q: Float[Tensor, "batch K1 vocab"]) -> Float[Tensor, "batch K1 vocab"]:
-        """Return the rows that bonus tokens come from."""
-        return q if self.bonus == "target" else one_hot(q.argmax(-1), q)
-
 
 DEFAULTS = vars(Fly())
-
-
-class _Native:
-    """What the policies decide of each drafted token, by itself.
-
-    Attributes
-    ----------
-    kept : (B, K) float64, φ of the drafted tokens. ``on`` : (B, K) which places have one.
-    counts : (B,) drafted tokens.
-    """
-
-    def __init__(
-        self, assigned: Assignment, q: Float[Tensor, "batch K1 vocab"], draft: Draft
-    ) -> None:
-        self.assigned, self.q, self.ids = assigned, q, draft.token_ids
-        self.p = one_hot(self.ids, q) if draft.probs is None else draft.probs.to(q.dtype)
-        self.counts = torch.as_tensor(draft.counts, device=q.device)
-        width = self.ids.shape[1]
-        self.on = torch.arange(width, device=q.device) < self.counts[:, None]
-        self.kept = q.new_zeros(self.ids.shape, dtype=torch.float64)
-        for number, policy in enumerate(assigned.policies):
-            own = self.on & self._judged_by(number)
-            rows = q[:, :width][own], self.p[own], self.ids[own][:, None]
-            self.kept[own] = policy.acceptance(*rows)[:, 0]
-
-    def after(
-        self, accepted: Int[Tensor, "batch"], bonus: Float[Tensor, "batch K1 vocab"]
-    ) -> Float[Tensor, "batch vocab"]:
-        """Return the law of the token after so many accepted ones, the bonus after all."""
-        batch = torch.arange(len(accepted), device=accepted.device)
-        found = bonus[batch, accepted].double()
-        refused = accepted < self.counts
-        for number, policy in enumerate(self.assigned.policies):
-            own = batch[refused]
-            own = own[self._judged_by(number)[own, accepted[own]]]
-            at = own, accepted[own]
-            found[own] = policy.recovery(self.q[at], self.p[at], self.ids[at]).double()
-        return found
-
-    def _judged_by(self, number: int) -> Bool[Tensor, "batch K"]:
-        choice = self.assigned.choice
-        return torch.ones_like(self.on) if choice is None else choice == number
 
 
 def _ahead(

@@ -34,6 +34,7 @@ from .settings import AT_ZERO, PRICES, SAMPLED, Rule
 
 WIDEST = 100
 FAMILIES = {"band": ("band", "chain"), "soft_band": ("soft_band", "block")}
+NAMES = ("engine", "setting", "policy", "verifier")
 METERED = ("kl", "total_variation")
 # sampled from the draft's rows, as paper and theory have it; certain, as most engines draft
 DRAFTERS = {name: EVERY_DRAFTER[name] for name in ("sampled", "greedy")}
@@ -47,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
     add("--num-draft-tokens", type=int, nargs="+", default=[5, 8], metavar="K")
-    add("--cycles", type=int, default=400, help="logged at temperature 1, at least so many")
-    add("--ahead", type=int, default=48, help="of those, drafted on from for FLy's nats")
-    add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text")
+    add("--cycles", type=int, default=160, help="logged at temperature 1, at least so many")
+    add("--ahead", type=int, default=32, help="of those, drafted on from for FLy's nats")
+    add("--max-new-tokens", type=int, default=32, metavar="N", help="of a text")
     add("--greedy-prompts", type=int, default=8, help="prompts of the texts of temperature 0")
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
     add("--seed", type=int, default=0)
@@ -140,9 +141,7 @@ def _row(drafts: str, rule: Rule, width: int, found: Replays, looked: Looked) ->
     kl = ahead.kl if ahead else own.divergence_per_token()
     tv = ahead.tv if ahead else own.divergence_per_token("total_variation")
     lossless = found["speculative", "chain"][width].tokens_per_call
-    row: Row = {"temperature": 1.0, "drafts": drafts, "engine": rule.engine}
-    row |= {"setting": rule.setting}
-    row |= {"policy": rule.policy, "verifier": rule.verifier, "num_draft_tokens": width}
+    row = _named(1.0, drafts, rule, width)
     row |= valued("tokens_per_call", own.tokens_per_call)
     row |= valued("tokens_ratio", own.tokens_per_call / lossless)
     row |= valued("kl_per_token", kl) | valued("tv_per_token", tv)
@@ -153,6 +152,11 @@ def _row(drafts: str, rule: Rule, width: int, found: Replays, looked: Looked) ->
         row |= _valued_or_none(f"{name}_tokens_at_kl", reached(family, kl))
         row |= _valued_or_none(f"{name}_kl_at_tokens", _price_of(family, own.tokens_per_call))
     return row
+
+
+def _named(temperature: float, drafts: str, rule: Rule, width: int) -> Row:
+    row = {"temperature": temperature, "drafts": drafts, "num_draft_tokens": width}
+    return row | {name: getattr(rule, name) for name in NAMES}
 
 
 def _price_of(family: Sequence[Replay], tokens: Estimate) -> Estimate | None:
@@ -181,10 +185,7 @@ def _at_zero(
             told = counted(rule, drafts, ends, f"greedy texts, K={width}")
             lossless = counted(AT_ZERO[0], drafts, ends, f"greedy texts, K={width}")
             ratio = told["tokens_per_call"] / lossless["tokens_per_call"]
-            policy = rule.policy if rule.theta is None else f"mars:theta={rule.theta:g}"
-            row: Row = {"temperature": 0.0, "drafts": "greedy", "engine": rule.engine}
-            row |= {"setting": rule.setting}
-            row |= {"policy": policy, "verifier": rule.verifier, "num_draft_tokens": width}
+            row = _named(0.0, "greedy", rule, width)
             row |= valued("tokens_per_call", told["tokens_per_call"])
             row |= valued("tokens_ratio", ratio)
             row |= {"kl_per_token": None, "kl_per_token_se": None}

@@ -15,11 +15,11 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.decoding import generate
-from cactus_theory.policies.mars import near_runner_up
+from cactus_theory.policies.mars import Mars, near_runner_up
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
-from .settings import Greedy
+from .settings import Rule
 
 # every so many tokens of a greedy text a draft begins
 STRIDE = 3
@@ -61,21 +61,21 @@ def cycles(
             yield Cycle(line[0, -width:], logits.softmax(-1), logits.amax(-1), text)
 
 
-def accepted(rule: Greedy, cycle: Cycle) -> int:
+def accepted(rule: Rule, cycle: Cycle) -> int:
     """Return how many drafted tokens a rule keeps."""
-    width, q = len(cycle.ids), cycle.q
-    if rule.theta is not None:
-        near, second = near_runner_up(q[:-1], cycle.top[:-1], rule.theta)
+    width, q, policy = len(cycle.ids), cycle.q, ct.policy(rule.policy)
+    if isinstance(policy, Mars):
+        near, second = near_runner_up(q[:-1], cycle.top[:-1], policy.theta)
         kept = (cycle.ids == q[:-1].argmax(-1)) | (near & (cycle.ids == second))
         return int(kept.long().cumprod(-1).sum())
     coins = torch.full((1, width), 0.5).double()
     draft = Draft(cycle.ids[None], [width], None)
-    assigned = Assignment((ct.policy(rule.policy),))
-    verdict = find_verifier(rule.verifier).verify(assigned, q[None], draft, coins, coins[:, 0])
+    judge, assigned = find_verifier(rule.verifier), Assignment((policy,))
+    verdict = judge.verify(assigned, q[None], draft, coins, coins[:, 0])
     return int(verdict.num_accepted[0])
 
 
-def counted(rule: Greedy, drafts: list[Cycle], ends: list[int], source: str) -> dict[str, Estimate]:
+def counted(rule: Rule, drafts: list[Cycle], ends: list[int], source: str) -> dict[str, Estimate]:
     """Return tokens per call, changed tokens per token, and changed calls, by text."""
     texts = max(cycle.text for cycle in drafts) + 1
     calls, tokens, changed, touched = np.zeros((4, texts))

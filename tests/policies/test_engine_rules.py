@@ -28,6 +28,7 @@ RULES = (
     "thresholds:single=0.2,acc=0.9",
     "thresholds:single=0,acc=0",
     "mars:top=6",
+    "mars",
     "mars:top=2,theta=0.5",
 )
 
@@ -55,7 +56,7 @@ def documented(spec, q, p, n, u):
         left = [0.0 if i == n else x for i, x in enumerate(q)]
         return kept, left if sum(left) else list(q)
     if name == "mars":
-        top, theta = float(knobs["top"]), float(knobs.get("theta", 0.9))
+        top, theta = float(knobs.get("top", 20)), float(knobs.get("theta", 0.9))
         second = order[1]
         ratio = (top + math.log(q[second]) - math.log(q[order[0]])) / top if q[second] else -1
         return n == order[0] or (n == second and q[second] > 0 and ratio > theta), best

@@ -122,10 +122,11 @@ class Enumeration(Seen):
         ids = self.trees.paths.repeat(count, 1)
         draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
         found = (verifier or self.verifier).law(self.assigned, q.flatten(0, 1), draft)
-        parts = (found.stop, found.last, found.alive, found.emitted, found.turns)
         shape = (count, paths)
+        optional = (found.emitted, found.turns)
         return PathLaw(
-            *(None if own is None else own.unflatten(0, shape).double() for own in parts)
+            *(own.unflatten(0, shape).double() for own in (found.stop, found.last, found.alive)),
+            *(None if own is None else own.unflatten(0, shape).double() for own in optional),
         )
 
     def by_node(self, values: Tensor, depth: int) -> Tensor:

@@ -95,6 +95,7 @@ def _most(seen: Enumeration, depth: int) -> Tensor:
 @verifier_property(row_by_row, hint="the meter is given another row than the one that is emitted")
 def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
     """The law that the meter charges at each node is h there."""
+    assert seen.law.emitted is not None  # it must not be, of a verifier that does not look ahead
     for depth, target in enumerate(seen.target):
         on = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
