@@ -157,7 +157,7 @@ class Fly(Verifier):
     def _overridable(
         self, q: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> tuple[Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
-        """Return W of each row, and where a refusal may be overridden: 1, 3 and 4 hold."""
+        """Return W of each row, and where a refusal may be overridden if there is room: 1 and 3."""
         ids, device = draft.token_ids, q.device
         planned = torch.as_tensor(draft.planned, device=device)
         window = (planned - 1).clamp(max=WINDOW)
@@ -167,10 +167,7 @@ class Fly(Verifier):
         largest = rows.topk(min(self.k, rows.shape[-1]), -1).values.double()
         unsure = -torch.xlogy(largest, largest).sum(-1) >= self.entropy
         possible = rows.gather(-1, ids[..., None])[..., 0] > 0
-        place = torch.arange(ids.shape[1], device=device)
-        counts = torch.as_tensor(draft.counts, device=device)
-        room = (place + window[:, None] < counts[:, None]) & (window >= 1)[:, None]
-        return window.clamp(min=1), unsure & possible & room
+        return window.clamp(min=1), unsure & possible & (window >= 1)[:, None]
 
 
 DEFAULTS = vars(Fly())
@@ -179,7 +176,7 @@ DEFAULTS = vars(Fly())
 def _ahead(
     kept: Float[Tensor, "batch K"], window: Int[Tensor, "batch"]
 ) -> Float[Tensor, "batch K"]:
-    """Return the product of the next W values after each place; 0 where there are fewer."""
+    """Return the product of the next W values after each place; 0 where there are fewer: 4."""
     width = kept.shape[1]
     place = torch.arange(width, device=kept.device)
     after = place - place[:, None]  # how far column j is after row i

@@ -34,8 +34,13 @@ from .settings import AT_ZERO, PRICES, SAMPLED, Rule
 
 WIDEST = 100
 FAMILIES = {"band": ("band", "chain"), "soft_band": ("soft_band", "block")}
-NAMES = ("engine", "setting", "policy", "verifier")
 METERED = ("kl", "total_variation")
+# with an error each; empty where a rule has no such number
+COLUMNS = ("tokens_per_call", "tokens_ratio", "kl_per_token", "tv_per_token", "changed_calls",
+           *(f"{name}_{said}" for name in FAMILIES for said in ("tokens_at_kl", "kl_at_tokens"))
+           )  # fmt: skip
+# nats that are none
+ROUNDING = 1e-9
 # sampled from the draft's rows, as paper and theory have it; certain, as most engines draft
 DRAFTERS = {name: EVERY_DRAFTER[name] for name in ("sampled", "greedy")}
 Row = dict[str, Any]
@@ -136,27 +141,31 @@ def _family(found: Replays, name: str, width: int) -> list[Replay]:
 
 def _row(drafts: str, rule: Rule, width: int, found: Replays, looked: Looked) -> Row:
     """Return what a rule pays and what the bands could pay, at temperature 1."""
-    own = found[rule.policy, rule.verifier][width]
-    ahead = looked.get((rule.verifier, width))
+    own, ahead = found[rule.policy, rule.verifier][width], looked.get((rule.verifier, width))
     kl = ahead.kl if ahead else own.divergence_per_token()
     tv = ahead.tv if ahead else own.divergence_per_token("total_variation")
     lossless = found["speculative", "chain"][width].tokens_per_call
-    row = _named(1.0, drafts, rule, width)
+    cycles = ahead.cycles if ahead else int(own.cycles.sum())
+    row = _named(1.0, drafts, rule, width) | {"cycles": cycles}
     row |= valued("tokens_per_call", own.tokens_per_call)
     row |= valued("tokens_ratio", own.tokens_per_call / lossless)
     row |= valued("kl_per_token", kl) | valued("tv_per_token", tv)
-    row |= {"cycles": ahead.cycles if ahead else int(own.cycles.sum())}
-    row |= {"changed_calls": None, "changed_calls_se": None}
     for name in FAMILIES:
         family = _family(found, name, width)
-        row |= _valued_or_none(f"{name}_tokens_at_kl", reached(family, kl))
-        row |= _valued_or_none(f"{name}_kl_at_tokens", _price_of(family, own.tokens_per_call))
+        at_kl = reached(family, kl) if kl.value > ROUNDING else family[0].tokens_per_call
+        found_at = {"tokens_at_kl": at_kl, "kl_at_tokens": _price_of(family, own.tokens_per_call)}
+        for said, estimate in found_at.items():
+            row |= {} if estimate is None else valued(f"{name}_{said}", estimate)
     return row
 
 
 def _named(temperature: float, drafts: str, rule: Rule, width: int) -> Row:
+    """Return every column: what the row is about, and nothing yet of the others."""
     row = {"temperature": temperature, "drafts": drafts, "num_draft_tokens": width}
-    return row | {name: getattr(rule, name) for name in NAMES}
+    row |= {name: getattr(rule, name) for name in ("engine", "setting", "policy", "verifier")}
+    return (
+        row | {"cycles": 0} | dict.fromkeys(own + said for own in COLUMNS for said in ("", "_se"))
+    )
 
 
 def _price_of(family: Sequence[Replay], tokens: Estimate) -> Estimate | None:
@@ -167,10 +176,6 @@ def _price_of(family: Sequence[Replay], tokens: Estimate) -> Estimate | None:
         return divergence_at(family, tokens)
     except ValueError:
         return None
-
-
-def _valued_or_none(name: str, own: Estimate | None) -> Row:
-    return {name: None, f"{name}_se": None} if own is None else valued(name, own)
 
 
 def _at_zero(
@@ -185,15 +190,9 @@ def _at_zero(
             told = counted(rule, drafts, ends, f"greedy texts, K={width}")
             lossless = counted(AT_ZERO[0], drafts, ends, f"greedy texts, K={width}")
             ratio = told["tokens_per_call"] / lossless["tokens_per_call"]
-            row = _named(0.0, "greedy", rule, width)
-            row |= valued("tokens_per_call", told["tokens_per_call"])
-            row |= valued("tokens_ratio", ratio)
-            row |= {"kl_per_token": None, "kl_per_token_se": None}
-            row |= valued("tv_per_token", told["tv_per_token"]) | {"cycles": len(drafts)}
-            row |= valued("changed_calls", told["changed_calls"])
-            for name in FAMILIES:
-                row |= _valued_or_none(f"{name}_tokens_at_kl", None)
-                row |= _valued_or_none(f"{name}_kl_at_tokens", None)
+            row = _named(0.0, "greedy", rule, width) | {"cycles": len(drafts)}
+            for name, estimate in (told | {"tokens_ratio": ratio}).items():
+                row |= valued(name, estimate)
             yield row
 
 
