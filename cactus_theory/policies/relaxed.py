@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies._base import TIE, Id, Rows, one_hot
+from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
 from cactus_theory.policies.top_k import _AmongTop
 
@@ -37,6 +38,11 @@ class Relaxed(_AmongTop):
         super().__post_init__()
         object.__setattr__(self, "delta", check.number("delta", self.delta, 0))
         check.one_of("recover", self.recover, ("argmax", "target"))
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: no budget; acceptance grows with δ."""
+        return super().declares
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
         """Return which tokens are kept."""

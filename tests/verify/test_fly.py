@@ -122,6 +122,11 @@ def test_it_is_lossy_on_a_lossless_policy_by_hand():
 @pytest.mark.skipif(not THOROUGH, reason="400,000 draws; run by make test-thorough")
 @pytest.mark.parametrize(("width", "window", "entropy", "k"), CASES)
 def test_draws_of_the_documentation_follow_the_law(width, window, entropy, k):
+    assert chance_of_draws(width, window, entropy, k) > FALSE_ALARM
+
+
+def chance_of_draws(width, window, entropy, k):
+    """Return the probability that χ² of 400,000 rounds of one draft is at least what is found."""
     draws = 400_000
     q, p, ids = rows(1, width, 4, 11)
     draft = Draft(ids, [width], p)
@@ -129,8 +134,7 @@ def test_draws_of_the_documentation_follow_the_law(width, window, entropy, k):
     coins = torch.rand(draws, width, generator=torch.Generator().manual_seed(1)).tolist()
     own = q[0].tolist(), p[0].tolist(), ids[0].tolist()
     found = torch.tensor([documented(*own, u, window, entropy, k) for u in coins])
-    counts = found.bincount(minlength=width + 1)
-    assert chance_of_counts(counts, law.stop[0] * draws) > FALSE_ALARM
+    return chance_of_counts(found.bincount(minlength=width + 1), law.stop[0] * draws)
 
 
 @pytest.mark.parametrize("window", [1, 2])
