@@ -86,7 +86,7 @@ def _legend(figure: Figure) -> None:
         Line2D([], [], marker="o", color=PAYS, label="what the rule pays", **look),
         Line2D([], [], marker="D", color=COULD, mfc="white",
                label="what the soft band in blocks pays for as many tokens", **look),
-        Line2D([], [], ls="", label=f"2.8 → 4.7: tokens per call at K = {WIDTH}, soft band's there"),
+        Line2D([], [], ls="", label=f"2.8 → 4.7: tokens per call (K = {WIDTH}), the soft band's"),
         Line2D([], [], ls="", label="2.5, × 1.2: tokens per call, and times those of exact match"),
     ]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", frameon=False, fontsize=7,
