@@ -53,8 +53,9 @@ def _prices(ax: Axes, rows: list[Row]) -> None:
     """Draw what each rule pays and what the soft band pays for as many tokens."""
     ax.set_xscale("log")
     ax.set_xlim(LOSSLESS_AT * 0.7, 60)
-    style.ticks(ax.xaxis, (LOSSLESS_AT, *TICKS))
-    ax.set_xticklabels(["0", *(f"{value:g}" for value in TICKS)])
+    ticks = TICKS[1::2] if style.narrow() else TICKS
+    style.ticks(ax.xaxis, (LOSSLESS_AT, *ticks))
+    ax.set_xticklabels(["0", *(f"{value:g}" for value in ticks)])
     ax.set_xlabel("nats per token", fontsize=7.5)
     for place, row in enumerate(rows):
         paid, could = (row[key] for key in ("kl_per_token", "soft_band_kl_at_tokens"))
@@ -86,7 +87,8 @@ def _legend(figure: Figure) -> None:
         Line2D([], [], marker="o", color=PAYS, label="what the rule pays", **look),
         Line2D([], [], marker="D", color=COULD, mfc="white",
                label="what the soft band in blocks pays for as many tokens", **look),
-        Line2D([], [], ls="", label=f"2.8 → 4.7: tokens per call (K = {WIDTH}), the soft band's"),
+        Line2D([], [], ls="", label=f"2.8 → 4.7: tokens per call (K = {WIDTH}), "
+               "and the soft band's at those nats"),
         Line2D([], [], ls="", label="2.5, × 1.2: tokens per call, and times those of exact match"),
     ]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", frameon=False, fontsize=7,

@@ -16,6 +16,7 @@ from simulations.common.results import read_csv
 from simulations.markov import Setting, every_round, markov_pair
 from simulations.rules import ahead, greedy
 from simulations.rules.settings import AT_ZERO, SAMPLED
+from tests.amounts import THOROUGH
 
 EXACT = 1e-12
 # float16 log-probabilities of the trace, and a float32 pass of the models
@@ -106,6 +107,7 @@ def test_greedy_rules_keep_exact_matches_and_count_changes():
     assert told["tv_per_token"].value == pytest.approx(1 / 3)
 
 
+@pytest.mark.skipif(not THOROUGH, reason="takes seconds; run by make test-thorough")
 def test_the_command_prices_every_rule(tmp_path, capsys):
     out = tmp_path / "rules.csv"
     small = "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2"
