@@ -34,7 +34,8 @@ def draw(data: Path) -> Figure:
         for ax, kind in zip(panels[number::2], TITLES, strict=True):
             own = [row for row in rows if _kind(row) == kind]
             (_changes if kind == "zero" else _prices)(ax, own)
-            ax.set_title(f"{pair}: {TITLES[kind]}", fontsize=8)
+            break_or_space = "\n" if style.narrow() else " "
+            ax.set_title(f"{pair}:{break_or_space}{TITLES[kind]}", fontsize=8)
             ax.set_yticks(range(len(own)), [f"{row['engine']}, {row['setting']}" for row in own])
             ax.tick_params(axis="y", labelsize=6.5, length=0)
             ax.tick_params(axis="x", labelsize=7)
@@ -89,7 +90,8 @@ def _legend(figure: Figure) -> None:
                label="what the soft band in blocks pays for as many tokens", **look),
         Line2D([], [], ls="", label=f"2.8 → 4.7: tokens per call (K = {WIDTH}), "
                "and the soft band's at those nats"),
-        Line2D([], [], ls="", label="2.5, × 1.2: tokens per call, and times those of exact match"),
+        Line2D([], [], ls="", label="2.5, × 1.2: tokens per call, times those of exact match"),
     ]  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", frameon=False, fontsize=7,
+    figure.legend(handles=handles, loc="outside lower center", frameon=False,
+                  fontsize=5 if style.narrow() else 7,
                   ncols=1 if style.narrow() else 2)  # fmt: skip
