@@ -121,7 +121,11 @@ def test_the_optimum_is_not_shown_beside_a_policy_that_emits_excluded_tokens(cap
 
 @pytest.mark.parametrize("spec", some(("reverse_kl", "total_variation", "pearson_chi2"), 1))
 def test_nor_under_another_divergence(spec):
-    cases = [(v, ct.policy(s)) for v in verifiers(metered=True) for s in ("band:price=1", "cactus:delta=0.1")]
+    cases = [
+        (v, ct.policy(s))
+        for v in verifiers(metered=True)
+        for s in ("band:price=1", "cactus:delta=0.1")
+    ]
     for row in measure(TREE, cases, spec):
         assert row["gap_percent"] >= -100 * PROOF, row
 
