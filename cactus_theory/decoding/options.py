@@ -20,7 +20,7 @@ from cactus_theory.decoding.schedule import Schedule, Spec, check_followed, find
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import Draft, Verifier
+from cactus_theory.verify.contract import NO_ROW, Draft, Verifier
 from cactus_theory.verify.registry import find_verifier
 
 # the new ids of the only row, or a list of them per row
@@ -87,6 +87,8 @@ class DecodeOptions:
             raise ValueError(
                 "log_probs: needs the meter, which has the emitted laws; got meter=False"
             )
+        if self.meter and self.judge.looks_ahead:
+            raise ValueError(f"{NO_ROW.format(self.judge.name)}; give meter=False")
         loop = self.device_loop
         if not (loop is None or isinstance(loop, bool) or loop in STEPS):
             allowed = ", ".join(map(repr, (True, False, None, *STEPS)))

@@ -6,7 +6,7 @@ from cactus_theory.traces._result import Replay
 from cactus_theory.traces.audits import PooledAudit, pooled_audit, row_pairs
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.log import log_trace
-from cactus_theory.traces.paired import Comparison, compare, tokens_at
+from cactus_theory.traces.paired import Comparison, compare, divergence_at, tokens_at
 from cactus_theory.traces.replays import replay
 from cactus_theory.traces.rows import SavedRows
 from cactus_theory.traces.trace import Batch, Trace
@@ -22,6 +22,7 @@ __all__ = [
     "SavedRows",
     "Trace",
     "compare",
+    "divergence_at",
     "learn_values",
     "log_trace",
     "pooled_audit",

@@ -1,6 +1,6 @@
 """Compare replays of the same cycles: paired differences, and levels at equal divergence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +68,9 @@ def compare(first: Replay, second: Replay) -> Comparison:
     )
 
 
-def tokens_at(replays: Sequence[Replay], level: float, divergence: str = "kl") -> Estimate:
+def tokens_at(
+    replays: Sequence[Replay], level: float | Estimate, divergence: str = "kl"
+) -> Estimate:
     """Return tokens per call of a family at a divergence per token, between its two knobs there.
 
     Between two knobs stands the decode that takes either one for a whole cycle by a coin: its
@@ -78,7 +80,8 @@ def tokens_at(replays: Sequence[Replay], level: float, divergence: str = "kl") -
     Parameters
     ----------
     replays : at least two of the same trace, in any order.
-    level : divergence per emitted token.
+    level : divergence per emitted token; one that was estimated on the same texts, as
+        another replay's, is paired with them.
 
     Raises
     ------
@@ -93,29 +96,75 @@ def tokens_at(replays: Sequence[Replay], level: float, divergence: str = "kl") -
     >>> round(tokens_at(bands, 0.02).value, 3)
     1.681
     """
-    if len({own.source for own in replays}) > 1:
-        raise ValueError("replays: must all be of the same trace; got several")
+    amount = level.value if isinstance(level, Estimate) else level
     ordered = sorted(replays, key=lambda own: own.divergence_per_token(divergence).value)
     spent = [own.divergence_per_token(divergence).value for own in ordered]
+    low, high = _around(ordered, spent, amount, "level", f"{divergence} per token")
+    numbers = [own.tokens_per_call for own in (low, high)]
+    numbers += [own.divergence_per_call(divergence) for own in (low, high)]
+    return _recomputed(_mixed, level, numbers, low.source)
+
+
+def divergence_at(
+    replays: Sequence[Replay], tokens: float | Estimate, divergence: str = "kl"
+) -> Estimate:
+    """Return the divergence per token of a family at so many tokens per call.
+
+    Between two knobs, and paired, as :func:`tokens_at`.
+
+    Raises
+    ------
+    ValueError
+        Tokens per call that the replays do not reach on both sides, replays of different traces.
+
+    Examples
+    --------
+    >>> q = np.array([[0.2, 0.8], [0.5, 0.5], [0.3, 0.7]])
+    >>> rows = SavedRows.of(q, np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]]))
+    >>> bands = [replay(rows, f"band:price={price}") for price in (0.5, 1, 2)]
+    >>> round(divergence_at(bands, 1.681).value, 3)
+    0.02
+    """
+    amount = tokens.value if isinstance(tokens, Estimate) else tokens
+    ordered = sorted(replays, key=lambda own: own.tokens_per_call.value)
+    each = [own.tokens_per_call.value for own in ordered]
+    low, high = _around(ordered, each, amount, "tokens", "tokens per call")
+    numbers = [own.divergence_per_call(divergence) for own in (low, high)]
+    numbers += [own.tokens_per_call for own in (low, high)]
+    return _recomputed(_spent, tokens, numbers, low.source)
+
+
+def _around(
+    ordered: Sequence[Replay], values: Sequence[float], amount: float, name: str, unit: str
+) -> tuple[Replay, Replay]:
+    """Return the neighbours whose values, which rise, lie on both sides of an amount."""
+    if len({own.source for own in ordered}) > 1:
+        raise ValueError("replays: must all be of the same trace; got several")
     for low, high in zip(range(len(ordered) - 1), range(1, len(ordered)), strict=True):
-        if spent[low] <= level <= spent[high] and spent[low] < spent[high]:
-            return _between(ordered[low], ordered[high], level, divergence)
-    reach = f"{spent[0]:.4g} to {spent[-1]:.4g}" if spent else "nothing"
-    raise ValueError(
-        f"level: must lie between two of the replays' {divergence} per token, {reach}; got {level}"
-    )
+        if values[low] <= amount <= values[high] and values[low] < values[high]:
+            return ordered[low], ordered[high]
+    reach = f"{values[0]:.4g} to {values[-1]:.4g}" if values else "nothing"
+    raise ValueError(f"{name}: must lie between two of the replays' {unit}, {reach}; got {amount}")
 
 
-def _between(first: Replay, second: Replay, level: float, divergence: str) -> Estimate:
-    tokens = first.tokens_per_call, second.tokens_per_call
-    spent = first.divergence_per_call(divergence), second.divergence_per_call(divergence)
-    whole = [np.array([one.value]) for one in (*tokens, *spent)]
-    parts = [one.left_out for one in (*tokens, *spent)]
-    return Estimate(float(_mixed(level, *whole)[0]), _mixed(level, *parts), first.source)
+def _recomputed(
+    rule: Callable[..., Float[np.ndarray, "some"]],
+    given: float | Estimate,
+    numbers: Sequence[Estimate],
+    source: str,
+) -> Estimate:
+    """Return ``rule`` of a level and four estimates, from all texts and with each left out."""
+    if isinstance(given, Estimate):
+        given._check(numbers[0])
+    else:
+        given = Estimate(given, np.full(len(numbers[0].left_out), float(given)), source)
+    whole = [np.array([one.value]) for one in (given, *numbers)]
+    parts = [one.left_out for one in (given, *numbers)]
+    return Estimate(float(rule(*whole)[0]), rule(*parts), source)
 
 
 def _mixed(
-    level: float,
+    level: Float[np.ndarray, "some"],
     tokens_a: Float[np.ndarray, "some"],
     tokens_b: Float[np.ndarray, "some"],
     spent_a: Float[np.ndarray, "some"],
@@ -125,3 +174,15 @@ def _mixed(
     over_a, over_b = spent_a - level * tokens_a, spent_b - level * tokens_b
     share = over_a / (over_a - over_b)
     return tokens_a + share * (tokens_b - tokens_a)
+
+
+def _spent(
+    tokens: Float[np.ndarray, "some"],
+    spent_a: Float[np.ndarray, "some"],
+    spent_b: Float[np.ndarray, "some"],
+    tokens_a: Float[np.ndarray, "some"],
+    tokens_b: Float[np.ndarray, "some"],
+) -> Float[np.ndarray, "some"]:
+    """Return the divergence per token of the coin between a and b that has so many tokens."""
+    share = (tokens - tokens_a) / (tokens_b - tokens_a)
+    return (spent_a + share * (spent_b - spent_a)) / tokens

@@ -31,7 +31,7 @@ from cactus_theory.traces.scheduled import replay_schedule
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.contract import NO_ROW, Assignment, Draft, Verifier
 from cactus_theory.verify.registry import find_verifier
 
 # numbers of target rows judged at once: a few cycles at V=2,048, so that arrays stay near a core
@@ -60,7 +60,7 @@ def replay(
         exact. A schedule needs a trace.
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
-    divergences : which ones the meter adds up.
+    divergences : which ones the meter adds up; none for a verifier that looks ahead.
     on_cycles : called with how many cycles are done, now and then.
 
     Raises
@@ -69,7 +69,7 @@ def replay(
         An unknown policy, verifier or divergence, a policy that the verifier cannot follow,
         more drafted tokens than were logged, a broken trace.
     NotImplementedError
-        A verifier whose law cannot be enumerated.
+        A verifier whose law cannot be enumerated, or metered.
 
     Examples
     --------
@@ -166,16 +166,20 @@ def _judged(
         nothing = q.new_zeros(ids.shape)
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, nothing)
     draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
-    alive, emitted = _reached(rule, judge, q, draft)
+    alive, emitted = _reached(rule, judge, q, draft, bool(kinds))
     spent = {spec: kind.value(emitted, q[:, :-1]) for spec, kind in kinds.items()}
     return alive, going, spent
 
 
-def _reached(rule: Policy, judge: Verifier, q: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+def _reached(
+    rule: Policy, judge: Verifier, q: Tensor, draft: Draft, metered: bool
+) -> tuple[Tensor, Tensor]:
     """Return ``alive`` and ``emitted`` of the verdict's law; a chain needs no recovery for them."""
     if not isinstance(judge, Chain):
         law = judge.law(Assignment((rule,)), q, draft)
-        return law.alive, law.emitted
+        if law.emitted is None and metered:
+            raise NotImplementedError(NO_ROW.format(judge.name))
+        return law.alive, q[:, :-1] if law.emitted is None else law.emitted
     ids, rows = draft.token_ids[..., None], q[:, :-1]
     p = one_hot(draft.token_ids, q) if draft.probs is None else draft.probs
     emitted = rule.emitted(rows, p)

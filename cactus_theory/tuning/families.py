@@ -152,7 +152,7 @@ def _tuned(name: str, kind: Divergence) -> list[Family]:
 def _followers(spec: str) -> list[str]:
     """Return the verifiers that can follow a policy."""
     found, policy, refused = [], find_policy(spec), ""
-    for name in verifiers():
+    for name in verifiers(metered=True):
         if find_verifier(name).drafts != ("chain",):  # on chains it is one of the others
             continue
         try:

@@ -3,6 +3,7 @@
 from cactus_theory.verify.block import Block, verify_block
 from cactus_theory.verify.chain import Chain, ChainVerdict, verify_chain
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.fly import Fly
 from cactus_theory.verify.registry import find_verifier, register_verifier, verifiers
 from cactus_theory.verify.tree import Tree, verify_tree
 
@@ -12,6 +13,7 @@ __all__ = [
     "Chain",
     "ChainVerdict",
     "Draft",
+    "Fly",
     "Tree",
     "Verdict",
     "VerdictLaw",

@@ -20,6 +20,11 @@ from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 
+NO_ROW = (
+    "verifier: {0} looks ahead, so what it emits at a row depends on rows of tokens that were not "
+    "drafted, and cannot be metered; `python -m simulations rules` says what it costs"
+)
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -291,9 +296,12 @@ class VerdictLaw:
         them and averaged over the drafted tokens that follow; ``alive[:, 0]`` is 1. Where
         each token is decided by its own coin this is the tail of ``stop``.
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
-        at least: what the meter charges. (B, K + 1, V) where a bonus is charged.
+        at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None where the
+        verifier looks ahead.
+    turns : (B, K), what each acceptance coin is compared with, where each token has its own.
 
-    Entries beyond the drafted tokens of a row are 0.
+    Entries beyond the drafted tokens of a row are 0. Of a verifier that looks ahead ``alive`` is
+    given the whole draft, the tail of ``stop``.
 
     Examples
     --------
@@ -308,7 +316,8 @@ class VerdictLaw:
     stop: Float[Tensor, "batch K1"]
     last: Float[Tensor, "batch K1 vocab"]
     alive: Float[Tensor, "batch K1"]
-    emitted: Float[Tensor, "batch rows vocab"]
+    emitted: Float[Tensor, "batch rows vocab"] | None
+    turns: Float[Tensor, "batch K"] | None = None
 
 
 class Verifier(ABC):
@@ -321,6 +330,11 @@ class Verifier(ABC):
     reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
         one drafted path can reach it for the same rows h.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
+    looks_ahead : class fact, whether a token's fate depends on coins and rows below it. What is
+        emitted at a node then depends on rows below tokens that were not drafted: no row has a
+        law of its own, nothing can be metered while decoding, and the policy's row is not what
+        is emitted, a lossless policy's neither. The law of whole rounds is enumerated over all
+        drafts (``simulations.markov``).
 
     Examples
     --------
@@ -333,6 +347,7 @@ class Verifier(ABC):
     needs_fixed_target: ClassVar[bool] = False
     reaches_all_it_can: ClassVar[bool] = False
     drafts: ClassVar[tuple[str, ...]] = ("chain",)
+    looks_ahead: ClassVar[bool] = False
 
     @property
     def needs_next_draft_row(self) -> bool:
@@ -391,7 +406,14 @@ class Verifier(ABC):
         """Return the exact law of the next token at charged rows, float64.
 
         ``path`` is how a verifier of blocks reached them; others ignore it.
+
+        Raises
+        ------
+        NotImplementedError
+            A verifier that looks ahead: no row has a law of its own.
         """
+        if self.looks_ahead:
+            raise NotImplementedError(NO_ROW.format(self.name))
         return policy.emitted(target_probs, draft_probs)
 
     def law(

@@ -36,15 +36,16 @@ def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
     return enter
 
 
-def verifiers() -> tuple[str, ...]:
-    """Return the names of the registered verifiers.
+def verifiers(metered: bool = False) -> tuple[str, ...]:
+    """Return the names of the registered verifiers; only those that can be metered if asked.
 
     Examples
     --------
-    >>> "chain" in verifiers(), "block" in verifiers()
-    (True, True)
+    >>> "fly" in verifiers(), "fly" in verifiers(metered=True)
+    (True, False)
     """
-    return VERIFIERS.names()
+    names = VERIFIERS.names()
+    return tuple(own for own in names if not (metered and VERIFIERS.find(own).looks_ahead))
 
 
 def find_verifier(verifier: str | Verifier) -> Verifier:

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--distance", type=float, default=1.0, help="of what the draft's logits differ by")
     add("--zeros", type=float, default=0.0, help="share of tokens excluded from each row")
     add("--policy", nargs="+", metavar="SPEC", help="every registered one at a few knobs if none")
-    add("--verifier", nargs="+", choices=verifiers(), default=["chain", "block"])
+    add("--verifier", nargs="+", choices=verifiers(metered=True), default=["chain", "block"])
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
     add("--kl-per-token", type=float, help="set each policy's knob to spend this much")
     add("--out", type=Path, default=OUT, help="the CSV")

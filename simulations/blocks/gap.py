@@ -16,7 +16,7 @@ import cactus_theory as ct
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.contract import NO_ROW, Assignment, Draft, Verifier
 from cactus_theory.verify.registry import find_verifier
 from solvers import block
 from solvers.paths import PathTree
@@ -77,6 +77,8 @@ def value_of(
         drafted = torch.from_numpy(ids[part])
         bonus = torch.cat([q, q[:, -1:]], 1)  # what the last row holds is of no account here
         law = judge.law(assigned, bonus, Draft(drafted, [tree.depth] * len(drafted), p))
+        if law.emitted is None:
+            raise NotImplementedError(NO_ROW.format(judge.name))
         place = torch.arange(tree.depth + 1, dtype=torch.float64)
         tokens += float(weight @ (law.stop @ place))
         alive = law.alive[:, :-1]

@@ -133,12 +133,15 @@ def drafted_rounds(
         ended = (chance * found.stop[:, place])[:, None] * found.last[:, place]
         ends.append(first(ended, place).sum(2).flatten(1))
         alive.append(first(chance * found.alive[:, place], place).sum(2))
+    for place in range(width):
         # what follows depends on the path to it alone: any of the drafts beginning so
         target = first(q[:, place], place)[:, :, 0]
-        if place == width:
-            following.append(target)
-            break
-        law = first(found.emitted[:, place], place)[:, :, 0]
-        following.append(torch.where(alive[-1][..., None] > 0, law, target))
+        if found.emitted is None:  # a verifier that looks ahead: added up over all drafts
+            law = (ends[place] + alive[place + 1]).unflatten(1, (-1, vocab))
+            law = law / alive[place][..., None]
+        else:
+            law = first(found.emitted[:, place], place)[:, :, 0]
+        following.append(torch.where(alive[place][..., None] > 0, law, target))
         spent.append(KL.value(following[-1], target))
+    following.append(first(q[:, width], width)[:, :, 0])
     return Rounds(ends, alive, following, spent)

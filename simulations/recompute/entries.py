@@ -86,6 +86,10 @@ _LEDGER_QUICK = (
     "ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run --out {made}"
 )
 _TUNED = "tune-check --out {made}/run --publish {csv}"
+_RULES = "--work {made}/run --out {csv}"
+_RULES_QUICK = (
+    "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2 " + _RULES
+)
 _LEVELS = "--levels 0.003 0.01 0.03 0.06 0.1 0.15"
 _TREES = "--vocab 3 --num-draft-tokens 4 --seed 1 2 3 --distance 1.5"
 _KNOBS = " ".join([
@@ -137,6 +141,9 @@ ENTRIES = (
             f"blocks {{made}}/{kind} --num-draft-tokens 4 --levels 0.01 --out {{made}}",
             took=took)
       for kind, took in (("greedy", "45 s"), ("ngram", "21 s"))),
+    Entry("rules", f"rules {_RULES}", f"rules {_RULES_QUICK}", took="82 s of one core"),
+    Entry("rules_stories", f"rules {_TALES} --eos-token-ids 1 {_RULES}",
+          f"rules {_TALES} --eos-token-ids 1 {_RULES_QUICK}", took="53 s of one core"),
     Entry("block_gap", f"block-gap {_TREES} {_KNOBS} --out {{csv}}",
           "block-gap --vocab 2 --num-draft-tokens 2 --policy speculative band:price=1 --out {csv}",
           took="6 s"),

@@ -92,7 +92,9 @@ def valued(name: str, own: Estimate) -> Row:
     return {name: own.value, f"{name}_se": own.standard_error}
 
 
-def reached(replays: Sequence[Replay], level: float, divergence: str = "kl") -> Estimate | None:
+def reached(
+    replays: Sequence[Replay], level: float | Estimate, divergence: str = "kl"
+) -> Estimate | None:
     """Return a family's tokens per call at a level, None if it does not go that far."""
     try:
         return tokens_at(replays, level, divergence)

@@ -3,7 +3,7 @@
 A fault overrides one step of ``Plain``, which has every property; of its law too unless said.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies import Declaration, FixedTarget
 from cactus_theory.policies._path import Path
-from cactus_theory.verify import Chain, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify import Chain, Fly, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import pick
 from tests.testing.plain_verifier import Plain
 
@@ -184,6 +184,39 @@ class Boast(Chain):
     reaches_all_it_can = True
 
 
+class ShorterWindow(Fly):
+    """In verify alone: one token ahead where the law says two."""
+
+    def verify(self, *given):
+        return Fly(window=1).verify(*given)
+
+
+class ForgivesTheImpossible(Fly):
+    """Tokens that the target excludes are kept, too, if what follows is."""
+
+    def _overridable(self, q, draft):
+        return super()._overridable(q.clamp(min=1e-300), draft)
+
+
+class CountsTheChain(Fly):
+    """The alive ratios are those of the chain: overrides are forgotten."""
+
+    def law(self, assigned, target_probs, draft):
+        found = super().law(assigned, target_probs, draft)
+        chain = Chain().law(assigned, target_probs, draft)
+        return replace(found, alive=chain.alive)
+
+
+class RefusesMore(Fly):
+    """What was kept is refused where the token after it is not kept."""
+
+    def law(self, assigned, target_probs, draft):
+        found = super().law(assigned, target_probs, draft)
+        moved = found.stop / 2
+        moved[:, 0] += 0.5
+        return replace(found, stop=moved, alive=moved.flip(-1).cumsum(-1).flip(-1))
+
+
 @dataclass(frozen=True)
 class Fault:
     """One planted fault, the property that must see it, and the policy to see it with."""
@@ -238,5 +271,9 @@ FAULTS = (
     Fault("alive ratios of 1", AliveIsOne(), "alive_is_the_chance_of_passing"),
     Fault("the meter is given q", ChargesTheTarget(), "charged_rows_are_emitted", MIXED),
     Fault("float32 rows as bfloat16", Coarse(), "single_precision_agrees"),
+    Fault("a window shorter than stated", ShorterWindow(window=2), "coins_decide_as_stated"),
+    Fault("q = 0 overridden", ForgivesTheImpossible(), "impossible_tokens_are_never_emitted"),
+    Fault("alive without overrides", CountsTheChain(), "looking_ahead_only_overrides_refusals"),
+    Fault("refuses what is kept", RefusesMore(), "looking_ahead_only_overrides_refusals"),
     Fault("a chain that says it reaches all", Boast(), "reaches_every_node_as_often_as_possible"),
 )

@@ -398,6 +398,7 @@ def squared_coins(rule, q, p, ids, *, coins=None, generator=None, validate=True)
 
 PLAIN = ct.policy("speculative")
 EXACT = ct.policy("cactus_exact", delta=0.3)
+THRESHOLDS = ct.policy("thresholds:acc=0.5")
 
 FAULTS = (
     Fault("second-order rule sold as a KL guarantee", "budget_holds", taylor),
@@ -482,6 +483,12 @@ FAULTS = (
         "inclusive test lets coin 0 through",
         "no_token_without_target_mass",
         EXACT,
+        verify=inclusive,
+    ),
+    Fault(
+        "two thresholds with coin <= q/a, as SGLang had it",
+        "no_token_without_target_mass",
+        THRESHOLDS,
         verify=inclusive,
     ),
     Fault(

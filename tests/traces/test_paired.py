@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cactus_theory.traces import Estimate, Replay, compare, tokens_at
+from cactus_theory.traces import Estimate, Replay, compare, divergence_at, tokens_at
 from cactus_theory.traces.estimate import ratio_of_sums
 from tests.amounts import amount
 
@@ -125,3 +125,18 @@ def test_an_infinite_divergence_stays_infinite() -> None:
 def test_what_cannot_be_paired_is_refused(act, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         act()
+
+
+def test_divergence_at_undoes_tokens_at():
+    bands = [made(f"band:price={own}", 0.1 * own, 0.02 * own**1.5) for own in (1, 2, 4)]
+    for level in (own.divergence_per_token() for own in bands):
+        back = divergence_at(bands, tokens_at(bands, level))
+        np.testing.assert_allclose(back.left_out, level.left_out, rtol=1e-9)
+        assert back.value == pytest.approx(level.value)
+        assert (tokens_at(bands, level) - tokens_at(bands, level.value)).standard_error > 0
+    middle = sum(own.divergence_per_token().value for own in bands) / 3
+    assert divergence_at(bands, tokens_at(bands, middle).value).value == pytest.approx(middle)
+    with pytest.raises(ValueError, match="tokens: must lie between two of the replays' tokens"):
+        divergence_at(bands, 99.0)
+    with pytest.raises(ValueError, match="must be from the same texts"):
+        tokens_at(bands, made("other", 0.1, 0.06, seed=1).divergence_per_token())

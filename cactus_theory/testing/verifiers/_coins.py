@@ -32,6 +32,7 @@ class Asked:
         self.q, self.p = seen.q[tree, path], seen.p[tree, path]
         self.stop, self.last = (part[tree, path] for part in (seen.law.stop, seen.law.last))
         self.alive, self.aims = seen.law.alive[tree, path], seen.aims[tree, path]
+        self.turns = None if seen.law.turns is None else seen.law.turns[tree, path]
 
     @property
     def coins(self) -> int:
@@ -67,7 +68,10 @@ class Asked:
 
         If the first coin that does not pass ends the path, coin i turns at
         Pr(τ ≥ i)/Pr(τ ≥ i − 1); if the last one that passes does, at Pr(τ = i)/Pr(τ ≤ i).
+        Else the law says so: ``turns``.
         """
+        if self.turns is not None:
+            return torch.stack([self.turns, self.turns], -1)
         tail = self.stop.flip(-1).cumsum(-1).flip(-1)
         head = self.stop.cumsum(-1)
         pairs = torch.stack([tail[:, 1:] / tail[:, :-1], self.stop[:, 1:] / head[:, 1:]], -1)

@@ -53,7 +53,8 @@ class PathLaw:
     stop: Float[Tensor, "trees paths K1"]
     last: Float[Tensor, "trees paths K1 vocab"]
     alive: Float[Tensor, "trees paths K1"]
-    emitted: Float[Tensor, "trees paths K vocab"]
+    emitted: Float[Tensor, "trees paths K vocab"] | None
+    turns: Float[Tensor, "trees paths K"] | None
 
 
 class Enumeration(Seen):
@@ -115,14 +116,18 @@ class Enumeration(Seen):
         """Return what the verifier states on the trees' own rows."""
         return self.law_of(self.q, self.p)
 
-    def law_of(self, q: Tensor, p: Tensor) -> PathLaw:
-        """Return what the verifier states on rows (T, V^K, …) along every path."""
+    def law_of(self, q: Tensor, p: Tensor, verifier: Verifier | None = None) -> PathLaw:
+        """Return what a verifier, its own if none, states on rows (T, V^K, …) along every path."""
         count, paths = q.shape[:2]
         ids = self.trees.paths.repeat(count, 1)
         draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
-        found = self.verifier.law(self.assigned, q.flatten(0, 1), draft)
-        parts = (found.stop, found.last, found.alive, found.emitted)
-        return PathLaw(*(part.unflatten(0, (count, paths)).double() for part in parts))
+        found = (verifier or self.verifier).law(self.assigned, q.flatten(0, 1), draft)
+        shape = (count, paths)
+        optional = (found.emitted, found.turns)
+        return PathLaw(
+            *(own.unflatten(0, shape).double() for own in (found.stop, found.last, found.alive)),
+            *(None if own is None else own.unflatten(0, shape).double() for own in optional),
+        )
 
     def by_node(self, values: Tensor, depth: int) -> Tensor:
         """Return sums (T, V^depth, …) of values of paths (T, V^K, …) over each node's paths."""
@@ -187,6 +192,11 @@ class Enumeration(Seen):
     def aims(self) -> Float[Tensor, "trees paths K1 vocab"]:
         """Return along every path h, and the target's own row at its end."""
         return self.trees.along((*self.target, self.trees.q[-1]))
+
+
+def row_by_row(verifier: Verifier) -> bool:
+    """Return whether the token at a node must have the policy's law there."""
+    return not verifier.looks_ahead
 
 
 def aim(

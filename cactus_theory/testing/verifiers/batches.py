@@ -148,6 +148,8 @@ def certain_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
     laws = [seen.verifier.law(seen.assigned, q, draft) for draft in drafts]
     for name in ("stop", "last", "alive", "emitted"):
         found, expected = (getattr(law, name) for law in laws)
+        if found is None:
+            continue
         about = f"certain draft of this tree: {name} of the law at {{0}}"
         yield Bounds(found, expected, expected, about, EXACT, rows=tree)
 
@@ -164,7 +166,10 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     number = torch.arange(len(asked.ids))[:, None]
     turns = (number + torch.arange(asked.length)) % 2
     draft = Draft(asked.ids, [asked.length] * len(asked.ids), asked.p)
+    yield _whole_drafts(asked, both, number % 2)
     law = seen.verifier.law(Assignment(both, turns), asked.q, draft)
+    if law.emitted is None:
+        return
     left = torch.arange(asked.length - 1, -1, -1).repeat(len(number))
     path = Path(law.alive[:, :-1].flatten(), left)
     rows = asked.q[:, :-1].flatten(0, 1), asked.p.flatten(0, 1)
@@ -172,7 +177,6 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     due = torch.where(turns[..., None] == 0, first, second)
     about = "draft of this tree, policies in turn: probability at row {0} of token {1}"
     yield Bounds(law.emitted, due, due, about, EXACT, rows=asked.tree)
-    yield _whole_drafts(asked, both, number % 2)
 
 
 def _whole_drafts(asked: Asked, both: tuple[Policy, Policy], choice: Tensor) -> Bounds:

@@ -166,8 +166,8 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     """With coins of 0 and of the last float below 1, no token is emitted that h gives nothing.
 
     Except from the target's own row, which replaces a residual that rounding has emptied. If
-    the policy declares support="target", none is emitted that the target gives nothing. What is
-    accepted is what was drafted.
+    the policy declares support="target", none is emitted that the target gives nothing; nor by a
+    verifier that looks ahead, whose h is not the policy's. What is accepted is what was drafted.
     """
     asked = some_paths(seen)
     ends = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)[
@@ -181,6 +181,8 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     each, place = torch.arange(len(asked.ids))[:, None, None], torch.arange(shape[-1])
     h, q = (rows[each, place, output.clamp(min=0)] for rows in (asked.aims, asked.q))
     possible = (h > 0) | ((q > 0) & (place == counts))
+    if seen.verifier.looks_ahead:
+        possible |= q > 0
     if seen.policy.declares.support == "target":
         possible &= q > 0
 

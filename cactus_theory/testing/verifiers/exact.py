@@ -7,8 +7,13 @@ from torch import Tensor
 
 from cactus_theory.policies._path import Path
 from cactus_theory.testing._property import EXACT, Bounds
-from cactus_theory.testing.verifiers._enumeration import Enumeration, PathLaw, verifier_property
-from cactus_theory.verify import Verifier
+from cactus_theory.testing.verifiers._enumeration import (
+    Enumeration,
+    PathLaw,
+    row_by_row,
+    verifier_property,
+)
+from cactus_theory.verify import Chain, Verifier
 
 # rounding of a difference of two masses at a node, relative to the probability of its text
 ROUNDING = 1e-14
@@ -36,7 +41,8 @@ def _wide(on: Tensor, seen: Enumeration) -> Tensor:
 
 
 @verifier_property(
-    hint="a residual of another row or without its alive ratio, or another value for the coins"
+    row_by_row,
+    hint="a residual of another row or without its alive ratio, or another value for the coins",
 )
 def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
     """At every node the token that follows, given that the node's are accepted, has the law h.
@@ -54,7 +60,9 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
         yield Bounds(found, expected, expected, about, allowed.expand(found.shape))
 
 
-@verifier_property(hint="alive counts from the wrong row, or not given the tokens before it")
+@verifier_property(
+    row_by_row, hint="alive counts from the wrong row, or not given the tokens before it"
+)
 def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
     """Probability × alive ratio of a text is the chance that it is drafted and accepted.
 
@@ -84,9 +92,10 @@ def _most(seen: Enumeration, depth: int) -> Tensor:
     return torch.minimum(seen.trees.reached[depth], let.flatten(1))
 
 
-@verifier_property(hint="the meter is given another row than the one that is emitted")
+@verifier_property(row_by_row, hint="the meter is given another row than the one that is emitted")
 def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
     """The law that the meter charges at each node is h there."""
+    assert seen.law.emitted is not None  # it must not be, of a verifier that does not look ahead
     for depth, target in enumerate(seen.target):
         on = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
@@ -98,6 +107,28 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
         about = f"path {{0}}, row {depth}: stated probability of token {{1}}"
         drafted = (seen.weight > 0)[..., None].expand(along.shape)
         yield Bounds(seen.law.emitted[:, :, depth], along, along, about, EXACT, drafted)
+
+
+def _looks_ahead(verifier: Verifier) -> bool:
+    return verifier.looks_ahead
+
+
+@verifier_property(_looks_ahead, hint="a token that the policy keeps is refused, or a row replaced")
+def looking_ahead_only_overrides_refusals(seen: Enumeration) -> Iterator[Bounds]:
+    """A verifier that looks ahead accepts what the policy keeps token by token, and perhaps more.
+
+    On every path at least i tokens are accepted as often as a chain accepts them; after each
+    count stands the chain's law, recovered or bonus; the alive ratio is what ``stop`` adds up to.
+    """
+    chain = seen.law_of(seen.q, seen.p, Chain())
+    tail = seen.law.stop.flip(-1).cumsum(-1).flip(-1)
+    least = seen.drafted(chain.stop.flip(-1).cumsum(-1).flip(-1))
+    yield Bounds(seen.drafted(tail), least, None, "path {0}: chance of {1} accepted or more")
+    stated = seen.drafted(seen.law.alive)
+    yield Bounds(stated, seen.drafted(tail), seen.drafted(tail), "path {0}: alive ratio {1}")
+    same = (seen.drafted(seen.law.stop) > 0)[..., None].expand(chain.last.shape)
+    about = "path {0}: chance of token {2} after {1} accepted ones"
+    yield Bounds(seen.law.last, chain.last, chain.last, about, EXACT, same)
 
 
 def _reaches_all(verifier: Verifier) -> bool:

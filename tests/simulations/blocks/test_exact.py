@@ -92,7 +92,7 @@ def test_every_path_is_counted_once():
             assert node == level.start + list(order).index(tuple(path[:place]))
 
 
-@pytest.mark.parametrize("verifier", verifiers())
+@pytest.mark.parametrize("verifier", verifiers(metered=True))
 def test_no_policy_beats_the_optimum(verifier):
     for tree in (TREE, ZEROS) if THOROUGH else (TREE,):
         cases = [(verifier, policy) for policy in some(registered(verifier), 9)]
@@ -121,13 +121,17 @@ def test_the_optimum_is_not_shown_beside_a_policy_that_emits_excluded_tokens(cap
 
 @pytest.mark.parametrize("spec", some(("reverse_kl", "total_variation", "pearson_chi2"), 1))
 def test_nor_under_another_divergence(spec):
-    cases = [(v, ct.policy(s)) for v in verifiers() for s in ("band:price=1", "cactus:delta=0.1")]
+    cases = [
+        (v, ct.policy(s))
+        for v in verifiers(metered=True)
+        for s in ("band:price=1", "cactus:delta=0.1")
+    ]
     for row in measure(TREE, cases, spec):
         assert row["gap_percent"] >= -100 * PROOF, row
 
 
 def test_every_registered_policy_is_listed():
-    names = {policy.name for verifier in verifiers() for policy in registered(verifier)}
+    names = {policy.name for verifier in verifiers(metered=True) for policy in registered(verifier)}
     assert names == set(ct.list_policies())
     assert {"band:delta=0.1", "band:price=0.5"} <= {policy.spec for policy in registered("chain")}
     for policy in registered("block"):

@@ -1,0 +1,56 @@
+"""Relaxed acceptance of serving engines: among the k likeliest, and not far below the likeliest."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.policies._base import TIE, Id, Rows, one_hot
+from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._registry import register
+from cactus_theory.policies.top_k import _AmongTop
+
+
+@register("relaxed")
+@dataclass(frozen=True)
+class Relaxed(_AmongTop):
+    r"""Keep n iff it is among the k largest of q and :math:`q_n ≥ \max q − δ`, positive, too.
+
+    After a refusal a draw from q, or the likeliest token (smallest index on ties). Bounds no
+    divergence, is not between p and q, and may accept less than lossless sampling. At k = 1 it
+    keeps the likeliest token alone: lossless where the target is greedy, and nowhere else.
+
+    Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``.
+    TensorRT-LLM: k=1, delta=0, in its example 10, .01; Modular MAX: 10, .6; ATOM: 10, .6 where
+    it is switched on, 8, .5 before. TensorRT-LLM and ATOM emit the likeliest token after a
+    refusal (``recover=argmax``). They also keep tokens of probability 0 if δ admits them; this
+    policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
+    ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
+    """
+
+    k: int = 10
+    delta: float = 0.6
+    recover: str = "target"
+    knob = "delta"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "delta", check.number("delta", self.delta, 0))
+        check.one_of("recover", self.recover, ("argmax", "target"))
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: no budget; acceptance grows with δ."""
+        return super().declares
+
+    def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
+        """Return which tokens are kept."""
+        rows: Float[Tensor, "*batch vocab"] = q.double()
+        least = rows.amax(-1, keepdim=True) * (1 - TIE) - self.delta
+        return super().chosen(q) & (rows >= least)
+
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return the one-hot row of the likeliest token, or q."""
+        q = q.double()
+        return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q

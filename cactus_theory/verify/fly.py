@@ -1,0 +1,185 @@
+r"""Verify a chain as FLy does: a refusal is deferred where the target is unsure, if all goes well.
+
+Let a_j = φ(n_j) be the chance that the policy keeps drafted token j. A refusal at place i is
+overridden, and n_i kept, iff
+
+1. :math:`−Σ q \ln q ≥ θ` over the k largest of q_i (not renormalised),
+2. the policy keeps all of the next W drafted tokens,
+3. q_i(n_i) > 0, and
+4. i + W < K: so many tokens are there.
+
+The first refusal that is not overridden ends the round; its token comes from the policy's
+recovery law. So with R_0 = 1 and A_i = a_{i+1}…a_{i+W}
+
+.. math:: R_{i+1} \mathrel{+}= R_i a_i, \quad R_{i+W+1} \mathrel{+}= R_i (1−a_i) o_i A_i,
+    \qquad \Pr(τ = i) = R_i (1−a_i)(1 − o_i A_i), \quad \Pr(τ = K) = R_K,
+
+o_i = 1 where 1, 3 and 4 hold. Lossy whatever the policy: the law at i depends on rows after
+tokens that were not drafted, and after an override the next W tokens are those that were kept,
+which is not the target's law either. Source: FLy, arXiv 2511.22972; vLLM's documentation
+(``rejection_sample_method="fly"``) and ``vllm/v1/spec_decode/fly.py``.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.policies import Policy
+from cactus_theory.policies._base import one_hot
+from cactus_theory.policies.relaxed import Relaxed
+from cactus_theory.policies.sample_and_match import SampleAndMatch
+from cactus_theory.policies.speculative import Speculative
+from cactus_theory.policies.top_k import whole
+from cactus_theory.verify.chain import Chain
+from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.draw import NO_TOKEN, pick
+from cactus_theory.verify.registry import register_verifier
+
+# vLLM looks at so many tokens after a refusal where the draft has as many
+WINDOW = 6
+
+
+@register_verifier("fly")
+@dataclass(frozen=True)
+class Fly(Verifier):
+    """A chain whose refusals are overridden where the target is unsure and the draft goes on well.
+
+    The policy is vLLM's lossless rule: ``speculative``, or ``relaxed:k=1,recover=argmax`` with
+    ``bonus=argmax`` for a greedy target, on rows of the temperature that its gate sees.
+
+    Attributes
+    ----------
+    window : W ≥ 1; None for min(6, K − 1), K the tokens that the row's draft could have had.
+        (vLLM takes the configured K, also for the shorter drafts before a length limit.)
+    entropy : θ in nats; k : how many of the largest probabilities count.
+    bonus : where the token after a wholly accepted draft comes from: ``target``, or ``argmax``.
+
+    Examples
+    --------
+    >>> find_verifier("fly:window=2,entropy=0.3").spec
+    'fly:window=2'
+    """
+
+    window: int | None = None
+    entropy: float = 0.3
+    k: int = 3
+    bonus: str = "target"
+
+    looks_ahead = True
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            object.__setattr__(self, "window", whole("window", self.window))
+        object.__setattr__(self, "entropy", check.number("entropy", self.entropy, 0))
+        object.__setattr__(self, "k", whole("k", self.k))
+        check.one_of("bonus", self.bonus, ("target", "argmax"))
+
+    @property
+    def spec(self) -> str:
+        """Return the string that ``find_verifier`` takes."""
+        knobs = [f"{name}={value}" for name, value in vars(self).items() if value != DEFAULTS[name]]
+        return ":".join(filter(None, [self.name, ",".join(knobs)]))
+
+    def check(self, policy: Policy) -> None:
+        """Raise for a policy that is not the lossless rule whose refusals are overridden.
+
+        Raises
+        ------
+        ValueError
+            Another policy.
+        """
+        greedy = isinstance(policy, Relaxed) and policy.k == 1 and policy.recover == "argmax"
+        if not greedy and not isinstance(policy, Speculative | SampleAndMatch):
+            raise ValueError(
+                "verifier: fly overrides refusals of speculative, of sample_and_match and of "
+                f"relaxed:k=1,recover=argmax; got {policy.spec}"
+            )
+
+    def verify(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch coins"],
+        draw: Float[Tensor, "batch"],
+    ) -> Verdict:
+        """Return what is emitted; every row is read."""
+        native, chances = self._native(assigned, target_probs, draft)
+        kept, place = accept < chances, torch.arange(accept.shape[1], device=accept.device)
+        window, able = self._overridable(target_probs, draft)
+        on = place < torch.as_tensor(draft.counts, device=place.device)[:, None]
+        stays = on & (kept | (able & (_ahead(kept.double(), window) > 0)))
+        accepted = stays.long().cumprod(-1).sum(-1)
+        last = pick(native.last[torch.arange(len(accepted), device=place.device), accepted], draw)
+        read = on & chances.isnan() & (place <= (accepted + window)[:, None])
+        return Verdict(draft.token_ids, accepted, torch.where(read.any(-1), NO_TOKEN, last))
+
+    def law(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+    ) -> VerdictLaw:
+        """Return the exact law of the verdict given the draft; ``emitted`` is None."""
+        native, chances = self._native(assigned, target_probs, draft)
+        window, able = self._overridable(target_probs.double(), draft)
+        ahead = torch.where(able, _ahead(chances, window), 0.0)
+        rows = torch.arange(len(window), device=window.device)
+        counts = torch.as_tensor(draft.counts, device=window.device)
+        stop = torch.zeros_like(native.stop)
+        free = stop.new_zeros(len(stop), stop.shape[1] + int(window.max()) + 1)
+        free[:, 0] = 1.0
+        for place, kept in enumerate(chances.T):
+            on, refused = place < counts, free[:, place] * (1 - kept)
+            free[:, place + 1] += torch.where(on, free[:, place] * kept, 0.0)
+            free[rows, place + window + 1] += torch.where(on, refused * ahead[:, place], 0.0)
+            stop[:, place] = torch.where(on, refused * (1 - ahead[:, place]), 0.0)
+        stop[rows, counts] = free[rows, counts]
+        alive = stop.flip(-1).cumsum(-1).flip(-1)
+        return replace(native, stop=stop, alive=alive, emitted=None)
+
+    def _native(
+        self, assigned: Assignment, q: Tensor, draft: Draft
+    ) -> tuple[VerdictLaw, Float[Tensor, "batch K"]]:
+        """Return the law of the chain, with the bonus that is asked for, and φ of each token."""
+        found = Chain().law(assigned, q, draft)
+        if self.bonus == "argmax":
+            batch = torch.arange(len(q), device=q.device)
+            counts = torch.as_tensor(draft.counts, device=q.device)
+            best = q[batch, counts].argmax(-1)
+            found.last[batch, counts] = one_hot(best, found.last)
+        assert found.turns is not None
+        return found, found.turns
+
+    def _overridable(
+        self, q: Float[Tensor, "batch K1 vocab"], draft: Draft
+    ) -> tuple[Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
+        """Return W of each row, and where a refusal may be overridden if there is room: 1 and 3."""
+        ids, device = draft.token_ids, q.device
+        planned = torch.as_tensor(draft.planned, device=device)
+        window = (planned - 1).clamp(max=WINDOW)
+        if self.window is not None:
+            window = torch.full_like(window, self.window)
+        rows = q[:, : ids.shape[1]]
+        largest = rows.topk(min(self.k, rows.shape[-1]), -1).values.double()
+        unsure = -torch.xlogy(largest, largest).sum(-1) >= self.entropy
+        possible = rows.gather(-1, ids[..., None])[..., 0] > 0
+        return window.clamp(min=1), unsure & possible & (window >= 1)[:, None]
+
+
+DEFAULTS = vars(Fly())
+
+
+def _ahead(
+    kept: Float[Tensor, "batch K"], window: Int[Tensor, "batch"]
+) -> Float[Tensor, "batch K"]:
+    """Return the product of the next W values after each place; 0 where there are fewer: 4."""
+    width = kept.shape[1]
+    place = torch.arange(width, device=kept.device)
+    after = place - place[:, None]  # how far column j is after row i
+    inside = (after > 0) & (after <= window[:, None, None])
+    values = torch.where(inside, kept[:, None].nan_to_num(nan=0.0), 1.0)
+    return values.prod(-1) * (place + window[:, None] < width)

@@ -1,0 +1,174 @@
+"""Laws of the rules that engines ship: enumerated, drawn from their documentation, and by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import Between
+from cactus_theory.kernels import has_kernel
+from cactus_theory.policies.mars import near_runner_up
+from cactus_theory.testing._property import chance_of_counts
+from tests.amounts import THOROUGH, amount
+
+EXACT = 1e-12
+# a correct law fails with this probability at each table of draws
+FALSE_ALARM = 1e-6
+RULES = (
+    "relaxed:k=1,delta=0",
+    "relaxed:k=10,delta=0.01",
+    "relaxed:k=3,delta=0.2",
+    "relaxed:k=2,delta=0.6,recover=argmax",
+    "relaxed:k=3,delta=inf",
+    "thresholds",
+    "thresholds:acc=0.5",
+    "thresholds:single=0.3,acc=0.3",
+    "thresholds:single=0.2,acc=0.9",
+    "thresholds:single=0,acc=0",
+    "mars:top=6",
+    "mars",
+    "mars:top=2,theta=0.5",
+)
+
+
+def pairs(count, vocab, seed=0):
+    """Return random rows, some with zeros, certain tokens and ties."""
+    source = np.random.default_rng(seed)
+    q, p = source.dirichlet(np.full(vocab, 0.6), (2, count))
+    q[::5, 1:3] = 0
+    q[::7] = np.eye(vocab)[0]
+    q[1::7] = 1 / vocab
+    p[::3, 0] = 0
+    return q / q.sum(-1, keepdims=True), p / p.sum(-1, keepdims=True)
+
+
+def documented(spec, q, p, n, u):
+    """Return whether one drafted token is kept and the row that replaces it, by plain loops."""
+    name, _, rest = spec.partition(":")
+    knobs = dict(item.split("=") for item in rest.split(",") if item)
+    order = sorted(range(len(q)), key=lambda i: (-q[i], i))
+    best = [1.0 if i == order[0] else 0.0 for i in range(len(q))]
+    if name == "thresholds":
+        single, acc = (float(knobs.get(own, 1)) for own in ("single", "acc"))
+        kept = q[n] > 0 and (q[n] >= single or u * acc < q[n])
+        left = [0.0 if i == n else x for i, x in enumerate(q)]
+        return kept, left if sum(left) else list(q)
+    if name == "mars":
+        top, theta = float(knobs.get("top", 20)), float(knobs.get("theta", 0.9))
+        second = order[1]
+        ratio = (top + math.log(q[second]) - math.log(q[order[0]])) / top if q[second] else -1
+        return n == order[0] or (n == second and q[second] > 0 and ratio > theta), best
+    k, delta = int(knobs.get("k", 10)), float(knobs.get("delta", 0.6))
+    least = sorted(q, reverse=True)[min(k, len(q)) - 1]
+    kept = q[n] > 0 and q[n] >= least and q[n] >= max(q) * (1 - 1e-12) - delta
+    return kept, best if knobs.get("recover") == "argmax" else list(q)
+
+
+def chances(spec, q, p, n):
+    """Return φ(n) and g(·|n), the coin integrated over its only threshold."""
+    kept, rest = documented(spec, q, p, n, 0.0)
+    if not kept:
+        return 0.0, rest
+    if documented(spec, q, p, n, 1 - 1e-15)[0]:
+        return 1.0, rest
+    acc = spec.partition("acc=")[2].partition(",")[0] or 1
+    return q[n] / float(acc), rest
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_the_law_is_enumerated(spec):
+    rule = ct.policy(spec)
+    q, p = pairs(amount(24, 400), 5, 1)
+    law = ct.emitted_law(rule, q, p)
+    for row in range(len(q)):
+        expected = np.zeros(5)
+        for n in range(5):
+            phi, rest = chances(spec, q[row].tolist(), p[row].tolist(), n)
+            replaced = np.array(rest) / sum(rest)
+            expected += p[row, n] * (phi * np.eye(5)[n] + (1 - phi) * replaced)
+        np.testing.assert_allclose(law[row], expected, atol=EXACT)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="400,000 draws; run by make test-thorough")
+@pytest.mark.parametrize("spec", RULES)
+def test_draws_of_the_documentation_follow_the_law(spec):
+    assert chance_of_draws(spec) > FALSE_ALARM
+
+
+def chance_of_draws(spec):
+    """Return the probability that χ² of 400,000 draws is at least what is found."""
+    draws, source = 400_000, np.random.default_rng(5)
+    q, p = (rows[3] for rows in pairs(6, 5, 2))
+    law = torch.tensor(ct.emitted_law(ct.policy(spec), q, p))
+    own = q.tolist(), p.tolist()
+    drafted, coins, picks = source.choice(5, draws, p=p), *source.random((2, draws))
+    rests = {n: documented(spec, *own, n, 1.0)[1] for n in range(5)}
+    sums = {n: np.cumsum(rest) / sum(rest) for n, rest in rests.items()}
+    found = [
+        n if documented(spec, *own, n, u)[0] else min(int(np.searchsorted(sums[n], x)), 4)
+        for n, u, x in zip(drafted.tolist(), coins.tolist(), picks.tolist(), strict=True)
+    ]
+    return chance_of_counts(torch.tensor(found).bincount(minlength=5), law * draws)
+
+
+def test_sglangs_defaults_are_lossless_and_below_them_the_price_is_bounded():
+    q, p = pairs(200, 6, 3)
+    np.testing.assert_allclose(ct.emitted_law(ct.policy("thresholds"), q, p), q, atol=EXACT)
+    for single, acc in ((1, 0.4), (0.2, 0.7), (0.3, 0.3)):
+        law = ct.emitted_law(ct.policy("thresholds", single=single, acc=acc), q, p)
+        assert (law <= q / min(single, acc) + EXACT).all()
+    law = ct.emitted_law(ct.policy("thresholds:acc=0.4"), [0.2, 0.8], [1.0, 0.0])
+    np.testing.assert_allclose(law, [0.5, 0.5])  # min(1, .2/.4); the bound is .5 itself
+
+
+def test_one_likeliest_token_is_lossless_for_a_greedy_target_alone():
+    rule = ct.policy("relaxed:k=1,delta=0,recover=argmax")
+    certain = np.eye(4)[[2, 1]]
+    draft = np.full((2, 4), 0.25)
+    np.testing.assert_array_equal(ct.emitted_law(rule, certain, draft), certain)
+    assert ct.emitted_law(rule, [0.6, 0.4], [0.5, 0.5]).tolist() == [1.0, 0.0]
+    q, p = np.array([0.6, 0.4]), np.array([0.5, 0.5])
+    np.testing.assert_allclose(
+        ct.emitted_law(ct.policy("relaxed:k=1,delta=0"), q, p), [0.5 + 0.5 * 0.6, 0.5 * 0.4]
+    )
+
+
+def test_relaxed_between_markers_is_lossless_outside():
+    schedule = Between("relaxed", opening=5, closing=6)
+    assert [rule.spec for rule in schedule.rules] == ["speculative", "relaxed"]
+    state = schedule.begin([1, 5])
+    assert schedule.choose(state, torch.tensor([3, 6, 3])).tolist() == [1, 1, 0]
+
+
+def test_the_ratio_of_logits_is_a_margin_times_the_largest():
+    logits = 4 * torch.randn(300, 6, generator=torch.Generator().manual_seed(0)).double()
+    best, second = logits.topk(2, -1).values.T
+    near, place = near_runner_up(logits.softmax(-1), best, 0.8)
+    positive = best > 0
+    assert torch.equal(near[positive], (second / best > 0.8)[positive]) and near[~positive].all()
+    assert torch.equal(place, logits.topk(2, -1).indices[:, 1])
+    moved = (second + 3) / (best + 3) > 0.8  # the same rows, other logits
+    assert bool((moved != (second / best > 0.8))[positive].any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", ["relaxed", "thresholds:acc=0.5", "mars:top=9"])
+def test_a_row_of_the_vocabulary_of_a_language_model(spec, dtype):
+    source = torch.Generator().manual_seed(1)
+    q, p = (3 * torch.randn(2, 2, 3, 151_936, generator=source)).softmax(-1).to(dtype)
+    ids = p[:, :2].float().flatten(0, 1).multinomial(1, generator=source).view(2, 2)
+    found = ct.verify_chain(ct.policy(spec), q, p[:, :2], ids, generator=source, validate=False)
+    assert (found.output_token_ids[:, 0] >= 0).all()
+    assert not has_kernel(ct.policy(spec))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["relaxed:k=0", "relaxed:delta=-0.1", "relaxed:recover=q", "thresholds:acc=1.5",
+     "thresholds:single=-1", "mars:top=0", "mars:top=inf", "mars:top=1,theta=2"],
+)  # fmt: skip
+def test_a_knob_outside_its_range_raises(spec):
+    with pytest.raises(ValueError, match=spec.split(":")[1].split("=")[0].split(",")[0] + "|theta"):
+        ct.policy(spec)

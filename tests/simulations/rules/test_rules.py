@@ -1,0 +1,136 @@
+"""What rules cost: FLy's nats against enumerated Markov texts, the command on the shipped pair."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import load_pair
+from cactus_theory.traces import Trace, log_trace
+from cactus_theory.verify import Fly
+from simulations.__main__ import main
+from simulations.common.inputs import PAIR
+from simulations.common.results import read_csv
+from simulations.markov import Setting, every_round, markov_pair
+from simulations.rules import ahead, greedy
+from simulations.rules.settings import AT_ZERO, SAMPLED
+from tests.amounts import THOROUGH
+
+EXACT = 1e-12
+# float16 log-probabilities of the trace, and a float32 pass of the models
+LOGGED = 2e-3
+
+
+def exact_ahead(pair, states, depth):
+    """Return v_0 … v_depth after every token at each state, added up over all drafts."""
+    ratio = torch.minimum(pair.target, pair.draft)
+    kept = [torch.ones(len(pair.target)).double()]
+    for _ in range(depth):
+        kept.append((ratio * kept[-1][pair.following]).sum(-1))
+    return torch.stack([own[pair.following[states]] for own in kept], -1)
+
+
+@pytest.mark.parametrize(("width", "window"), [(3, 1), (4, 2), (4, None), (4, 3)])
+@pytest.mark.parametrize("zeros", [0.0, 0.3])
+def test_a_rows_law_is_that_of_all_drafts(width, window, zeros):
+    pair = markov_pair(3, seed=2, distance=1.5, zeros=zeros)
+    verifier = Fly(window=window, entropy=0.2)
+    setting = Setting("speculative", width, width + 1, verifier)
+    rounds = every_round(pair, setting)[0][0]
+    for path in itertools.product(range(3), repeat=width):
+        states = [pair.start]
+        for token in path:
+            states.append(int(pair.following[states[-1], token]))
+        states = torch.tensor(states[:-1])
+        q, p, ids = pair.target[states], pair.draft[states], torch.tensor(path)
+        if not bool((p.gather(-1, ids[:, None]) > 0).all()):
+            continue
+        own = ahead.Path(q, p, ids, exact_ahead(pair, states, 6))
+        node, chance = 0, 1.0
+        for place, (reached, law) in enumerate(ahead.node_laws(own, verifier)):
+            assert chance * reached == pytest.approx(float(rounds.alive[place][0, node]), abs=EXACT)
+            due = rounds.following[place][0, node]
+            np.testing.assert_allclose(law, due, atol=EXACT / max(reached * chance, 1e-3))
+            chance *= float(p[place, path[place]])
+            node = 3 * node + path[place]
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load_pair(PAIR / "target", PAIR / "draft")
+
+
+def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
+    prompts = [[5, 9, 11], [7, 7]]
+    sizes = {"num_draft_tokens": 3, "max_new_tokens": 6, "cycles": 3, "seed": 4}
+    trace = log_trace(shipped.target, shipped.draft, prompts, tmp_path / "t", **sizes)
+    for cycle in trace:
+        prompt = prompts[cycle.text % 2]
+        before = ahead._written(shipped, prompt, trace, cycle.text)[: len(prompt) + cycle.position]
+        rows = shipped.target(torch.tensor([before])).logits[0, -1].double().softmax(-1)
+        assert (rows - cycle.target_probs[0]).abs().max() < LOGGED
+    halves = ahead._ahead_of(shipped, cycle, before, 3, torch.Generator().manual_seed(0))
+    for half in halves:
+        assert half.shape == (3, trace.header.vocab_size, 3)
+        assert (half[..., 0] == 1).all() and (half.diff(dim=-1) <= 1e-12).all() and half.min() >= 0
+
+
+def test_cached_drafts_are_those_of_whole_passes(shipped):
+    source = torch.Generator().manual_seed(3)
+    first = torch.tensor([3, 8])
+    kept = ahead._kept(shipped, [5, 9], first, 2, source)
+    source = torch.Generator().manual_seed(3)
+    line = torch.cat([torch.tensor([[5, 9]] * 2), first[:, None]], 1)
+    due = [torch.ones(2).double()]
+    with torch.no_grad():
+        for _ in range(2):
+            p = shipped.draft(line).logits[:, -1].double().softmax(-1)
+            q = shipped.target(line).logits[:, -1].double().softmax(-1)
+            token = p.multinomial(1, generator=source)
+            due.append(due[-1] * (q / p).gather(-1, token)[:, 0].clamp(max=1))
+            line = torch.cat([line, token], 1)
+    torch.testing.assert_close(kept, torch.stack(due, -1), atol=1e-5, rtol=1e-4)
+
+
+def test_greedy_rules_keep_exact_matches_and_count_changes():
+    q = torch.tensor([[0.5, 0.4, 0.1], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [1.0, 0, 0]]).double()
+    cycle = greedy.Cycle(torch.tensor([1, 0, 1]), q, torch.tensor([5.0, 5, 5, 5]).double(), 0)
+    found = {(own.engine, own.setting): greedy.accepted(own, cycle) for own in AT_ZERO}
+    assert found["all engines", "exact match"] == found["TensorRT-LLM", "default k=1 δ=0"] == 0
+    assert found["MAX, ATOM", "default k=10 δ=.6"] == 2  # .05 < .9 − .6
+    assert found["MARS", "θ=.9"] == 2 and found["MARS", "θ=.97"] == 0  # ln(.5/.4) = .22 < .5
+    both = [cycle, greedy.Cycle(cycle.ids, q, cycle.top, 1)]
+    told = greedy.counted(AT_ZERO[3], both, [], "two")
+    assert told["tokens_per_call"].value == 3 and told["changed_calls"].value == 1
+    assert told["tv_per_token"].value == pytest.approx(1 / 3)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="takes seconds; run by make test-thorough")
+def test_the_command_prices_every_rule(tmp_path, capsys):
+    out = tmp_path / "rules.csv"
+    small = "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2"
+    words = ["rules", *small.split(), "--work", str(tmp_path / "w"), "--out", str(out)]
+    assert main(words) == 0
+    rows, notes = read_csv(out)
+    assert len(rows) == 2 * len(SAMPLED) + len(AT_ZERO) and "estimated" in notes["nats"]
+    by = {(row["drafts"], row["temperature"], row["engine"], row["setting"]): row for row in rows}
+    lossless = by["greedy", "1", "SGLang", "default 1, 1"]
+    assert abs(float(lossless["kl_per_token"])) < 1e-9
+    for row in rows:
+        if row["temperature"] == "0":
+            assert row["kl_per_token"] == row["soft_band_kl_at_tokens"] == ""
+        else:
+            assert float(row["kl_per_token"]) >= -1e-9
+    shown = capsys.readouterr().out
+    assert "temperature 0, greedy drafts" in shown and "vLLM FLy" in shown
+    assert main(["rules", "--cycles", "0"]) == 2
+    trace = Trace.open(tmp_path / "w" / "sampled")
+    assert trace.num_draft_tokens == 3
+    assert "synthetic" not in " ".join(rule.policy for rule in SAMPLED)
+
+
+def test_every_setting_is_a_policy_that_its_verifier_follows():
+    for rule in SAMPLED:
+        ct.verify.find_verifier(rule.verifier).check(ct.policy(rule.policy))
