@@ -2,12 +2,14 @@
 
 from cactus_theory.decoding.between import Between
 from cactus_theory.decoding.drafters import (
+    BlockDrafter,
     Cascade,
     Drafter,
     DraftStop,
     EarlyExit,
     ModelDrafter,
     NGram,
+    RecurrentDrafter,
 )
 from cactus_theory.decoding.failure import DecodingError
 from cactus_theory.decoding.from_hub import hub_path
@@ -25,6 +27,7 @@ from cactus_theory.decoding.vocabulary import check_same_vocabulary
 
 __all__ = [
     "Between",
+    "BlockDrafter",
     "ByPosition",
     "Cascade",
     "DecodeOptions",
@@ -39,6 +42,7 @@ __all__ = [
     "NGram",
     "Pair",
     "Reading",
+    "RecurrentDrafter",
     "Schedule",
     "SpeculativeStream",
     "TextPieces",
