@@ -78,8 +78,9 @@ def build(kind: str, target: Any, places: int, layers: int, seed: int) -> Head:
         torch.manual_seed(seed)
         head = HEADS[kind](shape)
     turned, sizes, _ = torch.linalg.svd(target.get_output_embeddings().weight, full_matrices=False)
+    first = (turned * sizes)[:, : shape.rank]
     with torch.no_grad():
-        head.vocabulary.weight.copy_((turned * sizes)[:, : shape.rank])
+        head.vocabulary.weight[:, : first.shape[1]] = first
     return head
 
 
