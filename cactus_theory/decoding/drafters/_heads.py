@@ -98,14 +98,11 @@ class FeatureHead(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write sizes and float16 weights to a folder, each file whole or not at all."""
         tensors = check.optional_module("safetensors.torch", "llm")
-        weights = {name: own.detach().half().contiguous() for name, own in self._weights().items()}
+        weights = {name: own.detach().half().contiguous() for name, own in self.named_parameters()}
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_whole(Path(folder) / WEIGHTS, tensors.save(weights))
         described = {"format": FORMAT, "kind": self.kind} | asdict(self.shape)
         write_whole(Path(folder) / CONFIG, (json.dumps(described, indent=2) + "\n").encode())
-
-    def _weights(self) -> dict[str, Tensor]:
-        return dict(self.named_parameters())
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -134,11 +131,12 @@ class FeatureHead(nn.Module):
         return head.eval().requires_grad_(False)
 
     def check(self, target_model: Any) -> None:
-        """Raise ValueError for a target of another vocabulary, width or depth."""
-        config, shape = text_config(target_model), self.shape
+        """Raise ValueError for a target of another vocabulary, width or device."""
+        config, shape, here = text_config(target_model), self.shape, self.token.weight.device
         for name, own, other in (
             ("vocabulary", shape.vocab, config.vocab_size),
             ("hidden size", shape.hidden, config.hidden_size),
+            ("device", here, target_model.device),
         ):
             if own != other:
                 raise ValueError(
