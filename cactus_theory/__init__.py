@@ -4,7 +4,8 @@ Here are the optimum, policies, what they emit, and verification. :mod:`cactus_t
 decodes texts, :mod:`cactus_theory.verify` is the contract of verifiers, and
 :mod:`cactus_theory.kernels` verifies raw logits on a GPU. :mod:`cactus_theory.traces` logs rows
 and replays them, :mod:`cactus_theory.tuning` chooses what to decode with, and
-:mod:`cactus_theory.testing` checks policies, verifiers and drafters of your own.
+:mod:`cactus_theory.testing` checks policies, verifiers and drafters of your own;
+:mod:`cactus_theory.losses` trains drafts.
 :mod:`cactus_theory.policies` and :mod:`cactus_theory.divergences` hold what is registered.
 
 q is the target's row and p the draft's, (..., V) over V tokens; divergences are in nats. In

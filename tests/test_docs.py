@@ -24,7 +24,16 @@ from cactus_theory.verify import registry as verifiers
 from tests.amounts import THOROUGH
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("", ".decoding", ".kernels", ".testing", ".traces", ".tuning", ".verify")
+PACKAGES = (
+    "",
+    ".decoding",
+    ".kernels",
+    ".losses",
+    ".testing",
+    ".traces",
+    ".tuning",
+    ".verify",
+)
 # public names without an example of their own
 WITHOUT = {
     "testing.PROPERTIES": "a dict, which has no docstring of its own; shown by Property",

@@ -2,12 +2,14 @@
 
 from cactus_theory.decoding.between import Between
 from cactus_theory.decoding.drafters import (
+    BlockDrafter,
     Cascade,
     Drafter,
     DraftStop,
     EarlyExit,
     ModelDrafter,
     NGram,
+    RecurrentDrafter,
 )
 from cactus_theory.decoding.failure import DecodingError
 from cactus_theory.decoding.from_hub import hub_path
@@ -34,6 +36,7 @@ __all__ = [
     "BatchPiece",
     "BatchStream",
     "Between",
+    "BlockDrafter",
     "ByPosition",
     "Cascade",
     "DecodeOptions",
@@ -48,6 +51,7 @@ __all__ = [
     "NGram",
     "Pair",
     "Reading",
+    "RecurrentDrafter",
     "Schedule",
     "SpeculativeStream",
     "TextPieces",

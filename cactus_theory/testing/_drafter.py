@@ -21,7 +21,7 @@ from cactus_theory.decoding._sampling import Coins, Uniforms
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Drafter, Drafting, Setting, as_drafter
-from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.policies import Policy
@@ -164,8 +164,19 @@ class _Bench(Seen):
         room = (self.most + 1) * (self.rounds + 1)
         texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"))
         warp = Warp(self.temperature, (), [0] * len(self.prompts))
-        setting = Setting(self.target_model, texts, warp, Stopwatch(), self.most)
+        features = None
+        if self.reads:
+            features = _Fed(
+                CachedModel(self.target_model, texts.capacity, texts.batch, reads=self.reads), texts
+            )
+        clock = Stopwatch()
+        setting = Setting(self.target_model, texts, warp, clock, self.most, features=features)
         return texts, self.drafter.begin(setting)
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """Return the layers whose states the drafter asks for."""
+        return self.drafter.reads(self.target_model)
 
     def anew(self, coins: Tensor) -> _Drafted:
         """Return the first draft of new texts."""
@@ -183,6 +194,32 @@ class _Bench(Seen):
             drafting.settle()
             found.append(one)
         return found
+
+
+class _Fed:
+    """The states of settled texts but their last tokens, computed when somebody looks."""
+
+    def __init__(self, target: CachedModel, texts: Texts) -> None:
+        self.target, self.texts = target, texts
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Return how many tokens of each text have states."""
+        _feed(self.target, self.texts)
+        return self.target.lengths
+
+    def hidden(
+        self, layer: int, starts: Sequence[int], counts: Sequence[int]
+    ) -> Float[Tensor, "batch most hidden"]:
+        """Return copies of states."""
+        return self.target.hidden(layer, starts, counts)
+
+
+def _feed(target: CachedModel, texts: Texts) -> None:
+    """Feed a target what it lacks of settled texts, but for their last tokens."""
+    counts = [len(ids) - 1 - own for ids, own in zip(texts.ids, target.lengths, strict=True)]
+    if any(counts):
+        target.feed(texts.take(target.lengths, counts), counts, [1] * len(counts))
 
 
 def _proposed(texts: Texts, drafting: Drafting, wanted: list[int], coins: Tensor) -> _Drafted:
@@ -431,4 +468,7 @@ def _decoded(
     opening = Opening(bench.target_model, bench.drafter, ids, options)
     streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
     opening.coins.streams = streams
-    return Decode(opening).round(), watching
+    decode = Decode(opening)
+    if bench.reads:  # as if a round had been there before
+        _feed(decode.target, decode.texts)
+    return decode.round(), watching

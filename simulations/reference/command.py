@@ -66,6 +66,7 @@ PACKAGES = (
     "cactus_theory.decoding.drafters",
     "cactus_theory.divergences",
     "cactus_theory.kernels",
+    "cactus_theory.losses",
     "cactus_theory.policies",
     "cactus_theory.testing",
     "cactus_theory.traces",

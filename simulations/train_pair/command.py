@@ -3,7 +3,8 @@
 Seven stages, each resumed or skipped according to its file in ``--work-dir``: corpus and
 tokenizer, target on text, draft on text, samples of the target, draft distilled on them,
 draft trained for its acceptance, report. Training is bit-identical however often it was
-interrupted.
+interrupted. ``--drafter block`` (or ``recurrent``) trains a head on the states of a target that is
+there already: samples, distillation, acceptance, report.
 """
 
 import argparse
@@ -17,10 +18,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from cactus_theory._lock import FolderLock
 
-from ..common.inputs import PAIR
+from ..common.inputs import PAIR, folder_digest
 from ..common.inputs import command_line as called_as
 from ..common.results import write_json
-from . import ship
+from . import heads, ship
 from .corpus import fingerprint, held_out, read_corpus, standard_library, training
 from .distil import (
     PoolPlan,
@@ -33,15 +34,15 @@ from .distil import (
 )
 from .model import Shape, build, load, save
 from .tokenizer import encode_stream, train_tokenizer
-from .train import Outcome, Plan, fit, text_batches, text_loss
+from .train import Batches, Outcome, Plan, fit, text_batches, text_loss
 
 # steps in which the draft's learning rate rises to its peak
 DRAFT_WARMUP = 30
-FOLDERS = ("work_dir", "out", "corpus")
+FOLDERS = ("work_dir", "out", "corpus", "target")
 POSITIVE = (
     "vocab_size target_layers target_width target_head_size draft_layers draft_width "
     "draft_head_size steps draft_steps distil_steps overlap_steps pool_chunks "
-    "pool_rows batch_size length overlap_rows threads"
+    "pool_rows batch_size length overlap_rows threads places anchors head_layers"
 ).split()
 
 
@@ -49,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; the defaults made the shipped pair."""
     add = parser.add_argument
     add("--work-dir", type=Path, default=Path("build/train-pair"), help="checkpoints and samples")
-    add("--out", type=Path, default=PAIR, help="where the finished pair goes")
+    add("--out", type=Path, default=None, help="where it goes (the shipped pair; DRAFTER in it)")
+    add("--drafter", choices=("model", *heads.HEADS), default="model", help="what is trained")
+    add("--target", type=Path, default=PAIR / "target", help="whose states a head reads")
     add("--corpus", type=Path, default=None, help="folder of .py files (the standard library)")
     add("--vocab-size", type=int, default=2048)
     for name, layers, width, head in (("target", 11, 192, 64), ("draft", 1, 128, 32)):
@@ -70,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=float, default=2e-3, help="peak learning rate of the target")
     add("--draft-rate", type=float, default=4e-3, help="peak learning rate of the draft")
     add("--overlap-rate", type=float, default=1.5e-3, help="peak learning rate of those steps")
+    add("--loss", choices=heads.LOSSES, default="price", help="of a head, after kl")
+    add("--price", type=float, default=1.0, help="acceptance that a nat costs in that loss")
+    add("--places", type=int, default=8, help="tokens of a head's block")
+    add("--anchors", type=int, default=32, help="blocks in a training sequence")
+    add("--head-layers", type=int, default=2)
     add("--overlap-rows", type=int, default=128, help="held-out continuations the report scores")
     add("--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of training")
     add("--seed", type=int, default=0)
@@ -83,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
         disable_progress_bar()
         with FolderLock(args.work_dir):
-            _run(args)
+            (_run if args.drafter == "model" else _run_head)(args)
     except ValueError as error:
         print(f"train-pair: {error}", file=sys.stderr)
         return 2
@@ -105,8 +113,42 @@ def _run(args: argparse.Namespace) -> None:
     unseen = encode_stream(tokenizer, held_out(documents))
     outcomes = {"target": target_outcome, **draft_outcomes}
     ship.write_report(args, command_line(args), finished, documents, unseen, outcomes)
-    ship.publish(finished, args.out)
-    print(json.dumps(ship.summary(args.out), indent=2))
+    out = args.out or PAIR
+    ship.publish(finished, out)
+    print(json.dumps(ship.summary(out), indent=2))
+
+
+def _run_head(args: argparse.Namespace) -> None:
+    documents = read_corpus(args.corpus or standard_library())
+    _claim(args, fingerprint(documents), target_sha256=folder_digest(args.target))
+    target, tokenizer = load(args.target), ship.tokenizer_of(args.target)
+    outcomes = train_head(args, encode_stream(tokenizer, training(documents)), target)
+    unseen = encode_stream(tokenizer, held_out(documents))
+    finished = args.work_dir / "head"
+    report = ship.write_head_report(args, command_line(args), target, documents, unseen, outcomes)
+    ship.publish(finished, args.out or PAIR / args.drafter)
+    print(json.dumps(report, indent=2))
+
+
+def train_head(args: argparse.Namespace, stream, target) -> dict[str, Outcome]:
+    """Train a head by KL and then by ``--loss``, and store it."""
+    head = heads.build(args.drafter, target, args.places, args.head_layers, args.seed + 1)
+    plan = replace(
+        _text_plan(args, args.distil_steps, args.draft_rate, args.seed + 1),
+        warmup_steps=DRAFT_WARMUP,
+    )
+    batches = _mixed(args, stream, target, text_batches(stream, plan))
+    stages = {
+        "kl": distil_plan(args.distil_steps, plan, args.draft_rate),
+        args.loss: overlap_plan(args.overlap_steps, plan, args.overlap_rate),
+    }
+    outcomes = {}
+    for name, own in stages.items():
+        loss = heads.head_loss(target, heads.LOSSES[name](args.price), args.anchors, own.seed)
+        checkpoint = args.work_dir / f"head-{name}.pt"
+        outcomes[name] = fit(head, own, batches, loss, checkpoint, label=f"{args.drafter}, {name}")
+    head.save(args.work_dir / "head")
+    return outcomes
 
 
 def train_target(args: argparse.Namespace, stream, folder: Path) -> Outcome:
@@ -132,9 +174,7 @@ def train_draft(args: argparse.Namespace, stream, target, folder: Path) -> dict[
     checkpoint = args.work_dir / "draft-text.pt"
     on_text = fit(draft, plan, text, text_loss, checkpoint, label="draft, text")
 
-    pool_plan = PoolPlan(args.pool_chunks, args.pool_rows, args.length + 1, args.seed)
-    pool = build_pool(target, stream, pool_plan, args.work_dir / "samples")
-    batches = mixed_batches(pool, text, args.pool_share)
+    batches = _mixed(args, stream, target, text)
     own = distil_plan(args.distil_steps, plan, args.draft_rate)
     checkpoint = args.work_dir / "draft-distilled.pt"
     distilled = fit(draft, own, batches, distil_loss(target), checkpoint, label="draft, distilled")
@@ -144,6 +184,13 @@ def train_draft(args: argparse.Namespace, stream, target, folder: Path) -> dict[
     matched = fit(draft, own, batches, overlap_loss(target), checkpoint, label="draft, matched")
     save(draft, folder)
     return {"draft_text": on_text, "draft_distilled": distilled, "draft_matched": matched}
+
+
+def _mixed(args: argparse.Namespace, stream, target, text: Batches) -> Batches:
+    """Return batches of text of which a share is the target's own, sampled first."""
+    pool_plan = PoolPlan(args.pool_chunks, args.pool_rows, args.length + 1, args.seed)
+    pool = build_pool(target, stream, pool_plan, args.work_dir / "samples")
+    return mixed_batches(pool, text, args.pool_share)
 
 
 def _text_plan(args: argparse.Namespace, steps: int, rate: float, seed: int) -> Plan:
@@ -167,6 +214,12 @@ def _check(args: argparse.Namespace) -> None:
     for flag, value in (("--seed", args.seed), ("--hold-steps", args.hold_steps)):
         if value < 0:
             raise ValueError(f"{flag} must not be negative, got {value}")
+    if not args.price >= 0:
+        raise ValueError(f"--price must be at least 0, got {args.price}")
+    if args.drafter != "model" and args.loss == "kl":
+        raise ValueError("--loss must follow kl with another, got kl")
+    if args.places >= args.length:
+        raise ValueError(f"--places must be below --length {args.length}, got {args.places}")
     if args.corpus is not None and not args.corpus.is_dir():
         raise ValueError(f"--corpus must be a folder, got {args.corpus}")
 
@@ -188,9 +241,9 @@ def _defaults() -> argparse.Namespace:
     return parser.parse_args([])
 
 
-def _claim(args: argparse.Namespace, corpus: str) -> None:
+def _claim(args: argparse.Namespace, corpus: str, **others: str) -> None:
     """Refuse a work directory whose checkpoints came from other data or flags."""
-    own = {"corpus_sha256": corpus} | settings(args)
+    own = {"corpus_sha256": corpus} | others | settings(args)
     path = args.work_dir / "origin.json"
     if path.exists() and (found := json.loads(path.read_text())) != own:
         changed = sorted(k for k in own.keys() | found.keys() if own.get(k) != found.get(k))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from ..common.inputs import load_model as load
@@ -62,7 +63,7 @@ def _config(shape: Shape, vocab_size: int) -> LlamaConfig:
     )
 
 
-def num_parameters(model: LlamaForCausalLM) -> int:
+def num_parameters(model: nn.Module) -> int:
     """Count parameters, the tied embedding once."""
     return sum(p.numel() for p in model.parameters())
 

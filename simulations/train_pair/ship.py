@@ -19,12 +19,15 @@ from torch import Generator, Tensor
 from transformers import LlamaForCausalLM
 
 from ..common.results import machine_kind, write_bytes, write_json
+from . import heads
 from .corpus import Document, fingerprint, held_out, num_bytes
 from .distil import prefixes, sample
 from .model import MAX_POSITIONS, load, num_parameters
 from .tokenizer import Stream, as_transformers
 from .train import Outcome
 
+# tokens that the texts begin with along which heads are measured
+HEAD_PREFIX = 32
 # draft passes timed with one target pass, about as in a decode
 DRAFTS_PER_ROUND = 5
 
@@ -168,6 +171,43 @@ def write_report(
     write_json(folder / "report.json", report)
 
 
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a stored model."""
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"--target must be a model's folder with a tokenizer.json, got {folder}")
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def write_head_report(
+    args: argparse.Namespace,
+    command: str,
+    target: LlamaForCausalLM,
+    documents: list[Document],
+    unseen: Stream,
+    outcomes: dict[str, Outcome],
+) -> dict:
+    """Measure the stored head along the target's own unseen texts; write ``report.json``."""
+    folder = args.work_dir / "head"
+    head = heads.HEADS[args.drafter].load(folder)
+    generator = Generator().manual_seed(args.seed + 7)
+    prefix = prefixes(unseen, args.overlap_rows, HEAD_PREFIX, generator)
+    texts = sample(target, prefix, args.length + 1, generator)
+    report = {
+        "command": command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "overlap_by_place": heads.overlaps(head, target, texts, args.anchors, args.seed + 8),
+        "parameters": num_parameters(head),
+        "reads": list(head.shape.reads),
+        "training": {name: asdict(outcome) for name, outcome in outcomes.items()},
+        "corpus": describe_corpus(documents, unseen),
+        "versions": versions(),
+        "machine": machine_kind(),
+        "licence": LICENCE,
+    }
+    write_json(folder / "report.json", report)
+    return report
+
+
 def describe_corpus(documents: list[Document], unseen: Stream) -> dict:
     """Return what identifies the text and its held-out part."""
     return {
@@ -183,7 +223,7 @@ def describe_corpus(documents: list[Document], unseen: Stream) -> dict:
 
 def continuation(model, folder: Path, length: int = 160) -> str:
     """Return the model's own continuation of a fixed prompt at temperature 1."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = tokenizer_of(folder)
     prompt = torch.tensor([tokenizer.encode(SAMPLE_PROMPT).ids])
     row = sample(model, prompt, prompt.shape[1] + length, Generator().manual_seed(1))[0]
     return tokenizer.decode(row[prompt.shape[1] :].tolist(), skip_special_tokens=False)

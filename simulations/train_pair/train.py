@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from transformers import LlamaForCausalLM
 
 from ..common.progress import Progress
@@ -23,7 +24,7 @@ from .tokenizer import END_OF_TEXT_ID, Stream
 LONG_EVERY = 8
 LONG_FACTOR = 4
 Batches = Callable[[int, Generator], Tensor]
-Loss = Callable[[LlamaForCausalLM, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def text_loss(model: LlamaForCausalLM, window: Tensor) -> Tensor:
 
 
 def fit(
-    model: LlamaForCausalLM,
+    model: nn.Module,
     plan: Plan,
     batches: Batches,
     loss: Loss,
@@ -150,7 +151,7 @@ def fit(
     return Outcome(state["step"] * plan.batch_size * plan.length, state["seconds"], state["loss"])
 
 
-def _optimizer(model: LlamaForCausalLM, plan: Plan) -> torch.optim.AdamW:
+def _optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [

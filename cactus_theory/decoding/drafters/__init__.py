@@ -1,24 +1,32 @@
-"""Drafters: a model, the text's own past, the target's first layers, or one after another."""
+"""Drafters: a model, heads on the target's states, the text's own past, or one after another."""
 
 from typing import Any
 
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Features, Proposal, Setting
+from cactus_theory.decoding.drafters._heads import HeadShape
+from cactus_theory.decoding.drafters.block import BlockDrafter, BlockHead
 from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.decoding.drafters.early_exit import EarlyExit
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
+from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter, RecurrentHead
 from cactus_theory.decoding.drafters.stop import DraftStop
 
 __all__ = [
+    "BlockDrafter",
+    "BlockHead",
     "Cascade",
     "DraftStop",
     "Drafter",
     "Drafting",
     "EarlyExit",
     "Features",
+    "HeadShape",
     "ModelDrafter",
     "NGram",
     "Proposal",
+    "RecurrentDrafter",
+    "RecurrentHead",
     "Setting",
     "as_drafter",
 ]

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
+from cactus_theory.decoding.drafters._sampled import SampledDrafting
 from cactus_theory.decoding.drafters.stop import DraftStop, Watch, as_stop
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.vocabulary import check_model_vocabularies
 from cactus_theory.verify.contract import Draft
-from cactus_theory.verify.draw import pick
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,17 @@ class ModelDrafter(Drafter):
         return {"draft_model": self.model}
 
 
-class ModelDrafting(Drafting):
+class ModelDrafting(SampledDrafting):
     """A draft model with its cache, which lacks the tokens it has not been fed yet."""
 
     def __init__(
         self, setting: Setting, model: Any, greedy: bool, stop: DraftStop | None = None
     ) -> None:
-        self.texts, self.warp, self.clock = setting.texts, setting.warp, setting.clock
+        super().__init__(setting, greedy)
         self.model = CachedModel(
             model, self.texts.capacity, self.texts.batch, slack=1, fast_forward=setting.fast_forward
         )
-        self.certain = greedy or self.warp.greedy
         self.stop = None if self.certain else stop
-        self.next_row = setting.next_row and not self.certain
-        self.width = setting.width + self.next_row
-        self.probs: Tensor | None = None
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Sample (or take the likeliest of) one token per step and row."""
@@ -77,10 +73,9 @@ class ModelDrafting(Drafting):
                 watch.see(len(tokens), self.probs[:, len(tokens) - 1], tokens[-1])
         if self.next_row:
             self._follow(left)
-        probs = None if self.probs is None else self.probs[:, : len(tokens) + self.next_row]
         limits = None if watch is None else list(wanted)
         self.clock.lap("other")
-        return Draft(torch.stack(tokens, 1), left, probs, limits=limits)
+        return Draft(torch.stack(tokens, 1), left, self.rows(len(tokens)), limits=limits)
 
     def _follow(self, drafted: Sequence[int]) -> None:
         """Write each row's probabilities after its last drafted token."""
@@ -91,7 +86,7 @@ class ModelDrafting(Drafting):
         ]
         logits = self.model.feed(self.texts.take(lengths, counts), counts, [1] * len(counts))
         self.calls = self.model.calls
-        memory = self._memory(logits)
+        memory = self.memory(logits)
         for offset in set(drafted):
             rows = [row for row, own in enumerate(drafted) if own == offset]
             memory[rows, offset] = self.warp(logits.clone(), self.texts, offset, drafted)[rows, 0]
@@ -108,28 +103,12 @@ class ModelDrafting(Drafting):
         logits = self.model.feed(fed, counts, [1] * len(counts))
         self.calls = self.model.calls
         self.clock.lap("draft")
-        if self.certain:
-            token = self.warp.scores(logits, self.texts, offset, wanted)[:, 0].argmax(-1)
-        else:
-            probs = self._memory(logits)[:, offset : offset + 1]
-            token = pick(self.warp(logits, self.texts, offset, wanted, out=probs)[:, 0], coin)
-            token.clamp_(min=0)  # a row without a law is found where it verifies
-        self.texts.propose(offset, token)
-        return token
-
-    def _memory(self, logits: Tensor) -> Tensor:
-        """Return room for the rows of one round, taken once."""
-        if self.probs is None:
-            half = logits.dtype in (torch.float16, torch.bfloat16)
-            shape = (logits.shape[0], self.width, logits.shape[-1])
-            self.probs = logits.new_zeros(shape, dtype=torch.float32 if half else logits.dtype)
-        return self.probs
+        return self.draw(logits, offset, wanted, coin)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""
+        super().keep(rows)
         self.model.keep(rows)
-        if self.probs is not None:
-            self.probs = self.probs[: len(rows)]
 
     def settle(self) -> None:
         """Roll back what was drafted and not kept, and the last token, which is fed next."""

@@ -96,21 +96,32 @@ class FastForward:
 
         Their keys and values are written; the lengths stay as they are.
         """
-        batch, new = token_ids.shape
-        at = places(self.cache, new, counts, parents, token_ids.device)
         x = F.embedding(token_ids.reshape(-1), self.embedding)
+        states = self.run(x, (token_ids.shape[0], token_ids.shape[1]), counts, parents)
+        first = [max(count - kept, 0) for count, kept in zip(counts, keep, strict=True)]
+        hidden = gathered(states, first, keep)
+        return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+
+    def run(
+        self,
+        x: Float[Tensor, "N hidden"],
+        shape: tuple[int, int],
+        counts: Sequence[int],
+        parents: Int[Tensor, "batch new"] | None = None,
+    ) -> Float[Tensor, "batch new hidden"]:
+        """Return the states that the head reads of a batch (B, new) of embedded tokens."""
+        batch, new = shape
+        at = places(self.cache, new, counts, parents, x.device)
         cos, sin = self._turns(at, batch, new)
         mask = self.stacked(_mask(at, new, x))
         for number, layer in enumerate(self.layers):
             if number in self.cache.hidden:
                 self.cache.record(number, at.place, x.view(batch, new, -1))
-            x = layer(x, (batch, new), cos, sin, self.memory(number, layer, x), at, mask)
+            x = layer(x, shape, cos, sin, self.memory(number, layer, x), at, mask)
         states = self.norm(x).view(batch, new, -1)
         if len(self.layers) in self.cache.hidden:
             self.cache.record(len(self.layers), at.place, states)
-        first = [max(count - kept, 0) for count, kept in zip(counts, keep, strict=True)]
-        hidden = gathered(states, first, keep)
-        return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+        return states
 
     def _turns(self, at: Places, batch: int, new: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the fed tokens' positions (N, 1, width)."""

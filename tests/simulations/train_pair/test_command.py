@@ -2,13 +2,18 @@
 
 import argparse
 import json
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from simulations.train_pair import command
 from simulations.train_pair.command import add_arguments, command_line, run
+from simulations.train_pair.heads import HEADS
+from simulations.train_pair.train import fit
+from tests.amounts import some
 
 TINY = (
     "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
@@ -104,6 +109,54 @@ def test_work_dir_of_another_run_is_refused(first, corpus_folder, capsys):
     ],
 )
 def test_bad_arguments_are_one_line_and_two(corpus_folder, tmp_path, capsys, flags, message):
+    assert run(tiny(corpus_folder, tmp_path, flags)) == 2
+    assert capsys.readouterr().err == f"train-pair: {message}\n"
+
+
+HEAD = (
+    "--places 3 --anchors 4 --head-layers 1 --distil-steps 3 --overlap-steps 2 --pool-chunks 1 "
+    "--pool-rows 4 --batch-size 4 --length 32 --overlap-rows 32 --precision float32"
+)
+
+
+def head_of(first, corpus_folder, work, extra: str) -> argparse.Namespace:
+    folders = f"--corpus {corpus_folder} --work-dir {work} --out {work / 'out'}"
+    return parse(f"{folders} --target {first / 'out' / 'target'} {HEAD} {extra}")
+
+
+@pytest.mark.parametrize("kind", some(("block", "recurrent"), 1))
+def test_a_head_is_trained_the_same_however_often_it_is_stopped(
+    first, corpus_folder, tmp_path, monkeypatch, kind
+):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    args = [head_of(first, corpus_folder, at, f"--drafter {kind}") for at in (whole, parts)]
+    assert run(args[0]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "fit", partial(fit, stop_after=2))
+        assert run(args[1]) == 0  # ends both stages early, as a kill would the first
+        (parts / "head-price.pt").unlink()
+    assert run(args[1]) == 0
+    files = [at / "out" / "model.safetensors" for at in (whole, parts)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    report = json.loads((whole / "out" / "report.json").read_text())
+    assert len(report["overlap_by_place"]) == 3 and report["parameters"] > 1000
+    assert report["training"]["price"]["tokens"] == 2 * 4 * 32
+    assert str(tmp_path) not in json.dumps(report)
+    assert HEADS[kind].load(whole / "out").shape.places == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--drafter block --loss kl", "--loss must follow kl with another, got kl"),
+        ("--places 64 --length 64", "--places must be below --length 64, got 64"),
+        ("--price -1", "--price must be at least 0, got -1.0"),
+        ("--anchors 0", "--anchors must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_of_heads_are_one_line_and_two(
+    corpus_folder, tmp_path, capsys, flags, message
+):
     assert run(tiny(corpus_folder, tmp_path, flags)) == 2
     assert capsys.readouterr().err == f"train-pair: {message}\n"
 

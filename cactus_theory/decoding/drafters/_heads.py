@@ -1,0 +1,198 @@
+"""Small decoders over the target's hidden states, which drafters run after each verified pass.
+
+A unit stands for a token: the states of the token *before* it, which the target has computed, and
+its own embedding by the target. Unit j (token j, from 1 on) is slot j − 1 of the decoder's cache.
+Units are of settled tokens, so nothing that was drafted is ever rolled back.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cactus_theory import _arguments as check
+from cactus_theory._files import write_whole
+from cactus_theory.decoding.drafters._base import Drafting, Setting
+from cactus_theory.decoding.drafters._sampled import SampledDrafting
+from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models.cache import RaggedCache
+from cactus_theory.decoding.models.fast import FastForward
+
+CONFIG, WEIGHTS = "head.json", "model.safetensors"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """The sizes of a head: whole numbers of at least 1.
+
+    ``vocab`` and ``hidden`` are the target's, ``reads`` the layers whose states are read. The
+    decoder has ``layers`` of ``width``; its states reach the vocabulary through ``rank`` numbers.
+    At most ``places`` tokens are drafted at once.
+    """
+
+    vocab: int
+    hidden: int
+    reads: tuple[int, ...]
+    places: int = 8
+    layers: int = 2
+    width: int = 128
+    head_size: int = 32
+    rank: int = 64
+    path_rank: int = 32
+
+    def __post_init__(self) -> None:
+        sizes = {name: value for name, value in vars(self).items() if name != "reads"}
+        for name, value in sizes.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: must be an integer of at least 1; got {value!r}")
+        if self.width % self.head_size:
+            raise ValueError(f"head_size: must divide width {self.width}; got {self.head_size}")
+        if not self.reads or not all(isinstance(layer, int) for layer in self.reads):
+            raise ValueError(f"reads: must be layers of the target; got {self.reads!r}")
+
+
+class FeatureHead(nn.Module):
+    """What block and recurrent heads share: units, a Llama-like decoder, a head of low rank."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        library = check.optional_module("transformers", "llm")
+        heads = shape.width // shape.head_size
+        config = library.LlamaConfig(
+            vocab_size=shape.rank,
+            hidden_size=shape.width,
+            intermediate_size=-(-8 * shape.width // 96) * 32,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            tie_word_embeddings=False,
+        )
+        self.shape = shape
+        self.features = nn.Linear(len(shape.reads) * shape.hidden, shape.width, bias=False)
+        self.token = nn.Linear(shape.hidden, shape.width, bias=False)
+        self.core = library.LlamaForCausalLM(config)  # its head leads from width to rank
+        self.core.model.embed_tokens = nn.Embedding(shape.places, shape.width)
+        self.vocabulary = nn.Linear(shape.rank, shape.vocab, bias=False)
+
+    def units(
+        self, states: Sequence[Float[Tensor, "batch some hidden"]], embedded: Tensor
+    ) -> Float[Tensor, "batch some width"]:
+        """Return the units of tokens with these embeddings, after tokens with these states."""
+        read = torch.cat([self.normed(own) for own in states], -1)
+        return self.features(read) + self.token(self.normed(embedded))
+
+    def normed(self, states: Tensor) -> Tensor:
+        """Return states of length √width, in the head's dtype: layers differ in scale."""
+        states = states.to(self.token.weight.dtype)
+        return F.rms_norm(states, states.shape[-1:])
+
+    def save(self, folder: str | Path) -> None:
+        """Write sizes and float16 weights to a folder, each file whole or not at all."""
+        tensors = check.optional_module("safetensors.torch", "llm")
+        weights = {name: own.detach().half().contiguous() for name, own in self.named_parameters()}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_whole(Path(folder) / WEIGHTS, tensors.save(weights))
+        described = {"format": FORMAT, "kind": self.kind} | asdict(self.shape)
+        write_whole(Path(folder) / CONFIG, (json.dumps(described, indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Return the head that :meth:`save` wrote, float32, ready for inference.
+
+        Raises
+        ------
+        ValueError
+            A folder without such files, a head of another kind, weights that do not fit.
+        """
+        tensors = check.optional_module("safetensors.torch", "llm")
+        try:
+            sizes = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+            kinds = sizes.pop("format"), sizes.pop("kind")
+            if kinds != (FORMAT, cls.kind):
+                raise ValueError(f"format and kind must be {FORMAT}, {cls.kind!r}; got {kinds}")
+            head = cls(HeadShape(**sizes | {"reads": tuple(sizes["reads"])}))
+            weights = tensors.load((Path(folder) / WEIGHTS).read_bytes())
+            head.load_state_dict(weights)
+        except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
+            said = (str(error).splitlines() or [""])[0]
+            raise ValueError(
+                f"folder: must hold a {cls.kind} head; got {type(error).__name__}: {said} "
+                f"in {str(folder)!r}"
+            ) from error
+        return head.eval().requires_grad_(False)
+
+    def check(self, target_model: Any) -> None:
+        """Raise ValueError for a target of another vocabulary, width or device."""
+        config, shape, here = text_config(target_model), self.shape, self.token.weight.device
+        for name, own, other in (
+            ("vocabulary", shape.vocab, config.vocab_size),
+            ("hidden size", shape.hidden, config.hidden_size),
+            ("device", here, target_model.device),
+        ):
+            if own != other:
+                raise ValueError(
+                    f"target_model: {name} must be that of the head, {own}; got {other}"
+                )
+
+
+class FeatureDrafting(SampledDrafting):
+    """A head at work: its cache of units, and what is left to feed it."""
+
+    def __init__(self, setting: Setting, head: FeatureHead, greedy: bool) -> None:
+        super().__init__(setting, greedy)
+        self.head, self.features, texts = head, setting.features, self.texts
+        self.embedding = setting.target_model.get_input_embeddings()
+        self.cache = RaggedCache(
+            head.shape.layers, texts.batch, texts.capacity + head.shape.places + 1
+        )
+        self.forward = FastForward(head.core, self.cache)
+
+    def planned(self, wanted: Sequence[int]) -> list[int]:
+        """Return how many tokens each row may draft: none before its states are there."""
+        most = self.head.shape.places - self.next_row
+        lengths = [0] * len(wanted) if self.features is None else self.features.lengths
+        return [
+            min(own, most) if 0 < read == settled - 1 else 0
+            for own, read, settled in zip(wanted, lengths, self.texts.lengths, strict=True)
+        ]
+
+    def fresh(self, rows: Sequence[int]) -> tuple[Float[Tensor, "batch most width"], list[int]]:
+        """Return the units that are not cached yet, 0 of them where ``rows`` has a 0."""
+        assert self.features is not None
+        starts = list(self.cache.lengths)
+        counts = [
+            (read - start) * bool(own)
+            for read, start, own in zip(self.features.lengths, starts, rows, strict=True)
+        ]
+        states = [self.features.hidden(layer, starts, counts) for layer in self.head.shape.reads]
+        tokens = self.texts.take([start + 1 for start in starts], counts)
+        return self.head.units(states, self.embedding(tokens)), counts
+
+    def run(self, x: Float[Tensor, "batch new width"], counts: Sequence[int]) -> Tensor:
+        """Return the decoder's states of what is fed after the cached units."""
+        self.calls += 1
+        return self.forward.run(x.reshape(-1, x.shape[-1]), (x.shape[0], x.shape[1]), counts)
+
+    def embedded(self, token: Int[Tensor, "batch"]) -> Float[Tensor, "batch width"]:
+        """Return what a token adds to a unit."""
+        return self.head.token(self.head.normed(self.embedding(token)))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows."""
+        super().keep(rows)
+        self.cache.keep(rows)
+
+
+def last_tokens(drafting: Drafting) -> Int[Tensor, "batch"]:
+    """Return the last settled token of every row."""
+    texts = drafting.texts  # type: ignore[attr-defined]
+    return texts.take([length - 1 for length in texts.lengths], [1] * texts.batch)[:, 0]

@@ -1,0 +1,184 @@
+r"""Draft a block of tokens from the target's hidden states, in one pass of a small decoder.
+
+The decoder reads the units of the settled tokens and a mark for every further place of the block;
+the state s_i of place i gives logits of low rank, and the token before it a bias of low rank:
+
+.. math:: p_i = \mathrm{softmax}(U A s_i + W_2 W_1[x_{i-1}])
+
+All states come from one pass, and tokens are drawn one after another, so that the reported row *is*
+the row that a token was drawn from. (Were every place drawn by itself, from the mean over what the
+places before may hold, few drafts would be texts.)
+A confidence head σ(w·(s_i, W_1[x_{i−1}])) foretells the acceptance of place i. It is read before
+the token there is drawn, so whether place i is drafted depends on the tokens before it only, and
+verification stays as lossless as it was (THEORY.md, Theorem 12).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cactus_theory import _arguments as check
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
+from cactus_theory.decoding.drafters._heads import (
+    FeatureDrafting,
+    FeatureHead,
+    HeadShape,
+    last_tokens,
+)
+from cactus_theory.decoding.models.library import gathered
+from cactus_theory.verify.contract import Draft
+
+
+class BlockHead(FeatureHead):
+    """The network of a :class:`BlockDrafter`; ``python -m simulations train-pair`` trains one."""
+
+    kind = "block"
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__(shape)
+        self.before = nn.Embedding(shape.vocab, shape.path_rank)
+        self.after = nn.Linear(shape.path_rank, shape.vocab, bias=False)
+        self.confidence = nn.Linear(shape.width + shape.path_rank, 1)
+        nn.init.zeros_(self.after.weight)
+        nn.init.zeros_(self.confidence.weight)
+
+    @property
+    def marks(self) -> Float[Tensor, "places width"]:
+        """Return what the first place's unit is shifted by at the places after it."""
+        return self.core.model.embed_tokens.weight
+
+    def logits(
+        self, states: Float[Tensor, "*some width"], before: Int[Tensor, "*some"]
+    ) -> Float[Tensor, "*some vocab"]:
+        """Return the logits of places with these states, after these tokens."""
+        return self.vocabulary(self.core.lm_head(states)) + self.after(self.before(before))
+
+
+@dataclass(frozen=True)
+class BlockDrafter(Drafter):
+    """Draft with ``head``, one pass a block; nothing before the target has read the prompt.
+
+    ``greedy`` takes the likeliest token at every place; such drafts are certain. ``stop`` ends a
+    row's draft before the place at which the product of the foretold acceptances, its own
+    included, falls below it; at least one token is drafted.
+
+    Raises
+    ------
+    ValueError
+        A ``stop`` outside [0, 1]; when decoding begins, a head made for another target.
+
+    Examples
+    --------
+    >>> import cactus_theory.decoding.drafters as drafters
+    >>> shape = drafters.HeadShape(vocab=2048, hidden=192, reads=(3, 7, 11))
+    >>> untrained = BlockDrafter(drafters.BlockHead(shape).eval())
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> generate(pair.target, untrained, ids, policy="speculative", max_new_tokens=8).num_tokens
+    8
+    """
+
+    head: BlockHead
+    greedy: bool = False
+    stop: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.stop is not None:
+            check.number("stop", self.stop, 0, 1)
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, greedy: bool = False, stop: float | None = None
+    ) -> "BlockDrafter":
+        """Return a drafter with the head in a folder; see :meth:`FeatureHead.load`."""
+        return cls(BlockHead.load(folder), greedy, stop)
+
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return BlockDrafting(setting, self.head, self.greedy, self.stop)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Raise for a target that the head was not made for."""
+        self.head.check(target_model)
+        return {}
+
+    def reads(self, target_model: Any) -> Sequence[int]:
+        """Return the layers that the head reads."""
+        return self.head.shape.reads
+
+
+class BlockDrafting(FeatureDrafting):
+    """A block head at work."""
+
+    head: BlockHead
+
+    def __init__(self, setting: Setting, head: BlockHead, greedy: bool, stop: float | None) -> None:
+        super().__init__(setting, head, greedy)
+        self.stop = None if self.certain else stop
+
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
+        """Run the decoder once, and draw the tokens one after another."""
+        left = self.planned(wanted)
+        if not any(left):
+            return nothing(self.texts)
+        limits = None if self.stop is None else list(left)
+        states = self._states(max(left) + self.next_row, left)
+        low = self.head.vocabulary(self.head.core.lm_head(states))
+        self.clock.lap("draft")
+        products = [1.0] * len(left)
+        before, tokens = last_tokens(self), []
+        for place in range(states.shape[1]):
+            path = self.head.before(before)
+            if self.stop is not None:
+                self._stop(place, left, products, torch.cat([states[:, place], path], -1))
+            if place >= max(left) + self.next_row:
+                break
+            logits = (low[:, place] + self.head.after(path))[:, None]
+            if place == max(left):
+                self.law(logits, place, left)
+                break
+            before = self.draw(logits, place, left, coins[:, place])
+            tokens.append(before)
+        self.clock.lap("draft")
+        return Draft(torch.stack(tokens, 1), left, self.rows(len(tokens)), limits=limits)
+
+    def _states(self, places: int, rows: Sequence[int]) -> Float[Tensor, "batch places width"]:
+        """Feed the new units and the marks of the places after the first; return their states."""
+        units, counts = self.fresh(rows)
+        last = [max(count - 1, 0) for count in counts]
+        x = units
+        if places > 1:
+            marked = gathered(units, last, [1] * len(last)) + self.head.marks[1:places]
+            x = _followed(units, marked, counts)
+        fed = [count + places - 1 if count else 0 for count in counts]
+        states = gathered(self.run(x, fed), last, [places] * len(last))
+        self.cache.extend(counts)  # marks are written over by the next units
+        return states
+
+    def _stop(self, place: int, left: list[int], products: list[float], seen: Tensor) -> None:
+        """Learn what is foretold of a place; end the drafts that will probably not reach it."""
+        foretold = self.head.confidence(seen)[:, 0].sigmoid().tolist()
+        for row, chance in enumerate(foretold):
+            products[row] *= chance
+            if place and left[row] > place and products[row] < (self.stop or 0.0):
+                left[row] = place
+
+
+def _followed(
+    units: Float[Tensor, "batch most width"],
+    marked: Float[Tensor, "batch more width"],
+    counts: Sequence[int],
+) -> Float[Tensor, "batch new width"]:
+    """Return the first ``counts[b]`` units of each row, and what follows them."""
+    if min(counts) == max(counts):
+        return torch.cat([units, marked], 1)
+    at = torch.arange(units.shape[1] + marked.shape[1], device=units.device)
+    own = torch.tensor(list(counts), device=units.device)[:, None]
+    row = torch.arange(len(counts), device=units.device)[:, None]
+    after = marked[row, (at - own).clamp(0, marked.shape[1] - 1)]
+    before = units[:, at.clamp(max=units.shape[1] - 1)]
+    return torch.where((at < own)[..., None], before, after)

@@ -1,0 +1,110 @@
+"""Draft token by token from the target's hidden states, each step's state standing in for them.
+
+The decoder reads the units of the settled tokens; its state after a token then takes the place of
+the target's states in the unit of the next one, which the target has not computed. Source: EAGLE
+(Li et al., arXiv 2401.15077) and its successors, which read several layers and unroll in training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
+from cactus_theory.decoding.drafters._heads import FeatureDrafting, FeatureHead, HeadShape
+from cactus_theory.decoding.models.library import gathered
+from cactus_theory.verify.contract import Draft
+
+
+class RecurrentHead(FeatureHead):
+    """The network of a :class:`RecurrentDrafter`."""
+
+    kind = "recurrent"
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__(shape)
+        self.state = nn.Linear(shape.width, shape.width, bias=False)
+
+    def logits(self, states: Float[Tensor, "*some width"]) -> Float[Tensor, "*some vocab"]:
+        """Return the logits of the token after these states."""
+        return self.vocabulary(self.core.lm_head(states))
+
+
+@dataclass(frozen=True)
+class RecurrentDrafter(Drafter):
+    """Draft with ``head``, one pass a token; nothing before the target has read the prompt.
+
+    ``greedy`` takes the likeliest token at every step; such drafts are certain.
+
+    Raises
+    ------
+    ValueError
+        When decoding begins: a head made for another target.
+
+    Examples
+    --------
+    >>> import cactus_theory.decoding.drafters as drafters
+    >>> shape = drafters.HeadShape(vocab=2048, hidden=192, reads=(3, 7, 11))
+    >>> untrained = RecurrentDrafter(drafters.RecurrentHead(shape).eval())
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> generate(pair.target, untrained, ids, policy="speculative", max_new_tokens=8).num_tokens
+    8
+    """
+
+    head: RecurrentHead
+    greedy: bool = False
+
+    @classmethod
+    def load(cls, folder: str | Path, *, greedy: bool = False) -> "RecurrentDrafter":
+        """Return a drafter with the head in a folder; see :meth:`FeatureHead.load`."""
+        return cls(RecurrentHead.load(folder), greedy)
+
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return RecurrentDrafting(setting, self.head, self.greedy)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Raise for a target that the head was not made for."""
+        self.head.check(target_model)
+        return {}
+
+    def reads(self, target_model: Any) -> Sequence[int]:
+        """Return the layers that the head reads."""
+        return self.head.shape.reads
+
+
+class RecurrentDrafting(FeatureDrafting):
+    """A recurrent head at work."""
+
+    head: RecurrentHead
+
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
+        """Draw a token, feed it with the state before it, and so on."""
+        left = self.planned(wanted)
+        if not any(left):
+            return nothing(self.texts)
+        units, counts = self.fresh(left)
+        last = [max(count - 1, 0) for count in counts]
+        state = gathered(self.run(units, counts), last, [1] * len(last))
+        self.cache.extend(counts)
+        settled, tokens = list(self.cache.lengths), []
+        for step in range(max(left) + self.next_row):
+            if step:
+                fed = [int(own + self.next_row > step) for own in left]
+                x = self.head.state(state) + self.embedded(tokens[-1])[:, None]
+                state = self.run(x, fed)
+                self.cache.extend(fed)
+            self.clock.lap("draft")
+            logits = self.head.logits(state)
+            if step == max(left):
+                self.law(logits, step, left)
+            else:
+                tokens.append(self.draw(logits, step, left, coins[:, step]))
+        for row, length in enumerate(settled):
+            self.cache.rollback(row, length)
+        self.clock.lap("draft")
+        return Draft(torch.stack(tokens, 1), left, self.rows(len(tokens)))

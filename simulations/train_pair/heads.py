@@ -1,0 +1,204 @@
+"""Train a head on a target's hidden states: a block's places in one pass, or step by step.
+
+Both learn from the same windows, at the same anchors in them, the target's rows along the text that
+follows an anchor; places count as far as the head's own drafts would get.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+from transformers import DynamicCache
+
+from cactus_theory import losses
+from cactus_theory.decoding.drafters import BlockHead, HeadShape, RecurrentHead
+
+HEADS = {"block": BlockHead, "recurrent": RecurrentHead}
+Head = BlockHead | RecurrentHead
+Judge = Callable[[Tensor, Tensor], losses.Judged]
+
+
+def _plain(loss: Callable[[Tensor, Tensor], Tensor]) -> Judge:
+    return lambda q, p: losses.Judged(loss(q, p), losses.overlap(q, p).detach())
+
+
+LOSSES: dict[str, Callable[[float], Judge]] = {
+    "kl": lambda _: _plain(losses.forward_kl),
+    "tv": lambda _: _plain(losses.total_variation),
+    "lk": lambda _: _plain(losses.log_overlap),
+    "mixed": lambda _: _plain(losses.mixed),
+    "price": lambda price: lambda q, p: losses.at_price(q, p, price=price),
+}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a target says of windows (B, L + 1), and the anchors (B, A) that are drafted from.
+
+    Unit j − 1 stands for token j. From anchor a (a unit), place i follows token a + i, and the
+    target's row there is what is to be learned.
+    """
+
+    units: Float[Tensor, "batch some width"]
+    tokens: Int[Tensor, "batch length"]
+    logits: Float[Tensor, "batch length vocab"]
+    anchors: Int[Tensor, "batch anchors"]
+    places: int
+    embedding: Any
+
+    @property
+    def at(self) -> Int[Tensor, "batch anchors places"]:
+        """Return the tokens that the places of every anchor follow."""
+        return self.anchors[..., None] + torch.arange(1, self.places + 1)
+
+    @property
+    def before(self) -> Int[Tensor, "batch anchors places"]:
+        """Return the ids of those tokens."""
+        return self.of(self.tokens, self.at)
+
+    def of(self, rows: Tensor, at: Int[Tensor, "batch ..."]) -> Tensor:
+        """Return the entries of ``rows`` (B, n, …) at indices (B, …)."""
+        return rows[torch.arange(len(rows)).view(-1, *[1] * (at.ndim - 1)), at]
+
+
+def build(kind: str, target: Any, places: int, layers: int, seed: int) -> Head:
+    """Return a new head for a target: it reads three layers, and begins with the target's own head.
+
+    The head of low rank starts at the first singular vectors of the target's.
+    """
+    config = target.config
+    depth = config.num_hidden_layers
+    reads = tuple(sorted({max(depth // 4, 1), -(-2 * depth // 3), depth}))
+    shape = HeadShape(config.vocab_size, config.hidden_size, reads, places, layers)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = HEADS[kind](shape)
+    turned, sizes, _ = torch.linalg.svd(target.get_output_embeddings().weight, full_matrices=False)
+    first = (turned * sizes)[:, : shape.rank]
+    with torch.no_grad():
+        head.vocabulary.weight[:, : first.shape[1]] = first
+    return head
+
+
+def seen(
+    head: Head, target: Any, window: Int[Tensor, "batch more"], anchors: int, source: Generator
+) -> Windows:
+    """Run the target over windows and choose anchors, each with room for all places."""
+    tokens, places = window[:, :-1], head.shape.places
+    with torch.no_grad():
+        output = target(tokens, output_hidden_states=True, use_cache=False)
+        states = [output.hidden_states[layer][:, :-1] for layer in head.shape.reads]
+        embedded = target.get_input_embeddings()(tokens[:, 1:])
+    room = tokens.shape[1] - places
+    at = torch.rand(len(tokens), room, generator=source).topk(min(anchors, room)).indices
+    units, embedding = head.units(states, embedded), target.get_input_embeddings()
+    return Windows(units, tokens, output.logits, at, places, embedding)
+
+
+def block_states(head: BlockHead, shown: Windows) -> Float[Tensor, "batch anchors places width"]:
+    """Return the states of every place, from one pass over all units and marks."""
+    units, anchors, more = shown.units, shown.anchors, shown.places - 1
+    batch, count = anchors.shape
+    marked = shown.of(units, anchors)[:, :, None] + head.marks[1 : shown.places]
+    x = torch.cat([units, marked.flatten(1, 2)], 1)
+    own = torch.arange(count * more) // max(more, 1)
+    order = torch.arange(count * more) % max(more, 1)
+    among = (own[:, None] == own) & (order[:, None] >= order)
+    where = anchors[:, own] + 1 + order
+    states = _decoded(head, x, where, anchors[:, own], among.expand(batch, -1, -1), units.shape[1])
+    first = shown.of(states, anchors)[:, :, None]
+    return torch.cat([first, states[:, units.shape[1] :].unflatten(1, (count, more))], 2)
+
+
+def _decoded(
+    head: Head, x: Tensor, where: Tensor, anchors: Tensor, among: Tensor, units: int
+) -> Float[Tensor, "batch some width"]:
+    """Run the decoder over units and then others, each at a position, after the units it sees."""
+    batch, positions = len(x), torch.arange(units)
+    causal = (positions[:, None] >= positions).expand(batch, -1, -1)
+    above = torch.cat([causal, causal.new_zeros(batch, units, x.shape[1] - units)], 2)
+    below = torch.cat([positions <= anchors[..., None], among], 2)
+    mask = torch.cat([above, below], 1)[:, None]
+    at = torch.cat([positions.expand(batch, -1), where], 1)
+    return head.core.model(
+        inputs_embeds=x, attention_mask=mask, position_ids=at, use_cache=False
+    ).last_hidden_state
+
+
+def recurrent_states(
+    head: RecurrentHead, shown: Windows
+) -> Float[Tensor, "batch anchors places width"]:
+    """Return the states of every step, unrolled: each follows from the one before it."""
+    units, anchors = shown.units, shown.anchors
+    batch, count = anchors.shape
+    cache, positions = DynamicCache(config=head.core.config), torch.arange(units.shape[1])
+    run = head.core.model
+    output = run(inputs_embeds=units, past_key_values=cache, use_cache=True)
+    states = [shown.of(output.last_hidden_state, anchors)]
+    mask = positions <= anchors[..., None]
+    one = torch.eye(count, dtype=torch.bool).expand(batch, -1, -1)
+    for step in range(1, shown.places):
+        embedded = shown.embedding(shown.before[:, :, step]).detach()
+        x = head.state(states[-1]) + head.token(head.normed(embedded))
+        mask = torch.cat([mask, one], 2)
+        output = run(
+            inputs_embeds=x,
+            attention_mask=mask[:, None],
+            position_ids=anchors + step,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        states.append(output.last_hidden_state)
+    return torch.stack(states, 2)
+
+
+def judged(head: Head, shown: Windows, judge: Judge) -> tuple[losses.Judged, Tensor | None]:
+    """Return loss and acceptance of every place (B, A, K), and what confidence foretells of it."""
+    foretold, before = None, shown.before
+    if isinstance(head, BlockHead):
+        states = block_states(head, shown)
+        logits = head.logits(states, before)
+        known = torch.cat([states, head.before(before).to(states.dtype)], -1).detach()
+        foretold = head.confidence(known)[..., 0]
+    else:
+        logits = head.logits(recurrent_states(head, shown))
+    return judge(shown.of(shown.logits, shown.at).float(), logits.float()), foretold
+
+
+def head_loss(
+    target: Any, judge: Judge, anchors: int, seed: int
+) -> Callable[[Any, Tensor], Tensor]:
+    """Return the mean loss of a block, places weighed by the probability of reaching them.
+
+    Anchors follow from the window, so that a run that was resumed goes on with the same ones.
+    """
+
+    def loss(head: Head, window: Tensor) -> Tensor:
+        source = Generator().manual_seed(seed + int(window.sum()))
+        shown = seen(head, target, window, anchors, source)
+        (own, acceptance), foretold = judged(head, shown, judge)
+        if foretold is not None:
+            own = own + F.binary_cross_entropy_with_logits(
+                foretold.float(), acceptance.detach(), reduction="none"
+            )
+        return losses.along_block(own, acceptance).mean()
+
+    return loss
+
+
+@torch.inference_mode()
+def overlaps(
+    head: Head, target: Any, texts: Int[Tensor, "texts more"], anchors: int, seed: int
+) -> list[float]:
+    """Return the mean overlap of each place with the target's row there, along texts."""
+    source, total = Generator().manual_seed(seed), torch.zeros(head.shape.places).double()
+    batches = texts.split(16)
+    for window in batches:
+        shown = seen(head, target, window, anchors, source)
+        found, _ = judged(head, shown, LOSSES["tv"](0.0))
+        total += found.acceptance.double().mean((0, 1)) * len(window) / len(texts)
+    return [round(value, 4) for value in total.tolist()]

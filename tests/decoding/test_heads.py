@@ -1,0 +1,255 @@
+"""Drafters on the target's states: their rows, laws, batches, both passes, greedy texts, files."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from cactus_theory.decoding import (
+    BlockDrafter,
+    Cascade,
+    NGram,
+    RecurrentDrafter,
+    generate,
+    generate_plain,
+)
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding.drafters import BlockHead, HeadShape, RecurrentHead, Setting
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.testing import assert_drafter_properties
+from tests.amounts import amount, some
+from tests.decoding.test_law import FALSE_ALARM, next_law, p_value
+
+heads = pytest.importorskip("simulations.train_pair.heads")
+
+PROMPTS = torch.tensor([[1, 5, 9, 2], [0, 0, 4, 2], [0, 0, 0, 1]])
+MASK = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]])
+EOS, PLACES, STEPS = [3, 11], 5, 16
+# the library, which training runs in, takes norms in float32
+CLOSE = 1e-5
+NAMES = ("block", "greedy", "stopped", "cascade", "recurrent")
+
+
+@pytest.fixture(scope="module")
+def drafters(tiny):
+    """Return drafters by name, on heads that have learned a little of the tiny target."""
+    target = tiny[0]
+    starts = torch.arange(12)[:, None]
+    texts = generate_plain(target, starts, max_new_tokens=23, seed=1).output_token_ids
+
+    @cache
+    def trained(kind):
+        head = heads.build(kind, target, PLACES, 1, 0).double()
+        loss = heads.head_loss(target, heads.LOSSES["kl"](1.0), 8, 0)
+        optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            loss(head, torch.cat([starts, texts], 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if kind == "block":  # what is foretold shall depend on the path
+            source, (path, bias) = torch.Generator().manual_seed(0), head.confidence.parameters()
+            torch.nn.init.zeros_(path)
+            torch.nn.init.normal_(path[:, head.shape.width :], 0, 0.5, source)
+            torch.nn.init.zeros_(bias)
+        return head.eval().requires_grad_(False)
+
+    def named(name):
+        if name == "recurrent":
+            return RecurrentDrafter(trained("recurrent"))
+        block = BlockDrafter(trained("block"))
+        others = {"stopped": replace(block, stop=0.3), "greedy": replace(block, greedy=True)}
+        return Cascade(block, NGram(3, 2)) if name == "cascade" else others.get(name, block)
+
+    return named
+
+
+@pytest.mark.parametrize("name", some(NAMES, 3))
+def test_tokens_are_drawn_from_the_rows_that_are_reported(tiny, drafters, name):
+    rounds = amount(2, 20)
+    options = {"rounds": rounds, "num_draft_tokens": amount(2, 4)}
+    assert assert_drafter_properties(drafters(name), tiny[0], **options) > 2 * rounds
+
+
+@pytest.mark.parametrize("name", some(NAMES, 3))
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_text_of_a_batch_is_the_one_it_is_alone(tiny, drafters, name, fast):
+    options = {"policy": "band:price=1", "max_new_tokens": 12, "eos_token_ids": EOS}
+    options |= {"fast_forward": fast, "num_draft_tokens": 4}
+    drafter = drafters(name)
+    both = generate(tiny[0], drafter, PROMPTS, attention_mask=MASK, seed=7, **options)
+    assert both.num_accepted > 0 and len(set(both.row_lengths)) > 1
+    for row, shown in enumerate(MASK.bool()):
+        ids = PROMPTS[row : row + 1, shown]
+        alone = generate(tiny[0], drafter, ids, seed=7 + row, **options)
+        due = both.output_token_ids[row, : both.row_lengths[row]].tolist()
+        assert alone.output_token_ids[0, : alone.row_lengths[0]].tolist() == due
+
+
+@pytest.mark.parametrize("name", some(NAMES, 3))
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_greedy_texts_are_those_of_plain_decoding(tiny, drafters, name, verifier):
+    options = {"max_new_tokens": 16, "eos_token_ids": EOS, "attention_mask": MASK}
+    options |= {"temperature": 0.0}
+    plain = generate_plain(tiny[0], PROMPTS, **options)
+    options |= {"policy": "speculative", "verifier": verifier}
+    found = generate(tiny[0], drafters(name), PROMPTS, **options)
+    assert found.output_token_ids.equal(plain.output_token_ids)
+    assert found.num_accepted > 0
+
+
+@pytest.mark.parametrize("name", ["block", "recurrent"])
+def test_rows_are_those_of_training(tiny, drafters, name):
+    """A drafter runs over its cache what training ran over a whole window."""
+    rows = []
+    options = {"policy": "speculative", "num_draft_tokens": 4, "max_new_tokens": 12, "meter": False}
+    drafter = drafters(name)
+
+    def keep(target_probs, draft, places, earlier):
+        rows.append((earlier[0], draft))
+
+    prompt = PROMPTS[:1]
+    text = generate(tiny[0], drafter, prompt, on_rows=keep, **options).output_token_ids[0].tolist()
+    checked = 0
+    for made, draft in rows[1:]:
+        settled = prompt[0].tolist() + text[:made]
+        window = torch.tensor([settled + draft.token_ids[0].tolist() + [0] * (PLACES + 1)])
+        shown = heads.seen(drafter.head, tiny[0], window, 1, torch.Generator())
+        shown = replace(shown, anchors=torch.tensor([[len(settled) - 2]]))
+        if name == "block":
+            logits = drafter.head.logits(heads.block_states(drafter.head, shown), shown.before)
+        else:
+            logits = drafter.head.logits(heads.recurrent_states(drafter.head, shown))
+        count = draft.lengths[0]
+        due = logits[0, 0, :count].softmax(-1)
+        assert torch.allclose(draft.probs[0, :count], due, rtol=0, atol=CLOSE)
+        checked += count
+    assert checked > 10
+
+
+@pytest.mark.parametrize("kind", [BlockHead, RecurrentHead])
+def test_lossless_texts_have_the_targets_law(make_model, kind):
+    target = make_model(vocab=4, layers=1, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+    with torch.no_grad():
+        target.lm_head.weight.mul_(0.35)
+    shape = HeadShape(4, 32, (0, 1), places=3, layers=1, width=32, head_size=16, rank=4)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        head = kind(shape).double().eval().requires_grad_(False)
+        head.vocabulary.weight.mul_(8)
+    drafter = BlockDrafter(head, stop=0.3) if kind is BlockHead else RecurrentDrafter(head)
+    prompts = torch.tensor([[1, 0]]).expand(amount(600, 6000), 2)
+    options = {"policy": "speculative", "num_draft_tokens": 2, "max_new_tokens": 4, "seed": 5}
+    result = generate(target, drafter, prompts, meter=False, **options)
+    texts = result.output_token_ids[:, :3]  # the first token is plain, the others are drafted
+    laws = torch.cat([next_law(target)[x] * next_law(target, x)[:, None] * torch.stack(
+        [next_law(target, x, y) for y in range(4)]) for x in range(4)]).flatten()  # fmt: skip
+    counts = torch.bincount(texts @ torch.tensor([16, 4, 1]), minlength=64).double()
+    assert 0 < result.num_accepted < result.num_tokens
+    assert p_value(counts, laws) > FALSE_ALARM
+
+
+def test_a_stop_ends_a_draft_before_the_place_that_falls_below_it(tiny, drafters):
+    """It depends on the tokens before that place, and not on the number that draws its own."""
+    block, lengths = drafters("block"), set()
+    states = CachedModel(tiny[0], 20, reads=block.reads(tiny[0]))
+    with torch.inference_mode():
+        states.feed(PROMPTS[:1], [3], [1])
+        for coins in torch.rand(20, PLACES, generator=torch.Generator().manual_seed(0)).double():
+            whole, stopped = (
+                proposed(tiny[0], replace(block, stop=stop), states, coins) for stop in (None, 0.3)
+            )
+            count = stopped.lengths[0]
+            assert whole.lengths == stopped.planned == [PLACES]
+            assert stopped.token_ids[0, :count].equal(whole.token_ids[0, :count])
+            moved = coins.clone()
+            moved[count - 1 :] = 1 - moved[count - 1 :]
+            other = proposed(tiny[0], replace(block, stop=0.3), states, moved)
+            assert other.lengths[0] >= count  # what ended it is known once its last token is
+            moved = coins.clone()
+            moved[count:] = 1 - moved[count:]
+            assert proposed(tiny[0], replace(block, stop=0.3), states, moved).lengths[0] == count
+            lengths.add(count)
+        once = proposed(tiny[0], replace(block, stop=1.0), states, coins)
+    assert len(lengths) > 1 and once.lengths == [1]
+
+
+@pytest.mark.parametrize("name", ["block", "recurrent"])
+def test_the_row_after_the_last_token_is_the_one_it_would_be_drawn_from(tiny, drafters, name):
+    states = CachedModel(tiny[0], 20, reads=(1, 2))
+    coins = torch.rand(PLACES, generator=torch.Generator().manual_seed(1)).double()
+    with torch.inference_mode():
+        states.feed(PROMPTS[:1], [3], [1])
+        longer = proposed(tiny[0], drafters(name), states, coins, 4)
+        short = proposed(tiny[0], drafters(name), states, coins, 3, next_row=True)
+        most = proposed(tiny[0], drafters(name), states, coins, PLACES, next_row=True)
+    assert short.probs.shape[1] == 4 and short.lengths == [3]
+    assert torch.allclose(short.probs, longer.probs, rtol=0, atol=1e-12)
+    assert most.lengths == [PLACES - 1] and most.probs.shape[1] == PLACES
+
+
+def proposed(target, drafter, states, coins, wanted=PLACES, next_row=False):
+    """Return what is drafted after the first prompt, whose states are there."""
+    texts = Texts(PROMPTS[:1].tolist(), 12, frozenset(), torch.device("cpu"))
+    warp = Warp(1.0, (), [0])
+    setting = Setting(target, texts, warp, Stopwatch(), PLACES, None, next_row, states)
+    return drafter.begin(setting).propose([wanted], coins[None])
+
+
+def test_more_tokens_than_places_are_not_drafted(tiny, drafters):
+    options = {"policy": "speculative", "num_draft_tokens": 9, "max_new_tokens": 20}
+    result = generate(tiny[0], drafters("block"), PROMPTS[:1], **options)
+    assert max(drafted for drafted, _, _ in result.rounds) == PLACES
+
+
+@pytest.mark.parametrize("kind", [BlockHead, RecurrentHead])
+def test_a_head_is_loaded_as_it_was_saved(tmp_path, kind):
+    shape = HeadShape(vocab=24, hidden=32, reads=(1, 2), places=4, width=32, rank=8)
+    head = kind(shape)
+    head.save(tmp_path)
+    found = kind.load(tmp_path)
+    assert found.shape == shape and not found.training
+    for name, own in head.state_dict().items():
+        assert torch.equal(found.state_dict()[name], own.half().float())
+    other = RecurrentHead if kind is BlockHead else BlockHead
+    with pytest.raises(ValueError, match=f"folder: must hold a {other.kind} head; got ValueError"):
+        other.load(tmp_path)
+    described = json.loads((tmp_path / "head.json").read_text())
+    (tmp_path / "head.json").write_text(json.dumps(described | {"rank": 9}))
+    with pytest.raises(ValueError, match=f"folder: must hold a {kind.kind} head; got RuntimeError"):
+        kind.load(tmp_path)
+    with pytest.raises(ValueError, match="folder: must hold a block head; got FileNotFoundError"):
+        BlockDrafter.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 0}, "rank: must be an integer of at least 1; got 0"),
+        ({"places": True}, "places: must be an integer of at least 1; got True"),
+        ({"head_size": 5}, "head_size: must divide width 128; got 5"),
+        ({"reads": ()}, r"reads: must be layers of the target; got \(\)"),
+    ],
+)
+def test_bad_sizes_are_one_error(change, message):
+    with pytest.raises(ValueError, match=message):
+        HeadShape(**{"vocab": 24, "hidden": 32, "reads": (1,)} | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab": 16}, "target_model: vocabulary must be that of the head, 16; got 24"),
+        ({"hidden": 16}, "target_model: hidden size must be that of the head, 16; got 32"),
+        ({"reads": (3,)}, r"reads: must be layers in \[0, 2\]; got 3"),
+    ],
+)
+def test_a_head_for_another_target_is_refused(tiny, change, message):
+    head = BlockHead(HeadShape(**{"vocab": 24, "hidden": 32, "reads": (1,)} | change))
+    with pytest.raises(ValueError, match=message):
+        generate(tiny[0], BlockDrafter(head), PROMPTS, policy="speculative", max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"stop: must lie in \[0, 1\]; got 2"):
+        BlockDrafter(head, stop=2)
