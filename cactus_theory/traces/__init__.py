@@ -4,8 +4,16 @@ from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._folder import save_trace
 from cactus_theory.traces._result import Replay
 from cactus_theory.traces.audits import PooledAudit, pooled_audit, row_pairs
+from cactus_theory.traces.compared import compare_observed
 from cactus_theory.traces.estimate import Estimate
+from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.log import log_trace
+from cactus_theory.traces.observed import (
+    Observation,
+    observed_length,
+    observed_rates,
+    read_metrics,
+)
 from cactus_theory.traces.paired import Comparison, compare, tokens_at
 from cactus_theory.traces.replays import replay
 from cactus_theory.traces.rows import SavedRows
@@ -17,14 +25,21 @@ __all__ = [
     "Comparison",
     "Cycle",
     "Estimate",
+    "Expectation",
+    "Observation",
     "PooledAudit",
     "Replay",
     "SavedRows",
     "Trace",
     "compare",
+    "compare_observed",
+    "expect",
     "learn_values",
     "log_trace",
+    "observed_length",
+    "observed_rates",
     "pooled_audit",
+    "read_metrics",
     "replay",
     "row_pairs",
     "save_trace",

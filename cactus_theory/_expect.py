@@ -1,0 +1,251 @@
+"""``cactus-theory expect``: the acceptance to expect at each position, and what an engine counted.
+
+The comparison holds for an engine that decodes the same prompts to the same length, with the same
+temperature and cuts, the same K and the same way of drafting; it cannot see whether it does.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory._flags import add_policy, add_trust, chosen_policy
+from cactus_theory._progress import Progress
+from cactus_theory._prompts import prompts_of
+from cactus_theory._report import print_json
+from cactus_theory._tables import print_table, save_table
+from cactus_theory.verify.registry import find_verifier, verifiers
+
+MODES = ("sampled", "greedy")
+OF_MODELS = ("target", "draft", "prompts")
+LEGEND = "99 % intervals that hold together; all coins are integrated out, errors are "
+OF_PROMPTS = "those of these prompts' texts"
+OF_ANY = "of prompts like these (of these, and smaller, from two texts a prompt on)"
+ASSUMED = """\
+This compares an engine that decodes the same prompts to as many tokens with the same temperature,
+cuts, K and way of drafting: see to that, no counter shows it. Errors of counts are rough."""
+Line = dict[str, Any]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describe the command line; needs no optional package."""
+    add = parser.add_argument
+    add_policy(parser, required=False)
+    add_trust(parser)
+    add("--trace", metavar="DIR", help="logged rows of the pair")
+    add("--target", metavar="DIR", help="or: target model")
+    add("--draft", metavar="DIR", help="draft model")
+    add("--prompts", metavar="FILE", help="JSON lines, or a prompt a line")
+    add("--verifier", default="chain", help=f"one of {', '.join(verifiers())} (chain)")
+    add("--draft-mode", choices=MODES, help="how the models' tokens are drafted (sampled)")
+    add("--num-draft-tokens", type=int, metavar="K", help="default: 4, or as logged")
+    add("--temperature", type=float, help="of both models (1)")
+    add("--cycles", type=int, default=1000, help="rounds to decode, at least (1000)")
+    add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
+    add("--seed", type=int, default=0)
+    add("--device", default="cpu")
+    add("--threads", type=int, help="of torch; 1 is best for small models")
+    add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
+        "over drafts, as 0.81,0.64,…")  # fmt: skip
+    add("--observed-length", metavar="TOKENS", help="or its tokens per call, bonus included")
+    add("--rounds", type=float, metavar="N", help="over how many rounds (drafts) they were counted")
+    add("--metrics", nargs="+", metavar="FILE",
+        help="or its Prometheus text (vLLM, SGLang); two files, before and after, for what was "
+        "counted in between")  # fmt: skip
+    add("--csv", metavar="FILE.csv", help="also save one line per position")
+    add("--json", action="store_true", help="print one JSON object only")
+
+
+def run(args: Namespace) -> int:
+    """Print the table, or JSON; return 0."""
+    _check(args)
+    if args.threads is not None:
+        torch.set_num_threads(int(check.number("threads", args.threads, 1)))
+    from cactus_theory.traces import compare_observed, expect
+
+    args.policy = chosen_policy(args) if args.policy else "speculative"
+    seen = _observed(args)
+    with TemporaryDirectory(prefix="expect-") as unasked:
+        trace = _trace(args, Path(unasked))
+        found = expect(trace, args.policy, args.verifier, num_draft_tokens=args.num_draft_tokens)
+    lines, header = _lines(found), _header(trace, found)
+    compared = None if seen is None else compare_observed(found, seen)
+    if args.csv:
+        save_table(args.csv, lines, header)
+    if args.json:
+        said = {} if compared is None else {"compared": _as_json(compared)}
+        return print_json(header | {"positions": lines} | said)
+    _print(lines, header)
+    if compared is not None:
+        _print_compared(compared)
+    return 0
+
+
+def _check(args: Namespace) -> None:
+    """Raise for what would fail after the long part."""
+    given = [name for name in OF_MODELS if getattr(args, name) is not None]
+    if (args.trace is None) != (len(given) == len(OF_MODELS)) or (args.trace and given):
+        got = ", ".join(f"--{name}" for name in (*["trace"] * bool(args.trace), *given)) or "none"
+        raise ValueError(f"--trace, or --target, --draft and --prompts: must be given; got {got}")
+    counted = [
+        n for n in ("observed", "observed_length", "metrics") if getattr(args, n) is not None
+    ]
+    if len(counted) > 1 or (args.metrics and len(args.metrics) > 2):
+        raise ValueError(
+            "--observed, --observed-length, --metrics: at most one may be given, the last with one "
+            f"or two files; got {' '.join(counted)}"
+        )
+    if args.rounds is not None and not counted:
+        raise ValueError(f"--rounds: must come with what was counted in them; got {args.rounds:g}")
+    if args.csv and not args.csv.endswith(".csv"):
+        raise ValueError(f"--csv: must end in .csv; got {args.csv!r}")
+    for name in ("draft_mode", "temperature") if args.trace else ():
+        if getattr(args, name) is not None:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag}: a trace has its own; got {getattr(args, name)}")
+    find_verifier(args.verifier)
+
+
+def _observed(args: Namespace) -> Any:
+    from cactus_theory.traces.observed import observed_length, observed_rates, read_metrics
+
+    if args.observed is not None:
+        return observed_rates(args.observed, args.rounds)
+    if args.observed_length is not None:
+        return observed_length(args.observed_length, args.rounds)
+    if args.metrics is None:
+        return None
+    return read_metrics(
+        args.metrics[-1], args.metrics[0] if args.metrics[1:] else None, args.rounds
+    )
+
+
+def _trace(args: Namespace, folder: Path) -> Any:
+    """Return the trace that is named, or log one with the models, judged as asked."""
+    from cactus_theory.traces import Trace, log_trace
+
+    if args.trace is not None:
+        return Trace.open(args.trace)
+    check.optional_module("transformers", "llm")
+    check.optional_module("safetensors.torch", "llm")
+    from cactus_theory.decoding import ModelDrafter, load_pair
+
+    texts = prompts_of(args.prompts)
+    pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
+    with Progress("decoding rounds", args.cycles) as progress:
+        return log_trace(
+            pair.target,
+            ModelDrafter(pair.draft, greedy=args.draft_mode == "greedy"),
+            [pair.tokenizer(text)["input_ids"] for text in texts],
+            folder,
+            num_draft_tokens=args.num_draft_tokens or 4,
+            max_new_tokens=args.max_new_tokens,
+            cycles=args.cycles,
+            temperature=1.0 if args.temperature is None else args.temperature,
+            eos_token_ids=pair.target.generation_config.eos_token_id,
+            seed=args.seed,
+            policy=args.policy,
+            verifier=args.verifier,
+            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
+        )
+
+
+def _header(trace: Any, found: Any) -> Line:
+    """Return what was decoded, and the numbers that have no position."""
+    tokens, product = found.tokens_per_call, found.product_of_means
+    low, high = found.intervals([tokens, *found.accepted, *found.if_reached])[0]
+    header = {
+        "policy": found.replay.policy,
+        "verifier": found.replay.verifier,
+        "num_draft_tokens": found.replay.num_draft_tokens,
+        "temperature": trace.header.temperature,
+        "drafts": "greedy" if trace.manifest.total("draft_rows") == 0 else "sampled",
+        "rounds": int(found.rounds),
+        "texts": found.texts,
+        "texts_of_prompts": bool(found.strata.any()),
+        "tokens_per_call": tokens.value,
+        "tokens_per_call_low": low,
+        "tokens_per_call_high": high,
+        "accepted_per_call": found.replay.accepted_per_call.value,
+    }
+    if product is not None:
+        less = product - tokens
+        header |= {
+            "product_of_means": product.value,
+            "product_difference": less.value,
+            "product_difference_se": found.error(less),
+        }
+    return header
+
+
+def _lines(found: Any) -> list[Line]:
+    width = len(found.accepted)
+    spans = found.intervals([found.tokens_per_call, *found.accepted, *found.if_reached])[1:]
+    columns = zip(found.accepted, found.if_reached, spans[:width], spans[width:], strict=True)
+    return [
+        {
+            "position": place,
+            "accepted": both.value,
+            "accepted_low": span[0],
+            "accepted_high": span[1],
+            "if_reached": own.value,
+            "if_reached_low": other[0],
+            "if_reached_high": other[1],
+        }
+        for place, (both, own, span, other) in enumerate(columns, 1)
+    ]
+
+
+def _print(lines: Sequence[Line], header: Line) -> None:
+    print(
+        "{policy}, {verifier}, K = {num_draft_tokens}, {drafts} drafts, temperature "
+        "{temperature:g}: {rounds} rounds of {texts} texts".format(**header)
+    )
+    heads = ["position", "reached and accepted", "accepted if reached"]
+    cells = [
+        [str(line["position"]), _span(line, "accepted"), _span(line, "if_reached")]
+        for line in lines
+    ]
+    print_table(heads, cells, ())
+    print(
+        f"tokens a call {_span(header, 'tokens_per_call')}, of them drafted "
+        f"{header['accepted_per_call']:.4f}"
+    )
+    if "product_of_means" in header:
+        print(
+            "product of mean acceptances {product_of_means:.4f}: {product_difference:+.4f} "
+            "±{product_difference_se:.4f} of the mean of products above".format(**header)
+        )
+    print(LEGEND + (OF_PROMPTS if header["texts_of_prompts"] else OF_ANY))
+
+
+def _span(line: Line, name: str) -> str:
+    low, high = line[f"{name}_low"], line[f"{name}_high"]
+    return f"{line[name]:.4f} ({low:.4f} to {high:.4f})"
+
+
+def _print_compared(compared: Any) -> None:
+    heads = ["position", "expected if reached", "observed", "off by", "in errors", ""]
+    cells = [
+        [
+            str(gap.position) if gap.position else "tokens a call",
+            f"{gap.expected:.4f} ±{gap.expected_error:.4f}",
+            f"{gap.observed:.4f} ±{gap.observed_error:.4f}",
+            f"{gap.observed - gap.expected:+.4f}",
+            f"{gap.errors:+.1f}",
+            "OFF" if gap.off else "",
+        ]
+        for gap in compared.gaps
+    ]
+    print()
+    print_table(heads, cells, ())
+    print("not as expected" if compared.alarm else "as expected: nothing is off")
+    print(ASSUMED)
+
+
+def _as_json(compared: Any) -> Line:
+    return vars(compared) | {"gaps": [vars(gap) for gap in compared.gaps]}
