@@ -5,7 +5,7 @@ temperature and cuts, the same K and the same way of drafting; it cannot see whe
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,15 +65,23 @@ def run(args: Namespace) -> int:
     _check(args)
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
-    from cactus_theory.traces import compare_observed, expect
+    from cactus_theory.traces import Trace, compare_observed, expect, row_signatures
 
     args.policy = chosen_policy(args) if args.policy else "speculative"
     seen = _observed(args)
     with TemporaryDirectory(prefix="expect-") as unasked:
-        trace = _trace(args, Path(unasked))
-        found = expect(trace, args.policy, args.verifier, num_draft_tokens=args.num_draft_tokens)
+        log = None if args.trace else _logger(args, Path(unasked))
+        trace = Trace.open(args.trace) if log is None else log("healthy")
+        width = {"num_draft_tokens": args.num_draft_tokens}
+        found = expect(trace, args.policy, args.verifier, **width)
+        compared = None
+        if seen is not None:
+            signatures = row_signatures(trace, args.policy, args.verifier, **width)
+            compared = compare_observed(found, seen, signatures)
+            if compared.alarm and log is not None:
+                signatures |= _decoded(args, trace, log)
+                compared = compare_observed(found, seen, signatures)
     lines, header = _lines(found), _header(trace, found)
-    compared = None if seen is None else compare_observed(found, seen)
     if args.csv:
         save_table(args.csv, lines, header)
     if args.json:
@@ -81,7 +89,7 @@ def run(args: Namespace) -> int:
         return print_json(header | {"positions": lines} | said)
     _print(lines, header)
     if compared is not None:
-        _print_compared(compared)
+        _print_compared(compared, args.trace is not None)
     return 0
 
 
@@ -124,34 +132,56 @@ def _observed(args: Namespace) -> Any:
     )
 
 
-def _trace(args: Namespace, folder: Path) -> Any:
-    """Return the trace that is named, or log one with the models, judged as asked."""
-    from cactus_theory.traces import Trace, log_trace
-
-    if args.trace is not None:
-        return Trace.open(args.trace)
+def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
+    """Return what decodes with the models as asked, or with a fault, and returns the trace."""
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
     from cactus_theory.decoding import ModelDrafter, load_pair
+    from cactus_theory.traces import log_trace
 
     texts = prompts_of(args.prompts)
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
-    with Progress("decoding rounds", args.cycles) as progress:
-        return log_trace(
-            pair.target,
-            ModelDrafter(pair.draft, greedy=args.draft_mode == "greedy"),
-            [pair.tokenizer(text)["input_ids"] for text in texts],
-            folder,
-            num_draft_tokens=args.num_draft_tokens or 4,
-            max_new_tokens=args.max_new_tokens,
-            cycles=args.cycles,
-            temperature=1.0 if args.temperature is None else args.temperature,
-            eos_token_ids=pair.target.generation_config.eos_token_id,
-            seed=args.seed,
-            policy=args.policy,
-            verifier=args.verifier,
-            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
-        )
+    greedy = args.draft_mode == "greedy"
+
+    def log(name: str, fault: Any = None, verifier: Any = None) -> Any:
+        """Return a trace; None for a draft that cannot have the fault."""
+        drafter: Any = ModelDrafter(pair.draft, greedy=greedy)
+        if fault is not None and fault.draft is not None:
+            drafter = fault.draft(pair.draft, greedy)
+        if drafter is None:
+            return None
+        with Progress(f"decoding rounds, {name}", args.cycles) as progress:
+            return log_trace(
+                pair.target,
+                drafter,
+                [pair.tokenizer(text)["input_ids"] for text in texts],
+                folder / name,
+                num_draft_tokens=args.num_draft_tokens or 4,
+                max_new_tokens=args.max_new_tokens,
+                cycles=args.cycles,
+                temperature=1.0 if args.temperature is None else args.temperature,
+                eos_token_ids=pair.target.generation_config.eos_token_id,
+                seed=args.seed,
+                policy=args.policy,
+                verifier=verifier or args.verifier,
+                on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
+            )
+
+    return log
+
+
+def _decoded(args: Namespace, trace: Any, log: Callable[..., Any]) -> dict[str, Any]:
+    """Return what each fault that a decode can have counts in one."""
+    from cactus_theory.traces import expect
+    from cactus_theory.traces.faults import shown
+
+    judge, found = find_verifier(args.verifier), {}
+    for fault in shown(trace, judge):
+        faulty = fault.verifier(judge, trace.header.temperature)
+        own = None if fault.resamples else log(fault.name, fault, faulty)
+        if own is not None:
+            found[fault.name] = expect(own, args.policy, faulty or judge)
+    return found
 
 
 def _header(trace: Any, found: Any) -> Line:
@@ -228,7 +258,7 @@ def _span(line: Line, name: str) -> str:
     return f"{line[name]:.4f} ({low:.4f} to {high:.4f})"
 
 
-def _print_compared(compared: Any) -> None:
+def _print_compared(compared: Any, by_rows: bool) -> None:
     heads = ["position", "expected if reached", "observed", "off by", "in errors", ""]
     cells = [
         [
@@ -243,8 +273,32 @@ def _print_compared(compared: Any) -> None:
     ]
     print()
     print_table(heads, cells, ())
-    print("not as expected" if compared.alarm else "as expected: nothing is off")
+    for line in _said(compared, by_rows):
+        print(line)
     print(ASSUMED)
+
+
+def _said(compared: Any, by_rows: bool) -> list[str]:
+    """Return the verdict in a few lines."""
+    from cactus_theory.traces import FAULTS
+
+    if not compared.alarm:
+        said = ["as expected: nothing is off"]
+    else:
+        said = ["not as expected: looks like"] + [
+            f"  {own.name}: {own.says} ({own.thread})"
+            for name in compared.named
+            for own in FAULTS
+            if own.name == name
+        ]
+        if not compared.named:
+            said = ["not as expected, and like none of the known faults"]
+        if by_rows:
+            left = ", ".join(own.name for own in FAULTS if own.draft is not None)
+            said.append(f"not tried, as they need both models: {left}")
+    if compared.alike:
+        said.append(f"would look healthy here: {', '.join(compared.alike)}")
+    return said
 
 
 def _as_json(compared: Any) -> Line:

@@ -7,6 +7,7 @@ from cactus_theory.traces.audits import PooledAudit, pooled_audit, row_pairs
 from cactus_theory.traces.compared import compare_observed
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.expect import Expectation, expect
+from cactus_theory.traces.faults import FAULTS, Fault, row_signatures
 from cactus_theory.traces.log import log_trace
 from cactus_theory.traces.observed import (
     Observation,
@@ -21,11 +22,13 @@ from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.traces.values import learn_values
 
 __all__ = [
+    "FAULTS",
     "Batch",
     "Comparison",
     "Cycle",
     "Estimate",
     "Expectation",
+    "Fault",
     "Observation",
     "PooledAudit",
     "Replay",
@@ -42,6 +45,7 @@ __all__ = [
     "read_metrics",
     "replay",
     "row_pairs",
+    "row_signatures",
     "save_trace",
     "tokens_at",
 ]

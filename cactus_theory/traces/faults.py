@@ -1,0 +1,361 @@
+r"""Known faults of engines, simulated: what each would count on a trace, or in a decode of a pair.
+
+A fault is one entry of FAULTS. Where rows suffice it changes what the verifier is shown: the
+signature is then exact given a healthy decode's rows, at the places where that one's rounds start;
+a decode with the fault in it has its own places and texts. Where the draft's passes are wrong only
+a decode tells.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding.drafters import Drafter
+from cactus_theory.policies import Policy
+from cactus_theory.policies._base import normalised_or
+from cactus_theory.traces._misled import (
+    Misled,
+    behind_after_refusals,
+    counted_from_the_round,
+    one_slot_off,
+    whole_attention,
+)
+from cactus_theory.traces.expect import Expectation, expect
+from cactus_theory.traces.trace import Trace
+from cactus_theory.verify.block import Block
+from cactus_theory.verify.chain import Chain
+from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.registry import find_verifier
+
+# what engines cut rows to where nobody said otherwise
+USUAL_TOP_K = 50
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a verifier is shown, and what a fault makes of it.
+
+    Attributes
+    ----------
+    q : (B, K + 1, V) target rows.
+    p : (B, K, V) draft rows as they are reported; None for certain drafts.
+    sampled : (B, K, V) the law that tokens come from, where it is not the logged one.
+    temperature : of the decode.
+    """
+
+    q: Float[Tensor, "batch K1 vocab"]
+    p: Float[Tensor, "batch K vocab"] | None
+    temperature: float
+    sampled: Float[Tensor, "batch K vocab"] | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of an engine.
+
+    Attributes
+    ----------
+    name, says, thread : what happens, and where it was seen.
+    rows : what it makes of rows.
+    judge : what it makes of the verifier.
+    draft : of a draft model, whether it is greedy, K: a drafter with the fault; None where the
+        model cannot have it.
+    needs : ``tempered``, ``sampled``, ``block``: where it can show.
+    resamples : whether it changes the law that tokens come from, so that a verifier alone cannot
+        decode with it.
+    """
+
+    name: str
+    says: str
+    thread: str
+    rows: Callable[[Rows], Rows] | None = None
+    judge: Callable[[Verifier], Verifier] | None = None
+    draft: Callable[[Any, bool], Drafter | None] | None = None
+    needs: frozenset[str] = frozenset()
+    resamples: bool = False
+
+    def verifier(self, judge: Verifier, temperature: float) -> Verifier | None:
+        """Return the verifier with the fault; None if it is not the verifier's."""
+        if self.rows is not None:
+            return Planted(judge, self.rows, temperature, self.name)
+        return None if self.judge is None else self.judge(judge)
+
+    def shows(self, judge: Verifier, temperature: float, sampled: bool) -> bool:
+        """Return whether it can show in such a decode."""
+        there = {"sampled"} if sampled else set()
+        there |= {"tempered"} if temperature not in (0.0, 1.0) else set()
+        return self.needs <= there | ({"block"} if isinstance(judge, Block) else set())
+
+
+class Planted(Verifier):
+    """A verifier that is shown other rows than it should be."""
+
+    def __init__(
+        self, judge: Verifier, change: Callable[[Rows], Rows], temperature: float, name: str
+    ) -> None:
+        self.judge, self.change, self.temperature = judge, change, temperature
+        self.name = f"{judge.spec} with {name}"  # type: ignore[misc]
+
+    def check(self, policy: Any) -> None:
+        """Raise where the verifier does."""
+        self.judge.check(policy)
+
+    def coins(self, drafted: int) -> int:
+        """Return how many coins the verifier takes."""
+        return self.judge.coins(drafted)
+
+    def verify(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch coins"],
+        draw: Float[Tensor, "batch"],
+    ) -> Verdict:
+        """Return what is emitted."""
+        seen = self._seen(target_probs, draft)
+        own = replace(draft, probs=seen.p)
+        return self.judge.verify(assigned, seen.q.to(target_probs.dtype), own, accept, draw)
+
+    def law(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+    ) -> VerdictLaw:
+        """Return the law; ``alive`` is weighted where tokens come from another law than logged.
+
+        Its mean over logged drafts is then what it would be over the faulty ones.
+        """
+        seen = self._seen(target_probs, draft)
+        law = self.judge.law(assigned, seen.q, replace(draft, probs=seen.p))
+        if seen.sampled is None or draft.probs is None:
+            return law
+        ids = draft.token_ids[..., None]
+        ratio = (seen.sampled / draft.probs.double()).gather(-1, ids)[..., 0].cumprod(-1)
+        alive = torch.cat([law.alive[:, :1], law.alive[:, 1:] * ratio], -1)
+        return replace(law, alive=alive)
+
+    def _seen(self, q: Tensor, draft: Draft) -> Rows:
+        return self.change(Rows(q, draft.probs, self.temperature))
+
+
+class CoinZero(Planted):
+    """A verifier whose acceptance coins are all 0."""
+
+    def __init__(self, judge: Verifier) -> None:
+        super().__init__(judge, lambda rows: rows, 1.0, "coin-zero")
+
+    def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:  # noqa: D102
+        return self.judge.verify(assigned, target_probs, draft, torch.zeros_like(accept), draw)
+
+    def law(self, assigned, target_probs, draft) -> VerdictLaw:  # noqa: D102
+        law = self.judge.law(assigned, target_probs, draft)
+        return replace(law, alive=(law.alive > 0).double())
+
+
+class NoiseReused(Planted):
+    """A verifier that draws what replaces a refused token with the noise the draft drew with."""
+
+    def __init__(self, judge: Verifier) -> None:
+        super().__init__(judge, lambda rows: rows, 1.0, "noise-reused")
+
+    def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:  # noqa: D102
+        verdict = self.judge.verify(assigned, target_probs, draft, accept, draw)
+        if draft.probs is None:
+            return verdict
+        last = verdict.last.clone()
+        for row, place in enumerate(verdict.num_accepted.tolist()):
+            if place < draft.lengths[row] and int(last[row]) >= 0:
+                token = draft.token_ids[row, place : place + 1]
+                q, p = (own[row, place : place + 1].double() for own in (target_probs, draft.probs))
+                left = assigned.policies[0].recovery(q, p, token)
+                noise = _noise_of(p[0], int(token), float(draw[row]))
+                last[row] = (left[0].log() + noise).argmax()
+        return replace(verdict, last=last)
+
+
+def _noise_of(p: Tensor, token: int, coin: float) -> Float[Tensor, "vocab"]:
+    """Return Gumbel noise whose largest ln p + noise is at ``token``: that it was drawn with."""
+    source = torch.Generator().manual_seed(int(coin * 2**53))
+    uniform = torch.rand(len(p), generator=source, dtype=torch.float64).clamp(1e-300)
+    top = -(-uniform[token].log()).log()  # the maximum is a Gumbel of its own
+    # others are Gumbels cut off at the maximum
+    shown = -((-top).exp() - uniform.log() / p).log()
+    shown[token] = top
+    return torch.where(p > 0, shown - p.log(), -((-uniform.log()).log()))
+
+
+def _raw(rows: Tensor, temperature: float) -> Tensor:
+    """Return rows before the temperature."""
+    return rows.double().log().mul(temperature).softmax(-1)
+
+
+def _cut(rows: Tensor) -> Tensor:
+    """Return rows cut to their USUAL_TOP_K likeliest tokens."""
+    least = rows.topk(min(USUAL_TOP_K, rows.shape[-1]), -1).values[..., -1:]
+    kept = torch.where(rows >= least, rows, 0.0).double()
+    return normalised_or(kept, rows.double())
+
+
+def _shifted(rows: Rows, step: int) -> Rows:
+    places = torch.arange(rows.q.shape[1]) + step
+    return replace(rows, q=rows.q[:, places.clamp(0, rows.q.shape[1] - 1)])
+
+
+def _other_draft(rows: Rows, change: Callable[[Tensor], Tensor], reported: bool) -> Rows:
+    """Return rows whose tokens come from a changed draft row, which may be reported, too."""
+    if rows.p is None:
+        return rows
+    changed = change(rows.p)
+    return replace(rows, sampled=changed, p=changed if reported else rows.p)
+
+
+def _before_temperature(rows: Rows) -> Rows:
+    return replace(rows, p=None if rows.p is None else _raw(rows.p, rows.temperature))
+
+
+SAMPLED, TEMPERED, BLOCK = (frozenset({name}) for name in ("sampled", "tempered", "block"))
+FAULTS = (
+    Fault(
+        "law-before-temperature",
+        "the draft samples after its temperature and reports its law before it",
+        "huggingface/transformers#47932",
+        rows=_before_temperature,
+        needs=SAMPLED | TEMPERED,
+    ),
+    Fault(
+        "law-before-top-k",
+        f"the draft samples from its {USUAL_TOP_K} likeliest tokens and reports its whole row",
+        "huggingface/transformers#47932",
+        rows=lambda rows: _other_draft(rows, _cut, reported=False),
+        needs=SAMPLED,
+        resamples=True,
+    ),
+    Fault(
+        "no-draft-law",
+        "sampled tokens are verified as if the draft were certain of them",
+        "vllm-project/vllm#40149",
+        rows=lambda rows: replace(rows, p=None),
+        needs=SAMPLED,
+    ),
+    Fault(
+        "rows-late",
+        "a drafted token is verified with the target's row after it",
+        "mlx-node/mlx-node#11",
+        rows=lambda rows: _shifted(rows, 1),
+    ),
+    Fault(
+        "rows-early",
+        "a drafted token is verified with the target's row of the one before it",
+        "NVIDIA/TensorRT-LLM#15098",
+        rows=lambda rows: _shifted(rows, -1),
+    ),
+    Fault(
+        "target-temperature",
+        "the target's rows lack the temperature that the draft's have",
+        "vllm-project/vllm#42744",
+        rows=lambda rows: replace(rows, q=_raw(rows.q, rows.temperature)),
+        needs=TEMPERED,
+    ),
+    Fault(
+        "draft-temperature",
+        "the draft's rows lack the temperature that the target's have",
+        "z-lab/dflash#74",
+        rows=lambda rows: _other_draft(rows, lambda p: _raw(p, rows.temperature), reported=True),
+        needs=SAMPLED | TEMPERED,
+        resamples=True,
+    ),
+    Fault(
+        "target-top-k",
+        f"the target's rows alone are cut to {USUAL_TOP_K} tokens",
+        "vllm-project/vllm#42802",
+        rows=lambda rows: replace(rows, q=_cut(rows.q)),
+    ),
+    Fault(
+        "block-by-token",
+        "drafts that should be verified as a whole are verified token by token",
+        "vllm-project/vllm-ascend#7807",
+        judge=lambda judge: Chain(),
+        needs=BLOCK,
+    ),
+    Fault(
+        "coin-zero",
+        "every acceptance coin is 0, and whatever is possible is accepted",
+        "vllm-project/vllm-ascend#13730",
+        judge=CoinZero,
+    ),
+    Fault(
+        "noise-reused",
+        "what replaces a refused token is drawn with the draft's noise",
+        "vllm-project/vllm#54282",
+        judge=NoiseReused,
+        needs=SAMPLED,
+    ),
+    Fault(
+        "beyond-the-block",
+        "K is beyond the draft's block, and its slots are off by what does not fit",
+        "vllm-project/vllm#41834",
+        draft=lambda model, greedy: Misled(model, greedy, one_slot_off),
+    ),
+    Fault(
+        "positions-by-index",
+        "drafted tokens' positions count from the round's start, not the text's",
+        "vllm-project/vllm#26498, symptom as in #51009",
+        draft=lambda model, greedy: Misled(model, greedy, counted_from_the_round),
+    ),
+    Fault(
+        "context-lost",
+        "every refusal costs the draft's cache two tokens that it never sees again",
+        "lablup/mlxcel#994",
+        draft=lambda model, greedy: Misled(model, greedy, behind_after_refusals),
+    ),
+    Fault(
+        "window-as-full",
+        "a draft with a sliding window attends to everything",
+        "vllm-project/vllm#40898",
+        draft=lambda model, greedy: whole_attention(model, greedy),
+    ),
+)
+
+
+def shown(trace: Trace, judge: Verifier) -> list[Fault]:
+    """Return the faults that can show in decodes as a trace was logged in."""
+    sampled = trace.manifest.total("draft_rows") > 0
+    return [own for own in FAULTS if own.shows(judge, trace.header.temperature, sampled)]
+
+
+def row_signatures(
+    trace: Trace,
+    policy: str | Policy = "speculative",
+    verifier: str | Verifier = "chain",
+    *,
+    num_draft_tokens: int | None = None,
+) -> dict[str, Expectation]:
+    """Return what each fault would count at the places of a healthy trace, where rows suffice.
+
+    Raises
+    ------
+    ValueError, NotImplementedError
+        As :func:`cactus_theory.traces.expect`.
+
+    Examples
+    --------
+    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
+    >>> cycle = Cycle(0, 0, torch.tensor([1]), rows, torch.tensor([[0.2, 0.8]]).double())
+    >>> trace = save_trace("one", [[cycle], [cycle]], vocab_size=2, num_draft_tokens=1)
+    >>> signatures = row_signatures(trace)
+    >>> signatures["no-draft-law"].accepted[0].value, signatures["coin-zero"].accepted[0].value
+    (0.5, 1.0)
+    """
+    judge = find_verifier(verifier)
+    planted = {own: own.verifier(judge, trace.header.temperature) for own in shown(trace, judge)}
+    return {
+        own.name: expect(trace, policy, faulty, num_draft_tokens=num_draft_tokens)
+        for own, faulty in planted.items()
+        if faulty is not None
+    }
