@@ -4,8 +4,9 @@ The comparison holds for an engine that decodes the same prompts to the same len
 temperature and cuts, the same K and the same way of drafting; it cannot see whether it does.
 """
 
+import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,22 +14,27 @@ from typing import Any
 import torch
 
 from cactus_theory import _arguments as check
+from cactus_theory._expect_report import (
+    compared_json,
+    header_of,
+    lines_of,
+    show,
+    show_compared,
+    show_floors,
+)
 from cactus_theory._flags import add_policy, add_trust, chosen_policy
+from cactus_theory._pipes import one_line
 from cactus_theory._progress import Progress
 from cactus_theory._prompts import prompts_of
 from cactus_theory._report import print_json
-from cactus_theory._tables import print_table, save_table
+from cactus_theory._tables import save_table
 from cactus_theory.verify.registry import find_verifier, verifiers
 
 MODES = ("sampled", "greedy")
+# texts are enough for a mean whose error shows its size
+FLOOR_TEXTS = 32
 OF_MODELS = ("target", "draft", "prompts")
-LEGEND = "99 % intervals that hold together; all coins are integrated out, errors are "
-OF_PROMPTS = "those of these prompts' texts"
-OF_ANY = "of prompts like these (of these, and smaller, from two texts a prompt on)"
-ASSUMED = """\
-This compares an engine that decodes the same prompts to as many tokens with the same temperature,
-cuts, K and way of drafting: see to that, no counter shows it. Errors of counts are rough."""
-Line = dict[str, Any]
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -56,6 +62,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--metrics", nargs="+", metavar="FILE",
         help="or its Prometheus text (vLLM, SGLang); two files, before and after, for what was "
         "counted in between")  # fmt: skip
+    add("--floor", action="store_true", help="instead: how far the target's rows of a pass over "
+        "K + 1 tokens are from those of passes over one, in nats")  # fmt: skip
+    add("--dtype", nargs="+", choices=DTYPES, help="of the floor (float32)")
     add("--csv", metavar="FILE.csv", help="also save one line per position")
     add("--json", action="store_true", help="print one JSON object only")
 
@@ -65,6 +74,8 @@ def run(args: Namespace) -> int:
     _check(args)
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
+    if args.floor:
+        return _floor(args)
     from cactus_theory.traces import Trace, compare_observed, expect, row_signatures
 
     args.policy = chosen_policy(args) if args.policy else "speculative"
@@ -81,22 +92,30 @@ def run(args: Namespace) -> int:
             if compared.alarm and log is not None:
                 signatures |= _decoded(args, trace, log)
                 compared = compare_observed(found, seen, signatures)
-    lines, header = _lines(found), _header(trace, found)
+    lines, header = lines_of(found), header_of(trace, found)
     if args.csv:
         save_table(args.csv, lines, header)
     if args.json:
-        said = {} if compared is None else {"compared": _as_json(compared)}
+        said = {} if compared is None else {"compared": compared_json(compared)}
         return print_json(header | {"positions": lines} | said)
-    _print(lines, header)
+    show(lines, header)
     if compared is not None:
-        _print_compared(compared, args.trace is not None)
+        show_compared(compared, args.trace is not None)
     return 0
 
 
 def _check(args: Namespace) -> None:
     """Raise for what would fail after the long part."""
     given = [name for name in OF_MODELS if getattr(args, name) is not None]
-    if (args.trace is None) != (len(given) == len(OF_MODELS)) or (args.trace and given):
+    if args.dtype and not args.floor:
+        raise ValueError(f"--dtype: must be given with --floor; got {' '.join(args.dtype)}")
+    if args.floor and (args.trace or args.target is None or args.prompts is None):
+        raise ValueError("--floor: must be given with --target and --prompts; it needs no trace")
+    if (
+        not args.floor
+        and (args.trace is None) != (len(given) == len(OF_MODELS))
+        or (args.trace and given)
+    ):
         got = ", ".join(f"--{name}" for name in (*["trace"] * bool(args.trace), *given)) or "none"
         raise ValueError(f"--trace, or --target, --draft and --prompts: must be given; got {got}")
     counted = [
@@ -184,122 +203,38 @@ def _decoded(args: Namespace, trace: Any, log: Callable[..., Any]) -> dict[str, 
     return found
 
 
-def _header(trace: Any, found: Any) -> Line:
-    """Return what was decoded, and the numbers that have no position."""
-    tokens, product = found.tokens_per_call, found.product_of_means
-    low, high = found.intervals([tokens, *found.accepted, *found.if_reached])[0]
-    header = {
-        "policy": found.replay.policy,
-        "verifier": found.replay.verifier,
-        "num_draft_tokens": found.replay.num_draft_tokens,
-        "temperature": trace.header.temperature,
-        "drafts": "greedy" if trace.manifest.total("draft_rows") == 0 else "sampled",
-        "rounds": int(found.rounds),
-        "texts": found.texts,
-        "texts_of_prompts": bool(found.strata.any()),
-        "tokens_per_call": tokens.value,
-        "tokens_per_call_low": low,
-        "tokens_per_call_high": high,
-        "accepted_per_call": found.replay.accepted_per_call.value,
-    }
-    if product is not None:
-        less = product - tokens
-        header |= {
-            "product_of_means": product.value,
-            "product_difference": less.value,
-            "product_difference_se": found.error(less),
-        }
-    return header
+def _floor(args: Namespace) -> int:
+    """Measure and print the noise floor per dtype; one that does not run here is named."""
+    check.optional_module("transformers", "llm")
+    from cactus_theory.decoding import load_pair
+    from cactus_theory.traces import noise_floor
 
-
-def _lines(found: Any) -> list[Line]:
-    width = len(found.accepted)
-    spans = found.intervals([found.tokens_per_call, *found.accepted, *found.if_reached])[1:]
-    columns = zip(found.accepted, found.if_reached, spans[:width], spans[width:], strict=True)
-    return [
-        {
-            "position": place,
-            "accepted": both.value,
-            "accepted_low": span[0],
-            "accepted_high": span[1],
-            "if_reached": own.value,
-            "if_reached_low": other[0],
-            "if_reached_high": other[1],
-        }
-        for place, (both, own, span, other) in enumerate(columns, 1)
-    ]
-
-
-def _print(lines: Sequence[Line], header: Line) -> None:
-    print(
-        "{policy}, {verifier}, K = {num_draft_tokens}, {drafts} drafts, temperature "
-        "{temperature:g}: {rounds} rounds of {texts} texts".format(**header)
-    )
-    heads = ["position", "reached and accepted", "accepted if reached"]
-    cells = [
-        [str(line["position"]), _span(line, "accepted"), _span(line, "if_reached")]
-        for line in lines
-    ]
-    print_table(heads, cells, ())
-    print(
-        f"tokens a call {_span(header, 'tokens_per_call')}, of them drafted "
-        f"{header['accepted_per_call']:.4f}"
-    )
-    if "product_of_means" in header:
-        print(
-            "product of mean acceptances {product_of_means:.4f}: {product_difference:+.4f} "
-            "±{product_difference_se:.4f} of the mean of products above".format(**header)
-        )
-    print(LEGEND + (OF_PROMPTS if header["texts_of_prompts"] else OF_ANY))
-
-
-def _span(line: Line, name: str) -> str:
-    low, high = line[f"{name}_low"], line[f"{name}_high"]
-    return f"{line[name]:.4f} ({low:.4f} to {high:.4f})"
-
-
-def _print_compared(compared: Any, by_rows: bool) -> None:
-    heads = ["position", "expected if reached", "observed", "off by", "in errors", ""]
-    cells = [
-        [
-            str(gap.position) if gap.position else "tokens a call",
-            f"{gap.expected:.4f} ±{gap.expected_error:.4f}",
-            f"{gap.observed:.4f} ±{gap.observed_error:.4f}",
-            f"{gap.observed - gap.expected:+.4f}",
-            f"{gap.errors:+.1f}",
-            "OFF" if gap.off else "",
-        ]
-        for gap in compared.gaps
-    ]
-    print()
-    print_table(heads, cells, ())
-    for line in _said(compared, by_rows):
-        print(line)
-    print(ASSUMED)
-
-
-def _said(compared: Any, by_rows: bool) -> list[str]:
-    """Return the verdict in a few lines."""
-    from cactus_theory.traces import FAULTS
-
-    if not compared.alarm:
-        said = ["as expected: nothing is off"]
-    else:
-        said = ["not as expected: looks like"] + [
-            f"  {own.name}: {own.says} ({own.thread})"
-            for name in compared.named
-            for own in FAULTS
-            if own.name == name
-        ]
-        if not compared.named:
-            said = ["not as expected, and like none of the known faults"]
-        if by_rows:
-            left = ", ".join(own.name for own in FAULTS if own.draft is not None)
-            said.append(f"not tried, as they need both models: {left}")
-    if compared.alike:
-        said.append(f"would look healthy here: {', '.join(compared.alike)}")
-    return said
-
-
-def _as_json(compared: Any) -> Line:
-    return vars(compared) | {"gaps": [vars(gap) for gap in compared.gaps]}
+    texts = prompts_of(args.prompts)[:FLOOR_TEXTS]
+    floors: list[Any] = []
+    for name in args.dtype or DTYPES[:1]:
+        options = {"device": args.device, "dtype": getattr(torch, name)}
+        pair = load_pair(args.target, args.target, trust_code=args.trust_code, **options)
+        with Progress(f"reading passes, {name}", len(texts)) as progress:
+            try:
+                own = noise_floor(
+                    pair.target,
+                    [pair.tokenizer(text)["input_ids"] for text in texts],
+                    width=(args.num_draft_tokens or 4) + 1,
+                    max_new_tokens=args.max_new_tokens,
+                    temperature=1.0 if args.temperature is None else args.temperature,
+                    seed=args.seed,
+                    on_text=progress.update,
+                )
+            except (RuntimeError, NotImplementedError) as error:
+                print(f"{name} does not run here: {one_line(error)}", file=sys.stderr)
+                continue
+            floors.append(own)
+    if not floors:
+        raise RuntimeError("--dtype: none of them runs here")
+    lines = [vars(own) for own in floors]
+    if args.csv:
+        save_table(args.csv, lines, {"target": Path(args.target).name})
+    if args.json:
+        return print_json({"floors": lines})
+    show_floors(floors)
+    return 0

@@ -9,6 +9,7 @@ from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.faults import FAULTS, Fault, row_signatures
 from cactus_theory.traces.log import log_trace
+from cactus_theory.traces.noise import NoiseFloor, noise_floor
 from cactus_theory.traces.observed import (
     Observation,
     observed_length,
@@ -29,6 +30,7 @@ __all__ = [
     "Estimate",
     "Expectation",
     "Fault",
+    "NoiseFloor",
     "Observation",
     "PooledAudit",
     "Replay",
@@ -39,6 +41,7 @@ __all__ = [
     "expect",
     "learn_values",
     "log_trace",
+    "noise_floor",
     "observed_length",
     "observed_rates",
     "pooled_audit",

@@ -172,7 +172,7 @@ def expect(
     >>> expect(trace).rounds
     2.0
     """
-    found = source if isinstance(source, Trace) else Trace.open(source)
+    found = Trace.open(source) if isinstance(source, str | Path) else source
     width = _width(found, num_draft_tokens)
     rule, judge = find_policy(policy), find_verifier(verifier)
     judge.check(rule)
