@@ -25,7 +25,7 @@ from cactus_theory._expect_report import (
 from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory._pipes import one_line
 from cactus_theory._progress import Progress
-from cactus_theory._prompts import prompts_of
+from cactus_theory._prompts import column_of, prompts_of
 from cactus_theory._report import print_json
 from cactus_theory._tables import save_table
 from cactus_theory.verify.registry import find_verifier, verifiers
@@ -65,6 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--floor", action="store_true", help="instead: how far the target's rows of a pass over "
         "K + 1 tokens are from those of passes over one, in nats")  # fmt: skip
     add("--dtype", nargs="+", choices=DTYPES, help="of the floor (float32)")
+    add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
     add("--csv", metavar="FILE.csv", help="also save one line per position")
     add("--json", action="store_true", help="print one JSON object only")
 
@@ -92,16 +93,31 @@ def run(args: Namespace) -> int:
             if compared.alarm and log is not None:
                 signatures |= _decoded(args, trace, log)
                 compared = compare_observed(found, seen, signatures)
+        groups = trace.groups(args.by) if args.by else {}
+        parts = {
+            value: expect(trace.part(texts), args.policy, args.verifier, **width)
+            for value, texts in groups.items()
+        }
     lines, header = lines_of(found), header_of(trace, found)
+    tables = {value: (lines_of(own), header_of(trace, own)) for value, own in parts.items()}
     if args.csv:
-        save_table(args.csv, lines, header)
+        every = [{args.by: value} | line for value, own in tables.items() for line in own[0]]
+        save_table(args.csv, every or lines, header)
     if args.json:
         said = {} if compared is None else {"compared": compared_json(compared)}
-        return print_json(header | {"positions": lines} | said)
+        return print_json(header | {"positions": lines} | said | _grouped(tables))
     show(lines, header)
+    for value, own in tables.items():
+        print(f"\n{args.by} = {value}: ", end="")
+        show(*own)
     if compared is not None:
         show_compared(compared, args.trace is not None)
     return 0
+
+
+def _grouped(tables: dict[str, Any]) -> dict[str, Any]:
+    groups = {value: header | {"positions": own} for value, (own, header) in tables.items()}
+    return {"groups": groups} if groups else {}
 
 
 def _check(args: Namespace) -> None:
@@ -159,6 +175,7 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
     from cactus_theory.traces import log_trace
 
     texts = prompts_of(args.prompts)
+    groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
     greedy = args.draft_mode == "greedy"
 
@@ -183,6 +200,7 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
                 seed=args.seed,
                 policy=args.policy,
                 verifier=verifier or args.verifier,
+                groups=groups,
                 on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
             )
 

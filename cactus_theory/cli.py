@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--latex", metavar="FILE.tex", help="save the table of policies as a LaTeX tabular"
     )
+    audit.add_argument("--by", metavar="COLUMN", help="of a trace: a line per value of a column")
     audit.set_defaults(run=_audit)
     checking = commands.add_parser("check", help="look for rows on which a policy is wrong")
     testing.add_arguments(checking)
@@ -176,7 +177,7 @@ def _save(
 
 
 def _audit(args: argparse.Namespace) -> int:
-    if len(args.policy) > 1 or args.latex:
+    if len(args.policy) > 1 or args.latex or args.by:
         return audit_several(args)
     args.policy = args.policy[0]
     rule = chosen_policy(args)

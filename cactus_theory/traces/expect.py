@@ -214,8 +214,9 @@ def _within(values: PerText, strata: Int[np.ndarray, "texts"]) -> float:
 
 def _strata(trace: Trace) -> Int[np.ndarray, "texts"]:
     """Return the prompts of texts, or 0 where some prompt has one text only."""
-    prompts = np.arange(trace.texts) % int(trace.header.details.get("prompts") or trace.texts)
-    return prompts if np.bincount(prompts).min() > 1 else np.zeros_like(prompts)
+    prompts = np.array(trace.prompts)
+    sizes = np.unique(prompts, return_counts=True)[1]
+    return prompts if sizes.min() > 1 else np.zeros_like(prompts)
 
 
 def critical(tests: int, freedom: int, level: float = LEVEL) -> float:
