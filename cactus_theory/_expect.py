@@ -14,14 +14,7 @@ from typing import Any
 import torch
 
 from cactus_theory import _arguments as check
-from cactus_theory._expect_report import (
-    compared_json,
-    header_of,
-    lines_of,
-    show,
-    show_compared,
-    show_floors,
-)
+from cactus_theory._expect_report import payload, show, show_floors
 from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory._pipes import one_line
 from cactus_theory._progress import Progress
@@ -31,10 +24,10 @@ from cactus_theory._tables import save_table
 from cactus_theory.verify.registry import find_verifier, verifiers
 
 MODES = ("sampled", "greedy")
-# texts are enough for a mean whose error shows its size
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+# texts are enough for a noise floor whose error is small beside it
 FLOOR_TEXTS = 32
 OF_MODELS = ("target", "draft", "prompts")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -56,8 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--device", default="cpu")
     add("--threads", type=int, help="of torch; 1 is best for small models")
     add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
-        "over drafts, as 0.81,0.64,…")  # fmt: skip
-    add("--observed-length", metavar="TOKENS", help="or its tokens per call, bonus included")
+        "over drafts, as 0.81,0.64,…, or its tokens per call, bonus included")  # fmt: skip
     add("--rounds", type=float, metavar="N", help="over how many rounds (drafts) they were counted")
     add("--metrics", nargs="+", metavar="FILE",
         help="or its Prometheus text (vLLM, SGLang); two files, before and after, for what was "
@@ -71,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the table, or JSON; return 0."""
+    """Print the tables, or JSON; return 0."""
     _check(args)
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
@@ -80,13 +72,11 @@ def run(args: Namespace) -> int:
     from cactus_theory.traces import Trace, compare_observed, expect, row_signatures
 
     args.policy = chosen_policy(args) if args.policy else "speculative"
-    seen = _observed(args)
+    seen, compared, width = _observed(args), None, {"num_draft_tokens": args.num_draft_tokens}
     with TemporaryDirectory(prefix="expect-") as unasked:
         log = None if args.trace else _logger(args, Path(unasked))
         trace = Trace.open(args.trace) if log is None else log("healthy")
-        width = {"num_draft_tokens": args.num_draft_tokens}
         found = expect(trace, args.policy, args.verifier, **width)
-        compared = None
         if seen is not None:
             signatures = row_signatures(trace, args.policy, args.verifier, **width)
             compared = compare_observed(found, seen, signatures)
@@ -94,55 +84,35 @@ def run(args: Namespace) -> int:
                 signatures |= _decoded(args, trace, log)
                 compared = compare_observed(found, seen, signatures)
         groups = trace.groups(args.by) if args.by else {}
-        parts = {
-            value: expect(trace.part(texts), args.policy, args.verifier, **width)
+        tables = {"": payload(trace, found)} | {
+            value: payload(trace, expect(trace.part(texts), args.policy, args.verifier, **width))
             for value, texts in groups.items()
         }
-    lines, header = lines_of(found), header_of(trace, found)
-    tables = {value: (lines_of(own), header_of(trace, own)) for value, own in parts.items()}
     if args.csv:
-        every = [{args.by: value} | line for value, own in tables.items() for line in own[0]]
-        save_table(args.csv, every or lines, header)
+        lines = [
+            {"group": value} | line for value, own in tables.items() for line in own["positions"]
+        ]
+        save_table(args.csv, lines, {k: v for k, v in tables[""].items() if k != "positions"})
     if args.json:
-        said = {} if compared is None else {"compared": compared_json(compared)}
-        return print_json(header | {"positions": lines} | said | _grouped(tables))
-    show(lines, header)
-    for value, own in tables.items():
-        print(f"\n{args.by} = {value}: ", end="")
-        show(*own)
-    if compared is not None:
-        show_compared(compared, args.trace is not None)
+        said = {} if compared is None else {"compared": vars(compared)}
+        return print_json(tables.pop("") | said | ({"groups": tables} if groups else {}))
+    show(tables, args.by, compared, log is None)
     return 0
-
-
-def _grouped(tables: dict[str, Any]) -> dict[str, Any]:
-    groups = {value: header | {"positions": own} for value, (own, header) in tables.items()}
-    return {"groups": groups} if groups else {}
 
 
 def _check(args: Namespace) -> None:
     """Raise for what would fail after the long part."""
     given = [name for name in OF_MODELS if getattr(args, name) is not None]
-    if args.dtype and not args.floor:
-        raise ValueError(f"--dtype: must be given with --floor; got {' '.join(args.dtype)}")
     if args.floor and (args.trace or args.target is None or args.prompts is None):
         raise ValueError("--floor: must be given with --target and --prompts; it needs no trace")
-    if (
-        not args.floor
-        and (args.trace is None) != (len(given) == len(OF_MODELS))
-        or (args.trace and given)
-    ):
+    if args.dtype and not args.floor:
+        raise ValueError(f"--dtype: must be given with --floor; got {' '.join(args.dtype)}")
+    if not args.floor and len(given) != (0 if args.trace else len(OF_MODELS)):
         got = ", ".join(f"--{name}" for name in (*["trace"] * bool(args.trace), *given)) or "none"
         raise ValueError(f"--trace, or --target, --draft and --prompts: must be given; got {got}")
-    counted = [
-        n for n in ("observed", "observed_length", "metrics") if getattr(args, n) is not None
-    ]
-    if len(counted) > 1 or (args.metrics and len(args.metrics) > 2):
-        raise ValueError(
-            "--observed, --observed-length, --metrics: at most one may be given, the last with one "
-            f"or two files; got {' '.join(counted)}"
-        )
-    if args.rounds is not None and not counted:
+    if args.observed is not None and args.metrics or len(args.metrics or ()) > 2:
+        raise ValueError("--observed, --metrics: at most one may be given, with one or two files")
+    if args.rounds is not None and args.observed is None and args.metrics is None:
         raise ValueError(f"--rounds: must come with what was counted in them; got {args.rounds:g}")
     if args.csv and not args.csv.endswith(".csv"):
         raise ValueError(f"--csv: must end in .csv; got {args.csv!r}")
@@ -154,17 +124,12 @@ def _check(args: Namespace) -> None:
 
 
 def _observed(args: Namespace) -> Any:
-    from cactus_theory.traces.observed import observed_length, observed_rates, read_metrics
+    from cactus_theory.traces.observed import observed_rates, read_metrics
 
-    if args.observed is not None:
-        return observed_rates(args.observed, args.rounds)
-    if args.observed_length is not None:
-        return observed_length(args.observed_length, args.rounds)
     if args.metrics is None:
-        return None
-    return read_metrics(
-        args.metrics[-1], args.metrics[0] if args.metrics[1:] else None, args.rounds
-    )
+        return None if args.observed is None else observed_rates(args.observed, args.rounds)
+    *before, now = args.metrics
+    return read_metrics(now, before[0] if before else None, args.rounds)
 
 
 def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
@@ -179,12 +144,9 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
     greedy = args.draft_mode == "greedy"
 
-    def log(name: str, fault: Any = None, verifier: Any = None) -> Any:
+    def log(name: str, draft: Any = ModelDrafter, verifier: Any = None) -> Any:
         """Return a trace; None for a draft that cannot have the fault."""
-        drafter: Any = ModelDrafter(pair.draft, greedy=greedy)
-        if fault is not None and fault.draft is not None:
-            drafter = fault.draft(pair.draft, greedy)
-        if drafter is None:
+        if (drafter := draft(pair.draft, greedy)) is None:
             return None
         with Progress(f"decoding rounds, {name}", args.cycles) as progress:
             return log_trace(
@@ -209,13 +171,16 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
 
 def _decoded(args: Namespace, trace: Any, log: Callable[..., Any]) -> dict[str, Any]:
     """Return what each fault that a decode can have counts in one."""
+    from cactus_theory.decoding import ModelDrafter
     from cactus_theory.traces import expect
     from cactus_theory.traces.faults import shown
 
     judge, found = find_verifier(args.verifier), {}
     for fault in shown(trace, judge):
         faulty = fault.verifier(judge, trace.header.temperature)
-        own = None if fault.resamples else log(fault.name, fault, faulty)
+        own = None
+        if not fault.resamples:
+            own = log(fault.name, fault.draft or ModelDrafter, faulty)
         if own is not None:
             found[fault.name] = expect(own, args.policy, faulty or judge)
     return found
@@ -227,8 +192,7 @@ def _floor(args: Namespace) -> int:
     from cactus_theory.decoding import load_pair
     from cactus_theory.traces import noise_floor
 
-    texts = prompts_of(args.prompts)[:FLOOR_TEXTS]
-    floors: list[Any] = []
+    texts, floors = prompts_of(args.prompts)[:FLOOR_TEXTS], []
     for name in args.dtype or DTYPES[:1]:
         options = {"device": args.device, "dtype": getattr(torch, name)}
         pair = load_pair(args.target, args.target, trust_code=args.trust_code, **options)
@@ -243,16 +207,15 @@ def _floor(args: Namespace) -> int:
                     seed=args.seed,
                     on_text=progress.update,
                 )
-            except (RuntimeError, NotImplementedError) as error:
+            except RuntimeError as error:  # a dtype that the device lacks
                 print(f"{name} does not run here: {one_line(error)}", file=sys.stderr)
                 continue
-            floors.append(own)
+            floors.append(vars(own))
     if not floors:
         raise RuntimeError("--dtype: none of them runs here")
-    lines = [vars(own) for own in floors]
     if args.csv:
-        save_table(args.csv, lines, {"target": Path(args.target).name})
+        save_table(args.csv, floors, {"target": Path(args.target).name})
     if args.json:
-        return print_json({"floors": lines})
+        return print_json({"floors": floors})
     show_floors(floors)
     return 0

@@ -7,15 +7,10 @@ from cactus_theory.traces.audits import PooledAudit, pooled_audit, row_pairs
 from cactus_theory.traces.compared import compare_observed
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.expect import Expectation, expect
-from cactus_theory.traces.faults import FAULTS, Fault, row_signatures
+from cactus_theory.traces.faults import row_signatures
 from cactus_theory.traces.log import log_trace
 from cactus_theory.traces.noise import NoiseFloor, noise_floor
-from cactus_theory.traces.observed import (
-    Observation,
-    observed_length,
-    observed_rates,
-    read_metrics,
-)
+from cactus_theory.traces.observed import Observation
 from cactus_theory.traces.paired import Comparison, compare, tokens_at
 from cactus_theory.traces.replays import replay
 from cactus_theory.traces.rows import SavedRows
@@ -23,13 +18,11 @@ from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.traces.values import learn_values
 
 __all__ = [
-    "FAULTS",
     "Batch",
     "Comparison",
     "Cycle",
     "Estimate",
     "Expectation",
-    "Fault",
     "NoiseFloor",
     "Observation",
     "PooledAudit",
@@ -42,10 +35,7 @@ __all__ = [
     "learn_values",
     "log_trace",
     "noise_floor",
-    "observed_length",
-    "observed_rates",
     "pooled_audit",
-    "read_metrics",
     "replay",
     "row_pairs",
     "row_signatures",

@@ -1,4 +1,4 @@
-r"""Known faults of engines, simulated: what each would count on a trace, or in a decode of a pair.
+"""Known faults of engines, simulated: what each would count on a trace, or in a decode of a pair.
 
 A fault is one entry of FAULTS. Where rows suffice it changes what the verifier is shown: the
 signature is then exact given a healthy decode's rows, at the places where that one's rounds start;
@@ -8,6 +8,7 @@ a decode tells.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from cactus_theory.traces._misled import (
     behind_after_refusals,
     counted_from_the_round,
     one_slot_off,
-    whole_attention,
 )
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.trace import Trace
@@ -33,18 +33,14 @@ from cactus_theory.verify.registry import find_verifier
 
 # what engines cut rows to where nobody said otherwise
 USUAL_TOP_K = 50
+Change = Callable[["Rows"], "Rows"]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a verifier is shown, and what a fault makes of it.
+    """What a verifier is shown: target rows q, draft rows p as reported (None: certain drafts).
 
-    Attributes
-    ----------
-    q : (B, K + 1, V) target rows.
-    p : (B, K, V) draft rows as they are reported; None for certain drafts.
-    sampled : (B, K, V) the law that tokens come from, where it is not the logged one.
-    temperature : of the decode.
+    ``sampled`` is the law that tokens come from, where a fault makes it another than was logged.
     """
 
     q: Float[Tensor, "batch K1 vocab"]
@@ -60,47 +56,38 @@ class Fault:
     Attributes
     ----------
     name, says, thread : what happens, and where it was seen.
-    rows : what it makes of rows.
-    judge : what it makes of the verifier.
-    draft : of a draft model, whether it is greedy, K: a drafter with the fault; None where the
-        model cannot have it.
-    needs : ``tempered``, ``sampled``, ``block``: where it can show.
-    resamples : whether it changes the law that tokens come from, so that a verifier alone cannot
-        decode with it.
+    needs : a ``tempered`` decode, ``sampled`` drafts, the ``block`` verifier: words.
+    rows, judge : what it makes of rows and of the verifier.
+    draft : a drafter that has it, of a model and whether it is greedy; None if it cannot.
+    resamples : whether tokens come from another law, so that no verifier alone can decode with it.
     """
 
     name: str
     says: str
     thread: str
-    rows: Callable[[Rows], Rows] | None = None
+    needs: str = ""
+    rows: Change | None = None
     judge: Callable[[Verifier], Verifier] | None = None
     draft: Callable[[Any, bool], Drafter | None] | None = None
-    needs: frozenset[str] = frozenset()
     resamples: bool = False
 
     def verifier(self, judge: Verifier, temperature: float) -> Verifier | None:
         """Return the verifier with the fault; None if it is not the verifier's."""
         if self.rows is not None:
-            return Planted(judge, self.rows, temperature, self.name)
+            return Planted(judge, self.name, self.rows, temperature)
         return None if self.judge is None else self.judge(judge)
-
-    def shows(self, judge: Verifier, temperature: float, sampled: bool) -> bool:
-        """Return whether it can show in such a decode."""
-        there = {"sampled"} if sampled else set()
-        there |= {"tempered"} if temperature not in (0.0, 1.0) else set()
-        return self.needs <= there | ({"block"} if isinstance(judge, Block) else set())
 
 
 class Planted(Verifier):
     """A verifier that is shown other rows than it should be."""
 
     def __init__(
-        self, judge: Verifier, change: Callable[[Rows], Rows], temperature: float, name: str
+        self, judge: Verifier, name: str, change: Change = lambda rows: rows, heat: float = 1.0
     ) -> None:
-        self.judge, self.change, self.temperature = judge, change, temperature
+        self.judge, self.change, self.heat = judge, change, heat
         self.name = f"{judge.spec} with {name}"  # type: ignore[misc]
 
-    def check(self, policy: Any) -> None:
+    def check(self, policy: Policy) -> None:
         """Raise where the verifier does."""
         self.judge.check(policy)
 
@@ -117,74 +104,57 @@ class Planted(Verifier):
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
         """Return what is emitted."""
-        seen = self._seen(target_probs, draft)
-        own = replace(draft, probs=seen.p)
-        return self.judge.verify(assigned, seen.q.to(target_probs.dtype), own, accept, draw)
+        seen = self.change(Rows(target_probs, draft.probs, self.heat))
+        own, q = replace(draft, probs=seen.p), seen.q.to(target_probs.dtype)
+        return self.judge.verify(assigned, q, own, accept, draw)
 
     def law(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
+        self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> VerdictLaw:
         """Return the law; ``alive`` is weighted where tokens come from another law than logged.
 
         Its mean over logged drafts is then what it would be over the faulty ones.
         """
-        seen = self._seen(target_probs, draft)
+        seen = self.change(Rows(target_probs, draft.probs, self.heat))
         law = self.judge.law(assigned, seen.q, replace(draft, probs=seen.p))
         if seen.sampled is None or draft.probs is None:
             return law
-        ids = draft.token_ids[..., None]
-        ratio = (seen.sampled / draft.probs.double()).gather(-1, ids)[..., 0].cumprod(-1)
-        alive = torch.cat([law.alive[:, :1], law.alive[:, 1:] * ratio], -1)
+        ratio = (seen.sampled / draft.probs).gather(-1, draft.token_ids[..., None])[..., 0]
+        alive = torch.cat([law.alive[:, :1], law.alive[:, 1:] * ratio.cumprod(-1)], -1)
         return replace(law, alive=alive)
-
-    def _seen(self, q: Tensor, draft: Draft) -> Rows:
-        return self.change(Rows(q, draft.probs, self.temperature))
 
 
 class CoinZero(Planted):
     """A verifier whose acceptance coins are all 0."""
 
-    def __init__(self, judge: Verifier) -> None:
-        super().__init__(judge, lambda rows: rows, 1.0, "coin-zero")
-
     def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:  # noqa: D102
-        return self.judge.verify(assigned, target_probs, draft, torch.zeros_like(accept), draw)
+        return super().verify(assigned, target_probs, draft, torch.zeros_like(accept), draw)
 
     def law(self, assigned, target_probs, draft) -> VerdictLaw:  # noqa: D102
-        law = self.judge.law(assigned, target_probs, draft)
+        law = super().law(assigned, target_probs, draft)
         return replace(law, alive=(law.alive > 0).double())
 
 
 class NoiseReused(Planted):
     """A verifier that draws what replaces a refused token with the noise the draft drew with."""
 
-    def __init__(self, judge: Verifier) -> None:
-        super().__init__(judge, lambda rows: rows, 1.0, "noise-reused")
-
     def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:  # noqa: D102
-        verdict = self.judge.verify(assigned, target_probs, draft, accept, draw)
-        if draft.probs is None:
-            return verdict
+        verdict = super().verify(assigned, target_probs, draft, accept, draw)
         last = verdict.last.clone()
         for row, place in enumerate(verdict.num_accepted.tolist()):
-            if place < draft.lengths[row] and int(last[row]) >= 0:
+            if place < draft.lengths[row] and draft.probs is not None:
                 token = draft.token_ids[row, place : place + 1]
                 q, p = (own[row, place : place + 1].double() for own in (target_probs, draft.probs))
-                left = assigned.policies[0].recovery(q, p, token)
-                noise = _noise_of(p[0], int(token), float(draw[row]))
-                last[row] = (left[0].log() + noise).argmax()
+                left = assigned.policies[0].recovery(q, p, token)[0]
+                last[row] = (left.log() + noise_of(p[0], int(token), float(draw[row]))).argmax()
         return replace(verdict, last=last)
 
 
-def _noise_of(p: Tensor, token: int, coin: float) -> Float[Tensor, "vocab"]:
-    """Return Gumbel noise whose largest ln p + noise is at ``token``: that it was drawn with."""
+def noise_of(p: Float[Tensor, "vocab"], token: int, coin: float) -> Float[Tensor, "vocab"]:
+    """Return Gumbel noise as it is where ln p + noise is largest at ``token``, from a coin."""
     source = torch.Generator().manual_seed(int(coin * 2**53))
     uniform = torch.rand(len(p), generator=source, dtype=torch.float64).clamp(1e-300)
-    top = -(-uniform[token].log()).log()  # the maximum is a Gumbel of its own
-    # others are Gumbels cut off at the maximum
+    top = -(-uniform[token].log()).log()  # the maximum is a Gumbel; the others are cut off at it
     shown = -((-top).exp() - uniform.log() / p).log()
     shown[token] = top
     return torch.where(p > 0, shown - p.log(), -((-uniform.log()).log()))
@@ -198,135 +168,124 @@ def _raw(rows: Tensor, temperature: float) -> Tensor:
 def _cut(rows: Tensor) -> Tensor:
     """Return rows cut to their USUAL_TOP_K likeliest tokens."""
     least = rows.topk(min(USUAL_TOP_K, rows.shape[-1]), -1).values[..., -1:]
-    kept = torch.where(rows >= least, rows, 0.0).double()
-    return normalised_or(kept, rows.double())
+    return normalised_or(torch.where(rows >= least, rows, 0.0).double(), rows.double())
 
 
 def _shifted(rows: Rows, step: int) -> Rows:
-    places = torch.arange(rows.q.shape[1]) + step
-    return replace(rows, q=rows.q[:, places.clamp(0, rows.q.shape[1] - 1)])
+    last = rows.q.shape[1] - 1
+    return replace(rows, q=rows.q[:, (torch.arange(last + 1) + step).clamp(0, last)])
 
 
-def _other_draft(rows: Rows, change: Callable[[Tensor], Tensor], reported: bool) -> Rows:
-    """Return rows whose tokens come from a changed draft row, which may be reported, too."""
-    if rows.p is None:
-        return rows
-    changed = change(rows.p)
-    return replace(rows, sampled=changed, p=changed if reported else rows.p)
+def _reported_raw(rows: Rows) -> Rows:
+    return rows if rows.p is None else replace(rows, p=_raw(rows.p, rows.temperature))
 
 
-def _before_temperature(rows: Rows) -> Rows:
-    return replace(rows, p=None if rows.p is None else _raw(rows.p, rows.temperature))
+def _raw_draft(rows: Rows) -> Rows:
+    raw = _reported_raw(rows)
+    return replace(raw, sampled=raw.p)
 
 
-SAMPLED, TEMPERED, BLOCK = (frozenset({name}) for name in ("sampled", "tempered", "block"))
+def _cut_draft(rows: Rows) -> Rows:
+    return rows if rows.p is None else replace(rows, sampled=_cut(rows.p))
+
+
 FAULTS = (
     Fault(
         "law-before-temperature",
         "the draft samples after its temperature and reports its law before it",
-        "huggingface/transformers#47932",
-        rows=_before_temperature,
-        needs=SAMPLED | TEMPERED,
+        *("huggingface/transformers#47932", "sampled tempered", _reported_raw),
     ),
     Fault(
         "law-before-top-k",
         f"the draft samples from its {USUAL_TOP_K} likeliest tokens and reports its whole row",
-        "huggingface/transformers#47932",
-        rows=lambda rows: _other_draft(rows, _cut, reported=False),
-        needs=SAMPLED,
+        *("huggingface/transformers#47932", "sampled", _cut_draft),
         resamples=True,
     ),
     Fault(
         "no-draft-law",
         "sampled tokens are verified as if the draft were certain of them",
-        "vllm-project/vllm#40149",
-        rows=lambda rows: replace(rows, p=None),
-        needs=SAMPLED,
+        *("vllm-project/vllm#40149", "sampled", lambda rows: replace(rows, p=None)),
     ),
     Fault(
         "rows-late",
         "a drafted token is verified with the target's row after it",
-        "mlx-node/mlx-node#11",
-        rows=lambda rows: _shifted(rows, 1),
+        *("mlx-node/mlx-node#11", "", lambda rows: _shifted(rows, 1)),
     ),
     Fault(
         "rows-early",
         "a drafted token is verified with the target's row of the one before it",
-        "NVIDIA/TensorRT-LLM#15098",
-        rows=lambda rows: _shifted(rows, -1),
+        *("NVIDIA/TensorRT-LLM#15098", "", lambda rows: _shifted(rows, -1)),
     ),
     Fault(
         "target-temperature",
         "the target's rows lack the temperature that the draft's have",
-        "vllm-project/vllm#42744",
+        *("vllm-project/vllm#42744", "tempered"),
         rows=lambda rows: replace(rows, q=_raw(rows.q, rows.temperature)),
-        needs=TEMPERED,
     ),
     Fault(
         "draft-temperature",
         "the draft's rows lack the temperature that the target's have",
-        "z-lab/dflash#74",
-        rows=lambda rows: _other_draft(rows, lambda p: _raw(p, rows.temperature), reported=True),
-        needs=SAMPLED | TEMPERED,
+        *("z-lab/dflash#74", "sampled tempered", _raw_draft),
         resamples=True,
     ),
     Fault(
         "target-top-k",
         f"the target's rows alone are cut to {USUAL_TOP_K} tokens",
-        "vllm-project/vllm#42802",
-        rows=lambda rows: replace(rows, q=_cut(rows.q)),
+        *("vllm-project/vllm#42802", "", lambda rows: replace(rows, q=_cut(rows.q))),
     ),
     Fault(
         "block-by-token",
         "drafts that should be verified as a whole are verified token by token",
-        "vllm-project/vllm-ascend#7807",
+        *("vllm-project/vllm-ascend#7807", "block"),
         judge=lambda judge: Chain(),
-        needs=BLOCK,
     ),
     Fault(
         "coin-zero",
         "every acceptance coin is 0, and whatever is possible is accepted",
         "vllm-project/vllm-ascend#13730",
-        judge=CoinZero,
+        judge=partial(CoinZero, name="coin-zero"),
     ),
     Fault(
         "noise-reused",
         "what replaces a refused token is drawn with the draft's noise",
-        "vllm-project/vllm#54282",
-        judge=NoiseReused,
-        needs=SAMPLED,
+        *("vllm-project/vllm#54282", "sampled"),
+        judge=partial(NoiseReused, name="noise-reused"),
     ),
     Fault(
         "beyond-the-block",
         "K is beyond the draft's block, and its slots are off by what does not fit",
         "vllm-project/vllm#41834",
-        draft=lambda model, greedy: Misled(model, greedy, one_slot_off),
+        draft=partial(Misled, view=one_slot_off),
     ),
     Fault(
         "positions-by-index",
         "drafted tokens' positions count from the round's start, not the text's",
-        "vllm-project/vllm#26498, symptom as in #51009",
-        draft=lambda model, greedy: Misled(model, greedy, counted_from_the_round),
+        "vllm-project/vllm#26498, looks like #51009",
+        draft=partial(Misled, view=counted_from_the_round),
     ),
     Fault(
         "context-lost",
         "every refusal costs the draft's cache two tokens that it never sees again",
         "lablup/mlxcel#994",
-        draft=lambda model, greedy: Misled(model, greedy, behind_after_refusals),
+        draft=partial(Misled, view=behind_after_refusals),
     ),
     Fault(
         "window-as-full",
         "a draft with a sliding window attends to everything",
         "vllm-project/vllm#40898",
-        draft=lambda model, greedy: whole_attention(model, greedy),
+        draft=Misled.without_window,
     ),
 )
 
 
 def shown(trace: Trace, judge: Verifier) -> list[Fault]:
     """Return the faults that can show in decodes as a trace was logged in."""
-    sampled = trace.manifest.total("draft_rows") > 0
-    return [own for own in FAULTS if own.shows(judge, trace.header.temperature, sampled)]
+    there = {
+        "tempered": trace.header.temperature not in (0.0, 1.0),
+        "sampled": trace.manifest.total("draft_rows") > 0,
+        "block": isinstance(judge, Block),
+    }
+    return [own for own in FAULTS if all(there[word] for word in own.needs.split())]
 
 
 def row_signatures(

@@ -1,8 +1,7 @@
 """How far a target is from itself: rows of one pass over several tokens against one pass a token.
 
-Rounding differs with the shape of a pass, so that a lossless decode that verifies K tokens at once
-does not have the law of a decode without a draft to the last bit. What that costs in nats is the
-floor under every budget: smaller ones cannot be told from nothing.
+Rounding differs with the shape of a pass, so that even a lossless decode that verifies K tokens at
+once has not quite the law of one without a draft. That is the floor under every budget.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,9 +28,7 @@ class NoiseFloor:
     ----------
     kl_per_token, standard_error : mean KL of a wide pass's row from a single pass's, in nats, and
         its error over texts.
-    rows : that were compared.
-    width : tokens of a wide pass.
-    dtype : of the model.
+    rows, width, dtype : rows compared, tokens of a wide pass, of the model.
 
     Examples
     --------
@@ -47,6 +44,7 @@ class NoiseFloor:
     dtype: str
 
 
+@torch.inference_mode()
 def noise_floor(
     target_model: Any,
     prompts_ids: Sequence[Sequence[int]],
@@ -66,9 +64,7 @@ def noise_floor(
     target_model : a Hugging Face causal LM in evaluation mode.
     prompts_ids : token ids of each prompt.
     width : tokens of a wide pass: K + 1 where K are drafted.
-    max_new_tokens : of a text.
-    temperature : above 0; at 0 a changed token has no finite KL.
-    seed : of the texts.
+    max_new_tokens, temperature, seed : of the texts; at temperature 0 there is no finite KL.
     on_text : called with how many are done.
 
     Raises
@@ -89,54 +85,32 @@ def noise_floor(
     source = torch.Generator().manual_seed(seed)
     spent = np.zeros(len(prompts_ids))
     for number, prompt in enumerate(prompts_ids):
-        coins = torch.rand(max_new_tokens, generator=source, dtype=torch.float64)
-        ids, single = _one_by_one(target_model, list(prompt), coins, temperature)
-        wide = _together(target_model, ids, len(prompt), width, temperature)
-        spent[number] = float(_kl(wide, single).sum())
+        passes = [CachedModel(target_model, len(prompt) + max_new_tokens) for _ in range(2)]
+        single, wide = (_Passes(own, temperature) for own in passes)
+        row, new, rows = single.rows(list(prompt)), [], []
+        for coin in torch.rand(max_new_tokens, generator=source, dtype=torch.float64):
+            new.append(int(pick(row.exp(), coin[None].to(row.device))))
+            row = single.rows(new[-1:])
+            rows.append(row)
+        wide.rows(list(prompt))
+        parts = [new[start : start + width] for start in range(0, len(new), width)]
+        log_h, log_q = torch.cat([wide.rows(own, len(own)) for own in parts]), torch.cat(rows)
+        gap = torch.where(log_h > -torch.inf, log_h - log_q, 0.0)
+        spent[number] = float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum())
         if on_text is not None:
             on_text(number + 1)
-    rows = np.full(len(spent), float(max_new_tokens))
-    mean = ratio_of_sums(spent, rows, "floor")
-    error = mean.standard_error
-    return NoiseFloor(mean.value, error, int(rows.sum()), width, dtype_of([target_model]))
+    mean = ratio_of_sums(spent, np.full(len(spent), float(max_new_tokens)), "texts")
+    count = len(spent) * max_new_tokens
+    return NoiseFloor(mean.value, mean.standard_error, count, width, dtype_of([target_model]))
 
 
-@torch.inference_mode()
-def _one_by_one(
-    model: Any, prompt: list[int], coins: Tensor, temperature: float
-) -> tuple[list[int], Float[Tensor, "new vocab"]]:
-    """Return the text that single passes write, and their log-probabilities after new tokens."""
-    cached = CachedModel(model, len(prompt) + len(coins))
-    ids, rows, fed = list(prompt), [], list(prompt)
-    for coin in coins:
-        row = _fed(cached, fed, 1, temperature)
-        fed = [int(pick(row.exp(), coin[None].to(row.device)))]
-        ids += fed
-        rows.append(row)
-    rows.append(_fed(cached, fed, 1, temperature))
-    return ids, torch.cat(rows[1:])
+@dataclass(frozen=True)
+class _Passes:
+    model: CachedModel
+    temperature: float
 
-
-@torch.inference_mode()
-def _together(
-    model: Any, ids: list[int], prompt: int, width: int, temperature: float
-) -> Float[Tensor, "new vocab"]:
-    """Return the same of passes over ``width`` tokens."""
-    cached = CachedModel(model, len(ids))
-    _fed(cached, ids[:prompt], 1, temperature)
-    parts = [ids[start : start + width] for start in range(prompt, len(ids), width)]
-    return torch.cat([_fed(cached, part, len(part), temperature) for part in parts])
-
-
-def _fed(
-    cached: CachedModel, ids: list[int], keep: int, temperature: float
-) -> Float[Tensor, "keep vocab"]:
-    tokens = torch.tensor([ids], device=cached.model.device)
-    logits = cached.feed(tokens, [len(ids)], [keep])[0, :keep].double()
-    return (logits / temperature).log_softmax(-1)
-
-
-def _kl(log_h: Tensor, log_q: Tensor) -> Float[Tensor, "rows"]:
-    """Return KL(h‖q) of rows of log-probabilities; both have the same zeros, if any."""
-    gap = torch.where(log_h > -torch.inf, log_h - log_q, 0.0)
-    return (log_h.exp() * gap).sum(-1).clamp(min=0.0)
+    def rows(self, ids: list[int], keep: int = 1) -> Float[Tensor, "keep vocab"]:
+        """Return the log-probabilities after the last ``keep`` of these tokens, which are fed."""
+        tokens = torch.tensor([ids], device=self.model.model.device)
+        logits = self.model.feed(tokens, [len(ids)], [keep])[0, :keep].double()
+        return (logits / self.temperature).log_softmax(-1)

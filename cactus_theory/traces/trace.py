@@ -150,8 +150,9 @@ class Trace:
     def prompts(self) -> list[int]:
         """Return the number of each text's prompt; texts that share one are alike."""
         count = self.header.details.get("prompts")
-        known = isinstance(count, int) and count > 0
-        return [number % count if known else number for number in self.numbers]
+        if not isinstance(count, int) or count < 1:
+            return self.numbers
+        return [number % count for number in self.numbers]
 
     def groups(self, column: str) -> dict[str, list[int]]:
         """Return which texts have each value of a column of the prompts.

@@ -13,8 +13,8 @@ from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces import Batch, Fault, Observation
-from cactus_theory.traces.faults import _cut
+from cactus_theory.traces import Batch, Observation
+from cactus_theory.traces.faults import Fault, _cut
 from cactus_theory.traces.replays import _judged
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draw import pick
@@ -196,7 +196,7 @@ class Pool:
         most = max(1, int(np.searchsorted(sizes.cumsum(), rounds, "right")))
         alive = self.alive[np.isin(self.text, order[:most])]
         rates = (source.random(len(alive))[:, None] < alive).mean(0)
-        return Observation(rates, 1 + float(rates.sum()), len(alive), np.zeros(len(rates)))
+        return Observation(rates, len(alive), np.zeros(len(rates)))
 
 
 def observed(source: Rounds, accepted: np.ndarray) -> Observation:
@@ -208,7 +208,7 @@ def observed(source: Rounds, accepted: np.ndarray) -> Observation:
     first = torch.where(ended.any(1), ended.int().argmax(1), ids.shape[1])[:, None]
     kept = (torch.tensor(accepted)[:, None] > place) & (place <= first)
     rates = kept.double().mean(0).numpy()
-    return Observation(rates, 1 + float(rates.sum()), len(ids), np.zeros(len(rates)))
+    return Observation(rates, len(ids), np.zeros(len(rates)))
 
 
 def _turn(prompts: np.ndarray) -> np.ndarray:
