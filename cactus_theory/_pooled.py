@@ -38,11 +38,11 @@ def audit_several(args: argparse.Namespace) -> int:
     shown = heads, cells, WORDS
     if args.by:
         lines = [
-            {args.by: value} | line
+            {"group": value} | line
             for value, part in _parts(source, args.by).items()
             for line in _lines(part, rules, spec)[0]
         ]
-        cells = [[line[args.by], *_cells(line, spec)] for line in lines]
+        cells = [[line["group"], *_cells(line, spec)] for line in lines]
         shown = [args.by, *heads], cells, (0, *(place + 1 for place in WORDS))
     if args.csv:
         save_table(args.csv, lines, notes)

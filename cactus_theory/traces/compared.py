@@ -68,11 +68,10 @@ def compare_observed(
 
     Examples
     --------
-    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
-    >>> cycle = Cycle(0, 0, torch.tensor([1]), rows, torch.tensor([[0.2, 0.8]]).double())
-    >>> seen = expect(save_trace("many", [[cycle]] * 9, vocab_size=2, num_draft_tokens=1))
-    >>> compare_observed(seen, Observation(np.array([0.4]), 500, np.zeros(1))).alarm
-    True
+    >>> seen = Observation(np.array([0.51, 0.24, 0.1, 0.05]), 500, np.zeros(4))
+    >>> healthy, faulty = (of("simulations/data/trace") for of in (expect, row_signatures))
+    >>> compare_observed(healthy, seen, faulty).named
+    ('no-draft-law',)
     """
     signatures = {} if signatures is None else signatures
     base = _Numbers(healthy, seen)

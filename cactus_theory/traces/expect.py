@@ -52,11 +52,9 @@ class Expectation:
 
     Examples
     --------
-    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
-    >>> cycle = Cycle(0, 0, torch.tensor([1]), rows, torch.tensor([[0.2, 0.8]]).double())
-    >>> seen = expect(save_trace("two", [[cycle], [cycle]], vocab_size=2, num_draft_tokens=1))
-    >>> [round(own.value, 4) for own in seen.accepted], round(seen.tokens_per_call.value, 4)
-    ([0.625], 1.625)
+    >>> seen = expect("simulations/data/trace")
+    >>> [round(own.value, 3) for own in seen.accepted], round(seen.tokens_per_call.value, 3)
+    ([0.737, 0.506, 0.356, 0.236], 2.835)
     """
 
     replay: Replay
@@ -67,9 +65,9 @@ class Expectation:
     @property
     def texts(self) -> int:
         """Return how many texts the errors count."""
-        return len(self.replay.cycles)
+        return len(self.strata)
 
-    @cached_property
+    @property
     def freedom(self) -> int:
         """Return the degrees of freedom of errors."""
         return self.texts - len(np.unique(self.strata))
@@ -85,7 +83,7 @@ class Expectation:
         spans = [(own.value, reach * self.error(own)) for own in estimates]
         return [(value - span, value + span) for value, span in spans]
 
-    @cached_property
+    @property
     def rounds(self) -> float:
         """Return the number of rounds."""
         return float(self.replay.cycles.sum())
@@ -166,11 +164,8 @@ def expect(
 
     Examples
     --------
-    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
-    >>> cycle = Cycle(0, 0, torch.tensor([1]), rows, torch.tensor([[0.2, 0.8]]).double())
-    >>> trace = save_trace("three", [[cycle], [cycle]], vocab_size=2, num_draft_tokens=1)
-    >>> expect(trace).rounds
-    2.0
+    >>> expect("simulations/data/trace", num_draft_tokens=2).rounds
+    68.0
     """
     found = Trace.open(source) if isinstance(source, str | Path) else source
     width = _width(found, num_draft_tokens)

@@ -9,6 +9,7 @@ a decode tells.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,83 +82,34 @@ class Fault:
 class Planted(Verifier):
     """A verifier that is shown other rows than it should be."""
 
-    def __init__(
-        self, judge: Verifier, name: str, change: Change = lambda rows: rows, heat: float = 1.0
-    ) -> None:
-        self.judge, self.change, self.heat = judge, change, heat
+    def __init__(self, judge: Verifier, name: str, change: Change, temperature: float) -> None:
+        self.judge, self.change, self.temperature = judge, change, temperature
         self.name = f"{judge.spec} with {name}"  # type: ignore[misc]
 
     def check(self, policy: Policy) -> None:
         """Raise where the verifier does."""
         self.judge.check(policy)
 
-    def coins(self, drafted: int) -> int:
-        """Return how many coins the verifier takes."""
-        return self.judge.coins(drafted)
-
     def verify(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch"],
+        self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
     ) -> Verdict:
         """Return what is emitted."""
-        seen = self.change(Rows(target_probs, draft.probs, self.heat))
+        seen = self.change(Rows(target_probs, draft.probs, self.temperature))
         own, q = replace(draft, probs=seen.p), seen.q.to(target_probs.dtype)
         return self.judge.verify(assigned, q, own, accept, draw)
 
-    def law(
-        self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
-    ) -> VerdictLaw:
+    def law(self, assigned: Assignment, target_probs: Tensor, draft: Draft) -> VerdictLaw:
         """Return the law; ``alive`` is weighted where tokens come from another law than logged.
 
         Its mean over logged drafts is then what it would be over the faulty ones.
         """
-        seen = self.change(Rows(target_probs, draft.probs, self.heat))
+        seen = self.change(Rows(target_probs, draft.probs, self.temperature))
         law = self.judge.law(assigned, seen.q, replace(draft, probs=seen.p))
         if seen.sampled is None or draft.probs is None:
             return law
         ratio = (seen.sampled / draft.probs).gather(-1, draft.token_ids[..., None])[..., 0]
         alive = torch.cat([law.alive[:, :1], law.alive[:, 1:] * ratio.cumprod(-1)], -1)
         return replace(law, alive=alive)
-
-
-class CoinZero(Planted):
-    """A verifier whose acceptance coins are all 0."""
-
-    def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:  # noqa: D102
-        return super().verify(assigned, target_probs, draft, torch.zeros_like(accept), draw)
-
-    def law(self, assigned, target_probs, draft) -> VerdictLaw:  # noqa: D102
-        law = super().law(assigned, target_probs, draft)
-        return replace(law, alive=(law.alive > 0).double())
-
-
-class NoiseReused(Planted):
-    """A verifier that draws what replaces a refused token with the noise the draft drew with."""
-
-    def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:  # noqa: D102
-        verdict = super().verify(assigned, target_probs, draft, accept, draw)
-        last = verdict.last.clone()
-        for row, place in enumerate(verdict.num_accepted.tolist()):
-            if place < draft.lengths[row] and draft.probs is not None:
-                token = draft.token_ids[row, place : place + 1]
-                q, p = (own[row, place : place + 1].double() for own in (target_probs, draft.probs))
-                left = assigned.policies[0].recovery(q, p, token)[0]
-                last[row] = (left.log() + noise_of(p[0], int(token), float(draw[row]))).argmax()
-        return replace(verdict, last=last)
-
-
-def noise_of(p: Float[Tensor, "vocab"], token: int, coin: float) -> Float[Tensor, "vocab"]:
-    """Return Gumbel noise as it is where ln p + noise is largest at ``token``, from a coin."""
-    source = torch.Generator().manual_seed(int(coin * 2**53))
-    uniform = torch.rand(len(p), generator=source, dtype=torch.float64).clamp(1e-300)
-    top = -(-uniform[token].log()).log()  # the maximum is a Gumbel; the others are cut off at it
-    shown = -((-top).exp() - uniform.log() / p).log()
-    shown[token] = top
-    return torch.where(p > 0, shown - p.log(), -((-uniform.log()).log()))
 
 
 def _raw(rows: Tensor, temperature: float) -> Tensor:
@@ -183,6 +135,11 @@ def _reported_raw(rows: Rows) -> Rows:
 def _raw_draft(rows: Rows) -> Rows:
     raw = _reported_raw(rows)
     return replace(raw, sampled=raw.p)
+
+
+def _as_drafted(rows: Rows) -> Rows:
+    """Return rows under which a token is kept wherever its coin could be 0."""
+    return replace(rows, p=rows.q[:, :-1])
 
 
 def _cut_draft(rows: Rows) -> Rows:
@@ -242,14 +199,12 @@ FAULTS = (
     Fault(
         "coin-zero",
         "every acceptance coin is 0, and whatever is possible is accepted",
-        "vllm-project/vllm-ascend#13730",
-        judge=partial(CoinZero, name="coin-zero"),
+        *("vllm-project/vllm-ascend#13730", "", _as_drafted),
     ),
-    Fault(
+    Fault(  # which changes what is emitted, and nothing that is accepted
         "noise-reused",
         "what replaces a refused token is drawn with the draft's noise",
-        *("vllm-project/vllm#54282", "sampled"),
-        judge=partial(NoiseReused, name="noise-reused"),
+        *("vllm-project/vllm#54282", "sampled", lambda rows: rows),
     ),
     Fault(
         "beyond-the-block",
@@ -289,7 +244,7 @@ def shown(trace: Trace, judge: Verifier) -> list[Fault]:
 
 
 def row_signatures(
-    trace: Trace,
+    source: Trace | str | Path,
     policy: str | Policy = "speculative",
     verifier: str | Verifier = "chain",
     *,
@@ -304,14 +259,12 @@ def row_signatures(
 
     Examples
     --------
-    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
-    >>> cycle = Cycle(0, 0, torch.tensor([1]), rows, torch.tensor([[0.2, 0.8]]).double())
-    >>> trace = save_trace("one", [[cycle], [cycle]], vocab_size=2, num_draft_tokens=1)
-    >>> signatures = row_signatures(trace)
-    >>> signatures["no-draft-law"].accepted[0].value, signatures["coin-zero"].accepted[0].value
-    (0.5, 1.0)
+    >>> signatures = row_signatures("simulations/data/trace")
+    >>> [round(own.value, 3) for own in signatures["no-draft-law"].accepted]
+    [0.0, 0.0, 0.0, 0.0]
     """
     judge = find_verifier(verifier)
+    trace = Trace.open(source) if isinstance(source, str | Path) else source
     planted = {own: own.verifier(judge, trace.header.temperature) for own in shown(trace, judge)}
     return {
         own.name: expect(trace, policy, faulty, num_draft_tokens=num_draft_tokens)

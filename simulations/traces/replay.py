@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         for value, texts in groups.items()
     }
     if args.out is not None:
-        every = [{args.by: value} | row for value, own in parts.items() for row in own] or rows
-        publish(args, every, **{k: str(v) for k, v in notes.items()})
+        every = [{"group": value} | row for value, own in parts.items() for row in own]
+        publish(args, every or rows, **{k: str(v) for k, v in notes.items()})
     if args.json:
         return print_json(
             notes | {"replays": rows, "levels": levels} | ({"groups": parts} if parts else {})

@@ -14,10 +14,35 @@ from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Batch, Observation
-from cactus_theory.traces.faults import Fault, _cut
+from cactus_theory.traces.faults import Fault, Planted, _cut
 from cactus_theory.traces.replays import _judged
-from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.contract import Verdict, Verifier
 from cactus_theory.verify.draw import pick
+
+
+class NoiseReused(Planted):
+    """A verifier that draws what replaces a refused token with the noise the draft drew with."""
+
+    def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:
+        verdict = super().verify(assigned, target_probs, draft, accept, draw)
+        last = verdict.last.clone()
+        for row, place in enumerate(verdict.num_accepted.tolist()):
+            if place < draft.lengths[row]:
+                token = draft.token_ids[row, place : place + 1]
+                q, p = (own[row, place : place + 1].double() for own in (target_probs, draft.probs))
+                left = assigned.policies[0].recovery(q, p, token)[0]
+                last[row] = (left.log() + noise_of(p[0], int(token), float(draw[row]))).argmax()
+        return replace(verdict, last=last)
+
+
+def noise_of(p: torch.Tensor, token: int, coin: float) -> torch.Tensor:
+    """Return Gumbel noise as it is where ln p + noise is largest at ``token``, from a coin."""
+    source = torch.Generator().manual_seed(int(coin * 2**53))
+    uniform = torch.rand(len(p), generator=source, dtype=torch.float64).clamp(1e-300)
+    top = -(-uniform[token].log()).log()  # the maximum is a Gumbel; the others are cut off at it
+    shown = -((-top).exp() - uniform.log() / p).log()
+    shown[token] = top
+    return torch.where(p > 0, shown - p.log(), -((-uniform.log()).log()))
 
 
 @dataclass(frozen=True)
@@ -95,6 +120,8 @@ class Decodes:
         faulty = None
         if fault is not None:
             faulty = fault.verifier(self.judge, self.temperature)
+            if fault.name == "noise-reused":
+                faulty = NoiseReused(self.judge, fault.name, lambda rows: rows, 1.0)
             if fault.resamples:
                 drafter, faulty = RESAMPLED[fault.name](self.draft), None
             elif fault.draft is not None:
