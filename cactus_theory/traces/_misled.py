@@ -88,7 +88,7 @@ class MisledDrafting(Drafting):
         self.drafted_from = list(zip(self.texts.lengths, wanted, strict=True))
         tokens, rows = [], []
         for offset in range(max(wanted)):
-            logits = torch.stack([self._logits(row, offset) for row in range(self.texts.batch)])
+            logits = self._logits(offset)
             if self.certain:
                 scores = self.warp.scores(logits, self.texts, offset, wanted)
                 tokens.append(scores[:, 0].argmax(-1))
@@ -100,20 +100,24 @@ class MisledDrafting(Drafting):
         return Draft(torch.stack(tokens, 1), list(wanted), probs)
 
     @torch.inference_mode()
-    def _logits(self, row: int, offset: int) -> Float[Tensor, "1 vocab"]:
-        model, device = self.own.model, self.texts.device
-        fed = self.own.view(self.texts.lengths[row], offset, self.lost[row])
-        places, positions = (torch.tensor(list(own), device=device) for own in fed)
+    def _logits(self, offset: int) -> Float[Tensor, "batch 1 vocab"]:
+        """Return each row's logits; rows are padded behind, where no token of theirs looks."""
+        model, texts = self.own.model, self.texts
+        fed = [self.own.view(texts.lengths[row], offset, own) for row, own in enumerate(self.lost)]
+        last = torch.tensor([len(places) - 1 for places, _ in fed])
+        width = int(last.max()) + 1
+        ids, positions = torch.zeros(2, texts.batch, width, dtype=torch.int64, device=texts.device)
+        for row, (places, own) in enumerate(fed):
+            ids[row, : len(places)] = texts.prefix(row, offset)[0, list(places)]
+            positions[row, : len(places)] = torch.tensor(list(own))
         more: dict[str, Any] = {}
         if self.own.whole:
             least = torch.finfo(model.dtype).min
-            shape = (1, 1, len(places), len(places))
-            barred = torch.full(shape, least, dtype=model.dtype, device=device)
-            more["attention_mask"] = barred.triu(1)
+            barred = torch.full((1, 1, width, width), least, dtype=model.dtype)
+            more["attention_mask"] = barred.triu(1).to(texts.device)
         self.calls += 1
-        ids = self.texts.prefix(row, offset)[:, places]
-        logits = model(input_ids=ids, position_ids=positions[None], use_cache=False, **more).logits
-        return logits[0, -1:].clone()
+        logits = model(input_ids=ids, position_ids=positions, use_cache=False, **more).logits
+        return logits[torch.arange(texts.batch), last][:, None].clone()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""

@@ -261,7 +261,7 @@ def row_signatures(
     --------
     >>> signatures = row_signatures("simulations/data/trace")
     >>> [round(own.value, 3) for own in signatures["no-draft-law"].accepted]
-    [0.0, 0.0, 0.0, 0.0]
+    [0.357, 0.11, 0.031, 0.005]
     """
     judge = find_verifier(verifier)
     trace = Trace.open(source) if isinstance(source, str | Path) else source

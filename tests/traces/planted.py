@@ -132,33 +132,29 @@ class Decodes:
         ends = [self.target.generation_config.eos_token_id]
         size, most = len(self.prompts), max(map(len, self.prompts))
         found = Rounds(size, size * repeats, self.temperature, ends, self.num_draft_tokens)
-        ids = torch.tensor([[0] * (most - len(own)) + own for own in self.prompts])
-        mask = torch.tensor([[0] * (most - len(own)) + [1] * len(own) for own in self.prompts])
-        for repeat in range(repeats):
-            first = repeat * size
+        shown = [[0] * (most - len(own)) + [1] * len(own) for own in self.prompts]
+        ids = [[0] * (most - len(own)) + own for own in self.prompts]
 
-            def keep(q: Any, draft: Any, texts: list[int], before: list[int]) -> None:
-                assert set(draft.lengths) == {self.num_draft_tokens}
-                probs = None if draft.probs is None else draft.probs.clone()
-                text = torch.tensor(texts) + first  # noqa: B023
-                own = draft.token_ids.clone()
-                found.found.append(Batch(text, torch.tensor(before), own, q.clone(), probs))
+        def keep(q: Any, draft: Any, texts: list[int], before: list[int]) -> None:
+            assert set(draft.lengths) == {self.num_draft_tokens}
+            probs = None if draft.probs is None else draft.probs.clone()
+            own = torch.tensor(texts), torch.tensor(before), draft.token_ids.clone()
+            found.found.append(Batch(*own, q.clone(), probs))
 
-            longest = self.max_new_tokens
-            known = {tuple(own): len(own) for own in self.prompts}
-            options = DecodeOptions(
-                num_draft_tokens=self.num_draft_tokens,
-                max_new_tokens=longest + self.num_draft_tokens,
-                temperature=self.temperature,
-                attention_mask=mask,
-                eos_token_ids=ends,
-                seed=[seed + first + row for row in range(size)],
-                meter=False,
-                verifier=judge,
-                on_rows=keep,
-                stop=_after(known, longest),
-            )
-            decode(self.target, drafter, ids, options)
+        longest = self.max_new_tokens
+        options = DecodeOptions(
+            num_draft_tokens=self.num_draft_tokens,
+            max_new_tokens=longest + self.num_draft_tokens,
+            temperature=self.temperature,
+            attention_mask=torch.tensor(shown * repeats),
+            eos_token_ids=ends,
+            seed=[seed + row for row in range(size * repeats)],
+            meter=False,
+            verifier=judge,
+            on_rows=keep,
+            stop=_after({tuple(own): len(own) for own in self.prompts}, longest),
+        )
+        decode(self.target, drafter, torch.tensor(ids * repeats), options)
         return found, judge.judge, np.concatenate(judge.accepted)
 
 
