@@ -119,8 +119,10 @@ class _Numbers:
             rounding = np.hypot(rounding[on], self.observed * earlier) / before
             self.means = [own.if_reached[place] for place in on.tolist()]
             # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
-            near = (count * [mean.value for mean in self.means] + 0.5) / (count + 1)
-            scatter = np.maximum([own.scatter(place) for place in on.tolist()], near * (1 - near))
+            rates = np.clip(np.nan_to_num([mean.value for mean in self.means]), 0, 1)
+            near = (count * rates + 0.5) / (count + 1)
+            scatter = np.nan_to_num([own.scatter(place) for place in on.tolist()])
+            scatter = np.maximum(scatter, near * (1 - near))
         self.expected = np.nan_to_num(np.array([mean.value for mean in self.means]))
         self.known = np.nan_to_num(np.array([own.error(mean) for mean in self.means]))
         self.spread = np.hypot(np.sqrt(scatter / count), rounding)

@@ -10,7 +10,7 @@ mean of products is not the product of means.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import NormalDist
 
@@ -214,6 +214,7 @@ def _strata(trace: Trace) -> Int[np.ndarray, "texts"]:
     return prompts if sizes.min() > 1 else np.zeros_like(prompts)
 
 
+@cache
 def critical(tests: int, freedom: int, level: float = LEVEL) -> float:
     """Return how many standard errors two-sided tests may be off; ∞ without freedom.
 

@@ -81,6 +81,7 @@ class Rounds:
             temperature=temperature, eos_token_ids=ends, details={"prompts": prompts}
         )
         self.texts, self.num_draft_tokens, self.fingerprint = texts, width, "decode"
+        self.prompts = [text % prompts for text in range(texts)]
         self.found: list[Batch] = []
 
     @property
