@@ -191,8 +191,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 
 def test_the_command_reads_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = str(tmp_path / "t.csv")
-    found = run_json(capsys, "expect", "--trace", EXAMPLE, "--verifier", "block",
-                     "--observed", "0.73,0.5,0.35,0.24", "--rounds", "900", "--csv", table)  # fmt: skip
+    counted = ("--observed", "0.73,0.5,0.35,0.24", "--rounds", "900")
+    wanted = ("--trace", EXAMPLE, "--verifier", "block", "--csv", table)
+    found = run_json(capsys, "expect", *wanted, *counted)
     seen = expect(EXAMPLE, verifier="block")
     assert found["tokens_per_call"] == seen.tokens_per_call.value
     assert [line["accepted"] for line in found["positions"]] == [own.value for own in seen.accepted]

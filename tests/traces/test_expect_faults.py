@@ -1,5 +1,6 @@
 """Faults against what they are by hand, and drafts that see the wrong thing."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.policies import policy
 from cactus_theory.traces import compare_observed, expect, noise_floor, row_signatures
 from cactus_theory.traces._misled import Misled, behind_after_refusals
-from cactus_theory.traces.faults import FAULTS, Rows, shown
+from cactus_theory.traces.faults import FAULTS, shown
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.registry import find_verifier
@@ -116,10 +117,10 @@ def _trace(temperature: float, rows: int):
     return SimpleNamespace(header=header, manifest=SimpleNamespace(total=lambda name: rows))
 
 
-def texts(target, drafter, seeds: int = 3) -> list[list[int]]:
+def texts(target, drafter, seeds: int = 1) -> list[list[int]]:
     return [
         generate(target, drafter, torch.tensor([[1, 2, 3], [4, 5, 6]]), policy="speculative",
-                 num_draft_tokens=3, max_new_tokens=20, seed=[seed, seed + 50])
+                 num_draft_tokens=3, max_new_tokens=12, seed=[seed, seed + 50])
         .output_token_ids.tolist()
         for seed in range(seeds)
     ]  # fmt: skip
@@ -143,13 +144,13 @@ def test_each_view_drafts_otherwise(tiny) -> None:
 
 def test_a_window_is_run_as_full_attention() -> None:
     transformers = pytest.importorskip("transformers")
-    options = dict(vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                   num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)  # fmt: skip
+    sizes = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     models = []
     for window in (4, None):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            config = transformers.MistralConfig(**options, sliding_window=window)
+            config = transformers.MistralConfig(**sizes, sliding_window=window)
             models.append(transformers.MistralForCausalLM(config).double().eval())
     ids = torch.arange(1, 13)[None]
     with torch.inference_mode():
@@ -157,7 +158,8 @@ def test_a_window_is_run_as_full_attention() -> None:
         drafter = Misled.without_window(models[0], False)
         assert drafter is not None
         size = ids.shape[1]
-        barred = torch.full((1, 1, size, size), torch.finfo(torch.float64).min).double().triu(1)
+        least = torch.finfo(torch.float64).min
+        barred = torch.full((1, 1, size, size), least, dtype=torch.float64).triu(1)
         seen = models[0](input_ids=ids, attention_mask=barred).logits[0, -1]
     assert not torch.allclose(narrow, wide, atol=1e-6)
     assert torch.allclose(seen, wide, atol=1e-9)
@@ -169,9 +171,8 @@ def test_the_noise_floor(tiny) -> None:
     floor = noise_floor(target, prompts, width=4, max_new_tokens=12)
     assert 0 <= floor.kl_per_token < 1e-14 and floor.rows == 24 and floor.dtype == "float64"
     assert noise_floor(target, prompts, width=1, max_new_tokens=6).kl_per_token == 0
-    half = noise_floor(target.to(torch.bfloat16), prompts, width=4, max_new_tokens=12)
-    target.to(torch.float64)
-    assert half.kl_per_token > 1e6 * max(floor.kl_per_token, 1e-18)
+    single = noise_floor(deepcopy(target).float(), prompts, width=4, max_new_tokens=12)
+    assert floor.kl_per_token < single.kl_per_token < 1e-6 and single.dtype == "float32"
     for wrong in ({"width": 0}, {"temperature": 0}, {"max_new_tokens": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             noise_floor(target, prompts, **wrong)
@@ -191,7 +192,7 @@ def test_a_budget_below_the_floor_is_said_to_be() -> None:
     not THOROUGH, reason="decodes a pair with each fault; run by make test-thorough"
 )
 def test_faults_are_named_from_real_decodes() -> None:
-    """Of 100 runs of 2,000 rounds at most, at least 95 name the fault; 200 healthy ones are quiet."""
+    """Of 100 runs of at most 2,000 rounds 95 name the fault; healthy ones are quiet."""
     from cactus_theory._prompts import prompts_of
     from cactus_theory.decoding import load_pair
     from tests.test_docs import ROOT
