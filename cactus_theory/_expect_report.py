@@ -100,7 +100,7 @@ def _show_compared(compared: Any, by_rows: bool) -> None:
     if not compared.alarm:
         print("as expected: nothing is off")
     else:
-        print(f"not as expected, and like {'' if named else 'none of the known faults'}")
+        print("not as expected; it looks like" if named else "not as expected, nor any known fault")
         for own in named:
             print(f"  {own.name}: {own.says} ({own.thread})")
         if by_rows:
