@@ -85,16 +85,17 @@ def noise_floor(
     source = torch.Generator().manual_seed(seed)
     spent = np.zeros(len(prompts_ids))
     for number, prompt in enumerate(prompts_ids):
-        passes = [CachedModel(target_model, len(prompt) + max_new_tokens) for _ in range(2)]
-        single, wide = (_Passes(own, temperature) for own in passes)
-        row, new, rows = single.rows(list(prompt)), [], []
+        size = len(prompt) + max_new_tokens
+        single, wide = CachedModel(target_model, size), CachedModel(target_model, size)
+        row, new, rows = _rows(single, list(prompt), temperature), [], []
         for coin in torch.rand(max_new_tokens, generator=source, dtype=torch.float64):
             new.append(int(pick(row.exp(), coin[None].to(row.device))))
-            row = single.rows(new[-1:])
+            row = _rows(single, new[-1:], temperature)
             rows.append(row)
-        wide.rows(list(prompt))
+        _rows(wide, list(prompt), temperature)
         parts = [new[start : start + width] for start in range(0, len(new), width)]
-        log_h, log_q = torch.cat([wide.rows(own, len(own)) for own in parts]), torch.cat(rows)
+        log_h = torch.cat([_rows(wide, own, temperature, len(own)) for own in parts])
+        log_q = torch.cat(rows)
         gap = torch.where(log_h > -torch.inf, log_h - log_q, 0.0)
         spent[number] = float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum())
         if on_text is not None:
@@ -104,13 +105,10 @@ def noise_floor(
     return NoiseFloor(mean.value, mean.standard_error, count, width, dtype_of([target_model]))
 
 
-@dataclass(frozen=True)
-class _Passes:
-    model: CachedModel
-    temperature: float
-
-    def rows(self, ids: list[int], keep: int = 1) -> Float[Tensor, "keep vocab"]:
-        """Return the log-probabilities after the last ``keep`` of these tokens, which are fed."""
-        tokens = torch.tensor([ids], device=self.model.model.device)
-        logits = self.model.feed(tokens, [len(ids)], [keep])[0, :keep].double()
-        return (logits / self.temperature).log_softmax(-1)
+def _rows(
+    model: CachedModel, ids: list[int], temperature: float, keep: int = 1
+) -> Float[Tensor, "keep vocab"]:
+    """Feed tokens; return the log-probabilities after the last ``keep`` of them."""
+    tokens = torch.tensor([ids], device=model.model.device)
+    logits = model.feed(tokens, [len(ids)], [keep])[0, :keep].double()
+    return (logits / temperature).log_softmax(-1)
