@@ -182,7 +182,7 @@ def _decoded(args: Namespace, trace: Any, log: Callable[..., Any]) -> dict[str, 
         if not fault.resamples:
             own = log(fault.name, fault.draft or ModelDrafter, faulty)
         if own is not None:
-            found[fault.name] = expect(own, args.policy, faulty or judge)
+            found[f"{fault.name} decoded"] = expect(own, args.policy, faulty or judge)
     return found
 
 

@@ -59,7 +59,8 @@ def compare_observed(
 
     Of a healthy engine all tests together raise an alarm with probability 1 − LEVEL, about: each
     position, and for each fault the weighted sum of gaps in whose direction it shows. A fault is
-    named if its own test alarms and no position is off from its signature.
+    named if its own test alarms and no position is off from its signature. A fault may have several
+    signatures: what stands behind a space in their names does not count.
 
     Raises
     ------
@@ -76,22 +77,26 @@ def compare_observed(
     signatures = {} if signatures is None else signatures
     base = _Numbers(healthy, seen)
     reach = critical(len(base.places) + len(signatures), healthy.freedom)
+    least = critical(len(base.places), healthy.freedom)
     columns = base.places, base.expected, base.known, base.observed, base.spread, base.errors
     lines = zip(*(own.tolist() for own in columns), strict=True)
     gaps = [dict(zip(GAP, (*own, abs(own[-1]) > reach), strict=True)) for own in lines]
-    named, alike, alarm = [], [], any(gap["off"] for gap in gaps)
+    named, shows, alarm = [], set(), any(gap["off"] for gap in gaps)
     for name, signature in signatures.items():
         other = _Numbers(signature, seen)
         step = other.expected - base.expected
-        if not (np.abs(step) > reach * np.hypot(base.known, other.known)).any():
-            alike.append(name)
+        name = name.partition(" ")[0]
+        if not (np.abs(step) > least * base.apart(other)).any():
             continue
+        shows.add(name)
         towards = base.along(step / base.spread**2) > reach
         alarm |= towards
         worst = float(np.abs(other.errors).max())
         if towards and worst <= critical(len(other.places), signature.freedom):
             named.append((worst, name))
-    return Verdict(gaps, alarm, tuple(name for _, name in sorted(named)), tuple(alike))
+    nearest = dict.fromkeys(name for _, name in sorted(named))
+    names = dict.fromkeys(name.partition(" ")[0] for name in signatures)
+    return Verdict(gaps, alarm, tuple(nearest), tuple(own for own in names if own not in shows))
 
 
 class _Numbers:
@@ -129,6 +134,13 @@ class _Numbers:
         gap = self.observed - self.expected
         less = np.sign(gap) * np.maximum(np.abs(gap) - step / count, 0.0)
         self.errors: Column = less / np.hypot(self.spread, self.known)
+
+    def apart(self, other: "_Numbers") -> Column:
+        """Return the standard errors of differences of what is expected, paired if of one trace."""
+        if self.own.replay.source != other.own.replay.source:
+            return np.hypot(self.known, other.known)
+        pairs = zip(self.means, other.means, strict=True)
+        return np.nan_to_num([self.own.error(first - second) for first, second in pairs])
 
     def along(self, weights: Column) -> float:
         """Return by how many standard errors the weighted sum of gaps is above 0."""

@@ -80,7 +80,7 @@ class Rounds:
         self.header = SimpleNamespace(
             temperature=temperature, eos_token_ids=ends, details={"prompts": prompts}
         )
-        self.texts, self.num_draft_tokens, self.fingerprint = texts, width, "decode"
+        self.texts, self.num_draft_tokens, self.fingerprint = texts, width, str(id(self))
         self.prompts = [text % prompts for text in range(texts)]
         self.found: list[Batch] = []
 
