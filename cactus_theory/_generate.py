@@ -96,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     if not ids.numel():
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
     tuned.check_pair(pair.target, pair.draft)
+    if said := tuned.below_floor:
+        print(f"cactus-theory generate: {said}", file=sys.stderr)
     pieces = TextPieces(pair.tokenizer)
     options = replace(
         options,

@@ -13,7 +13,7 @@ from cactus_theory._plot import check_picture
 from cactus_theory._report import print_json, print_rows, save_csv
 from cactus_theory._tables import both, print_table, save_latex, save_table
 from cactus_theory.policies import Policy
-from cactus_theory.traces import PooledAudit, pooled_audit, row_pairs
+from cactus_theory.traces import PooledAudit, SavedRows, Trace, pooled_audit, row_pairs
 
 # of a frontier, unless another number is given
 POINTS = 33
@@ -32,11 +32,18 @@ def audit_several(args: argparse.Namespace) -> int:
     _check_outputs(args)
     rules, source = _rules(args), row_inputs.source(args)
     spec = ct.divergence(args.divergence).spec
-    audits = [pooled_audit(rule, source, divergence=spec) for rule in rules]
-    q, p = (torch.cat(part) for part in zip(*[own[1:] for own in row_pairs(source)], strict=True))
-    lines = [_line(one, _pooled_share(one, q, p)) for one in audits]
-    notes = {"divergence": spec, "rows": audits[0].rows, "texts": source.texts}
-    shown = _heads(spec), [_cells(line, spec) for line in lines], WORDS
+    lines, q, p = _lines(source, rules, spec)
+    notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": source.texts}
+    heads, cells = _heads(spec), [_cells(line, spec) for line in lines]
+    shown = heads, cells, WORDS
+    if args.by:
+        lines = [
+            {"group": value} | line
+            for value, part in _parts(source, args.by).items()
+            for line in _lines(part, rules, spec)[0]
+        ]
+        cells = [[line["group"], *_cells(line, spec)] for line in lines]
+        shown = [args.by, *heads], cells, (0, *(place + 1 for place in WORDS))
     if args.csv:
         save_table(args.csv, lines, notes)
     if args.latex:
@@ -53,6 +60,22 @@ def audit_several(args: argparse.Namespace) -> int:
     print_table(*shown)
     print(LEGEND)
     return 0
+
+
+def _lines(
+    source: Trace | SavedRows, rules: list[Policy], spec: str
+) -> tuple[list[Line], torch.Tensor, torch.Tensor]:
+    """Return a line for each policy, and all rows."""
+    audits = [pooled_audit(rule, source, divergence=spec) for rule in rules]
+    q, p = (torch.cat(part) for part in zip(*[own[1:] for own in row_pairs(source)], strict=True))
+    return [_line(one, _pooled_share(one, q, p)) for one in audits], q, p
+
+
+def _parts(source: Trace | SavedRows, column: str) -> dict[str, Trace]:
+    """Return the texts of each value of a column of the prompts, as traces."""
+    if not isinstance(source, Trace):
+        raise ValueError(f"--by: rows have no prompts, a trace has; got {column!r}")
+    return {value: source.part(texts) for value, texts in source.groups(column).items()}
 
 
 def _check_outputs(args: argparse.Namespace) -> None:

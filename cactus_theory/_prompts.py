@@ -24,13 +24,41 @@ def prompts_of(path: str | Path) -> list[str]:
         A file that cannot be read, a line that is no JSON object or holds no prompt.
     """
     path = Path(path)
+    written = _written(path)
+    if not written[0][1].lstrip().startswith("{"):
+        return [line for _, line in written]
+    return [_prompt(path.name, number, line) for number, line in written]
+
+
+def column_of(path: str | Path, name: str) -> list[str]:
+    """Return what every prompt of a file of JSON objects has under ``name``: a text or a number.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, or is plain text; a line without it.
+    """
+    path = Path(path)
+    found = []
+    for number, line in _written(path):
+        record = parsed_json(f"--by: line {number} of {path.name} must be JSON", line)
+        value = record.get(name) if isinstance(record, dict) else None
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(
+                f"--by: line {number} of {path.name} must hold a text or a number under {name!r}; "
+                f"got {line[:60]!r}"
+            )
+        found.append(str(value))
+    return found
+
+
+def _written(path: Path) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers."""
     lines = (line.removesuffix("\r") for line in _text(path).split("\n"))
     written = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not written:
         raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
-    if not written[0][1].lstrip().startswith("{"):
-        return [line for _, line in written]
-    return [_prompt(path.name, number, line) for number, line in written]
+    return written
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``cactus-theory solve | audit | check | generate | tune | promise``.
+"""The command line: ``cactus-theory solve | audit | check | generate | tune | expect | promise``.
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
 3 a property could not be decided in time (``check``); 130 interrupted, in one line on stderr.
@@ -13,6 +13,7 @@ import numpy as np
 
 import cactus_theory as ct
 from cactus_theory import _arguments as check
+from cactus_theory import _expect as expect_command
 from cactus_theory import _generate as generate_command
 from cactus_theory import _promise as promise_command
 from cactus_theory._files import save_rows
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--latex", metavar="FILE.tex", help="save the table of policies as a LaTeX tabular"
     )
+    audit.add_argument("--by", metavar="COLUMN", help="of a trace: a line per value of a column")
     audit.set_defaults(run=_audit)
     checking = commands.add_parser("check", help="look for rows on which a policy is wrong")
     testing.add_arguments(checking)
@@ -94,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="decode a prompt with a draft model")
     generate_command.add_arguments(generate)
     generate.set_defaults(run=generate_command.run)
+    expecting = commands.add_parser("expect", help="what acceptance is healthy, at each position")
+    expect_command.add_arguments(expecting)
+    expecting.set_defaults(run=expect_command.run)
     tuning = commands.add_parser("tune", help="the fastest policy, knob, verifier and K")
     tune_command.add_arguments(tuning)
     tuning.set_defaults(run=tune_command.run)
@@ -176,7 +181,7 @@ def _save(
 
 
 def _audit(args: argparse.Namespace) -> int:
-    if len(args.policy) > 1 or args.latex:
+    if len(args.policy) > 1 or args.latex or args.by:
         return audit_several(args)
     args.policy = args.policy[0]
     rule = chosen_policy(args)

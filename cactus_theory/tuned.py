@@ -28,6 +28,7 @@ class TunedSetting:
     level, divergence : what may be metered per emitted token, where it was tuned.
     weights : what tells the two models from others, where it is known.
     dtype : of the models that were timed, where it is known.
+    noise_floor : KL per token between the target's wide and single passes, where it was measured.
 
     Examples
     --------
@@ -44,6 +45,14 @@ class TunedSetting:
     divergence: str | None = None
     weights: dict[str, str] = field(default_factory=dict)
     dtype: str | None = None
+    noise_floor: float | None = None
+
+    @property
+    def below_floor(self) -> str | None:
+        """Return a sentence if the level is below what rounding costs."""
+        if self.level is None or self.noise_floor is None or self.divergence != "kl":
+            return None
+        return below_floor(self.level, self.noise_floor)
 
     @property
     def plain(self) -> bool:
@@ -80,6 +89,16 @@ class TunedSetting:
         from cactus_theory.traces._identity import check_weights
 
         check_weights("tuned", self.weights, target_model, draft_model)
+
+
+def below_floor(level: float, floor: float) -> str | None:
+    """Return what to say of a budget, KL a token in nats, if it is below the noise floor."""
+    if level >= floor:
+        return None
+    return (
+        f"the budget of {level:.3g} nats a token is below the {floor:.3g} by which the target's "
+        "passes over several tokens differ from passes over one: rounding alone spends more"
+    )
 
 
 def follow(
@@ -139,7 +158,15 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: must hold what was recommended; got {error!r:.200}") from None
     dtype = None if about.get("dtype") is None else str(about["dtype"])
-    return TunedSetting(*own, temperature, level, divergence, known, dtype)
+    floor = about.get("noise_floor")
+    if floor is not None:
+        try:
+            floor = _amount(path, "noise_floor", floor["kl_per_token"])
+        except (KeyError, TypeError):
+            raise ValueError(
+                f"{path}: noise_floor must have kl_per_token; got {floor!r:.60}"
+            ) from None
+    return TunedSetting(*own, temperature, level, divergence, known, dtype, floor)
 
 
 def _amount(path: Path, name: str, value: Any) -> float:

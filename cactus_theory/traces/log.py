@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,17 @@ from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.decoding.loop import decode
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.policies import Policy
 from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._folder import Folder
 from cactus_theory.traces._identity import identity, name_of
 from cactus_theory.traces._manifest import Header
 from cactus_theory.traces._shard import DTYPES
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.contract import Draft, Verifier
 
+# of a decode whose header names none
+USUAL = {"policy": "speculative", "verifier": "chain"}
 OnText = Callable[[int, int], None]
 
 
@@ -41,14 +44,18 @@ def log_trace(
     temperature: float = 1.0,
     eos_token_ids: int | Iterable[int] | None = None,
     seed: int = 0,
+    policy: str | Policy = "speculative",
+    verifier: str | Verifier = "chain",
+    groups: Mapping[str, Sequence[str]] | None = None,
     on_text: OnText | None = None,
 ) -> Trace:
     """Decode losslessly and log all rows of every round, those after a refusal too.
 
-    The policy is ``speculative`` and the verifier ``chain``, so texts have the target's own law.
-    Every round drafts all ``num_draft_tokens`` (if the drafter has so many), also the last one of
-    a text. A text's file is written when the text has ended: a run that was killed goes on
-    from there when started with the same arguments, and leaves the same bytes as one that was not.
+    The policy is ``speculative`` and the verifier ``chain`` unless others are named, so texts have
+    the target's own law. Every round drafts all ``num_draft_tokens`` (if the drafter has so many),
+    also the last one of a text. A text's file is written when the text has ended: a run that was
+    killed goes on from there when started with the same arguments, and leaves the same bytes as
+    one that was not.
 
     Parameters
     ----------
@@ -66,6 +73,8 @@ def log_trace(
     temperature : of both models.
     eos_token_ids : tokens that end a text; None for none.
     seed : text i takes ``seed + i``.
+    policy, verifier : of the decode, where it is of interest at which places its rounds start.
+    groups : column → its value for each prompt, kept for :meth:`Trace.groups`.
     on_text : called with the cycles and texts logged so far, at the start and after every text.
 
     Raises
@@ -102,6 +111,8 @@ def log_trace(
         temperature=temperature,
         eos_token_ids=ends,
         meter=False,
+        policy=policy,
+        verifier=verifier,
     )
     _check(target_model, drafter, prompts, options)
     header = Header(
@@ -120,11 +131,19 @@ def log_trace(
             "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
             "max_new_tokens": max_new_tokens,
             "at_least_cycles": cycles,
-        },
+        }
+        | _unusual(options, groups),
     )
     with Folder(Path(folder), header) as kept:
         _fill(kept, (target_model, drafter), prompts, options, on_text)
     return kept.trace()
+
+
+def _unusual(options: DecodeOptions, groups: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:
+    """Return the details that a usual trace lacks."""
+    judged = {"policy": options.policies[0].spec, "verifier": options.judge.spec}
+    found: dict[str, Any] = {} if judged == USUAL else dict(judged)
+    return found | ({"groups": {name: list(own) for name, own in groups.items()}} if groups else {})
 
 
 def _fill(

@@ -72,8 +72,12 @@ class Trace:
     (2, [0, 0, 1])
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, numbers: Sequence[int] | None = None
+    ) -> None:
         self.folder, self.manifest = folder, manifest
+        # of the texts among all that were logged
+        self.numbers = list(range(len(manifest.shards)) if numbers is None else numbers)
         self._seen: set[str] = set()
 
     @classmethod
@@ -139,7 +143,37 @@ class Trace:
                 f"texts: must be numbers from 0 to {self.texts - 1}; got {list(texts)}"
             )
         shards = tuple(self.manifest.shards[text] for text in texts)
-        return Trace(self.folder, Manifest(self.header, shards))
+        numbers = [self.numbers[text] for text in texts]
+        return Trace(self.folder, Manifest(self.header, shards), numbers)
+
+    @property
+    def prompts(self) -> list[int]:
+        """Return the number of each text's prompt; texts that share one are alike."""
+        count = self.header.details.get("prompts")
+        if not isinstance(count, int) or count < 1:
+            return self.numbers
+        return [number % count for number in self.numbers]
+
+    def groups(self, column: str) -> dict[str, list[int]]:
+        """Return which texts have each value of a column of the prompts.
+
+        Raises
+        ------
+        ValueError
+            A trace that was logged without that column.
+        """
+        kept = self.header.details.get("groups")
+        kept = kept if isinstance(kept, dict) else {}
+        values = kept.get(column)
+        if not isinstance(values, list) or len(values) != self.header.details.get("prompts"):
+            raise ValueError(
+                f"{self.folder / MANIFEST}: must keep the column {column!r} of its prompts to be "
+                f"grouped by it (log it again with --by); got {', '.join(kept) or 'no column'}"
+            )
+        found: dict[str, list[int]] = {}
+        for text, prompt in enumerate(self.prompts):
+            found.setdefault(str(values[prompt]), []).append(text)
+        return found
 
     def __len__(self) -> int:
         """Return the number of cycles."""

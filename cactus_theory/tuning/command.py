@@ -1,5 +1,6 @@
 """``cactus-theory tune``: log, solve knobs, measure costs, say which setting is fastest."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,8 @@ from cactus_theory._report import print_json
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
 
+# texts that the noise floor is read on
+FLOOR_TEXTS = 8
 # what each argument is for: naming one of another kind is a mistake worth saying
 OF_MODELS, OF_RATIOS = ("target", "draft", "prompts"), ("verify_cost", "fixed_cost")
 COSTS = ("target", "cost_ratio", "costs")  # where they come from
@@ -157,8 +160,25 @@ def _tuned(args: Namespace) -> list[Any]:
 
     found = _chosen(args, source, measure)
     dtype = dtype_of([pair.target, pair.draft])
-    found = replace(found, source=found.source | {"dtype": dtype})
+    floor = _noise_floor(args, pair.target, ids)
+    found = replace(found, source=found.source | {"dtype": dtype} | floor)
     return [found, *(found.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]
+
+
+def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:
+    """Return what rounding costs, for the file; say so where the budget is below it."""
+    from cactus_theory.traces import noise_floor
+    from cactus_theory.tuned import below_floor
+
+    if args.temperature == 0:  # a changed token has no finite KL
+        return {}
+    with Progress("reading passes", FLOOR_TEXTS) as progress:
+        own = noise_floor(
+            target, ids[:FLOOR_TEXTS], temperature=args.temperature, on_text=progress.update
+        )
+    if args.divergence == "kl" and (said := below_floor(args.kl_per_token, own.kl_per_token)):
+        print(f"tune: {said}", file=sys.stderr)
+    return {"noise_floor": vars(own)}
 
 
 def _chosen(args: Namespace, source: Any, costs: Any) -> Any:

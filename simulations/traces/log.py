@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cactus_theory._prompts import column_of
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
 from cactus_theory.traces import log_trace
 
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-new-tokens", type=int, default=128, metavar="N", help="of a text")
     add("--temperature", type=float, default=1.0)
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
+    add("--by", metavar="COLUMN", help="keep this column of the prompts, to group texts by it")
     add("--dtype", default="float16", help="of the log-probabilities: float16 or float32")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
@@ -59,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
             temperature=args.temperature,
             eos_token_ids=ends if args.eos_token_ids is None else args.eos_token_ids,
             seed=args.seed,
+            groups=None if args.by is None else {args.by: column_of(args.prompts, args.by)},
             on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
         )
     size = sum(entry.bytes for entry in trace.manifest.shards) / 1e6

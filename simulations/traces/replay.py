@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
     add("--divergence", default="kl")
     add("--at", type=float, nargs="+", default=[], metavar="LEVEL", help="divergence per token")
+    add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
     add("--out", type=Path, metavar="FILE.csv")
     add("--json", action="store_true", help="print one JSON object only")
 
@@ -51,17 +52,31 @@ def run(args: argparse.Namespace) -> int:
         source = Trace.open(args.trace)
     else:
         source = SavedRows.load(args.trace, args.draft_rows)
+    if args.by is not None and not isinstance(source, Trace):
+        raise ValueError(f"--by: rows have no prompts, a trace has; got {args.by!r}")
+    groups = source.groups(args.by) if args.by and isinstance(source, Trace) else {}
     found = _replayed(args, source, [checked_policy(spec) for spec in args.policy])
     rows = table.rows(found, args.divergence)
     levels, missing = table.levels(found, args.at, args.divergence)
     for said in missing:
         print(said, file=sys.stderr)
     notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
+    parts = {
+        value: table.rows([own.part(texts) for own in found], args.divergence)
+        for value, texts in groups.items()
+    }
     if args.out is not None:
-        publish(args, rows, **{k: str(v) for k, v in notes.items()})
+        every = [{"group": value} | row for value, own in parts.items() for row in own]
+        publish(args, every or rows, **{k: str(v) for k, v in notes.items()})
     if args.json:
-        return print_json(notes | {"replays": rows, "levels": levels})
+        return print_json(
+            notes | {"replays": rows, "levels": levels} | ({"groups": parts} if parts else {})
+        )
     print(table.show(rows, levels, notes, args.divergence))
+    for value, own in parts.items():
+        texts = {"trace": f"{args.by} = {value}", "texts": len(groups[value])}
+        cycles = int(sum(found[0].cycles[text] for text in groups[value]))
+        print(f"\n{table.show(own, [], texts | {'cycles': cycles}, args.divergence)}")
     return 0
 
 

@@ -1,0 +1,221 @@
+"""``cactus-theory expect``: the acceptance to expect at each position, and what an engine counted.
+
+The comparison holds for an engine that decodes the same prompts to the same length, with the same
+temperature and cuts, the same K and the same way of drafting; it cannot see whether it does.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from cactus_theory import _arguments as check
+from cactus_theory._expect_report import payload, show, show_floors
+from cactus_theory._flags import add_policy, add_trust, chosen_policy
+from cactus_theory._pipes import one_line
+from cactus_theory._progress import Progress
+from cactus_theory._prompts import column_of, prompts_of
+from cactus_theory._report import print_json
+from cactus_theory._tables import save_table
+from cactus_theory.verify.registry import find_verifier, verifiers
+
+MODES = ("sampled", "greedy")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+# texts are enough for a noise floor whose error is small beside it
+FLOOR_TEXTS = 32
+OF_MODELS = ("target", "draft", "prompts")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describe the command line; needs no optional package."""
+    add = parser.add_argument
+    add_policy(parser, required=False)
+    add_trust(parser)
+    add("--trace", metavar="DIR", help="logged rows of the pair")
+    add("--target", metavar="DIR", help="or: target model")
+    add("--draft", metavar="DIR", help="draft model")
+    add("--prompts", metavar="FILE", help="JSON lines, or a prompt a line")
+    add("--verifier", default="chain", help=f"one of {', '.join(verifiers())} (chain)")
+    add("--draft-mode", choices=MODES, help="how the models' tokens are drafted (sampled)")
+    add("--num-draft-tokens", type=int, metavar="K", help="default: 4, or as logged")
+    add("--temperature", type=float, help="of both models (1)")
+    add("--cycles", type=int, default=1000, help="rounds to decode, at least (1000)")
+    add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
+    add("--seed", type=int, default=0)
+    add("--device", default="cpu")
+    add("--threads", type=int, help="of torch; 1 is best for small models")
+    add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
+        "over drafts, as 0.81,0.64,…, or its tokens per call, bonus included")  # fmt: skip
+    add("--rounds", type=float, metavar="N", help="over how many rounds (drafts) they were counted")
+    add("--metrics", nargs="+", metavar="FILE",
+        help="or its Prometheus text (vLLM, SGLang); two files, before and after, for what was "
+        "counted in between")  # fmt: skip
+    add("--floor", action="store_true", help="instead: how far the target's rows of a pass over "
+        "K + 1 tokens are from those of passes over one, in nats")  # fmt: skip
+    add("--dtype", nargs="+", choices=DTYPES, help="of the floor (float32)")
+    add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
+    add("--csv", metavar="FILE.csv", help="also save one line per position")
+    add("--json", action="store_true", help="print one JSON object only")
+
+
+def run(args: Namespace) -> int:
+    """Print the tables, or JSON; return 0."""
+    _check(args)
+    if args.threads is not None:
+        torch.set_num_threads(int(check.number("threads", args.threads, 1)))
+    if args.floor:
+        return _floor(args)
+    from cactus_theory.traces import Trace, compare_observed, expect, row_signatures
+
+    args.policy = chosen_policy(args) if args.policy else "speculative"
+    seen, compared, width = _observed(args), None, {"num_draft_tokens": args.num_draft_tokens}
+    with TemporaryDirectory(prefix="expect-") as unasked:
+        log = None if args.trace else _logger(args, Path(unasked))
+        trace = Trace.open(args.trace) if log is None else log("healthy")
+        found = expect(trace, args.policy, args.verifier, **width)
+        if seen is not None:
+            signatures = row_signatures(trace, args.policy, args.verifier, **width)
+            compared = compare_observed(found, seen, signatures)
+            if compared.alarm and log is not None:
+                signatures |= _decoded(args, trace, log)
+                compared = compare_observed(found, seen, signatures)
+        groups = trace.groups(args.by) if args.by else {}
+        tables = {"": payload(trace, found)} | {
+            value: payload(trace, expect(trace.part(texts), args.policy, args.verifier, **width))
+            for value, texts in groups.items()
+        }
+    if args.csv:
+        lines = [
+            {"group": value} | line for value, own in tables.items() for line in own["positions"]
+        ]
+        save_table(args.csv, lines, {k: v for k, v in tables[""].items() if k != "positions"})
+    if args.json:
+        said = {} if compared is None else {"compared": vars(compared)}
+        return print_json(tables.pop("") | said | ({"groups": tables} if groups else {}))
+    show(tables, args.by, compared, log is None)
+    return 0
+
+
+def _check(args: Namespace) -> None:
+    """Raise for what would fail after the long part."""
+    given = [name for name in OF_MODELS if getattr(args, name) is not None]
+    if args.floor and (args.trace or args.target is None or args.prompts is None):
+        raise ValueError("--floor: must be given with --target and --prompts; it needs no trace")
+    if args.dtype and not args.floor:
+        raise ValueError(f"--dtype: must be given with --floor; got {' '.join(args.dtype)}")
+    if not args.floor and len(given) != (0 if args.trace else len(OF_MODELS)):
+        got = ", ".join(f"--{name}" for name in (*["trace"] * bool(args.trace), *given)) or "none"
+        raise ValueError(f"--trace, or --target, --draft and --prompts: must be given; got {got}")
+    if args.observed is not None and args.metrics or len(args.metrics or ()) > 2:
+        raise ValueError("--observed, --metrics: at most one may be given, with one or two files")
+    if args.rounds is not None and args.observed is None and args.metrics is None:
+        raise ValueError(f"--rounds: must come with what was counted in them; got {args.rounds:g}")
+    if args.csv and not args.csv.endswith(".csv"):
+        raise ValueError(f"--csv: must end in .csv; got {args.csv!r}")
+    for name in ("draft_mode", "temperature") if args.trace else ():
+        if getattr(args, name) is not None:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag}: a trace has its own; got {getattr(args, name)}")
+    find_verifier(args.verifier)
+
+
+def _observed(args: Namespace) -> Any:
+    from cactus_theory.traces.observed import observed_rates, read_metrics
+
+    if args.metrics is None:
+        return None if args.observed is None else observed_rates(args.observed, args.rounds)
+    *before, now = args.metrics
+    return read_metrics(now, before[0] if before else None, args.rounds)
+
+
+def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
+    """Return what decodes with the models as asked, or with a fault, and returns the trace."""
+    check.optional_module("transformers", "llm")
+    check.optional_module("safetensors.torch", "llm")
+    from cactus_theory.decoding import ModelDrafter, load_pair
+    from cactus_theory.traces import log_trace
+
+    texts = prompts_of(args.prompts)
+    groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
+    pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
+    greedy = args.draft_mode == "greedy"
+
+    def log(name: str, draft: Any = ModelDrafter, verifier: Any = None) -> Any:
+        """Return a trace; None for a draft that cannot have the fault."""
+        if (drafter := draft(pair.draft, greedy)) is None:
+            return None
+        with Progress(f"decoding rounds, {name}", args.cycles) as progress:
+            return log_trace(
+                pair.target,
+                drafter,
+                [pair.tokenizer(text)["input_ids"] for text in texts],
+                folder / name,
+                num_draft_tokens=args.num_draft_tokens or 4,
+                max_new_tokens=args.max_new_tokens,
+                cycles=args.cycles,
+                temperature=1.0 if args.temperature is None else args.temperature,
+                eos_token_ids=pair.target.generation_config.eos_token_id,
+                seed=args.seed,
+                policy=args.policy,
+                verifier=verifier or args.verifier,
+                groups=groups,
+                on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
+            )
+
+    return log
+
+
+def _decoded(args: Namespace, trace: Any, log: Callable[..., Any]) -> dict[str, Any]:
+    """Return what each fault that a decode can have counts in one."""
+    from cactus_theory.decoding import ModelDrafter
+    from cactus_theory.traces import expect
+    from cactus_theory.traces.faults import shown
+
+    judge, found = find_verifier(args.verifier), {}
+    for fault in shown(trace, judge):
+        faulty = fault.verifier(judge, trace.header.temperature)
+        own = None
+        if not fault.resamples:
+            own = log(fault.name, fault.draft or ModelDrafter, faulty)
+        if own is not None:
+            found[f"{fault.name} decoded"] = expect(own, args.policy, faulty or judge)
+    return found
+
+
+def _floor(args: Namespace) -> int:
+    """Measure and print the noise floor per dtype; one that does not run here is named."""
+    check.optional_module("transformers", "llm")
+    from cactus_theory.decoding import load_pair
+    from cactus_theory.traces import noise_floor
+
+    texts, floors = prompts_of(args.prompts)[:FLOOR_TEXTS], []
+    for name in args.dtype or DTYPES[:1]:
+        options = {"device": args.device, "dtype": getattr(torch, name)}
+        pair = load_pair(args.target, args.target, trust_code=args.trust_code, **options)
+        with Progress(f"reading passes, {name}", len(texts)) as progress:
+            try:
+                own = noise_floor(
+                    pair.target,
+                    [pair.tokenizer(text)["input_ids"] for text in texts],
+                    width=(args.num_draft_tokens or 4) + 1,
+                    max_new_tokens=args.max_new_tokens,
+                    temperature=1.0 if args.temperature is None else args.temperature,
+                    seed=args.seed,
+                    on_text=progress.update,
+                )
+            except RuntimeError as error:  # a dtype that the device lacks
+                print(f"{name} does not run here: {one_line(error)}", file=sys.stderr)
+                continue
+            floors.append(vars(own))
+    if not floors:
+        raise RuntimeError("--dtype: none of them runs here")
+    if args.csv:
+        save_table(args.csv, floors, {"target": Path(args.target).name})
+    if args.json:
+        return print_json({"floors": floors})
+    show_floors(floors)
+    return 0

@@ -1,0 +1,235 @@
+r"""What acceptance to expect at each position of a draft, from rows, with errors that count texts.
+
+A round accepts at least i drafted tokens with probability :math:`P_i = Π_{j≤i} φ_j` given its
+rows (a chain; ``VerdictLaw.alive`` for any verifier). Expected are the means over rounds:
+:math:`m_i = E[P_i]`, which an engine counts as accepted at position i over drafts,
+:math:`m_i/m_{i−1}` among the tokens reached, and :math:`1 + Σ_i m_i` tokens a call. Mean φ_j
+multiplied up, :math:`1 + Σ_i Π_{j≤i} E[φ_j]`, is another number: rows of one round are alike, and a
+mean of products is not the product of means.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._base import one_hot
+from cactus_theory.traces._result import Replay
+from cactus_theory.traces.estimate import Estimate, PerText, ratio_of_sums
+from cactus_theory.traces.replays import ENTRIES, _judged, _Sums, _width
+from cactus_theory.traces.trace import Batch, Trace
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.registry import find_verifier
+
+# of all intervals and tests of one table together
+LEVEL = 0.99
+# points of Student's distribution: its tail of 1e-5 is then right to 1e-4 of itself
+T_POINTS = 2**17
+# degrees of freedom from which Student's t is the normal to half a percent
+NORMAL = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """What a policy and a verifier accept on a trace, by position.
+
+    Attributes
+    ----------
+    replay : sums by text.
+    squares : (3, K) sums over rounds of the squares of how probably a position is reached, of
+        that times how probably it is kept, and of the latter's squares.
+    alone : (K, T) sums of φ over all rounds, reached or not; None for a policy that has none.
+    strata : (T,) the prompt of each text, if each prompt has at least two: errors are then of
+        these prompts. All 0 otherwise: errors are of prompts like these.
+
+    Examples
+    --------
+    >>> seen = expect("simulations/data/trace")
+    >>> [round(own.value, 3) for own in seen.accepted], round(seen.tokens_per_call.value, 3)
+    ([0.737, 0.506, 0.356, 0.236], 2.835)
+    """
+
+    replay: Replay
+    squares: Float[np.ndarray, "3 K"]
+    alone: Float[np.ndarray, "K texts"] | None
+    strata: Int[np.ndarray, "texts"]
+
+    @property
+    def texts(self) -> int:
+        """Return how many texts the errors count."""
+        return len(self.strata)
+
+    @property
+    def freedom(self) -> int:
+        """Return the degrees of freedom of errors."""
+        return self.texts - len(np.unique(self.strata))
+
+    def error(self, estimate: Estimate) -> float:
+        """Return the standard error: the jackknife's, within prompts where it can be."""
+        less = (self.texts - 1) / self.texts
+        return less * float(np.sqrt(_within(estimate.left_out, self.strata)))
+
+    def intervals(self, estimates: Sequence[Estimate]) -> list[tuple[float, float]]:
+        """Return intervals that hold together with probability LEVEL (Bonferroni, Student's t)."""
+        reach = critical(len(estimates), self.freedom)
+        spans = [(own.value, reach * self.error(own)) for own in estimates]
+        return [(value - span, value + span) for value, span in spans]
+
+    @property
+    def rounds(self) -> float:
+        """Return the number of rounds."""
+        return float(self.replay.cycles.sum())
+
+    @cached_property
+    def accepted(self) -> tuple[Estimate, ...]:
+        """Return for each position the share of all rounds that reach and accept it."""
+        own = self.replay
+        return tuple(ratio_of_sums(kept, own.cycles, own.source) for kept in own.kept)
+
+    @property
+    def if_reached(self) -> tuple[Estimate, ...]:
+        """Return for each position the share accepted of those that are reached."""
+        return self.replay.acceptance_by_position
+
+    @property
+    def tokens_per_call(self) -> Estimate:
+        """Return the mean of products: new tokens per target call, one of them not drafted."""
+        return self.replay.tokens_per_call
+
+    @cached_property
+    def product_of_means(self) -> Estimate | None:
+        """Return 1 + Σ Π of mean acceptances of all rows, which is not what a round yields."""
+        if self.alone is None:
+            return None
+        own = self.replay
+        means = [ratio_of_sums(kept, own.cycles, own.source) for kept in self.alone]
+        value = 1 + float(np.cumprod([mean.value for mean in means]).sum())
+        left_out = 1 + np.cumprod([mean.left_out for mean in means], 0).sum(0)
+        return Estimate(value, left_out, own.source)
+
+    def scatter(self, place: int) -> float:
+        """Return the variance of one round's accepted minus expected, of those it reaches.
+
+        Of a run of n rounds that reach the position its acceptance has this variance over n:
+        coins within a round, and texts that differ.
+        """
+        rate = self.if_reached[place].value
+        reached, kept = self.replay.reached[place], self.replay.kept[place]
+        among = _within(kept - rate * reached, self.strata)
+        two, both, one = self.squares[:, place]
+        coins = kept.sum() * (1 - 2 * rate) + rate**2 * reached.sum()
+        coins -= one - 2 * rate * both + rate**2 * two
+        return float((among + coins) / max(reached.sum(), 1e-300))
+
+    @cached_property
+    def length_scatter(self) -> float:
+        """Return a bound on the variance of one round's tokens: texts that differ count twice."""
+        mean = np.array([own.value for own in self.accepted])
+        alone = float(((2 * np.arange(len(mean)) + 1) * mean).sum() - mean.sum() ** 2)
+        return alone + self.rounds * self.error(self.tokens_per_call) ** 2
+
+
+def expect(
+    source: Trace | str | Path,
+    policy: str | Policy = "speculative",
+    verifier: str | Verifier = "chain",
+    *,
+    num_draft_tokens: int | None = None,
+    on_cycles: Callable[[int], None] | None = None,
+) -> Expectation:
+    """Return the acceptance to expect at each position; exact given the rows, all coins out.
+
+    A trace's rounds start where those of the decode that was logged did: for that decode's
+    policy, verifier and K the numbers are unbiased.
+
+    Parameters
+    ----------
+    source : a trace or its folder.
+    policy, verifier : what decides.
+    num_draft_tokens : cut longer drafts to so many; None for all that were logged.
+    on_cycles : called with how many rounds are done, now and then.
+
+    Raises
+    ------
+    ValueError, NotImplementedError
+        As :func:`cactus_theory.traces.replay`.
+
+    Examples
+    --------
+    >>> expect("simulations/data/trace", num_draft_tokens=2).rounds
+    68.0
+    """
+    found = Trace.open(source) if isinstance(source, str | Path) else source
+    width = _width(found, num_draft_tokens)
+    rule, judge = find_policy(policy), find_verifier(verifier)
+    judge.check(rule)
+    sums = _Sums(found.texts, width, ())
+    squares, alone = np.zeros((3, width)), np.zeros((width, found.texts))
+    ends = torch.tensor(found.header.eos_token_ids, dtype=torch.int64)
+    for batch in found.batches(ENTRIES, width):
+        alive, going, _ = _judged(batch, rule, judge, {}, ends)
+        sums.add(batch.text, alive, going, {})
+        reached, kept = (
+            torch.where(going[:, :-1], own, 0.0) for own in (alive[:, :-1], alive[:, 1:])
+        )
+        products = torch.stack([reached**2, reached * kept, kept**2]).sum(1)
+        squares[:, : products.shape[1]] += products.numpy()
+        if not rule.needs_path and batch.draft_token_ids.shape[1]:
+            for place, own in enumerate(_alone(batch, rule).T):
+                np.add.at(alone[place], batch.text.numpy(), own.numpy())
+        if on_cycles is not None:
+            on_cycles(int(sums.cycles.sum()))
+    result = sums.result(rule.spec, judge.spec, found.fingerprint)
+    return Expectation(result, squares, None if rule.needs_path else alone, _strata(found))
+
+
+def _alone(batch: Batch, rule: Policy) -> Float[Tensor, "batch K"]:
+    """Return φ of every drafted token, whether reached or not."""
+    ids, q = batch.draft_token_ids, batch.target_probs
+    p = one_hot(ids, q) if batch.draft_probs is None else batch.draft_probs
+    return rule.acceptance(q[:, :-1], p, ids[..., None])[..., 0]
+
+
+def _within(values: PerText, strata: Int[np.ndarray, "texts"]) -> float:
+    """Return Σ m/(m − 1) Σ (v − mean)² over strata of m texts: the variance of the sum of v."""
+    _, which, sizes = np.unique(strata, return_inverse=True, return_counts=True)
+    if sizes.min() < 2:
+        return float("nan")
+    around = values - (np.bincount(which, values) / sizes)[which]
+    return float((sizes / (sizes - 1) * np.bincount(which, around**2)).sum())
+
+
+def _strata(trace: Trace) -> Int[np.ndarray, "texts"]:
+    """Return the prompts of texts, or 0 where some prompt has one text only."""
+    prompts = np.array(trace.prompts)
+    sizes = np.unique(prompts, return_counts=True)[1]
+    return prompts if sizes.min() > 1 else np.zeros_like(prompts)
+
+
+@cache
+def critical(tests: int, freedom: int, level: float = LEVEL) -> float:
+    """Return how many standard errors two-sided tests may be off; ∞ without freedom.
+
+    All ``tests`` together alarm with probability 1 − level at most (Bonferroni), where errors have
+    so many degrees of freedom.
+    """
+    tail = (1 - level) / (2 * tests)
+    if freedom < 1:
+        return float("inf")
+    if freedom >= NORMAL:
+        return NormalDist().inv_cdf(1 - tail)
+    # t = √ν tan θ: the density of θ is ∝ cos^(ν−1), smooth on a bounded range
+    angle = np.linspace(0, np.pi / 2, T_POINTS)
+    density = np.cos(angle) ** (freedom - 1)
+    beyond = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    beyond = 0.5 * (1 - beyond / beyond[-1])
+    at = np.interp(-tail, -beyond, angle)
+    return float(np.sqrt(freedom) * np.tan(at))

@@ -1,0 +1,273 @@
+"""Known faults of engines, simulated: what each would count on a trace, or in a decode of a pair.
+
+A fault is one entry of FAULTS. Where rows suffice it changes what the verifier is shown: the
+signature is then exact given a healthy decode's rows, at the places where that one's rounds start;
+a decode with the fault in it has its own places and texts. Where the draft's passes are wrong only
+a decode tells.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding.drafters import Drafter
+from cactus_theory.policies import Policy
+from cactus_theory.policies._base import normalised_or
+from cactus_theory.traces._misled import (
+    Misled,
+    behind_after_refusals,
+    counted_from_the_round,
+    one_slot_off,
+)
+from cactus_theory.traces.expect import Expectation, expect
+from cactus_theory.traces.trace import Trace
+from cactus_theory.verify.block import Block
+from cactus_theory.verify.chain import Chain
+from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.registry import find_verifier
+
+# what engines cut rows to where nobody said otherwise
+USUAL_TOP_K = 50
+Change = Callable[["Rows"], "Rows"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a verifier is shown: target rows q, draft rows p as reported (None: certain drafts).
+
+    ``sampled`` is the law that tokens come from, where a fault makes it another than was logged.
+    """
+
+    q: Float[Tensor, "batch K1 vocab"]
+    p: Float[Tensor, "batch K vocab"] | None
+    temperature: float
+    sampled: Float[Tensor, "batch K vocab"] | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of an engine.
+
+    Attributes
+    ----------
+    name, says, thread : what happens, and where it was seen.
+    needs : a ``tempered`` decode, ``sampled`` drafts, the ``block`` verifier: words.
+    rows, judge : what it makes of rows and of the verifier.
+    draft : a drafter that has it, of a model and whether it is greedy; None if it cannot.
+    resamples : whether tokens come from another law, so that no verifier alone can decode with it.
+    """
+
+    name: str
+    says: str
+    thread: str
+    needs: str = ""
+    rows: Change | None = None
+    judge: Callable[[Verifier], Verifier] | None = None
+    draft: Callable[[Any, bool], Drafter | None] | None = None
+    resamples: bool = False
+
+    def verifier(self, judge: Verifier, temperature: float) -> Verifier | None:
+        """Return the verifier with the fault; None if it is not the verifier's."""
+        if self.rows is not None:
+            return Planted(judge, self.name, self.rows, temperature)
+        return None if self.judge is None else self.judge(judge)
+
+
+class Planted(Verifier):
+    """A verifier that is shown other rows than it should be."""
+
+    def __init__(self, judge: Verifier, name: str, change: Change, temperature: float) -> None:
+        self.judge, self.change, self.temperature = judge, change, temperature
+        self.name = f"{judge.spec} with {name}"  # type: ignore[misc]
+
+    def check(self, policy: Policy) -> None:
+        """Raise where the verifier does."""
+        self.judge.check(policy)
+
+    def verify(
+        self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
+    ) -> Verdict:
+        """Return what is emitted."""
+        seen = self.change(Rows(target_probs, draft.probs, self.temperature))
+        own, q = replace(draft, probs=seen.p), seen.q.to(target_probs.dtype)
+        return self.judge.verify(assigned, q, own, accept, draw)
+
+    def law(self, assigned: Assignment, target_probs: Tensor, draft: Draft) -> VerdictLaw:
+        """Return the law; ``alive`` is weighted where tokens come from another law than logged.
+
+        Its mean over logged drafts is then what it would be over the faulty ones.
+        """
+        seen = self.change(Rows(target_probs, draft.probs, self.temperature))
+        law = self.judge.law(assigned, seen.q, replace(draft, probs=seen.p))
+        if seen.sampled is None or draft.probs is None:
+            return law
+        ratio = (seen.sampled / draft.probs).gather(-1, draft.token_ids[..., None])[..., 0]
+        alive = torch.cat([law.alive[:, :1], law.alive[:, 1:] * ratio.cumprod(-1)], -1)
+        return replace(law, alive=alive)
+
+
+def _raw(rows: Tensor, temperature: float) -> Tensor:
+    """Return rows before the temperature."""
+    return rows.double().log().mul(temperature).softmax(-1)
+
+
+def _cut(rows: Tensor) -> Tensor:
+    """Return rows cut to their USUAL_TOP_K likeliest tokens."""
+    least = rows.topk(min(USUAL_TOP_K, rows.shape[-1]), -1).values[..., -1:]
+    return normalised_or(torch.where(rows >= least, rows, 0.0).double(), rows.double())
+
+
+def _shifted(rows: Rows, step: int) -> Rows:
+    last = rows.q.shape[1] - 1
+    return replace(rows, q=rows.q[:, (torch.arange(last + 1) + step).clamp(0, last)])
+
+
+def _reported_raw(rows: Rows) -> Rows:
+    return rows if rows.p is None else replace(rows, p=_raw(rows.p, rows.temperature))
+
+
+def _raw_draft(rows: Rows) -> Rows:
+    raw = _reported_raw(rows)
+    return replace(raw, sampled=raw.p)
+
+
+def _as_drafted(rows: Rows) -> Rows:
+    """Return rows under which a token is kept wherever its coin could be 0."""
+    return replace(rows, p=rows.q[:, :-1])
+
+
+def _cut_draft(rows: Rows) -> Rows:
+    return rows if rows.p is None else replace(rows, sampled=_cut(rows.p))
+
+
+FAULTS = (
+    Fault(
+        "law-before-temperature",
+        "the draft samples after its temperature and reports its law before it",
+        *("huggingface/transformers#47932", "sampled tempered", _reported_raw),
+    ),
+    Fault(
+        "law-before-top-k",
+        f"the draft samples from its {USUAL_TOP_K} likeliest tokens and reports its whole row",
+        *("huggingface/transformers#47932", "sampled", _cut_draft),
+        resamples=True,
+    ),
+    Fault(
+        "no-draft-law",
+        "sampled tokens are verified as if the draft were certain of them",
+        *("vllm-project/vllm#40149", "sampled", lambda rows: replace(rows, p=None)),
+    ),
+    Fault(
+        "rows-late",
+        "a drafted token is verified with the target's row after it",
+        *("mlx-node/mlx-node#11", "", lambda rows: _shifted(rows, 1)),
+    ),
+    Fault(
+        "rows-early",
+        "a drafted token is verified with the target's row of the one before it",
+        *("NVIDIA/TensorRT-LLM#15098", "", lambda rows: _shifted(rows, -1)),
+    ),
+    Fault(
+        "target-temperature",
+        "the target's rows lack the temperature that the draft's have",
+        *("vllm-project/vllm#42744", "tempered"),
+        rows=lambda rows: replace(rows, q=_raw(rows.q, rows.temperature)),
+    ),
+    Fault(
+        "draft-temperature",
+        "the draft's rows lack the temperature that the target's have",
+        *("z-lab/dflash#74", "sampled tempered", _raw_draft),
+        resamples=True,
+    ),
+    Fault(
+        "target-top-k",
+        f"the target's rows alone are cut to {USUAL_TOP_K} tokens",
+        *("vllm-project/vllm#42802", "", lambda rows: replace(rows, q=_cut(rows.q))),
+    ),
+    Fault(
+        "block-by-token",
+        "drafts that should be verified as a whole are verified token by token",
+        *("vllm-project/vllm-ascend#7807", "block"),
+        judge=lambda judge: Chain(),
+    ),
+    Fault(
+        "coin-zero",
+        "every acceptance coin is 0, and whatever is possible is accepted",
+        *("vllm-project/vllm-ascend#13730", "", _as_drafted),
+    ),
+    Fault(  # which changes what is emitted, and nothing that is accepted
+        "noise-reused",
+        "what replaces a refused token is drawn with the draft's noise",
+        *("vllm-project/vllm#54282", "sampled", lambda rows: rows),
+    ),
+    Fault(
+        "beyond-the-block",
+        "K is beyond the draft's block, and its slots are off by what does not fit",
+        "vllm-project/vllm#41834",
+        draft=partial(Misled, view=one_slot_off),
+    ),
+    Fault(
+        "positions-by-index",
+        "drafted tokens' positions count from the round's start, not the text's",
+        "vllm-project/vllm#26498, looks like #51009",
+        draft=partial(Misled, view=counted_from_the_round),
+    ),
+    Fault(
+        "context-lost",
+        "every refusal costs the draft's cache two tokens that it never sees again",
+        "lablup/mlxcel#994",
+        draft=partial(Misled, view=behind_after_refusals),
+    ),
+    Fault(
+        "window-as-full",
+        "a draft with a sliding window attends to everything",
+        "vllm-project/vllm#40898",
+        draft=Misled.without_window,
+    ),
+)
+
+
+def shown(trace: Trace, judge: Verifier) -> list[Fault]:
+    """Return the faults that can show in decodes as a trace was logged in."""
+    there = {
+        "tempered": trace.header.temperature not in (0.0, 1.0),
+        "sampled": trace.manifest.total("draft_rows") > 0,
+        "block": isinstance(judge, Block),
+    }
+    return [own for own in FAULTS if all(there[word] for word in own.needs.split())]
+
+
+def row_signatures(
+    source: Trace | str | Path,
+    policy: str | Policy = "speculative",
+    verifier: str | Verifier = "chain",
+    *,
+    num_draft_tokens: int | None = None,
+) -> dict[str, Expectation]:
+    """Return what each fault would count at the places of a healthy trace, where rows suffice.
+
+    Raises
+    ------
+    ValueError, NotImplementedError
+        As :func:`cactus_theory.traces.expect`.
+
+    Examples
+    --------
+    >>> signatures = row_signatures("simulations/data/trace")
+    >>> [round(own.value, 3) for own in signatures["no-draft-law"].accepted]
+    [0.357, 0.11, 0.031, 0.005]
+    """
+    judge = find_verifier(verifier)
+    trace = Trace.open(source) if isinstance(source, str | Path) else source
+    planted = {own: own.verifier(judge, trace.header.temperature) for own in shown(trace, judge)}
+    return {
+        own.name: expect(trace, policy, faulty, num_draft_tokens=num_draft_tokens)
+        for own, faulty in planted.items()
+        if faulty is not None
+    }

@@ -1,0 +1,114 @@
+"""How far a target is from itself: rows of one pass over several tokens against one pass a token.
+
+Rounding differs with the shape of a pass, so that even a lossless decode that verifies K tokens at
+once has not quite the law of one without a draft. That is the floor under every budget.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory import _arguments as check
+from cactus_theory.decoding._checks import dtype_of, whole_number
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.traces.estimate import ratio_of_sums
+from cactus_theory.verify.draw import pick
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """What passes of several tokens change.
+
+    Attributes
+    ----------
+    kl_per_token, standard_error : mean KL of a wide pass's row from a single pass's, in nats, and
+        its error over texts.
+    rows, width, dtype : rows compared, tokens of a wide pass, of the model.
+
+    Examples
+    --------
+    >>> floor = noise_floor(pair.target, [[1, 2], [3, 4]], max_new_tokens=8)
+    >>> floor.rows, floor.dtype, floor.kl_per_token < 1e-9
+    (16, 'float32', True)
+    """
+
+    kl_per_token: float
+    standard_error: float
+    rows: int
+    width: int
+    dtype: str
+
+
+@torch.inference_mode()
+def noise_floor(
+    target_model: Any,
+    prompts_ids: Sequence[Sequence[int]],
+    *,
+    width: int = 5,
+    max_new_tokens: int = 32,
+    temperature: float = 1.0,
+    seed: int = 0,
+    on_text: Callable[[int], None] | None = None,
+) -> NoiseFloor:
+    """Return the mean KL, in nats, of rows of passes of ``width`` tokens from those of one each.
+
+    The texts are the target's own, drawn from the single passes; both have a cache of their own.
+
+    Parameters
+    ----------
+    target_model : a Hugging Face causal LM in evaluation mode.
+    prompts_ids : token ids of each prompt.
+    width : tokens of a wide pass: K + 1 where K are drafted.
+    max_new_tokens, temperature, seed : of the texts; at temperature 0 there is no finite KL.
+    on_text : called with how many are done.
+
+    Raises
+    ------
+    ValueError
+        No prompt or an empty one, sizes below 1, a temperature of 0, a family without a cache.
+
+    Examples
+    --------
+    >>> noise_floor(pair.target, [[1, 2, 3]], width=3, max_new_tokens=6).width
+    3
+    """
+    for name, size in {"width": width, "max_new_tokens": max_new_tokens}.items():
+        whole_number(name, size, 1)
+    check.number("temperature", temperature, 0, open_low=True)
+    if not prompts_ids or not all(map(len, prompts_ids)):
+        raise ValueError("prompts_ids: must hold prompts of at least one token; got none or empty")
+    source = torch.Generator().manual_seed(seed)
+    spent = np.zeros(len(prompts_ids))
+    for number, prompt in enumerate(prompts_ids):
+        size = len(prompt) + max_new_tokens
+        single, wide = CachedModel(target_model, size), CachedModel(target_model, size)
+        row, new, rows = _rows(single, list(prompt), temperature), [], []
+        for coin in torch.rand(max_new_tokens, generator=source, dtype=torch.float64):
+            new.append(int(pick(row.exp(), coin[None].to(row.device))))
+            row = _rows(single, new[-1:], temperature)
+            rows.append(row)
+        _rows(wide, list(prompt), temperature)
+        parts = [new[start : start + width] for start in range(0, len(new), width)]
+        log_h = torch.cat([_rows(wide, own, temperature, len(own)) for own in parts])
+        log_q = torch.cat(rows)
+        gap = torch.where(log_h > -torch.inf, log_h - log_q, 0.0)
+        spent[number] = float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum())
+        if on_text is not None:
+            on_text(number + 1)
+    mean = ratio_of_sums(spent, np.full(len(spent), float(max_new_tokens)), "texts")
+    count = len(spent) * max_new_tokens
+    return NoiseFloor(mean.value, mean.standard_error, count, width, dtype_of([target_model]))
+
+
+def _rows(
+    model: CachedModel, ids: list[int], temperature: float, keep: int = 1
+) -> Float[Tensor, "keep vocab"]:
+    """Feed tokens; return the log-probabilities after the last ``keep`` of them."""
+    tokens = torch.tensor([ids], device=model.model.device)
+    logits = model.feed(tokens, [len(ids)], [keep])[0, :keep].double()
+    return (logits / temperature).log_softmax(-1)

@@ -1,0 +1,245 @@
+"""Runs of an engine, healthy or with a fault, that were never part of what is expected."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory.decoding import DecodeOptions, ModelDrafter, decode
+from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding.drafters._base import Drafting, Setting
+from cactus_theory.decoding.drafters.model import ModelDrafting
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.traces import Batch, Observation
+from cactus_theory.traces.faults import Fault, Planted, _cut
+from cactus_theory.traces.replays import _judged
+from cactus_theory.verify.contract import Verdict, Verifier
+from cactus_theory.verify.draw import pick
+
+
+class NoiseReused(Planted):
+    """A verifier that draws what replaces a refused token with the noise the draft drew with."""
+
+    def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:
+        verdict = super().verify(assigned, target_probs, draft, accept, draw)
+        last = verdict.last.clone()
+        for row, place in enumerate(verdict.num_accepted.tolist()):
+            if place < draft.lengths[row]:
+                token = draft.token_ids[row, place : place + 1]
+                q, p = (own[row, place : place + 1].double() for own in (target_probs, draft.probs))
+                left = assigned.policies[0].recovery(q, p, token)[0]
+                last[row] = (left.log() + noise_of(p[0], int(token), float(draw[row]))).argmax()
+        return replace(verdict, last=last)
+
+
+def noise_of(p: torch.Tensor, token: int, coin: float) -> torch.Tensor:
+    """Return Gumbel noise as it is where ln p + noise is largest at ``token``, from a coin."""
+    source = torch.Generator().manual_seed(int(coin * 2**53))
+    uniform = torch.rand(len(p), generator=source, dtype=torch.float64).clamp(1e-300)
+    top = -(-uniform[token].log()).log()  # the maximum is a Gumbel; the others are cut off at it
+    shown = -((-top).exp() - uniform.log() / p).log()
+    shown[token] = top
+    return torch.where(p > 0, shown - p.log(), -((-uniform.log()).log()))
+
+
+@dataclass(frozen=True)
+class Uncooled(ModelDrafter):
+    """A draft without the decode's temperature."""
+
+    def begin(self, setting: Setting) -> Drafting:
+        return super().begin(replace(setting, warp=Warp(1.0)))
+
+
+@dataclass(frozen=True)
+class CutSecretly(ModelDrafter):
+    """A draft that samples from its likeliest tokens and reports its whole row."""
+
+    def begin(self, setting: Setting) -> Drafting:
+        return CutDrafting(setting, self.model, False)
+
+
+class CutDrafting(ModelDrafting):
+    def _step(self, offset: int, wanted: Sequence[int], coin: torch.Tensor) -> torch.Tensor:
+        super()._step(offset, wanted, coin)
+        assert self.probs is not None
+        token = pick(_cut(self.probs[:, offset]), coin)
+        self.texts.propose(offset, token)
+        return token
+
+
+RESAMPLED = {"draft-temperature": Uncooled, "law-before-top-k": CutSecretly}
+
+
+class Rounds:
+    """The rounds of a batched decode in the place of a trace."""
+
+    def __init__(self, prompts: int, texts: int, temperature: float, ends: list[int], width: int):
+        self.header = SimpleNamespace(
+            temperature=temperature, eos_token_ids=ends, details={"prompts": prompts}
+        )
+        self.texts, self.num_draft_tokens, self.fingerprint = texts, width, str(id(self))
+        self.prompts = [text % prompts for text in range(texts)]
+        self.found: list[Batch] = []
+
+    @property
+    def manifest(self) -> Any:
+        rows = sum(own.draft_probs is not None for own in self.found)
+        return SimpleNamespace(total=lambda name: rows)
+
+    def batches(self, entries: int, num_draft_tokens: int | None = None) -> Iterator[Batch]:
+        for own in self.found:
+            probs = None if own.draft_probs is None else _whole(own.draft_probs)
+            yield replace(own, target_probs=_whole(own.target_probs), draft_probs=probs)
+
+
+def _whole(rows: torch.Tensor) -> torch.Tensor:
+    rows = rows.double()
+    return rows / rows.sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """Decodes of a pair, healthy or with a fault, ``repeats`` texts a prompt."""
+
+    target: Any
+    draft: Any
+    prompts: list[list[int]]
+    num_draft_tokens: int
+    max_new_tokens: int
+    temperature: float
+    judge: Verifier
+    greedy: bool = False
+
+    def rounds(
+        self, fault: Fault | None, repeats: int, seed: int
+    ) -> tuple[Rounds, Verifier, np.ndarray] | None:
+        """Return the rounds, the verifier, and how many tokens each round accepted."""
+        drafter: Any = ModelDrafter(self.draft, greedy=self.greedy)
+        faulty = None
+        if fault is not None:
+            faulty = fault.verifier(self.judge, self.temperature)
+            if fault.name == "noise-reused":
+                faulty = NoiseReused(self.judge, fault.name, lambda rows: rows, 1.0)
+            if fault.resamples:
+                drafter, faulty = RESAMPLED[fault.name](self.draft), None
+            elif fault.draft is not None:
+                drafter = fault.draft(self.draft, self.greedy)
+        if drafter is None:
+            return None
+        judge = Counted(faulty or self.judge)
+        ends = [self.target.generation_config.eos_token_id]
+        size, most = len(self.prompts), max(map(len, self.prompts))
+        found = Rounds(size, size * repeats, self.temperature, ends, self.num_draft_tokens)
+        shown = [[0] * (most - len(own)) + [1] * len(own) for own in self.prompts]
+        ids = [[0] * (most - len(own)) + own for own in self.prompts]
+
+        def keep(q: Any, draft: Any, texts: list[int], before: list[int]) -> None:
+            assert set(draft.lengths) == {self.num_draft_tokens}
+            probs = None if draft.probs is None else draft.probs.clone()
+            own = torch.tensor(texts), torch.tensor(before), draft.token_ids.clone()
+            found.found.append(Batch(*own, q.clone(), probs))
+
+        longest = self.max_new_tokens
+        options = DecodeOptions(
+            num_draft_tokens=self.num_draft_tokens,
+            max_new_tokens=longest + self.num_draft_tokens,
+            temperature=self.temperature,
+            attention_mask=torch.tensor(shown * repeats),
+            eos_token_ids=ends,
+            seed=[seed + row for row in range(size * repeats)],
+            meter=False,
+            verifier=judge,
+            on_rows=keep,
+            stop=_after({tuple(own): len(own) for own in self.prompts}, longest),
+        )
+        decode(self.target, drafter, torch.tensor(ids * repeats), options)
+        return found, judge.judge, np.concatenate(judge.accepted)
+
+
+def _after(prompts: dict[tuple[int, ...], int], most: int) -> Any:
+    """Return what ends a text after so many new tokens; it is shown prompt and text."""
+    sizes = sorted(set(prompts.values()), reverse=True)
+
+    def stop(ids: torch.Tensor) -> bool:
+        own = ids[0].tolist()
+        length = next(size for size in sizes if tuple(own[:size]) in prompts)
+        return len(own) - length >= most
+
+    return stop
+
+
+class Counted(Verifier):
+    """A verifier that notes how many tokens it accepts."""
+
+    name = "counted"
+
+    def __init__(self, judge: Verifier) -> None:
+        self.judge, self.accepted = judge, []
+
+    def check(self, policy: Any) -> None:
+        self.judge.check(policy)
+
+    def coins(self, drafted: int) -> int:
+        return self.judge.coins(drafted)
+
+    def verify(self, assigned: Any, q: Any, draft: Any, accept: Any, draw: Any) -> Any:
+        verdict = self.judge.verify(assigned, q, draft, accept, draw)
+        self.accepted.append(verdict.num_accepted.numpy().copy())
+        return verdict
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Rounds with the probabilities that at least i drafted tokens are accepted, by text."""
+
+    alive: np.ndarray
+    text: np.ndarray
+    prompts: int
+
+    @classmethod
+    def of(cls, source: Rounds, judge: Verifier) -> "Pool":
+        rule = find_policy("speculative")
+        ends = torch.tensor(source.header.eos_token_ids)
+        alive, text = [], []
+        for batch in source.batches(0):
+            own, going, _ = _judged(batch, rule, judge, {}, ends)
+            alive.append(torch.where(going[:, :-1], own[:, 1:], 0.0))
+            text.append(batch.text)
+        prompts = source.header.details["prompts"]
+        return cls(torch.cat(alive).numpy(), torch.cat(text).numpy(), prompts)
+
+    def run(self, rounds: int, source: np.random.Generator) -> Observation:
+        """Return what a run of at most so many rounds counts: whole texts, prompt after prompt."""
+        texts = np.arange(self.text.max() + 1)
+        source.shuffle(texts)
+        order = texts[np.argsort(_turn(texts % self.prompts), kind="stable")]
+        sizes = np.bincount(self.text, minlength=len(texts))[order]
+        most = max(1, int(np.searchsorted(sizes.cumsum(), rounds, "right")))
+        alive = self.alive[np.isin(self.text, order[:most])]
+        rates = (source.random(len(alive))[:, None] < alive).mean(0)
+        return Observation(rates, len(alive), np.zeros(len(rates)))
+
+
+def observed(source: Rounds, accepted: np.ndarray) -> Observation:
+    """Return what a real decode counted, up to the end of a text as traces do."""
+    ends = torch.tensor(source.header.eos_token_ids)
+    ids = torch.cat([own.draft_token_ids for own in source.found])
+    place = torch.arange(ids.shape[1])
+    ended = torch.isin(ids, ends)
+    first = torch.where(ended.any(1), ended.int().argmax(1), ids.shape[1])[:, None]
+    kept = (torch.tensor(accepted)[:, None] > place) & (place <= first)
+    rates = kept.double().mean(0).numpy()
+    return Observation(rates, len(ids), np.zeros(len(rates)))
+
+
+def _turn(prompts: np.ndarray) -> np.ndarray:
+    """Return the how-manieth text of its prompt each one is."""
+    seen: dict[int, int] = {}
+    found = []
+    for own in prompts.tolist():
+        found.append(seen.get(own, 0))
+        seen[own] = found[-1] + 1
+    return np.array(found)

@@ -1,0 +1,250 @@
+"""What is expected against hand-made sums, intervals against their promise, and the command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.cli import main
+from cactus_theory.traces import (
+    Cycle,
+    Expectation,
+    Observation,
+    Replay,
+    Trace,
+    compare_observed,
+    expect,
+    log_trace,
+    save_trace,
+)
+from cactus_theory.traces.expect import LEVEL, critical
+from cactus_theory.traces.observed import observed_rates, read_metrics
+from tests.amounts import amount
+
+EXAMPLE = str(Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace")
+EXACT = 1e-12
+TABULATED = 1e-4  # of printed quantiles of Student's t
+
+
+def test_expected_are_means_of_products(tmp_path: Path, ragged: list[list[Cycle]]) -> None:
+    trace = save_trace(
+        tmp_path / "t", ragged, vocab_size=5, num_draft_tokens=3, dtype="float32",
+        eos_token_ids=(1,),
+    )  # fmt: skip
+    rule = ct.policy("band:price=1")
+    seen = expect(trace, rule)
+    kept, reached, alone = np.zeros(3), np.zeros(3), np.zeros(3)
+    for cycle in trace:
+        alive, going = 1.0, True
+        for place, token in enumerate(cycle.draft_token_ids.tolist()):
+            q = cycle.target_probs[place]
+            p = cycle.draft_probs[place] if cycle.draft_probs is not None else torch.eye(5)[token]
+            phi = float(rule.acceptance(q, p.double(), torch.tensor([token]))[0])
+            reached[place] += alive * going
+            alive *= phi
+            kept[place] += alive * going
+            alone[place] += phi
+            going = going and token != 1  # what follows the end of a text counts for nothing
+    rounds = len(trace)
+    assert [own.value for own in seen.accepted] == pytest.approx(kept / rounds, abs=EXACT)
+    assert [own.value for own in seen.if_reached] == pytest.approx(kept / reached, abs=EXACT)
+    assert seen.tokens_per_call.value == pytest.approx(1 + kept.sum() / rounds, abs=EXACT)
+    products = 1 + np.cumprod(alone / rounds).sum()
+    assert seen.product_of_means is not None
+    assert seen.product_of_means.value == pytest.approx(products, abs=EXACT)
+
+
+def test_critical_values_are_students() -> None:
+    for freedom, level, value in [(5, 0.95, 2.5706), (10, 0.99, 3.1693), (1, 0.9, 6.3138)]:
+        assert critical(1, freedom, level) == pytest.approx(value, abs=TABULATED)
+    assert critical(5, 30) == pytest.approx(critical(1, 30, 1 - (1 - LEVEL) / 5), abs=TABULATED)
+    assert critical(3, 499) == pytest.approx(critical(3, 10**6), rel=5e-3)
+    assert critical(1, 0) == float("inf")
+
+
+def made(source: np.random.Generator, prompts: int, repeats: int, spread: float) -> Expectation:
+    """Return an expectation of texts whose prompts accept alike, in two positions."""
+    own = np.clip(0.6 + spread * source.standard_normal(prompts), 0.1, 0.9)
+    texts = prompts * repeats
+    rate = np.tile(own, repeats) + 0.02 * source.standard_normal(texts)
+    cycles = source.integers(8, 16, texts).astype(float)
+    reached = np.stack([cycles, cycles * rate])
+    kept = reached * rate
+    squares = np.stack([reached.sum(1), (reached * rate).sum(1), (reached * rate**2).sum(1)])
+    replay = Replay("made", "chain", 2, "made", cycles, cycles + kept.sum(0), kept.sum(0),
+                    {"kl": cycles * 0}, reached, kept)  # fmt: skip
+    return Expectation(replay, squares, None, np.tile(np.arange(prompts), repeats))
+
+
+def test_intervals_hold_together() -> None:
+    """Of as many runs fewer than 1 % miss; more than 4 of 300 do so with probability .13 %.
+
+    The expected value of a prompt's texts is .6 on average, and that of their pairs is known only
+    through many of them, as ratios weigh texts by their rounds.
+    """
+    source, missed, runs = np.random.default_rng(3), 0, amount(60, 300)
+    for _ in range(runs):
+        own = made(source, 8, 4, 0.0)
+        spans = own.intervals([*own.if_reached, own.tokens_per_call])
+        wanted = [0.6, 0.6, 1 + 0.6 + 0.36]
+        missed += not all(
+            low <= value <= high for (low, high), value in zip(spans, wanted, strict=True)
+        )
+    assert missed <= 4
+
+
+def test_errors_of_the_same_prompts_leave_out_how_prompts_differ() -> None:
+    own = made(np.random.default_rng(0), 8, 4, 0.1)
+    first = own.if_reached[0]
+    assert own.error(first) < 0.5 * first.standard_error
+    assert own.freedom == 32 - 8
+    among = Expectation(own.replay, own.squares, None, np.zeros(32, int))
+    assert among.error(first) == pytest.approx(first.standard_error, abs=EXACT)
+
+
+def test_what_is_expected_is_no_alarm_and_a_gap_is_at_its_position() -> None:
+    seen = expect(EXAMPLE)
+    rates = np.array([own.value for own in seen.accepted])
+    same = compare_observed(seen, Observation(rates, 2000, np.zeros(4)))
+    assert not same.alarm and max(abs(gap["errors"]) for gap in same.gaps) < EXACT
+    lower = rates * [1, 0.3, 0.3, 0.3]
+    found = compare_observed(seen, Observation(lower, 2000, np.zeros(4)))
+    assert [gap["position"] for gap in found.gaps if gap["off"]] == [2]
+    assert found.named == ()
+    few = compare_observed(seen, Observation(np.array([0.7, 0.004, 0.0, 0.0]), 1000, np.zeros(4)))
+    assert [gap["position"] for gap in few.gaps] == [1, 2]  # 4 rounds reach position 3
+    with pytest.raises(ValueError, match="the 4 positions that are expected"):
+        compare_observed(seen, Observation(rates[:3], 2000, np.zeros(3)))
+
+
+VLLM = """\
+# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 1000.0
+vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 500.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 2000.0
+vllm:spec_decode_num_draft_tokens_total{engine="1",model_name="m"} 1000.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 1200.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 800.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 4e+02
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",model_name="m",position="0"} 250.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",model_name="m",position="1"} 200.0
+"""
+
+
+def test_counters_of_vllm(tmp_path: Path) -> None:
+    now, before = tmp_path / "now.txt", tmp_path / "before.txt"
+    now.write_text(VLLM)
+    seen = read_metrics(now, None, None)
+    assert seen.rounds == 1500 and not seen.is_length
+    assert seen.accepted.tolist() == [1050 / 1500, 600 / 1500]
+    before.write_text(VLLM.replace("1000.0", "200.0").replace("500.0", "100.0").replace(
+        "2000.0", "400.0").replace("800.0", "150.0").replace("4e+02", "50").replace(
+        "250.0", "50.0").replace('position="1"} 200.0', 'position="1"} 10.0'))  # fmt: skip
+    between = read_metrics(now, before, None)
+    assert between.accepted.tolist() == [850 / 1200, 540 / 1200] and between.rounds == 1200
+
+
+def test_the_gauge_of_sglang(tmp_path: Path) -> None:
+    (tmp_path / "m").write_text('sglang:spec_accept_length{model_name="m"} 1.0\n')
+    seen = read_metrics(tmp_path / "m", None, 700)
+    assert seen.is_length and seen.accepted.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nothing 1\n", "must hold vllm"),
+        (VLLM.replace('"m",position="1"', '"n",position="1"'), "one model"),
+        (VLLM.replace('position="1"', 'position="2"'), "positions 0, 1"),
+        (VLLM.replace("2000.0", "9000.0"), "must draft 2 tokens"),
+        (VLLM.replace("800.0", "-1.0"), "must lie in"),
+        (VLLM.replace("4e+02", "900"), "must not rise"),
+    ],
+)
+def test_metrics_that_make_no_sense(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "m").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read_metrics(tmp_path / "m", None, 100)
+
+
+def test_printed_rates_know_their_digits() -> None:
+    seen = observed_rates("0.8, 0.55", 1000)
+    assert seen.rounding == pytest.approx(np.array([0.1, 0.01]) / np.sqrt(12))
+    assert observed_rates("2.4", 10).is_length and not observed_rates("0.4", 10).is_length
+    for text, rounds, said in [
+        ("0.8,0.9", 10, "cannot rise"),
+        ("0.8,x", 10, "must be a number"),
+        ("0.8", None, "over how many rounds"),
+        ("0.8", 0, "--rounds"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            observed_rates(text, rounds)
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command_reads_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = str(tmp_path / "t.csv")
+    counted = ("--observed", "0.73,0.5,0.35,0.24", "--rounds", "900")
+    wanted = ("--trace", EXAMPLE, "--verifier", "block", "--csv", table)
+    found = run_json(capsys, "expect", *wanted, *counted)
+    seen = expect(EXAMPLE, verifier="block")
+    assert found["tokens_per_call"] == seen.tokens_per_call.value
+    assert [line["accepted"] for line in found["positions"]] == [own.value for own in seen.accepted]
+    assert found["compared"]["alarm"] is False and len(found["compared"]["gaps"]) == 4
+    lines = Path(table).read_text().splitlines()
+    assert lines[-4].startswith(",1,") and "# tokens_per_call:" in "\n".join(lines)
+    assert main(["expect", "--trace", EXAMPLE, "--observed", "0.36,0.11,0.03,0.01",
+                 "--rounds", "2000"]) == 0  # fmt: skip
+    said = capsys.readouterr().out
+    assert "no-draft-law" in said and "vllm-project/vllm#40149" in said and "same prompts" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--target", "x"], "--trace, or --target, --draft and --prompts"),
+        (["--trace", EXAMPLE, "--target", "x"], "--trace, or"),
+        (["--trace", EXAMPLE, "--rounds", "5"], "--rounds: must come with"),
+        (["--trace", EXAMPLE, "--observed", "0.5"], "--rounds: must say"),
+        (["--trace", EXAMPLE, "--observed", "0.5", "--rounds", "9"], "the 4 positions"),
+        (["--trace", EXAMPLE, "--temperature", "1"], "a trace has its own"),
+        (["--trace", EXAMPLE, "--by", "task"], "must keep the column 'task'"),
+        (["--trace", EXAMPLE, "--csv", "t.txt"], "must end in .csv"),
+        (["--floor", "--trace", EXAMPLE], "--floor: must be given with"),
+        (["--trace", EXAMPLE, "--dtype", "float32"], "--dtype: must be given with --floor"),
+        (["--trace", "no-such-folder"], "no such folder"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str, capsys) -> None:
+    assert main(["expect", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_texts_are_grouped_by_a_column(tmp_path: Path, tiny, capsys) -> None:
+    groups = {"task": ["code", "prose", "code"]}
+    trace = log_trace(*tiny, [[1, 2], [3, 4], [5]], tmp_path / "t", num_draft_tokens=2,
+                      max_new_tokens=6, cycles=14, groups=groups)  # fmt: skip
+    found = Trace.open(tmp_path / "t").groups("task")
+    assert list(found) == ["code", "prose"]
+    assert found["prose"] == [text for text in range(trace.texts) if text % 3 == 1]
+    part = trace.part(found["code"])
+    assert part.groups("task") == {"code": list(range(part.texts))}
+    assert part.prompts == [text % 3 for text in found["code"]]
+    seen = run_json(capsys, "expect", "--trace", str(tmp_path / "t"), "--by", "task")
+    whole = expect(trace)
+    sums = [own["tokens_per_call"] * own["rounds"] for own in seen["groups"].values()]
+    assert sum(sums) == pytest.approx(whole.tokens_per_call.value * whole.rounds, abs=1e-9)
+    audit = run_json(
+        capsys, "audit", str(tmp_path / "t"), "--policy", "band:price=1", "--by", "task"
+    )
+    assert [line["group"] for line in audit["policies"]] == ["code", "prose"]
+    assert main(["audit", EXAMPLE, "--policy", "band:price=1", "--by", "task"]) == 2
+    assert "log it again" in capsys.readouterr().err

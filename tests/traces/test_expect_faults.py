@@ -1,0 +1,218 @@
+"""Faults against what they are by hand, and drafts that see the wrong thing."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cactus_theory.decoding import ModelDrafter, generate
+from cactus_theory.policies import policy
+from cactus_theory.traces import compare_observed, expect, noise_floor, row_signatures
+from cactus_theory.traces._misled import Misled, behind_after_refusals
+from cactus_theory.traces.faults import FAULTS, shown
+from cactus_theory.tuned import TunedSetting, below_floor
+from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.registry import find_verifier
+from tests.amounts import THOROUGH
+from tests.traces.conftest import rows_of
+
+EXACT = 1e-12
+BY_NAME = {own.name: own for own in FAULTS}
+LOSSLESS = Assignment((policy("speculative"),))
+HEAT = 0.5
+
+
+def drafted(seed: int, width: int = 3) -> tuple[torch.Tensor, Draft]:
+    source = torch.Generator().manual_seed(seed)
+    q, p = rows_of(source, 2, width + 1, 5), rows_of(source, 2, width, 5)
+    ids = torch.randint(5, (2, width), generator=source)
+    return q, Draft(ids, [width] * 2, p)
+
+
+def alive(name: str, q: torch.Tensor, draft: Draft, judge: str = "chain") -> torch.Tensor:
+    verifier = BY_NAME[name].verifier(find_verifier(judge), HEAT)
+    assert verifier is not None
+    return verifier.law(LOSSLESS, q, draft).alive
+
+
+def kept(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return 1 and the products of these rows' entries at the drafted tokens."""
+    own = rows.gather(-1, ids[..., None])[..., 0].clamp(max=1.0)
+    return torch.cat([torch.ones(2, 1, dtype=torch.float64), own.cumprod(-1)], -1)
+
+
+def raw(rows: torch.Tensor) -> torch.Tensor:
+    hot = rows**HEAT
+    return hot / hot.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_are_what_they_say(seed: int) -> None:
+    q, draft = drafted(seed)
+    p, ids = draft.probs, draft.token_ids
+    assert p is not None
+    for name, ratios in {
+        "no-draft-law": q[:, :-1],
+        "rows-late": q[:, 1:] / p,
+        "rows-early": q[:, [0, 0, 1]] / p,
+        "law-before-temperature": q[:, :-1] / raw(p),
+        "target-temperature": raw(q)[:, :-1] / p,
+        "noise-reused": q[:, :-1] / p,
+        "target-top-k": q[:, :-1] / p,  # which cuts nothing from five tokens
+        "coin-zero": torch.ones_like(p),
+    }.items():
+        assert torch.allclose(alive(name, q, draft), kept(ratios, ids), atol=EXACT, rtol=0), name
+    chain = find_verifier("chain").law(LOSSLESS, q, draft).alive
+    assert torch.equal(alive("block-by-token", q, draft, "block"), chain)
+
+
+def test_a_coin_of_0_keeps_no_token_that_is_impossible() -> None:
+    q, draft = drafted(0)
+    q[0, 1] = torch.tensor([0.25, 0.0, 0.25, 0.25, 0.25])
+    draft.token_ids[0, 1] = 1
+    assert alive("coin-zero", q, draft).tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+
+
+def test_tokens_of_another_law_are_weighted() -> None:
+    """Over drafts from the logged rows the mean is that over the faulty ones, enumerated."""
+    q, draft = drafted(1, 2)
+    p = draft.probs
+    assert p is not None
+    own = raw(p)
+    total, wanted = torch.zeros(2, 3).double(), torch.zeros(2, 3).double()
+    for first in range(5):
+        for second in range(5):
+            path = torch.tensor([[first, second]] * 2)
+            chance, faulty = (rows[:, 0, first] * rows[:, 1, second] for rows in (p, own))
+            total += chance[:, None] * alive("draft-temperature", q, replace(draft, token_ids=path))
+            wanted += faulty[:, None] * kept(q[:, :-1] / own, path)
+    assert torch.allclose(total, wanted, atol=EXACT, rtol=0)
+
+
+def test_a_verifier_with_a_fault_decides_as_its_law_says() -> None:
+    q, draft = drafted(2)
+    law = alive("rows-late", q, draft)
+    judge = BY_NAME["rows-late"].verifier(find_verifier("chain"), HEAT)
+    assert judge is not None
+    coins = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.5, 0.5]], dtype=torch.float64)
+    verdict = judge.verify(LOSSLESS, q, draft, coins, torch.tensor([0.5, 0.5]))
+    ratios = law[:, 1:] / law[:, :-1]
+    wanted = (coins < ratios).long().cumprod(-1).sum(-1)
+    assert verdict.num_accepted.tolist() == wanted.tolist()
+
+
+def test_where_faults_can_show() -> None:
+    names = {own.name for own in shown(_trace(1.0, 0), find_verifier("chain"))}
+    assert "no-draft-law" not in names and "rows-late" in names and "block-by-token" not in names
+    names = {own.name for own in shown(_trace(0.5, 7), find_verifier("block"))}
+    assert names == set(BY_NAME)
+
+
+def _trace(temperature: float, rows: int):
+    from types import SimpleNamespace
+
+    header = SimpleNamespace(temperature=temperature)
+    return SimpleNamespace(header=header, manifest=SimpleNamespace(total=lambda name: rows))
+
+
+def texts(target, drafter, seeds: int = 1) -> list[list[int]]:
+    return [
+        generate(target, drafter, torch.tensor([[1, 2, 3], [4, 5, 6]]), policy="speculative",
+                 num_draft_tokens=3, max_new_tokens=12, seed=[seed, seed + 50])
+        .output_token_ids.tolist()
+        for seed in range(seeds)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_draft_that_sees_everything_is_the_draft(tiny, greedy: bool) -> None:
+    target, draft = tiny
+    assert texts(target, Misled(draft, greedy)) == texts(target, ModelDrafter(draft, greedy))
+
+
+def test_each_view_drafts_otherwise(tiny) -> None:
+    target, draft = tiny
+    plain = texts(target, ModelDrafter(draft))
+    views = [own.draft for own in FAULTS if own.draft is not None]
+    drafters = [draft_of(draft, False) for draft_of in views]
+    assert drafters[-1] is None  # this model has no sliding window
+    assert all(texts(target, own) != plain for own in drafters[:-1])
+    assert list(behind_after_refusals(4, 1, {1, 2})[0]) == [0, 3, 4]
+
+
+def test_a_window_is_run_as_full_attention() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    models = []
+    for window in (4, None):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            config = transformers.MistralConfig(**sizes, sliding_window=window)
+            models.append(transformers.MistralForCausalLM(config).double().eval())
+    ids = torch.arange(1, 13)[None]
+    with torch.inference_mode():
+        narrow, wide = (own(input_ids=ids).logits[0, -1] for own in models)
+        drafter = Misled.without_window(models[0], False)
+        assert drafter is not None
+        size = ids.shape[1]
+        least = torch.finfo(torch.float64).min
+        barred = torch.full((1, 1, size, size), least, dtype=torch.float64).triu(1)
+        seen = models[0](input_ids=ids, attention_mask=barred).logits[0, -1]
+    assert not torch.allclose(narrow, wide, atol=1e-6)
+    assert torch.allclose(seen, wide, atol=1e-9)
+
+
+def test_the_noise_floor(tiny) -> None:
+    """Float64 rounds to 1e-16 of logits of order 10; the same passes are the same bits."""
+    target, prompts = tiny[0], [[1, 2, 3], [4, 5]]
+    floor = noise_floor(target, prompts, width=4, max_new_tokens=12)
+    assert 0 <= floor.kl_per_token < 1e-14 and floor.rows == 24 and floor.dtype == "float64"
+    assert noise_floor(target, prompts, width=1, max_new_tokens=6).kl_per_token == 0
+    single = noise_floor(deepcopy(target).float(), prompts, width=4, max_new_tokens=12)
+    assert floor.kl_per_token < single.kl_per_token < 1e-6 and single.dtype == "float32"
+    for wrong in ({"width": 0}, {"temperature": 0}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            noise_floor(target, prompts, **wrong)
+    with pytest.raises(ValueError, match="prompts_ids"):
+        noise_floor(target, [[]])
+
+
+def test_a_budget_below_the_floor_is_said_to_be() -> None:
+    assert below_floor(0.05, 1e-4) is None
+    assert "rounding" in (below_floor(1e-5, 1e-4) or "")
+    tuned = TunedSetting(None, None, 0, 1.0, 1e-5, "kl", noise_floor=1e-4)
+    assert tuned.below_floor is not None
+    assert TunedSetting(None, None, 0, 1.0, 1e-5, "kl").below_floor is None
+
+
+@pytest.mark.skipif(
+    not THOROUGH, reason="decodes a pair with each fault; run by make test-thorough"
+)
+def test_faults_are_named_from_real_decodes() -> None:
+    """Of 100 runs of at most 2,000 rounds 95 name the fault; healthy ones are quiet."""
+    from cactus_theory._prompts import prompts_of
+    from cactus_theory.decoding import load_pair
+    from tests.test_docs import ROOT
+    from tests.traces.planted import Decodes, Pool, observed
+
+    pair = load_pair(ROOT / "simulations/pair/target", ROOT / "simulations/pair/draft")
+    prompts = prompts_of(ROOT / "simulations/data/stories.jsonl")[:12]
+    ids = [pair.tokenizer(text)["input_ids"] for text in prompts]
+    judge = find_verifier("chain")
+    decodes = Decodes(pair.target, pair.draft, ids, 8, 48, 1.0, judge)
+    rounds, _, _ = decodes.rounds(None, 6, 0)
+    healthy, rows = expect(rounds, verifier=judge), row_signatures(rounds, verifier=judge)
+    other, _, accepted = decodes.rounds(None, 6, 10_000)
+    assert not compare_observed(healthy, observed(other, accepted), rows).alarm
+    source, pool = np.random.default_rng(0), Pool.of(other, judge)
+    quiet = [compare_observed(healthy, pool.run(2000, source), rows) for _ in range(200)]
+    assert sum(own.alarm for own in quiet) <= 10
+    for name in ("no-draft-law", "rows-late", "coin-zero"):
+        faulty, verifier, _ = decodes.rounds(BY_NAME[name], 3, 20_000)
+        own = Pool.of(faulty, verifier)
+        found = [compare_observed(healthy, own.run(2000, source), rows).named for _ in range(100)]
+        assert sum(name in own for own in found) >= 95, name
+        assert np.mean([len(own) for own in found]) <= 3
