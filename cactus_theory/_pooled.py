@@ -37,7 +37,7 @@ def audit_several(args: argparse.Namespace) -> int:
     heads, cells = _heads(spec), [_cells(line, spec) for line in lines]
     shown = heads, cells, WORDS
     if args.by:
-        lines = [
+        lines: list[Line] = [
             {"group": value} | line
             for value, part in _parts(source, args.by).items()
             for line in _lines(part, rules, spec)[0]

@@ -10,7 +10,7 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._lent import copied
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.contract import NO_ROW, Assignment, Draft, Verifier
 
 # what a schedule knows of a text is drawn with this seed plus the text's number
 SEED = 0
@@ -37,6 +37,8 @@ def replay_schedule(
         choice = schedule.choose_by_rows(state, *copied((ids, q[:-1], p)))
         draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
         law = judge.law(Assignment(schedule.rules, choice[None]), q[None], draft)
+        if law.emitted is None:
+            raise NotImplementedError(NO_ROW.format(judge.name))
         ended = torch.isin(ids, ends).cumsum(-1) > 0
         going = torch.cat([ended.new_zeros(1), ended]).logical_not()[None]
         emitted = law.emitted[:, : len(ids)]

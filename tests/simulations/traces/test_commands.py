@@ -137,7 +137,7 @@ def test_a_policy_is_left_out_of_a_verifier_by_name(capsys) -> None:
     alone = ["replay", str(EXAMPLE), "--num-draft-tokens", "1", "--json", "--policy"]
     assert main([*alone, "soft_band:price=1", "speculative"]) == 0
     printed = capsys.readouterr()
-    said = "soft_band:price=1.0 can only be verified with block: left out of chain"
+    said = "soft_band:price=1.0 can only be verified with block, tree: left out of chain"
     assert said in printed.err
     assert [own["policy"] for own in json.loads(printed.out)["replays"]] == ["speculative"]
     assert main([*alone, "soft_band:price=1"]) == 2
@@ -203,7 +203,7 @@ def test_bad_rows_are_one_line(tmp_path: Path, capsys, monkeypatch, arguments, s
         (["nowhere", "--policy", "speculative"], "must be the folder of a trace; no such folder"),
         ([str(EXAMPLE), "--policy", "bandd"], "bandd"),
         ([str(EXAMPLE), "--policy", "typical", "--verifier", "block"], "a row of its own"),
-        ([str(EXAMPLE), "--policy", "typical", "--verifier", "tree"], "verifier: must be one of"),
+        ([str(EXAMPLE), "--policy", "typical", "--verifier", "forest"], "verifier: must be one of"),
         ([str(EXAMPLE), "--policy", "typical", "--num-draft-tokens", "5"], "at most the 4 logged"),
         ([str(EXAMPLE), "--policy", "typical", "--divergence", "kll"], "kll"),
     ],
@@ -226,3 +226,5 @@ def test_a_schedule_of_a_file_is_replayed(tmp_path: Path, capsys) -> None:
     free, capped = json.loads(capsys.readouterr().out)["replays"]
     assert capped["policy"] == "band:price=0.5, at most 0.01 nats a token"
     assert 0 < capped["kl_per_token"] < 0.5 * free["kl_per_token"]
+    assert main([*asked, "--verifier", "fly"]) == 2
+    assert "fly" in capsys.readouterr().err
