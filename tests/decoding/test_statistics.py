@@ -148,7 +148,9 @@ def test_the_meter_costs_nothing_when_off_and_changes_no_token(tiny):
     on, off = run(tiny, seed=6), run(tiny, seed=6, meter=False)
     assert off.meter is None
     assert on.output_token_ids.tolist() == off.output_token_ids.tolist()
-    assert off.seconds.meter < 0.2 * on.seconds.meter
+    # another process may interrupt any one of them
+    again = [run(tiny, seed=6, meter=False).seconds.meter for _ in range(4)]
+    assert min(off.seconds.meter, *again) < 0.2 * on.seconds.meter
     parts = on.seconds.draft + on.seconds.target + on.seconds.verify + on.seconds.other
     assert on.seconds.total == pytest.approx(parts)
     assert on.tokens_per_second == pytest.approx(20 / on.seconds.total)

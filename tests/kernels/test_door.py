@@ -35,7 +35,7 @@ WRONG = [
     ({"width": 2}, ValueError, "width: must not be given"),
     ({"cu_num_draft_tokens": NUMBERS}, ValueError, "width: must be"),
     ({"cu_num_draft_tokens": NUMBERS, "width": 2}, ValueError, "draft_token_ids: shape"),
-    ({"verifier": "tree"}, ValueError, "verifier: must be one of"),
+    ({"verifier": "forest"}, ValueError, "verifier: must be one of"),
     ({"verifier": "block:bonus=policy"}, ValueError, "verifier: must not read"),
 ]
 

@@ -139,7 +139,7 @@ IN_TRACES = {
     "traces/paired.py": (
         ("_mixed", Operator("-", "+", nth=2)),
         ("_mixed", Replace("level * tokens_a", "level")),
-        ("tokens_at", Operator("<=", ">=", nth=0)),
+        ("_around", Operator("<=", ">=", nth=0)),
     ),
     "traces/values.py": (
         ("_table", Replace("len(logged) - left", "left")),

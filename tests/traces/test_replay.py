@@ -234,7 +234,7 @@ def test_saved_rows_are_read_from_files(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"policy": "bandd"}, "bandd"),
-        ({"verifier": "tree"}, "verifier: must be one of"),
+        ({"verifier": "forest"}, "verifier: must be one of"),
         ({"verifier": "block", "policy": "typical"}, "needs a policy with a row of its own"),
         ({"num_draft_tokens": 4}, "num_draft_tokens: must be at most the 3 logged; got 4"),
         ({"num_draft_tokens": 0}, "num_draft_tokens: must be an integer of at least 1"),
