@@ -3,7 +3,7 @@
 
 Every kind of check runs in both. What the thorough suite adds:
 
-* hypothesis: 500 examples a test, where the plain suite has 16 (programs: 7, or 24 for KL)
+* hypothesis: 500 examples a test, where the plain suite has 12 (programs: 7, or 24 for KL)
 * annotated shapes on the first thousand calls of each function in each test, where the plain
   suite has the 1st, 4th, 16th, …
 * every registered rule at every knob value (three of each in the plain one), 10,000 rows a rule
@@ -16,7 +16,11 @@ import os
 from collections.abc import Iterable
 from typing import TypeVar
 
+import pytest
+
 THOROUGH = os.environ.get("CACTUS_THEORY_THOROUGH", "") not in ("", "0")
+# for a test whose seconds buy little beside its neighbours in the plain suite
+thorough = pytest.mark.skipif(not THOROUGH, reason="seconds; run by make test-thorough")
 Kind = TypeVar("Kind")
 
 

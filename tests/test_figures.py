@@ -13,7 +13,7 @@ from matplotlib.text import Text  # noqa: E402
 from cactus_theory._looks import LOOKS, settings  # noqa: E402
 from paper_figures import _style as style  # noqa: E402
 from paper_figures.__main__ import HERE, drawable, main, names  # noqa: E402
-from tests.amounts import THOROUGH  # noqa: E402
+from tests.amounts import THOROUGH, thorough  # noqa: E402
 
 # pixels at 100 dpi by which two texts may overlap: their boxes are a little larger than the ink
 TOUCHING = 2.0
@@ -60,6 +60,7 @@ def test_figures_are_drawn_and_no_text_covers_another(name, width, tmp_path):
     assert b"CreationDate" not in paths[0].read_bytes()
 
 
+@thorough
 def test_equal_numbers_give_equal_bytes(name, tmp_path):
     if name != names()[0] and not THOROUGH:
         pytest.skip("all figures: run by make test-thorough")

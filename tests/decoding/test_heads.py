@@ -67,14 +67,14 @@ def drafters(tiny):
     return named
 
 
-@pytest.mark.parametrize("name", some(NAMES, 3))
+@pytest.mark.parametrize("name", some(NAMES, 2))
 def test_tokens_are_drawn_from_the_rows_that_are_reported(tiny, drafters, name):
     rounds = amount(2, 20)
     options = {"rounds": rounds, "num_draft_tokens": amount(2, 4)}
     assert assert_drafter_properties(drafters(name), tiny[0], **options) > 2 * rounds
 
 
-@pytest.mark.parametrize("name", some(NAMES, 3))
+@pytest.mark.parametrize("name", some(NAMES, 2))
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_text_of_a_batch_is_the_one_it_is_alone(tiny, drafters, name, fast):
     options = {"policy": "band:price=1", "max_new_tokens": 12, "eos_token_ids": EOS}
@@ -89,7 +89,7 @@ def test_a_text_of_a_batch_is_the_one_it_is_alone(tiny, drafters, name, fast):
         assert alone.output_token_ids[0, : alone.row_lengths[0]].tolist() == due
 
 
-@pytest.mark.parametrize("name", some(NAMES, 3))
+@pytest.mark.parametrize("name", some(NAMES, 2))
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 def test_greedy_texts_are_those_of_plain_decoding(tiny, drafters, name, verifier):
     options = {"max_new_tokens": 16, "eos_token_ids": EOS, "attention_mask": MASK}

@@ -10,6 +10,7 @@ from hypothesis import find, given
 
 import cactus_theory as ct
 from cactus_theory.testing import families, strategies
+from tests.amounts import thorough
 from tests.formulas import by_hand
 
 ROWS = {
@@ -133,6 +134,7 @@ def test_chains_fit_the_verifier(chain):
     assert verdict.num_accepted[0] <= (chain.draft_token_ids >= 0).sum()
 
 
+@thorough
 def test_chains_may_be_short_or_empty():
     some(
         draws(strategies.chains(), 400),

@@ -9,6 +9,7 @@ from cactus_theory.decoding import DraftStop
 from simulations.__main__ import main
 from simulations.bench import decode, draft_stop, stopped_paths, theory, verify
 from simulations.common.results import read_csv
+from tests.amounts import thorough
 
 
 def run(what: str, out: Path, *more: str) -> tuple[list[dict[str, str]], dict[str, str]]:
@@ -39,6 +40,7 @@ def test_every_rule_in_the_list_is_timed_beside_a_softmax(tmp_path, monkeypatch,
     assert capsys.readouterr().out.count("softmaxes") == len(rows)
 
 
+@thorough
 def test_decodes_are_counted_and_rounds_compared(tmp_path, monkeypatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr(decode, "NEW", 4)

@@ -10,6 +10,7 @@ from simulations.__main__ import main
 from simulations.common import statistics
 from simulations.common.results import read_csv
 from simulations.figures.constant_price import SERIES, table
+from tests.amounts import thorough
 
 PROMPTS, CALLS = 12, 50
 
@@ -56,6 +57,7 @@ def test_intervals_widen_with_prompts_that_differ(monkeypatch) -> None:
     assert row["kl_ratio_high"] - row["kl_ratio_low"] > 0.05
 
 
+@thorough
 def test_the_command_decodes_every_setting(tmp_path: Path, capsys) -> None:
     pytest.importorskip("transformers")
     prompts, out = tmp_path / "p.jsonl", tmp_path / "x.csv"

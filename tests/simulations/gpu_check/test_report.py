@@ -14,6 +14,7 @@ from simulations.gpu_check import device, page, verify
 from simulations.gpu_check.decode import PLACES, finisher, policies
 from simulations.gpu_check.report import FILES, PAGE, Report, clear
 from simulations.gpu_check.sections import Bench, Budget, Note, Settings
+from tests.amounts import thorough
 from tests.simulations.gpu_check.fakes import CHECK, STEP
 
 MADE = {"command": "python -m simulations gpu-check", "device": "A <GPU>"}
@@ -111,6 +112,7 @@ def test_without_matplotlib_the_page_has_no_picture(tmp_path, monkeypatch):
     assert not report.failed
 
 
+@thorough
 def test_the_picture_is_drawn_from_the_tables(tmp_path):
     pytest.importorskip("matplotlib")
     report = filled()

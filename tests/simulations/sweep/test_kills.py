@@ -14,7 +14,7 @@ import pytest
 from simulations.__main__ import main
 from simulations.common.results import read_csv
 from simulations.sweep.pools import cluster as opened
-from tests.amounts import THOROUGH, amount
+from tests.amounts import THOROUGH, amount, thorough
 from tests.simulations.sweep.cluster import PATIENCE_S, cluster, deadly, started, table, until
 
 pytest.importorskip("safetensors")
@@ -38,6 +38,7 @@ def whole(tmp_path_factory) -> tuple[str, Path, list[str]]:
     return spec, flag, table(folder / "out")
 
 
+@thorough
 def test_a_killed_command_goes_on(tmp_path: Path, whole) -> None:
     spec, flag, expected = whole
     flag.touch()
@@ -51,6 +52,7 @@ def test_a_killed_command_goes_on(tmp_path: Path, whole) -> None:
     assert all(path.read_bytes() == content for path, content in kept.items())
 
 
+@thorough
 def test_a_cluster_in_this_process_gives_the_same(tmp_path: Path, whole) -> None:
     distributed = pytest.importorskip("distributed")
     spec, _, expected = whole

@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 from simulations.__main__ import main
 from simulations.common.results import read_csv
 from simulations.tune_check import command, table
+from tests.amounts import thorough
 
 SMALL = (
     "tune-check --policies mixture:alpha --kl-per-token 0.05 --batch 1 --num-draft-tokens 1 2 "
@@ -24,6 +25,7 @@ def row(family: str, speed: float, kl: float, **more) -> dict:
             } | more  # fmt: skip
 
 
+@thorough
 def test_the_grid_is_measured_and_resumed(tmp_path: Path, monkeypatch, capsys) -> None:
     out, public = tmp_path / "run", tmp_path / "tune.csv"
     asked = [*SMALL, "--out", str(out), "--publish", str(public)]
