@@ -39,6 +39,7 @@ __all__ = [
     "total_variation",
 ]
 
+# of the target; the draft's have the same shape, and the package's own error says where not
 Logits = Float[Tensor, "*rows vocab"]
 PerRow = Float[Tensor, "*rows"]
 # of LK's mixture: how fast the weight moves from KL to total variation as the overlap grows
@@ -62,7 +63,7 @@ class Judged(NamedTuple):
 
 def at_price(
     target_logits: Logits,
-    draft_logits: Logits,
+    draft_logits: Tensor,
     *,
     price: Any = 1.0,
     divergence: str | Divergence = "kl",
@@ -111,7 +112,7 @@ class _AtPrice(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, target_logits: Logits, draft_logits: Logits, prices: PerRow, kind: FDivergence
+        ctx: Any, target_logits: Logits, draft_logits: Tensor, prices: PerRow, kind: FDivergence
     ) -> tuple[PerRow, PerRow]:
         vocab, batch = draft_logits.shape[-1], draft_logits.shape[:-1]
         flat_q, flat_p = target_logits.reshape(-1, vocab), draft_logits.reshape(-1, vocab)
@@ -168,7 +169,7 @@ class _Band:
         return torch.where(self.q > 0, gain, 0.0)
 
 
-def overlap(target_logits: Logits, draft_logits: Logits) -> PerRow:
+def overlap(target_logits: Logits, draft_logits: Tensor) -> PerRow:
     """Return Σ min(q, p), the chance that lossless verification accepts a token, (...).
 
     Examples
@@ -181,7 +182,7 @@ def overlap(target_logits: Logits, draft_logits: Logits) -> PerRow:
     return torch.minimum(q, p).sum(-1)
 
 
-def total_variation(target_logits: Logits, draft_logits: Logits) -> PerRow:
+def total_variation(target_logits: Logits, draft_logits: Tensor) -> PerRow:
     """Return 1 − Σ min(q, p), the chance that lossless verification refuses a token, (...).
 
     Its gradient vanishes where p has almost nothing of what q has.
@@ -195,7 +196,7 @@ def total_variation(target_logits: Logits, draft_logits: Logits) -> PerRow:
     return 1 - overlap(target_logits, draft_logits)
 
 
-def forward_kl(target_logits: Logits, draft_logits: Logits) -> PerRow:
+def forward_kl(target_logits: Logits, draft_logits: Tensor) -> PerRow:
     """Return KL(q‖p) in nats, (...): the loss of distillation.
 
     Examples
@@ -207,7 +208,7 @@ def forward_kl(target_logits: Logits, draft_logits: Logits) -> PerRow:
     return _kl(*_log_rows(target_logits, draft_logits))
 
 
-def log_overlap(target_logits: Logits, draft_logits: Logits) -> PerRow:
+def log_overlap(target_logits: Logits, draft_logits: Tensor) -> PerRow:
     """Return −ln Σ min(q, p), (...), the loss LK.
 
     Its gradient is that of the total variation over the overlap: it does not fade where little is
@@ -222,7 +223,7 @@ def log_overlap(target_logits: Logits, draft_logits: Logits) -> PerRow:
     return -overlap(target_logits, draft_logits).log()
 
 
-def mixed(target_logits: Logits, draft_logits: Logits, *, rate: float = LK_RATE) -> PerRow:
+def mixed(target_logits: Logits, draft_logits: Tensor, *, rate: float = LK_RATE) -> PerRow:
     """Return w·KL(q‖p) + (1 − w)·TV, w = e^(−rate·Σ min(q, p)) detached, (...): LK's mixture.
 
     Examples
@@ -286,7 +287,7 @@ def _kl(log_q: Logits, log_p: Logits) -> PerRow:
     return torch.where(q > 0, terms, 0.0).sum(-1) if bool((q == 0).any()) else terms.sum(-1)
 
 
-def _log_rows(target_logits: Logits, draft_logits: Logits) -> tuple[Logits, Logits]:
+def _log_rows(target_logits: Logits, draft_logits: Tensor) -> tuple[Logits, Logits]:
     """Return ln q, without gradient, and ln p, at least float32."""
     _check(target_logits, draft_logits)
     wide = _wide(draft_logits)

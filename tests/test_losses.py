@@ -145,7 +145,8 @@ def test_narrow_logits_over_a_large_vocabulary(dtype):
         )
         assert found.dtype == dtype
         close = max(torch.finfo(dtype).eps, SOFTMAX)
-        assert torch.allclose(found.double(), grad, rtol=close, atol=1e-8)
+        # an ulp of a float32 logit of 16 is 1e-6 of a share, and shares are subtracted
+        assert torch.allclose(found.double(), grad, rtol=close, atol=1e-6)
 
 
 def test_the_backward_pass_solves_nothing_and_keeps_one_tensor(monkeypatch):

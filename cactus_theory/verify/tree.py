@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -353,8 +353,8 @@ def verify_tree(
     draft_token_ids: Int[Tensor, "batch K"],
     parents: Int[Tensor, "batch K"],
     *,
-    sampled: Bool[Tensor, "batch K"] | None = None,
-    certain: Bool[Tensor, "batch K"] | None = None,
+    sampled: Tensor | None = None,
+    certain: Tensor | None = None,
     runs: str = "block",
     generator: Generators = None,
     coins: Coins | None = None,
