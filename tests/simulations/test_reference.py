@@ -4,6 +4,7 @@ import pytest
 
 from simulations.reference import command
 from simulations.reference.command import markdown
+from tests.amounts import thorough
 from tests.test_docs import PACKAGES, PUBLIC
 
 DOCSTRING = """Return one.
@@ -69,6 +70,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
     }
 
 
+@thorough
 def test_every_public_name_is_on_its_page(pages) -> None:
     for name, (package, _) in PUBLIC.items():
         own = name.rpartition(".")[2]

@@ -11,7 +11,7 @@ from tests.amounts import THOROUGH
 from tests.testing.hostile import BESIDE, HOSTILE
 
 # one of each kind that ends quickly
-PLAIN = ("writes_q", "shadows")
+PLAIN = ("writes_q",)
 LAWS = "answers,acceptance_is_a_probability"
 # a rule that answers otherwise every time is caught where it is asked for the same twice
 UNSTEADY = ("random_answers", "counts_its_calls")
