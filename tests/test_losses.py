@@ -145,8 +145,10 @@ def test_narrow_logits_over_a_large_vocabulary(dtype):
         )
         assert found.dtype == dtype
         close = max(torch.finfo(dtype).eps, SOFTMAX)
-        # an ulp of a float32 logit of 16 is 1e-6 of a share, and shares are subtracted
-        assert torch.allclose(found.double(), grad, rtol=close, atol=1e-6)
+        # rows are solved in float64; the field's losses take differences of float32 shares, of
+        # which an ulp of a logit of 16 is 1e-6
+        far = 1e-6 if call in FIELD else 1e-8
+        assert torch.allclose(found.double(), grad, rtol=close, atol=far)
 
 
 def test_the_backward_pass_solves_nothing_and_keeps_one_tensor(monkeypatch):
