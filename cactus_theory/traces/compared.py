@@ -65,7 +65,7 @@ def compare_observed(
     Raises
     ------
     ValueError
-        Another number of positions than is expected.
+        Another number of positions than is expected, or more tokens per call than K + 1.
 
     Examples
     --------
@@ -110,6 +110,11 @@ class _Numbers:
         count, self.observed, rounding = np.array([seen.rounds]), seen.accepted, seen.rounding
         self.places, self.means, step = np.zeros(1, int), [own.tokens_per_call], 0.0
         scatter = np.array([own.length_scatter])
+        if seen.is_length and seen.accepted[0] > width + 1:
+            raise ValueError(
+                f"observed: tokens per call must be at most {width + 1}, all {width} drafted and one "
+                f"more; got {seen.accepted[0]:g}"
+            )
         if not seen.is_length:
             if len(seen.accepted) != width:
                 raise ValueError(

@@ -248,3 +248,8 @@ def test_texts_are_grouped_by_a_column(tmp_path: Path, tiny, capsys) -> None:
     assert [line["group"] for line in audit["policies"]] == ["code", "prose"]
     assert main(["audit", EXAMPLE, "--policy", "band:price=1", "--by", "task"]) == 2
     assert "log it again" in capsys.readouterr().err
+
+
+def test_more_tokens_a_call_than_can_be_drafted_are_refused():
+    with pytest.raises(ValueError, match="tokens per call must be at most 5, all 4 drafted"):
+        compare_observed(expect(EXAMPLE), observed_rates("5.1", 100.0))

@@ -119,9 +119,10 @@ class FeatureHead(nn.Module):
             kinds = sizes.pop("format"), sizes.pop("kind")
             if kinds != (FORMAT, cls.kind):
                 raise ValueError(f"format and kind must be {FORMAT}, {cls.kind!r}; got {kinds}")
-            head = cls(HeadShape(**sizes | {"reads": tuple(sizes["reads"])}))
+            with torch.device("meta"):  # memory is taken for weights that are there, not claimed
+                head = cls(HeadShape(**sizes | {"reads": tuple(sizes["reads"])}))
             weights = tensors.load((Path(folder) / WEIGHTS).read_bytes())
-            head.load_state_dict(weights)
+            head.load_state_dict({name: own.float() for name, own in weights.items()}, assign=True)
         except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
             said = (str(error).splitlines() or [""])[0]
             raise ValueError(
