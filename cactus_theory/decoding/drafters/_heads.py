@@ -119,10 +119,12 @@ class FeatureHead(nn.Module):
             kinds = sizes.pop("format"), sizes.pop("kind")
             if kinds != (FORMAT, cls.kind):
                 raise ValueError(f"format and kind must be {FORMAT}, {cls.kind!r}; got {kinds}")
-            with torch.device("meta"):  # memory is taken for weights that are there, not claimed
-                head = cls(HeadShape(**sizes | {"reads": tuple(sizes["reads"])}))
+            shape = HeadShape(**sizes | {"reads": tuple(sizes["reads"])})
             weights = tensors.load((Path(folder) / WEIGHTS).read_bytes())
-            head.load_state_dict({name: own.float() for name, own in weights.items()}, assign=True)
+            with torch.device("meta"):  # no memory is taken for weights that are only claimed
+                cls(shape).load_state_dict(weights, assign=True)
+            head = cls(shape)
+            head.load_state_dict(weights)
         except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
             said = (str(error).splitlines() or [""])[0]
             raise ValueError(
