@@ -12,6 +12,7 @@ import pytest
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.traces import Trace
+from tests.amounts import thorough
 from tests.rows import pair
 
 TRACE = Path(__file__).parents[1] / "simulations" / "data" / "trace"
@@ -75,6 +76,7 @@ def words_of(picture: Path) -> list[str]:
     return re.findall("<!-- (.*?) -->", picture.read_text())
 
 
+@thorough
 def test_a_frontier_of_few_points_marks_them_in_any_format(files, tmp_path, capsys) -> None:
     marked, smooth = tmp_path / "few.svg", tmp_path / "many.svg"
     for out, points in ((marked, "5"), (smooth, "80")):

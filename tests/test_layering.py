@@ -104,7 +104,7 @@ def test_a_right_import_is_let_through(folder, line):
 
 def test_the_library_loads_no_optional_package():
     code = (
-        "import sys, cactus_theory, cactus_theory.kernels; "
+        "import sys, cactus_theory, cactus_theory.decoding, cactus_theory.kernels; "
         f"print(*[name for name in {HEAVY!r} if name in sys.modules], sep=',')"
     )
     done = subprocess.run(

@@ -31,7 +31,8 @@ def required(requirements: list[str]) -> set[str]:
 
 def asked_for(path: Path) -> list[tuple[str, str]]:
     """Return (module, extra) of every ``optional_module`` in a file."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source if "optional_module" in source else "")
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [
         tuple(str(argument.value) for argument in call.args if isinstance(argument, ast.Constant))

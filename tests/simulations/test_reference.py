@@ -78,6 +78,7 @@ def test_every_public_name_is_on_its_page(pages) -> None:
         assert f'id="{own}"' in pages[page] or f"{page}/{own}" in pages, name
 
 
+@thorough
 def test_pages_load_nothing_and_leave_no_formula_or_private_module(pages) -> None:
     for name, page in pages.items():
         assert not re.search(r"<(script|link|img)[^>]*(src|href)=.https?:", page), name

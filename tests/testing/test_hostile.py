@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from cactus_theory.cli import main
-from tests.amounts import THOROUGH
+from tests.amounts import thorough
 from tests.testing.hostile import BESIDE, HOSTILE
 
-# one of each kind that ends quickly
-PLAIN = ("writes_q",)
 LAWS = "answers,acceptance_is_a_probability"
 # a rule that answers otherwise every time is caught where it is asked for the same twice
 UNSTEADY = ("random_answers", "counts_its_calls")
@@ -33,8 +31,9 @@ def left_behind(mark: str) -> list[str]:
     return found
 
 
+@thorough
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are counted in /proc")
-@pytest.mark.parametrize("name", list(HOSTILE) if THOROUGH else PLAIN)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_rule_ends_in_one_report(name: str, tmp_path, monkeypatch, capfd) -> None:
     (code, codes), mark = HOSTILE[name], f"{name}-{os.getpid()}-{time.monotonic_ns()}"
     for file, text in (BESIDE if name == "shadows" else {}).items():
@@ -55,4 +54,4 @@ def test_a_hostile_rule_ends_in_one_report(name: str, tmp_path, monkeypatch, cap
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(HOSTILE) >= 40 and set(PLAIN) <= set(HOSTILE)
+    assert len(HOSTILE) >= 40

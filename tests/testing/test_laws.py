@@ -13,6 +13,7 @@ from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._report import row
 from cactus_theory.testing._shrink import shrink
 from cactus_theory.testing.laws import LAWS, Bounds, knob_ladder
+from tests.amounts import amount
 from tests.testing.gallery import lenience, no_ceiling, reversed_knob, unnormalised
 
 NAN, INF = math.nan, math.inf
@@ -169,7 +170,7 @@ def test_an_exception_is_a_finding_on_the_smallest_rows():
             raise KeyError("no such token")
         return min(1, q[n] / p[n])
 
-    report = check_rule(ct.rule(fussy), examples(200))
+    report = check_rule(ct.rule(fussy), examples(amount(60, 200)))
     first = report.laws[0]
     assert first.verdict == "fails" and first.finding.found == "KeyError: 'no such token'"
     assert len(first.finding.target) == 3

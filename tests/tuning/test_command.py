@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.tuning import Costs, Prompts, Setting, save_tuned, sentence, tune
-from tests.amounts import THOROUGH, some
+from tests.amounts import THOROUGH, some, thorough
 
 # what files of the first version lack
 NEWER = ("answers", "batches", "not_tried")
@@ -108,6 +108,7 @@ def test_models_are_logged_timed_and_tuned_once(
     assert "--trace: must be of the temperature 0.5; got 1" in capsys.readouterr().err
 
 
+@thorough
 def test_no_folder_is_written_unasked_and_other_prompts_are_named(
     tmp_path: Path, capsys, prompts: str, monkeypatch
 ) -> None:
