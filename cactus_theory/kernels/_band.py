@@ -40,7 +40,8 @@ def stepped(excess, slope, x, low, high, flag):
     following = tl.where(
         found & ((newton <= low) | (newton >= high) | (newton != newton)), x, following
     )
-    settled = found | (tl.abs(following - x) <= SETTLED * x)
+    # the number comes last: Triton 3.7's interpreter makes a constant of a constant times a tensor
+    settled = found | (tl.abs(following - x) <= x * SETTLED)
     return following, low, high, tl.where(settled, flag & ~READ, flag)
 
 
