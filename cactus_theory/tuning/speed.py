@@ -9,8 +9,7 @@ that were timed: rounds in which some have ended already cost what they cost the
 
 import numpy as np
 
-from cactus_theory.traces._result import Replay
-from cactus_theory.traces.estimate import Estimate, PerText, ratio_of_sums
+from cactus_theory.traces.estimate import Estimate, PerText, Replay, ratio_of_sums
 from cactus_theory.tuning.costs import Costs
 
 

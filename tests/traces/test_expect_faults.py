@@ -1,5 +1,6 @@
 """Faults against what they are by hand, and drafts that see the wrong thing."""
 
+import itertools
 from copy import deepcopy
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.policies import policy
 from cactus_theory.traces import compare_observed, expect, noise_floor, row_signatures
 from cactus_theory.traces._misled import Misled, behind_after_refusals
-from cactus_theory.traces.faults import FAULTS, shown
+from cactus_theory.traces.faults import FAULTS, Rows, shown
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.registry import find_verifier
@@ -88,6 +89,25 @@ def test_tokens_of_another_law_are_weighted() -> None:
             chance, faulty = (rows[:, 0, first] * rows[:, 1, second] for rows in (p, own))
             total += chance[:, None] * alive("draft-temperature", q, replace(draft, token_ids=path))
             wanted += faulty[:, None] * kept(q[:, :-1] / own, path)
+    assert torch.allclose(total, wanted, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["law-before-temperature", "no-draft-law", "law-before-top-k"])
+def test_blocks_of_tokens_that_are_not_drawn_as_reported(name: str, monkeypatch) -> None:
+    """Over all drafts ``alive`` has the mean of what the verdicts' own probabilities add up to."""
+    monkeypatch.setattr("cactus_theory.traces.faults.USUAL_TOP_K", 3)
+    q, draft = drafted(3, 2)
+    p = draft.probs
+    assert p is not None
+    shown = BY_NAME[name].rows(Rows(q, p, HEAT))
+    own = p if shown.sampled is None else shown.sampled
+    total, wanted = torch.zeros(2, 3).double(), torch.zeros(2, 3).double()
+    for path in itertools.product(range(5), repeat=2):
+        ids = torch.tensor([path] * 2)
+        chance, faulty = (rows[:, 0, path[0]] * rows[:, 1, path[1]] for rows in (p, own))
+        total += chance[:, None] * alive(name, q, replace(draft, token_ids=ids), "block")
+        law = find_verifier("block").law(LOSSLESS, q, Draft(ids, [2] * 2, shown.p))
+        wanted += faulty[:, None] * law.stop.flip(-1).cumsum(-1).flip(-1)
     assert torch.allclose(total, wanted, atol=EXACT, rtol=0)
 
 
