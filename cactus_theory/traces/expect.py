@@ -22,7 +22,7 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
-from cactus_theory.traces.estimate import Estimate, PerText, Replay, ratio_of_sums
+from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
 from cactus_theory.traces.replays import ENTRIES, _judged, _Sums, _width
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.contract import Verifier
@@ -110,9 +110,7 @@ class Expectation:
             return None
         own = self.replay
         means = [ratio_of_sums(kept, own.cycles, own.source) for kept in self.alone]
-        value = 1 + float(np.cumprod([mean.value for mean in means]).sum())
-        left_out = 1 + np.cumprod([mean.left_out for mean in means], 0).sum(0)
-        return Estimate(value, left_out, own.source)
+        return combined(lambda *own: 1 + np.cumprod(own, 0).sum(0), *means)
 
     def scatter(self, place: int) -> float:
         """Return the variance of one round's accepted minus expected, of those it reaches.

@@ -16,7 +16,7 @@ from cactus_theory.traces.faults import FAULTS, Rows, shown
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.registry import find_verifier
-from tests.amounts import THOROUGH
+from tests.amounts import THOROUGH, thorough
 from tests.traces.conftest import rows_of
 
 EXACT = 1e-12
@@ -236,3 +236,60 @@ def test_faults_are_named_from_real_decodes() -> None:
         found = [compare_observed(healthy, own.run(2000, source), rows).named for _ in range(100)]
         assert sum(name in own for own in found) >= 95, name
         assert np.mean([len(own) for own in found]) <= 3
+
+
+def windowed(model, window: int):
+    """Return a model of the same weights whose layers look at so many tokens."""
+    transformers = pytest.importorskip("transformers")
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+            "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps",
+            "rope_parameters", "tie_word_embeddings", "bos_token_id", "eos_token_id")  # fmt: skip
+    sizes = {name: getattr(model.config, name) for name in kept}
+    own = transformers.MistralForCausalLM(
+        transformers.MistralConfig(**sizes, sliding_window=window)
+    )
+    own.load_state_dict(model.state_dict())
+    return own.eval()
+
+
+@thorough
+def test_faults_of_passes_are_named_from_real_decodes() -> None:
+    """Each is decoded twice: one says what to expect of it, from the other runs are drawn.
+
+    A draft cut to 50 tokens accepts as a healthy one does, and neither alarms nor is named.
+    """
+    from cactus_theory._prompts import prompts_of
+    from cactus_theory.decoding import load_pair
+    from tests.test_docs import ROOT
+    from tests.traces.planted import Decodes, Pool
+
+    pair = load_pair(ROOT / "simulations/pair/target", ROOT / "simulations/pair/draft")
+    prompts = prompts_of(ROOT / "simulations/data/prompts.jsonl")[:12]
+    ids = [pair.tokenizer(text)["input_ids"] for text in prompts]
+    judge, source = find_verifier("chain"), np.random.default_rng(0)
+    of_passes = ("beyond-the-block", "positions-by-index", "context-lost")
+    for names, draft in (
+        ((*of_passes, "law-before-top-k"), pair.draft),
+        (("window-as-full",), windowed(pair.draft, 8)),
+    ):
+        decodes = Decodes(pair.target, draft, ids, 4, 32, 1.0, judge)
+        rounds, _, _ = decodes.rounds(None, 9, 0)
+        healthy, signatures = expect(rounds), row_signatures(rounds)
+        pools = {}
+        for number, name in enumerate(names, 1):
+            fault = BY_NAME[name]
+            if fault.draft is not None:
+                once, _, _ = decodes.rounds(fault, 4, 10_000 * number)
+                signatures[f"{name} decoded"] = expect(once)
+            again, verifier, _ = decodes.rounds(fault, 4, 100_000 * number)
+            pools[name] = Pool.of(again, verifier)
+        for name, own in pools.items():
+            found = [
+                compare_observed(healthy, own.run(2000, source), signatures) for _ in range(100)
+            ]
+            named = sum(name in one.named for one in found)
+            if name == "law-before-top-k":
+                assert named == 0 and sum(one.alarm for one in found) <= 5
+            else:
+                assert named >= 95, name
+                assert np.mean([len(one.named) for one in found]) <= 3, name
