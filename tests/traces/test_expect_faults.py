@@ -1,6 +1,7 @@
 """Faults against what they are by hand, and drafts that see the wrong thing."""
 
 import itertools
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 
@@ -16,13 +17,15 @@ from cactus_theory.traces.faults import FAULTS, Rows, shown
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.registry import find_verifier
-from tests.amounts import THOROUGH, thorough
+from tests.amounts import thorough
+from tests.decoding.conftest import STORIES
 from tests.traces.conftest import rows_of
 
 EXACT = 1e-12
 BY_NAME = {own.name: own for own in FAULTS}
 LOSSLESS = Assignment((policy("speculative"),))
 HEAT = 0.5
+CHAIN = find_verifier("chain")
 
 
 def drafted(seed: int, width: int = 3) -> tuple[torch.Tensor, Draft]:
@@ -208,34 +211,61 @@ def test_a_budget_below_the_floor_is_said_to_be() -> None:
     assert TunedSetting(None, None, 0, 1.0, 1e-5, "kl").below_floor is None
 
 
-@pytest.mark.skipif(
-    not THOROUGH, reason="decodes a pair with each fault; run by make test-thorough"
-)
-def test_faults_are_named_from_real_decodes() -> None:
-    """Of 100 runs of at most 2,000 rounds 95 name the fault; healthy ones are quiet."""
+def decodes_of(pair, prompts: str, *options):
+    """Return decodes of the first 12 prompts of a file."""
     from cactus_theory._prompts import prompts_of
+    from tests.test_docs import ROOT
+    from tests.traces.planted import Decodes
+
+    texts = prompts_of(ROOT / "simulations" / "data" / prompts)[:12]
+    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+    return Decodes(pair.target, pair.draft, ids, *options)
+
+
+def named_of(pool, healthy, signatures, runs: int = 100) -> tuple[Counter[str], int]:
+    """Return how often each fault is named in runs of at most 2,000 rounds, and the alarms."""
+    source = np.random.default_rng(0)
+    found = [compare_observed(healthy, pool.run(2000, source), signatures) for _ in range(runs)]
+    return Counter(name for own in found for name in own.named), sum(own.alarm for own in found)
+
+
+@thorough
+@pytest.mark.parametrize("where", ["shipped pair", "stories, T=.5, blocks"])
+def test_faults_are_named_from_real_decodes(where: str) -> None:
+    """Of 100 runs of at most 2,000 rounds 95 name the fault; healthy ones are quiet.
+
+    Subtle faults of the second pair are, where 6,800 rounds are expected, not 2,300: GUIDE.md.
+    """
     from cactus_theory.decoding import load_pair
     from tests.test_docs import ROOT
-    from tests.traces.planted import Decodes, Pool, observed
+    from tests.traces.planted import Pool, observed
 
-    pair = load_pair(ROOT / "simulations/pair/target", ROOT / "simulations/pair/draft")
-    prompts = prompts_of(ROOT / "simulations/data/stories.jsonl")[:12]
-    ids = [pair.tokenizer(text)["input_ids"] for text in prompts]
-    judge = find_verifier("chain")
-    decodes = Decodes(pair.target, pair.draft, ids, 8, 48, 1.0, judge)
-    rounds, _, _ = decodes.rounds(None, 6, 0)
+    pair, judge = ROOT / "simulations" / "pair", find_verifier("chain")
+    models, options, repeats = (pair / "target", pair / "draft"), (8, 48, 1.0, judge), 6
+    names = ["no-draft-law", "rows-late", "coin-zero"]
+    if where != "shipped pair":
+        if not STORIES.is_dir():
+            pytest.skip("needs ../shared/models")
+        judge, repeats = find_verifier("block"), 27
+        models = STORIES / "stories260K", STORIES / "stories-xs-281K"
+        options = 8, 64, 0.5, judge
+        names = ["block-by-token", "law-before-temperature", "target-temperature"]
+    decodes = decodes_of(load_pair(*models), "stories.jsonl", *options)
+    rounds, _, _ = decodes.rounds(None, repeats, 0)
     healthy, rows = expect(rounds, verifier=judge), row_signatures(rounds, verifier=judge)
-    other, _, accepted = decodes.rounds(None, 6, 10_000)
+    if (
+        "target-temperature" in names
+    ):  # writes other texts, at other places: decoded, as expect does
+        once, verifier, _ = decodes.rounds(BY_NAME["target-temperature"], repeats, 50_000)
+        rows["target-temperature decoded"] = expect(once, verifier=verifier)
+    other, _, accepted = decodes.rounds(None, repeats, 10_000)
     assert not compare_observed(healthy, observed(other, accepted), rows).alarm
-    source, pool = np.random.default_rng(0), Pool.of(other, judge)
-    quiet = [compare_observed(healthy, pool.run(2000, source), rows) for _ in range(200)]
-    assert sum(own.alarm for own in quiet) <= 10
-    for name in ("no-draft-law", "rows-late", "coin-zero"):
-        faulty, verifier, _ = decodes.rounds(BY_NAME[name], 3, 20_000)
-        own = Pool.of(faulty, verifier)
-        found = [compare_observed(healthy, own.run(2000, source), rows).named for _ in range(100)]
-        assert sum(name in own for own in found) >= 95, name
-        assert np.mean([len(own) for own in found]) <= 3
+    assert named_of(Pool.of(other, judge), healthy, rows, 200)[1] <= 10
+    for name in names:
+        faulty, verifier, _ = decodes.rounds(BY_NAME[name], max(3, repeats // 2), 20_000)
+        found, _ = named_of(Pool.of(faulty, verifier), healthy, rows)
+        assert found[name] >= 95, name
+        assert found.total() <= 300, name
 
 
 def windowed(model, window: int):
@@ -258,21 +288,17 @@ def test_faults_of_passes_are_named_from_real_decodes() -> None:
 
     A draft cut to 50 tokens accepts as a healthy one does, and neither alarms nor is named.
     """
-    from cactus_theory._prompts import prompts_of
     from cactus_theory.decoding import load_pair
     from tests.test_docs import ROOT
-    from tests.traces.planted import Decodes, Pool
+    from tests.traces.planted import Pool
 
     pair = load_pair(ROOT / "simulations/pair/target", ROOT / "simulations/pair/draft")
-    prompts = prompts_of(ROOT / "simulations/data/prompts.jsonl")[:12]
-    ids = [pair.tokenizer(text)["input_ids"] for text in prompts]
-    judge, source = find_verifier("chain"), np.random.default_rng(0)
     of_passes = ("beyond-the-block", "positions-by-index", "context-lost")
     for names, draft in (
         ((*of_passes, "law-before-top-k"), pair.draft),
         (("window-as-full",), windowed(pair.draft, 8)),
     ):
-        decodes = Decodes(pair.target, draft, ids, 4, 32, 1.0, judge)
+        decodes = decodes_of(replace(pair, draft=draft), "prompts.jsonl", 4, 32, 1.0, CHAIN)
         rounds, _, _ = decodes.rounds(None, 9, 0)
         healthy, signatures = expect(rounds), row_signatures(rounds)
         pools = {}
@@ -284,12 +310,8 @@ def test_faults_of_passes_are_named_from_real_decodes() -> None:
             again, verifier, _ = decodes.rounds(fault, 4, 100_000 * number)
             pools[name] = Pool.of(again, verifier)
         for name, own in pools.items():
-            found = [
-                compare_observed(healthy, own.run(2000, source), signatures) for _ in range(100)
-            ]
-            named = sum(name in one.named for one in found)
+            found, alarms = named_of(own, healthy, signatures)
             if name == "law-before-top-k":
-                assert named == 0 and sum(one.alarm for one in found) <= 5
+                assert found[name] == 0 and alarms <= 5
             else:
-                assert named >= 95, name
-                assert np.mean([len(one.named) for one in found]) <= 3, name
+                assert found[name] >= 95 and found.total() <= 300, name
