@@ -17,8 +17,8 @@ from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.expect import Expectation, critical
 from cactus_theory.traces.observed import Observation
 
-# of all tests of one comparison together; half as many healthy runs alarmed in a trial (GUIDE.md)
-QUIET = 0.97
+# of all tests of one comparison together: of 50 healthy engines one may raise an alarm
+QUIET = 0.98
 # a position that fewer rounds reached is not judged: its share is no normal number
 FEWEST = 10
 Column = Float[np.ndarray, "numbers"]

@@ -50,14 +50,15 @@ def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
 
 
 def test_replays_are_grouped_by_a_column(tmp_path: Path, capsys) -> None:
-    pytest.importorskip("transformers")
-    prompts, table = tmp_path / "p.jsonl", tmp_path / "r.csv"
-    tasks = {"def f(x):": "code", "Once upon": "prose", "import os": "code"}
-    lines = [json.dumps({"prompt": text, "task": task}) for text, task in tasks.items()]
-    prompts.write_text("\n".join(lines))
-    logged = [*LOG, "--prompts", str(prompts), "--out", str(tmp_path / "t")]
-    assert main([*logged, "--cycles", "10", "--by", "task"]) == 0
-    capsys.readouterr()
+    source, table = torch.Generator().manual_seed(0), tmp_path / "r.csv"
+    texts = [
+        [Cycle(text, 0, torch.tensor([2, 1]), rows_of(source, 3, 4), rows_of(source, 2, 4))]
+        for text in range(4)
+    ]
+    save_trace(tmp_path / "t", texts, vocab_size=4, num_draft_tokens=2)
+    manifest = tmp_path / "t" / "manifest.json"
+    details = {"prompts": 2, "groups": {"task": ["code", "prose"]}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"details": details}))
     asked = ["replay", str(tmp_path / "t"), *CHOSEN, "--by", "task"]
     assert main([*asked, "--json"]) == 0
     found, trace = json.loads(capsys.readouterr().out), Trace.open(tmp_path / "t")
