@@ -27,7 +27,7 @@ MODES = ("sampled", "greedy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 # texts are enough for a noise floor whose error is small beside it
 FLOOR_TEXTS = 32
-# standard errors at a position from which on it pays to decode with faults: more than a third of
+# standard errors at a position from which on it pays to decode with faults: two thirds or more of
 # healthy engines, and hardly one with a fault that could be named, stay below at every position
 DOUBTFUL = 2.0
 OF_MODELS = ("target", "draft", "prompts")
