@@ -27,6 +27,9 @@ MODES = ("sampled", "greedy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 # texts are enough for a noise floor whose error is small beside it
 FLOOR_TEXTS = 32
+# standard errors at a position from which on it pays to decode with faults: two thirds or more of
+# healthy engines, and hardly one with a fault that could be named, stay below at every position
+DOUBTFUL = 2.0
 OF_MODELS = ("target", "draft", "prompts")
 
 
@@ -80,7 +83,8 @@ def run(args: Namespace) -> int:
         if seen is not None:
             signatures = row_signatures(trace, args.policy, args.verifier, **width)
             compared = compare_observed(found, seen, signatures)
-            if compared.alarm and log is not None:
+            doubtful = any(abs(gap["errors"]) > DOUBTFUL for gap in compared.gaps)
+            if log is not None and (compared.alarm or doubtful):
                 signatures |= _decoded(args, trace, log)
                 compared = compare_observed(found, seen, signatures)
         groups = trace.groups(args.by) if args.by else {}
@@ -137,7 +141,7 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
     from cactus_theory.decoding import ModelDrafter, load_pair
-    from cactus_theory.traces import log_trace
+    from cactus_theory.traces.log import log_shown
 
     texts = prompts_of(args.prompts)
     groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
@@ -148,23 +152,20 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
         """Return a trace; None for a draft that cannot have the fault."""
         if (drafter := draft(pair.draft, greedy)) is None:
             return None
-        with Progress(f"decoding rounds, {name}", args.cycles) as progress:
-            return log_trace(
-                pair.target,
-                drafter,
-                [pair.tokenizer(text)["input_ids"] for text in texts],
-                folder / name,
-                num_draft_tokens=args.num_draft_tokens or 4,
-                max_new_tokens=args.max_new_tokens,
-                cycles=args.cycles,
-                temperature=1.0 if args.temperature is None else args.temperature,
-                eos_token_ids=pair.target.generation_config.eos_token_id,
-                seed=args.seed,
-                policy=args.policy,
-                verifier=verifier or args.verifier,
-                groups=groups,
-                on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
-            )
+        return log_shown(
+            args,
+            pair,
+            [pair.tokenizer(text)["input_ids"] for text in texts],
+            folder / name,
+            label=f"decoding rounds, {name}",
+            draft_model=drafter,
+            num_draft_tokens=args.num_draft_tokens or 4,
+            temperature=1.0 if args.temperature is None else args.temperature,
+            eos_token_ids=pair.target.generation_config.eos_token_id,
+            policy=args.policy,
+            verifier=verifier or args.verifier,
+            groups=groups,
+        )
 
     return log
 

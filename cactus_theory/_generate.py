@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     statistics = result.statistics()
     if args.cap is not None:
         own = Promise(0.9, per_token=args.cap, tokens=args.max_new_tokens)
-        statistics["promise"] = f"at most {own.nats:.4g} nats an answer: {own.range}"
+        statistics["promise"] = own.sentence
     if args.json:
         spec = "plain" if tuned.plain else options.policies[0].spec
         header = {"policy": spec, "verifier": tuned.verifier, "text": text}

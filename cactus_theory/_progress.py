@@ -50,6 +50,15 @@ class Progress:
             self.shown, self.said = now, True
             print(f"{self.label} {done}/{self.total} {note}".rstrip(), file=sys.stderr, flush=True)
 
+    def of(self, done: int, total: int) -> None:
+        """Record that ``done`` of ``total`` steps are finished."""
+        self.total = total
+        self.update(done)
+
+    def texts(self, done: int, texts: int) -> None:
+        """Record how much was logged in how many texts; the last text may add more than needed."""
+        self.update(min(done, self.total), f"{texts} texts")
+
 
 def _bar() -> Any:
     """Return a bar that goes away when it is finished, None without rich."""

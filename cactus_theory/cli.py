@@ -90,21 +90,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("--by", metavar="COLUMN", help="of a trace: a line per value of a column")
     audit.set_defaults(run=_audit)
-    checking = commands.add_parser("check", help="look for rows on which a policy is wrong")
-    testing.add_arguments(checking)
-    checking.set_defaults(run=testing.run)
-    generate = commands.add_parser("generate", help="decode a prompt with a draft model")
-    generate_command.add_arguments(generate)
-    generate.set_defaults(run=generate_command.run)
-    expecting = commands.add_parser("expect", help="what acceptance is healthy, at each position")
-    expect_command.add_arguments(expecting)
-    expecting.set_defaults(run=expect_command.run)
-    tuning = commands.add_parser("tune", help="the fastest policy, knob, verifier and K")
-    tune_command.add_arguments(tuning)
-    tuning.set_defaults(run=tune_command.run)
-    promising = commands.add_parser("promise", help="what a cap on KL says about an answer")
-    promise_command.add_arguments(promising)
-    promising.set_defaults(run=promise_command.run)
+    for name, command, said in (
+        ("check", testing, "look for rows on which a policy is wrong"),
+        ("generate", generate_command, "decode a prompt with a draft model"),
+        ("expect", expect_command, "what acceptance is healthy, at each position"),
+        ("tune", tune_command, "the fastest policy, knob, verifier and K"),
+        ("promise", promise_command, "what a cap on KL says about an answer"),
+    ):
+        own = commands.add_parser(name, help=said)
+        command.add_arguments(own)
+        own.set_defaults(run=command.run)
     return parser
 
 

@@ -113,6 +113,11 @@ class Promise:
         return f"{share(self.rate)} of the target becomes {share(self.low)} to {share(self.high)}"
 
     @property
+    def sentence(self) -> str:
+        """Return what an answer may spend, and the interval."""
+        return f"at most {self.nats:.4g} nats an answer: {self.range}"
+
+    @property
     def unit(self) -> str:
         """Return in words whether nats were taken for an answer or a token, and the other way."""
         count = self.tokens or USUAL_TOKENS

@@ -27,9 +27,13 @@ class SampleAndMatch(Policy):
         """Return: lossless; accepts Σ p q, at most what speculative does."""
         return Declaration(budget=Budget("kl", 0.0, "emitted"), between=True)
 
+    def keep_entries(self, q_n: Entries) -> Entries:
+        """Return φ from float64 entries of q: themselves."""
+        return q_n
+
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return q_n."""
-        return q.gather(-1, n).double()
+        """Return φ, which reads q_n alone."""
+        return self.keep_entries(q.gather(-1, n).double())
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return q without n, normalised; q where n is certain."""
@@ -37,8 +41,8 @@ class SampleAndMatch(Policy):
         return normalised_or(q.scatter(-1, n[..., None], 0.0), q)
 
     def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
-        """Return coin < q_n: the rest of the row is not needed."""
-        return coin < q_n
+        """Return coin < φ: the rest of the row is not needed."""
+        return coin < self.keep_entries(q_n)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return q itself."""

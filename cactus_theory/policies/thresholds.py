@@ -4,27 +4,17 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.policies._base import (
-    Entries,
-    Flags,
-    Id,
-    Ids,
-    Policy,
-    Rows,
-    keep_probability,
-    normalised_or,
-)
+from cactus_theory.policies._base import Entries, Rows, keep_probability
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register
+from cactus_theory.policies.sample_and_match import SampleAndMatch
 
 
 @register("thresholds")
 @dataclass(frozen=True)
-class Thresholds(Policy):
+class Thresholds(SampleAndMatch):
     r"""Keep n with probability :math:`\min(1, q_n/a)`, and surely from :math:`q_n ≥ s` on.
 
     .. math:: g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
@@ -64,19 +54,6 @@ class Thresholds(Policy):
         sure = (q_n >= self.single) & (q_n > 0)
         kept = keep_probability(q_n, torch.full_like(q_n, self.acc))
         return torch.where(sure, 1.0, kept)
-
-    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return min(1, q_n/a), 1 from s on."""
-        return self.keep_entries(q.gather(-1, n).double())
-
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return q without n, normalised; q where n is certain."""
-        q = q.double()
-        return normalised_or(q.scatter(-1, n[..., None], 0.0), q)
-
-    def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
-        """Return coin < φ: the rest of the row is not needed."""
-        return coin < self.keep_entries(q_n)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return pφ + q·(what all others leave, each over its own 1 − q_n), O(V) a row."""

@@ -1,11 +1,10 @@
 """Log the rows of a real pair along real texts, and replay any policy and verifier on them."""
 
-from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._folder import save_trace
-from cactus_theory.traces._result import Replay
+from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.audits import PooledAudit, pooled_audit, row_pairs
 from cactus_theory.traces.compared import compare_observed
-from cactus_theory.traces.estimate import Estimate
+from cactus_theory.traces.estimate import Estimate, Replay
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.faults import row_signatures
 from cactus_theory.traces.log import log_trace

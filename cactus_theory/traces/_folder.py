@@ -8,7 +8,6 @@ from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
 from cactus_theory._lock import NAME as LOCK
 from cactus_theory._lock import FolderLock
-from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._manifest import (
     MANIFEST,
     UNFINISHED,
@@ -21,7 +20,7 @@ from cactus_theory.traces._manifest import (
     write_header,
     write_manifest,
 )
-from cactus_theory.traces._shard import DTYPES, Shard, checked, from_bytes, pack, to_bytes
+from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
 from cactus_theory.traces.trace import Trace
 
 

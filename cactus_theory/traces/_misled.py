@@ -8,12 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding.drafters import Drafter
+from cactus_theory.decoding.drafters import ModelDrafter
 from cactus_theory.decoding.drafters._base import Drafting, Setting, nothing
+from cactus_theory.decoding.drafters._sampled import SampledDrafting
 from cactus_theory.decoding.models import text_config
-from cactus_theory.decoding.vocabulary import check_model_vocabularies
 from cactus_theory.verify.contract import Draft
-from cactus_theory.verify.draw import pick
 
 # how many tokens a refusal costs a draft's cache
 LOST = 2
@@ -48,11 +47,9 @@ def behind_after_refusals(
 
 
 @dataclass(frozen=True)
-class Misled(Drafter):
+class Misled(ModelDrafter):
     """Draft with ``model`` by passes that are shown what ``view`` says; ``whole``: no window."""
 
-    model: Any
-    greedy: bool
     view: View = everything
     whole: bool = False
 
@@ -66,19 +63,13 @@ class Misled(Drafter):
         """Return this drafter at work on one decode."""
         return MisledDrafting(setting, self)
 
-    def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise for a model of another vocabulary."""
-        check_model_vocabularies(target_model, self.model)
-        return {"draft_model": self.model}
 
-
-class MisledDrafting(Drafting):
+class MisledDrafting(SampledDrafting):
     """Such a drafter at work: one whole pass a token and text."""
 
     def __init__(self, setting: Setting, own: Misled) -> None:
-        self.texts, self.warp, self.own = setting.texts, setting.warp, own
-        self.certain = own.greedy or setting.warp.greedy
-        self.lost: list[set[int]] = [set() for _ in range(setting.texts.batch)]
+        super().__init__(setting, own.greedy)
+        self.own, self.lost = own, [set[int]() for _ in range(setting.texts.batch)]
         self.drafted_from = [(length, 0) for length in setting.texts.lengths]
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
@@ -86,18 +77,11 @@ class MisledDrafting(Drafting):
         if not any(wanted):
             return nothing(self.texts)
         self.drafted_from = list(zip(self.texts.lengths, wanted, strict=True))
-        tokens, rows = [], []
-        for offset in range(max(wanted)):
-            logits = self._logits(offset)
-            if self.certain:
-                scores = self.warp.scores(logits, self.texts, offset, wanted)
-                tokens.append(scores[:, 0].argmax(-1))
-            else:
-                rows.append(self.warp(logits, self.texts, offset, wanted)[:, 0])
-                tokens.append(pick(rows[-1], coins[:, offset]).clamp(min=0))
-            self.texts.propose(offset, tokens[-1])
-        probs = torch.stack(rows, 1) if rows else None
-        return Draft(torch.stack(tokens, 1), list(wanted), probs)
+        tokens = [
+            self.draw(self._logits(offset), offset, wanted, coins[:, offset])
+            for offset in range(max(wanted))
+        ]
+        return Draft(torch.stack(tokens, 1), list(wanted), self.rows(len(tokens)))
 
     @torch.inference_mode()
     def _logits(self, offset: int) -> Float[Tensor, "batch 1 vocab"]:
@@ -121,6 +105,7 @@ class MisledDrafting(Drafting):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""
+        super().keep(rows)
         self.lost = [self.lost[row] for row in rows]
         self.drafted_from = [self.drafted_from[row] for row in rows]
 

@@ -1,4 +1,4 @@
-"""The cycles of one text as bytes: ragged rows end to end, with offsets.
+"""One round of a decode, and those of one text as bytes: ragged rows end to end, with offsets.
 
 A shard is a safetensors file with C cycles, their N drafted tokens, N + C target rows and
 M ≤ N draft rows. Rows are natural logarithms, −inf where a token has no probability: float16
@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.traces._cycle import Cycle
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 # how far a row's probabilities may sum from 1: rounding moves a log-probability of −16 in float16
@@ -27,6 +26,33 @@ NAMES = (
     "target_log_probs",
     "draft_log_probs",
 )
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One round of a decode, all of it: rows after the first refusal too.
+
+    Attributes
+    ----------
+    text : number of the text.
+    position : how many new tokens the text had before.
+    draft_token_ids : (K,) int64, as drafted; K may be 0.
+    target_probs : (K + 1, V) float64; row 0 follows the text, row i + 1 drafted token i.
+    draft_probs : (K, V) float64, the rows the tokens were drawn from; None if the drafter was
+        certain of them.
+
+    Examples
+    --------
+    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
+    >>> Cycle(0, 0, torch.tensor([1]), rows, rows[:1]).draft_token_ids
+    tensor([1])
+    """
+
+    text: int
+    position: int
+    draft_token_ids: Int[Tensor, "K"]
+    target_probs: Float[Tensor, "K1 vocab"]
+    draft_probs: Float[Tensor, "K vocab"] | None
 
 
 @dataclass(frozen=True)

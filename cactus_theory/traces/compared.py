@@ -17,6 +17,8 @@ from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.expect import Expectation, critical
 from cactus_theory.traces.observed import Observation
 
+# of all tests of one comparison together: of 50 healthy engines one may raise an alarm
+QUIET = 0.98
 # a position that fewer rounds reached is not judged: its share is no normal number
 FEWEST = 10
 Column = Float[np.ndarray, "numbers"]
@@ -42,7 +44,7 @@ class Verdict:
     gaps : one a position that enough rounds reached, keys GAP; at position 0 tokens per call, if
         those were counted. ``errors`` is how many standard errors it is off.
     alarm : whether healthy is refused: by a gap, or in favour of some fault.
-    named : faults that fit and that healthy was refused in favour of, the nearest first.
+    named : of an alarm, faults that fit and are nearer than healthy, the nearest first.
     alike : faults that would look healthy here.
     """
 
@@ -57,10 +59,12 @@ def compare_observed(
 ) -> Verdict:
     """Return where counts are off, and which faults would explain them.
 
-    Of a healthy engine all tests together raise an alarm with probability 1 − LEVEL, about: each
-    position, and for each fault the weighted sum of gaps in whose direction it shows. A fault is
-    named if its own test alarms and no position is off from its signature. A fault may have several
-    signatures: what stands behind a space in their names does not count.
+    Of a healthy engine all tests together raise an alarm with probability 1 − QUIET at most, about:
+    each position on both sides, and on one side, for each fault that shows, the sum of gaps in
+    whose direction it does, weighted by its size over the counts' variance. Once there is an alarm
+    a fault is named if its own test, taken alone, refuses healthy, and no position is off from its
+    signature, both at LEVEL. A fault may have several signatures: what stands behind a space in
+    their names does not count.
 
     Raises
     ------
@@ -75,28 +79,28 @@ def compare_observed(
     ('no-draft-law',)
     """
     signatures = {} if signatures is None else signatures
-    base = _Numbers(healthy, seen)
-    reach = critical(len(base.places) + len(signatures), healthy.freedom)
+    base, shown = _Numbers(healthy, seen), []
     least = critical(len(base.places), healthy.freedom)
-    columns = base.places, base.expected, base.known, base.observed, base.spread, base.errors
-    lines = zip(*(own.tolist() for own in columns), strict=True)
-    gaps = [dict(zip(GAP, (*own, abs(own[-1]) > reach), strict=True)) for own in lines]
-    named, shows, alarm = [], set(), any(gap["off"] for gap in gaps)
     for name, signature in signatures.items():
         other = _Numbers(signature, seen)
         step = other.expected - base.expected
-        name = name.partition(" ")[0]
-        if not (np.abs(step) > least * base.apart(other)).any():
-            continue
-        shows.add(name)
-        towards = base.along(step / base.spread**2) > reach
-        alarm |= towards
-        worst = float(np.abs(other.errors).max())
-        if towards and worst <= critical(len(other.places), signature.freedom):
-            named.append((worst, name))
+        if (np.abs(step) > least * base.apart(other)).any():
+            shown.append((name.partition(" ")[0], other, base.along(step / base.spread**2)))
+    reach = critical(len(base.places) + len(shown) / 2, healthy.freedom, QUIET)
+    columns = base.places, base.expected, base.known, base.observed, base.spread, base.errors
+    lines = zip(*(own.tolist() for own in columns), strict=True)
+    gaps = [dict(zip(GAP, (*own, abs(own[-1]) > reach), strict=True)) for own in lines]
+    alarm = any(gap["off"] for gap in gaps) or any(towards > reach for *_, towards in shown)
+    alone = critical(1 / 2, healthy.freedom)
+    named = [
+        (other.worst, name)
+        for name, other, towards in shown
+        if alarm and towards > alone and other.fits
+    ]
     nearest = dict.fromkeys(name for _, name in sorted(named))
     names = dict.fromkeys(name.partition(" ")[0] for name in signatures)
-    return Verdict(gaps, alarm, tuple(nearest), tuple(own for own in names if own not in shows))
+    alike = names.keys() - {name for name, *_ in shown}
+    return Verdict(gaps, alarm, tuple(nearest), tuple(own for own in names if own in alike))
 
 
 class _Numbers:
@@ -112,8 +116,8 @@ class _Numbers:
         scatter = np.array([own.length_scatter])
         if seen.is_length and seen.accepted[0] > width + 1:
             raise ValueError(
-                f"observed: tokens per call must be at most {width + 1}, all {width} drafted and one "
-                f"more; got {seen.accepted[0]:g}"
+                f"observed: tokens per call must be at most {width + 1}, all {width} drafted and "
+                f"one more; got {seen.accepted[0]:g}"
             )
         if not seen.is_length:
             if len(seen.accepted) != width:
@@ -139,6 +143,9 @@ class _Numbers:
         gap = self.observed - self.expected
         less = np.sign(gap) * np.maximum(np.abs(gap) - step / count, 0.0)
         self.errors: Column = less / np.hypot(self.spread, self.known)
+
+        self.worst = float(np.abs(self.errors).max())
+        self.fits = self.worst <= critical(len(self.places), own.freedom)
 
     def apart(self, other: "_Numbers") -> Column:
         """Return the standard errors of differences of what is expected, paired if of one trace."""

@@ -22,14 +22,13 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
-from cactus_theory.traces._result import Replay
-from cactus_theory.traces.estimate import Estimate, PerText, ratio_of_sums
+from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
 from cactus_theory.traces.replays import ENTRIES, _judged, _Sums, _width
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.registry import find_verifier
 
-# of all intervals and tests of one table together
+# of all intervals of one table together
 LEVEL = 0.99
 # points of Student's distribution: its tail of 1e-5 is then right to 1e-4 of itself
 T_POINTS = 2**17
@@ -111,9 +110,7 @@ class Expectation:
             return None
         own = self.replay
         means = [ratio_of_sums(kept, own.cycles, own.source) for kept in self.alone]
-        value = 1 + float(np.cumprod([mean.value for mean in means]).sum())
-        left_out = 1 + np.cumprod([mean.left_out for mean in means], 0).sum(0)
-        return Estimate(value, left_out, own.source)
+        return combined(lambda *own: 1 + np.cumprod(own, 0).sum(0), *means)
 
     def scatter(self, place: int) -> float:
         """Return the variance of one round's accepted minus expected, of those it reaches.
@@ -215,11 +212,11 @@ def _strata(trace: Trace) -> Int[np.ndarray, "texts"]:
 
 
 @cache
-def critical(tests: int, freedom: int, level: float = LEVEL) -> float:
+def critical(tests: float, freedom: int, level: float = LEVEL) -> float:
     """Return how many standard errors two-sided tests may be off; ∞ without freedom.
 
-    All ``tests`` together alarm with probability 1 − level at most (Bonferroni), where errors have
-    so many degrees of freedom.
+    All ``tests``, of which one-sided ones count half, together alarm with probability 1 − level at
+    most (Bonferroni), where errors have so many degrees of freedom.
     """
     tail = (1 - level) / (2 * tests)
     if freedom < 1:

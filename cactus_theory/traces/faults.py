@@ -99,16 +99,21 @@ class Planted(Verifier):
         return self.judge.verify(assigned, q, own, accept, draw)
 
     def law(self, assigned: Assignment, target_probs: Tensor, draft: Draft) -> VerdictLaw:
-        """Return the law; ``alive`` is weighted where tokens come from another law than logged.
+        """Return the law, with an ``alive`` whose mean over logged drafts is that over faulty ones.
 
-        Its mean over logged drafts is then what it would be over the faulty ones.
+        A block's own averages over what follows a token, drawn as is reported: where it is not,
+        the tail of ``stop`` of the whole draft is taken. Where tokens come from another law than
+        was logged they are weighted, up to the token or as a whole.
         """
         seen = self.change(Rows(target_probs, draft.probs, self.temperature))
         law = self.judge.law(assigned, seen.q, replace(draft, probs=seen.p))
-        if seen.sampled is None or draft.probs is None:
-            return law
-        ratio = (seen.sampled / draft.probs).gather(-1, draft.token_ids[..., None])[..., 0]
-        alive = torch.cat([law.alive[:, :1], law.alive[:, 1:] * ratio.cumprod(-1)], -1)
+        drawn = draft.probs if seen.sampled is None else seen.sampled
+        by_prefix = seen.p is drawn or isinstance(self.judge, Chain)
+        alive = law.alive if by_prefix else law.stop.flip(-1).cumsum(-1).flip(-1)
+        if seen.sampled is not None and draft.probs is not None:
+            ratio = (seen.sampled / draft.probs).gather(-1, draft.token_ids[..., None])[..., 0]
+            weight = ratio.cumprod(-1) if by_prefix else ratio.prod(-1, keepdim=True)
+            alive = torch.cat([alive[:, :1], alive[:, 1:] * weight], -1)
         return replace(law, alive=alive)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory import _arguments as check
+from cactus_theory._progress import Progress
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._decode import opened_texts
 from cactus_theory.decoding.drafters import Drafter, as_drafter
@@ -18,11 +19,10 @@ from cactus_theory.decoding.loop import decode
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.policies import Policy
-from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._folder import Folder
 from cactus_theory.traces._identity import identity, name_of
 from cactus_theory.traces._manifest import Header
-from cactus_theory.traces._shard import DTYPES
+from cactus_theory.traces._shard import DTYPES, Cycle
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Draft, Verifier
 
@@ -137,6 +137,19 @@ def log_trace(
     with Folder(Path(folder), header) as kept:
         _fill(kept, (target_model, drafter), prompts, options, on_text)
     return kept.trace()
+
+
+def log_shown(
+    args: Any, pair: Any, prompts_ids: Sequence[Sequence[int]], folder: str | Path,
+    *, label: str = "logging cycles", **options: Any,
+) -> Trace:  # fmt: skip
+    """Return :func:`log_trace` with the sizes and the seed of a command, and show how far it is."""
+    options = {"draft_model": pair.draft, "max_new_tokens": args.max_new_tokens} | options
+    with Progress(label, args.cycles) as progress:
+        return log_trace(
+            pair.target, prompts_ids=prompts_ids, folder=folder, cycles=args.cycles,
+            seed=args.seed, on_text=progress.texts, **options,
+        )  # fmt: skip
 
 
 def _unusual(options: DecodeOptions, groups: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:

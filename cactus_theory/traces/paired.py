@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-from cactus_theory.traces._result import Replay
-from cactus_theory.traces.estimate import Estimate
+from cactus_theory.traces.estimate import Estimate, Replay, combined
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +95,10 @@ def tokens_at(
     >>> round(tokens_at(bands, 0.02).value, 3)
     1.681
     """
-    amount = level.value if isinstance(level, Estimate) else level
-    ordered = sorted(replays, key=lambda own: own.divergence_per_token(divergence).value)
-    spent = [own.divergence_per_token(divergence).value for own in ordered]
-    low, high = _around(ordered, spent, amount, "level", f"{divergence} per token")
-    numbers = [own.tokens_per_call for own in (low, high)]
-    numbers += [own.divergence_per_call(divergence) for own in (low, high)]
-    return _recomputed(_mixed, level, numbers, low.source)
+    names = "level", f"{divergence} per token"
+    return _between(
+        replays, lambda own: own.divergence_per_token(divergence), level, names, _mixed, divergence
+    )
 
 
 def divergence_at(
@@ -125,64 +121,44 @@ def divergence_at(
     >>> round(divergence_at(bands, 1.681).value, 3)
     0.02
     """
-    amount = tokens.value if isinstance(tokens, Estimate) else tokens
-    ordered = sorted(replays, key=lambda own: own.tokens_per_call.value)
-    each = [own.tokens_per_call.value for own in ordered]
-    low, high = _around(ordered, each, amount, "tokens", "tokens per call")
-    numbers = [own.divergence_per_call(divergence) for own in (low, high)]
-    numbers += [own.tokens_per_call for own in (low, high)]
-    return _recomputed(_spent, tokens, numbers, low.source)
+    names = "tokens", "tokens per call"
+    return _between(replays, lambda own: own.tokens_per_call, tokens, names, _spent, divergence)
 
 
-def _around(
-    ordered: Sequence[Replay], values: Sequence[float], amount: float, name: str, unit: str
-) -> tuple[Replay, Replay]:
-    """Return the neighbours whose values, which rise, lie on both sides of an amount."""
+def _between(
+    replays: Sequence[Replay],
+    measure: Callable[[Replay], Estimate],
+    given: float | Estimate,
+    names: tuple[str, str],
+    rule: Callable[..., Any],
+    divergence: str,
+) -> Estimate:
+    """Return ``rule`` of what is given and of the replays that measure next to it on both sides."""
+    ordered = sorted(replays, key=lambda own: measure(own).value)
+    values = [measure(own).value for own in ordered]
+    amount = given.value if isinstance(given, Estimate) else given
     if len({own.source for own in ordered}) > 1:
         raise ValueError("replays: must all be of the same trace; got several")
-    for low, high in zip(range(len(ordered) - 1), range(1, len(ordered)), strict=True):
-        if values[low] <= amount <= values[high] and values[low] < values[high]:
-            return ordered[low], ordered[high]
+    for low, high, less, more in zip(ordered, ordered[1:], values, values[1:], strict=False):
+        if less <= amount <= more and less < more:
+            if not isinstance(given, Estimate):
+                given = Estimate(given, np.full(len(low.cycles), float(given)), low.source)
+            numbers = [own.tokens_per_call for own in (low, high)]
+            numbers += [own.divergence_per_call(divergence) for own in (low, high)]
+            return combined(rule, given, *numbers)
+    name, unit = names
     reach = f"{values[0]:.4g} to {values[-1]:.4g}" if values else "nothing"
     raise ValueError(f"{name}: must lie between two of the replays' {unit}, {reach}; got {amount}")
 
 
-def _recomputed(
-    rule: Callable[..., Float[np.ndarray, "some"]],
-    given: float | Estimate,
-    numbers: Sequence[Estimate],
-    source: str,
-) -> Estimate:
-    """Return ``rule`` of a level and four estimates, from all texts and with each left out."""
-    if isinstance(given, Estimate):
-        given._check(numbers[0])
-    else:
-        given = Estimate(given, np.full(len(numbers[0].left_out), float(given)), source)
-    whole = [np.array([one.value]) for one in (given, *numbers)]
-    parts = [one.left_out for one in (given, *numbers)]
-    return Estimate(float(rule(*whole)[0]), rule(*parts), source)
-
-
-def _mixed(
-    level: Float[np.ndarray, "some"],
-    tokens_a: Float[np.ndarray, "some"],
-    tokens_b: Float[np.ndarray, "some"],
-    spent_a: Float[np.ndarray, "some"],
-    spent_b: Float[np.ndarray, "some"],
-) -> Float[np.ndarray, "some"]:
+def _mixed(level: Any, tokens_a: Any, tokens_b: Any, spent_a: Any, spent_b: Any) -> Any:
     """Return tokens per call of the coin between a and b that spends ``level`` a token."""
     over_a, over_b = spent_a - level * tokens_a, spent_b - level * tokens_b
     share = over_a / (over_a - over_b)
     return tokens_a + share * (tokens_b - tokens_a)
 
 
-def _spent(
-    tokens: Float[np.ndarray, "some"],
-    spent_a: Float[np.ndarray, "some"],
-    spent_b: Float[np.ndarray, "some"],
-    tokens_a: Float[np.ndarray, "some"],
-    tokens_b: Float[np.ndarray, "some"],
-) -> Float[np.ndarray, "some"]:
+def _spent(tokens: Any, tokens_a: Any, tokens_b: Any, spent_a: Any, spent_b: Any) -> Any:
     """Return the divergence per token of the coin between a and b that has so many tokens."""
     share = (tokens - tokens_a) / (tokens_b - tokens_a)
     return (spent_a + share * (spent_b - spent_a)) / tokens

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._checks import whole_number
-from cactus_theory.decoding.schedule import Schedule, find_rule
+from cactus_theory.decoding.result import VerifiedRows
+from cactus_theory.decoding.schedule import Schedule, check_followed, find_rule
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import keep_probability, one_hot
-from cactus_theory.traces._positions import mean_alive
-from cactus_theory.traces._result import Replay
-from cactus_theory.traces.rows import SavedRows
-from cactus_theory.traces.scheduled import replay_schedule
+from cactus_theory.policies._lent import copied
+from cactus_theory.traces.estimate import Replay
+from cactus_theory.traces.rows import SavedRows, mean_alive
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
@@ -36,6 +36,8 @@ from cactus_theory.verify.registry import find_verifier
 
 # numbers of target rows judged at once: a few cycles at V=2,048, so that arrays stay near a core
 ENTRIES = 2**17
+# what a schedule knows of a text is drawn with this seed plus the text's number
+SEED = 0
 Source = Trace | SavedRows
 OnCycles = Callable[[int], None]
 
@@ -130,7 +132,7 @@ def _replays(
     if isinstance(rule, Schedule):
         if isinstance(source, SavedRows):
             raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
-        replay_schedule(source, rule, judge, kinds, sums[-1])
+        _replay_schedule(source, rule, judge, kinds, sums[-1])
         return {widths[-1]: sums[-1].result(rule.spec, judge.spec, source.fingerprint)}
     judge.check(rule)
     if isinstance(source, SavedRows):
@@ -209,6 +211,42 @@ def _replay_rows(
         sums.add(place, alive, torch.ones_like(alive, dtype=torch.bool), spent)
         if on_cycles is not None:
             on_cycles(int(place[-1]) + 1)
+
+
+def _replay_schedule(
+    trace: Trace, schedule: Schedule, judge: Verifier, kinds: dict[str, Divergence], sums: "_Sums"
+) -> None:
+    """Add to ``sums`` what each cycle does under a schedule, as the cycles of one policy.
+
+    Given a schedule's state all coins of a cycle are integrated out. The state goes on with one
+    outcome that is drawn: the rows that were verified, and the tokens that followed. It begins
+    without the prompt, which a trace does not hold.
+    """
+    check_followed(schedule, judge)
+    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
+    text, state, source = -1, None, torch.Generator()
+    for cycle in trace:
+        if cycle.text != text:
+            text, state = cycle.text, schedule.begin([])
+            source.manual_seed(SEED + text)
+        ids, q = cycle.draft_token_ids[: sums.width], cycle.target_probs[: sums.width + 1]
+        p = one_hot(ids, q) if cycle.draft_probs is None else cycle.draft_probs[: sums.width]
+        choice = schedule.choose_by_rows(state, *copied((ids, q[:-1], p)))
+        draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
+        law = judge.law(Assignment(schedule.rules, choice[None]), q[None], draft)
+        if law.emitted is None:
+            raise NotImplementedError(NO_ROW.format(judge.name))
+        ended = torch.isin(ids, ends).cumsum(-1) > 0
+        going = torch.cat([ended.new_zeros(1), ended]).logical_not()[None]
+        emitted = law.emitted[:, : len(ids)]
+        spent = {spec: kind.value(emitted, q[None, :-1]) for spec, kind in kinds.items()}
+        sums.add(torch.tensor([text]), law.alive, going, spent)
+        count = int(torch.multinomial(law.stop[0], 1, generator=source))
+        token = int(torch.multinomial(law.last[0, count], 1, generator=source))
+        rows = min(count + 1, len(ids))
+        seen = VerifiedRows(q[:rows], p[:rows], ids[:rows], torch.arange(rows) < count)
+        state = schedule.observe(state, *copied((seen,)))
+        state = schedule.advance(state, [*ids[:count].tolist(), token])
 
 
 class _Sums:

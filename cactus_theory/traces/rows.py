@@ -1,15 +1,23 @@
-"""Saved rows of a target and a draft in the place of a trace."""
+"""Saved rows in the place of a trace: drafts of one token, averaged over the draft's row."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory._files import load_rows
+from cactus_theory.policies import Policy
+from cactus_theory.policies._path import Path as Place
 from cactus_theory.traces._manifest import digest
+from cactus_theory.verify.block import Block
+from cactus_theory.verify.chain import Chain
+from cactus_theory.verify.contract import Assignment, Draft, Verifier
+
+Rows = Float[Tensor, "rows vocab"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +38,8 @@ class SavedRows:
     (2, 1)
     """
 
-    target_probs: Float[Tensor, "rows vocab"]
-    draft_probs: Float[Tensor, "rows vocab"]
+    target_probs: Rows
+    draft_probs: Rows
     num_draft_tokens = 1
 
     @classmethod
@@ -74,3 +82,36 @@ class SavedRows:
         """Return what tells these rows from others: a digest."""
         content = (rows.numpy().tobytes() for rows in (self.target_probs, self.draft_probs))
         return digest(b"".join(content))
+
+
+def mean_alive(
+    verifier: Verifier, rule: Policy, q: Rows, p: Rows
+) -> tuple[Float[Tensor, "rows"], Rows]:
+    """Return the probability that the token drafted from p is accepted, and the emitted law.
+
+    Σ p φ for the chain and Σ min(p, h) for blocks, which at one token is the same for a
+    fixed h; any other verifier's law is enumerated over tokens, O(V²) a row.
+    """
+    emitted = verifier.emitted(rule, q, p, start_of_block(len(q)))
+    if isinstance(verifier, Chain):
+        return (p * rule.keep(q, p)).sum(-1), emitted
+    if isinstance(verifier, Block):
+        return torch.minimum(p, emitted).sum(-1), emitted
+    kept = [_enumerated(verifier, rule, *rows) for rows in zip(q, p, strict=True)]
+    return torch.stack(kept), emitted
+
+
+def start_of_block(rows: int) -> Place:
+    """Return the path of rows that begin a block of one drafted token."""
+    alive = torch.ones(rows, dtype=torch.float64)
+    return Place(alive, torch.zeros(rows, dtype=torch.int64))
+
+
+def _enumerated(verifier: Verifier, rule: Policy, q: Tensor, p: Tensor) -> Tensor:
+    """Return Σ_n p_n alive_1(n) of one row (V,)."""
+    total = q.new_zeros(())
+    for token in p.nonzero()[:, 0]:
+        draft = Draft(token[None, None], [1], p[None, None])
+        law = verifier.law(Assignment((rule,)), q.expand(1, 2, -1), draft)
+        total += p[token] * law.alive[0, 1]
+    return total

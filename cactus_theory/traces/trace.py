@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.traces._cycle import Cycle
 from cactus_theory.traces._manifest import (
     MANIFEST,
     UNFINISHED,
@@ -19,7 +18,7 @@ from cactus_theory.traces._manifest import (
     digest,
     read_manifest,
 )
-from cactus_theory.traces._shard import Shard, from_bytes
+from cactus_theory.traces._shard import Cycle, Shard, from_bytes
 
 # so many cycles do not all draft equally many tokens by chance, fewer than they could
 ENOUGH_CYCLES = 8
@@ -244,18 +243,11 @@ class Trace:
         ValueError
             A trace of certain drafts only, which have no rows.
         """
-        target, draft = [], []
-        for text in range(self.texts):
-            shard = self.shard(text)
-            for number, certain in enumerate(shard.certain):
-                if not certain:
-                    cycle = _cycle(text, shard, number)
-                    assert cycle.draft_probs is not None
-                    target.append(cycle.target_probs[:-1])
-                    draft.append(cycle.draft_probs)
-        if not target:
+        own = [(c.target_probs[:-1], c.draft_probs) for c in self if c.draft_probs is not None]
+        if not own:
             raise ValueError(f"{self.folder}: must hold draft rows; every draft in it was certain")
-        return torch.cat(target), torch.cat(draft)
+        target, draft = map(torch.cat, zip(*own, strict=True))
+        return target, draft
 
     def _check_drafted(self, lengths: set[int]) -> None:
         """Raise if every cycle drafted equally many tokens, fewer than the manifest says."""

@@ -151,12 +151,7 @@ def _tuned(args: Namespace) -> list[Any]:
         timed[:] = settings
         prompts = Prompts(ids, batch, args.max_new_tokens, args.temperature, ends, args.seed)
         with Progress(f"timing decodes, batch {batch}", 1) as progress:
-
-            def on_decode(done: int, total: int) -> None:
-                progress.total = total
-                progress.update(done)
-
-            return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=on_decode)
+            return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
 
     found = _chosen(args, source, measure)
     dtype = dtype_of([pair.target, pair.draft])
@@ -187,8 +182,8 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
     with Progress("solving knobs", 1) as progress:
 
         def on_step(what: str, done: int, total: int) -> None:
-            progress.label, progress.total = what, total
-            progress.update(done)
+            progress.label = what
+            progress.of(done, total)
 
         return tune(
             source,
@@ -225,20 +220,9 @@ def _of_pair(args: Namespace, pair: Any) -> Any:
 
 
 def _logged(args: Namespace, pair: Any, ids: list[list[int]], ends: Any) -> Any:
-    from cactus_theory.traces import log_trace
+    from cactus_theory.traces.log import log_shown
     from cactus_theory.tuning.tune import WIDTHS
 
-    with Progress("logging cycles", args.cycles) as progress:
-        return log_trace(
-            pair.target,
-            pair.draft,
-            ids,
-            args.work / "trace",
-            num_draft_tokens=max(args.num_draft_tokens or WIDTHS),
-            max_new_tokens=args.max_new_tokens,
-            cycles=args.cycles,
-            temperature=args.temperature,
-            eos_token_ids=ends,
-            seed=args.seed,
-            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
-        )
+    width = max(args.num_draft_tokens or WIDTHS)
+    options = {"temperature": args.temperature, "eos_token_ids": ends}
+    return log_shown(args, pair, ids, args.work / "trace", num_draft_tokens=width, **options)

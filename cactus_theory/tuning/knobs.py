@@ -8,7 +8,7 @@ straight line in logarithms between the nearest two known ones on either side.
 import math
 from collections.abc import Sequence
 
-from cactus_theory.traces._result import Replay
+from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source, replay_widths, shares_rows
 from cactus_theory.tuning.families import Family
 

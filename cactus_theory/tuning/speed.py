@@ -7,10 +7,12 @@ end E/t(K) tokens per unit of time. Of a batch the texts are taken to be as full
 that were timed: rounds in which some have ended already cost what they cost there.
 """
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 
-from cactus_theory.traces._result import Replay
-from cactus_theory.traces.estimate import Estimate, PerText, ratio_of_sums
+from cactus_theory.traces.estimate import Estimate, Replay, combined, ratio_of_sums
 from cactus_theory.tuning.costs import Costs
 
 
@@ -46,15 +48,10 @@ def speed(own: Replay, costs: Costs, family: str, times: float = 1.0) -> Estimat
     1.593
     """
     call = costs.call(own.num_draft_tokens, family, times)
-    tokens, squares = own.tokens_per_call, _squares(own)
-    parts = (
-        _speed(costs, call, np.array([tokens.value]), np.array([squares.value])),
-        _speed(costs, call, tokens.left_out, squares.left_out),
-    )
-    return Estimate(float(parts[0][0]), parts[1], own.source)
+    return combined(partial(_speed, costs, call), own.tokens_per_call, _squares(own))
 
 
-def _speed(costs: Costs, call: float, tokens: PerText, squares: PerText) -> PerText:
+def _speed(costs: Costs, call: float, tokens: Any, squares: Any) -> Any:
     if costs.new_tokens is None:
         return tokens / call
     over = (squares / tokens - 1) / 2

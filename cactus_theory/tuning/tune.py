@@ -16,8 +16,7 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._values import ValueTable
-from cactus_theory.traces._result import Replay
-from cactus_theory.traces.estimate import Estimate
+from cactus_theory.traces.estimate import Estimate, Replay
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.answers import Answers, answers_of

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.decoding import Ledger, load_pair
+from cactus_theory.promises import Promise
 from cactus_theory.traces import Estimate
 
 from ..common.decode import Harness
@@ -27,6 +28,8 @@ from ..common.results import columns, publish
 GROUPS = 8
 # tokens of an answer at which the books are shown
 EVERY = 2
+# of an event whose promise is printed
+RATE = 0.9
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,9 @@ def run(args: argparse.Namespace) -> int:
     publish(args, list(along(answers)), args.out / "ledger_answers.csv")
     print(columns(rows, SHOWN))
     print(f"largest answer and over: spend a token at some length; {args.out}/ledger*.csv")
+    for cap in args.cap:
+        own = Promise(RATE, per_token=cap, tokens=args.max_new_tokens)
+        print(f"cap {cap:g} a token, {args.max_new_tokens} tokens: {own.sentence}")
     return 0
 
 

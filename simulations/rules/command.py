@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.decoding import load_pair
-from cactus_theory.traces import Estimate, Replay, Trace, divergence_at, log_trace
+from cactus_theory.traces import Estimate, Replay, Trace, divergence_at
+from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import find_verifier
 
@@ -72,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     widths = sorted(set(args.num_draft_tokens))
     made: list[Row] = []
     for drafts, drafter in DRAFTERS.items():
-        trace = _logged(args, pair, drafter(pair.draft), prompts, ends, args.work / drafts)
+        options = {"num_draft_tokens": max(widths), "eos_token_ids": ends}
+        trace = log_shown(args, pair, prompts, args.work / drafts,
+                          draft_model=drafter(pair.draft), **options)  # fmt: skip
         found = _replayed(trace, widths)
         ahead = sorted({own.verifier for own in SAMPLED if find_verifier(own.verifier).looks_ahead})
         looked = looked_ahead(pair, prompts, trace, [(own, k) for own in ahead for k in widths],
@@ -82,26 +85,6 @@ def run(args: argparse.Namespace) -> int:
     publish(args, made, nats=NATS)
     print(_shown(made))
     return 0
-
-
-def _logged(
-    args: argparse.Namespace, pair: Any, drafter: Any, prompts: list[list[int]], ends: list[int],
-    folder: Path,
-) -> Trace:  # fmt: skip
-    """Return the rows along lossless texts; as much as is there already is kept."""
-    with Progress("logging cycles", args.cycles) as progress:
-        return log_trace(
-            pair.target,
-            drafter,
-            prompts,
-            folder,
-            num_draft_tokens=max(args.num_draft_tokens),
-            max_new_tokens=args.max_new_tokens,
-            cycles=args.cycles,
-            eos_token_ids=ends,
-            seed=args.seed,
-            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
-        )
 
 
 NATS = (

@@ -12,10 +12,9 @@ from typing import Any
 
 from cactus_theory._prompts import column_of
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
-from cactus_theory.traces import log_trace
+from cactus_theory.traces.log import log_shown
 
 from ..common.inputs import add_pair_arguments, prompts_of
-from ..common.progress import Progress
 
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "sampled": lambda model: model,
@@ -48,22 +47,18 @@ def run(args: argparse.Namespace) -> int:
     texts = prompts_of(args.prompts)
     pair = load_pair(args.target, args.draft, device=args.device)
     ends = pair.target.generation_config.eos_token_id
-    with Progress("logging cycles", args.cycles) as progress:
-        trace = log_trace(
-            pair.target,
-            DRAFTERS[args.drafter](pair.draft),
-            [pair.tokenizer(text)["input_ids"] for text in texts],
-            args.out,
-            num_draft_tokens=args.num_draft_tokens,
-            max_new_tokens=args.max_new_tokens,
-            cycles=args.cycles,
-            dtype=args.dtype,
-            temperature=args.temperature,
-            eos_token_ids=ends if args.eos_token_ids is None else args.eos_token_ids,
-            seed=args.seed,
-            groups=None if args.by is None else {args.by: column_of(args.prompts, args.by)},
-            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
-        )
+    trace = log_shown(
+        args,
+        pair,
+        [pair.tokenizer(text)["input_ids"] for text in texts],
+        args.out,
+        draft_model=DRAFTERS[args.drafter](pair.draft),
+        num_draft_tokens=args.num_draft_tokens,
+        dtype=args.dtype,
+        temperature=args.temperature,
+        eos_token_ids=ends if args.eos_token_ids is None else args.eos_token_ids,
+        groups=None if args.by is None else {args.by: column_of(args.prompts, args.by)},
+    )
     size = sum(entry.bytes for entry in trace.manifest.shards) / 1e6
     print(
         f"{args.out}: {len(trace)} cycles of {trace.texts} texts, K = {args.num_draft_tokens}, "

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.decoding import Pair, load_pair
-from cactus_theory.traces import Trace, log_trace
+from cactus_theory.traces import Trace
+from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, Setting, Tuned, measure_costs, tune
 from cactus_theory.tuning.tune import Choice
 
@@ -66,28 +67,13 @@ def _costs(
     ends = pair.target.generation_config.eos_token_id
     prompts = Prompts(ids, batch, args.max_new_tokens, 1.0, ends, args.seed)
     with Progress(f"timing decodes, batch {batch}", 1) as progress:
-
-        def on_decode(done: int, total: int) -> None:
-            progress.total = total
-            progress.update(done)
-
-        return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=on_decode)
+        return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
 
 
 def _trace(args: argparse.Namespace, pair: Pair, ids: Sequence[Sequence[int]]) -> Trace:
-    with Progress("logging cycles", args.cycles) as progress:
-        return log_trace(
-            pair.target,
-            pair.draft,
-            ids,
-            args.out / "trace",
-            num_draft_tokens=max(args.num_draft_tokens),
-            max_new_tokens=args.max_new_tokens,
-            cycles=args.cycles,
-            eos_token_ids=pair.target.generation_config.eos_token_id,
-            seed=args.seed,
-            on_text=lambda done, own: progress.update(min(done, args.cycles), f"{own} texts"),
-        )
+    width, ends = max(args.num_draft_tokens), pair.target.generation_config.eos_token_id
+    folder = args.out / "trace"
+    return log_shown(args, pair, ids, folder, num_draft_tokens=width, eos_token_ids=ends)
 
 
 def _kept(own: Tuned) -> dict[str, Any]:

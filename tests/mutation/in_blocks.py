@@ -132,14 +132,14 @@ IN_TRACES = {
     ),
     "traces/estimate.py": (
         ("Estimate.standard_error", Operator("/", "*")),
-        ("Estimate.__sub__", Operator("-", "+", nth=1)),
+        ("Estimate.__sub__", Replace("np.subtract", "np.add")),
         ("ratio_of_sums", Replace("_all_but_one(below)", "bottoms")),
         ("_all_but_one", Replace("values[:-1]", "values[1:]")),
     ),
     "traces/paired.py": (
         ("_mixed", Operator("-", "+", nth=2)),
         ("_mixed", Replace("level * tokens_a", "level")),
-        ("_around", Operator("<=", ">=", nth=0)),
+        ("_between", Operator("<=", ">=", nth=0)),
     ),
     "traces/values.py": (
         ("_table", Replace("len(logged) - left", "left")),

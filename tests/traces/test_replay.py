@@ -10,8 +10,8 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import generate
 from cactus_theory.traces import Cycle, SavedRows, Trace, log_trace, replay, save_trace
-from cactus_theory.traces._positions import start_of_block
 from cactus_theory.traces.estimate import ratio_of_sums
+from cactus_theory.traces.rows import start_of_block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Assignment, Draft, VerdictLaw, Verifier
 from cactus_theory.verify.registry import find_verifier

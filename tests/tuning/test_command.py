@@ -87,7 +87,15 @@ def test_models_are_logged_timed_and_tuned_once(
              for made in (first, again)]  # fmt: skip
     assert specs[0] == specs[1]  # speeds are measured anew
     saved, logged = tmp_path / "tuned.json", str(work / "trace")
+    saved.write_text(json.dumps(again | {"level": 1e-15}))
+    floor = again["source"]["noise_floor"]["kl_per_token"]
+    assert floor > 1e-15 and ct.load_tuned(saved).noise_floor == floor
+    spoken = ("generate", *MODELS, "--prompt", "x", "--max-new-tokens", "1", "--tuned", str(saved))
+    assert main(spoken) == 0
+    said = f"the budget of 1e-15 nats a token is below the {floor:.3g} by which"
+    assert said in capsys.readouterr().err
     saved.write_text(json.dumps(again))
+    assert main(spoken) == 0 and "below the" not in capsys.readouterr().err
     told = (*CHEAP, "1", "3", "--trace", logged, "--costs", str(saved), "--work", str(work))
     unmodelled = run_json(capsys, *told)
     assert {name for name in again if unmodelled[name] != again[name]} <= {"source"}

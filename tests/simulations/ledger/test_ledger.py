@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from cactus_theory.promises import Promise  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from simulations.ledger.command import Answers, Line, along, rows_of  # noqa: E402
@@ -61,7 +62,9 @@ def test_a_small_run_is_capped_and_resumes(tmp_path, capsys):
     before = (tmp_path / "work" / "journal.jsonl").read_text()
     assert main([*asked, *folders]) == 0
     assert (tmp_path / "work" / "journal.jsonl").read_text() == before
-    assert "tokens" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    promise = f"cap 0.05 a token, 12 tokens: {Promise(0.9, per_token=0.05, tokens=12).sentence}"
+    assert promise in said and "at most 0.6 nats an answer: 90 % of the target becomes" in promise
 
 
 def test_too_few_repeats_are_named(tmp_path, capsys):

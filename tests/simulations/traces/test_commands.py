@@ -49,6 +49,34 @@ def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
     assert "belongs to a trace with another seed (0, now 1)" in capsys.readouterr().err
 
 
+def test_replays_are_grouped_by_a_column(tmp_path: Path, capsys) -> None:
+    source, table = torch.Generator().manual_seed(0), tmp_path / "r.csv"
+    texts = [
+        [Cycle(text, 0, torch.tensor([2, 1]), rows_of(source, 3, 4), rows_of(source, 2, 4))]
+        for text in range(4)
+    ]
+    save_trace(tmp_path / "t", texts, vocab_size=4, num_draft_tokens=2)
+    manifest = tmp_path / "t" / "manifest.json"
+    details = {"prompts": 2, "groups": {"task": ["code", "prose"]}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"details": details}))
+    asked = ["replay", str(tmp_path / "t"), *CHOSEN, "--by", "task"]
+    assert main([*asked, "--json"]) == 0
+    found, trace = json.loads(capsys.readouterr().out), Trace.open(tmp_path / "t")
+    groups = trace.groups("task")
+    assert list(found["groups"]) == list(groups) == ["code", "prose"]
+    for task, rows in found["groups"].items():
+        own = [replay(trace.part(groups[task]), policy) for policy in POLICIES]
+        assert [row["tokens_per_call"] for row in rows] == [
+            one.tokens_per_call.value for one in own
+        ]
+    assert main([*asked, "--out", str(table)]) == 0
+    said, (written, _) = capsys.readouterr().out, read_csv(table)
+    assert "task = code" in said and "task = prose" in said
+    assert [row["group"] for row in written] == ["code"] * 3 + ["prose"] * 3
+    assert main(["replay", str(EXAMPLE), *CHOSEN, "--by", "task"]) == 2
+    assert "must keep the column 'task'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("drafter", ["greedy", "ngram"])
 def test_certain_drafts_are_logged_without_rows(tmp_path: Path, drafter: str) -> None:
     pytest.importorskip("transformers")
