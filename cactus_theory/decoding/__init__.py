@@ -10,6 +10,7 @@ from cactus_theory.decoding.drafters import (
     ModelDrafter,
     NGram,
     RecurrentDrafter,
+    Siblings,
 )
 from cactus_theory.decoding.failure import DecodingError
 from cactus_theory.decoding.from_hub import hub_path
@@ -53,6 +54,7 @@ __all__ = [
     "Reading",
     "RecurrentDrafter",
     "Schedule",
+    "Siblings",
     "SpeculativeStream",
     "TextPieces",
     "batch_stream",

@@ -10,6 +10,7 @@ from cactus_theory.decoding.drafters.early_exit import EarlyExit
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
 from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter, RecurrentHead
+from cactus_theory.decoding.drafters.siblings import Siblings
 from cactus_theory.decoding.drafters.stop import DraftStop
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "RecurrentDrafter",
     "RecurrentHead",
     "Setting",
+    "Siblings",
     "as_drafter",
 ]
 
