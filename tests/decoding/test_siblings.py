@@ -10,7 +10,14 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import (
-    Cascade, DecodeOptions, Ledger, ModelDrafter, NGram, Siblings, generate, generate_plain,
+    Cascade,
+    DecodeOptions,
+    Ledger,
+    ModelDrafter,
+    NGram,
+    Siblings,
+    generate,
+    generate_plain,
 )  # fmt: skip
 from cactus_theory.decoding._decode import Opening
 from cactus_theory.decoding._round import Decode

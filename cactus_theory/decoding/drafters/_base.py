@@ -115,7 +115,7 @@ class Drafter(ABC):
         return {}
 
     def nodes(self, depth: int) -> int:
-        """Return the most tokens of a draft whose paths have up to ``depth``: as many in a chain."""
+        """Return the most tokens of a draft whose paths have ``depth``; as many in a chain."""
         return depth
 
     def reads(self, target_model: Any) -> Sequence[int]:

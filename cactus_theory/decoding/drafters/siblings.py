@@ -90,36 +90,18 @@ class SiblingsDrafting(Drafting):
         self.paths, self.before = [ids[:own] for ids, own in drafted], list(self.texts.lengths)
         if not (self.m and any(trunk.lengths)):
             return trunk
-        return self._tree(self._fixed(trunk), trunk)
+        draft = with_siblings(trunk, self._fixed(trunk), self.m)
+        self.texts.propose_all(draft.token_ids)
+        return draft
 
     def _fixed(self, trunk: Draft) -> list[list[list[int]]]:
         """Return the certain tokens of each row and place, −1 for none."""
         if trunk.probs is not None:
-            found = trunk.probs.topk(min(self.m, trunk.probs.shape[-1]))
-            return torch.where(found.values > 0, found.indices, -1).tolist()
+            return likeliest(trunk.probs, self.m)
         if self.seen.likeliest:
             places = range(trunk.token_ids.shape[1])
             return torch.stack([self.seen.likeliest[place] for place in places], 1).tolist()
         return [self.inner.others(row, own, self.m) for row, own in enumerate(self.paths)]
-
-    def _tree(self, fixed: list[list[list[int]]], trunk: Draft) -> Draft:
-        """Return the paths with the certain tokens after them; a path's token may be one."""
-        rows, drawn = [], trunk.probs is not None
-        for path, beside in zip(self.paths, fixed, strict=True):
-            own = [  # token, parent, sampled, certain
-                (token, place - 1, drawn, not drawn or token in beside[place])
-                for place, token in enumerate(path)
-            ]
-            for place, token in enumerate(path):
-                others = [other for other in beside[place] if other not in (token, -1)]
-                own += [(other, place - 1, False, True) for other in others[: self.m]]
-            rows.append(own)
-        width = max(map(len, rows))
-        padded = [[*own, *[(0, -1, False, False)] * (width - len(own))] for own in rows]
-        token_ids, parents, *flags = torch.tensor(padded, device=self.texts.device).unbind(-1)
-        self.texts.propose_all(token_ids)
-        counts, flags = list(map(len, rows)), [own.bool() for own in flags]
-        return Draft(token_ids, counts, trunk.probs, parents, trunk.limits, *flags)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""
@@ -167,3 +149,30 @@ class _Seen(Warp):
         return scores
 
 
+def likeliest(probs: Float[Tensor, "batch K vocab"], m: int) -> list[list[list[int]]]:
+    """Return the ``m`` likeliest tokens of each row, −1 for those that cannot be."""
+    found = probs.topk(min(m, probs.shape[-1]))
+    return torch.where(found.values > 0, found.indices, -1).tolist()
+
+
+def with_siblings(trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int) -> Draft:
+    """Return paths with up to ``m`` of the certain tokens of each place, of ids that are no −1.
+
+    The first tokens of a row are its path, whose nodes have the rows of ``trunk``; a token of it
+    may be certain, too.
+    """
+    rows, drawn = [], trunk.probs is not None
+    for ids, count, beside in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
+        path = list(enumerate(ids[:count]))
+        own = [  # token, parent, sampled, certain
+            (token, place - 1, drawn, not drawn or token in beside[place]) for place, token in path
+        ]
+        for place, token in path:
+            others = [other for other in beside[place] if other not in (token, -1)]
+            own += [(other, place - 1, False, True) for other in others[:m]]
+        rows.append(own)
+    width = max(map(len, rows))
+    padded = [[*own, *[(0, -1, False, False)] * (width - len(own))] for own in rows]
+    token_ids, parents, *flags = torch.tensor(padded, device=trunk.token_ids.device).unbind(-1)
+    counts, flags = list(map(len, rows)), [own.bool() for own in flags]
+    return Draft(token_ids, counts, trunk.probs, parents, trunk.limits, *flags)
