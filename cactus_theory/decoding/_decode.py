@@ -50,7 +50,8 @@ class Opening:
             self.width = min(options.num_draft_tokens, options.max_new_tokens)
             self.pace = pace(self.width, options.adaptive, options.gate)
             metered = options.metered
-            self.beside = self.drafter.nodes(self.width) - self.width
+            depths = range(1, self.width + 1)
+            self.beside = max(self.drafter.nodes(depth) - depth for depth in depths)
         self.texts, padding = opened_texts(self.models, input_ids, options, self.beside)
         self.texts.stop, batch = options.stop, self.texts.batch
         self.rules = Rules(options.policies, self.texts)

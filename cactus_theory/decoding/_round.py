@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._decode import Loop, Opening
 from cactus_theory.decoding.drafters import Setting
-from cactus_theory.decoding.drafters._base import nothing
+from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.pace import Round
 from cactus_theory.policies._lent import copied
@@ -129,21 +128,9 @@ class Decode(Loop):
         ]
         fed = texts.take(lengths, counts)
         self.clock.lap("other")
-        logits = self.target.feed(fed, counts, keep, self._parents(draft, counts))
+        logits = self.target.feed(fed, counts, keep, fed_parents(draft, counts))
         self.clock.lap("target")
         return self.warp(logits, texts, 0, drafted, draft=draft)
-
-    def _parents(self, draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
-        """Return the parent of each fed token among the fed ones; None for chains."""
-        if draft.parents is None:
-            return None
-        fed = max(counts)
-        parents = torch.arange(-1, fed - 1, device=draft.parents.device).repeat(len(counts), 1)
-        for row, (count, own) in enumerate(zip(counts, draft.lengths, strict=True)):
-            first = count - own  # the settled tokens that are fed along
-            follows = draft.parents[row, :own]
-            parents[row, first:count] = torch.where(follows >= 0, follows + first, first - 1)
-        return parents
 
     def _settle(self, tokens: list[list[int]], verdict: Verdict) -> list[list[int]]:
         """Append the tokens of each row and roll the models back to them."""

@@ -2,19 +2,17 @@
 
 Rounds of a lossless decode are logged with the longest drafts and most siblings; every policy and
 smaller shape then judges the same drafts with the same coins, so that ratios are paired. Errors
-count texts. Seconds are those of decodes of each shape. ``pays_below`` is how many times a pass of
-the path alone a pass of the tree may take before the tree is slower.
+count texts. Seconds are the least of lossless decodes of each shape. ``pays_below`` is how many
+times the path's pass the tree's may take before the tree is slower, all else being equal.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding import ModelDrafter, Pair, Siblings, generate, load_pair
@@ -33,11 +31,14 @@ from ..common.results import columns, publish
 from ..traces.table import reached, valued
 
 LOSSLESS = "speculative"
-# tokens before a timed pass
-PREFIX = 128
+# tokens before a timed pass, and how often it is timed
+PREFIX, REPEATS = 128, 15
+PARTS = ("draft_ms", "target_ms", "verify_ms", "other_ms")
 Row = dict[str, Any]
 # K, siblings a place, verifier
 Shape = tuple[int, int, str]
+# the path of a round, and the target's rows by the tokens before them
+Logged = tuple[Draft, dict[tuple[int, ...], Tensor]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the first one at all prices")  # fmt: skip
     add("--siblings", type=int, nargs="+", default=[4, 2, 1], metavar="M", help="as K")
     add("--prices", type=float, nargs="+", default=[6.0, 2.0, 1.0, 0.6])
-    add("--levels", type=float, nargs="+", default=[0.01, 0.03, 0.06, 0.1],
-        help="emitted KL in nats per token")  # fmt: skip
+    add("--levels", type=float, nargs="+", default=[0.01, 0.03, 0.06, 0.1], metavar="NATS")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("build/trees"), metavar="DIR")
     add("--publish", type=Path, metavar="DIR", help="also write the tables here")
@@ -65,102 +65,90 @@ def run(args: argparse.Namespace) -> int:
     pair = load_pair(args.target, args.draft)
     texts = prompts_of(args.prompts)[: args.num_prompts]
     ids = [torch.tensor([pair.tokenizer(text)["input_ids"]]) for text in texts]
-    judged, timed = [], passes(pair.target, shapes(args)[0])
-    for temperature in args.temperature:
-        made = _judged(args, pair, ids, temperature)
-        judged += [{"temperature": temperature} | row for row in made]
-    tables = {"trees": judged, "trees_passes": timed}
+    judged = [row for heat in args.temperature for row in _judged(args, pair, ids, heat)]
+    tables = {"trees": judged, "trees_passes": _passes(pair.target, _shapes(args))}
     for name, rows in tables.items():
         publish(args, rows, *(own / f"{name}.csv" for own in (args.out, args.publish) if own))
-    print(_said(judged, args.num_draft_tokens[0], args.siblings[0]))
-    print(columns(timed, {name: name for name in timed[0]}, "\na pass of the target"))
+        print(columns(rows, {column: column.replace("_", "\n") for column in rows[0]}))
+    trees = [row for row in judged if row["siblings"]]
+    fast = sum(row["tokens_per_second"] > row["block_tokens_per_second"] for row in trees)
+    print(f"{fast} of {len(trees)} trees give more tokens a second than the block of their path")
     return 0
 
 
-def shapes(args: argparse.Namespace) -> tuple[list[Shape], list[Shape]]:
-    """Return every shape, and those that are judged at all prices."""
+def _shapes(args: argparse.Namespace) -> list[Shape]:
     widths, beside = args.num_draft_tokens, args.siblings
     every = [(k, 0, own) for k in widths for own in ("chain", "block")]
-    every += [(k, m, "tree") for k in widths for m in beside]
-    return every, [own for own in every if own[0] == widths[0] and own[1] in (0, beside[0])]
-
-
-@dataclass(frozen=True)
-class Logged:
-    """One round of one text: the drafted path, its rows, and the target's row at every node.
-
-    Attributes
-    ----------
-    q : by the number of path tokens before it and the token after them, None for none.
-    """
-
-    path: list[int]
-    probs: Float[Tensor, "K vocab"]
-    q: dict[tuple[int, int | None], Float[Tensor, "vocab"]]
-
-    def shaped(self, shape: Shape) -> tuple[Float[Tensor, "1 nodes vocab"], Draft]:
-        """Return the target's rows and the draft of a smaller shape."""
-        width, m, _ = shape
-        probs = self.probs[None, :width]
-        draft = Draft(torch.tensor([self.path[:width]]), [width], probs)
-        if m:
-            draft = with_siblings(draft, likeliest(probs, m), m)
-        own = [self.q[0, None]]
-        for place, token in enumerate(draft.token_ids[0].tolist()):
-            node = draft.node(0, place)
-            own.append(self.q[(place + 1, None) if place < width else (node, token)])
-        return torch.stack(own)[None], draft
-
-
-def logged(
-    pair: Pair, ids: Tensor, args: argparse.Namespace, temperature: float, seed: int
-) -> Iterator[Logged]:
-    """Yield the rounds of one text that drafted whole paths, lossless."""
-    found: list[Logged] = []
-    width = max(args.num_draft_tokens)
-
-    def see(q: Tensor, draft: Draft, *place: Any) -> None:
-        if draft.lengths[0] <= width or draft.probs is None:
-            return
-        children, tokens = draft.children(0), draft.token_ids[0].tolist()
-        if int(draft.sampled[0].sum()) < width:  # type: ignore[index]
-            return
-        rows: dict[Any, Tensor] = {(node, None): q[0, node] for node in range(width + 1)}
-        for node in range(width):
-            rows |= {(node, tokens[own]): q[0, own + 1] for own in children[node] if own >= width}
-        found.append(Logged(tokens[:width], draft.probs[0], rows))
-
-    drafter = Siblings(ModelDrafter(pair.draft), max(args.siblings))
-    generate(
-        pair.target, drafter, ids, policy=LOSSLESS, verifier="tree", num_draft_tokens=width,
-        max_new_tokens=args.max_new_tokens, temperature=temperature, seed=seed, on_rows=see,
-        meter=False,
-    )  # fmt: skip
-    yield from found
+    return every + [(k, m, "tree") for k in widths for m in beside]
 
 
 def _judged(
     args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor], temperature: float
 ) -> list[Row]:
     """Return one row for each shape and policy, and for each level of KL."""
-    every, priced = shapes(args)
-    policies = [LOSSLESS, *(f"band:price={price:g}" for price in args.prices)]
-    jobs = [(own, spec) for own in every for spec in policies if spec == LOSSLESS or own in priced]
-    sums = {job: np.zeros((3, len(ids))) for job in jobs}  # rounds, tokens, nats
-    with Progress(f"judging at temperature {temperature:g}", len(ids)) as progress:
-        for text, own in enumerate(ids):
-            seed = args.seed + text
-            rounds = list(logged(pair, own, args, temperature, seed))
+    first, every = (args.num_draft_tokens[0], args.siblings[0]), _shapes(args)
+    priced = [own for own in every if own[0] == first[0] and own[1] in (0, first[1])]
+    bands = [f"band:price={price:g}" for price in args.prices]
+    jobs = [(own, LOSSLESS) for own in every] + [(own, spec) for own in priced for spec in bands]
+    sums = {job: np.zeros((3, len(ids))) for job in jobs}
+    decodes: dict[Shape, list[list[float]]] = {own: [] for own in every}
+    with Progress(f"temperature {temperature:g}", len(ids)) as progress:
+        for text, prompt in enumerate(ids):
+            options = {"temperature": temperature, "seed": args.seed + text}
+            rounds = logged(pair, prompt, args, options)
             for job in jobs:
-                sums[job][:, text] = totals(rounds, *job, seed=seed)
+                sums[job][:, text] = totals(rounds, *job, args.seed + text)
+            for own in every if text < max(3, len(ids) // 4) else ():
+                decodes[own].append(_milliseconds(pair, prompt, own, args, options))
             progress.advance()
-    replays = {job: _replay(*job, own) for job, own in sums.items()}
-    seconds = _seconds(args, pair, ids, temperature, every)
-    made = [_row(job[0], job[1], replays, seconds) for job in jobs]
+    nothing = np.zeros((0, len(ids)))
+    replays = {
+        (own, spec): Replay(spec, own[2], own[0], "trees", cycles, tokens, tokens - cycles,
+                            {"kl": nats}, nothing, nothing)
+        for (own, spec), (cycles, tokens, nats) in sums.items()
+    }  # fmt: skip
+    seconds = {own: np.min(parts, axis=0).tolist() for own, parts in decodes.items()}
+    made = []
+    for own, spec in jobs:
+        spent = replays[own, spec].divergence_per_token().value
+        both = [replays[one, spec].tokens_per_call for one in (own, (own[0], 0, "block"))]
+        made.append(_row(own, spec, spent, both, seconds))
     for level in args.levels:
         for own in priced:
-            made += _row_at(level, own, replays, seconds, policies[1:])
-    return made
+            pairs = [[replays[one, spec] for spec in bands] for one in (own, (own[0], 0, "block"))]
+            both = [reached(family, level) for family in pairs]
+            if None not in both:
+                made.append(_row(own, "band:price", level, both, seconds))
+    return [{"temperature": temperature} | row for row in made]
+
+
+def logged(
+    pair: Pair, prompt: Tensor, args: argparse.Namespace, options: dict[str, Any]
+) -> list[Logged]:
+    """Return the rounds of a lossless decode of a text that drafted whole paths."""
+    found: list[Logged] = []
+    width, m = max(args.num_draft_tokens), max(args.siblings)
+
+    def see(q: Tensor, draft: Draft, *place: Any) -> None:
+        if draft.sampled is not None and int(draft.sampled.sum()) == width:
+            trunk = Draft(draft.token_ids[:, :width], [width], draft.probs)
+            found.append((trunk, dict(zip(_texts(draft), q[0], strict=True))))
+
+    generate(
+        pair.target, Siblings(ModelDrafter(pair.draft), m), prompt, policy=LOSSLESS, meter=False,
+        verifier="tree", num_draft_tokens=width, max_new_tokens=args.max_new_tokens, on_rows=see,
+        **options,
+    )  # fmt: skip
+    return found
+
+
+def _texts(draft: Draft) -> list[tuple[int, ...]]:
+    """Return the drafted tokens before each node."""
+    ids, found = draft.token_ids[0].tolist(), [()]
+    parents = range(-1, len(ids) - 1) if draft.parents is None else draft.parents[0].tolist()
+    for token, parent in zip(ids, parents, strict=True):
+        found.append((*found[parent + 1], token))
+    return found
 
 
 def totals(rounds: Sequence[Logged], shape: Shape, spec: str, seed: int) -> list[float]:
@@ -170,157 +158,85 @@ def totals(rounds: Sequence[Logged], shape: Shape, spec: str, seed: int) -> list
     """
     width, m, name = shape
     judge, rule = find_verifier(name), find_policy(spec)
-    assigned, meter = Assignment((rule,)), Meter((rule,), "kl", name)
-    tokens = 0
-    for number, own in enumerate(rounds):
-        q, draft = own.shaped(shape)
-        coins = np.random.default_rng([seed, number]).random(2 * len(own.path) + 1)
-        accept = torch.zeros(1, draft.token_ids.shape[1], dtype=torch.float64)
-        accept[0, :width] = torch.from_numpy(coins[:width])
-        draw = torch.from_numpy(coins[len(own.path) :])[None]
+    assigned, meter, tokens = Assignment((rule,)), Meter((rule,), "kl", name), 0
+    for number, (trunk, rows) in enumerate(rounds):
+        assert trunk.probs is not None
+        draft = Draft(trunk.token_ids[:, :width], [width], trunk.probs[:, :width])
+        if m:
+            draft = with_siblings(draft, likeliest(trunk.probs[:, :width], m), m)
+        q = torch.stack([rows[text] for text in _texts(draft)])[None]
+        most, nodes = trunk.lengths[0], draft.lengths[0]
+        coins = np.random.default_rng([seed, number]).random((1, 2 * most + 1))
+        accept = torch.zeros(1, nodes, dtype=torch.float64)
+        accept[:, :width] = torch.from_numpy(coins[:, :width])
+        draw = torch.from_numpy(coins[:, most:])
         verdict = judge.verify(assigned, q, draft, accept, draw if m else draw[:, 0])
         (new,) = verdict.rows()
         tokens += len(new)
         if spec != LOSSLESS:
-            count = draft.lengths[0]
-            taken = new[: min(count, len(new))]
-            charge(meter, 0, taken, Verified(assigned, q, draft, verdict), (0, 0))
+            seen = Verified(assigned, q, draft, verdict)
+            charge(meter, 0, new[:nodes], seen, (0, 0))
     return [len(rounds), tokens, meter.reading(0, max(tokens, 1)).kl]
 
 
-def _replay(shape: Shape, spec: str, own: Float[np.ndarray, "3 texts"]) -> Replay:
-    """Return sums of texts as what a replay of a trace gives, for its estimates."""
-    cycles, tokens, nats = own
-    nothing = np.zeros((0, len(cycles)))
-    return Replay(spec, shape[2], shape[0], "trees", cycles, tokens, tokens - cycles,
-                  {"kl": nats}, nothing, nothing)  # fmt: skip
+def _milliseconds(
+    pair: Pair, prompt: Tensor, shape: Shape, args: argparse.Namespace, options: dict[str, Any]
+) -> list[float]:
+    """Return what the parts of a round take in a lossless decode."""
+    width, m, name = shape
+    found = generate(
+        pair.target, Siblings(ModelDrafter(pair.draft), m), prompt, policy=LOSSLESS, meter=False,
+        verifier=name, num_draft_tokens=width, max_new_tokens=args.max_new_tokens // 2, **options,
+    )  # fmt: skip
+    own = found.seconds
+    parts = own.draft, own.target, own.verify, own.other
+    return [1e3 * part / found.row_calls for part in parts]
 
 
-def _seconds(
-    args: argparse.Namespace,
-    pair: Pair,
-    ids: Sequence[Tensor],
-    temperature: float,
-    every: Sequence[Shape],
-) -> dict[Shape, Row]:
-    """Return milliseconds of a round of each shape by part: medians over decodes, in turn."""
-    spent: dict[Shape, list[list[float]]] = {own: [] for own in every}
-    for text, prompt in enumerate(ids[: max(3, len(ids) // 4)]):
-        for width, m, name in every:
-            found = generate(
-                pair.target, Siblings(ModelDrafter(pair.draft), m), prompt, policy=LOSSLESS,
-                verifier=name, num_draft_tokens=width, max_new_tokens=args.max_new_tokens // 2,
-                temperature=temperature, seed=args.seed + text, meter=False,
-            )  # fmt: skip
-            own, calls = found.seconds, found.row_calls
-            parts = own.draft, own.target, own.verify, own.other
-            spent[width, m, name].append([1e3 * part / calls for part in parts])
-    names = ("draft_ms", "target_ms", "verify_ms", "other_ms")
-    return {
-        shape: dict(zip(names, np.median(own[1:], axis=0).tolist(), strict=True))
-        for shape, own in spent.items()  # the first one takes memory
-    }
-
-
-def passes(model: Any, every: Sequence[Shape], repeats: int = 15) -> list[Row]:
-    """Return the time of a pass over each shape, after PREFIX tokens, on both forward passes."""
-    jobs: dict[str, Any] = {}
-    found: dict[str, Row] = {}
-    for forward, fast in (("own", True), ("library", False)):
-        cached = CachedModel(model, PREFIX, slack=1 + _nodes(every), fast_forward=fast)
-        cached.feed(torch.zeros(1, PREFIX, dtype=torch.int64), [PREFIX], [1])
-        for width, m, _ in every:
-            path = list(range(-1, width))
-            fed = torch.tensor([path + [place for place in range(width) for _ in range(m)]])
-            key = f"{forward} {width} {m}"
-
-            def job(cached: Any = cached, fed: Tensor = fed, m: int = m) -> None:
-                count = fed.shape[1]
-                with torch.inference_mode():
-                    cached.feed(torch.zeros_like(fed), [count], [count], fed if m else None)
-                cached.rollback(0, PREFIX)
-
-            jobs[key] = job
-            nodes = fed.shape[1]
-            found[key] = {
-                "forward": forward, "num_draft_tokens": width, "siblings": m, "nodes": nodes,
-            }  # fmt: skip
-    times, _ = clocked(jobs, repeats)
-    made = [found[key] | {"milliseconds": own["milliseconds"]} for key, own in times.items()]
-    path = {(row["forward"], row["num_draft_tokens"]): row["milliseconds"] for row in made
-            if not row["siblings"]}  # fmt: skip
-    return [
-        row | {"times_path": row["milliseconds"] / path[row["forward"], row["num_draft_tokens"]]}
-        for row in made
-    ]
-
-
-def _nodes(every: Sequence[Shape]) -> int:
-    return max(width * (m + 1) for width, m, _ in every)
-
-
-def _row(shape: Shape, spec: str, replays: dict[Any, Replay], seconds: dict[Shape, Row]) -> Row:
-    own, rival = replays[shape, spec], replays.get(((shape[0], 0, "block"), spec))
-    other = own if rival is None else rival
-    spent = own.divergence_per_token().value
-    return _made(shape, spec, spent, (own.tokens_per_call, other.tokens_per_call), seconds)
-
-
-def _row_at(
-    level: float, shape: Shape, replays: dict[Any, Replay], seconds: dict[Shape, Row],
-    policies: Sequence[str],
-) -> list[Row]:  # fmt: skip
-    """Return a row at a level of KL, none where the prices do not reach it."""
-    block = (shape[0], 0, "block")
-    found = [reached([replays[own, spec] for spec in policies], level) for own in (shape, block)]
-    if found[0] is None or found[1] is None:
-        return []
-    return [_made(shape, "band:price", level, found, seconds)]
-
-
-def _made(
-    shape: Shape, spec: str, spent: float, tokens: Sequence[Any], seconds: dict[Shape, Row]
+def _row(
+    shape: Shape, spec: str, spent: float, both: Sequence[Any], seconds: dict[Shape, list[float]]
 ) -> Row:
+    """Return a row; ``both`` are tokens per call of the shape and of the block of its path."""
     width, m, name = shape
     own, block = seconds[shape], seconds[width, 0, "block"]
-    ratio = tokens[0] / tokens[1]
-    rest = sum(block.values()) - block["target_ms"]
+    ratio, rest = both[0] / both[1], (sum(block) - block[1]) / block[1]
     return {
         "num_draft_tokens": width,
         "siblings": m,
         "verifier": name,
         "policy": spec,
         "kl_per_token": spent,
-        **valued("tokens_per_call", tokens[0]),
+        **valued("tokens_per_call", both[0]),
         "ratio_to_block": ratio.value,
-        "ratio_to_block_se": 0.0 if shape == (width, 0, "block") else ratio.standard_error,
-        "tokens_per_second": 1e3 * tokens[0].value / sum(own.values()),
-        "block_tokens_per_second": 1e3 * tokens[1].value / sum(block.values()),
-        "pass_ratio": own["target_ms"] / block["target_ms"],
-        "pays_below": ratio.value + (ratio.value - 1) * rest / block["target_ms"],
-        **own,
+        "ratio_to_block_se": 0.0 if name == "block" else ratio.standard_error,
+        "tokens_per_second": 1e3 * both[0].value / sum(own),
+        "block_tokens_per_second": 1e3 * both[1].value / sum(block),
+        "times_block_pass": own[1] / block[1],
+        "pays_below": ratio.value + (ratio.value - 1) * rest,
+        **dict(zip(PARTS, own, strict=True)),
     }
 
 
-HEADS = {
-    "temperature": "T", "num_draft_tokens": "K", "siblings": "m", "verifier": "verifier",
-    "policy": "policy", "kl_per_token": "nats\n/token", "tokens_per_call": "tokens\n/call",
-    "ratio_to_block": "x block", "ratio_to_block_se": "error",
-    "tokens_per_second": "tokens\n/second", "pass_ratio": "x pass", "pays_below": "pays\nbelow",
-}  # fmt: skip
+@torch.inference_mode()
+def _passes(model: Any, shapes: Sequence[Shape]) -> list[Row]:
+    """Return the least time of a pass over each shape, on both forward passes, in turn."""
+    jobs, most = {}, max(width * (m + 1) for width, m, _ in shapes)
+    for forward, fast in (("own", True), ("library", False)):
+        cached = CachedModel(model, PREFIX, slack=1 + most, fast_forward=fast)
+        cached.feed(torch.zeros(1, PREFIX, dtype=torch.int64), [PREFIX], [1])
+        for width, m in dict.fromkeys(own[:2] for own in shapes):
+            beside = [place for place in range(width) for _ in range(m)]
+            parents = torch.tensor([[*range(-1, width), *beside]])
 
+            def job(cached: CachedModel = cached, parents: Tensor = parents, m: int = m) -> None:
+                counts = [parents.shape[1]]
+                cached.feed(torch.zeros_like(parents), counts, counts, parents if m else None)
+                cached.rollback(0, PREFIX)
 
-def _said(rows: Sequence[Row], width: int, m: int) -> str:
-    """Return what does not pay, first, then the table."""
-    trees = [row for row in rows if row["siblings"]]
-    faster = [row for row in trees if row["tokens_per_second"] > row["block_tokens_per_second"]]
-    said = f"{len(faster)} of {len(trees)} trees give more tokens a second than the block alone"
-    for row in trees:
-        if (row["num_draft_tokens"], row["siblings"], row["policy"]) == (width, m, LOSSLESS):
-            said += (
-                f"\nT={row['temperature']:g}, K={width}, {m} siblings, lossless: "
-                f"{100 * (row['ratio_to_block'] - 1):+.1f} % tokens a call; pays while its pass "
-                f"takes less than {row['pays_below']:.2f} of the block's, here "
-                f"{row['pass_ratio']:.2f}"
-            )
-    return f"{said}\n{columns(rows, HEADS)}"
+            jobs[forward, width, m] = job
+    times, made = clocked(jobs, REPEATS)[0], []
+    for (forward, width, m), own in times.items():
+        made.append({"forward": forward, "num_draft_tokens": width, "siblings": m})
+        made[-1] |= {"nodes": 1 + width * (m + 1), "milliseconds": own["least"]}
+        made[-1]["times_path"] = own["least"] / times[forward, width, 0]["least"]
+    return made

@@ -7,6 +7,7 @@ from cactus_theory.decoding.drafters._heads import HeadShape
 from cactus_theory.decoding.drafters.block import BlockDrafter, BlockHead
 from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.decoding.drafters.early_exit import EarlyExit
+from cactus_theory.decoding.drafters.likeliest import LikeliestTree
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
 from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter, RecurrentHead
@@ -23,6 +24,7 @@ __all__ = [
     "EarlyExit",
     "Features",
     "HeadShape",
+    "LikeliestTree",
     "ModelDrafter",
     "NGram",
     "Proposal",

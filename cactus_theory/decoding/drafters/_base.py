@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding._text import Texts
@@ -131,6 +131,22 @@ def nothing(texts: Texts) -> Draft:
     """Return a draft without tokens."""
     ids = torch.empty(texts.batch, 0, dtype=torch.int64, device=texts.device)
     return Draft(ids, [0] * texts.batch, None)
+
+
+def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
+    """Return the parent of each fed token among the fed ones; None for chains.
+
+    Of ``counts[b]`` fed tokens of row b the last ones are the draft's.
+    """
+    if draft.parents is None:
+        return None
+    fed = max(counts)
+    parents = torch.arange(-1, fed - 1, device=draft.parents.device).repeat(len(counts), 1)
+    for row, (count, own) in enumerate(zip(counts, draft.lengths, strict=True)):
+        first = count - own  # the settled tokens that are fed along
+        follows = draft.parents[row, :own]
+        parents[row, first:count] = torch.where(follows >= 0, follows + first, first - 1)
+    return parents
 
 
 def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
