@@ -2,11 +2,13 @@
 
 Rounds of a lossless decode are logged with the longest drafts and most siblings; every policy and
 smaller shape then judges the same drafts with the same coins, so that ratios are paired. Errors
-count texts. Seconds are the least of lossless decodes of each shape. ``pays_below`` is how many
-times the path's pass the tree's may take before the tree is slower, all else being equal.
+count texts. Seconds are those that a processor worked: a round's the least of some lossless
+decodes of a shape, a pass's the least of REPEATS. ``pays_below`` is how many times the path's pass
+the tree's may take before the tree is slower, the rest of a round being that of the path.
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,14 @@ from cactus_theory.traces import Replay
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from cactus_theory.verify.contract import Verified
 
-from ..bench.theory import clocked
 from ..common.inputs import add_pair_arguments, at_least, prompts_of
 from ..common.progress import Progress
 from ..common.results import columns, publish
 from ..traces.table import reached, valued
 
 LOSSLESS = "speculative"
-# tokens before a timed pass, and how often it is timed
-PREFIX, REPEATS = 128, 15
-PARTS = ("draft_ms", "target_ms", "verify_ms", "other_ms")
+# tokens before a timed pass, how often it is timed, and new tokens of a timed decode
+PREFIX, REPEATS, TIMED = 128, 15, 64
 Row = dict[str, Any]
 # K, siblings a place, verifier
 Shape = tuple[int, int, str]
@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     pair = load_pair(args.target, args.draft)
     texts = prompts_of(args.prompts)[: args.num_prompts]
     ids = [torch.tensor([pair.tokenizer(text)["input_ids"]]) for text in texts]
-    judged = [row for heat in args.temperature for row in _judged(args, pair, ids, heat)]
-    tables = {"trees": judged, "trees_passes": _passes(pair.target, _shapes(args))}
+    timed = _passes(pair.target, _shapes(args))
+    judged = [row for heat in args.temperature for row in _judged(args, pair, ids, heat, timed)]
+    tables = {"trees": judged, "trees_passes": timed}
     for name, rows in tables.items():
         publish(args, rows, *(own / f"{name}.csv" for own in (args.out, args.publish) if own))
         print(columns(rows, {column: column.replace("_", "\n") for column in rows[0]}))
@@ -83,7 +84,11 @@ def _shapes(args: argparse.Namespace) -> list[Shape]:
 
 
 def _judged(
-    args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor], temperature: float
+    args: argparse.Namespace,
+    pair: Pair,
+    ids: Sequence[Tensor],
+    temperature: float,
+    timed: Sequence[Row],
 ) -> list[Row]:
     """Return one row for each shape and policy, and for each level of KL."""
     first, every = (args.num_draft_tokens[0], args.siblings[0]), _shapes(args)
@@ -91,7 +96,7 @@ def _judged(
     bands = [f"band:price={price:g}" for price in args.prices]
     jobs = [(own, LOSSLESS) for own in every] + [(own, spec) for own in priced for spec in bands]
     sums = {job: np.zeros((3, len(ids))) for job in jobs}
-    decodes: dict[Shape, list[list[float]]] = {own: [] for own in every}
+    decodes: dict[Shape, list[float]] = {own: [] for own in every}
     with Progress(f"temperature {temperature:g}", len(ids)) as progress:
         for text, prompt in enumerate(ids):
             options = {"temperature": temperature, "seed": args.seed + text}
@@ -99,7 +104,7 @@ def _judged(
             for job in jobs:
                 sums[job][:, text] = totals(rounds, *job, args.seed + text)
             for own in every if text < max(3, len(ids) // 4) else ():
-                decodes[own].append(_milliseconds(pair, prompt, own, args, options))
+                decodes[own].append(_milliseconds(pair, prompt, own, options))
             progress.advance()
     nothing = np.zeros((0, len(ids)))
     replays = {
@@ -107,7 +112,11 @@ def _judged(
                             {"kl": nats}, nothing, nothing)
         for (own, spec), (cycles, tokens, nats) in sums.items()
     }  # fmt: skip
-    seconds = {own: np.min(parts, axis=0).tolist() for own, parts in decodes.items()}
+    places = [(row["num_draft_tokens"], row["siblings"]) for row in timed]
+    seconds = {  # of a round, of its pass, which is the first one timed: the package's own
+        own: (min(parts), timed[places.index(own[:2])]["milliseconds"])
+        for own, parts in decodes.items()
+    }
     made = []
     for own, spec in jobs:
         spent = replays[own, spec].divergence_per_token().value
@@ -179,27 +188,24 @@ def totals(rounds: Sequence[Logged], shape: Shape, spec: str, seed: int) -> list
     return [len(rounds), tokens, meter.reading(0, max(tokens, 1)).kl]
 
 
-def _milliseconds(
-    pair: Pair, prompt: Tensor, shape: Shape, args: argparse.Namespace, options: dict[str, Any]
-) -> list[float]:
-    """Return what the parts of a round take in a lossless decode."""
+def _milliseconds(pair: Pair, prompt: Tensor, shape: Shape, options: dict[str, Any]) -> float:
+    """Return what a round takes in a lossless decode, the prompt's share included."""
     width, m, name = shape
+    started = time.process_time()
     found = generate(
         pair.target, Siblings(ModelDrafter(pair.draft), m), prompt, policy=LOSSLESS, meter=False,
-        verifier=name, num_draft_tokens=width, max_new_tokens=args.max_new_tokens // 2, **options,
+        verifier=name, num_draft_tokens=width, max_new_tokens=TIMED, **options,
     )  # fmt: skip
-    own = found.seconds
-    parts = own.draft, own.target, own.verify, own.other
-    return [1e3 * part / found.row_calls for part in parts]
+    return 1e3 * (time.process_time() - started) / found.row_calls
 
 
 def _row(
-    shape: Shape, spec: str, spent: float, both: Sequence[Any], seconds: dict[Shape, list[float]]
+    shape: Shape, spec: str, spent: float, both: Sequence[Any], seconds: dict[Shape, Any]
 ) -> Row:
     """Return a row; ``both`` are tokens per call of the shape and of the block of its path."""
     width, m, name = shape
     own, block = seconds[shape], seconds[width, 0, "block"]
-    ratio, rest = both[0] / both[1], (sum(block) - block[1]) / block[1]
+    ratio, rest = both[0] / both[1], block[0] / block[1] - 1
     return {
         "num_draft_tokens": width,
         "siblings": m,
@@ -209,34 +215,34 @@ def _row(
         **valued("tokens_per_call", both[0]),
         "ratio_to_block": ratio.value,
         "ratio_to_block_se": 0.0 if name == "block" else ratio.standard_error,
-        "tokens_per_second": 1e3 * both[0].value / sum(own),
-        "block_tokens_per_second": 1e3 * both[1].value / sum(block),
+        "tokens_per_second": 1e3 * both[0].value / own[0],
+        "block_tokens_per_second": 1e3 * both[1].value / block[0],
         "times_block_pass": own[1] / block[1],
         "pays_below": ratio.value + (ratio.value - 1) * rest,
-        **dict(zip(PARTS, own, strict=True)),
+        "round_milliseconds": own[0],
     }
 
 
 @torch.inference_mode()
 def _passes(model: Any, shapes: Sequence[Shape]) -> list[Row]:
     """Return the least time of a pass over each shape, on both forward passes, in turn."""
-    jobs, most = {}, max(width * (m + 1) for width, m, _ in shapes)
+    times: dict[Any, float] = {}
+    kinds = list(dict.fromkeys(own[:2] for own in shapes))
+    most = max(width * (m + 1) for width, m in kinds)
     for forward, fast in (("own", True), ("library", False)):
         cached = CachedModel(model, PREFIX, slack=1 + most, fast_forward=fast)
         cached.feed(torch.zeros(1, PREFIX, dtype=torch.int64), [PREFIX], [1])
-        for width, m in dict.fromkeys(own[:2] for own in shapes):
+        for width, m in kinds * REPEATS:
             beside = [place for place in range(width) for _ in range(m)]
             parents = torch.tensor([[*range(-1, width), *beside]])
-
-            def job(cached: CachedModel = cached, parents: Tensor = parents, m: int = m) -> None:
-                counts = [parents.shape[1]]
-                cached.feed(torch.zeros_like(parents), counts, counts, parents if m else None)
-                cached.rollback(0, PREFIX)
-
-            jobs[forward, width, m] = job
-    times, made = clocked(jobs, REPEATS)[0], []
-    for (forward, width, m), own in times.items():
-        made.append({"forward": forward, "num_draft_tokens": width, "siblings": m})
-        made[-1] |= {"nodes": 1 + width * (m + 1), "milliseconds": own["least"]}
-        made[-1]["times_path"] = own["least"] / times[forward, width, 0]["least"]
-    return made
+            counts, ids = [parents.shape[1]], torch.zeros_like(parents)
+            started = time.process_time()
+            cached.feed(ids, counts, counts, parents if m else None)
+            spent = 1e3 * (time.process_time() - started)
+            cached.rollback(0, PREFIX)
+            times[forward, width, m] = min(spent, times.get((forward, width, m), spent))
+    return [
+        {"forward": forward, "num_draft_tokens": width, "siblings": m, "nodes": 1 + width * (m + 1),
+         "milliseconds": own, "times_path": own / times[forward, width, 0]}
+        for (forward, width, m), own in times.items()
+    ]  # fmt: skip
