@@ -339,3 +339,32 @@ def test_a_certain_tree_decodes_the_greedy_text(tiny, n):
         )
         length = alone.row_lengths[0]
         assert both.output_token_ids[row, :length].equal(alone.output_token_ids[0, :length])
+
+
+def test_generate_of_the_library_and_the_command_line_take_siblings(tiny, monkeypatch):
+    from cactus_theory.cli import main
+    from cactus_theory.decoding import speculative_generate
+
+    options = {"max_new_tokens": 12, "do_sample": False}
+    plain = tiny[0].generate(TEXTS, **options)
+    drafter = Siblings(ModelDrafter(tiny[1]), 2)
+    options |= {"custom_generate": speculative_generate, "draft_model": drafter}
+    found = tiny[0].generate(TEXTS, verifier="tree", return_dict_in_generate=True, **options)
+    assert found.sequences.equal(plain) and found.result.target_calls < 12
+    seen = []
+
+    class Pair:
+        target, draft = tiny
+
+        class tokenizer:
+            encode = staticmethod(lambda text: [1, 2])
+
+    def spy(target, drafter, ids, options):
+        seen.append((drafter, options.judge.spec))
+        raise ValueError("no decode")
+
+    monkeypatch.setattr("cactus_theory.decoding.decode", spy)
+    monkeypatch.setattr("cactus_theory.decoding.load_pair", lambda *a, **k: Pair)
+    line = "generate --target t --draft d --prompt x --policy speculative --siblings 2".split()
+    assert main(line) == main([*line, "--verifier", "tree:runs=chain"]) == 2
+    assert seen == [(drafter, "tree"), (drafter, "tree:runs=chain")]
