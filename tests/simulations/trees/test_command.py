@@ -14,6 +14,7 @@ from simulations.trees import command
 from tests.amounts import thorough
 
 
+@thorough
 def test_shapes_of_one_round_share_its_rows():
     pair = load_pair(PAIR / "target", PAIR / "draft")
     args = argparse.Namespace(num_draft_tokens=[3, 2], siblings=[2, 1], max_new_tokens=12)
