@@ -98,13 +98,15 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
         if draft.sampled is None or draft.probs is None or not bool(draft.sampled.any()):
             continue
         one = Path(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
-        row = q[:1, 0].double()
-        h = seen.policy.target_in_block(row, draft.offers(0, [0], q[0, :1]), one)
+        h = seen.policy.target_in_block(q[:1, 0].double(), draft.offers(0, [0], q[0, :1]), one)
         if h is None:
             return
-        h, r, fixed = h[0].double(), draft.probs[0, 0].double(), draft.fixed(0)[0]
-        numbers, due = [], []
-        for token, coin in middles(r):
+        h, r = h[0].double(), draft.probs[0, 0].double()
+        numbers, due, drawn = [], [], middles(r)
+        _, shown = decoded(seen, prompt, [[coin, *[0.5] * (coins + 2)] for _, coin in drawn])
+        assert shown.draft is not None
+        for row, (token, coin) in enumerate(drawn):
+            beside = shown.draft.token_ids[row, shown.draft.children(row)[0]].tolist()
             keep = min(1.0, float(h[token] / r[token]))
             if keep > THIN:
                 for last, draw in middles(_row(seen, [*prompt, token])[0])[:FEW]:
@@ -112,7 +114,7 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
                     due.append([token, last])
             for following, draw in middles((h - r).clamp(min=0.0)) if 1 - keep > THIN else ():
                 after = [([], 0.5)]
-                if following in fixed:
+                if following in beside:
                     rows = middles(_row(seen, [*prompt, following])[0])[:FEW]
                     after = [([last], more) for last, more in rows]
                 for last, more in after:

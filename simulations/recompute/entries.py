@@ -144,7 +144,7 @@ ENTRIES = (
     Entry("rules", f"rules {_RULES}", f"rules {_RULES_QUICK}", took="82 s of one core"),
     Entry("rules_stories", f"rules {_TALES} --eos-token-ids 1 {_RULES}",
           f"rules {_TALES} --eos-token-ids 1 {_RULES_QUICK}", took="53 s of one core"),
-    Entry("trees trees_passes", "trees --out {made}",
+    Entry("trees trees_passes", "trees --num-prompts 12 --out {made}",
           "trees --num-prompts 2 --max-new-tokens 24 --num-draft-tokens 4 2 --siblings 2 "
           "--prices 1 --temperature 1 --out {made}", took="2 min of one core"),
     Entry("block_gap", f"block-gap {_TREES} {_KNOBS} --out {{csv}}",

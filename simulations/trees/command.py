@@ -1,5 +1,6 @@
 """Sampled paths with certain siblings against paths alone: tokens per call and per second.
 
+``tree, certain`` are trees whose siblings the policy's row knows of (``Siblings(certain=True)``).
 Rounds of a lossless decode are logged with the longest drafts and most siblings; every policy and
 smaller shape then judges the same drafts with the same coins, so that ratios are paired. Errors
 count texts. Seconds are those that a processor worked: a round's the least of some lossless
@@ -32,10 +33,12 @@ from ..common.results import columns, publish
 from ..traces.table import reached, valued
 
 LOSSLESS = "speculative"
+# siblings that the row h knows of, beside "tree", where it is that of the path
+CERTAIN = "tree, certain"
 # tokens before a timed pass, how often it is timed, and new tokens of a timed decode
 PREFIX, REPEATS, TIMED = 128, 15, 64
 Row = dict[str, Any]
-# K, siblings a place, verifier
+# K, siblings a place, verifier or CERTAIN
 Shape = tuple[int, int, str]
 # the path of a round, and the target's rows by the tokens before them
 Logged = tuple[Draft, dict[tuple[int, ...], Tensor]]
@@ -49,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-prompts", type=int, default=16)
     add("--max-new-tokens", type=int, default=96, metavar="N", help="of each text")
     add("--temperature", type=float, nargs="+", default=[1.0, 0.6])
-    add("--num-draft-tokens", type=int, nargs="+", default=[8, 4, 16], metavar="K",
+    add("--num-draft-tokens", type=int, nargs="+", default=[8, 4], metavar="K",
         help="the first one at all prices")  # fmt: skip
-    add("--siblings", type=int, nargs="+", default=[4, 2, 1], metavar="M", help="as K")
+    add("--siblings", type=int, nargs="+", default=[4, 1], metavar="M", help="as K")
     add("--prices", type=float, nargs="+", default=[6.0, 2.0, 1.0, 0.6])
     add("--levels", type=float, nargs="+", default=[0.01, 0.03, 0.06, 0.1], metavar="NATS")
     add("--seed", type=int, default=0)
@@ -93,6 +96,7 @@ def _judged(
     """Return one row for each shape and policy, and for each level of KL."""
     first, every = (args.num_draft_tokens[0], args.siblings[0]), _shapes(args)
     priced = [own for own in every if own[0] == first[0] and own[1] in (0, first[1])]
+    priced.append((*first, CERTAIN))
     bands = [f"band:price={price:g}" for price in args.prices]
     jobs = [(own, LOSSLESS) for own in every] + [(own, spec) for own in priced for spec in bands]
     sums = {job: np.zeros((3, len(ids))) for job in jobs}
@@ -103,7 +107,7 @@ def _judged(
             rounds = logged(pair, prompt, args, options)
             for job in jobs:
                 sums[job][:, text] = totals(rounds, *job, args.seed + text)
-            for own in every if text < max(3, len(ids) // 4) else ():
+            for own in every if text < max(3, len(ids) // 8) else ():
                 decodes[own].append(_milliseconds(pair, prompt, own, options))
             progress.advance()
     nothing = np.zeros((0, len(ids)))
@@ -112,6 +116,7 @@ def _judged(
                             {"kl": nats}, nothing, nothing)
         for (own, spec), (cycles, tokens, nats) in sums.items()
     }  # fmt: skip
+    decodes[*first, CERTAIN] = decodes[*first, "tree"]
     places = [(row["num_draft_tokens"], row["siblings"]) for row in timed]
     seconds = {  # of a round, of its pass, which is the first one timed: the package's own
         own: (min(parts), timed[places.index(own[:2])]["milliseconds"])
@@ -153,7 +158,8 @@ def logged(
 
 def _texts(draft: Draft) -> list[tuple[int, ...]]:
     """Return the drafted tokens before each node."""
-    ids, found = draft.token_ids[0].tolist(), [()]
+    ids = draft.token_ids[0].tolist()
+    found: list[tuple[int, ...]] = [()]
     parents = range(-1, len(ids) - 1) if draft.parents is None else draft.parents[0].tolist()
     for token, parent in zip(ids, parents, strict=True):
         found.append((*found[parent + 1], token))
@@ -166,13 +172,14 @@ def totals(rounds: Sequence[Logged], shape: Shape, spec: str, seed: int) -> list
     The coins of a round are the same for all shapes and policies.
     """
     width, m, name = shape
-    judge, rule = find_verifier(name), find_policy(spec)
-    assigned, meter, tokens = Assignment((rule,)), Meter((rule,), "kl", name), 0
+    judge, rule = find_verifier("tree" if m else name), find_policy(spec)
+    assigned, meter, tokens = Assignment((rule,)), Meter((rule,), "kl", judge), 0
     for number, (trunk, rows) in enumerate(rounds):
         assert trunk.probs is not None
         draft = Draft(trunk.token_ids[:, :width], [width], trunk.probs[:, :width])
         if m:
-            draft = with_siblings(draft, likeliest(trunk.probs[:, :width], m), m)
+            fixed = likeliest(trunk.probs[:, :width], m)
+            draft = with_siblings(draft, fixed, m, certain=name == CERTAIN)
         q = torch.stack([rows[text] for text in _texts(draft)])[None]
         most, nodes = trunk.lengths[0], draft.lengths[0]
         coins = np.random.default_rng([seed, number]).random((1, 2 * most + 1))

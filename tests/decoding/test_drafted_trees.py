@@ -37,10 +37,11 @@ def test_drafts_with_siblings_have_every_property(pair, name, runs):
         "ngram": NGram(),
     }[name]
     own = {"model": model} if name in ("model", "stopped") else {}
-    assert check(pair, Siblings(inner), runs, **own) > 2 * ROUNDS
+    drafter = Siblings(inner, certain=name in ("model", "greedy"))
+    assert check(pair, drafter, runs, **own) > 2 * ROUNDS
 
 
-def late(trunk, fixed, m):
+def late(trunk, fixed, m, certain):
     """Leave the drawn token out of what is said to be certain: chosen after the draw."""
     others = [
         [[n for n in own if n != token] for token, own in zip(ids, rows, strict=False)]
@@ -49,7 +50,7 @@ def late(trunk, fixed, m):
     return siblings_of(trunk, others, m)
 
 
-def declared_off(trunk, fixed, m):
+def declared_off(trunk, fixed, m, certain):
     """Draw from p, and declare the row without the certain tokens."""
     rows = trunk.probs.clone()
     for row, own in enumerate(fixed):
@@ -59,7 +60,7 @@ def declared_off(trunk, fixed, m):
     return dataclasses.replace(siblings_of(trunk, fixed, m), probs=rows)
 
 
-def by_place(trunk, fixed, m):
+def by_place(trunk, fixed, m, certain):
     """Look rows up by the place of the drawn token after those beside it."""
     draft = siblings_of(trunk, fixed, m)
     rows = trunk.probs.roll(1, 1)
@@ -80,7 +81,7 @@ siblings_of = siblings.with_siblings
 def test_planted_drafters_are_noticed(pair, monkeypatch, fault, message):
     monkeypatch.setattr(siblings, "with_siblings", fault)
     with pytest.raises(AssertionError, match=message):
-        check(pair, Siblings(ModelDrafter(pair[1])))
+        check(pair, Siblings(ModelDrafter(pair[1]), certain=True))
 
 
 def test_positions_by_index_are_noticed(pair, monkeypatch):

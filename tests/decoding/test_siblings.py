@@ -104,10 +104,11 @@ def test_what_is_beside_a_path_was_likeliest_before_it_was_drawn(tiny):
             assert count <= 12
 
     options = TREE | {"policy": "band:price=1", "max_new_tokens": amount(10, 24)}
-    written = generate(target, Siblings(ModelDrafter(model)), TEXTS, **options)
+    drafter = Siblings(ModelDrafter(model), certain=True)
+    written = generate(target, drafter, TEXTS, **options)
     alone = written.num_accepted
     written = written.output_token_ids.tolist()
-    found = generate(target, Siblings(ModelDrafter(model)), TEXTS, on_rows=see, **options)
+    found = generate(target, drafter, TEXTS, on_rows=see, **options)
     assert found.output_token_ids.tolist() == written and found.num_accepted == alone > 0
 
 
@@ -119,6 +120,7 @@ class Rows:
     prompt: tuple
     m: int
     depth: int
+    certain: bool
 
     @cached_property
     def rows(self):
@@ -153,8 +155,8 @@ class Rows:
             for place, token in enumerate(path):
                 fixed, row = self.node(path[:place])
                 mass *= row[token]
-                own.append((place, token, True, token in fixed))
-                beside += [(place, other, False, True) for other in fixed if other != token]
+                own.append((place, token, True, self.certain and token in fixed))
+                beside += [(place, n, False, self.certain) for n in fixed if n != token]
             yield path, own + beside, mass
 
 
@@ -174,14 +176,15 @@ def rounds(plan, spec, runs):
             yield [*coins, *accept, *draws], [int(token) for token in emitted], mass * size
 
 
-def decoded(pair, prompt, numbers, m, spec, runs, most):
+def decoded(pair, prompt, numbers, plan, spec, runs, most):
     """Return the new tokens of one round, a row for each list of numbers."""
     options = DecodeOptions(
         policy=spec, num_draft_tokens=DEPTH, max_new_tokens=most, meter=False,
         verifier=f"tree:runs={runs}",
     )  # fmt: skip
     ids = torch.tensor([prompt] * len(numbers))
-    opening = Opening(pair[0], Siblings(ModelDrafter(pair[1]), m), ids, options)
+    drafter = Siblings(ModelDrafter(pair[1]), plan.m, plan.certain)
+    opening = Opening(pair[0], drafter, ids, options)
     left = [torch.tensor(own, dtype=torch.float64) for own in numbers]
 
     def stream(row):
@@ -198,19 +201,20 @@ def decoded(pair, prompt, numbers, m, spec, runs, most):
     return new
 
 
-def law_of(pair, prompt, most, m, spec, runs):
+def law_of(pair, prompt, most, m, spec, runs, certain=False):
     """Return the law of the next ``most`` tokens, every round of the decode enumerated."""
-    plan = Rows(pair, prompt, m, min(DEPTH, most - 1))
+    plan = Rows(pair, prompt, m, min(DEPTH, most - 1), certain)
     if most == 1:
         return {(token,): mass for token, mass in enumerate(plan.target(()))}
     numbers, due, masses = zip(*rounds(plan, spec, runs), strict=True)
     assert sum(masses) == pytest.approx(1, abs=EXACT)
-    assert decoded(pair, prompt, numbers, m, spec, runs, most) == list(due)
+    assert decoded(pair, prompt, numbers, plan, spec, runs, most) == list(due)
     found, after = {}, {}
     for text, mass in zip(due, masses, strict=True):
         left = most - len(text)
         if left and (tuple(text), left) not in after:
-            after[tuple(text), left] = law_of(pair, (*prompt, *text), left, m, spec, runs)
+            rest = left, m, spec, runs, certain
+            after[tuple(text), left] = law_of(pair, (*prompt, *text), *rest)
         for more, share in after.get((tuple(text), left), {(): 1.0}).items():
             key = (*text, *more)
             found[key] = found.get(key, 0.0) + mass * share
@@ -225,23 +229,27 @@ def three_tokens(make_model, make_draft):
     return target, make_draft(target, noise=0.5, seed=4)
 
 
-@pytest.mark.parametrize(("runs", "m"), some(product(("block", "chain"), (1, 2)), 1))
-def test_the_enumerated_law_of_a_decode_is_that_of_plain_sampling(three_tokens, runs, m):
+@pytest.mark.parametrize(
+    ("runs", "m", "certain"), some(product(("block", "chain"), (1, 2), (False, True)), 1)
+)
+def test_the_enumerated_law_of_a_decode_is_that_of_plain_sampling(three_tokens, runs, m, certain):
     """All drafts and coins of every round, run by the loop itself; as the target samples."""
     prompt, most = (1, 0), 3
-    law = law_of(three_tokens, prompt, most, m, "speculative", runs)
-    rows = Rows(three_tokens, prompt, m, DEPTH).rows[0]
+    law = law_of(three_tokens, prompt, most, m, "speculative", runs, certain)
+    rows = Rows(three_tokens, prompt, m, DEPTH, certain).rows[0]
     assert len(law) == VOCAB**most
     for text, mass in law.items():
         due = np.prod([rows[text[:place]][text[place]] for place in range(most)])
         assert mass == pytest.approx(due, abs=EXACT)
 
 
-def test_the_first_token_of_a_relaxed_decode_has_the_band_around_the_selection_law(three_tokens):
-    law = law_of(three_tokens, (1, 0), 2, 1, "band:price=0.5", "block")
-    plan = Rows(three_tokens, (1, 0), 1, 1)
+@pytest.mark.parametrize("certain", [False, True])
+def test_the_first_token_of_a_relaxed_decode_has_the_band(three_tokens, certain):
+    """Around the draft's row, or around the selection law where siblings are declared."""
+    law = law_of(three_tokens, (1, 0), 2, 1, "band:price=0.5", "block", certain)
+    plan = Rows(three_tokens, (1, 0), 1, 1, certain)
     (fixed, r), q = plan.node(()), plan.target(())
-    offered = ct.selection_law(q, r, kind="certain+sampled", certain=fixed)
+    offered = ct.selection_law(q, r, kind="certain+sampled", certain=fixed) if certain else r
     h = ct.optimal_acceptance(q, offered, price=0.5).target
     first = [sum(mass for text, mass in law.items() if text[0] == n) for n in range(VOCAB)]
     assert np.abs(np.array(first) - h).max() < EXACT

@@ -18,14 +18,17 @@ from cactus_theory.verify.contract import Draft
 
 @dataclass(frozen=True)
 class Siblings(Drafter):
-    """Draft with ``drafter``, and at each place of its path ``m`` certain tokens beside it.
+    """Draft with ``drafter``, and at each place of its path ``m`` tokens beside it.
 
     Those are the likeliest of the row that the path's token is drawn from (of NGram: what else
-    followed earlier), so that they are fixed before it is drawn: the walk of the verifier
-    ``tree`` then emits its row h at every place (THEORY.md, Theorem 22). A drawn token that is
-    among them is one node. Where a refused token is replaced by one of them, the round goes on
-    for one token. K is the length of the path; a pass of the target has up to K (m + 1) + 1
-    tokens.
+    followed earlier), so that they are fixed before it is drawn. A drawn token that is among them
+    is one node. Where the verifier ``tree`` replaces a refused token by one of them, the round
+    goes on for one token (THEORY.md, Theorem 22). K is the length of the path; a pass of the
+    target has up to K (m + 1) + 1 tokens.
+
+    With ``certain`` they are declared, and the policy's row h knows of them (Theorem 21): best
+    for one token. But a caught token ends the round and a kept one does not, so that along
+    paths the h of the path alone, the default, gives more tokens at the same KL.
 
     Raises
     ------
@@ -45,6 +48,7 @@ class Siblings(Drafter):
 
     drafter: Drafter
     m: int = 2
+    certain: bool = False
 
     def __post_init__(self) -> None:
         whole_number("m", self.m, 0)
@@ -56,7 +60,7 @@ class Siblings(Drafter):
 
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
-        return SiblingsDrafting(setting, self.drafter, self.m)
+        return SiblingsDrafting(setting, self.drafter, self.m, self.certain)
 
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise where the drafter of the path does."""
@@ -74,8 +78,8 @@ class Siblings(Drafter):
 class SiblingsDrafting(Drafting):
     """A drafter of paths at work, and a look at the rows that it decides by."""
 
-    def __init__(self, setting: Setting, drafter: Drafter, m: int) -> None:
-        self.texts, self.m = setting.texts, m
+    def __init__(self, setting: Setting, drafter: Drafter, m: int, certain: bool) -> None:
+        self.texts, self.m, self.certain = setting.texts, m, certain
         self.seen = _Seen(setting.warp, m)
         self.inner = drafter.begin(replace(setting, warp=self.seen))
         self.paths: list[list[int]] = []
@@ -90,7 +94,7 @@ class SiblingsDrafting(Drafting):
         self.paths, self.before = [ids[:own] for ids, own in drafted], list(self.texts.lengths)
         if not (self.m and any(trunk.lengths)):
             return trunk
-        draft = with_siblings(trunk, self._fixed(trunk), self.m)
+        draft = with_siblings(trunk, self._fixed(trunk), self.m, self.certain)
         self.texts.propose_all(draft.token_ids)
         return draft
 
@@ -155,21 +159,24 @@ def likeliest(probs: Float[Tensor, "batch K vocab"], m: int) -> list[list[list[i
     return torch.where(found.values > 0, found.indices, -1).tolist()
 
 
-def with_siblings(trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int) -> Draft:
-    """Return paths with up to ``m`` of the certain tokens of each place, of ids that are no −1.
+def with_siblings(
+    trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int, certain: bool = True
+) -> Draft:
+    """Return paths with up to ``m`` of the fixed tokens of each place, of ids that are no −1.
 
     The first tokens of a row are its path, whose nodes have the rows of ``trunk``; a token of it
-    may be certain, too.
+    may be fixed, too, and is one node. ``certain`` declares what is fixed.
     """
     rows, drawn = [], trunk.probs is not None
     for ids, count, beside in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
         path = list(enumerate(ids[:count]))
         own = [  # token, parent, sampled, certain
-            (token, place - 1, drawn, not drawn or token in beside[place]) for place, token in path
+            (token, place - 1, drawn, not drawn or (certain and token in beside[place]))
+            for place, token in path
         ]
         for place, token in path:
             others = [other for other in beside[place] if other not in (token, -1)]
-            own += [(other, place - 1, False, True) for other in others[:m]]
+            own += [(other, place - 1, False, certain) for other in others[:m]]
         rows.append(own)
     width = max(map(len, rows))
     padded = [[*own, *[(0, -1, False, False)] * (width - len(own))] for own in rows]
