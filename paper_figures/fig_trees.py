@@ -20,7 +20,7 @@ def draw(data: Path) -> Figure:
     """Return the figure from ``trees.csv`` and ``trees_passes.csv``: the gain, and its price."""
     rows, timed = style.read(data / "trees.csv"), style.read(data / "trees_passes.csv")
     width = rows[0]["num_draft_tokens"]
-    trees = [row for row in rows if row["siblings"] and row["num_draft_tokens"] == width]
+    trees = [row for row in rows if row["verifier"] == "tree" and row["num_draft_tokens"] == width]
     figure, (gain, price) = style.panels(2, height=3.4)
     most = max(row["siblings"] for row in trees)
     for temperature, (colour, line, marker) in TEMPERATURES.items():
