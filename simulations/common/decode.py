@@ -15,15 +15,9 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding import (
-    DecodeOptions,
-    GenerationResult,
-    ModelDrafter,
-    Pair,
-    Siblings,
-    decode,
-)
+from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, Siblings, decode
 from cactus_theory.decoding._padding import left_padded as left_padded
+from cactus_theory.decoding.drafters import as_drafter
 
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
 
@@ -131,7 +125,7 @@ class Harness:
         )
         draft = None if plain else self.pair.draft
         if config.siblings:
-            draft = Siblings(ModelDrafter(draft), config.siblings)
+            draft = Siblings(as_drafter(draft), config.siblings)
         result = decode(target, draft, ids, options)
         outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
         return Decoded(result.seconds.total, outputs, result)

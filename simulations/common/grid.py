@@ -111,7 +111,7 @@ def configs(
                 continue
             own = [0] if name in UNDRAFTED else widths
             beside = siblings if verifier == "tree" else 0
-            found += [Config(method, width, batch, verifier, beside) for width in own]
+            found += [Config(method, width, batch, verifier, siblings=beside) for width in own]
     return found
 
 
