@@ -32,7 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verifier",
         help=f"one of {', '.join(verifiers())}: token by token (default), or each drafted path "
-        "as a whole, which accepts more",
+        "as a whole, which accepts more (tree: with siblings, too, and their default)",
+    )
+    parser.add_argument(
+        "--siblings",
+        type=int,
+        metavar="M",
+        help="draft the M likeliest tokens beside each one, which may catch what replaces it",
     )
     parser.add_argument(
         "--cap",
@@ -79,7 +85,14 @@ def run(args: argparse.Namespace) -> int:
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _told(args)
-    from cactus_theory.decoding import DecodeOptions, ModelDrafter, TextPieces, decode, load_pair
+    from cactus_theory.decoding import (
+        DecodeOptions,
+        ModelDrafter,
+        Siblings,
+        TextPieces,
+        decode,
+        load_pair,
+    )
 
     told: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
@@ -107,7 +120,9 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.stream:
         _print(args.prompt)
-    drafter = None if tuned.plain else ModelDrafter(pair.draft, stop=args.draft_stop)
+    drafter: Any = None if tuned.plain else ModelDrafter(pair.draft, stop=args.draft_stop)
+    if args.siblings is not None:
+        drafter = Siblings(drafter, args.siblings)
     result = decode(pair.target, drafter, ids, options)
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
@@ -160,8 +175,9 @@ def _told(args: argparse.Namespace) -> TunedSetting:
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
         rule = chosen_policy(args, find_rule)
-        return TunedSetting(rule, args.verifier or "chain", width, temperature)
-    for name in ("verifier", "num_draft_tokens", "draft_stop", "delta", "price"):
+        verifier = args.verifier or ("chain" if args.siblings is None else "tree")
+        return TunedSetting(rule, verifier, width, temperature)
+    for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings", "delta", "price"):
         if (given := getattr(args, name)) is not None:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag}: must not be given with --tuned; got {given}")

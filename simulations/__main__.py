@@ -25,6 +25,7 @@ COMMANDS = {
     "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),
     "values": ("traces.values", "learn from a trace what accepted tokens are worth"),
     "blocks": ("blocks.replays", "token-wise against block verification on a trace (CSV)"),
+    "trees": ("trees.command", "drafts with siblings against their paths: tokens, seconds (CSV)"),
     "rules": ("rules.command", "what engines' lossy rules cost, what the bands do for that (CSV)"),
     "block-gap": ("blocks.exact", "policies against the best verification of a path, exactly"),
     "ledger": ("ledger.command", "a hard cap on every answer against the same mean (CSV)"),

@@ -54,6 +54,7 @@ cactus-theory generate {PAIR} --policy band:price=2 --prompt "…" --cap 0.05 --
 cactus-theory generate {PAIR} --policy cactus --delta 0.1 --prompt "…" --stream --temperature 0.7
 cactus-theory generate {PAIR} --prompt "…" --num-draft-tokens 8 --verifier block --policy s:price=1
 cactus-theory generate {PAIR} --policy band --price 2 --prompt "…" --span "<think>" "</think>"
+cactus-theory generate {PAIR} --policy band:price=1 --prompt "…" --siblings 4 --num-draft-tokens 8
 cactus-theory generate {PAIR} --tuned tuned.json --prompt "…" --seed 1 --device cpu --json
 cactus-theory tune {PAIR} --prompts FILE --kl-per-token 0.05 --out tuned.json --batch 8
 cactus-theory tune --trace TRACE --costs tuned.json --kl-per-token 0.05

@@ -7,9 +7,11 @@ from cactus_theory.decoding.drafters import (
     Drafter,
     DraftStop,
     EarlyExit,
+    LikeliestTree,
     ModelDrafter,
     NGram,
     RecurrentDrafter,
+    Siblings,
 )
 from cactus_theory.decoding.failure import DecodingError
 from cactus_theory.decoding.from_hub import hub_path
@@ -46,6 +48,7 @@ __all__ = [
     "EarlyExit",
     "GenerationResult",
     "Ledger",
+    "LikeliestTree",
     "LogProbs",
     "ModelDrafter",
     "NGram",
@@ -53,6 +56,7 @@ __all__ = [
     "Reading",
     "RecurrentDrafter",
     "Schedule",
+    "Siblings",
     "SpeculativeStream",
     "TextPieces",
     "batch_stream",

@@ -32,7 +32,8 @@ class Opening:
     ----------
     drafter : None for plain decoding.
     models : whose limits are kept, by the name of their argument.
-    width : the most tokens that a round drafts.
+    width : the most tokens of a path that a round drafts.
+    beside : how many more tokens its drafts may hold.
     meter, recorder : None where they are off.
     """
 
@@ -42,14 +43,16 @@ class Opening:
         self.target_model, self.options = target_model, options
         self.drafter = None if draft_model is None else as_drafter(draft_model)
         self.models = {"target_model": target_model}
-        self.width, self.pace, metered = 0, FixedPace(0), None
+        self.width, self.beside, self.pace, metered = 0, 0, FixedPace(0), None
         if self.drafter is not None:
             self.models |= self.drafter.check(target_model)
             # a draft that is longer than the text takes no memory
             self.width = min(options.num_draft_tokens, options.max_new_tokens)
             self.pace = pace(self.width, options.adaptive, options.gate)
             metered = options.metered
-        self.texts, padding = opened_texts(self.models, input_ids, options)
+            depths = range(1, self.width + 1)
+            self.beside = max(self.drafter.nodes(depth) - depth for depth in depths)
+        self.texts, padding = opened_texts(self.models, input_ids, options, self.beside)
         self.texts.stop, batch = options.stop, self.texts.batch
         self.rules = Rules(options.policies, self.texts)
         self.coins = Coins(batch, options.sources, self.texts.device)
@@ -164,11 +167,11 @@ class Loop(ABC):
 
 
 def opened_texts(
-    models: dict[str, Any], input_ids: Tensor, options: DecodeOptions
+    models: dict[str, Any], input_ids: Tensor, options: DecodeOptions, beside: int = 0
 ) -> tuple[Texts, list[int]]:
     """Return prompts with room for new tokens, and how many places each leaves out.
 
-    Checks them against the models.
+    Checks them against the models. ``beside`` is how many more tokens a round may draft.
     """
     _check_prompt(input_ids)
     first = next(iter(models))
@@ -182,7 +185,8 @@ def opened_texts(
     shown = _shown(input_ids, options.attention_mask)
     rows = zip(input_ids.tolist(), shown, strict=True)
     prompts = [[token for token, on in zip(*row, strict=True) if on] for row in rows]
-    texts = Texts(prompts, options.max_new_tokens, options.ends, models[first].device)
+    new, device = options.max_new_tokens, models[first].device
+    texts = Texts(prompts, new, options.ends, device, beside)
     return texts, [own.count(False) for own in shown]
 
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._decode import Loop, Opening
 from cactus_theory.decoding.drafters import Setting
-from cactus_theory.decoding.drafters._base import nothing
+from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.pace import Round
 from cactus_theory.policies._lent import copied
@@ -30,7 +29,12 @@ class Decode(Loop):
         model, fast = opening.target_model, options.fast_forward
         reads = () if drafter is None else drafter.reads(model)
         self.target = CachedModel(
-            model, texts.capacity, texts.batch, slack=1, fast_forward=fast, reads=reads
+            model,
+            texts.capacity,
+            texts.batch,
+            slack=1 + opening.beside,
+            fast_forward=fast,
+            reads=reads,
         )
         following = self.verifier.needs_next_draft_row
         setting = Setting(
@@ -49,7 +53,7 @@ class Decode(Loop):
         before, (_, steps) = dict(self.clock.parts), self.calls
         texts, width = self.texts, self.pace.width()
         wanted = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
-        draft_coins, accept, draw = self.coins.toss(wanted, self.verifier.coins)
+        draft_coins, accept, draw = self.coins.toss(wanted, self._coins)
         draw = self.coins.further(draw, wanted, self.verifier.draws)
         draft = self._propose(wanted, draft_coins)
         steps = self.calls[1] - steps
@@ -72,7 +76,7 @@ class Decode(Loop):
         self.measure(Verified(assigned, q, draft, verdict), new)
         for row, own in enumerate(new):
             self.rules.advance(row, own)
-        self._note(before, draft.lengths, new, tokens, steps)
+        self._note(before, depths(draft), new, tokens, steps)
         everywhere: list[list[int]] = [[] for _ in range(self.batch)]
         for place, own in zip(self.places, new, strict=True):
             everywhere[place] = list(own)
@@ -101,8 +105,18 @@ class Decode(Loop):
         if self.drafting is None or not any(wanted):
             return nothing(self.texts)
         proposal = self.drafting.propose(wanted, coins)
+        if proposal.parents is not None and "tree" not in self.verifier.drafts:
+            raise ValueError(
+                f"verifier: {type(self.opening.drafter).__name__} drafts trees, and "
+                f"{self.verifier.spec} verifies one drafted path; try verifier='tree'"
+            )
         self.clock.lap("other")
         return proposal
+
+    def _coins(self, drafted: int) -> int:
+        """Return how many acceptance coins a row takes that drafts paths of so many tokens."""
+        drafter = self.opening.drafter
+        return self.verifier.coins(drafted if drafter is None else drafter.nodes(drafted))
 
     def _score(self, draft: Draft) -> Float[Tensor, "batch K1 vocab"]:
         """Return the target's rows after the settled text and after each drafted token."""
@@ -114,28 +128,15 @@ class Decode(Loop):
         ]
         fed = texts.take(lengths, counts)
         self.clock.lap("other")
-        logits = self.target.feed(fed, counts, keep, self._parents(draft, counts))
+        logits = self.target.feed(fed, counts, keep, fed_parents(draft, counts))
         self.clock.lap("target")
         return self.warp(logits, texts, 0, drafted, draft=draft)
-
-    def _parents(self, draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
-        """Return the parent of each fed token among the fed ones; None for chains."""
-        if draft.parents is None:
-            return None
-        fed = max(counts)
-        parents = torch.arange(-1, fed - 1, device=draft.parents.device).repeat(len(counts), 1)
-        for row, (count, own) in enumerate(zip(counts, draft.lengths, strict=True)):
-            first = count - own  # the settled tokens that are fed along
-            follows = draft.parents[row, :own]
-            parents[row, first:count] = torch.where(follows >= 0, follows + first, first - 1)
-        return parents
 
     def _settle(self, tokens: list[list[int]], verdict: Verdict) -> list[list[int]]:
         """Append the tokens of each row and roll the models back to them."""
         texts, before = self.texts, list(self.texts.lengths)
         if verdict.path is not None:  # the draft stands in the texts in its own order
-            for offset in range(verdict.path.shape[1]):
-                texts.propose(offset, verdict.accepted_token_ids[:, offset])
+            texts.propose_all(verdict.accepted_token_ids)
         taken = texts.settle(tokens, verdict.last)
         new = [own[:count] for own, count in zip(tokens, taken, strict=True)]
         for row, length in enumerate(texts.lengths):
@@ -183,6 +184,19 @@ class Decode(Loop):
         if self.options.on_round is not None:
             self.options.on_round(done)
             self.clock.lap("callback")
+
+
+def depths(draft: Draft) -> list[int]:
+    """Return how many tokens the longest drafted path of each row has."""
+    if draft.parents is None:
+        return draft.lengths
+    found = []
+    for parents, count in zip(draft.parents.tolist(), draft.lengths, strict=True):
+        depth = [0]
+        for parent in parents[:count]:
+            depth.append(depth[parent + 1] + 1)
+        found.append(max(depth))
+    return found
 
 
 def closed_up(opened: Sequence[bool]) -> list[int]:

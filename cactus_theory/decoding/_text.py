@@ -14,6 +14,8 @@ class Texts:
 
     Attributes
     ----------
+    capacity, last : the most positions of a row, and the last place of a row's memory: ``beside``
+        more, for drafted tokens that stand at the same position.
     lengths : settled tokens of each row; drafted ones follow them.
     ids : the same as lists, prompt included.
     prompts : tokens of each prompt.
@@ -22,7 +24,12 @@ class Texts:
     """
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], room: int, eos: frozenset[int], device: torch.device
+        self,
+        prompts: Sequence[Sequence[int]],
+        room: int,
+        eos: frozenset[int],
+        device: torch.device,
+        beside: int = 0,
     ) -> None:
         self.ids = [list(prompt) for prompt in prompts]
         self.prompts = [len(prompt) for prompt in prompts]
@@ -33,7 +40,8 @@ class Texts:
         self.stop: Stop | None = None
         self.capacity = max(self.limits)
         # one spare place takes what is drafted in a full row while other rows still draft
-        rows = [ids + [0] * (self.capacity + 1 - len(ids)) for ids in self.ids]
+        self.last = self.capacity + beside
+        rows = [ids + [0] * (self.last + 1 - len(ids)) for ids in self.ids]
         self.buffer = torch.tensor(rows, dtype=torch.int64, device=device)
 
     @property
@@ -71,12 +79,18 @@ class Texts:
         if self.batch == 1:
             return self.buffer[:, starts[0] : starts[0] + most]
         at = torch.tensor(starts, device=self.device)[:, None]
-        at = (at + torch.arange(most, device=self.device)).clamp(max=self.capacity)
+        at = (at + torch.arange(most, device=self.device)).clamp(max=self.last)
         return self.buffer.gather(1, at)
 
     def propose(self, offset: int, token: Int[Tensor, "batch"]) -> None:
         """Write drafted token number ``offset`` of every row after its settled ones."""
         self._write([length + offset for length in self.lengths], token)
+
+    def propose_all(self, token_ids: Int[Tensor, "batch K"]) -> None:
+        """Write the drafted tokens of every row after its settled ones."""
+        at = torch.tensor(self.lengths, device=self.device)[:, None]
+        at = at + torch.arange(token_ids.shape[1], device=self.device)
+        self.buffer.scatter_(1, at.clamp_(max=self.last), token_ids)
 
     def prefix(self, row: int, drafted: int) -> Int[Tensor, "1 length"]:
         """Return a row's settled ids and its first ``drafted`` drafted ones."""
@@ -115,5 +129,5 @@ class Texts:
         if self.batch == 1:
             self.buffer.select(1, at[0]).copy_(token)
             return
-        places = torch.tensor(at, device=self.device).clamp(max=self.capacity)
+        places = torch.tensor(at, device=self.device).clamp(max=self.last)
         self.buffer[torch.arange(self.batch, device=self.device), places] = token

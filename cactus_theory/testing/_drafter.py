@@ -7,7 +7,7 @@ what is emitted is wrong.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -71,6 +71,8 @@ def assert_drafter_properties(
     * With ``model``, the rows are its own, softmax(logits / temperature), or certain.
     * In a round of decoding with ``verifier``, no uniform number is used twice: the token that
       follows a refused one does not depend on how that one was drawn.
+    * In a tree (``verifier="tree"``) what is certain beside a drawn token is fixed before it is
+      drawn, and the target's row at every node is that of its own text, under processors too.
 
     A drafter that samples from other rows than it reports breaks every acceptance rule, by so
     little that tests of frequencies may let it pass. Returns how many tokens were checked.
@@ -92,9 +94,11 @@ def assert_drafter_properties(
     >>> assert_drafter_properties(pair.draft, pair.target, model=pair.draft, rounds=1) > 0
     True
     """
+    from cactus_theory.testing import _drafted_trees  # noqa: F401  enters its properties
+
     drafter, judge = as_drafter(drafter), find_verifier(verifier)
     given = drafter, target_model, model, judge, find_policy(policy)
-    seen = _Bench(*given, temperature, num_draft_tokens, rounds, seed)
+    seen = Bench(*given, temperature, num_draft_tokens, rounds, seed)
     with torch.inference_mode():
         said = broken(type(drafter).__name__, [seen], DRAFTER_PROPERTIES.values())
     if said:
@@ -108,17 +112,38 @@ class _Drafted:
 
     Attributes
     ----------
-    before : the texts. ``wanted`` : the most tokens of each. ``lengths`` : how many were drafted.
-    ids, written, coins : (B, K). ``probs`` : (B, K, V), None where every token is certain.
+    before : the texts. ``wanted`` : the most tokens of a path of each.
+    written : (B, K) as the drafted tokens. ``coins`` : (B, most).
     """
 
     before: list[list[int]]
     wanted: list[int]
-    lengths: list[int]
-    ids: Tensor
+    draft: Draft
     written: Tensor
     coins: Tensor
-    probs: Tensor | None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return how many tokens were drafted."""
+        return self.draft.lengths
+
+    @property
+    def ids(self) -> Tensor:
+        """Return the drafted tokens, (B, K)."""
+        return self.draft.token_ids
+
+    @property
+    def probs(self) -> Tensor | None:
+        """Return the rows by node, None where every token is certain."""
+        return self.draft.probs
+
+    @property
+    def drawn(self) -> list[list[int]]:
+        """Return the places of each row's tokens that were drawn, in order."""
+        if self.probs is None:
+            return [[] for _ in self.lengths]
+        flags = self.own if self.draft.sampled is None else self.own & self.draft.sampled
+        return [own.nonzero()[:, 0].tolist() for own in flags]
 
     @property
     def own(self) -> Tensor:
@@ -127,7 +152,7 @@ class _Drafted:
 
 
 @dataclass
-class _Bench(Seen):
+class Bench(Seen):
     """A drafter on made-up prompts, and the verifier and policy beside it."""
 
     drafter: Drafter
@@ -150,6 +175,10 @@ class _Bench(Seen):
         """Return the prompts, in the model's vocabulary."""
         return [[token % self.vocab for token in prompt] for prompt in PROMPTS]
 
+    def accepting(self, depth: int) -> int:
+        """Return how many acceptance coins a draft takes whose paths have so many tokens."""
+        return self.verifier.coins(self.drafter.nodes(depth))
+
     def source(self) -> torch.Generator:
         """Return a generator begun anew."""
         return torch.Generator().manual_seed(self.seed)
@@ -162,7 +191,8 @@ class _Bench(Seen):
     def begin(self) -> tuple[Texts, Drafting]:
         """Return new texts and the drafter at work on them."""
         room = (self.most + 1) * (self.rounds + 1)
-        texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"))
+        beside = self.drafter.nodes(self.most) - self.most
+        texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"), beside)
         warp = Warp(self.temperature, (), [0] * len(self.prompts))
         features = None
         if self.reads:
@@ -224,12 +254,16 @@ def _feed(target: CachedModel, texts: Texts) -> None:
 
 def _proposed(texts: Texts, drafting: Drafting, wanted: list[int], coins: Tensor) -> _Drafted:
     before = [list(ids) for ids in texts.ids]
-    draft = drafting.propose(wanted, coins)
+    draft = copy_of(drafting.propose(wanted, coins))
     place = torch.tensor(texts.lengths)[:, None] + torch.arange(draft.token_ids.shape[1])
     written = texts.buffer.gather(1, place.clamp(max=texts.buffer.shape[1] - 1))
-    probs = None if draft.probs is None else draft.probs.clone()
-    lengths, ids = list(draft.lengths), draft.token_ids.clone()
-    return _Drafted(before, wanted, lengths, ids, written, coins[:, : ids.shape[1]], probs)
+    return _Drafted(before, wanted, draft, written, coins)
+
+
+def copy_of(draft: Draft) -> Draft:
+    """Return a draft in memory of its own."""
+    parts = {name: part.clone() for name, part in vars(draft).items() if isinstance(part, Tensor)}
+    return replace(draft, **parts | {"counts": list(draft.lengths)})
 
 
 def _taken(one: _Drafted, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
@@ -239,56 +273,58 @@ def _taken(one: _Drafted, turn: int, last: Sequence[int]) -> Iterator[list[int]]
 
 
 @DRAFTER_PROPERTIES.enter(hint="rows of another place, temperature or model than the draws")
-def tokens_are_drawn_from_the_reported_rows(seen: _Bench) -> Iterator[Bounds]:
+def tokens_are_drawn_from_the_reported_rows(seen: Bench) -> Iterator[Bounds]:
     """Every drafted token is the one that its reported row and its coin give.
 
     Rows sum to 1, and stand for what is written into the texts.
     """
     for one in seen.turns:
-        yield from _drawn(one)
+        yield from _drawn(seen, one)
 
 
-def _drawn(one: _Drafted) -> Iterator[Bounds]:
-    most, own = torch.tensor(one.wanted), one.own
+def _drawn(seen: Bench, one: _Drafted) -> Iterator[Bounds]:
+    most, own = torch.tensor([seen.drafter.nodes(count) for count in one.wanted]), one.own
     yield Bounds(torch.tensor(one.lengths), None, most, "propose: must draft so many tokens", 0.0)
     if not bool(own.any()):
         return
-    row, place = own.nonzero(as_tuple=True)
     ids = one.ids[own]
+    yield Bounds(one.written[own], ids, ids, "propose: must write its tokens into the texts", 0.0)
+    drawn = [(row, *pair) for row, places in enumerate(one.drawn) for pair in enumerate(places)]
+    if one.probs is None or not drawn:
+        return
 
     def name(text: str) -> Callable[[tuple[int, ...]], str]:
         def about(index: tuple[int, ...]) -> str:
-            drafted, at = row[index[0]], int(place[index[0]])
-            coin = float(one.coins[drafted, at])
-            return f"propose: {text}; token {at} of {one.ids[drafted].tolist()}, coin {coin!r}"
+            row, number, place = drawn[index[0]]
+            coin = float(one.coins[row, number])
+            return f"propose: {text}; token {place} of {one.ids[row].tolist()}, coin {coin!r}"
 
         return about
 
-    must = "must write its tokens into the texts"
-    yield Bounds(one.written[own], ids, ids, name(must), 0.0)
-    if one.probs is None:
-        return
-    rows, must = one.probs[own], "rows must be distributions"
+    rows = torch.stack([one.probs[row, one.draft.node(row, place)] for row, _, place in drawn])
+    must = "rows must be distributions"
     yield Bounds(rows, 0, None, name(must), 0.0)
     yield Bounds(rows.double().sum(-1), 1, 1, name(must), SUMS)
-    due = pick(rows, one.coins[own])
+    due = pick(rows, torch.stack([one.coins[row, number] for row, number, _ in drawn]))
+    ids = torch.stack([one.ids[row, place] for row, _, place in drawn])
     must = "tokens must be drawn from the reported rows, by their coins"
     yield Bounds(ids, due, due, name(must), 0.0)
 
 
 @DRAFTER_PROPERTIES.enter(hint="another temperature, or a cache that is not rolled back")
-def rows_are_the_models_own(seen: _Bench) -> Iterator[Bounds]:
+def rows_are_the_models_own(seen: Bench) -> Iterator[Bounds]:
     """Rows are softmax(logits / temperature) of the model without a cache, or certain."""
     if seen.model is None:
         return
     for one in seen.turns:
-        for row, count in enumerate(one.lengths):
-            if one.probs is None or not count:
+        for row, places in enumerate(one.drawn):
+            if one.probs is None or not places:
                 continue
-            text = torch.tensor([one.before[row] + one.ids[row, :count].tolist()])
-            logits = seen.model(input_ids=text, use_cache=False).logits[0, -count - 1 : -1]
+            path = one.draft.path(row, places[-1])  # what else was drawn lies on other paths
+            text = torch.tensor([one.before[row] + one.ids[row, path].tolist()])
+            logits = seen.model(input_ids=text, use_cache=False).logits[0, -len(path) - 1 : -1]
             due = (logits.double() / seen.temperature).softmax(-1)
-            rows = one.probs[row, :count].double()
+            rows = one.probs[row, [one.draft.node(row, place) for place in path]].double()
             judged = (rows.amax(-1, keepdim=True) != 1.0).expand(rows.shape)
             apart = float(torch.where(judged, (rows - due).abs(), 0.0).amax())
             about = f"propose: rows must be the model's own after {one.before[row]}"
@@ -297,7 +333,7 @@ def rows_are_the_models_own(seen: _Bench) -> Iterator[Bounds]:
 
 
 @DRAFTER_PROPERTIES.enter(hint="<= for <, or a running sum in another precision")
-def borders_of_a_share_are_those_of_its_row(seen: _Bench) -> Iterator[Bounds]:
+def borders_of_a_share_are_those_of_its_row(seen: Bench) -> Iterator[Bounds]:
     """Coins just inside both ends of a token's share give that token.
 
     A row is known once the tokens before it are drafted: each pass begins anew.
@@ -308,10 +344,11 @@ def borders_of_a_share_are_those_of_its_row(seen: _Bench) -> Iterator[Bounds]:
         one = seen.anew(coins)
         if one.probs is None:
             return
-        for row, count in enumerate(one.lengths):
-            if offset < count:
-                coins[row, offset] = _border(one.probs[row, offset], source)
-        yield from _drawn(seen.anew(coins))
+        for row, places in enumerate(one.drawn):
+            if offset < len(places):
+                node = one.draft.node(row, places[offset])
+                coins[row, offset] = _border(one.probs[row, node], source)
+        yield from _drawn(seen, seen.anew(coins))
 
 
 def _border(row: Tensor, source: torch.Generator) -> float:
@@ -325,7 +362,7 @@ def _border(row: Tensor, source: torch.Generator) -> float:
 
 
 @DRAFTER_PROPERTIES.enter(hint="a draft that is sampled needs the rows it was sampled from")
-def certain_drafts_do_not_depend_on_the_coins(seen: _Bench) -> Iterator[Bounds]:
+def certain_drafts_do_not_depend_on_the_coins(seen: Bench) -> Iterator[Bounds]:
     """A draft without rows is the same with other coins."""
     source = seen.source()
     first, second = (seen.anew(seen.coins(source)) for _ in range(2))
@@ -338,15 +375,16 @@ def certain_drafts_do_not_depend_on_the_coins(seen: _Bench) -> Iterator[Bounds]:
 
 
 @DRAFTER_PROPERTIES.enter(hint="a stream that is begun anew, or cut at the wrong place")
-def every_number_is_used_once(seen: _Bench) -> Iterator[Bounds]:
+def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
     """In a round of decoding no uniform number of a stream is used twice."""
     for wanted in (WANTED, WANTED[:1]):
         coins = Coins(len(wanted), 0, torch.device("cpu"))
         coins.streams = [_stream(1 + torch.arange(64.0).double()) for _ in wanted]
-        draft, accept, draw = coins.toss(wanted, seen.verifier.coins)
+        draft, accept, draw = coins.toss(wanted, seen.accepting)
+        draw = coins.further(draw, wanted, seen.verifier.draws).reshape(len(wanted), -1)
         for row, own in enumerate(wanted):
-            accepting = accept[row, : seen.verifier.coins(own)]
-            used = torch.cat([draft[row, :own], accepting, draw[row : row + 1]])
+            parts = draft[row, :own], accept[row, : seen.accepting(own)]
+            used = torch.cat([*parts, draw[row, : seen.verifier.draws(own)]])
             missing = len(used) - len(used[used != 0].unique())
             about = (
                 "coins: a uniform number must be used once; a row used numbers "
@@ -357,11 +395,17 @@ def every_number_is_used_once(seen: _Bench) -> Iterator[Bounds]:
 
 def _stream(numbers: Float[Tensor, "count"]) -> Uniforms:
     """Return a stream of given numbers."""
-    return lambda count: numbers[:count]
+    left = [numbers]
+
+    def take(count: int) -> Float[Tensor, "count"]:
+        taken, left[0] = left[0][:count], left[0][count:]
+        return taken
+
+    return take
 
 
 @DRAFTER_PROPERTIES.enter(hint="the number that drew or refused a token draws the next one too")
-def each_choice_has_a_number_of_its_own(seen: _Bench) -> Iterator[Bounds]:
+def each_choice_has_a_number_of_its_own(seen: Bench) -> Iterator[Bounds]:
     """The token that follows a refused one does not depend on how that one was drawn.
 
     One round of one drafted token is decoded with every combination of coins. The first number
@@ -369,20 +413,20 @@ def each_choice_has_a_number_of_its_own(seen: _Bench) -> Iterator[Bounds]:
     draws the token after it: the combinations are cells of mass p_n × Pr(accepted or not | n) ×
     its law of the next token, so this is the joint law of (drafted, accepted, next), enumerated.
     """
-    if seen.verifier.coins(1) == 1:
+    if seen.accepting(1) == 1:
         for prompt in seen.prompts:
             yield from _one_round(seen, prompt)
 
 
-def _one_round(bench: _Bench, prompt: list[int]) -> Iterator[Bounds]:
-    _, shown = _decoded(bench, prompt, [[0.5, 0.5, 0.5]])
+def _one_round(bench: Bench, prompt: list[int]) -> Iterator[Bounds]:
+    _, shown = decoded(bench, prompt, [[0.5, 0.5, 0.5]])
     if shown.draft is None or not shown.draft.lengths[0]:
         return
     probs = shown.draft.probs
     drafted = [(int(shown.draft.token_ids[0, 0]), 0.5)]
     if probs is not None:
-        drafted = _middles(probs[0, 0])
-    _, shown = _decoded(bench, prompt, [[u, 0.5, 0.5] for _, u in drafted])
+        drafted = middles(probs[0, 0])
+    _, shown = decoded(bench, prompt, [[u, 0.5, 0.5] for _, u in drafted])
     assert shown.q is not None and shown.draft is not None
     law = bench.verifier.law(Assignment((bench.policy,)), shown.q.double(), shown.draft)
     numbers, due = [], []
@@ -393,15 +437,22 @@ def _one_round(bench: _Bench, prompt: list[int]) -> Iterator[Bounds]:
             (1, accepted / 2, accepted),
         ):
             if share > THIN:
-                for following, w in _middles(law.last[row, count]):
+                for following, w in middles(law.last[row, count]):
                     numbers.append([u, v, w])
                     due.append([token][:count] + [following])
-    yield _compared(_decoded(bench, prompt, numbers)[0], due, numbers)
+    yield from compared(bench, prompt, due, numbers)
+
+
+def compared(
+    bench: Bench, prompt: list[int], due: list[list[int]], numbers: list[list[float]]
+) -> Iterator[Bounds]:
+    """Yield whether the numbers give what is due, as one batch and singly."""
+    yield _compared(decoded(bench, prompt, numbers)[0], due, numbers)
     for one, own in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
-        yield _compared(_decoded(bench, prompt, [one])[0], [own], [one])
+        yield _compared(decoded(bench, prompt, [one])[0], [own], [one])
 
 
-def _middles(row: Float[Tensor, "vocab"]) -> list[tuple[int, float]]:
+def middles(row: Float[Tensor, "vocab"]) -> list[tuple[int, float]]:
     """Return the likeliest tokens of a row, each with the coin in the middle of its share."""
     row = row.double() / row.double().sum()
     middle = row.cumsum(-1) - row / 2
@@ -428,6 +479,7 @@ class _Watching(Verifier):
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.name = verifier, verifier.name  # type: ignore[misc]
+        self.drafts, self.draws = verifier.drafts, verifier.draws  # type: ignore[misc, assignment]
         self.q: Tensor | None = None
         self.draft: Draft | None = None
 
@@ -440,27 +492,30 @@ class _Watching(Verifier):
         target_probs: Float[Tensor, "batch K1 vocab"],
         draft: Draft,
         accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch"],
+        draw: Float[Tensor, "batch *draws"],
     ) -> Verdict:
-        probs = None if draft.probs is None else draft.probs.clone()
-        self.q = target_probs.clone()
-        self.draft = Draft(draft.token_ids.clone(), list(draft.lengths), probs)
+        self.q, self.draft = target_probs.clone(), copy_of(draft)
         return self.verifier.verify(assigned, target_probs, draft, accept, draw)
 
 
-def _decoded(
-    bench: _Bench, prompt: list[int], numbers: list[list[float]]
+def decoded(
+    bench: Bench,
+    prompt: list[int],
+    numbers: list[list[float]],
+    depth: int = 1,
+    processors: Sequence[Any] = (),
 ) -> tuple[list[list[int]], _Watching]:
-    """Decode one round of at most one drafted token, a row for each list of numbers.
+    """Decode one round that drafts paths of ``depth``, a row for each list of numbers.
 
     Returns the new tokens of every row, and what the verifier was shown.
     """
     watching = _Watching(bench.verifier)
     options = DecodeOptions(
         policy=bench.policy,
-        num_draft_tokens=1,
-        max_new_tokens=2,
+        num_draft_tokens=depth,
+        max_new_tokens=depth + 1,
         temperature=bench.temperature,
+        logits_processor=processors,
         verifier=watching,
         meter=False,
     )

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, decode
+from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, Siblings, decode
 from cactus_theory.decoding._padding import left_padded as left_padded
+from cactus_theory.decoding.drafters import as_drafter
 
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
 
@@ -122,7 +123,10 @@ class Harness:
             meter=meter,
             record_rows=record_rows,
         )
-        result = decode(target, None if plain else self.pair.draft, ids, options)
+        draft = None if plain else self.pair.draft
+        if config.siblings:
+            draft = Siblings(as_drafter(draft), config.siblings)
+        result = decode(target, draft, ids, options)
         outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
         return Decoded(result.seconds.total, outputs, result)
 

@@ -32,29 +32,36 @@ VALUES = "values="
 class Config:
     """One line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
 
-    ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines.
+    ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines;
+    ``siblings`` are drafted beside each token.
     """
 
     method: str
     width: int
     batch: int
     verifier: str = USUAL
+    siblings: int = 0
+
+    @property
+    def judge(self) -> str:
+        """Return the verifier, and the siblings that it walks to, if any."""
+        return self.verifier + (f" with {self.siblings} siblings" if self.siblings else "")
 
     @property
     def key(self) -> str:
         """Return the name under which results are kept."""
-        return f"{at(self.method, self.verifier)}|K={self.width}|batch={self.batch}"
+        return f"{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
 
     @property
     def family(self) -> str:
         """Return what lines with other values of the knob share: ``soft_band:price@block``."""
-        return at(series(self.method), self.verifier)
+        return at(series(self.method), self.judge)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return all of it as results keep it, without the verifier where it is the usual one."""
-        own = asdict(self)
-        return own if self.verifier != USUAL else {k: own[k] for k in own if k != "verifier"}
+        """Return all of it as results keep it, without what is as usual."""
+        usual = {"verifier": USUAL, "siblings": 0}
+        return {name: own for name, own in asdict(self).items() if usual.get(name) != own}
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,11 @@ def configs(
     widths: Sequence[int],
     batches: Sequence[int],
     verifiers: Sequence[str] = (USUAL,),
+    siblings: int = 0,
 ) -> list[Config]:
     """Return every line: baselines, and policies by each verifier that can follow them.
+
+    The verifier ``tree`` gets drafts with so many siblings.
 
     Raises
     ------
@@ -100,7 +110,8 @@ def configs(
             if name in SINGLE_ROW and batch > 1:
                 continue
             own = [0] if name in UNDRAFTED else widths
-            found += [Config(method, width, batch, verifier) for width in own]
+            beside = siblings if verifier == "tree" else 0
+            found += [Config(method, width, batch, verifier, siblings=beside) for width in own]
     return found
 
 

@@ -144,6 +144,12 @@ ENTRIES = (
     Entry("rules", f"rules {_RULES}", f"rules {_RULES_QUICK}", took="82 s of one core"),
     Entry("rules_stories", f"rules {_TALES} --eos-token-ids 1 {_RULES}",
           f"rules {_TALES} --eos-token-ids 1 {_RULES_QUICK}", took="53 s of one core"),
+    *(Entry(f"trees{end}{first} trees{end}_passes{second}",
+            f"trees {inputs} --num-prompts {count} --out {{made}}",
+            f"trees {inputs} --num-prompts 2 --max-new-tokens 24 --num-draft-tokens 4 2 "
+            "--siblings 2 --prices 1 --temperature 1 --out {made}", took="54 s of one core")
+      for end, first, second, inputs, count in (
+          ("", "", "", "", 12), ("_stories", "=trees", "=trees_passes", _TALES, 8))),
     Entry("block_gap", f"block-gap {_TREES} {_KNOBS} --out {{csv}}",
           "block-gap --vocab 2 --num-draft-tokens 2 --policy speculative band:price=1 --out {csv}",
           took="6 s"),

@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     add("--num-prompts", type=int, default=16)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
-    add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain (default), block")
+    add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block, tree")
+    add("--siblings", type=int, default=0, metavar="M", help="beside each token, with tree")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
@@ -69,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables and the verdict; return 0."""
-    lines = configs(args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier)
+    kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
+    lines = configs(*kinds, args.siblings)
     families = equal_kl.chosen(args.compare, lines)
     at_least(args, metered=1, repeats=0, num_prompts=1)
     texts = prompts_of(args.prompts)[: args.num_prompts]

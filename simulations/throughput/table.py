@@ -96,7 +96,7 @@ def _row(line: Config, runs: Mapping[Config, Runs], draws: Draws) -> dict[str, A
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {
         "method": name,
         "knob": knob,
-        "verifier": None if name in BASELINES else line.verifier,
+        "verifier": None if name in BASELINES else line.judge,
         "num_draft_tokens": line.width,
         "batch": line.batch,
         "tokens_per_second_min": float(own.speeds.min()),

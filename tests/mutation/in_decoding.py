@@ -71,7 +71,7 @@ IN_DECODING = {
         ("places", Replace("torch.where(real, slots, cache.capacity)", "chain")),
         ("places", Operator(">", ">=")),
         ("Sight.within", Operator(">=", ">")),
-        ("_ancestors", Replace("range((new - 1).bit_length())", "range(1)")),
+        ("_ancestors", Replace("range((new - chain - 1).bit_length())", "range(1)")),
     ),
     "decoding/models/cache.py": (
         ("RaggedCache.select", Replace("length + stay", "length")),

@@ -7,9 +7,11 @@ from cactus_theory.decoding.drafters._heads import HeadShape
 from cactus_theory.decoding.drafters.block import BlockDrafter, BlockHead
 from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.decoding.drafters.early_exit import EarlyExit
+from cactus_theory.decoding.drafters.likeliest import LikeliestTree
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
 from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter, RecurrentHead
+from cactus_theory.decoding.drafters.siblings import Siblings
 from cactus_theory.decoding.drafters.stop import DraftStop
 
 __all__ = [
@@ -22,12 +24,14 @@ __all__ = [
     "EarlyExit",
     "Features",
     "HeadShape",
+    "LikeliestTree",
     "ModelDrafter",
     "NGram",
     "Proposal",
     "RecurrentDrafter",
     "RecurrentHead",
     "Setting",
+    "Siblings",
     "as_drafter",
 ]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding._text import Texts
@@ -43,7 +43,7 @@ class Features(Protocol):
 class Setting:
     """What a drafter needs of one decode.
 
-    ``width`` is the largest number of tokens ever asked for at once; ``fast_forward``
+    ``width`` is the largest number of tokens of a path ever asked for at once; ``fast_forward``
     is how models run, see :func:`cactus_theory.decoding.generate`. With ``next_row`` the
     verifier also reads the draft's row after a row's last token. ``features`` are the hidden
     states that the drafter asked for, None where it is tried without a target at work.
@@ -74,15 +74,23 @@ class Drafting(ABC):
 
     @abstractmethod
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Draft up to ``wanted[b]`` tokens after the settled text of row b.
+        """Draft paths of up to ``wanted[b]`` tokens after the settled text of row b.
 
-        Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a token. The
-        draft is the loop's until the next call: nothing in it may be written to before.
+        Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a sampled token,
+        in their order. The draft is the loop's until the next call: nothing in it may be written
+        to before.
         """
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order (no row moves to a later place)."""
+
+    def others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
+        """Return for each token of a certain path up to ``most`` others for its place.
+
+        The likeliest first, given the text and the path above alone; by default none.
+        """
+        return [[] for _ in path]
 
     def settle(self) -> None:  # noqa: B027  most drafters keep no state of their own
         """Update the drafter's state after tokens have become part of the texts."""
@@ -106,6 +114,10 @@ class Drafter(ABC):
         """Raise for a target it cannot draft for; return models whose limits must be kept."""
         return {}
 
+    def nodes(self, depth: int) -> int:
+        """Return the most tokens of a draft whose paths have ``depth``; as many in a chain."""
+        return depth
+
     def reads(self, target_model: Any) -> Sequence[int]:
         """Return the layers of the target whose hidden states it asks for; none by default.
 
@@ -121,6 +133,22 @@ def nothing(texts: Texts) -> Draft:
     return Draft(ids, [0] * texts.batch, None)
 
 
+def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
+    """Return the parent of each fed token among the fed ones; None for chains.
+
+    Of ``counts[b]`` fed tokens of row b the last ones are the draft's.
+    """
+    if draft.parents is None:
+        return None
+    fed = max(counts)
+    parents = torch.arange(-1, fed - 1, device=draft.parents.device).repeat(len(counts), 1)
+    for row, (count, own) in enumerate(zip(counts, draft.lengths, strict=True)):
+        first = count - own  # the settled tokens that are fed along
+        follows = draft.parents[row, :own]
+        parents[row, first:count] = torch.where(follows >= 0, follows + first, first - 1)
+    return parents
+
+
 def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
     """Return a certain draft (no rows) of these tokens, written after the texts."""
     counts = [len(ids) for ids in drafts]
@@ -129,6 +157,5 @@ def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
         return nothing(texts)
     rows = [list(ids) + [0] * (width - len(ids)) for ids in drafts]
     token_ids = torch.tensor(rows, dtype=torch.int64, device=texts.device)
-    for offset in range(width):
-        texts.propose(offset, token_ids[:, offset])
+    texts.propose_all(token_ids)
     return Draft(token_ids, counts, None)

@@ -36,7 +36,11 @@ class Cascade(Drafter):
         return CascadeDrafting(setting, self.first, self.second)
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise where either drafter does."""
+        """Raise where either drafter does, or drafts trees."""
+        for own in (self.first, self.second):
+            if own.nodes(1) > 1:
+                name = type(own).__name__
+                raise ValueError(f"drafter: must draft paths inside a Cascade; got {name}")
         return self.first.check(target_model) | self.second.check(target_model)
 
     def reads(self, target_model: Any) -> Sequence[int]:
@@ -74,8 +78,7 @@ class CascadeDrafting(Drafting):
         ids = torch.where(
             found[:, None], _wide(cheap.token_ids, width), _wide(other.token_ids, width)
         )
-        for offset in range(width):
-            self.texts.propose(offset, ids[:, offset])
+        self.texts.propose_all(ids)
         counts, limits = (
             [found or own for found, own in zip(cheap.lengths, rest, strict=True)]
             for rest in (other.lengths, other.planned)

@@ -11,7 +11,8 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, write
 from cactus_theory.verify.contract import Draft
 
-Table = dict[tuple[int, ...], int]
+# by the tokens before it each token that followed, the latest one last, and where
+Table = dict[tuple[int, ...], dict[int, int]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class NGram(Drafter):
 
 
 class NGramDrafting(Drafting):
-    """For every row, where each sequence of n tokens last ended before the end of the text."""
+    """For every row, what followed each sequence of n tokens before the end of the text."""
 
     def __init__(self, texts: Texts, sizes: range) -> None:
         self.texts, self.sizes = texts, sizes
@@ -68,16 +69,31 @@ class NGramDrafting(Drafting):
         ids = self.texts.ids[row]
         self._index(row, ids)
         for size in self.sizes:
-            end = self.tables[row].get(tuple(ids[-size:])) if len(ids) > size else None
-            if end is not None:
+            followers = self.tables[row].get(tuple(ids[-size:])) if len(ids) > size else None
+            if followers:
+                end = next(reversed(followers.values()))
                 return ids[end : end + wanted]
         return []
 
+    def others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
+        """Return other tokens that followed earlier: longest match first, the latest of each."""
+        found, context = [], list(self.texts.ids[row])
+        for token in path:
+            seen = {token: None}
+            for size in self.sizes:
+                followers = self.tables[row].get(tuple(context[-size:]), {})
+                seen |= dict.fromkeys(reversed(followers))
+            found.append(list(seen)[1 : 1 + most])
+            context.append(token)
+        return found
+
     def _index(self, row: int, ids: list[int]) -> None:
-        """Note where sequences end, up to the one before the last token."""
+        """Note what follows sequences, up to the one before the last token."""
         table = self.tables[row]
         for end in range(self.indexed[row] + 1, len(ids)):
             for size in self.sizes:
                 if size <= end:
-                    table[tuple(ids[end - size : end])] = end
+                    followers = table.setdefault(tuple(ids[end - size : end]), {})
+                    followers.pop(ids[end], None)  # the latest comes last
+                    followers[ids[end]] = end
         self.indexed[row] = max(self.indexed[row], len(ids) - 1)

@@ -125,11 +125,17 @@ def _tree(
 def _ancestors(parents: Int[Tensor, "batch new"]) -> Bool[Tensor, "batch new new"]:
     """Return which fed tokens lie on each one's path to the cached text, itself included.
 
-    Squares (identity + parenthood) until paths of every length are in.
+    Squares (identity + parenthood) until paths of every length are in, but for the first tokens
+    of a prompt, each of which follows the one before it.
     """
-    new = parents.shape[1]
-    up = parents[..., None] == torch.arange(new, device=parents.device)
-    reach = up.float() + torch.eye(new, device=parents.device)
-    for _ in range((new - 1).bit_length()):
+    new, place = parents.shape[1], torch.arange(parents.shape[1], device=parents.device)
+    chain = int((parents == place - 1).all(0).long().cumprod(0).sum())
+    up = parents[:, chain:, None] == place[chain:]
+    reach = up.float() + torch.eye(new - chain, device=parents.device)
+    for _ in range((new - chain - 1).bit_length()):
         reach = (reach @ reach).clamp_(max=1.0)
-    return reach > 0
+    found = (place <= place[:, None]).repeat(len(parents), 1, 1)
+    found[:, chain:, chain:] = reach > 0
+    below = (parents[:, chain:, None] < chain) & (place[:chain] <= parents[:, chain:, None])
+    found[:, chain:, :chain] = (reach @ below.float()) > 0
+    return found

@@ -1,0 +1,129 @@
+"""Draft the continuations that a model finds likeliest, as one tree of certain tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding._checks import whole_number
+from cactus_theory.decoding.drafters._base import (
+    Drafter,
+    Drafting,
+    Setting,
+    fed_parents,
+    nothing,
+)
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.vocabulary import check_model_vocabularies
+from cactus_theory.verify.contract import Draft
+
+# the logarithm of the probability of each drafted text
+Tree = dict[tuple[int, ...], float]
+
+
+@dataclass(frozen=True)
+class LikeliestTree(Drafter):
+    """Draft the ``n`` nodes of largest probability under ``model``, at most K deep, all certain.
+
+    A node's probability is that of its text, at the target's temperature (at 0 at 1): no other
+    certain tree of ``n`` nodes has a larger sum. One pass of the model for each depth.
+
+    Raises
+    ------
+    ValueError
+        n that is no whole number of at least 1.
+
+    Examples
+    --------
+    >>> ids, options = torch.tensor([[1, 2, 3]]), {"verifier": "tree", "max_new_tokens": 8}
+    >>> drafter = LikeliestTree(pair.draft, n=8)
+    >>> generate(pair.target, drafter, ids, policy="band:price=1", **options).num_tokens
+    8
+    """
+
+    model: Any
+    n: int = 16
+
+    def __post_init__(self) -> None:
+        whole_number("n", self.n, 1)
+
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return LikeliestDrafting(setting, self.model, self.n)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Raise for a model of another vocabulary."""
+        check_model_vocabularies(target_model, self.model)
+        return {"draft_model": self.model}
+
+    def nodes(self, depth: int) -> int:
+        """Return n, whatever the depth."""
+        return self.n
+
+
+class LikeliestDrafting(Drafting):
+    """A draft model, fed a tree anew at every depth."""
+
+    def __init__(self, setting: Setting, model: Any, n: int) -> None:
+        self.texts, self.warp, self.n = setting.texts, setting.warp, n
+        own = {"slack": 1 + n, "fast_forward": setting.fast_forward}
+        self.model = CachedModel(model, self.texts.capacity, self.texts.batch, **own)
+
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
+        """Deepen all trees at once: the parents of what is kept at the end were kept before."""
+        trees, draft = [Tree() for _ in wanted], nothing(self.texts)
+        for depth in range(max(wanted)):
+            logs = self._logs(draft)
+            for row, tree in enumerate(trees):
+                for node, text in enumerate([(), *tree]):
+                    if len(text) == depth < wanted[row]:
+                        best = logs[row, node].topk(min(self.n, logs.shape[-1]))
+                        own = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                        tree |= {(*text, n): tree.get(text, 0.0) + log for n, log in own}
+                trees[row] = kept(tree, self.n)
+            draft = self._draft(trees)
+        return draft
+
+    def _logs(self, draft: Draft) -> Float[Tensor, "batch nodes vocab"]:
+        """Return the model's log-probabilities at every node."""
+        texts, lengths = self.texts, self.model.lengths
+        settled = [own - old for own, old in zip(texts.lengths, lengths, strict=True)]
+        counts = [own + more for own, more in zip(settled, draft.lengths, strict=True)]
+        parents = fed_parents(draft, counts)
+        keep = [own + 1 for own in draft.lengths]
+        logits = self.model.feed(texts.take(lengths, counts), counts, keep, parents)
+        self.calls = self.model.calls
+        scores = self.warp.scores(logits, texts, 0, draft.lengths, draft)
+        self.settle()
+        return (scores.double() / (self.warp.temperature or 1.0)).log_softmax(-1)
+
+    def _draft(self, trees: Sequence[Tree]) -> Draft:
+        width = max(map(len, trees))
+        ids, parents = torch.zeros(2, len(trees), width, dtype=torch.int64).unbind()
+        for row, tree in enumerate(trees):
+            place = {text: number for number, text in enumerate([(), *tree], -1)}
+            for number, text in enumerate(tree):
+                ids[row, number], parents[row, number] = text[-1], place[text[:-1]]
+        ids, parents = ids.to(self.texts.device), parents.to(self.texts.device)
+        self.texts.propose_all(ids)
+        drawn = torch.zeros_like(ids, dtype=torch.bool)
+        return Draft(ids, list(map(len, trees)), None, parents, None, drawn)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows."""
+        self.model.keep(rows)
+
+    def settle(self) -> None:
+        """Forget what was drafted, and the last token, which is fed next."""
+        for row, cached in enumerate(self.model.lengths):
+            self.model.rollback(row, min(cached, self.texts.lengths[row] - 1))
+
+
+def kept(tree: Tree, n: int) -> Tree:
+    """Return the ``n`` likeliest texts, each after those that it continues."""
+    best = nlargest(n, tree.items(), key=lambda own: (own[1], -len(own[0])))
+    return dict(best)

@@ -1,0 +1,185 @@
+"""Draft a path, and beside each of its tokens the likeliest others: recoveries they may catch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.decoding._checks import whole_number
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
+from cactus_theory.decoding.drafters.cascade import Cascade
+from cactus_theory.verify.contract import Draft
+
+
+@dataclass(frozen=True)
+class Siblings(Drafter):
+    """Draft with ``drafter``, and at each place of its path ``m`` tokens beside it.
+
+    Those are the likeliest of the row that the path's token is drawn from (of NGram: what else
+    followed earlier), so that they are fixed before it is drawn. A drawn token that is among them
+    is one node. Where the verifier ``tree`` replaces a refused token by one of them, the round
+    goes on for one token (THEORY.md, Theorem 22). K is the length of the path; a pass of the
+    target has up to K (m + 1) + 1 tokens.
+
+    With ``certain`` they are declared, and the policy's row h knows of them (Theorem 21): best
+    for one token. But a caught token ends the round and a kept one does not, so that along
+    paths the h of the path alone, the default, gives more tokens at the same KL.
+
+    Raises
+    ------
+    ValueError
+        m that is no whole number of at least 0; a drafter of trees, or a Cascade, whose rows
+        depend on what else is in the batch.
+    TypeError
+        What is no drafter.
+
+    Examples
+    --------
+    >>> ids, drafter = torch.tensor([[1, 2, 3]]), Siblings(ModelDrafter(pair.draft), m=2)
+    >>> options = {"policy": "band:price=1", "verifier": "tree", "max_new_tokens": 8}
+    >>> generate(pair.target, drafter, ids, **options).num_tokens
+    8
+    """
+
+    drafter: Drafter
+    m: int = 2
+    certain: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("m", self.m, 0)
+        name = type(self.drafter).__name__
+        if not isinstance(self.drafter, Drafter):
+            raise TypeError(f"drafter: must be a Drafter, as ModelDrafter(model); got {name}")
+        if isinstance(self.drafter, Cascade) or self.drafter.nodes(1) > 1:
+            raise ValueError(f"drafter: must draft one path, alike in every row; got {name}")
+
+    def begin(self, setting: Setting) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return SiblingsDrafting(setting, self.drafter, self.m, self.certain)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Raise where the drafter of the path does."""
+        return self.drafter.check(target_model)
+
+    def nodes(self, depth: int) -> int:
+        """Return K (m + 1)."""
+        return self.drafter.nodes(depth) * (self.m + 1)
+
+    def reads(self, target_model: Any) -> Sequence[int]:
+        """Return the layers that the drafter of the path asks for."""
+        return self.drafter.reads(target_model)
+
+
+class SiblingsDrafting(Drafting):
+    """A drafter of paths at work, and a look at the rows that it decides by."""
+
+    def __init__(self, setting: Setting, drafter: Drafter, m: int, certain: bool) -> None:
+        self.texts, self.m, self.certain = setting.texts, m, certain
+        self.seen = _Seen(setting.warp, m)
+        self.inner = drafter.begin(replace(setting, warp=self.seen))
+        self.paths: list[list[int]] = []
+        self.before: list[int] = []
+
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
+        """Return a draft whose first tokens are the path, the others after them."""
+        self.seen.likeliest.clear()
+        trunk = self.inner.propose(wanted, coins)
+        self.calls = self.inner.calls
+        drafted = zip(trunk.token_ids.tolist(), trunk.lengths, strict=True)
+        self.paths, self.before = [ids[:own] for ids, own in drafted], list(self.texts.lengths)
+        if not (self.m and any(trunk.lengths)):
+            return trunk
+        draft = with_siblings(trunk, self._fixed(trunk), self.m, self.certain)
+        self.texts.propose_all(draft.token_ids)
+        return draft
+
+    def _fixed(self, trunk: Draft) -> list[list[list[int]]]:
+        """Return the certain tokens of each row and place, −1 for none."""
+        if trunk.probs is not None:
+            return likeliest(trunk.probs, self.m)
+        if self.seen.likeliest:
+            places = range(trunk.token_ids.shape[1])
+            return torch.stack([self.seen.likeliest[place] for place in places], 1).tolist()
+        return [self.inner.others(row, own, self.m) for row, own in enumerate(self.paths)]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows."""
+        self.inner.keep(rows)
+
+    def settle(self) -> None:
+        """Let the drafter of the path see each text up to the first token it did not draft.
+
+        It takes what is settled for its path and one token more, and reads the rest later.
+        """
+        texts, lengths = self.texts, list(self.texts.lengths)
+        for row, (path, start) in enumerate(zip(self.paths, self.before, strict=True)):
+            new = texts.ids[row][start:]
+            same = (own == drafted for own, drafted in zip(new, path, strict=False))
+            agreed = next((place for place, one in enumerate(same) if not one), len(path))
+            texts.lengths[row] = min(lengths[row], start + agreed + 1)
+        self.inner.settle()
+        texts.lengths[:] = lengths
+        self.paths, self.before = [], []  # a round may draft nothing
+
+
+class _Seen(Warp):
+    """A decode's own, which notes the likeliest tokens of rows that no law is drawn from.
+
+    Attributes
+    ----------
+    likeliest : by place of the path (B, m), −1 for tokens that cannot be.
+    """
+
+    def __init__(self, warp: Warp, most: int) -> None:
+        super().__init__(warp.temperature)
+        self.warp, self.most = warp, most
+        self.likeliest: dict[int, Int[Tensor, "batch m"]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.warp(*args, **kwargs)
+
+    def scores(
+        self, logits: Tensor, texts: Texts, first: int, *args: Any, **kwargs: Any
+    ) -> Float[Tensor, "batch some vocab"]:
+        """Return the processed logits."""
+        scores = self.warp.scores(logits, texts, first, *args, **kwargs)
+        best = scores[:, 0].topk(min(self.most + 1, scores.shape[-1]))  # the path's is one
+        self.likeliest[first] = torch.where(best.values > -torch.inf, best.indices, -1)
+        return scores
+
+
+def likeliest(probs: Float[Tensor, "batch K vocab"], m: int) -> list[list[list[int]]]:
+    """Return the ``m`` likeliest tokens of each row, −1 for those that cannot be."""
+    found = probs.topk(min(m, probs.shape[-1]))
+    return torch.where(found.values > 0, found.indices, -1).tolist()
+
+
+def with_siblings(
+    trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int, certain: bool = True
+) -> Draft:
+    """Return paths with up to ``m`` of the fixed tokens of each place, of ids that are no −1.
+
+    The first tokens of a row are its path, whose nodes have the rows of ``trunk``; a token of it
+    may be fixed, too, and is one node. ``certain`` declares what is fixed.
+    """
+    rows, drawn = [], trunk.probs is not None
+    for ids, count, beside in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
+        path = list(enumerate(ids[:count]))
+        own = [  # token, parent, sampled, certain
+            (token, place - 1, drawn, not drawn or (certain and token in beside[place]))
+            for place, token in path
+        ]
+        for place, token in path:
+            others = [other for other in beside[place] if other not in (token, -1)]
+            own += [(other, place - 1, False, certain) for other in others[:m]]
+        rows.append(own)
+    width = max(map(len, rows))
+    padded = [[*own, *[(0, -1, False, False)] * (width - len(own))] for own in rows]
+    token_ids, parents, *flags = torch.tensor(padded, device=trunk.token_ids.device).unbind(-1)
+    counts, flags = list(map(len, rows)), [own.bool() for own in flags]
+    return Draft(token_ids, counts, trunk.probs, parents, trunk.limits, *flags)
