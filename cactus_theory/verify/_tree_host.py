@@ -176,7 +176,7 @@ class RunsOnHost(BlockOnHost):
             low, high = self.low[number], self.high[number]
             if place in self.dense:
                 low[own], high[own] = 0.0, math.inf
-            elif low[own] < high[own] and self._joint(place):
+            elif self._joint(place):
                 q_n, p_n = (entries[number][own] for entries in self.entries)
                 high[own] = policy.highest * q_n / p_n if p_n > 0 else math.inf
 

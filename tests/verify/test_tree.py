@@ -671,3 +671,24 @@ def test_a_refused_token_that_rounding_brings_back_ends_the_round(monkeypatch):
                     refused = [int(draft.token_ids[row, place]) for place in drawn]
                     back[careful] += int(found.last[row]) in refused
     assert back[True] == 0 < back[False]
+
+
+@pytest.mark.parametrize("ratio", [0.9, 1.0])
+def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatch):
+    """Its P h/r may be far above the bounds of a token that is only sampled."""
+    q = torch.tensor([[[0.3, 0.1, 0.6], [0.4, 0.1, 0.5], [0.2, 0.3, 0.5]]]).double()
+    p = torch.tensor([[[0.9, 0.1, 0.0], [0.4 / ratio, 0.6 - 0.4 / ratio + 0.3, 0.1]]]).double()
+    flags = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[False, True]])
+    ids = torch.tensor([[0, 0]])
+    draft = Draft(ids, [2], p, torch.tensor([[-1, 0]]), None, *flags)
+    ends = {}
+    for beside in (True, False):
+        with monkeypatch.context() as patch:
+            if not beside:
+                patch.setattr(Policy, "answers_beside", False)
+            for coin in torch.linspace(0.01, 0.99, 50).double():
+                coins = torch.stack([torch.tensor(0.999).double(), coin])[None]
+                draw = torch.full((1, 3), 0.5).double()
+                found = Tree().verify(one("band:price=1"), q, draft, coins, draw)
+                ends.setdefault(beside, []).append(int(found.num_accepted))
+    assert ends[True] == ends[False] and 2 in ends[True]
