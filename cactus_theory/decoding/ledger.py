@@ -17,6 +17,7 @@ from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.tree import Tree
 
 KL = divergence("kl")
 LOSSLESS = "speculative"
@@ -38,14 +39,14 @@ class Account:
     ----------
     inner : the state of the schedule that is capped.
     emitted, spent : new tokens, and nats charged for them.
-    offered : what each drafted token of this round is charged if it is reached; entered by
-        ``choose_by_rows``, booked by ``observe``.
+    offered : what a node of this round is charged if it is reached, by the drafted tokens above
+        it; entered by ``choose_by_rows``, booked by ``observe``.
     """
 
     inner: Any
     emitted: int
     spent: float
-    offered: list[float]
+    offered: dict[tuple[int, ...], float]
 
 
 class Ledger(Schedule):
@@ -54,7 +55,7 @@ class Ledger(Schedule):
     Guarantee: for every answer and every t, what the meter charges for its first t tokens is at
     most ``cap · t + burst`` nats of KL, so that an answer may end anywhere, by itself, inside a
     draft or by a limit. It holds for each text of a batch, by itself, under the verifiers
-    ``chain`` and ``block``, and not on average but always.
+    ``chain``, ``block`` and ``tree``, and not on average but always.
 
     Proof (THEORY.md, Theorem 17). Let a round begin after t tokens of which S nats were charged.
     The meter charges row i of the round only if token t + i is emitted, once, and then rows
@@ -62,7 +63,8 @@ class Ledger(Schedule):
     p_i, known before token i is judged. The ledger assigns to row i a policy with
     S + D_1 + … + D_i ≤ cap · (t + i) + burst, which ``speculative``, D_i = 0, always is, as the
     sum before it kept within cap · (t + i − 1) + burst. So the claim holds after each token of
-    the round; bonus tokens and tokens that were not drafted cost nothing. ∎
+    the round; bonus tokens and tokens that were not drafted cost nothing. In a tree the rows are
+    those of the path to a node, i their depth: they depend on nothing beside it. ∎
 
     A policy with a price is also tried at higher prices, up to 8 times its own, and the price
     rises as credit runs out: a row is first offered the price times √(4/c), where c is the
@@ -130,23 +132,24 @@ class Ledger(Schedule):
         return tuple(tuple(map(self.rules.index, ladder)) for ladder in self.ladders)
 
     def check(self, verifier: Verifier) -> None:
-        """Raise ValueError for a verifier that cannot follow, charges bonuses or takes trees."""
+        """Raise ValueError for a verifier that cannot follow, or whose charges are not known."""
         super().check(verifier)
         self.inner.check(verifier)
         check_bonus_is_free("Ledger", verifier)
-        if verifier.drafts != ("chain",):
+        if verifier.drafts != ("chain",) and not isinstance(verifier, Tree):
             raise ValueError(
-                f"verifier: Ledger needs one that verifies one drafted path; got {verifier.spec!r}"
+                "verifier: Ledger needs one that verifies one drafted path, or tree; got "
+                f"{verifier.spec!r}"
             )
 
     def begin(self, prompt: Sequence[int]) -> Account:
         """Return an account with nothing in it."""
-        return Account(self.inner.begin(prompt), 0, 0.0, [])
+        return Account(self.inner.begin(prompt), 0, 0.0, {})
 
     def advance(self, state: Account, new_ids: Sequence[int]) -> Account:
         """Return the account with new tokens credited."""
         inner = self.inner.advance(state.inner, new_ids)
-        return replace(state, inner=inner, emitted=state.emitted + len(new_ids), offered=[])
+        return replace(state, inner=inner, emitted=state.emitted + len(new_ids), offered={})
 
     def choose(self, state: Account, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
         """Raise: what a token is charged depends on its rows."""
@@ -162,20 +165,21 @@ class Ledger(Schedule):
         """Return for each token the first policy of its ladder that the allowance has room for."""
         wanted = self.inner.choose_by_rows(state.inner, drafted, target_probs, draft_probs)
         charges = _Charges(self.rules, target_probs, draft_probs)
-        found, spent = [], state.spent
-        state.offered.clear()
+        found, spent, above = [], state.spent, tuple(drafted.tolist())
         for place, number in enumerate(wanted.tolist()):
             allowed = self.cap * (state.emitted + place + 1) * (1 - ROUNDING) + self.burst - spent
             own = self._fitting(self.numbers[number], charges, place, allowed)
             found.append(own)
-            state.offered.append(charges.of(own, place))
-            spent += state.offered[-1]
+            state.offered[above[:place]] = charges.of(own, place)
+            spent += state.offered[above[:place]]
         return drafted.new_tensor(found)
 
     def observe(self, state: Account, rows: VerifiedRows) -> Account:
         """Return the account with the rows that were charged booked."""
-        spent = state.spent + sum(state.offered[: len(rows.draft_token_ids)])
-        return replace(state, inner=self.inner.observe(state.inner, rows), spent=spent, offered=[])
+        above = tuple(rows.draft_token_ids.tolist())
+        booked = (state.offered.get(above[:place], 0.0) for place in range(len(above)))
+        spent = state.spent + sum(booked)
+        return replace(state, inner=self.inner.observe(state.inner, rows), spent=spent, offered={})
 
     def _fitting(
         self, ladder: Sequence[int], charges: "_Charges", place: int, allowed: float

@@ -12,6 +12,7 @@ half of one for each side.
 import math
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,15 +41,26 @@ NEAREST = 1e-3
 class SoftRow:
     """p/q of one row in the row's precision, part by part, and its soft band once solved.
 
-    The sums of a short row count as 1 where that moves no decision, unless ``exact``.
+    The sums of a short row count as 1 where that moves no decision, unless ``exact``. Where tokens
+    are ``certain`` the band is that of the selection law of these and one sampled from p, 0 for
+    none: min(p, cq), and cq at certain tokens, c such that its sum is that of p.
 
     Attributes
     ----------
     unit, wanted : P in the row's units, and Σ g in those of p.
+    cap : c, ∞ where no certain token has q > 0 or the band does not depend on it.
     upper, scale : U_1, …, U_M, and A = P a, the scale of the residual, once solved.
     """
 
-    def __init__(self, q: Row, p: Row, alive: float, pieces: Pieces, exact: bool = False) -> None:
+    def __init__(
+        self,
+        q: Row,
+        p: Row,
+        alive: float,
+        pieces: Pieces,
+        exact: bool = False,
+        certain: Sequence[int] = (),
+    ) -> None:
         self.pieces, self.kind = pieces, _KINDS[q.dtype]
         self.target, self.unit, self.wanted = q, alive, alive
         safe = q
@@ -64,10 +76,19 @@ class SoftRow:
             self._divide(p, safe, memory)
         if exact or pieces.flat or not self.short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
+            drafted = drafted or mass
             self.unit, self.wanted = alive * drafted / mass, alive * drafted
-        self.upper, self.scale = [math.inf], self.unit
-        if pieces.top * self.unit >= SMALL * self.kind.most:
+        self.upper, self.scale, self.cap = [math.inf], self.unit, math.inf
+        reached = [token for token in certain if q[token] > 0]
+        capped = bool(reached) and pieces.drop is None
+        if capped or pieces.top * self.unit >= SMALL * self.kind.most:
             self._exclude()
+        if reached:  # of one piece of KL the band is the same for p = ∞ as for cq, as U_1 ≤ c
+            self._offer(reached, self.kind.most)
+        if capped:
+            self.cap = self._level(alive)
+            for ratio, *_ in self.parts:
+                np.minimum(ratio, self.cap, out=ratio)
 
     def _divide(self, p: Row, safe: Row, memory: list[tuple[Row, Row, Row]]) -> None:
         """Set p/q part by part."""
@@ -82,6 +103,22 @@ class SoftRow:
         first = 0
         for ratio, *_ in self.parts:
             ratio *= self.target[first : (first := first + len(ratio))] > 0
+
+    def _offer(self, tokens: Sequence[int], ratio: float) -> None:
+        """Set p/q of tokens."""
+        for token in tokens:
+            part, place = divmod(token, PART)
+            self.parts[part][0][place] = ratio
+
+    def _level(self, alive: float) -> float:
+        """Return c, at which Σ min(p, cq) is Σ p: Newton from below, exact once no token joins."""
+        level, before, whole = self.unit / alive, math.inf, self.wanted / alive
+        while True:
+            above = sum(float(q.dot(ratio > level)) for ratio, q, *_ in self.parts)
+            if not above < before:  # NaN is not
+                return min(level, self.kind.most)
+            lacking = whole - self.wanted - self.beyond([level], 0.0)
+            level, before = level + max(lacking, 0.0) / above, above
 
     def _largest(self) -> float:
         """Return the largest p/q."""
@@ -149,14 +186,23 @@ class SoftRow:
         self.passes(math.inf)
         return self.scale > asked
 
-    def ratio_of(self, asked: float) -> float:
-        """Return g_n/p_n of a token with this p_n/q_n, once solved."""
+    def ratio_of(self, asked: float, certain: bool = False) -> float:
+        """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
         if asked == 0:
             return math.inf
         if asked == math.inf:
             return 0.0
+        return (self.raised if certain else self._raised(min(asked, self.cap))) / asked
+
+    @property
+    def raised(self) -> float:
+        """Return g/q of certain tokens, once solved."""
+        return self._raised(self.cap)
+
+    def _raised(self, ratio: float) -> float:
+        """Return g/q at this p/q."""
         pairs = zip(self.upper, self.pieces.knots, strict=True)
-        return max(self.scale, *(min(edge, knot * asked) for edge, knot in pairs)) / asked
+        return max(self.scale, *(min(edge, knot * ratio) for edge, knot in pairs))
 
 
 class BudgetRow:

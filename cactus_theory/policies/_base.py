@@ -18,6 +18,7 @@ class, each with its own property test: ``entrywise``, ``keeps_what_lossless_kee
 ``shared_recovery``.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -304,6 +305,24 @@ class Policy(Mathematics):
 
         From 1 on the first may be any such number. The scale, at most P, may be None unless
         ``node.ends``.
+        """
+        raise NotImplementedError
+
+    @property
+    def highest(self) -> float:
+        """Return a bound on h_n/q_n of all tokens of all rows."""
+        return math.inf
+
+    @property
+    def answers_beside(self) -> bool:
+        """Return whether :meth:`follow_beside` answers; else h is computed from selection laws."""
+        return self.answers_rows and type(self).follow_beside is not Policy.follow_beside
+
+    def follow_beside(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return what :meth:`follow_row` does of a node with certain tokens, and P h/q of these.
+
+        h is that of the node's selection law, p the row of what was sampled. The third, the same
+        for all certain tokens with q > 0, may be None where the scale is.
         """
         raise NotImplementedError
 

@@ -1,6 +1,7 @@
 """Rows on a drafted path, for verifiers of whole blocks."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,10 +38,12 @@ class Node(NamedTuple):
 
     Attributes
     ----------
-    q, p : rows (V,), numpy, of one precision.
+    q, p : rows (V,), numpy, of one precision. Where tokens are certain p is the row that was
+        sampled from beside them, 0 where none was.
     q_n, p_n : their entries at the drafted token.
     alive, left : as in :class:`Path`.
     ends : whether the path may end at the node, so that the residual is needed.
+    certain : ids of the tokens that are certain there, and whether the drafted one is, too.
     """
 
     q: np.ndarray
@@ -50,6 +53,8 @@ class Node(NamedTuple):
     alive: float
     left: int
     ends: bool
+    certain: Sequence[int] = ()
+    joint: bool = False
 
     @property
     def asked(self) -> float:

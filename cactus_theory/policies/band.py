@@ -126,13 +126,18 @@ class Band(FixedTarget):
 
     def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n: between 1 and q_n/p_n, raised at most to the largest b."""
-        ratio = (q_n / p_n).nan_to_num(nan=0.0)
-        most, generator = math.inf, self.kind.generator
-        if self.price and generator is self.kind and self._smooth:
-            assert generator is not None
-            most = generator.upper_edge(1.0, 1 / self.price)  # as a ≤ 1
+        ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
         raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
         return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
+
+    @cached_property
+    def highest(self) -> float:  # type: ignore[override]
+        """Return the largest b, as a ≤ 1."""
+        generator = self.kind.generator
+        if self.price and generator is self.kind and self._smooth:
+            assert generator is not None
+            return generator.upper_edge(1.0, 1 / self.price)
+        return math.inf
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return P h_n/p_n and the scale P a."""
@@ -164,11 +169,17 @@ class Band(FixedTarget):
 
     def follow_row(self, node: Node) -> tuple[float, float | None]:
         """Return P h_n/p_n and P a, which is solved where h_n ≠ p_n, or the path may end."""
-        row, asked = SoftRow(node.q, node.p, 1.0, self._shared), node.asked
-        if row.passes(math.inf if node.ends else asked):  # asked < b
-            if node.alive == 1 or not row.recovers(asked):
-                return node.alive, None
-        return node.alive * row.ratio_of(asked), node.alive * row.scale
+        return self.follow_beside(node)[:2]
+
+    def follow_beside(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return the same and P h/q of certain tokens."""
+        alive, asked = node.alive, node.asked
+        row = SoftRow(node.q, node.p, 1.0, self._shared, certain=node.certain)
+        cut = asked >= row.cap or (node.joint and alive < 1)
+        if row.passes(math.inf if node.ends or cut else asked):  # asked < b
+            if alive == 1 or not row.recovers(asked):
+                return alive, None, None
+        return alive * row.ratio_of(asked, node.joint), alive * row.scale, alive * row.raised
 
     def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
         """Return (a, b) of one row at a price."""

@@ -184,14 +184,24 @@ class SoftBand(FixedTarget):
         """Return that it does."""
         return True
 
+    @property
+    def highest(self) -> float:
+        """Return the largest U_1/P."""
+        return self.bounds[1]
+
     def follow_row(self, node: Node) -> tuple[float, float | None]:
         """Return P h_n/p_n and P a, in the precision of the rows."""
+        return self.follow_beside(node)[:2]
+
+    def follow_beside(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return the same and P h/q of certain tokens."""
         if self.price == math.inf:
-            return node.kept, node.alive
-        row = SoftRow(node.q, node.p, node.alive, self.pieces[min(node.left, len(self.pieces) - 1)])
-        if row.passes(math.inf if node.ends else node.asked):
-            return 1.0, None
-        return row.ratio_of(node.asked), row.scale
+            return node.kept, node.alive, node.alive
+        pieces = self.pieces[min(node.left, len(self.pieces) - 1)]
+        row = SoftRow(node.q, node.p, node.alive, pieces, certain=node.certain)
+        if row.passes(math.inf if node.ends or node.asked >= row.cap else node.asked):
+            return 1.0, None, None
+        return row.ratio_of(node.asked, node.joint), row.scale, row.raised
 
 
 def _raised(q: Rows, p: Rows, raised: Float[Tensor, "*batch 1"]) -> Rows:

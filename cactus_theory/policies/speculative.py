@@ -41,6 +41,15 @@ class Speculative(Raised):
         """Return that it does."""
         return True
 
+    @property
+    def highest(self) -> float:
+        """Return 1."""
+        return 1.0
+
     def follow_row(self, node: Node) -> tuple[float, float]:
         """Return P q_n/p_n and P."""
         return node.kept, node.alive
+
+    def follow_beside(self, node: Node) -> tuple[float, float, float]:
+        """Return the same, as h = q whatever is certain, and P."""
+        return node.kept, node.alive, node.alive

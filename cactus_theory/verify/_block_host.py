@@ -8,6 +8,7 @@ few residuals are summed. Rows of a batch are asked together.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -30,14 +31,14 @@ class BlockOnHost(OnHost):
     def __init__(
         self,
         assigned: Assignment,
-        q: Float[Tensor, "batch K1 vocab"],
+        q: Float[Tensor, "texts nodes vocab"],
         draft: Draft,
         accept: Float[Tensor, "batch K"],
         draw: Float[Tensor, "batch"],
         bonus: Float[Tensor, "batch vocab"] | None = None,
     ) -> None:
-        p = None if draft.probs is None else _workable(draft.probs)
-        super().__init__(assigned, _workable(q), p, draft, accept, draw)
+        p = None if draft.probs is None else workable(draft.probs)
+        super().__init__(assigned, workable(q), p, draft, accept, draw)
         self.bonus, self.coins, self.planned = bonus, accept.tolist(), draft.planned
         if self.p is not None:
             self.rows = self.q.numpy(), self.p.numpy()
@@ -61,6 +62,15 @@ class BlockOnHost(OnHost):
         Float[Tensor, "batch K"] | None,
     ]:
         """Return the fields of a verdict: counts, last tokens, …, alive ratios, raised h_n."""
+        self.judge()
+        width = self.ids.shape[1]
+        known = [(own + [0.0] * width)[:width] for own in self.alive]
+        alive = torch.tensor(known, dtype=torch.float64)
+        raised = as_assigned(self.ahead, self.assigned)
+        return torch.tensor(self.accepted), torch.tensor(self.drawn), None, None, alive, raised
+
+    def judge(self) -> None:
+        """Find how many tokens of each path are accepted, and the token after them."""
         waiting = range(len(self.drafted))
         while waiting:
             asked = [row for row in waiting if self._advance(row)]
@@ -73,11 +83,6 @@ class BlockOnHost(OnHost):
         for row, place in self.lost.items():  # a path of ratio 0 ends whatever follows
             if self.alive[row][-1]:
                 self.accepted[row], self.drawn[row] = place, NO_TOKEN
-        width = self.ids.shape[1]
-        known = [(own + [0.0] * width)[:width] for own in self.alive]
-        alive = torch.tensor(known, dtype=torch.float64)
-        raised = as_assigned(self.ahead, self.assigned)
-        return torch.tensor(self.accepted), torch.tensor(self.drawn), None, None, alive, raised
 
     def _followed(self, draft: Draft) -> Draft:
         """Return the draft as far as its rows have laws."""
@@ -89,13 +94,17 @@ class BlockOnHost(OnHost):
             policy.reach(self.q_n, self.p_n) if own is None else (own, own)
             for policy, own in zip(self.assigned.policies, self.ahead, strict=True)
         ]
-        choice = self.assigned.choice
+        choice = self._choice()
         if choice is None:
             return bounds[0]
         low, high = (
             torch.stack(own).gather(0, choice[None])[0] for own in zip(*bounds, strict=True)
         )
         return low, high
+
+    def _choice(self) -> Int[Tensor, "batch K"] | None:
+        """Return which policy judges each drafted token."""
+        return self.assigned.choice
 
     def _advance(self, row: int) -> bool:
         """Follow a path while entries tell its alive ratio; return whether rows are needed.
@@ -136,14 +145,19 @@ class BlockOnHost(OnHost):
                     self._follow_together(policy, places)
 
     def _follow_row(self, policy: Policy, place: Place, ends: bool) -> None:
-        row, own = place
-        q_n, p_n = (entries[row][own] for entries in self.entries)
-        left = self.planned[row] - 1 - own
-        q, p = (rows[place] for rows in self.rows)
-        ratio, scale = policy.follow_row(Node(q, p, q_n, p_n, self.alive[row][own], left, ends))
-        self.ratios[place] = ratio
+        self.ratios[place], scale = policy.follow_row(self._node(place, ends))
         if scale is not None:
             self.residuals[place] = scale
+
+    def _node(self, place: Place, *rest: Any) -> Node:
+        (row, own), at = place, self._at(place)
+        q_n, p_n = self.entries[0][row][own], self.entries[1][row][own]
+        alive, left = self.alive[row][own], self._left(place)
+        return Node(self.rows[0][at], self.rows[1][at], q_n, p_n, alive, left, *rest)
+
+    def _left(self, place: Place) -> int:
+        """Return how many drafted tokens are planned to follow the one at a place."""
+        return self.planned[place[0]] - 1 - place[1]
 
     def _follow_ahead(self, place: Place) -> None:
         """Scale what q leaves beside a certain token, which is raised to h_n, its bounds."""
@@ -166,8 +180,8 @@ class BlockOnHost(OnHost):
 
     def _path(self, places: Places) -> Path:
         alive = [self.alive[row][place] for row, place in places.places]
-        left = [self.planned[row] - 1 - place for row, place in places.places]
-        return Path(torch.tensor(alive, dtype=torch.float64), torch.tensor(left))
+        left = torch.tensor([self._left(place) for place in places.places])
+        return Path(torch.tensor(alive, dtype=torch.float64), left)
 
     def _end(self) -> None:
         """Find each row's last token that passes, and draw the token after it."""
@@ -201,7 +215,7 @@ class BlockOnHost(OnHost):
         alive = self.alive[row][place]
         if not place or alive == 1 or self.low[row][place] == self.high[row][place]:
             return True
-        left = self._residual(Places([(row, place)]), alive)
+        left = self._residual(Places([(row, place)], self.where), alive)
         return self._passes(row, place, float(left.sum()))
 
     def _passes(self, row: int, place: int, mass: float) -> bool:
@@ -223,7 +237,7 @@ class BlockOnHost(OnHost):
                 continue
             passed.append(entry)
             if mass <= 0:  # rounding reaches it: then from q
-                rows[entry] = self.q[own]
+                rows[entry] = self.q[self._at(own)]
         if passed:
             self._draw(rows[passed] if failed else rows, places.some(passed) if failed else places)
         return [places.places[entry] for entry in failed]
@@ -236,7 +250,7 @@ class BlockOnHost(OnHost):
             if isinstance(known, Tensor):
                 own.copy_(known).clamp_(min=0.0)
             elif self.p is not None:
-                q, p = (rows[place] for rows in self.rows)
+                q, p = (rows[self._at(place)] for rows in self.rows)
                 residual(q, p, known, own.numpy())
             else:
                 torch.mul(self.q[place], known, out=own)
@@ -245,6 +259,6 @@ class BlockOnHost(OnHost):
         return out
 
 
-def _workable(rows: Float[Tensor, "batch K vocab"]) -> Float[Tensor, "batch K vocab"]:
+def workable(rows: Float[Tensor, "batch K vocab"]) -> Float[Tensor, "batch K vocab"]:
     """Return rows that passes in numpy can read: float32 for those of half precision."""
     return rows if rows.dtype in PRECISIONS else rows.float()

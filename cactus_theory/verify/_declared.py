@@ -28,11 +28,13 @@ class Declared:
 
     def depths(self) -> Int[Tensor, "batch"]:
         """Return how many tokens the longest path of each row has."""
-        found = torch.zeros_like(torch.nn.functional.pad(self.parents, (1, 0)))
-        for place in range(self.parents.shape[1]):
-            above = found.gather(1, self.parents[:, place, None].clamp(min=-1) + 1)
-            found[:, place + 1] = torch.where(self.used[:, place], above[:, 0] + 1, 0)
-        return found.amax(-1)
+        found = []
+        for parents, used in zip(self.parents.tolist(), self.used.tolist(), strict=True):
+            own = [0]
+            for parent, on in zip(parents, used, strict=True):
+                own.append(own[parent + 1] + 1 if on else 0)
+            found.append(max(own))
+        return self.parents.new_tensor(found)
 
     def sampling(self) -> Flags:
         """Return (B, K), at which nodes a token was sampled."""

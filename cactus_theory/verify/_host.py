@@ -1,11 +1,11 @@
 """What verifying a batch on a CPU takes, token by token or path by path."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from cactus_theory.optimum.soft import PRECISIONS
@@ -21,13 +21,18 @@ ENTRIES = 2**15
 
 
 class Places:
-    """N places (row of the batch, place in its draft), and the entries of tensors there."""
+    """N places (row of the batch, place in its draft), and the entries of tensors there.
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self.places = places
+    ``where`` are the indices of tensors at all places, where they differ from these.
+    """
+
+    def __init__(self, places: Sequence[Place], where: Mapping[Place, Place] | None = None) -> None:
+        self.places, self.where = places, where
         self.rows = [row for row, _ in places]
+        self.at = places if where is None else [where[place] for place in places]
         if len(places) > 1:
-            self.index = torch.tensor(self.rows), torch.tensor([place for _, place in places])
+            rows, nodes = zip(*self.at, strict=True)
+            self.index = torch.tensor(rows), torch.tensor(nodes)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -35,13 +40,13 @@ class Places:
     def of(self, values: Shaped[Tensor, "batch K *rest"]) -> Shaped[Tensor, "N *rest"]:
         """Return the entries at the places: a view of one, a copy of several."""
         if len(self.places) == 1:
-            row, place = self.places[0]
+            row, place = self.at[0]
             return values[row, place : place + 1]
         return values[self.index]
 
     def some(self, chosen: Sequence[int]) -> "Places":
         """Return the places with these indices."""
-        return Places([self.places[number] for number in chosen])
+        return Places([self.places[number] for number in chosen], self.where)
 
 
 class OnHost:
@@ -55,21 +60,24 @@ class OnHost:
         is cut. Such a row of probabilities is NaN at the drafted token; NaN that is elsewhere
         shows where a row is drawn from.
     accepted, drawn : accepted counts and the token that follows them, as far as they are known.
+    where : the indices of rows and ids at all places; None where they are the places themselves.
     """
+
+    where: Mapping[Place, Place] | None = None
 
     def __init__(
         self,
         assigned: Assignment,
-        q: Float[Tensor, "batch K1 vocab"],
-        p: Float[Tensor, "batch rows vocab"] | None,
+        q: Float[Tensor, "texts nodes vocab"],
+        p: Float[Tensor, "texts rows vocab"] | None,
         draft: Draft,
         accept: Float[Tensor, "batch K"],
         draw: Float[Tensor, "batch"],
     ) -> None:
         self.assigned, self.q, self.p, self.ids = assigned, q, p, draft.token_ids
         self.accept, self.draw = accept, draw
-        q_n = _entries(q, self.ids)
-        p_n = np.ones_like(q_n) if p is None else _entries(p, self.ids)
+        q_n = self._entries(q)
+        p_n = np.ones_like(q_n) if p is None else self._entries(p)
         self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
         self.drafted, self.lost = list(draft.lengths), {}
         if math.isnan(np.vdot(q_n, p_n)):
@@ -77,6 +85,19 @@ class OnHost:
         self.accepted = [0] * len(self.drafted)
         self.drawn = [0] * len(self.drafted)
         self.at_once = max(1, ENTRIES // q.shape[-1])
+
+    def _entries(self, rows: Float[Tensor, "texts nodes vocab"]) -> Float[np.ndarray, "batch K"]:
+        """Return the entries of the drafted tokens, float64."""
+        if rows.dtype not in PRECISIONS:
+            entries = rows[:, : self.ids.shape[1]].gather(-1, self.ids[..., None])
+            return entries[..., 0].double().numpy()
+        batch, width = self.ids.shape
+        index = np.arange(batch)[:, None], np.arange(width), self.ids.numpy()
+        return rows.detach().numpy()[index].astype(np.float64, copy=False)
+
+    def _at(self, place: Place) -> Place:
+        """Return the indices of rows and ids at a place."""
+        return place if self.where is None else self.where[place]
 
     def _cut(self) -> None:
         """End each path before its first drafted token without a law."""
@@ -94,15 +115,12 @@ class OnHost:
                 self.drawn[row] = token
             return
         (row,) = places.rows
-        if rows.shape[-1] < BLOCKED_FROM:
-            self.drawn[row] = pick_one(rows, self.draw[row].item())
-        else:
-            self.drawn[row] = int(pick(rows, self.draw[row : row + 1]))
+        self.drawn[row] = pick_one(rows, self.draw[row].item())
 
     def _together(self, places: Sequence[Place]) -> Iterator[Places]:
         """Yield places, few enough to be worked on together."""
         for first in range(0, len(places), self.at_once):
-            yield Places(places[first : first + self.at_once])
+            yield Places(places[first : first + self.at_once], self.where)
 
     def _by_policy(self, places: Sequence[Place]) -> Iterator[tuple[int, list[Place]]]:
         """Yield the places of each policy with its number."""
@@ -111,7 +129,7 @@ class OnHost:
             if choice is None:
                 yield number, list(places)
             else:
-                yield number, [place for place in places if int(choice[place]) == number]
+                yield number, [own for own in places if int(choice[self._at(own)]) == number]
 
 
 def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> None:
@@ -125,14 +143,3 @@ def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> Non
         np.maximum(out, 0.0, out=out)
     else:  # half the time for a long row, twice as long for a short one
         torch.from_numpy(out).clamp_(min=0.0)
-
-
-def _entries(
-    rows: Float[Tensor, "batch K1 vocab"], ids: Int[Tensor, "batch K"]
-) -> Float[np.ndarray, "batch K"]:
-    """Return the entries of the drafted tokens, float64."""
-    if rows.dtype not in PRECISIONS:
-        return rows[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double().numpy()
-    batch, width = ids.shape
-    found = rows.detach().numpy()[np.arange(batch)[:, None], np.arange(width), ids.numpy()]
-    return found.astype(np.float64, copy=False)

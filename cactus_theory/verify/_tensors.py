@@ -39,8 +39,10 @@ def verify_tensors(
         verifier.check(policy)
     valid = draft_token_ids >= 0
     lengths = valid.sum(-1)
-    deeper = None if tree is None else tree.depths()
-    accept, draw = coins if coins is not None else toss(lengths, valid.shape[1], generator, deeper)
+    if coins is None:
+        deeper = None if tree is None else tree.depths()
+        coins = toss(lengths, valid.shape[1], generator, deeper)
+    accept, draw = coins
     rows = None if draft_probs is None else draft_probs.detach()
     draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
     if tree is not None:

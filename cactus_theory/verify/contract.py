@@ -82,20 +82,33 @@ class Draft:
 
     def children(self, row: int) -> list[list[int]]:
         """Return for each node of a row the drafted tokens that follow it."""
-        count = self.lengths[row]
-        if self.parents is None:
-            return [[place] for place in range(count)] + [[]]
-        found: list[list[int]] = [[] for _ in range(count + 1)]
-        for place, parent in enumerate(self.parents[row, :count].tolist()):
-            found[parent + 1].append(place)
+        above = self.above[row]
+        found: list[list[int]] = [[] for _ in range(len(above) + 1)]
+        for place, node in enumerate(above):
+            found[node].append(place)
         return found
+
+    @cached_property
+    def _certain(self) -> list[list[bool]]:
+        assert self.sampled is not None
+        return (~self.sampled if self.certain is None else self.certain).tolist()
+
+    @cached_property
+    def above(self) -> list[Sequence[int]]:
+        """Return for each row the nodes that its drafted tokens follow."""
+        if self.parents is None:
+            return [range(count) for count in self.lengths]
+        pairs = zip((self.parents + 1).tolist(), self.lengths, strict=True)
+        return [own[:count] for own, count in pairs]
 
     def fixed(self, row: int) -> list[list[int]]:
         """Return for each node of a row the certain token ids after it, where laws are declared."""
-        assert self.sampled is not None
-        flags = ~self.sampled[row] if self.certain is None else self.certain[row]
-        ids, sure = self.token_ids[row].tolist(), flags.tolist()
-        return [[ids[place] for place in own if sure[place]] for own in self.children(row)]
+        above, flags = self.above[row], self._certain[row]
+        found: list[list[int]] = [[] for _ in range(len(above) + 1)]
+        for node, token, sure in zip(above, self.token_ids[row].tolist(), flags, strict=False):
+            if sure:
+                found[node].append(token)
+        return found
 
     def offers(
         self, row: int, nodes: Sequence[int], q: Float[Tensor, "nodes vocab"]
@@ -124,8 +137,8 @@ class Draft:
     def left(self, row: int) -> list[int]:
         """Return for each node of a row how many tokens were planned below what follows it."""
         depths = [0]
-        for place in range(self.lengths[row]):
-            depths.append(depths[self.node(row, place)] + 1)
+        for node in self.above[row]:
+            depths.append(depths[node] + 1)
         most = self.planned[row] if self.parents is None or self.limits else max(depths)
         return [max(most - 1 - depth, 0) for depth in depths]
 

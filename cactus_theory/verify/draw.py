@@ -35,7 +35,9 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
 
 
 def pick_one(row: Float[Tensor, "1 vocab"], draw: float) -> int:
-    """Return what :func:`pick` does of one short row on the CPU."""
+    """Return what :func:`pick` does of one row on the CPU."""
+    if row.shape[-1] >= BLOCKED_FROM:
+        return int(_pick_blocked(row, torch.tensor([draw], dtype=torch.float64)))
     cumulative = row.cumsum(-1, dtype=torch.float64).numpy()[0]
     total = cumulative[-1]
     if not 0 < total < math.inf:

@@ -14,7 +14,7 @@ without sampled ones it is sampling from h and looking the token up.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -22,14 +22,15 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import keep_probability
 from cactus_theory.policies._path import Path
+from cactus_theory.verify._block_host import workable
 from cactus_theory.verify._declared import declared
 from cactus_theory.verify._tensors import verify_tensors
+from cactus_theory.verify._tree_host import RunsOnHost, Steps, TokensOnHost
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
-from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
+from cactus_theory.verify.draw import Coins, Generators
 from cactus_theory.verify.registry import register_verifier
 
 RUNS = {"block": Block(), "chain": Chain()}
@@ -87,7 +88,7 @@ class Tree(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch *draws"],
     ) -> Verdict:
-        """Return what is emitted; rows are read where the walk comes by, float64.
+        """Return what is emitted; rows are read on the host, where the walk comes by.
 
         Raises
         ------
@@ -102,11 +103,24 @@ class Tree(Verifier):
                 f"draft: a tree for verifier={self.spec!r} must declare which tokens were sampled; "
                 "got sampled=None"
             )
-        steps = [
-            Steps(self, assigned, target_probs, draft, row, coins, own).walk()
-            for row, (coins, own) in enumerate(zip(accept.tolist(), draws.cpu(), strict=True))
-        ]
-        return _verdict(draft, steps, target_probs.device)
+        q = workable(target_probs.cpu())
+        p = q if draft.probs is None else workable(draft.probs.cpu())  # then it is not read
+        walks = [Steps(draft, row, own) for row, own in enumerate(draft.token_ids.tolist())]
+        if any(type(own).certain_tree is not Policy.certain_tree for own in assigned.policies):
+            for walk in walks:
+                walk.look_ahead(assigned, q[walk.row])
+        choice = None if assigned.choice is None else assigned.choice.cpu()
+        judged = RunsOnHost if self.runs == "block" else TokensOnHost
+        rest, going = (accept.tolist(), draws.tolist()), walks
+        while going:
+            runs = judged(replace(assigned, choice=choice), q, p, going, *rest)
+            runs.judge()
+            ends = zip(runs.accepted, runs.drawn, runs.alive, strict=True)
+            kept = [walk.go_on(*end) for walk, end in zip(going, ends, strict=True)]
+            going = [
+                own for own, on in zip(going, kept, strict=True) if on and own.go_freely(q, rest[1])
+            ]
+        return _verdict(draft, walks, target_probs.device)
 
     def emitted(
         self,
@@ -143,207 +157,22 @@ def is_chain(draft: Draft) -> bool:
     return bool((lone | (place >= place.new_tensor(draft.lengths)[:, None])).all())
 
 
-class Steps:
-    """The walk down one row's tree.
-
-    Attributes
-    ----------
-    path, charged : places of the accepted tokens, and the nodes where a token was emitted that
-        anything was drafted after, in order.
-    alive : the alive ratio at each charged node.
-    last : the token that ends the round.
-    """
-
-    def __init__(
-        self,
-        tree: Tree,
-        assigned: Assignment,
-        q: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        row: int,
-        accept: list[float],
-        draws: Float[Tensor, "draws"],
-    ) -> None:
-        self.tree, self.assigned, self.draft, self.row = tree, assigned, draft, row
-        self.q, self.accept, self.draws, self.drawn = q[row], accept, draws, 0
-        self.ids, self.children = draft.token_ids[row].tolist(), draft.children(row)
-        self.fixed, self.left = draft.fixed(row), draft.left(row)
-        assert draft.sampled is not None
-        flags = draft.sampled[row].tolist()
-        self.next = [self._sampled(own, flags) for own in self.children]
-        self.path: list[int] = []
-        self.charged: list[int] = []
-        self.alive: list[float] = []
-        self.last = NO_TOKEN
-        self.rows: dict[int, Tensor] = {}  # of nodes that were visited, float64
-        self.raised = [math.nan] * len(self.ids)
-        for policy in assigned.policies:
-            if type(policy).certain_tree is not Policy.certain_tree:
-                self._look_ahead(policy)
-
-    def _look_ahead(self, policy: Policy) -> None:
-        """Set h_n of certain tokens beside which none was sampled, where a policy looks ahead."""
-        sure = [
-            [] if follows is not None else [place for place in own if self.ids[place] in fixed]
-            for own, fixed, follows in zip(self.children, self.fixed, self.next, strict=True)
-        ]
-        above = {place: node for node, own in enumerate(self.children) for place in own}
-        places = range(len(above))
-        q_n = self.q[[above[place] for place in places], self.ids[: len(above)]].double()
-        found = policy.certain_tree(q_n.tolist(), sure)
-        for place in places if found is not None else ():
-            if place in sure[above[place]] and self._policy(above[place]) is policy:
-                self.raised[place] = found[place]  # type: ignore[index]
-
-    def _sampled(self, places: Sequence[int], flags: list[bool]) -> int | None:
-        """Return the sampled one among the children of a node."""
-        found = [place for place in places if flags[place]]
-        if len(found) > 1:
-            raise ValueError(
-                f"draft: at most one token may be sampled after a node; got {found} in row "
-                f"{self.row}"
-            )
-        return found[0] if found else None
-
-    def walk(self) -> "Steps":
-        """Return itself at the end of the walk."""
-        node: int | None = 0
-        judged = self._block if self.tree.runs == "block" else self._chain
-        while node is not None:
-            node = self._go_on(*judged(node))
-        return self
-
-    def _go_on(self, node: int, law: Tensor) -> int | None:
-        """Draw a token at a node; return the node that it leads to, None at the end."""
-        self.last = int(pick(law[None], self.draws[self.drawn : self.drawn + 1].to(law.device)))
-        self.drawn += 1
-        places = [place for place in self.children[node] if self.ids[place] == self.last]
-        # what was refused does not come back but by rounding, and what is below it is biased
-        if not places or places[0] == self.next[node]:
-            return None
-        self.path.append(places[0])
-        return places[0] + 1
-
-    def _chain(self, node: int) -> tuple[int, Tensor]:
-        """Judge a run token by token; return where it ends and the law of the token there."""
-        while True:
-            self._visit(node, 1.0)
-            place, q = self.next[node], self._row(node)
-            if place is None:
-                return node, self._target(node, q, 1.0)
-            r, token, coin = self._drawn_from(node), self.ids[place], self.accept[place]
-            if not self.fixed[node]:
-                policy, n = self._policy(node), torch.tensor([token], device=q.device)
-                phi = policy.acceptance(q[None], r[None], n[:, None])[0, 0]
-                left = None if coin < float(phi) else policy.recovery(q[None], r[None], n)[0]
-            else:
-                h = self._target(node, q, 1.0)
-                kept = coin < float(keep_probability(h[token], r[token]))
-                left = None if kept else _positive(h - r, q)
-            if left is not None:
-                return node, left
-            self.path.append(place)
-            node = place + 1
-
-    def _block(self, node: int) -> tuple[int, Tensor]:
-        """Judge a run as a block; return where it ends and the law of the token there.
-
-        Forward the alive ratios, backward the last coin that passes.
-        """
-        nodes, ratios, masses = [node], [1.0], []
-        while True:
-            masses.append(ratios[-1] * self._target(nodes[-1], self._row(nodes[-1]), ratios[-1]))
-            place = self.next[nodes[-1]]
-            if place is None:
-                break
-            raised = masses[-1][self.ids[place]]
-            drawn = self._drawn_from(nodes[-1])[self.ids[place]]
-            if bool((raised + drawn).isnan()):  # no coin decides at such a node
-                return self._arrived(nodes, ratios, masses[-1] * math.nan)
-            if raised <= 0:
-                break
-            ratios.append(float(keep_probability(raised, drawn)))
-            nodes.append(place + 1)
-        for at in range(len(nodes) - 1, 0, -1):
-            coin, lost = self.accept[nodes[at] - 1], 1 - ratios[at]
-            if coin >= ratios[at]:  # the value is P at most
-                continue
-            left = self._residual(nodes[at], masses[at])
-            total = float(left.sum())
-            if not lost or coin < total / (total + lost):
-                return self._arrived(nodes[: at + 1], ratios, left)
-        return self._arrived(nodes[:1], ratios, self._residual(node, masses[0]))
-
-    def _arrived(self, nodes: list[int], ratios: list[float], law: Tensor) -> tuple[int, Tensor]:
-        """Charge the nodes of a run; return the last one, and the law there."""
-        for node, alive in zip(nodes, ratios, strict=False):
-            self._visit(node, alive)
-        self.path += [node - 1 for node in nodes[1:]]
-        return nodes[-1], _positive(law, self._row(nodes[-1]))
-
-    def _visit(self, node: int, alive: float) -> None:
-        """Charge a node, if tokens were drafted after it."""
-        if self.children[node]:
-            self.charged.append(node)
-            self.alive.append(alive)
-
-    def _residual(self, node: int, mass: Tensor) -> Tensor:
-        """Return (P h − r)₊, P h where nothing was sampled."""
-        if self.next[node] is None:
-            return mass
-        return (mass - self._drawn_from(node)).clamp(min=0.0)
-
-    def _row(self, node: int) -> Float[Tensor, "vocab"]:
-        if node not in self.rows:
-            self.rows[node] = check.normalised(self.q[node])
-        return self.rows[node]
-
-    def _drawn_from(self, node: int) -> Float[Tensor, "vocab"]:
-        """Return the row that the sampled child of a node was drawn from."""
-        assert self.draft.probs is not None
-        return check.normalised(self.draft.probs[self.row, node])
-
-    def _policy(self, node: int) -> Policy:
-        choice = self.assigned.choice
-        return self.assigned.policies[0 if choice is None else int(choice[self.row, node])]
-
-    def _target(self, node: int, q: Float[Tensor, "vocab"], alive: float) -> Tensor:
-        """Return h at a node: from its selection law, whatever was drawn there."""
-        if self.next[node] is None and not self.fixed[node]:
-            return q
-        own, mass = [place for place in self.children[node] if self.raised[place] > 0], None
-        if own:  # the policy has looked ahead, and NaN is not above 0
-            values = q.new_tensor([self.raised[place] for place in own])
-            offers, mass = torch.zeros_like(q)[None], values.sum()[None]
-            offers[0, [self.ids[place] for place in own]] = values / mass
-        else:
-            offers = self.draft.offers(self.row, [node], q[None])
-        left = torch.tensor([self.left[node]], device=q.device)
-        path = Path(offers.new_tensor([alive]), left, mass)
-        found = self._policy(node).target_in_block(q[None], offers, path)
-        assert found is not None  # check() has seen the policy
-        return found[0].double()
-
-
-def _positive(law: Tensor, fallback: Tensor) -> Tensor:
-    """Return the positive part of a row, or ``fallback`` where rounding leaves none of it."""
-    left = law.clamp(min=0.0)
-    return fallback if float(left.sum()) <= 0 else left  # NaN stays NaN
-
-
 def _verdict(draft: Draft, steps: Sequence[Steps], device: torch.device) -> Verdict:
     """Return the verdict of a batch."""
-    path = torch.full_like(draft.token_ids, -1)
-    alive = torch.zeros(draft.token_ids.shape, dtype=torch.float64, device=device)
-    for row, own in enumerate(steps):
-        path[row, : len(own.path)] = path.new_tensor(own.path)
-        alive[row, own.charged] = alive.new_tensor(own.alive)
-    accepted = path.new_tensor([len(own.path) for own in steps])
-    last = path.new_tensor([own.last for own in steps])
+    width, ids = draft.token_ids.shape[1], draft.token_ids
+    path = ids.new_tensor([own.path + [-1] * (width - len(own.path)) for own in steps])
+    accepted, last = ids.new_tensor([[len(own.path), own.last] for own in steps]).unbind(1)
+    alive = [[0.0] * width for _ in steps]
+    for known, own in zip(alive, steps, strict=True):
+        for node, ratio in zip(own.charged, own.alive, strict=True):
+            known[node] = ratio
+    ratios = torch.tensor(alive, dtype=torch.float64, device=device)
+    raised = None
+    if any(own.raised for own in steps):
+        values = [own.raised or [math.nan] * width for own in steps]
+        raised = ratios.new_tensor(values)
     charged = [own.charged for own in steps]
-    raised = alive.new_tensor([own.raised for own in steps])
-    ahead = None if bool(raised.isnan().all()) else raised
-    return Verdict(draft.token_ids, accepted, last, path, charged, alive, ahead)
+    return Verdict(ids, accepted, last, path, charged, ratios, raised)
 
 
 def verify_tree(

@@ -134,7 +134,7 @@ def test_no_decode_of_a_tiny_model_is_over_the_cap():
                 float(KL.value(ledger.rules[own].emitted(*row), row[0]))
                 for own, *row in zip(choice, q, p, strict=True)
             ]
-            offered = list(state.offered)
+            offered = dict(state.offered)
             for kept in range(here + 1):
                 count = min(kept + 1, here)
                 now = spent + sum(charges[:count])
@@ -142,7 +142,7 @@ def test_no_decode_of_a_tiny_model_is_over_the_cap():
                 most = max(most, now / (cap * (len(text) + kept + 1)))
                 rows = VerifiedRows(q[:count], p[:count], draft[:count], torch.ones(count).bool())
                 for last in range(2):
-                    state.offered[:] = offered
+                    state.offered.update(offered)
                     new = [*draft[:kept].tolist(), last]
                     after = ledger.advance(ledger.observe(state, rows), new)
                     begun.append(((*text, *new), after, now))

@@ -10,6 +10,7 @@ from cactus_theory.decoding import Drafter, Ledger, generate, generate_plain
 from cactus_theory.decoding.drafters import Drafting
 from cactus_theory.policies._path import Path
 from cactus_theory.verify import Draft
+from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.draw import pick_one
 from tests.amounts import amount
 from tests.decoding.test_law import FALSE_ALARM, PROMPT, four_tokens, next_law, p_value  # noqa: F401
@@ -147,8 +148,11 @@ def test_processors_see_ancestors_only(tiny):
 
 
 def test_what_cannot_follow_a_tree_says_so(tiny):
-    with pytest.raises(ValueError, match="Ledger needs one that verifies one drafted path"):
-        decoded(tiny[0], TEXTS, policy=Ledger("band:price=1", 0.1))
+    class Other(Chain):
+        drafts = ("chain", "tree")
+
+    with pytest.raises(ValueError, match="Ledger needs one that verifies one drafted path, or"):
+        Ledger("band:price=1", 0.1).check(Other())
     with pytest.raises(ValueError, match="must declare which tokens were sampled"):
         options = {"policy": "speculative", "verifier": "tree", "max_new_tokens": 4}
         generate(tiny[0], Undeclared(24), TEXTS, **options)
@@ -166,3 +170,17 @@ class Undeclared(Siblings):
 
         drawn.propose = silent
         return drawn
+
+
+@pytest.mark.parametrize("runs", ["tree", "tree:runs=chain"])
+def test_the_cap_of_a_ledger_holds_on_trees(tiny, runs):
+    """After every token of every text, and what is booked is what the meter charges."""
+    capped, free = (
+        decoded(tiny[0], TEXTS, policy=policy, seed=3, verifier=runs, max_new_tokens=40)
+        for policy in (Ledger("band:price=0.1", 0.02), "band:price=0.1")
+    )
+    allowed = 0.02 * torch.arange(1, 41)
+    assert bool((capped.token_kl.cumsum(-1) <= allowed + ROUNDING).all())
+    assert 0 < capped.meter.kl < free.meter.kl
+    assert bool((free.token_kl.cumsum(-1) > allowed).any())
+    assert capped.meter.kl > 0.5 * 0.02 * capped.token_kl.numel()  # and not by being lossless

@@ -33,6 +33,7 @@ CORE = (
     "tests/optimum/test_soft.py::test_the_worth_by_hand",
     "tests/optimum/test_two_ways.py::test_a_target_truncated",
     "tests/policies/test_rules.py",
+    "tests/policies/test_beside.py",
     "tests/policies/test_soft_band.py::test_a_certain_draft_has",
     "tests/policies/test_soft_band.py::test_more_tokens_to_follow",
     "tests/policies/test_soft_band.py::test_tokens_beyond",
@@ -68,6 +69,9 @@ CORE = (
     "tests/verify/test_chain.py::test_rows_of_different_lengths",
     "tests/verify/test_contract.py",
     "tests/verify/test_draw.py",
+    "tests/verify/test_tree.py::test_a_drafted_token",
+    "tests/verify/test_tree.py::test_no_selection_law",
+    "tests/verify/test_tree.py::test_without_certain",
 )
 
 # what is shown to a mistake first, by where it was made: most are noticed there
@@ -75,6 +79,7 @@ FIRST = {
     "verify/block": ("verify/test_block", "decoding/test_block_bonus"),
     "verify/_block": ("verify/test_block", "testing/test_verifiers"),
     "verify/_host": ("verify/test_block", "verify/test_chain"),
+    "verify/_tree": ("verify/test_tree", "policies/test_beside"),
     "verify/_ahead": ("verify/test_block", "policies/test_soft_band"),
     "verify/": ("verify/test_contract", "verify/test_draw", "verify/test_chain"),
     "policies/soft": ("policies/test_soft_band", "verify/test_block"),

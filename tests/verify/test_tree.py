@@ -11,7 +11,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding._meter import path_to, rows_at
+from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
+from cactus_theory.policies._values import ValueTable
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
 from cactus_theory.verify.contract import Verified
 from tests.amounts import amount, some
@@ -580,27 +582,29 @@ def test_a_sibling_drawn_from_another_row_than_declared_is_seen():
 
 def faulty(name):
     """Return what is broken under a name: an attribute of the walk or of a draft, and how."""
-    steps, draft, go_on = tree.Steps, Draft, tree.Steps._go_on
+    steps, runs = tree.Steps, tree.RunsOnHost
+    go_on, begin = steps.go_on, runs.__init__
 
-    def shared_coin(self, node, law):
+    def shared_coin(self, *end):
+        goes = go_on(self, *end)
         self.drawn = 0
-        return go_on(self, node, law)
+        return goes
 
-    def by_place(self, node):
-        return self.draft.probs[self.row, max(node - 1, 0)]
+    def by_place(self, assigned, q, p, *rest):
+        begin(self, assigned, q, p.roll(1, 1), *rest)
 
-    def without_siblings(self, row, nodes, q):
-        return self.probs[row, nodes]
+    def no_children(self, row):
+        return [[] for _ in self.children(row)]
 
     def all_children(self, row):
         ids = self.token_ids[row].tolist()
         return [[ids[place] for place in own] for own in self.children(row)]
 
     return {
-        "one coin for all draws": (steps, "_go_on", shared_coin),
-        "rows looked up by place": (steps, "_drawn_from", by_place),
-        "h without the certain tokens": (draft, "offers", without_siblings),
-        "h that knows the sampled token": (draft, "fixed", all_children),
+        "one coin for all draws": (steps, "go_on", shared_coin),
+        "rows looked up by place": (runs, "__init__", by_place),
+        "h without the certain tokens": (Draft, "fixed", no_children),
+        "h that knows the sampled token": (Draft, "fixed", all_children),
     }[name]
 
 
@@ -618,3 +622,73 @@ def test_planted_faults_are_seen(name, monkeypatch):
     monkeypatch.setattr(*faulty(name))
     with pytest.raises((AssertionError, IndexError)):
         law_error(Plan((2, 2), "off", 1), ct.policy("band:price=1"), "block")
+
+
+TABLE = ValueTable("kl", (0.25, 0.6, 1.0), (1.0,), (((1.4, 0.9, 0.6), (2.0, 1.2, 0.7)),))
+BY_ROWS = ("speculative", "band:price=1", "band:price=3,divergence=reverse_kl", "soft_band:price=1")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("runs", ["block", "chain"])
+def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
+    """Policies that answer rows decide as by their rows h, on long and on short rows."""
+    rules = [ct.policy(spec) for spec in BY_ROWS] + [ct.policy("soft_band", price=1, values=TABLE)]
+    for policy in rules if runs == "block" else rules[:3]:
+        for seed in range(amount(4, 40)):
+            case, draft = random_tree(seed, vocab=9, batch=3)
+            draft = replace(draft, probs=draft.probs.to(dtype))
+            rest = case.q.to(dtype), draft, case.accept[:3], torch.rand(3, 10).double()
+            plain = Tree(runs).verify(Assignment((policy,)), *rest)
+            with monkeypatch.context() as patch:
+                patch.setattr(Policy, "answers_beside", False)
+                dense = Tree(runs).verify(Assignment((policy,)), *rest)
+            assert plain.output_token_ids.equal(dense.output_token_ids)
+            assert plain.charged == dense.charged
+            assert torch.allclose(plain.alive, dense.alive, atol=1e-4, rtol=0)
+
+
+def test_a_refused_token_that_rounding_brings_back_ends_the_round(monkeypatch):
+    """R/(R + 1 − P) is below 1 at P = 1 if 1 is added first; what is below x is biased then."""
+
+    def careless(self, row, place, mass):
+        value = mass / (mass + 1 - self.alive[row][place])
+        return not place or self.coins[row][place - 1] < value
+
+    case, draft = random_tree(2, batch=4)
+    last = torch.full((4, 9), 1 - 2.0**-53, dtype=torch.float64)
+    back = {True: 0, False: 0}
+    for careful in back:
+        with monkeypatch.context() as patch:
+            if not careful:
+                patch.setattr(tree.RunsOnHost, "_passes", careless)
+            for seed in range(60):
+                draw = torch.rand(4, 10, generator=torch.Generator().manual_seed(seed)).double()
+                found = Tree().verify(one("band:price=1"), case.q, draft, last, draw)
+                for row in range(4):
+                    taken = [place for place in found.path[row].tolist() if place >= 0]
+                    end = taken[-1] + 1 if taken else 0
+                    drawn = [p for p in draft.children(row)[end] if draft.sampled[row, p]]
+                    refused = [int(draft.token_ids[row, place]) for place in drawn]
+                    back[careful] += int(found.last[row]) in refused
+    assert back[True] == 0 < back[False]
+
+
+@pytest.mark.parametrize("ratio", [0.9, 1.0])
+def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatch):
+    """Its P h/r may be far above the bounds of a token that is only sampled."""
+    q = torch.tensor([[[0.3, 0.1, 0.6], [0.4, 0.1, 0.5], [0.2, 0.3, 0.5]]]).double()
+    p = torch.tensor([[[0.9, 0.1, 0.0], [0.4 / ratio, 0.6 - 0.4 / ratio + 0.3, 0.1]]]).double()
+    flags = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[False, True]])
+    ids = torch.tensor([[0, 0]])
+    draft = Draft(ids, [2], p, torch.tensor([[-1, 0]]), None, *flags)
+    ends = {}
+    for beside in (True, False):
+        with monkeypatch.context() as patch:
+            if not beside:
+                patch.setattr(Policy, "answers_beside", False)
+            for coin in torch.linspace(0.01, 0.99, 50).double():
+                coins = torch.stack([torch.tensor(0.999).double(), coin])[None]
+                draw = torch.full((1, 3), 0.5).double()
+                found = Tree().verify(one("band:price=1"), q, draft, coins, draw)
+                ends.setdefault(beside, []).append(int(found.num_accepted))
+    assert ends[True] == ends[False] and 2 in ends[True]
