@@ -277,8 +277,6 @@ def test_what_cannot_follow_says_so(tiny):
         generate(target, drafter, TEXTS, **options)
     with pytest.raises(ValueError, match="where a drafter is more than a model"):
         generate(target, drafter, TEXTS, **options | TREE, device_loop=True)
-    with pytest.raises(ValueError, match="Ledger needs one that verifies one drafted path"):
-        generate(target, drafter, TEXTS, **options | TREE | {"policy": Ledger("band:price=1", 1)})
     with pytest.raises(ValueError, match="must draft one path, alike in every row; got Cascade"):
         Siblings(Cascade(ModelDrafter(model)))
     with pytest.raises(ValueError, match="must draft one path, alike in every row; got Siblings"):
@@ -292,6 +290,17 @@ def test_what_cannot_follow_says_so(tiny):
     bloom = build(*families()["BloomForCausalLM"])
     with pytest.raises(ValueError, match="parents: must be None for BloomForCausalLM"):
         generate(bloom, Siblings(ModelDrafter(bloom)), TEXTS, **options | TREE)
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_a_cap_holds_beside_siblings(tiny, certain):
+    """After every token of every text; most of it is spent."""
+    drafter, cap = Siblings(ModelDrafter(tiny[1]), 2, certain=certain), 0.02
+    options = TREE | {"policy": Ledger("band:price=0.2", cap), "max_new_tokens": 24}
+    spent = generate(tiny[0], drafter, TEXTS, **options).token_kl.cumsum(-1)
+    allowed = cap * torch.arange(1, spent.shape[1] + 1)
+    assert bool((spent <= allowed * (1 + 1e-9)).all())
+    assert float(spent[:, -1].mean()) > cap * spent.shape[1] / 2
 
 
 def test_statistics_count_paths(tiny):
