@@ -63,8 +63,8 @@ class Ledger(Schedule):
     p_i, known before token i is judged. The ledger assigns to row i a policy with
     S + D_1 + … + D_i ≤ cap · (t + i) + burst, which ``speculative``, D_i = 0, always is, as the
     sum before it kept within cap · (t + i − 1) + burst. So the claim holds after each token of
-    the round; bonus tokens and tokens that were not drafted cost nothing. In a tree the rows are
-    those of the path to a node, i their depth: they depend on nothing beside it. ∎
+    the round; bonus tokens and tokens that were not drafted cost nothing. In a tree row i is that
+    of the i-th node of a path, its p_i the node's selection law. ∎
 
     A policy with a price is also tried at higher prices, up to 8 times its own, and the price
     rises as credit runs out: a row is first offered the price times √(4/c), where c is the
