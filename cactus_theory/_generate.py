@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_policy(parser, required=False)
     add_trust(parser)
     parser.add_argument("--target", required=True, metavar="DIR", help="target model")
-    parser.add_argument("--draft", required=True, metavar="DIR", help="draft model")
+    parser.add_argument("--draft", required=True, metavar="DIR", help="draft model, or head")
     parser.add_argument("--prompt", required=True)
     parser.add_argument(
         "--tuned",
@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _told(args)
-    from cactus_theory.decoding import DecodeOptions, ModelDrafter, TextPieces, decode, load_pair
+    from cactus_theory.decoding import DecodeOptions, TextPieces, decode, load_pair
+    from cactus_theory.decoding.drafters import as_drafter, with_stop
 
     told: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
@@ -91,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     check.optional_module("transformers", "llm")
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
-    pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
+    where = {"device": args.device, "trust_code": args.trust_code}
+    pair = load_pair(args.target, args.draft, **where, heads=True)
     ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)
     if not ids.numel():
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.stream:
         _print(args.prompt)
-    drafter = None if tuned.plain else ModelDrafter(pair.draft, stop=args.draft_stop)
+    drafter = None if tuned.plain else with_stop(as_drafter(pair.draft), args.draft_stop)
     result = decode(pair.target, drafter, ids, options)
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()

@@ -9,7 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,7 @@ class Harness:
     max_new_tokens : at most so many new ones a text.
     seed : of the first prompt; prompt i of pass r has ``seed + i + r · len(prompts)``.
     ends : whether a text may end itself; without it every text has all its tokens.
+    temperature : of both models.
     """
 
     pair: Pair
@@ -74,6 +75,7 @@ class Harness:
     max_new_tokens: int
     seed: int
     ends: bool = True
+    temperature: float = 1.0
 
     def group(self, batch: int, number: int) -> range:
         """Return which prompts a group holds; the last one may be smaller."""
@@ -118,6 +120,7 @@ class Harness:
             eos_token_ids=target.generation_config.eos_token_id if self.ends else None,
             max_new_tokens=self.max_new_tokens,
             seed=seeds,
+            temperature=self.temperature,
             verifier=config.verifier,
             meter=meter,
             record_rows=record_rows,
@@ -136,7 +139,8 @@ class Harness:
             options["assistant_model"] = draft
         if name == HF_MIXTURE:
             options["assistant_ensemble_weight"] = float(weight)
-        with _pinned(draft, config.width), _quiet(seed), torch.inference_mode():
+        pinned = _pinned(draft, config.width) if "assistant_model" in options else nullcontext()
+        with pinned, _quiet(seed), torch.inference_mode():
             started = time.perf_counter()
             full = target.generate(
                 ids,
@@ -144,7 +148,7 @@ class Harness:
                 do_sample=True,
                 top_k=0,
                 top_p=1.0,
-                temperature=1.0,
+                temperature=self.temperature,
                 max_new_tokens=self.max_new_tokens,
                 **options,
             )
