@@ -6,6 +6,7 @@ band. Every decode is written to journal.jsonl under --out, and the table is mad
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..common.grid import PLAIN, Config, Grid
 from ..common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
 from ..common.results import columns, publish
-from .measure import Decodes, Line, decodes
+from .measure import Decodes, Line, cells, decodes
 
 NGRAM = "ngram"
 LOSSLESS = "speculative"
@@ -57,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table; return 0."""
     at_least(args, num_prompts=2, repeats=1, metered=1, num_draft_tokens=1, temperature=0.1)
     texts = prompts_of(args.prompts)[: args.num_prompts]
-    lines = _lines(args)
-    grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
+    names = [Path(own).name for own in args.drafters]
+    methods = [LOSSLESS, *(f"band:price={price:g}" for price in args.prices)]
+    every = lines(names, methods, args.num_draft_tokens, args.temperature)
+    grid = Grid(every, len(texts), args.repeats, args.metered, args.seed)
     settings = {
         "target": folder_digest(args.target),
         "drafters": {own: own if own == NGRAM else folder_digest(Path(own))
@@ -74,26 +77,31 @@ def run(args: argparse.Namespace) -> int:
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     with Journal(args.out / "journal.jsonl", settings, args.set_aside_damaged) as journal:
         found = decodes(grid, pair, drafters, ids, args.max_new_tokens, journal)
-    table = rows(found, args.level)
+    table = rows(found, [0.0, args.level])
     publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
     print(columns([row for row in table if row["fastest"]], HEADS, "each at its fastest K"))
     return 0
 
 
-def _lines(args: argparse.Namespace) -> list[Line]:
-    methods = [LOSSLESS, *(f"band:price={price:g}" for price in args.prices)]
+def lines(
+    names: Sequence[str],
+    methods: Sequence[str] = (LOSSLESS,),
+    widths: Sequence[int] = (4,),
+    temperatures: Sequence[float] = (1.0,),
+) -> list[Line]:
+    """Return plain decoding, and every drafter by every method at every K, at each temperature."""
     return [
         Line(name, config, temperature)
-        for temperature in args.temperature
+        for temperature in temperatures
         for name, config in [
             (PLAIN, Config(PLAIN, 0, 1)),
-            *((Path(own).name, Config(method, width, 1))
-              for own in args.drafters for width in args.num_draft_tokens for method in methods),
+            *((name, Config(method, width, 1))
+              for name in names for width in widths for method in methods),
         ]
     ]  # fmt: skip
 
 
-def rows(found: Decodes, level: float) -> list[dict[str, Any]]:
+def rows(found: Decodes, levels: Sequence[float] = (0.0,)) -> list[dict[str, Any]]:
     """Return a row for every drafter, temperature, level and K; the fastest K is marked.
 
     ``over_first`` is beside the first drafter at *its* fastest K. Errors are the jackknife's over
@@ -103,9 +111,7 @@ def rows(found: Decodes, level: float) -> list[dict[str, Any]]:
     for line in found.grid.lines:
         groups.setdefault((line.temperature, line.drafter, line.config.width), []).append(line)
     made = [
-        (key, nats, _numbers(found, own, nats))
-        for nats in (0.0, level)
-        for key, own in groups.items()
+        (key, nats, _numbers(found, own, nats)) for nats in levels for key, own in groups.items()
     ]
     best: dict[tuple[float, float, str], Estimate] = {}
     for (heat, name, _), nats, own in made:
@@ -122,9 +128,7 @@ def rows(found: Decodes, level: float) -> list[dict[str, Any]]:
         row["fastest"] = best[nats, heat, name] is speed
         own["over_plain"] = speed / best[0.0, heat, PLAIN]
         own["over_first"] = speed / best[nats, heat, first]
-        for part, estimate in own.items():
-            row |= {part: estimate.value, f"{part}_error": estimate.standard_error}
-        table.append(row)
+        table.append(row | cells(own))
     return table
 
 

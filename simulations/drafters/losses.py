@@ -25,7 +25,7 @@ from ..common.results import columns, publish
 from ..train_pair import command as train_pair
 from ..train_pair.corpus import training
 from ..train_pair.tokenizer import encode_stream
-from .measure import Decodes, Line, decodes
+from .measure import Decodes, Line, cells, decodes
 
 START = "start"  # the checkpoint that all losses go on from
 LOSSES = ("kl", "tv", "lk", "price")
@@ -112,9 +112,7 @@ def _rows(args: argparse.Namespace, trained: Mapping[tuple[str, int], Any], made
             seconds = [s for (name, own_seed), (_, s) in trained.items()
                        if name == loss and seed in (own_seed, "mean")]  # fmt: skip
             row: dict[str, Any] = {"loss": loss, "seed": seed, "seconds": float(np.mean(seconds))}
-            for part, estimate in numbers.items():
-                row |= {part: estimate.value, f"{part}_error": estimate.standard_error}
-            table.append(row)
+            table.append(row | cells(numbers))
     return table
 
 

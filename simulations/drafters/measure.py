@@ -84,6 +84,14 @@ class Decodes:
         return ratio_of_sums(*sums, "prompts")
 
 
+def cells(numbers: Mapping[str, Estimate]) -> dict[str, float | None]:
+    """Return every number and its error as cells of a table, None where there is none."""
+    found = {}
+    for name, own in numbers.items():
+        found |= {name: own.value, f"{name}_error": own.standard_error}
+    return {name: value if np.isfinite(value) else None for name, value in found.items()}
+
+
 def _read(level: float, spent: Sequence[float], found: Sequence[float]) -> float:
     with np.errstate(divide="ignore"):
         curve = monotone_curve(np.log(spent), np.array(found))
