@@ -154,13 +154,13 @@ class Grid:
 
     Attributes
     ----------
-    lines : each a :class:`Config`.
+    lines : each a :class:`Config`, or else has a key and a batch of its own.
     prompts : how many.
     repeats : timed ones, after ``metered`` ones, which are not.
     seed : of the order of the decodes.
     """
 
-    lines: Sequence[Config]
+    lines: Sequence[Any]
     prompts: int
     repeats: int
     metered: int = 1
@@ -185,7 +185,7 @@ class Grid:
         """Return the decodes that are not among the results."""
         return [job for key, job in self.jobs.items() if key not in results]
 
-    def cold(self, results: Mapping[str, Record]) -> list[Config]:
+    def cold(self, results: Mapping[str, Record]) -> list[Any]:
         """Return the lines whose next decode would be timed though it is their first.
 
         A first call allocates: metered repeats come first, but they may be there already.

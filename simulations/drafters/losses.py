@@ -23,10 +23,13 @@ from ..common.inputs import PROMPTS, at_least, digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
 from ..common.results import columns, publish
 from ..train_pair import command as train_pair
-from ..train_pair.corpus import training
+from ..train_pair import heads
+from ..train_pair.corpus import held_out, training
+from ..train_pair.distil import prefixes
 from ..train_pair.tokenizer import encode_stream
 from .measure import Decodes, Line, cells, decodes
 
+UNSEEN = 32  # windows of unseen text along which overlaps are measured
 START = "start"  # the checkpoint that all losses go on from
 LOSSES = ("kl", "tv", "lk", "price")
 STRICT = (("speculative", "chain"), ("speculative", "block"))
@@ -39,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(drafter="block", work_dir=Path("build/losses"), out=Path("losses"))
     parser.description = __doc__
     add = parser.add_argument
-    add("--losses", nargs="+", choices=train_pair.heads.LOSSES, default=list(LOSSES))
+    add("--losses", nargs="+", choices=heads.LOSSES, default=list(LOSSES))
     add("--loss-steps", type=int, default=150, help="of every loss")
     add("--loss-seeds", type=int, nargs="+", default=[0, 1])
     add("--prompts", type=Path, default=PROMPTS, help="JSON lines, to decode")
@@ -62,15 +65,17 @@ def run(args: argparse.Namespace) -> int:
         trained = _trained(args)
     table = _decoded(args, trained)
     publish(args, table, *filter(None, (args.out / "losses.csv", args.publish)))
-    heads = {name: name.replace("_", "\n") for name in table[0] if not name.endswith("_error")}
-    print(columns(table, heads, f"tokens per target call, K = {args.num_draft_tokens}"))
+    shown = {name: name.replace("_", "\n") for name in table[0] if not name.endswith("_error")}
+    print(columns(table, shown, f"tokens per target call, K = {args.num_draft_tokens}"))
     return 0
 
 
-def _trained(args: argparse.Namespace) -> dict[tuple[str, int], tuple[Path, float]]:
-    """Return the folder of each loss and seed, and the seconds of its training."""
+def _trained(args: argparse.Namespace) -> dict[tuple[str, int], tuple[Path, float, float]]:
+    """Return each loss's and seed's folder, seconds, and mean overlap along unseen text."""
     documents, target, tokenizer = train_pair.begin_head(args)
     begun = train_pair.BegunHead(args, encode_stream(tokenizer, training(documents)), target)
+    unseen = encode_stream(tokenizer, held_out(documents))
+    windows = prefixes(unseen, UNSEEN, args.length + 1, torch.Generator().manual_seed(args.seed))
     found = {}
     for loss, seed in [(START, 0), *((own, s) for s in args.loss_seeds for own in args.losses)]:
         head, outcome = begun.copy()
@@ -78,7 +83,9 @@ def _trained(args: argparse.Namespace) -> dict[tuple[str, int], tuple[Path, floa
         if loss != START:
             outcome = begun.train(head, loss, args.loss_steps, seed, f"{name}.pt")
         head.save(args.work_dir / name)
-        found[loss, seed] = args.work_dir / name, outcome.seconds
+        overlaps = heads.overlaps(head, target, windows, args.anchors, args.seed)
+        reached = float(np.mean(overlaps[: args.num_draft_tokens]))
+        found[loss, seed] = args.work_dir / name, outcome.seconds, reached
     return found
 
 
@@ -87,10 +94,11 @@ def _decoded(args: argparse.Namespace, trained: Mapping[tuple[str, int], Any]) -
     methods = [*STRICT, *((f"{name}:price={price:g}", verifier)
                           for name, verifier in FAMILIES for price in args.prices)]  # fmt: skip
     configs = [Config(method, args.num_draft_tokens, 1, verifier) for method, verifier in methods]
-    lines = [Line(folder.name, own) for folder, _ in trained.values() for own in configs]
+    folders = [folder for folder, *_ in trained.values()]
+    lines = [Line(folder.name, own) for folder in folders for own in configs]
     grid = Grid(lines, len(texts), 0, args.metered, args.seed)
     pair = load_pair(args.target, args.target)
-    drafters = {folder.name: load(folder) for folder, _ in trained.values()}
+    drafters = {folder.name: load(folder) for folder in folders}
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     weights = {name: digest((args.work_dir / name / "model.safetensors").read_bytes())
                for name in drafters}  # fmt: skip
@@ -103,15 +111,17 @@ def _decoded(args: argparse.Namespace, trained: Mapping[tuple[str, int], Any]) -
 
 def _rows(args: argparse.Namespace, trained: Mapping[tuple[str, int], Any], made: Decodes) -> Any:
     """Return a row for every loss and seed, and one for the mean over a loss's seeds."""
-    own = {key: _numbers(made, folder.name, args.level) for key, (folder, _) in trained.items()}
+    own = {key: _numbers(made, found[0].name, args.level) for key, found in trained.items()}
     table = []
     for loss in dict.fromkeys(loss for loss, _ in trained):
         of = {seed: own[loss, seed] for name, seed in trained if name == loss}
         every = [*of.items(), *([("mean", _mean(list(of.values())))] if len(of) > 1 else [])]
         for seed, numbers in every:
-            seconds = [s for (name, own_seed), (_, s) in trained.items()
-                       if name == loss and seed in (own_seed, "mean")]  # fmt: skip
-            row: dict[str, Any] = {"loss": loss, "seed": seed, "seconds": float(np.mean(seconds))}
+            known = [found[1:] for (name, one), found in trained.items()
+                     if name == loss and seed in (one, "mean")]  # fmt: skip
+            seconds, overlap = np.mean(known, axis=0).tolist()
+            row: dict[str, Any] = {"loss": loss, "seed": seed, "seconds": seconds}
+            row["overlap"] = overlap
             table.append(row | cells(numbers))
     return table
 
