@@ -15,7 +15,7 @@ COMMANDS = {
     "trace": ("traces.log", "log all rows of a pair along real texts; resumes"),
     "replay": ("traces.replay", "policies and verifiers on a trace, without its models"),
     "drafters": ("drafters.command", "drafters of one target, per second and per call; resumes"),
-    "losses": ("drafters.losses", "a head by several losses, and what each is worth; resumes"),
+    "losses": ("train_pair.losses", "train a head by several losses (CSV); resumes"),
     "tune-check": ("tune_check.command", "the tuner's choice against its whole grid, measured"),
     "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),

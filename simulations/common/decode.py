@@ -67,7 +67,6 @@ class Harness:
     max_new_tokens : at most so many new ones a text.
     seed : of the first prompt; prompt i of pass r has ``seed + i + r · len(prompts)``.
     ends : whether a text may end itself; without it every text has all its tokens.
-    temperature : of both models.
     """
 
     pair: Pair
@@ -75,7 +74,6 @@ class Harness:
     max_new_tokens: int
     seed: int
     ends: bool = True
-    temperature: float = 1.0
 
     def group(self, batch: int, number: int) -> range:
         """Return which prompts a group holds; the last one may be smaller."""
@@ -120,7 +118,7 @@ class Harness:
             eos_token_ids=target.generation_config.eos_token_id if self.ends else None,
             max_new_tokens=self.max_new_tokens,
             seed=seeds,
-            temperature=self.temperature,
+            temperature=config.temperature,
             verifier=config.verifier,
             meter=meter,
             record_rows=record_rows,
@@ -148,7 +146,7 @@ class Harness:
                 do_sample=True,
                 top_k=0,
                 top_p=1.0,
-                temperature=self.temperature,
+                temperature=config.temperature,
                 max_new_tokens=self.max_new_tokens,
                 **options,
             )

@@ -33,17 +33,21 @@ class Config:
     """One line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
 
     ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines.
+    ``drafter`` names one of several, ``temperature`` is that of both models.
     """
 
     method: str
     width: int
     batch: int
     verifier: str = USUAL
+    drafter: str = ""
+    temperature: float = 1.0
 
     @property
     def key(self) -> str:
         """Return the name under which results are kept."""
-        return f"{at(self.method, self.verifier)}|K={self.width}|batch={self.batch}"
+        before = f"{self.drafter}|T={self.temperature:g}|" if self.drafter else ""
+        return f"{before}{at(self.method, self.verifier)}|K={self.width}|batch={self.batch}"
 
     @property
     def family(self) -> str:
@@ -52,9 +56,9 @@ class Config:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return all of it as results keep it, without the verifier where it is the usual one."""
-        own = asdict(self)
-        return own if self.verifier != USUAL else {k: own[k] for k in own if k != "verifier"}
+        """Return all of it as results keep it, without what is as usual."""
+        usual = {"verifier": USUAL, "drafter": "", "temperature": 1.0}
+        return {k: own for k, own in asdict(self).items() if k not in usual or own != usual[k]}
 
 
 @dataclass(frozen=True)
@@ -154,13 +158,13 @@ class Grid:
 
     Attributes
     ----------
-    lines : each a :class:`Config`, or else has a key and a batch of its own.
+    lines : each a :class:`Config`.
     prompts : how many.
     repeats : timed ones, after ``metered`` ones, which are not.
     seed : of the order of the decodes.
     """
 
-    lines: Sequence[Any]
+    lines: Sequence[Config]
     prompts: int
     repeats: int
     metered: int = 1
@@ -185,7 +189,7 @@ class Grid:
         """Return the decodes that are not among the results."""
         return [job for key, job in self.jobs.items() if key not in results]
 
-    def cold(self, results: Mapping[str, Record]) -> list[Any]:
+    def cold(self, results: Mapping[str, Record]) -> list[Config]:
         """Return the lines whose next decode would be timed though it is their first.
 
         A first call allocates: metered repeats come first, but they may be there already.

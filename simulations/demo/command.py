@@ -15,7 +15,7 @@ from cactus_theory.decoding import load_pair
 from cactus_theory.decoding.drafters import load
 
 from ..common.decode import Harness
-from ..common.grid import Grid, checked_policy
+from ..common.grid import Grid, checked_policy, configs
 from ..common.inputs import PAIR, add_pair_arguments, load_prompts
 from ..common.results import columns, made, publish, write_json
 from ..common.rows import log_rows
@@ -97,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     print(_table(tables["policies"], args))
     if args.head is not None or args.target == PAIR / "target":
         found = {"draft": pair.draft, "head": load(args.head or PAIR / "block")}
-        every = drafters.lines(list(found), widths=args.num_draft_tokens)
+        every = configs([], [drafters.LOSSLESS], args.num_draft_tokens, [1])
+        every = drafters.lines(list(found), every)
         grid = Grid(every, len(prompts), args.repeats, seed=args.seed)
         made = drafters.decodes(grid, pair, found, prompts, args.max_new_tokens)
         tables["drafters"] = drafters.rows(made)

@@ -1,1 +1,1 @@
-"""Drafters of one target beside each other, and the losses that they are trained by."""
+"""Drafters of one target beside each other."""

@@ -79,7 +79,7 @@ def drafters(data: Path) -> str:
             row["num_draft_tokens"] if row["drafter"] != "plain" else "–",
             *(" ± ".join(_number(row[f"{name}{end}"], digits) for end in ("", "_error"))
               for name, digits in (("tokens_per_call", 2), ("over_plain", 2))),
-            _number(row["ms_per_call"], 2), _number(row["draft_ms_per_call"], 2),
+            *(f"{1e3 * float(row[f'{name}seconds_per_call']):.2f}" for name in ("", "draft_")),
         )
         for row in rows
         if row["fastest"] == "True" and row["temperature"] == "1" and row["over_plain"]

@@ -90,10 +90,6 @@ _RULES = "--work {made}/run --out {csv}"
 _RULES_QUICK = (
     "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2 " + _RULES
 )
-_LOSSES = (
-    "--distil-steps 1300 --overlap-steps 700 --draft-rate 0.003 --pool-chunks 6 --pool-share 0.5 "
-    "--loss-steps 40 --num-prompts 12 --metered 1 --work-dir {made}/work"
-)
 _LEVELS = "--levels 0.003 0.01 0.03 0.06 0.1 0.15"
 _TREES = "--vocab 3 --num-draft-tokens 4 --seed 1 2 3 --distance 1.5"
 _KNOBS = " ".join([
@@ -161,11 +157,7 @@ ENTRIES = (
           "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1", took="98 min"),
     Entry("drafters", "drafters --out {made}/run --publish {csv}",
           "drafters --num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --temperature 1 "
-          "--prices 2 0.5 --repeats 1 --out {made}/run --publish {csv}"),
-    Entry("losses", f"losses {_LOSSES} --out {{made}}/run --publish {{csv}}",
-          "losses --distil-steps 1 --loss-steps 1 --pool-chunks 1 --pool-rows 2 --batch-size 2 "
-          "--losses kl tv --loss-seeds 0 --num-prompts 2 --max-new-tokens 8 --metered 1 "
-          "--work-dir {made}/work --out {made}/run --publish {csv}"),
+          "--repeats 1 --out {made}/run --publish {csv}"),
     Entry("bench_theory", "bench theory --out {csv}",
           "bench theory --repeats 1 --programs 1 --out {csv}", took="21 s"),
     Entry("bench_verify", "bench verify --out {csv}", "bench verify --repeats 1 --out {csv}",
