@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _told(args)
     from cactus_theory.decoding import DecodeOptions, TextPieces, decode, load_pair
-    from cactus_theory.decoding.drafters import as_drafter, with_stop
+    from cactus_theory.decoding.drafters import as_drafter
 
     told: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
@@ -109,7 +109,11 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.stream:
         _print(args.prompt)
-    drafter = None if tuned.plain else with_stop(as_drafter(pair.draft), args.draft_stop)
+    drafter: Any = None if tuned.plain else as_drafter(pair.draft)
+    if args.draft_stop is not None:
+        if not hasattr(drafter, "stop"):
+            raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
+        drafter = replace(drafter, stop=args.draft_stop)
     result = decode(pair.target, drafter, ids, options)
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()

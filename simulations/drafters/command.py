@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
-    shipped = [str(PAIR / "draft"), str(PAIR / "block"), NGRAM]
+    shipped = [PAIR / "draft", PAIR / "block", Path(NGRAM)]
     prices = [f"band:price={price:g}" for price in (1.7, 1.1, 0.7)]
     add("--target", type=Path, default=PAIR / "target", help="target model folder")
-    add("--drafters", nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")
+    add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")
     add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
     add("--num-prompts", type=int, default=16)
     add("--policies", nargs="+", default=[LOSSLESS, *prices], metavar="SPEC")
@@ -72,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
     at_least(args, num_prompts=2, repeats=0, metered=1, temperature=0.1)
     texts = prompts_of(args.prompts)[: args.num_prompts]
     every = configs([], args.policies, args.num_draft_tokens, [1], args.verifier)
-    names = [Path(own).name for own in args.drafters]
+    names = [own.name for own in args.drafters]
     grid = Grid(lines(names, every, args.temperature), len(texts), args.repeats, args.metered,
                 args.seed)  # fmt: skip
     settings = {
         "target": folder_digest(args.target),
-        "drafters": {own: own if own == NGRAM else folder_digest(Path(own))
+        "drafters": {str(own): NGRAM if str(own) == NGRAM else folder_digest(own)
                      for own in args.drafters},
         "prompts": digest("\0".join(texts).encode()),
         "max_new_tokens": args.max_new_tokens,
@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     drafters: dict[str, Any] = {NGRAM: NGram()}
     pair = load_pair(args.target, args.target)
     for own in args.drafters:
-        if own != NGRAM:
-            drafters[Path(own).name] = load_pair(args.target, own, heads=True).draft
+        if str(own) != NGRAM:
+            drafters[own.name] = load_pair(args.target, own, heads=True).draft
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     with Journal(args.out / "journal.jsonl", settings, args.set_aside_damaged) as journal:
         found = decodes(grid, pair, drafters, ids, args.max_new_tokens, journal)

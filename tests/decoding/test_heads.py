@@ -23,7 +23,6 @@ from cactus_theory.decoding.drafters import (
     RecurrentHead,
     Setting,
     load,
-    with_stop,
 )
 from cactus_theory.decoding.drafters.block import BlockDrafting
 from cactus_theory.decoding.models import CachedModel
@@ -305,13 +304,6 @@ def test_a_head_is_loaded_as_it_was_saved(make_model, tmp_path, kind):
             load(tmp_path)
     with pytest.raises(ValueError, match=f"{refused} None"):
         generate(target, tmp_path / "none", PROMPTS, **options)
-
-
-def test_a_stop_goes_to_drafters_that_have_one(tiny, drafters):
-    assert with_stop(drafters("block"), 0.3) == drafters("stopped")
-    assert with_stop(NGram(), None) == NGram()
-    with pytest.raises(ValueError, match=r"stop: RecurrentDrafter has none; got 0\.3"):
-        with_stop(drafters("recurrent"), 0.3)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Drafters: a model, heads on the target's states, the text's own past, or one after another."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ __all__ = [
     "as_drafter",
     "is_head",
     "load",
-    "with_stop",
 ]
 
 HEADS = {"block": BlockDrafter, "recurrent": RecurrentDrafter}
@@ -64,21 +62,6 @@ def load(folder: str | Path) -> BlockDrafter | RecurrentDrafter:
             f"{str(folder)!r}"
         )
     return HEADS[kind].load(folder)
-
-
-def with_stop(drafter: Drafter, stop: float | None) -> Drafter:
-    """Return a drafter that ends its drafts early, as :class:`ModelDrafter` does.
-
-    Raises
-    ------
-    ValueError
-        A drafter that cannot; a threshold outside [0, 1].
-    """
-    if stop is None:
-        return drafter
-    if not isinstance(drafter, ModelDrafter | BlockDrafter):
-        raise ValueError(f"stop: {type(drafter).__name__} has none; got {stop!r}")
-    return replace(drafter, stop=stop)
 
 
 def as_drafter(draft_model: Any) -> Drafter:
