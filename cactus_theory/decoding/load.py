@@ -78,8 +78,8 @@ def load_pair(
             for name, folder in folders.items()
         ]
     if len(models) > 1:
-        check_model_vocabularies(*models)
-        return Pair(*models, tokenizers[0])
+        check_model_vocabularies(models[0], models[1])
+        return Pair(models[0], models[1], tokenizers[0])
     draft = load(draft_dir)
     draft.head.to(device)
     draft.check(models[0])

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table; return 0."""
-    at_least(args, num_prompts=2, repeats=0, metered=1, temperature=0.1)
+    at_least(args, num_prompts=2, repeats=0, metered=1)
     texts = prompts_of(args.prompts)[: args.num_prompts]
     every = configs([], args.policies, args.num_draft_tokens, [1], args.verifier)
     names = [own.name for own in args.drafters]
@@ -194,7 +194,7 @@ def rows(found: Decodes, level: float = 0.0) -> list[dict[str, Any]]:
         place = line.temperature, line.drafter, line.family, line.width
         groups.setdefault(place, []).append(line)
     made = {place: found.numbers(own, level) for place, own in groups.items()}
-    best: dict[tuple[float, str, str], Estimate] = {}
+    best: dict[Any, Estimate] = {}  # by temperature, drafter, family
     for (*place, _), numbers in made.items():
         speed, known = numbers["tokens_per_second"], best.get(tuple(place))
         if known is None or not known.value >= speed.value:

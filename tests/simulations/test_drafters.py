@@ -12,6 +12,7 @@ from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
 from simulations.drafters.command import Decodes, lines, rows
 from simulations.figures.measured import drafters as page
+from tests.amounts import thorough
 
 
 def made(name: str, tokens: float, seconds: float, kl: float = 0.0):
@@ -56,6 +57,7 @@ def test_the_command_compares_a_model_a_head_and_text(tmp_path, capsys):
     assert "draft_dir: must be a folder with a config.json" in capsys.readouterr().err
 
 
+@thorough
 def test_throughput_leaves_the_librarys_drafting_out_for_heads(tmp_path):
     asked = ["throughput", "--draft", str(PAIR / "block"), "--policies", "speculative"]
     asked += ["--num-prompts", "1", "--max-new-tokens", "4", "--repeats", "1", "--metered", "1"]

@@ -127,12 +127,13 @@ class FeatureHead(nn.Module):
         """
         tensors = check.optional_module("safetensors.torch", "llm")
         try:
-            sizes = described(folder)
+            sizes: dict[str, Any] = described(folder)
             kinds = sizes.pop("format"), sizes.pop("kind")
+            sizes["reads"] = tuple(sizes["reads"])
             if kinds != (FORMAT, cls.kind):
                 raise ValueError(f"format and kind must be {FORMAT}, {cls.kind!r}; got {kinds}")
             with torch.device("meta"):  # memory is taken for weights that are there, not claimed
-                head = cls(HeadShape(**sizes | {"reads": tuple(sizes["reads"])}))
+                head = cls(HeadShape(**sizes))
             weights = tensors.load((Path(folder) / WEIGHTS).read_bytes())
             head.load_state_dict({name: own.float() for name, own in weights.items()}, assign=True)
             turns = head.core.model.rotary_emb  # not a weight, and so not in the file

@@ -53,7 +53,7 @@ def test_lossless_texts_have_the_targets_law(pair, prompts):
     first = [transformers.TopKLogitsWarper(TOP)]
     ids = torch.tensor([prompts[0]])
     options = {"policy": "speculative", "num_draft_tokens": 3, "max_new_tokens": 3, "seed": 1}
-    texts = ids.expand(amount(200, 4000), -1)
+    texts = ids.expand(amount(120, 4000), -1)
     found = generate(pair.target, pair.draft, texts, meter=False, logits_processor=first, **options)
     laws, seen = {}, found.output_token_ids.tolist()
 
@@ -91,7 +91,7 @@ def test_a_text_of_a_batch_is_the_one_it_is_alone(pair, prompts):
     longest = max(map(len, prompts[:3]))
     rows = [[0] * (longest - len(ids)) + list(ids) for ids in prompts[:3]]
     mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts[:3]]
-    options = {"policy": "band:price=1", "max_new_tokens": 16, "num_draft_tokens": 4}
+    options = {"policy": "band:price=1", "max_new_tokens": 8, "num_draft_tokens": 4}
     batch = generate(pair.target, pair.draft, torch.tensor(rows),
                      attention_mask=torch.tensor(mask), seed=7, **options)  # fmt: skip
     for row, ids in enumerate(prompts[:3]):
