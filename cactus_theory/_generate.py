@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_policy(parser, required=False)
     add_trust(parser)
     parser.add_argument("--target", required=True, metavar="DIR", help="target model")
-    parser.add_argument("--draft", required=True, metavar="DIR", help="draft model")
+    parser.add_argument("--draft", required=True, metavar="DIR", help="draft model, or head")
     parser.add_argument("--prompt", required=True)
     parser.add_argument(
         "--tuned",
@@ -85,14 +85,8 @@ def run(args: argparse.Namespace) -> int:
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _told(args)
-    from cactus_theory.decoding import (
-        DecodeOptions,
-        ModelDrafter,
-        Siblings,
-        TextPieces,
-        decode,
-        load_pair,
-    )
+    from cactus_theory.decoding import DecodeOptions, Siblings, TextPieces, decode, load_pair
+    from cactus_theory.decoding.drafters import as_drafter
 
     told: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
@@ -104,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     check.optional_module("transformers", "llm")
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
-    pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
+    where = {"device": args.device, "trust_code": args.trust_code}
+    pair = load_pair(args.target, args.draft, **where, heads=True)
     ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)
     if not ids.numel():
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
@@ -120,7 +115,11 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.stream:
         _print(args.prompt)
-    drafter: Any = None if tuned.plain else ModelDrafter(pair.draft, stop=args.draft_stop)
+    drafter: Any = None if tuned.plain else as_drafter(pair.draft)
+    if args.draft_stop is not None:
+        if not hasattr(drafter, "stop"):
+            raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
+        drafter = replace(drafter, stop=args.draft_stop)
     if args.siblings is not None:
         drafter = Siblings(drafter, args.siblings)
     result = decode(pair.target, drafter, ids, options)

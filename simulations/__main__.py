@@ -14,6 +14,8 @@ COMMANDS = {
     "throughput": ("throughput.command", "policies and baselines end to end; resumes"),
     "trace": ("traces.log", "log all rows of a pair along real texts; resumes"),
     "replay": ("traces.replay", "policies and verifiers on a trace, without its models"),
+    "drafters": ("drafters.command", "drafters of one target, per second and per call; resumes"),
+    "losses": ("train_pair.losses", "train a head by several losses (CSV); resumes"),
     "tune-check": ("tune_check.command", "the tuner's choice against its whole grid, measured"),
     "frontier": ("figures.frontier", "acceptance against emitted KL on real rows (CSV)"),
     "constant-price": ("figures.constant_price", "constant price against constant δ (CSV)"),
@@ -40,10 +42,13 @@ COMMANDS = {
 }
 
 # commands with threads of their own; torch has one in all others but those with --threads
-OWN_THREADS = ("train-pair", "kernels", "gpu-check")
+OWN_THREADS = ("train-pair", "losses", "kernels", "gpu-check")
 
 # what a command that was stopped by Ctrl-C has kept
-RESUMED = ("train-pair", "throughput", "trace", "tune-check", "sweep", "blocks", "ledger")
+RESUMED = (
+    *("train-pair", "throughput", "trace", "tune-check", "sweep", "blocks", "ledger"),
+    *("drafters", "losses"),
+)
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {
     "all": "tables that are finished are kept in --out; --only makes the others",

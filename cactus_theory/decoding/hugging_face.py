@@ -68,8 +68,8 @@ def speculative_generate(
 
     Parameters
     ----------
-    draft_model : a causal LM of the same vocabulary, or a drafter such as ``NGram()`` or
-        ``ModelDrafter(draft, stop=0.3)``.
+    draft_model : a causal LM of the same vocabulary, a drafter such as ``NGram()`` or
+        ``ModelDrafter(draft, stop=0.3)``, or the folder of a head.
     seed : as :func:`cactus_theory.decoding.generate`; None takes one from PyTorch's global
         generator, as sampling inside ``generate`` does.
     log_probs : ln q and ln h of every new token, in ``result.log_probs``; switches the meter on.

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 
 from cactus_theory import _arguments as check
+from cactus_theory.decoding.drafters import is_head, load
 from cactus_theory.decoding.vocabulary import check_model_vocabularies, check_same_vocabulary
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and a draft model of one vocabulary, with the target's tokenizer.
+    """A target and a draft of one vocabulary, with the target's tokenizer.
+
+    The draft is a model, or a drafter where a head's folder was asked for.
 
     Examples
     --------
@@ -35,11 +38,13 @@ def load_pair(
     dtype: torch.dtype = torch.float32,
     *,
     trust_code: bool = False,
+    heads: bool = False,
 ) -> Pair:
     """Load two Hugging Face causal LMs in evaluation mode from local folders.
 
     Python files that a folder brings along (``auto_map``) run only with ``trust_code``; without
-    it a model that needs them is refused, and nobody is asked.
+    it a model that needs them is refused, and nobody is asked. With ``heads`` the draft may also
+    be a head's folder (``head.json``), whose drafter is returned.
 
     Raises
     ------
@@ -56,22 +61,29 @@ def load_pair(
     (False, torch.float32)
     """
     library = check.optional_module("transformers", "llm")
-    folders = {"target_dir": target_dir, "draft_dir": draft_dir}
+    folders = {"target_dir": target_dir}
+    if not (heads and is_head(draft_dir)):
+        folders["draft_dir"] = draft_dir
     for name, folder in folders.items():
         if not (Path(folder) / "config.json").is_file():
             raise ValueError(f"{name}: must be a folder with a config.json; got {str(folder)!r}")
     check.working_device("device", device)
     with _quiet(library):
-        target_tokenizer, draft_tokenizer = (
+        tokenizers = [
             _tokenizer(library, name, folder, trust_code) for name, folder in folders.items()
-        )
-        check_same_vocabulary(target_tokenizer, draft_tokenizer)
-        target, draft = (
+        ]
+        check_same_vocabulary(tokenizers[0], tokenizers[-1])
+        models = [
             _model(library, name, folder, device, dtype, trust_code)
             for name, folder in folders.items()
-        )
-    check_model_vocabularies(target, draft)
-    return Pair(target, draft, target_tokenizer)
+        ]
+    if len(models) > 1:
+        check_model_vocabularies(models[0], models[1])
+        return Pair(models[0], models[1], tokenizers[0])
+    draft = load(draft_dir)
+    draft.head.to(device)
+    draft.check(models[0])
+    return Pair(models[0], draft, tokenizers[0])
 
 
 def _tokenizer(library: Any, name: str, folder: str | Path, trust_code: bool) -> Any:

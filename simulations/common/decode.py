@@ -9,7 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,7 @@ class Harness:
             eos_token_ids=target.generation_config.eos_token_id if self.ends else None,
             max_new_tokens=self.max_new_tokens,
             seed=seeds,
+            temperature=config.temperature,
             verifier=config.verifier,
             meter=meter,
             record_rows=record_rows,
@@ -140,7 +141,8 @@ class Harness:
             options["assistant_model"] = draft
         if name == HF_MIXTURE:
             options["assistant_ensemble_weight"] = float(weight)
-        with _pinned(draft, config.width), _quiet(seed), torch.inference_mode():
+        pinned = _pinned(draft, config.width) if "assistant_model" in options else nullcontext()
+        with pinned, _quiet(seed), torch.inference_mode():
             started = time.perf_counter()
             full = target.generate(
                 ids,
@@ -148,7 +150,7 @@ class Harness:
                 do_sample=True,
                 top_k=0,
                 top_p=1.0,
-                temperature=1.0,
+                temperature=config.temperature,
                 max_new_tokens=self.max_new_tokens,
                 **options,
             )

@@ -33,7 +33,8 @@ class Config:
     """One line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
 
     ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines;
-    ``siblings`` are drafted beside each token.
+    ``siblings`` are drafted beside each token. ``drafter`` names one of several, ``temperature``
+    is that of both models.
     """
 
     method: str
@@ -41,6 +42,8 @@ class Config:
     batch: int
     verifier: str = USUAL
     siblings: int = 0
+    drafter: str = ""
+    temperature: float = 1.0
 
     @property
     def judge(self) -> str:
@@ -50,7 +53,8 @@ class Config:
     @property
     def key(self) -> str:
         """Return the name under which results are kept."""
-        return f"{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
+        before = f"{self.drafter}|T={self.temperature:g}|" if self.drafter else ""
+        return f"{before}{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
 
     @property
     def family(self) -> str:
@@ -60,7 +64,7 @@ class Config:
     @property
     def settings(self) -> dict[str, Any]:
         """Return all of it as results keep it, without what is as usual."""
-        usual = {"verifier": USUAL, "siblings": 0}
+        usual = {"verifier": USUAL, "siblings": 0, "drafter": "", "temperature": 1.0}
         return {name: own for name, own in asdict(self).items() if usual.get(name) != own}
 
 

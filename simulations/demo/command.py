@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from cactus_theory.decoding import load_pair
+from cactus_theory.decoding.drafters import load
 
 from ..common.decode import Harness
-from ..common.grid import checked_policy
-from ..common.inputs import add_pair_arguments, load_prompts
+from ..common.grid import Grid, checked_policy, configs
+from ..common.inputs import PAIR, add_pair_arguments, load_prompts
 from ..common.results import columns, made, publish, write_json
 from ..common.rows import log_rows
 from ..common.terminal import rule
+from ..drafters import command as drafters
 from .rows import audit_all, solve
 from .table import measure
 
@@ -59,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
     add_pair_arguments(parser)
+    add(
+        "--head", type=Path, help="folder of a head, beside the draft (for the shipped target, its)"
+    )
     add("--num-prompts", type=int, default=8)
     add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K", help="to try")
     add("--max-new-tokens", type=int, default=48, metavar="N")
@@ -90,6 +95,17 @@ def run(args: argparse.Namespace) -> int:
         harness, specs, widths=args.num_draft_tokens, repeats=args.repeats
     )  # fmt: skip
     print(_table(tables["policies"], args))
+    if args.head is not None or args.target == PAIR / "target":
+        found = {"draft": pair.draft, "head": load(args.head or PAIR / "block")}
+        every = configs([], [drafters.LOSSLESS], args.num_draft_tokens, [1])
+        every = drafters.lines(list(found), every)
+        grid = Grid(every, len(prompts), args.repeats, seed=args.seed)
+        made = drafters.decodes(grid, pair, found, prompts, args.max_new_tokens)
+        tables["drafters"] = drafters.rows(made)
+        best = [row for row in tables["drafters"] if row["fastest"]]
+        print(
+            columns(best, drafters.HEADS, "\nthe draft beside the head, lossless, at its fastest K")
+        )
     _write(tables, args)
     return 0
 

@@ -66,7 +66,28 @@ def short(data: Path) -> str:
             "tokens a call", "metered")  # fmt: skip
     plain = float(next(row for row in rows if row["family"] == "plain")["measured_speed"])
     cells = [(*line[:4], f"{float(line[4]) / plain:.2f}", *line[5:]) for line in lines]
-    return _table("One text at a time, the shipped pair, prompts unseen", made, head, cells)
+    title = "One text at a time, the shipped pair, prompts unseen"
+    return _table(title, made, head, cells) + drafters(data)
+
+
+def drafters(data: Path) -> str:
+    """Return the table of drafters beside each other, each at its fastest K, at temperature 1."""
+    rows, made = read_csv(data / "drafters.csv")
+    lines = [
+        (
+            row["nats"] if float(row["nats"]) else "0 (lossless)", row["drafter"],
+            row["num_draft_tokens"] if row["drafter"] != "plain" else "–",
+            *(" ± ".join(_number(row[f"{name}{end}"], digits) for end in ("", "_error"))
+              for name, digits in (("tokens_per_call", 2), ("over_plain", 2))),
+            *(f"{1e3 * float(row[f'{name}seconds_per_call']):.2f}" for name in ("", "draft_")),
+        )
+        for row in rows
+        if row["fastest"] == "True" and row["temperature"] == "1" and row["over_plain"]
+    ]  # fmt: skip
+    head = ("may spend, nats a token", "drafter", "K", "tokens a call", "× plain",
+            "ms a round", "of it drafting")  # fmt: skip
+    title = "Drafters beside each other, each at its fastest K; ± by text, seconds of the processor"
+    return _table(title, made, head, lines, medians=False)
 
 
 def _tuned(row: Row) -> Sequence[str]:

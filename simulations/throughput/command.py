@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.decoding import load_pair
+from cactus_theory.decoding.drafters import is_head
 
 from ..common.decode import Harness
-from ..common.grid import USUAL, Config, Grid, Job, configs, files_of
+from ..common.grid import SINGLE_ROW, USUAL, Config, Grid, Job, configs, files_of
 from ..common.inputs import add_pair_arguments, at_least, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
 from ..common.results import made, publish, write_json
@@ -70,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables and the verdict; return 0."""
+    if is_head(args.draft):  # the library drafts by models alone
+        args.baselines = [own for own in args.baselines if own.partition(":")[0] not in SINGLE_ROW]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
     lines = configs(*kinds, args.siblings)
     families = equal_kl.chosen(args.compare, lines)
@@ -103,7 +106,7 @@ def _fill(args: argparse.Namespace, journal: Journal, grid: Grid, texts: list[st
         return
     if missing < len(grid.jobs):
         print(f"{len(grid.jobs) - missing} of {len(grid.jobs)} decodes are there already")
-    pair = load_pair(args.target, args.draft, device=args.device)
+    pair = load_pair(args.target, args.draft, device=args.device, heads=True)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
     for config in grid.cold(journal.results):

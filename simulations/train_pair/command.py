@@ -12,17 +12,19 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from cactus_theory._lock import FolderLock
+from cactus_theory.decoding.drafters import HeadShape
 
 from ..common.inputs import PAIR, folder_digest
 from ..common.inputs import command_line as called_as
 from ..common.results import write_json
 from . import heads, ship
-from .corpus import fingerprint, held_out, read_corpus, standard_library, training
+from .corpus import Document, fingerprint, held_out, read_corpus, standard_library, training
 from .distil import (
     PoolPlan,
     build_pool,
@@ -42,7 +44,7 @@ FOLDERS = ("work_dir", "out", "corpus", "target")
 POSITIVE = (
     "vocab_size target_layers target_width target_head_size draft_layers draft_width "
     "draft_head_size steps draft_steps distil_steps overlap_steps pool_chunks "
-    "pool_rows batch_size length overlap_rows threads places anchors head_layers"
+    "pool_rows batch_size length overlap_rows threads places anchors head_layers head_rank"
 ).split()
 
 
@@ -78,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--places", type=int, default=8, help="tokens of a head's block")
     add("--anchors", type=int, default=32, help="blocks in a training sequence")
     add("--head-layers", type=int, default=2)
+    add("--head-rank", type=int, default=HeadShape.rank, help="117 gives both kinds one size")
     add("--overlap-rows", type=int, default=128, help="held-out continuations the report scores")
     add("--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of training")
     add("--seed", type=int, default=0)
@@ -87,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, distil, measure and ship; return 2 with one line when an argument is wrong."""
     try:
-        _check(args)
+        check_flags(args)
         torch.set_num_threads(args.threads)
         disable_progress_bar()
         with FolderLock(args.work_dir):
@@ -118,10 +121,15 @@ def _run(args: argparse.Namespace) -> None:
     print(json.dumps(ship.summary(out), indent=2))
 
 
-def _run_head(args: argparse.Namespace) -> None:
+def begin_head(args: argparse.Namespace) -> tuple[list[Document], Any, Any]:
+    """Return the corpus, the target and its tokenizer; claim the work directory for them."""
     documents = read_corpus(args.corpus or standard_library())
     _claim(args, fingerprint(documents), target_sha256=folder_digest(args.target))
-    target, tokenizer = load(args.target), ship.tokenizer_of(args.target)
+    return documents, load(args.target), ship.tokenizer_of(args.target)
+
+
+def _run_head(args: argparse.Namespace) -> None:
+    documents, target, tokenizer = begin_head(args)
     outcomes = train_head(args, encode_stream(tokenizer, training(documents)), target)
     unseen = encode_stream(tokenizer, held_out(documents))
     finished = args.work_dir / "head"
@@ -132,23 +140,41 @@ def _run_head(args: argparse.Namespace) -> None:
 
 def train_head(args: argparse.Namespace, stream, target) -> dict[str, Outcome]:
     """Train a head by KL and then by ``--loss``, and store it."""
-    head = heads.build(args.drafter, target, args.places, args.head_layers, args.seed + 1)
-    plan = replace(
-        _text_plan(args, args.distil_steps, args.draft_rate, args.seed + 1),
-        warmup_steps=DRAFT_WARMUP,
-    )
-    batches = _mixed(args, stream, target, text_batches(stream, plan))
-    stages = {
-        "kl": distil_plan(args.distil_steps, plan, args.draft_rate),
-        args.loss: overlap_plan(args.overlap_steps, plan, args.overlap_rate),
-    }
-    outcomes = {}
-    for name, own in stages.items():
-        loss = heads.head_loss(target, heads.LOSSES[name](args.price), args.anchors, own.seed)
-        checkpoint = args.work_dir / f"head-{name}.pt"
-        outcomes[name] = fit(head, own, batches, loss, checkpoint, label=f"{args.drafter}, {name}")
+    begun = BegunHead(args, stream, target)
+    head, outcome = begun.copy()
+    last = begun.train(head, args.loss, args.overlap_steps, 0, f"head-{args.loss}.pt")
     head.save(args.work_dir / "head")
-    return outcomes
+    return {"kl": outcome, args.loss: last}
+
+
+class BegunHead:
+    """Where every loss of a head goes on from: the data, and a checkpoint of training by KL."""
+
+    def __init__(self, args: argparse.Namespace, stream, target) -> None:
+        self.args, self.target = args, target
+        plan = _text_plan(args, args.distil_steps, args.draft_rate, args.seed + 1)
+        self.plan = replace(plan, warmup_steps=DRAFT_WARMUP)
+        self.batches = _mixed(args, stream, target, text_batches(stream, self.plan))
+
+    def copy(self) -> tuple[heads.Head, Outcome]:
+        """Return a head as training by KL leaves it, which the first call does."""
+        args = self.args
+        sizes = args.places, args.head_layers, args.seed + 1, args.head_rank
+        head = heads.build(args.drafter, self.target, *sizes)
+        own = distil_plan(args.distil_steps, self.plan, args.draft_rate)
+        return head, self._fit(head, own, "kl", "head-kl.pt")
+
+    def train(self, head: heads.Head, loss: str, steps: int, seed: int, checkpoint: str) -> Outcome:
+        """Go on training by a loss; ``seed`` is of what is trained on, and where in it."""
+        own = overlap_plan(steps, self.plan, self.args.overlap_rate)
+        return self._fit(head, replace(own, seed=own.seed + seed), loss, checkpoint)
+
+    def _fit(self, head: heads.Head, plan: Plan, loss: str, checkpoint: str) -> Outcome:
+        args = self.args
+        judge = heads.LOSSES[loss](args.price)
+        own = heads.head_loss(self.target, judge, args.anchors, plan.seed)
+        path, label = args.work_dir / checkpoint, f"{args.drafter}, {loss}"
+        return fit(head, plan, self.batches, own, path, label=label)
 
 
 def train_target(args: argparse.Namespace, stream, folder: Path) -> Outcome:
@@ -198,7 +224,8 @@ def _text_plan(args: argparse.Namespace, steps: int, rate: float, seed: int) -> 
     return Plan(steps, args.batch_size, args.length, rate, seed=seed, half=half)
 
 
-def _check(args: argparse.Namespace) -> None:
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise ValueError for a flag out of its range."""
     for name in POSITIVE:
         if getattr(args, name) < 1:
             flag = "--" + name.replace("_", "-")

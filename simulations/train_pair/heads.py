@@ -65,7 +65,9 @@ class Windows:
         return rows[torch.arange(len(rows)).view(-1, *[1] * (at.ndim - 1)), at]
 
 
-def build(kind: str, target: Any, places: int, layers: int, seed: int) -> Head:
+def build(
+    kind: str, target: Any, places: int, layers: int, seed: int, rank: int = HeadShape.rank
+) -> Head:
     """Return a new head for a target: it reads three layers, and begins with the target's own head.
 
     The head of low rank starts at the first singular vectors of the target's.
@@ -73,7 +75,7 @@ def build(kind: str, target: Any, places: int, layers: int, seed: int) -> Head:
     config = target.config
     depth = config.num_hidden_layers
     reads = tuple(sorted({max(depth // 4, 1), -(-2 * depth // 3), depth}))
-    shape = HeadShape(config.vocab_size, config.hidden_size, reads, places, layers)
+    shape = HeadShape(config.vocab_size, config.hidden_size, reads, places, layers, rank=rank)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = HEADS[kind](shape)

@@ -197,6 +197,7 @@ def write_head_report(
         "date": datetime.now(UTC).date().isoformat(),
         "overlap_by_place": heads.overlaps(head, target, texts, args.anchors, args.seed + 8),
         "parameters": num_parameters(head),
+        "seed": args.seed,
         "reads": list(head.shape.reads),
         "training": {name: asdict(outcome) for name, outcome in outcomes.items()},
         "corpus": describe_corpus(documents, unseen),

@@ -17,10 +17,18 @@ from cactus_theory.decoding import (
 )
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
-from cactus_theory.decoding.drafters import BlockHead, HeadShape, RecurrentHead, Setting
+from cactus_theory.decoding.drafters import (
+    BlockHead,
+    HeadShape,
+    RecurrentHead,
+    Setting,
+    load,
+)
+from cactus_theory.decoding.drafters.block import BlockDrafting
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.testing import assert_drafter_properties
+from cactus_theory.verify.draw import pick
 from tests.amounts import amount, some
 from tests.decoding.test_law import FALSE_ALARM, next_law, p_value
 
@@ -101,28 +109,81 @@ def test_greedy_texts_are_those_of_plain_decoding(tiny, drafters, name, verifier
     assert found.num_accepted > 0
 
 
+class Blurred(BlockDrafting):
+    """Draws later places from the mean over what may come before, and reports the path's row."""
+
+    def draw(self, logits, offset, wanted, coin):
+        path = self.texts.take([length + offset - 1 for length in self.texts.lengths], [1] * 3)
+        token = super().draw(logits.clone(), offset, wanted, coin)
+        if offset:
+            bias = self.head.after(self.head.before.weight)
+            mean = (logits - bias[path] + bias).softmax(-1).mean(1)
+            token = pick(mean, coin)
+            self.texts.propose(offset, token)
+        return token
+
+
+class Marked(BlockDrafting):
+    """Takes the marks in its cache for units."""
+
+    def run(self, x, counts):
+        states = super().run(x, counts)
+        self.cache.extend([max(count - 1, 0) for count in counts])
+        return states
+
+
+class Faulty(BlockDrafter):
+    """Begins a faulty drafting."""
+
+    def begin(self, setting):
+        return self.fault(setting, self.head, False, None)
+
+
+def test_a_place_drawn_from_the_mean_over_paths_is_found(tiny, drafters, monkeypatch):
+    drafter = Faulty(drafters("block").head)
+    monkeypatch.setattr(Faulty, "fault", BlockDrafting, raising=False)
+    prompts = "cactus_theory.testing._drafter.PROMPTS"
+    monkeypatch.setattr(prompts, ((1, 5, 9), (3, 3, 7, 3), (8, 4, 8, 1)))
+    options = {"rounds": 1, "num_draft_tokens": 3}
+    assert assert_drafter_properties(drafter, tiny[0], **options) > 2
+    monkeypatch.setattr(Faulty, "fault", Blurred)
+    with pytest.raises(AssertionError, match="tokens must be drawn from the reported rows"):
+        assert_drafter_properties(drafter, tiny[0], **options)
+
+
+def test_marks_that_stay_in_the_cache_are_found(tiny, drafters, monkeypatch):
+    drafter = Faulty(drafters("block").head)
+    monkeypatch.setattr(Faulty, "fault", BlockDrafting, raising=False)
+    assert_rows_are_those_of_training(tiny[0], drafter, heads.block_states)
+    monkeypatch.setattr(Faulty, "fault", Marked)
+    with pytest.raises((AssertionError, ValueError)):
+        assert_rows_are_those_of_training(tiny[0], drafter, heads.block_states)
+
+
 @pytest.mark.parametrize("name", ["block", "recurrent"])
 def test_rows_are_those_of_training(tiny, drafters, name):
     """A drafter runs over its cache what training ran over a whole window."""
+    states = {"block": heads.block_states, "recurrent": heads.recurrent_states}[name]
+    assert_rows_are_those_of_training(tiny[0], drafters(name), states)
+
+
+def assert_rows_are_those_of_training(target, drafter, states):
     rows = []
     options = {"policy": "speculative", "num_draft_tokens": 4, "max_new_tokens": 12, "meter": False}
-    drafter = drafters(name)
 
     def keep(target_probs, draft, places, earlier):
         rows.append((earlier[0], draft))
 
     prompt = PROMPTS[:1]
-    text = generate(tiny[0], drafter, prompt, on_rows=keep, **options).output_token_ids[0].tolist()
+    text = generate(target, drafter, prompt, on_rows=keep, **options).output_token_ids[0].tolist()
     checked = 0
     for made, draft in rows[1:]:
         settled = prompt[0].tolist() + text[:made]
         window = torch.tensor([settled + draft.token_ids[0].tolist() + [0] * (PLACES + 1)])
-        shown = heads.seen(drafter.head, tiny[0], window, 1, torch.Generator())
+        shown = heads.seen(drafter.head, target, window, 1, torch.Generator())
         shown = replace(shown, anchors=torch.tensor([[len(settled) - 2]]))
-        if name == "block":
-            logits = drafter.head.logits(heads.block_states(drafter.head, shown), shown.before)
-        else:
-            logits = drafter.head.logits(heads.recurrent_states(drafter.head, shown))
+        path = [shown.before] if isinstance(drafter, BlockDrafter) else []
+        logits = drafter.head.logits(states(drafter.head, shown), *path)
         count = draft.lengths[0]
         due = logits[0, 0, :count].softmax(-1)
         assert torch.allclose(draft.probs[0, :count], due, rtol=0, atol=CLOSE)
@@ -206,7 +267,7 @@ def test_more_tokens_than_places_are_not_drafted(tiny, drafters):
 
 
 @pytest.mark.parametrize("kind", [BlockHead, RecurrentHead])
-def test_a_head_is_loaded_as_it_was_saved(tmp_path, kind):
+def test_a_head_is_loaded_as_it_was_saved(make_model, tmp_path, kind):
     shape = HeadShape(vocab=24, hidden=32, reads=(1, 2), places=4, width=32, rank=8)
     head = kind(shape)
     head.save(tmp_path)
@@ -214,6 +275,14 @@ def test_a_head_is_loaded_as_it_was_saved(tmp_path, kind):
     assert found.shape == shape and not found.training
     for name, own in head.state_dict().items():
         assert torch.equal(found.state_dict()[name], own.half().float())
+    drafter = load(tmp_path)
+    assert drafter == type(drafter)(drafter.head) and type(drafter.head) is kind
+    options = {"policy": "speculative", "max_new_tokens": 8, "num_draft_tokens": 3, "seed": 1}
+    target = make_model(dtype=torch.float32)
+    due = generate(target, type(drafter)(head.half().float().eval()), PROMPTS[:1], **options)
+    for own in (drafter, tmp_path, str(tmp_path)):  # the rows are no weights, and there too
+        text = generate(target, own, PROMPTS[:1], **options).output_token_ids
+        assert text.equal(due.output_token_ids)
     other = RecurrentHead if kind is BlockHead else BlockHead
     with pytest.raises(ValueError, match=f"folder: must hold a {other.kind} head; got ValueError"):
         other.load(tmp_path)
@@ -225,6 +294,16 @@ def test_a_head_is_loaded_as_it_was_saved(tmp_path, kind):
             kind.load(tmp_path)
     with pytest.raises(ValueError, match="folder: must hold a block head; got FileNotFoundError"):
         BlockDrafter.load(tmp_path / "none")
+    refused = "folder: must hold a head.json of kind block or recurrent; got"
+    (tmp_path / "head.json").write_text(json.dumps(described | {"kind": "tree"}))
+    with pytest.raises(ValueError, match=f"{refused} 'tree'"):
+        load(tmp_path)
+    for damaged in ("[1]", "{"):
+        (tmp_path / "head.json").write_text(damaged)
+        with pytest.raises(ValueError, match=f"{refused} None"):
+            load(tmp_path)
+    with pytest.raises(ValueError, match=f"{refused} None"):
+        generate(target, tmp_path / "none", PROMPTS, **options)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from cactus_theory.decoding.drafters._sampled import SampledDrafting
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.fast import FastForward
+from cactus_theory.decoding.models.linear import Linear
+from cactus_theory.decoding.models.weights import unchanged
 
 CONFIG, WEIGHTS = "head.json", "model.safetensors"
 FORMAT = 1
@@ -56,6 +58,16 @@ class HeadShape:
             raise ValueError(f"head_size: must divide width {self.width}; got {self.head_size}")
         if not self.reads or not all(isinstance(layer, int) for layer in self.reads):
             raise ValueError(f"reads: must be layers of the target; got {self.reads!r}")
+
+
+def is_head(folder: Any) -> bool:
+    """Return whether a folder says that it holds a head."""
+    return (Path(folder) / CONFIG).is_file()
+
+
+def described(folder: str | Path) -> dict[str, Any]:
+    """Return what :meth:`FeatureHead.save` wrote beside the weights."""
+    return json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
 
 
 class FeatureHead(nn.Module):
@@ -115,11 +127,12 @@ class FeatureHead(nn.Module):
         """
         tensors = check.optional_module("safetensors.torch", "llm")
         try:
-            sizes = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+            sizes: dict[str, Any] = described(folder)
             kinds = sizes.pop("format"), sizes.pop("kind")
+            sizes["reads"] = tuple(sizes["reads"])
             if kinds != (FORMAT, cls.kind):
                 raise ValueError(f"format and kind must be {FORMAT}, {cls.kind!r}; got {kinds}")
-            shape = HeadShape(**sizes | {"reads": tuple(sizes["reads"])})
+            shape = HeadShape(**sizes)
             weights = tensors.load((Path(folder) / WEIGHTS).read_bytes())
             with torch.device("meta"):  # no memory is taken for weights that are only claimed
                 cls(shape).load_state_dict(weights, assign=True)
@@ -147,12 +160,24 @@ class FeatureHead(nn.Module):
                 )
 
 
+def maps_of(head: FeatureHead) -> dict[str, Linear]:
+    """Return the linear maps of a head outside its decoder, packed for a few rows.
+
+    ``unit`` is that of :meth:`FeatureHead.units`, of all that a unit is made of side by side.
+    """
+    own = {name: part for name, part in head.named_children() if type(part) is nn.Linear}
+    found = {name: Linear(part.weight, part.bias) for name, part in own.items()}
+    found["unit"] = Linear(torch.cat([head.features.weight, head.token.weight], 1))
+    return found
+
+
 class FeatureDrafting(SampledDrafting):
     """A head at work: its cache of units, and what is left to feed it."""
 
     def __init__(self, setting: Setting, head: FeatureHead, greedy: bool) -> None:
         super().__init__(setting, greedy)
         self.head, self.features, texts = head, setting.features, self.texts
+        self.maps = unchanged(head, maps_of)
         self.embedding = setting.target_model.get_input_embeddings()
         self.cache = RaggedCache(
             head.shape.layers, texts.batch, texts.capacity + head.shape.places + 1
@@ -178,7 +203,14 @@ class FeatureDrafting(SampledDrafting):
         ]
         states = [self.features.hidden(layer, starts, counts) for layer in self.head.shape.reads]
         tokens = self.texts.take([start + 1 for start in starts], counts)
-        return self.head.units(states, self.embedding(tokens)), counts
+        read = self.head.normed(torch.stack([*states, self.embedding(tokens)], 2))
+        units = self.maps["unit"](read.flatten(2).flatten(0, 1))
+        return units.view(*tokens.shape, -1), counts
+
+    def low(self, states: Float[Tensor, "batch some width"]) -> Float[Tensor, "batch some vocab"]:
+        """Return what states say of the vocabulary."""
+        rows = self.maps["vocabulary"](self.forward.head(states.reshape(-1, states.shape[-1])))
+        return rows.view(*states.shape[:2], -1)
 
     def run(self, x: Float[Tensor, "batch new width"], counts: Sequence[int]) -> Tensor:
         """Return the decoder's states of what is fed after the cached units."""
@@ -187,7 +219,7 @@ class FeatureDrafting(SampledDrafting):
 
     def embedded(self, token: Int[Tensor, "batch"]) -> Float[Tensor, "batch width"]:
         """Return what a token adds to a unit."""
-        return self.head.token(self.head.normed(self.embedding(token)))
+        return self.maps["token"](self.head.normed(self.embedding(token)))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""

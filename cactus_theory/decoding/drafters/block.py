@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -119,6 +120,7 @@ class BlockDrafting(FeatureDrafting):
     def __init__(self, setting: Setting, head: BlockHead, greedy: bool, stop: float | None) -> None:
         super().__init__(setting, head, greedy)
         self.stop = None if self.certain else stop
+        self.marks, self.before = head.marks, head.before.weight
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Run the decoder once, and draw the tokens one after another."""
@@ -127,17 +129,17 @@ class BlockDrafting(FeatureDrafting):
             return nothing(self.texts)
         limits = None if self.stop is None else list(left)
         states = self._states(max(left) + self.next_row, left)
-        low = self.head.vocabulary(self.head.core.lm_head(states))
+        low = self.low(states)
         self.clock.lap("draft")
         products = [1.0] * len(left)
         before, tokens = last_tokens(self), []
         for place in range(states.shape[1]):
-            path = self.head.before(before)
+            path = F.embedding(before, self.before)
             if self.stop is not None:
                 self._stop(place, left, products, torch.cat([states[:, place], path], -1))
             if place >= max(left) + self.next_row:
                 break
-            logits = (low[:, place] + self.head.after(path))[:, None]
+            logits = self.maps["after"](path).add_(low[:, place])[:, None]
             if place == max(left):
                 self.law(logits, place, left)
                 break
@@ -152,7 +154,7 @@ class BlockDrafting(FeatureDrafting):
         last = [max(count - 1, 0) for count in counts]
         x = units
         if places > 1:
-            marked = gathered(units, last, [1] * len(last)) + self.head.marks[1:places]
+            marked = gathered(units, last, [1] * len(last)) + self.marks[1:places]
             x = _followed(units, marked, counts)
         fed = [count + places - 1 if count else 0 for count in counts]
         states = gathered(self.run(x, fed), last, [places] * len(last))
@@ -161,7 +163,7 @@ class BlockDrafting(FeatureDrafting):
 
     def _stop(self, place: int, left: list[int], products: list[float], seen: Tensor) -> None:
         """Learn what is foretold of a place; end the drafts that will probably not reach it."""
-        foretold = self.head.confidence(seen)[:, 0].sigmoid().tolist()
+        foretold = self.maps["confidence"](seen)[:, 0].sigmoid().tolist()
         for row, chance in enumerate(foretold):
             products[row] *= chance
             if place and left[row] > place and products[row] < (self.stop or 0.0):

@@ -95,11 +95,11 @@ class RecurrentDrafting(FeatureDrafting):
         for step in range(max(left) + self.next_row):
             if step:
                 fed = [int(own + self.next_row > step) for own in left]
-                x = self.head.state(state) + self.embedded(tokens[-1])[:, None]
-                state = self.run(x, fed)
+                x = self.maps["state"](state[:, 0]) + self.embedded(tokens[-1])
+                state = self.run(x[:, None], fed)
                 self.cache.extend(fed)
             self.clock.lap("draft")
-            logits = self.head.logits(state)
+            logits = self.low(state)
             if step == max(left):
                 self.law(logits, step, left)
             else:

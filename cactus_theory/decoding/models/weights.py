@@ -1,5 +1,6 @@
 """The weights that the fast pass reads, joined and packed where the model is small."""
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,23 +33,31 @@ def _small(model: Any) -> bool:
 
 
 # weights of the models in use, for as long as these live and keep them unchanged
-_PREPARED: WeakKeyDictionary[Any, tuple[Any, Weights]] = WeakKeyDictionary()
+_PREPARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 def prepared(model: Any) -> Weights:
     """Return the weights of a model, prepared once as long as nothing changes them.
 
     A large model's are read in place. A small model's are copied, so their content is
-    compared at every call: version counters would miss ``weight.data.copy_(…)``, and weights
-    made in inference mode have none.
+    compared at every call.
     """
-    parameters = [weight.detach() for weight in model.parameters()]
+    return unchanged(model, Weights, _small(model))
+
+
+def unchanged(module: Any, make: Callable[[Any], Any], compared: bool = True) -> Any:
+    """Return what ``make`` makes of a module, made once as long as its weights stay as they are.
+
+    ``compared`` compares their content too: version counters would miss
+    ``weight.data.copy_(…)``, and weights made in inference mode have none.
+    """
+    parameters = [weight.detach() for weight in module.parameters()]
     state: list[Any] = [(weight.data_ptr(), weight.shape, weight.dtype) for weight in parameters]
-    if _small(model):
+    if compared:
         state.append(fingerprint(parameters))
-    known = _PREPARED.get(model)
+    known = _PREPARED.get(module)
     if known is None or known[0] != state:
-        known = _PREPARED[model] = (state, Weights(model))
+        known = _PREPARED[module] = (state, make(module))
     return known[1]
 
 

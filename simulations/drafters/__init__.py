@@ -1,0 +1,1 @@
+"""Drafters of one target beside each other."""

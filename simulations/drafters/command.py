@@ -1,0 +1,214 @@
+"""Time drafters of one target on the same prompts: lossless, and at so many nats a token.
+
+A drafter is a folder, of a draft model or of a head, or ``ngram``. Each is decoded at every K and
+temperature in a shuffled order; of policies that differ in price, a level of nats is read off the
+curve through them. Every decode is written to journal.jsonl under --out, and the table is made from
+it alone. Seconds are the processor's, which others on the machine hardly change.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cactus_theory.decoding import NGram, Pair, load_pair
+from cactus_theory.traces.estimate import Estimate, ratio_of_sums
+
+from ..common.decode import Harness
+from ..common.grid import PLAIN, USUAL, Config, Grid, Job, Record, configs
+from ..common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
+from ..common.journal import Journal, add_journal_arguments
+from ..common.results import columns, publish
+from ..common.statistics import hermite, monotone_curve
+
+NGRAM, LOSSLESS = "ngram", "speculative"
+# column: what is over what, of timed decodes or of all
+UNITS = {
+    "tokens_per_call": ("tokens", "row_calls", False),
+    "tokens_per_second": ("tokens", "seconds", True),
+    "seconds_per_call": ("seconds", "row_calls", True),
+    "draft_seconds_per_call": ("draft", "row_calls", True),
+}
+HEADS = {
+    "drafter": "drafter", "temperature": "T", "policy": "policy", "nats": "nats\n/token",
+    "num_draft_tokens": "K", "tokens_per_call": "tokens\n/call", "tokens_per_call_error": "±",
+    "seconds_per_call": "s\n/round", "draft_seconds_per_call": "of it\ndraft",
+    "tokens_per_second": "tokens/s", "over_plain": "× plain", "over_plain_error": "±",
+    "over_first": "× first\ndrafter", "over_first_error": "±",
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.description = __doc__
+    add = parser.add_argument
+    shipped = [PAIR / "draft", PAIR / "block", Path(NGRAM)]
+    prices = [f"band:price={price:g}" for price in (1.7, 1.1, 0.7)]
+    add("--target", type=Path, default=PAIR / "target", help="target model folder")
+    add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")
+    add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
+    add("--num-prompts", type=int, default=16)
+    add("--policies", nargs="+", default=[LOSSLESS, *prices], metavar="SPEC")
+    add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain (default), block")
+    add("--num-draft-tokens", type=int, nargs="+", default=[2, 3, 4, 6], metavar="K")
+    add("--temperature", type=float, nargs="+", default=[1.0, 0.6], metavar="T")
+    add("--level", type=float, default=0.05, metavar="NATS", help="a token")
+    add("--max-new-tokens", type=int, default=64, metavar="N")
+    add("--repeats", type=int, default=3, help="timed")
+    add("--metered", type=int, default=1, help="repeats before them, untimed")
+    add("--seed", type=int, default=0)
+    add("--threads", type=int, default=1, help="of torch; one is best for small models")
+    add("--out", type=Path, default=Path("drafters"))
+    add("--publish", type=Path, help="also write the CSV here")
+    add_journal_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make what is missing, then the table; return 0."""
+    at_least(args, num_prompts=2, repeats=0, metered=1)
+    texts = prompts_of(args.prompts)[: args.num_prompts]
+    every = configs([], args.policies, args.num_draft_tokens, [1], args.verifier)
+    names = [own.name for own in args.drafters]
+    grid = Grid(lines(names, every, args.temperature), len(texts), args.repeats, args.metered,
+                args.seed)  # fmt: skip
+    settings = {
+        "target": folder_digest(args.target),
+        "drafters": {str(own): NGRAM if str(own) == NGRAM else folder_digest(own)
+                     for own in args.drafters},
+        "prompts": digest("\0".join(texts).encode()),
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+    }  # fmt: skip
+    drafters: dict[str, Any] = {NGRAM: NGram()}
+    pair = load_pair(args.target, args.target)
+    for own in args.drafters:
+        if str(own) != NGRAM:
+            drafters[own.name] = load_pair(args.target, own, heads=True).draft
+    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+    with Journal(args.out / "journal.jsonl", settings, args.set_aside_damaged) as journal:
+        found = decodes(grid, pair, drafters, ids, args.max_new_tokens, journal)
+    table = rows(found, args.level)
+    publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
+    print(columns([row for row in table if row["fastest"]], HEADS, "each at its fastest K"))
+    return 0
+
+
+def lines(
+    names: Sequence[str], every: Sequence[Config], temperatures: Sequence[float] = (1.0,)
+) -> list[Config]:
+    """Return plain decoding, and every drafter in every config, at each temperature."""
+    plain = Config(PLAIN, 0, 1, drafter=PLAIN)
+    return [
+        replace(own, temperature=temperature)
+        for temperature in temperatures
+        for own in (plain, *(replace(one, drafter=name) for name in names for one in every))
+    ]
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """A grid whose lines are of batch 1, and its records."""
+
+    grid: Grid
+    records: Mapping[str, Record]
+
+    def ratio(self, line: Config, above: str, below: str, repeats: Sequence[int]) -> Estimate:
+        """Return the ratio of two sums over texts."""
+        jobs = [
+            [Job(line, repeat, text) for repeat in repeats] for text in range(self.grid.prompts)
+        ]
+        top, bottom = (
+            np.array([float(sum(self.records[job.key][name] for job in own)) for own in jobs])
+            for name in (above, below)
+        )
+        return ratio_of_sums(top, bottom, "prompts")
+
+    def numbers(self, own: Sequence[Config], level: float) -> dict[str, Estimate]:
+        """Return UNITS of a line, or of lines that differ in price at ``level`` nats a token.
+
+        NaN where the level is not between theirs.
+        """
+        metered, every = self.grid.metered, self.grid.metered + self.grid.repeats
+        found = {}
+        for name, (above, below, timed) in UNITS.items():
+            repeats = range(metered if timed and every > metered else 0, every)
+            found[name] = [self.ratio(line, above, below, repeats) for line in own]
+        if len(own) == 1:
+            return {name: one for name, (one,) in found.items()}
+        spent = [self.ratio(line, "kl", "tokens", range(metered)) for line in own]
+        return {name: _read(level, spent, values) for name, values in found.items()}
+
+
+def _read(level: float, spent: Sequence[Estimate], found: Sequence[Estimate]) -> Estimate:
+    def read(kl: Sequence[float], values: Sequence[float]) -> float:
+        with np.errstate(divide="ignore"):
+            curve = monotone_curve(np.log(kl), np.array(values))
+        value = hermite(float(np.log(level)), *curve)
+        return float("nan") if value is None else value
+
+    pairs = zip(*(np.array([one.left_out for one in own]).T for own in (spent, found)), strict=True)
+    left = np.array([read(kl, values) for kl, values in pairs])
+    whole = read([one.value for one in spent], [one.value for one in found])
+    return Estimate(whole, left, found[0].source)
+
+
+def decodes(
+    grid: Grid,
+    pair: Pair,
+    drafters: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    journal: Journal | None = None,
+) -> Decodes:
+    """Make every decode of the grid that the journal lacks, by the drafters that lines name."""
+    harness = Harness(pair, prompts, max_new_tokens, grid.seed)
+
+    def decoded(job: Job) -> Record:
+        own = replace(pair, draft=drafters.get(job.config.drafter))
+        metered = job.repeat < grid.metered and job.config.method != PLAIN
+        begun = time.process_time()
+        made = replace(harness, pair=own).decode(
+            job.config, job.group, again=job.repeat, meter=metered
+        )
+        seconds, parts = time.process_time() - begun, made.record["parts"]
+        drafting = seconds * parts[0] / sum(parts)
+        return {"kl": 0.0} | made.record | {"seconds": seconds, "draft": drafting}
+
+    for line in grid.cold({} if journal is None else journal.results):
+        decoded(Job(line, grid.metered, 0))
+    return Decodes(grid, grid.fill(decoded, journal))
+
+
+def rows(found: Decodes, level: float = 0.0) -> list[dict[str, Any]]:
+    """Return a row for every drafter, temperature, family of policies and K.
+
+    The fastest K is marked; ``over_first`` is beside the first drafter at *its* fastest. Errors are
+    the jackknife's over texts, of ratios over the same texts.
+    """
+    groups: dict[tuple[float, str, str, int], list[Config]] = {}
+    for line in found.grid.lines:
+        place = line.temperature, line.drafter, line.family, line.width
+        groups.setdefault(place, []).append(line)
+    made = {place: found.numbers(own, level) for place, own in groups.items()}
+    best: dict[Any, Estimate] = {}  # by temperature, drafter, family
+    for (*place, _), numbers in made.items():
+        speed, known = numbers["tokens_per_second"], best.get(tuple(place))
+        if known is None or not known.value >= speed.value:
+            best[tuple(place)] = speed
+    first = next(line.drafter for line in found.grid.lines if line.method != PLAIN)
+    table = []
+    for (heat, name, family, width), numbers in made.items():
+        speed, own = numbers["tokens_per_second"], groups[heat, name, family, width]
+        rival = best.get((heat, first, family), speed)
+        ratios = {"over_plain": speed / best[heat, PLAIN, PLAIN], "over_first": speed / rival}
+        row: dict[str, Any] = {"drafter": name, "temperature": heat, "policy": family}
+        row |= {"nats": level if len(own) > 1 else 0.0, "num_draft_tokens": width}
+        row["fastest"] = best[heat, name, family] is speed
+        for part, one in (numbers | ratios).items():
+            row |= {part: one.value, f"{part}_error": one.standard_error}
+        table.append({part: None if value != value else value for part, value in row.items()})
+    return table
