@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_trust(parser)
     add("--target", metavar="DIR", help="target model")
-    add("--draft", metavar="DIR", help="draft model")
+    add("--draft", metavar="DIR", help="draft model, or head")
     add("--prompts", metavar="FILE", help="your traffic: JSON lines, or a prompt a line")
     add("--trace", metavar="DIR", help="logged rows of the pair; with models, use it, do not log")
     add("--rows", nargs=2, metavar="FILE", help="instead of a trace, target and draft rows (K = 1)")
@@ -138,10 +138,12 @@ def _tuned(args: Namespace) -> list[Any]:
     check.optional_module("safetensors.torch", "llm")
     from cactus_theory.decoding import load_pair
     from cactus_theory.decoding._checks import dtype_of
+    from cactus_theory.decoding.drafters import as_drafter
     from cactus_theory.tuning.measure import Prompts, measure_costs
 
     texts = prompts_of(args.prompts)
-    pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
+    options = {"device": args.device, "trust_code": args.trust_code, "heads": True}
+    pair = load_pair(args.target, args.draft, **options)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
     source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)
@@ -154,7 +156,7 @@ def _tuned(args: Namespace) -> list[Any]:
             return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
 
     found = _chosen(args, source, measure)
-    dtype = dtype_of([pair.target, pair.draft])
+    dtype = dtype_of([pair.target, *as_drafter(pair.draft).check(pair.target).values()])
     floor = _noise_floor(args, pair.target, ids)
     found = replace(found, source=found.source | {"dtype": dtype} | floor)
     return [found, *(found.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]

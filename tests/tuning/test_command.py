@@ -117,6 +117,19 @@ def test_models_are_logged_timed_and_tuned_once(
 
 
 @thorough
+def test_a_head_is_tuned_as_a_draft_is(tmp_path: Path, capsys, prompts: str) -> None:
+    out, block = tmp_path / "tuned.json", ("--target", MODELS[1], "--draft", str(PAIR / "block"))
+    small = ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1", "--prompts", prompts)
+    found = run_json(capsys, *CHEAP, "2", *block, *small, "--out", str(out))
+    assert found["source"]["dtype"] == "float32"
+    out.write_text(json.dumps(found | {"recommended": found["lossless"]}))
+    asked = ("generate", "--prompt", "x", "--max-new-tokens", "4", "--tuned", str(out))
+    assert run_json(capsys, *asked, *block)["policy"] == "speculative"
+    assert main([*asked, *MODELS]) == 2
+    assert "tuned: was made for another draft (BlockDrafter" in capsys.readouterr().err
+
+
+@thorough
 def test_no_folder_is_written_unasked_and_other_prompts_are_named(
     tmp_path: Path, capsys, prompts: str, monkeypatch
 ) -> None:
