@@ -22,7 +22,7 @@ class Rule:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_it_applies(mutation: Mutation):
-    changed = mutation.mutated()
+    changed = mutation.tree()
     assert changed is not None, "the function is gone or no longer holds what the edit looks for"
     compile(changed, mutation.file, "exec")
 

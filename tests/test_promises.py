@@ -178,7 +178,7 @@ def law_of_schedule(pair, schedule, length, width):
             q, p = pair.target[states], pair.draft[states[:here]]
             choice = schedule.choose_by_rows(state, draft, q[:here], p).tolist()
             reached, paid = mass * float(p.gather(-1, draft[:, None]).prod()), spent
-            offered = list(getattr(state, "offered", []))
+            offered = dict(getattr(state, "offered", {}))
             for kept in range(here + 1):
                 if kept == here:
                     following, chance = q[kept], reached
@@ -194,7 +194,7 @@ def law_of_schedule(pair, schedule, length, width):
                 rows = VerifiedRows(q[:count], p[:count], draft[:count], torch.ones(count).bool())
                 for token in range(pair.vocab):
                     if offered:
-                        state.offered[:] = offered
+                        state.offered.update(offered)
                     new = [*tokens[:kept], token]
                     after = schedule.advance(schedule.observe(state, rows), new)
                     begun.append(((*text, *new), after, chance * float(following[token]), paid))

@@ -82,7 +82,9 @@ def test_an_early_exit_must_leave_layers_out(tiny, layers):
 
 def test_refuses_what_cannot_draft(tiny, make_model):
     given = {"policy": "speculative", "max_new_tokens": 4}
-    with pytest.raises(TypeError, match="draft_model: must be a causal LM or a Drafter; got str"):
+    with pytest.raises(TypeError, match="draft_model: must be a causal LM, a Drafter or"):
+        generate(tiny[0], 3, PROMPT, **given)
+    with pytest.raises(ValueError, match="draft_model: must be a head's folder; got 'ngram'"):
         generate(tiny[0], "ngram", PROMPT, **given)
     with pytest.raises(ValueError, match=r"draft_model: vocabulary .*got 16"):
         generate(tiny[0], Cascade(ModelDrafter(make_model(vocab=16))), PROMPT, **given)

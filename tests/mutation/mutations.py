@@ -1,7 +1,6 @@
 """Small mistakes, one at a time: where each is made, how, and why, if no test can see it."""
 
 import ast
-import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,20 +32,19 @@ class Mutation(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}: {self.function}: {self.edit}"
 
-    def mutated(self, root: Path = ROOT) -> str | None:
-        """Return the text of the module with the mistake, None where it no longer applies."""
-        text = (root / "cactus_theory" / self.file).read_text(encoding="utf-8")
-        tree = ast.parse(text)
+    def tree(self, root: Path = ROOT) -> ast.Module | None:
+        """Return the module with the mistake, None where it no longer applies."""
+        tree = ast.parse((root / "cactus_theory" / self.file).read_text(encoding="utf-8"))
         function = find(tree, self.function)
-        if function is None or not self.edit.apply(function):
+        before = "" if function is None else ast.dump(function)
+        if function is None or not self.edit.apply(function) or ast.dump(function) == before:
             return None
-        changed = ast.unparse(ast.fix_missing_locations(tree))
-        return None if changed == _unparsed(text) else changed
+        return ast.fix_missing_locations(tree)
 
-
-@functools.cache
-def _unparsed(text: str) -> str:
-    return ast.unparse(ast.parse(text))
+    def mutated(self, root: Path = ROOT) -> str | None:
+        """Return the text of that module."""
+        tree = self.tree(root)
+        return None if tree is None else ast.unparse(tree)
 
 
 LISTS = (IN_DIVERGENCES, IN_OPTIMUM, IN_POLICIES, IN_VERIFY, IN_DECODING, IN_BLOCKS, IN_TRACES)

@@ -42,6 +42,7 @@ def test_levels_are_read_off_prices_and_errors_are_those_of_texts():
     assert [row["tokens_per_call"] for row in beyond if row["nats"]] == [None, None]
 
 
+@thorough
 def test_the_command_compares_a_model_a_head_and_text(tmp_path, capsys):
     asked = ["drafters", "--num-prompts", "2", "--num-draft-tokens", "2", "--temperature", "0.6"]
     asked += ["--policies", "speculative", "--max-new-tokens", "6", "--repeats", "1"]

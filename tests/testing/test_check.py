@@ -196,6 +196,7 @@ def test_a_property_beside_the_rule_is_checked(folder, capfd) -> None:
     assert "perhaps   the least likely token is favoured" in out
 
 
+@slow
 def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
     assert check("rules.py:dies", "--examples", "30", "--json") == 1
     found = json.loads(capfd.readouterr().out)
@@ -213,9 +214,9 @@ def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
             (("missing.py:rule",), "no such file"),
             (("rules.py",), "must read file.py:name; got 'rules.py'; it holds good, false, hangs"),
             (("broken.py:rule",), "broken.py, line 3 (rule = 1 / 0): ZeroDivisionError"),
+            (("rules.py:good", "--examples", "0"), "--examples: must lie in [1"),
             (("rules.py:FarBudget",), "divergence: must be one of"),
             (("exits.py:rule",), "the process ended with exit code 4 while the file was read"),
-            (("rules.py:good", "--examples", "0"), "--examples: must lie in [1"),
             (("rules.py:good", "--laws", "gravity"), "--laws: must be one of"),
             (("rules.py:good", "--timeout", "0"), "--timeout: must lie in (0"),
             (("rules.py:good", "--timeout", "inf"), "--timeout: must lie in (0"),

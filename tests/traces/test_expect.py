@@ -22,7 +22,7 @@ from cactus_theory.traces import (
 )
 from cactus_theory.traces.expect import LEVEL, critical
 from cactus_theory.traces.observed import observed_rates, read_metrics
-from tests.amounts import amount
+from tests.amounts import amount, thorough
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace")
 EXACT = 1e-12
@@ -228,6 +228,7 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys) -> None:
     assert said in err and err.count("\n") == 1
 
 
+@thorough
 def test_texts_are_grouped_by_a_column(tmp_path: Path, tiny, capsys) -> None:
     groups = {"task": ["code", "prose", "code"]}
     trace = log_trace(*tiny, [[1, 2], [3, 4], [5]], tmp_path / "t", num_draft_tokens=2,

@@ -66,6 +66,8 @@ def as_drafter(draft_model: Any) -> Drafter:
     if isinstance(draft_model, Drafter):
         return draft_model
     if isinstance(draft_model, str | Path):
+        if not is_head(draft_model):
+            raise ValueError(f"draft_model: must be a head's folder; got {str(draft_model)!r}")
         return load(draft_model)
     if hasattr(draft_model, "forward") and hasattr(draft_model, "config"):
         return ModelDrafter(draft_model)
