@@ -30,6 +30,8 @@ from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies.relaxed import Relaxed
+from cactus_theory.policies.sample_and_match import SampleAndMatch
+from cactus_theory.policies.speculative import Speculative
 from cactus_theory.policies.top_k import whole
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
@@ -90,7 +92,7 @@ class Fly(Verifier):
             Another policy.
         """
         greedy = isinstance(policy, Relaxed) and policy.k == 1 and policy.recover == "argmax"
-        if not greedy and policy.spec not in ("speculative", "sample_and_match"):
+        if not greedy and type(policy) not in (Speculative, SampleAndMatch):
             raise ValueError(
                 "verifier: fly overrides refusals of speculative, of sample_and_match and of "
                 f"relaxed:k=1,recover=argmax; got {policy.spec}"
