@@ -28,8 +28,9 @@ BUDGET_ULPS = 4e-16
 class RisingRoot:
     """A search for the root of a rising function of x > 0, which the caller evaluates.
 
-    By secants in ln x; a step that did not halve the value is followed by half the bracket.
-    ``steepness`` is a guess of x f′(x), for the first step; ∞ halves the bracket instead.
+    By secants in ln x, or in x where the function is ``straight`` between its kinks; two steps in
+    a row that did not halve the value are followed by half the bracket. ``steepness`` is a guess
+    of x f′(x), for the first step; ∞ halves the bracket instead.
 
     Attributes
     ----------
@@ -37,11 +38,18 @@ class RisingRoot:
     """
 
     def __init__(
-        self, low: float, high: float, start: float, settled: float, steepness: float = math.inf
+        self,
+        low: float,
+        high: float,
+        start: float,
+        settled: float,
+        steepness: float = math.inf,
+        straight: bool = False,
     ) -> None:
         self.low, self.high, self.settled, self.steepness = low, high, settled, steepness
         self.x = min(max(start, low), high)
         self.done = high <= low
+        self.straight, self.slow = straight, False
         self.before: tuple[float, float] | None = None
         self.steps = 0
 
@@ -56,21 +64,23 @@ class RisingRoot:
             self.high = x
         else:
             self.low = x
-        following, guess, last = math.sqrt(self.low) * math.sqrt(self.high), 0.0, math.inf
-        slow = False
+        guess, last, halve = 0.0, math.inf, False
         if before is not None and math.isfinite(before[1]):
             last = abs(x - before[0]) / x
-            self.steepness = (value - before[1]) / math.log(x / before[0])
+            run = (x - before[0]) / x if self.straight else math.log(x / before[0])
+            self.steepness = (value - before[1]) / run
             slow = abs(value) > abs(before[1]) / 2
-        if not slow and abs(value) < FARTHEST * self.steepness:
-            guess = x * math.exp(-value / self.steepness)
-        if self.low < guess < self.high:
-            following = guess
+            halve, self.slow = slow and self.slow, slow and not self.slow
+        if not halve and abs(value) < FARTHEST * self.steepness:
+            step = -value / self.steepness
+            guess = x + x * step if self.straight else x * math.exp(step)
+        within = self.low < guess < self.high
+        following = guess if within else math.sqrt(self.low) * math.sqrt(self.high)
         step = abs(following - x) / x
         self.before, self.x = (x, value), following
         # what a secant step leaves is of the order of its product with the step before
         self.done = step <= self.settled or self.steps >= MOST_STEPS
-        self.done = self.done or (following == guess and step * last <= self.settled * SECOND)
+        self.done = self.done or (within and step * last <= self.settled * SECOND)
 
 
 def halved(

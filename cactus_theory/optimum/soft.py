@@ -197,7 +197,7 @@ class Pieces:
                 if asked <= high:
                     return None
                 least = max(shape(high, unit)[1], LOWEST)
-                root = RisingRoot(least, unit * (1 + slack), unit, kind.settled, steepness)
+                root = RisingRoot(least, unit * (1 + slack), unit, kind.settled, steepness, True)
                 shape, close, asked = self.uncut, 0.0, math.nan
         if root is None and (self.steep or self.bent):
             if asked < high and (yield shape(asked, unit)) < 0:
@@ -212,7 +212,7 @@ class Pieces:
             start = asked if low < asked < high else start or math.sqrt(low * high)
             settled = kind.settled if self.drop is None else kind.together
             settled = SENSITIVE if self.bent else settled
-            root = RisingRoot(low, high, start, settled, steepness)
+            root = RisingRoot(low, high, start, settled, steepness, self.factors is not None)
         while not root.done:
             value = yield shape(root.x, unit)
             if value < 0 and root.x == asked:

@@ -196,8 +196,8 @@ class BlockOnHost(OnHost):
             failed = self._hopeless([place for place in asked if place not in self.residuals])
             asked = [place for place in asked if place not in failed]
             self._follow([place for place in asked if place not in self.residuals], ends=True)
-            for places in self._together(passed):
-                self._draw(self._bonus_rows(places), places)
+            for place in passed:
+                self._draw(place[0], self._bonus_row(place))
             for places in self._together(asked):
                 failed |= set(self._settle(places))
             ends = {row: place - 1 for row, place in failed}
@@ -223,24 +223,18 @@ class BlockOnHost(OnHost):
         lost = 1 - self.alive[row][place]
         return not place or not lost or self.coins[row][place - 1] < mass / (mass + lost)
 
-    def _bonus_rows(self, places: Places) -> Float[Tensor, "rows vocab"]:
-        return places.of(self.q) if self.bonus is None else self.bonus[places.rows]
+    def _bonus_row(self, place: Place) -> Float[Tensor, "vocab"]:
+        return self.q[self._at(place)] if self.bonus is None else self.bonus[place[0]]
 
     def _settle(self, places: Places) -> list[Place]:
         """Draw after the nodes whose coin passes; return the others."""
-        rows = self._residual(places)
-        passed, failed = [], []
-        for entry, mass in enumerate(rows.sum(-1).tolist()):
-            (row, place) = own = places.places[entry]
-            if not self._passes(row, place, mass):
-                failed.append(entry)
-                continue
-            passed.append(entry)
-            if mass <= 0:  # rounding reaches it: then from q
-                rows[entry] = self.q[self._at(own)]
-        if passed:
-            self._draw(rows[passed] if failed else rows, places.some(passed) if failed else places)
-        return [places.places[entry] for entry in failed]
+        rows, failed = self._residual(places), []
+        for law, mass, own in zip(rows, rows.sum(-1).tolist(), places.places, strict=True):
+            if self._passes(*own, mass):  # rounding reaches 0: then from q
+                self._draw(own[0], self.q[self._at(own)] if mass <= 0 else law)
+            else:
+                failed.append(own)
+        return failed
 
     def _residual(self, places: Places, scale: float | None = None) -> Float[Tensor, "rows vocab"]:
         """Return (P h − p)₊ at nodes, or (``scale`` q − p)₊, in memory that is reused."""

@@ -8,6 +8,7 @@ first undecided token of each row only.
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,7 +22,7 @@ from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._residual import Residual
 from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.draw import BLOCKED_FROM, NO_TOKEN
+from cactus_theory.verify.draw import NO_TOKEN
 
 
 class ChainOnHost(OnHost):
@@ -64,9 +65,9 @@ class ChainOnHost(OnHost):
             policy = self.assigned.policies[number]
             assert isinstance(policy, Entrywise)
             entries = places.of(self.q_n), places.of(self.ceilings[number])
-            self._replace(policy.residual_entries(*entries), places.of(self.q), places)
-        for places in self._together(passed):
-            self._draw(places.of(self.q), places)
+            self._replace(policy.residual_entries(*entries), places)
+        for row, place in passed:
+            self._draw(row, self.q[row, place])
         for row, place in self.lost.items():
             if self.accepted[row] == place:
                 self.drawn[row] = NO_TOKEN
@@ -125,7 +126,7 @@ class ChainOnHost(OnHost):
         going_on, stopped = [], []
         for entry, kept in enumerate(decision.kept.tolist()):
             if kept:
-                row = places.rows[entry]
+                row = places.places[entry][0]
                 self.accepted[row] += 1
                 going_on.append(row)
             else:
@@ -133,33 +134,36 @@ class ChainOnHost(OnHost):
         if not stopped or decision.residual is None:
             return going_on
         if len(stopped) == len(places):
-            self._replace(decision.residual, q, places)
+            self._replace(decision.residual, places)
         else:
-            index = torch.tensor(stopped)
-            self._replace(decision.residual.at(index), q[index], places.some(stopped))
+            own = Places([places.places[entry] for entry in stopped])
+            self._replace(decision.residual.at(torch.tensor(stopped)), own)
         return going_on
 
-    def _replace(self, residual: Residual, q: Float[Tensor, "rows vocab"], places: Places) -> None:
+    def _replace(self, residual: Residual, places: Places) -> None:
         """Draw the tokens that replace refused ones."""
-        if len(places) == 1 and self.rows is not None and residual.rows is None:
-            self._replace_row(residual.scale_at(0), places.places[0])
+        if self.rows is not None and residual.rows is None:
+            for entry, place in enumerate(places.places):
+                self._replace_row(residual.scale_at(entry), place)
             return
-        p = None if self.p is None else places.of(self.p)
-        out = scratch("chain.residual", tuple(q.shape), q.dtype)
-        self._draw(residual.law(q, p, places.of(self.ids), out), places)
+        q, p = places.of(self.q), None if self.p is None else places.of(self.p)
+        laws = residual.law(q, p, places.of(self.ids))
+        for (row, _), law in zip(places.places, laws, strict=True):
+            self._draw(row, law)
 
     def _replace_row(self, scale: float, at: Place) -> None:
         """Draw the token that replaces a refused one, from (``scale`` q − p)₊, or q if it is 0."""
-        assert self.rows is not None and self.p is not None
+        assert self.rows is not None
         q, p = (rows[at] for rows in self.rows)
-        out, place = scratch("chain.residual", (1, len(q)), self.q.dtype), Places([at])
-        if len(q) >= BLOCKED_FROM:  # torch's passes over a long row are the faster ones
-            rows = (place.of(self.q), place.of(self.p), place.of(self.ids))
-            self._draw(Residual(scale=scale).law(*rows, out), place)
-            return
-        left = out.numpy()[0]
+        left = self._left.numpy()
         residual(q, p, scale, left)
-        self._draw(place.of(self.q) if left.max() <= 0 else out, place)  # NaN is no rounding
+        self._draw(at[0], self._left)
+        if self.drawn[at[0]] == NO_TOKEN and left.max() <= 0:  # NaN is no rounding
+            self._draw(at[0], self.q[at])
+
+    @cached_property
+    def _left(self) -> Float[Tensor, "vocab"]:
+        return scratch("chain.residual", self.q.shape[-1:], self.q.dtype)
 
     def _asked(self, places: list[Place]) -> Iterator[tuple[int, Places]]:
         """Yield places with the number of their policy, few enough to be worked on together."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies._residual import UNSCALED
 from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.draw import BLOCKED_FROM, pick, pick_one
+from cactus_theory.verify.draw import BLOCKED_FROM, pick_one
 
 Place = tuple[int, int]
 
@@ -27,12 +28,8 @@ class Places:
     """
 
     def __init__(self, places: Sequence[Place], where: Mapping[Place, Place] | None = None) -> None:
-        self.places, self.where = places, where
-        self.rows = [row for row, _ in places]
+        self.places = places
         self.at = places if where is None else [where[place] for place in places]
-        if len(places) > 1:
-            rows, nodes = zip(*self.at, strict=True)
-            self.index = torch.tensor(rows), torch.tensor(nodes)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -42,11 +39,12 @@ class Places:
         if len(self.places) == 1:
             row, place = self.at[0]
             return values[row, place : place + 1]
-        return values[self.index]
+        return values[self._index]
 
-    def some(self, chosen: Sequence[int]) -> "Places":
-        """Return the places with these indices."""
-        return Places([self.places[number] for number in chosen], self.where)
+    @cached_property
+    def _index(self) -> tuple[Tensor, Tensor]:
+        rows, nodes = zip(*self.at, strict=True)
+        return torch.tensor(rows), torch.tensor(nodes)
 
 
 class OnHost:
@@ -75,7 +73,7 @@ class OnHost:
         draw: Float[Tensor, "batch"],
     ) -> None:
         self.assigned, self.q, self.p, self.ids = assigned, q, p, draft.token_ids
-        self.accept, self.draw = accept, draw
+        self.accept, self.draws = accept, draw.tolist()
         q_n = self._entries(q)
         p_n = np.ones_like(q_n) if p is None else self._entries(p)
         self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
@@ -107,15 +105,9 @@ class OnHost:
             if len(places):
                 self.lost[row] = self.drafted[row] = int(places[0])
 
-    def _draw(self, rows: Float[Tensor, "rows vocab"], places: Places) -> None:
-        """Draw the token that follows the accepted ones of each place's row."""
-        if len(places) > 1:
-            tokens = pick(rows, self.draw[places.rows]).tolist()
-            for row, token in zip(places.rows, tokens, strict=True):
-                self.drawn[row] = token
-            return
-        (row,) = places.rows
-        self.drawn[row] = pick_one(rows, self.draw[row].item())
+    def _draw(self, row: int, law: Float[Tensor, "vocab"]) -> None:
+        """Draw the token that follows the accepted ones of a row."""
+        self.drawn[row] = pick_one(law, self.draws[row])
 
     def _together(self, places: Sequence[Place]) -> Iterator[Places]:
         """Yield places, few enough to be worked on together."""

@@ -108,7 +108,7 @@ class Steps:
     ) -> bool:
         """Draw from q where nothing was drafted by a law; return whether the walk goes on."""
         while len(self.run) == 1 and not self.fixed[self.run[0]]:
-            token = pick_one(q[self.row, self.run[0], None], draw[self.row][self.drawn])
+            token = pick_one(q[self.row, self.run[0]], draw[self.row][self.drawn])
             if not self.go_on(0, token, [1.0]):
                 return False
         return True
@@ -236,11 +236,7 @@ class RunsOnHost(BlockOnHost):
                 own[token] = max(level * q[token] - p[token], 0.0) if q[token] > 0 else 0.0
         return out
 
-    def _bonus_rows(self, places: Places) -> Float[Tensor, "rows vocab"]:
-        laws = [self._last(place).to(self.q.dtype) for place in places.places]
-        return laws[0][None] if len(laws) == 1 else torch.stack(laws)
-
-    def _last(self, place: Place) -> Float[Tensor, "vocab"]:
+    def _bonus_row(self, place: Place) -> Float[Tensor, "vocab"]:
         """Return h where nothing was sampled, up to a factor."""
         q = self.q[self._at(place)]
         if place not in self.certain or place[0] in self.lost:
@@ -278,11 +274,11 @@ class TokensOnHost(RunsOnHost):
             place = 0
             while place < drafted and self._keeps((row, place)):
                 place += 1
-            self.accepted[row], at = place, Places([(row, place)], self.where)
+            self.accepted[row] = place
             if row in self.lost and place == drafted:
                 self.drawn[row] = NO_TOKEN
             elif place == drafted:
-                self._draw(self._bonus_rows(at), at)
+                self._draw(row, self._bonus_row((row, place)))
 
     def _keeps(self, place: Place) -> bool:
         """Return whether the token at a place is kept; if not, draw the one that replaces it."""
@@ -299,5 +295,5 @@ class TokensOnHost(RunsOnHost):
         decision = self._policy(place).decide(*rows, torch.tensor([coin], dtype=torch.float64))
         if bool(decision.kept) or decision.residual is None:
             return True
-        self._draw(decision.residual.law(*rows), at)
+        self._draw(place[0], decision.residual.law(*rows)[0])
         return False

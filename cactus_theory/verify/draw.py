@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -27,6 +28,8 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
     NaN or ∞ in it, gives −1. Sums are float64, those inside a block of a long float32 row
     float32.
     """
+    if len(rows) == 1 and rows.device.type == "cpu":
+        return torch.tensor([pick_one(rows[0].detach(), draw.item())])
     if rows.shape[-1] >= BLOCKED_FROM:
         return _pick_blocked(rows, draw)
     cumulative = rows.cumsum(-1, dtype=torch.float64)
@@ -34,17 +37,31 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
     return _first_beyond(cumulative, draw[:, None] * total)[:, 0]
 
 
-def pick_one(row: Float[Tensor, "1 vocab"], draw: float) -> int:
+def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
     """Return what :func:`pick` does of one row on the CPU."""
-    if row.shape[-1] >= BLOCKED_FROM:
-        return int(_pick_blocked(row, torch.tensor([draw], dtype=torch.float64)))
-    cumulative = row.cumsum(-1, dtype=torch.float64).numpy()[0]
-    total = cumulative[-1]
-    if not 0 < total < math.inf:
+    if len(row) < BLOCKED_FROM:
+        return _at_share(row.cumsum(-1, dtype=torch.float64).numpy(), draw)
+    whole = len(row) // BLOCK * BLOCK
+    parts = torch.cat([row[:whole].view(-1, BLOCK).sum(-1), row[whole:].sum(-1, keepdim=True)])
+    sums = parts.double().numpy()
+    cumulative = sums.cumsum()
+    block = _at_share(cumulative, draw)
+    if block == NO_TOKEN:
         return NO_TOKEN
-    index = int(cumulative.searchsorted(draw * total, "right"))
+    left = draw * cumulative[-1] - (cumulative[block] - sums[block])
+    inside = row[block * BLOCK : (block + 1) * BLOCK].cumsum(-1, dtype=torch.float64).numpy()
+    return block * BLOCK + _beyond(inside, max(left, 0.0))
+
+
+def _at_share(cumulative: Float[np.ndarray, "n"], share: float) -> int:
+    total = cumulative[-1]
+    return _beyond(cumulative, share * total) if 0 < total < math.inf else NO_TOKEN
+
+
+def _beyond(cumulative: Float[np.ndarray, "n"], threshold: float) -> int:
+    index = int(cumulative.searchsorted(threshold, "right"))
     # a threshold may round up to the total: fall back on the index where that was reached
-    return index if index < len(cumulative) else int(cumulative.searchsorted(total))
+    return index if index < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))
 
 
 def _first_beyond(

@@ -44,7 +44,8 @@ FOLDERS = ("work_dir", "out", "corpus", "target")
 POSITIVE = (
     "vocab_size target_layers target_width target_head_size draft_layers draft_width "
     "draft_head_size steps draft_steps distil_steps overlap_steps pool_chunks "
-    "pool_rows batch_size length overlap_rows threads places anchors head_layers head_rank"
+    "pool_rows batch_size length overlap_rows threads places anchors head_layers "
+    "head_width head_rank"
 ).split()
 
 
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--places", type=int, default=8, help="tokens of a head's block")
     add("--anchors", type=int, default=32, help="blocks in a training sequence")
     add("--head-layers", type=int, default=2)
+    add("--head-width", type=int, default=HeadShape.width)
     add("--head-rank", type=int, default=HeadShape.rank, help="117 gives both kinds one size")
     add("--overlap-rows", type=int, default=128, help="held-out continuations the report scores")
     add("--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of training")
@@ -159,8 +161,8 @@ class BegunHead:
     def copy(self) -> tuple[heads.Head, Outcome]:
         """Return a head as training by KL leaves it, which the first call does."""
         args = self.args
-        sizes = args.places, args.head_layers, args.seed + 1, args.head_rank
-        head = heads.build(args.drafter, self.target, *sizes)
+        sizes = {"layers": args.head_layers, "width": args.head_width, "rank": args.head_rank}
+        head = heads.build(args.drafter, self.target, args.seed + 1, args.places, **sizes)
         own = distil_plan(args.distil_steps, self.plan, args.draft_rate)
         return head, self._fit(head, own, "kl", "head-kl.pt")
 

@@ -65,17 +65,16 @@ class Windows:
         return rows[torch.arange(len(rows)).view(-1, *[1] * (at.ndim - 1)), at]
 
 
-def build(
-    kind: str, target: Any, places: int, layers: int, seed: int, rank: int = HeadShape.rank
-) -> Head:
+def build(kind: str, target: Any, seed: int, places: int, **sizes: int) -> Head:
     """Return a new head for a target: it reads three layers, and begins with the target's own head.
 
-    The head of low rank starts at the first singular vectors of the target's.
+    ``sizes`` are others of its shape. The head of low rank starts at the first singular vectors of
+    the target's.
     """
     config = target.config
     depth = config.num_hidden_layers
     reads = tuple(sorted({max(depth // 4, 1), -(-2 * depth // 3), depth}))
-    shape = HeadShape(config.vocab_size, config.hidden_size, reads, places, layers, rank=rank)
+    shape = HeadShape(config.vocab_size, config.hidden_size, reads, places, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = HEADS[kind](shape)

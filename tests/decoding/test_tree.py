@@ -59,7 +59,7 @@ class Drawn(Drafting):
         """Return (token, parent, sampled, certain) of a path and the likeliest beside it."""
         nodes, parent, last = [], -1, self.texts.ids[row][-1]
         for step in range((most + 1) // 2):
-            token = pick_one(self.table[last][None], float(coins[step]))
+            token = pick_one(self.table[last], float(coins[step]))
             sure = int(self.table[last].argmax())
             if token != sure and len(nodes) + 1 < most:
                 nodes.append((sure, parent, False, True))

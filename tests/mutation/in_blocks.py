@@ -27,8 +27,7 @@ IN_BLOCKS = {
     "verify/_host.py": (
         ("Places.of", Replace("values[row, place : place + 1]", "values[row, :1]")),
         ("Places.__init__", Replace("[where[place] for place in places]", "places")),
-        ("OnHost._draw", Replace("self.draw[places.rows]", "self.draw[: len(places)]")),
-        ("OnHost._draw", Replace("self.draw[row]", "self.draw[0]")),
+        ("OnHost._draw", Replace("self.draws[row]", "self.draws[0]")),
         ("residual", RenameCall("maximum", "minimum")),
         ("OnHost._by_policy", Operator("==", "!=")),
     ),
@@ -45,14 +44,13 @@ IN_BLOCKS = {
         ("BlockOnHost._end", Replace("place not in self.residuals", "False")),
         ("BlockOnHost._passes", Replace("mass + lost", "mass + 1")),
         ("BlockOnHost._passes", Operator("<", "<=")),
-        ("BlockOnHost._settle", Replace("rows[passed] if failed else rows", "rows[: len(passed)]")),
-        ("BlockOnHost._settle", DropStatement("rows[entry]")),
+        ("BlockOnHost._settle", Replace("self.q[self._at(own)] if mass <= 0 else law", "law")),
         ("BlockOnHost._residual", DropCall("clamp_")),
     ),
     "verify/_tree_host.py": (
         ("RunsOnHost._widen", DropStatement("high[own]")),
         ("RunsOnHost._residual", Replace("level * q[token]", "q[token]")),
-        ("RunsOnHost._last", Replace("q * scale", "q * 1.0")),
+        ("RunsOnHost._bonus_row", Replace("q * scale", "q * 1.0")),
         ("Steps.go_freely", Replace("draw[self.row][self.drawn]", "draw[self.row][0]")),
     ),
     "verify/_ahead.py": (

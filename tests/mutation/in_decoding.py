@@ -22,7 +22,7 @@ IN_VERIFY = {
             Replace("self._replace_row(scale, at)", "self._replace_row(1.0, at)"),
         ),
         ("ChainOnHost._keeps", Replace("math.inf", "0.0")),
-        ("ChainOnHost._replace", Value("None", into="p")),
+        ("ChainOnHost._replace", Replace("None if self.p is None else places.of(self.p)", "None")),
         ("ChainOnHost._replace_row", Operator("<=", "<")),
     ),
     "verify/_chain_device.py": (
@@ -40,9 +40,10 @@ IN_VERIFY = {
     ),
     "verify/draw.py": (
         ("_first_beyond", Argument("searchsorted", "right", None)),
-        ("pick_one", Replace("'right'", "'left'")),
-        ("pick_one", Operator("<", "<=")),
-        ("pick_one", Replace("NO_TOKEN", "0")),
+        ("_beyond", Replace("'right'", "'left'")),
+        ("_beyond", Operator("<", "<=")),
+        ("_at_share", Replace("NO_TOKEN", "0")),
+        ("pick_one", Operator("-", "+", nth=0)),
         ("_first_beyond", RenameCall("minimum", "maximum")),
         ("_pick_blocked", Operator("-", "+", nth=0)),
         ("toss", Replace("length + 1", "length + 2")),

@@ -180,13 +180,25 @@ def test_narrow_rows_are_decided_in_float32():
     assert torch.bfloat16 not in PRECISIONS
 
 
-@pytest.mark.parametrize("power", [1, 3, 9])
-def test_the_root_of_a_rising_function(power):
-    root = RisingRoot(1e-9, 1e6, 3.0, 1e-14)
+@pytest.mark.parametrize("straight", [False, True])
+@pytest.mark.parametrize("power", [1, 3, 9, 60])
+def test_the_root_of_a_rising_function(power, straight):
+    root = RisingRoot(1e-9, 1e6, 3.0, 1e-14, straight=straight)
     while not root.done:
         root.tell(root.x**power - 2.0)
     assert root.x == pytest.approx(2 ** (1 / power), rel=1e-12)
     assert root.steps < 60
+
+
+def test_secants_of_a_straight_function_are_exact():
+    steps = {}
+    for straight in (False, True):
+        root = RisingRoot(0.1, 100.0, 1.0, 1e-12, 0.8, straight)
+        while not root.done:
+            root.tell(root.x - 1.9)
+        steps[straight] = root.steps
+        assert root.x == pytest.approx(1.9, rel=1e-12)
+    assert steps[True] <= 3 < steps[False]
 
 
 def test_a_root_at_an_end_of_the_bracket():

@@ -47,6 +47,15 @@ def test_host_and_device_decide_alike(spec, certain):
     assert 0 < int((host[0] < lengths).sum()) < 400
 
 
+def test_rows_in_half_precision_are_replaced_by_what_the_draft_lacks():
+    q, p, ids, lengths, accept, draw = rows(100, 3)
+    draft = Draft(ids, lengths, p.bfloat16())
+    for spec in ("speculative", "cactus:delta=0.1"):
+        given = Assignment((ct.policy(spec),)), q.bfloat16(), draft, accept, draw
+        for host, device in zip(ChainOnHost(*given).run(), chain_on_device(*given), strict=True):
+            assert torch.equal(host, device)
+
+
 BY_ROWS = [s for s in EVERY if s in CHAIN and RULES[s].answers_rows and s != "speculative"]
 
 

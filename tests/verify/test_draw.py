@@ -59,7 +59,7 @@ def test_one_row_gets_what_it_gets_among_others():
     draw[:3], draw[4::5], draw[5::5] = LAST_COIN, 0.0, LAST_COIN
     for precision in (torch.float64, torch.float32):
         own = rows.to(precision)
-        alone = [pick_one(own[i : i + 1], draw[i].item()) for i in range(300)]
+        alone = [pick_one(own[i], draw[i].item()) for i in range(300)]
         empty = own.sum(-1) == 0
         assert [token < 0 for token in alone] == empty.tolist() and empty[3]
         assert alone == pick(own, draw).tolist()
@@ -73,4 +73,4 @@ def test_a_row_without_a_law_gives_no_token(width, dtype):
     for coin in (0.0, 0.5, LAST_COIN):
         draw = torch.full((5,), coin, dtype=torch.float64)
         assert pick(rows, draw).tolist() == [-1, 1, -1, -1, 1]
-        assert [pick_one(row[None], coin) for row in rows] == [-1, 1, -1, -1, 1]
+        assert [pick_one(row, coin) for row in rows] == [-1, 1, -1, -1, 1]

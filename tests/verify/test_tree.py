@@ -15,6 +15,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 from cactus_theory.policies._values import ValueTable
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
+from cactus_theory.verify._host import Places
 from cactus_theory.verify.contract import Verified
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
@@ -647,30 +648,44 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
             assert torch.allclose(plain.alive, dense.alive, atol=1e-4, rtol=0)
 
 
-def test_a_refused_token_that_rounding_brings_back_ends_the_round(monkeypatch):
+def test_places_are_indices_of_tensors_or_stand_for_them():
+    values, stands = torch.arange(24).view(2, 4, 3), {(0, 1): (1, 3), (2, 0): (0, 2)}
+    for chosen in ([(0, 1)], [(0, 1), (2, 0)]):
+        found = Places(chosen, stands).of(values)
+        assert found.tolist() == [values[stands[place]].tolist() for place in chosen]
+    assert Places([(0, 1), (1, 2)]).of(values).tolist() == [[3, 4, 5], [18, 19, 20]]
+
+
+def test_each_token_that_is_drawn_from_the_target_takes_the_next_coin():
+    q, none = torch.full((1, 3, 2), 0.5).double(), torch.zeros(1, 2, dtype=torch.bool)
+    draft = Draft(torch.tensor([[0, 1]]), [2], None, torch.tensor([[-1, 0]]))
+    draft = replace(draft, sampled=none, certain=none)
+    coins = torch.zeros(1, 2).double(), torch.tensor([[0.2, 0.9, 0.6]]).double()
+    found = Tree().verify(one("speculative"), q, draft, *coins)
+    assert found.rows() == [[0, 1, 1]]
+
+
+def test_a_path_that_is_sure_to_get_there_may_end_there_whatever_rounding_does():
     """R/(R + 1 − P) is below 1 at P = 1 if 1 is added first; what is below x is biased then."""
+    coin, walk = 1 - 2.0**-53, object.__new__(tree.RunsOnHost)
+    walk.alive, walk.coins = [[1.0, 1.0]], [[coin]]
+    generator = torch.Generator().manual_seed(0)
+    masses = torch.rand(1000, generator=generator, dtype=torch.float64).tolist()
+    assert any(coin >= mass / (mass + 1 - 1.0) for mass in masses)  # what would go wrong
+    assert all(walk._passes(0, 1, mass) for mass in masses)
 
-    def careless(self, row, place, mass):
-        value = mass / (mass + 1 - self.alive[row][place])
-        return not place or self.coins[row][place - 1] < value
 
+def test_a_refused_token_does_not_come_back_by_rounding():
     case, draft = random_tree(2, batch=4)
     last = torch.full((4, 9), 1 - 2.0**-53, dtype=torch.float64)
-    back = {True: 0, False: 0}
-    for careful in back:
-        with monkeypatch.context() as patch:
-            if not careful:
-                patch.setattr(tree.RunsOnHost, "_passes", careless)
-            for seed in range(60):
-                draw = torch.rand(4, 10, generator=torch.Generator().manual_seed(seed)).double()
-                found = Tree().verify(one("band:price=1"), case.q, draft, last, draw)
-                for row in range(4):
-                    taken = [place for place in found.path[row].tolist() if place >= 0]
-                    end = taken[-1] + 1 if taken else 0
-                    drawn = [p for p in draft.children(row)[end] if draft.sampled[row, p]]
-                    refused = [int(draft.token_ids[row, place]) for place in drawn]
-                    back[careful] += int(found.last[row]) in refused
-    assert back[True] == 0 < back[False]
+    for seed in range(60):
+        draw = torch.rand(4, 10, generator=torch.Generator().manual_seed(seed)).double()
+        found = Tree().verify(one("band:price=1"), case.q, draft, last, draw)
+        for row in range(4):
+            taken = [place for place in found.path[row].tolist() if place >= 0]
+            end = taken[-1] + 1 if taken else 0
+            drawn = [p for p in draft.children(row)[end] if draft.sampled[row, p]]
+            assert int(found.last[row]) not in [int(draft.token_ids[row, place]) for place in drawn]
 
 
 @pytest.mark.parametrize("ratio", [0.9, 1.0])

@@ -27,6 +27,8 @@ from cactus_theory.decoding.models.linear import Linear
 from cactus_theory.decoding.models.weights import unchanged
 
 CONFIG, WEIGHTS = "head.json", "model.safetensors"
+# what all tokens add to units is kept up to so many numbers (16 MB)
+TABLE_ENTRIES = 2**22
 FORMAT = 1
 
 
@@ -160,15 +162,21 @@ class FeatureHead(nn.Module):
                 )
 
 
-def maps_of(head: FeatureHead) -> dict[str, Linear]:
-    """Return the linear maps of a head outside its decoder, packed for a few rows.
+class HeadMaps:
+    """The linear maps of a head outside its decoder, packed for a few rows.
 
-    ``unit`` is that of :meth:`FeatureHead.units`, of all that a unit is made of side by side.
+    Attributes
+    ----------
+    of : by name.
+    table : (V, width), what every token adds to a unit; None where that is much memory.
     """
-    own = {name: part for name, part in head.named_children() if type(part) is nn.Linear}
-    found = {name: Linear(part.weight, part.bias) for name, part in own.items()}
-    found["unit"] = Linear(torch.cat([head.features.weight, head.token.weight], 1))
-    return found
+
+    def __init__(self, head: FeatureHead, embedding: Float[Tensor, "vocab hidden"]) -> None:
+        own = {name: part for name, part in head.named_children() if type(part) is nn.Linear}
+        self.of = {name: Linear(part.weight, part.bias) for name, part in own.items()}
+        self.table: Tensor | None = None
+        if len(embedding) * head.shape.width <= TABLE_ENTRIES:
+            self.table = self.of["token"](head.normed(embedding))
 
 
 class FeatureDrafting(SampledDrafting):
@@ -177,8 +185,9 @@ class FeatureDrafting(SampledDrafting):
     def __init__(self, setting: Setting, head: FeatureHead, greedy: bool) -> None:
         super().__init__(setting, greedy)
         self.head, self.features, texts = head, setting.features, self.texts
-        self.maps = unchanged(head, maps_of)
         self.embedding = setting.target_model.get_input_embeddings()
+        weights = unchanged(head, HeadMaps, others=[self.embedding.weight])
+        self.maps, self.table = weights.of, weights.table
         self.cache = RaggedCache(
             head.shape.layers, texts.batch, texts.capacity + head.shape.places + 1
         )
@@ -203,9 +212,9 @@ class FeatureDrafting(SampledDrafting):
         ]
         states = [self.features.hidden(layer, starts, counts) for layer in self.head.shape.reads]
         tokens = self.texts.take([start + 1 for start in starts], counts)
-        read = self.head.normed(torch.stack([*states, self.embedding(tokens)], 2))
-        units = self.maps["unit"](read.flatten(2).flatten(0, 1))
-        return units.view(*tokens.shape, -1), counts
+        read = self.head.normed(torch.stack(states, 2))
+        units = self.maps["features"](read.flatten(2).flatten(0, 1))
+        return self.embedded(tokens).add_(units.view(*tokens.shape, -1)), counts
 
     def low(self, states: Float[Tensor, "batch some width"]) -> Float[Tensor, "batch some vocab"]:
         """Return what states say of the vocabulary."""
@@ -217,9 +226,12 @@ class FeatureDrafting(SampledDrafting):
         self.calls += 1
         return self.forward.run(x.reshape(-1, x.shape[-1]), (x.shape[0], x.shape[1]), counts)
 
-    def embedded(self, token: Int[Tensor, "batch"]) -> Float[Tensor, "batch width"]:
-        """Return what a token adds to a unit."""
-        return self.maps["token"](self.head.normed(self.embedding(token)))
+    def embedded(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some width"]:
+        """Return what tokens add to units."""
+        if self.table is not None:
+            return F.embedding(tokens, self.table)
+        rows = self.head.normed(self.embedding(tokens).flatten(0, -2))
+        return self.maps["token"](rows).view(*tokens.shape, -1)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""

@@ -95,7 +95,7 @@ class RecurrentDrafting(FeatureDrafting):
         for step in range(max(left) + self.next_row):
             if step:
                 fed = [int(own + self.next_row > step) for own in left]
-                x = self.maps["state"](state[:, 0]) + self.embedded(tokens[-1])
+                x = self.maps["state"](state[:, 0]).add_(self.embedded(tokens[-1]))
                 state = self.run(x[:, None], fed)
                 self.cache.extend(fed)
             self.clock.lap("draft")

@@ -1,6 +1,6 @@
 """The weights that the fast pass reads, joined and packed where the model is small."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,19 +45,22 @@ def prepared(model: Any) -> Weights:
     return unchanged(model, Weights, _small(model))
 
 
-def unchanged(module: Any, make: Callable[[Any], Any], compared: bool = True) -> Any:
+def unchanged(
+    module: Any, make: Callable[..., Any], compared: bool = True, others: Sequence[Tensor] = ()
+) -> Any:
     """Return what ``make`` makes of a module, made once as long as its weights stay as they are.
 
     ``compared`` compares their content too: version counters would miss
-    ``weight.data.copy_(…)``, and weights made in inference mode have none.
+    ``weight.data.copy_(…)``, and weights made in inference mode have none. So it is for ``others``,
+    which ``make`` is given, too.
     """
-    parameters = [weight.detach() for weight in module.parameters()]
+    parameters = [weight.detach() for weight in (*module.parameters(), *others)]
     state: list[Any] = [(weight.data_ptr(), weight.shape, weight.dtype) for weight in parameters]
     if compared:
         state.append(fingerprint(parameters))
     known = _PREPARED.get(module)
     if known is None or known[0] != state:
-        known = _PREPARED[module] = (state, make(module))
+        known = _PREPARED[module] = (state, make(module, *others))
     return known[1]
 
 
