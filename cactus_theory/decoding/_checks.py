@@ -3,12 +3,15 @@
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 HALF = (torch.float16, torch.bfloat16)
 # a draft with so many times its target's parameters is no draft; a little more may be meant
 SWAPPED = 1.5
+# parameters of models that were looked at
+_SIZES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def dtype_of(models: Iterable[Any]) -> str:
@@ -27,7 +30,10 @@ def warn_of(models: Mapping[str, Any]) -> None:
                 stacklevel=4,
             )
             break
-    sizes = [sum(weight.numel() for weight in model.parameters()) for model in models.values()]
+    for model in models.values():
+        if model not in _SIZES:  # half a millisecond, once
+            _SIZES[model] = sum(weight.numel() for weight in model.parameters())
+    sizes = [_SIZES[model] for model in models.values()]
     if len(sizes) == 2 and sizes[1] > SWAPPED * sizes[0]:
         warnings.warn(
             f"draft_model: has more parameters ({sizes[1]:,}) than target_model ({sizes[0]:,}); "

@@ -67,7 +67,7 @@ class BlockOnHost(OnHost):
         known = [(own + [0.0] * width)[:width] for own in self.alive]
         alive = torch.tensor(known, dtype=torch.float64)
         raised = as_assigned(self.ahead, self.assigned)
-        return torch.tensor(self.accepted), torch.tensor(self.drawn), None, None, alive, raised
+        return *self._found(), None, None, alive, raised
 
     def judge(self) -> None:
         """Find how many tokens of each path are accepted, and the token after them."""

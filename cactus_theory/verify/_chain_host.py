@@ -71,7 +71,7 @@ class ChainOnHost(OnHost):
         for row, place in self.lost.items():
             if self.accepted[row] == place:
                 self.drawn[row] = NO_TOKEN
-        return torch.tensor(self.accepted), torch.tensor(self.drawn)
+        return self._found()
 
     def _kept(self) -> Bool[Tensor, "batch K"]:
         """Return which tokens are kept without reading their rows."""

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from cactus_theory.optimum.soft import PRECISIONS
@@ -89,9 +89,12 @@ class OnHost:
         if rows.dtype not in PRECISIONS:
             entries = rows[:, : self.ids.shape[1]].gather(-1, self.ids[..., None])
             return entries[..., 0].double().numpy()
+        return rows.detach().numpy()[self._index].astype(np.float64, copy=False)
+
+    @cached_property
+    def _index(self) -> tuple[np.ndarray, ...]:
         batch, width = self.ids.shape
-        index = np.arange(batch)[:, None], np.arange(width), self.ids.numpy()
-        return rows.detach().numpy()[index].astype(np.float64, copy=False)
+        return np.arange(batch)[:, None], np.arange(width), self.ids.numpy()
 
     def _at(self, place: Place) -> Place:
         """Return the indices of rows and ids at a place."""
@@ -108,6 +111,12 @@ class OnHost:
     def _draw(self, row: int, law: Float[Tensor, "vocab"]) -> None:
         """Draw the token that follows the accepted ones of a row."""
         self.drawn[row] = pick_one(law, self.draws[row])
+
+    def _found(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
+        """Return accepted counts and the tokens that follow them."""
+        return torch.from_numpy(np.array(self.accepted, dtype=np.int64)), torch.from_numpy(
+            np.array(self.drawn, dtype=np.int64)
+        )
 
     def _together(self, places: Sequence[Place]) -> Iterator[Places]:
         """Yield places, few enough to be worked on together."""

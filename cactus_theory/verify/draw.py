@@ -28,9 +28,9 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
     NaN or ∞ in it, gives −1. Sums are float64, those inside a block of a long float32 row
     float32.
     """
-    if len(rows) == 1 and rows.device.type == "cpu":
-        return torch.tensor([pick_one(rows[0].detach(), draw.item())])
-    if rows.shape[-1] >= BLOCKED_FROM:
+    if rows.shape[1] >= BLOCKED_FROM:
+        if rows.shape[0] == 1 and rows.device.type == "cpu":
+            return torch.tensor([pick_one(rows[0].detach(), draw.item())])
         return _pick_blocked(rows, draw)
     cumulative = rows.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
@@ -39,9 +39,9 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
     """Return what :func:`pick` does of one row on the CPU."""
-    if len(row) < BLOCKED_FROM:
+    if row.shape[0] < BLOCKED_FROM:
         return _at_share(row.cumsum(-1, dtype=torch.float64).numpy(), draw)
-    whole = len(row) // BLOCK * BLOCK
+    whole = row.shape[0] // BLOCK * BLOCK
     parts = torch.cat([row[:whole].view(-1, BLOCK).sum(-1), row[whole:].sum(-1, keepdim=True)])
     sums = parts.double().numpy()
     cumulative = sums.cumsum()
