@@ -1,5 +1,6 @@
 """One thread, reproducible examples, and shape annotations checked while tests run."""
 
+import gc
 import importlib.util
 import os
 import random
@@ -52,3 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Set aside what stays for the whole run: collections look through it again and again."""
+    gc.collect()
+    gc.freeze()

@@ -196,8 +196,7 @@ class BlockOnHost(OnHost):
             failed = self._hopeless([place for place in asked if place not in self.residuals])
             asked = [place for place in asked if place not in failed]
             self._follow([place for place in asked if place not in self.residuals], ends=True)
-            for place in passed:
-                self._draw(place[0], self._bonus_row(place))
+            self._draw_each([row for row, _ in passed], [self._bonus_row(own) for own in passed])
             for places in self._together(asked):
                 failed |= set(self._settle(places))
             ends = {row: place - 1 for row, place in failed}
@@ -228,12 +227,15 @@ class BlockOnHost(OnHost):
 
     def _settle(self, places: Places) -> list[Place]:
         """Draw after the nodes whose coin passes; return the others."""
-        rows, failed = self._residual(places), []
+        rows = self._residual(places)
+        passed, laws, failed = [], [], []
         for law, mass, own in zip(rows, rows.sum(-1).tolist(), places.places, strict=True):
             if self._passes(*own, mass):  # rounding reaches 0: then from q
-                self._draw(own[0], self.q[self._at(own)] if mass <= 0 else law)
+                passed.append(own[0])
+                laws.append(self.q[self._at(own)] if mass <= 0 else law)
             else:
                 failed.append(own)
+        self._draw_each(passed, laws)
         return failed
 
     def _residual(self, places: Places, scale: float | None = None) -> Float[Tensor, "rows vocab"]:

@@ -66,8 +66,9 @@ class ChainOnHost(OnHost):
             assert isinstance(policy, Entrywise)
             entries = places.of(self.q_n), places.of(self.ceilings[number])
             self._replace(policy.residual_entries(*entries), places)
-        for row, place in passed:
-            self._draw(row, self.q[row, place])
+        few = self._few(len(passed))
+        laws = [self.q[place] for place in passed] if few else Places(passed).of(self.q)
+        self._draw_each([row for row, _ in passed], laws)
         for row, place in self.lost.items():
             if self.accepted[row] == place:
                 self.drawn[row] = NO_TOKEN
@@ -142,14 +143,14 @@ class ChainOnHost(OnHost):
 
     def _replace(self, residual: Residual, places: Places) -> None:
         """Draw the tokens that replace refused ones."""
-        if self.rows is not None and residual.rows is None:
+        if self.rows is not None and residual.rows is None and self._few(len(places)):
             for entry, place in enumerate(places.places):
                 self._replace_row(residual.scale_at(entry), place)
             return
         q, p = places.of(self.q), None if self.p is None else places.of(self.p)
-        laws = residual.law(q, p, places.of(self.ids))
-        for (row, _), law in zip(places.places, laws, strict=True):
-            self._draw(row, law)
+        out = scratch("chain.residual", tuple(q.shape), q.dtype)
+        laws = residual.law(q, p, places.of(self.ids), out)
+        self._draw_each([row for row, _ in places.places], laws)
 
     def _replace_row(self, scale: float, at: Place) -> None:
         """Draw the token that replaces a refused one, from (``scale`` q − p)₊, or q if it is 0."""

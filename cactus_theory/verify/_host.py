@@ -12,13 +12,15 @@ from torch import Tensor
 from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies._residual import UNSCALED
 from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.draw import BLOCKED_FROM, pick_one
+from cactus_theory.verify.draw import BLOCKED_FROM, pick, pick_one
 
 Place = tuple[int, int]
 
 # whole rows are worked on so many entries at a time: few calls on short rows, and views
 # instead of copies of long ones
 ENTRIES = 2**15
+# so many rows are worked on together sooner than one by one
+MANY = 12
 
 
 class Places:
@@ -111,6 +113,25 @@ class OnHost:
     def _draw(self, row: int, law: Float[Tensor, "vocab"]) -> None:
         """Draw the token that follows the accepted ones of a row."""
         self.drawn[row] = pick_one(law, self.draws[row])
+
+    def _draw_each(
+        self, rows: Sequence[int], laws: Sequence[Float[Tensor, "vocab"]] | Tensor
+    ) -> None:
+        """Do so for several rows."""
+        if self._few(len(rows)):
+            for row, law in zip(rows, laws, strict=True):
+                self._draw(row, law)
+            return
+        draws = torch.tensor([self.draws[row] for row in rows], dtype=torch.float64)
+        for first in range(0, len(rows), self.at_once):
+            part = slice(first, first + self.at_once)
+            own = laws[part] if isinstance(laws, Tensor) else torch.stack(list(laws[part]))
+            for row, token in zip(rows[part], pick(own, draws[part]).tolist(), strict=True):
+                self.drawn[row] = token
+
+    def _few(self, count: int) -> bool:
+        """Return whether rows are worked on one by one: few, or long ones."""
+        return min(count, self.at_once) < MANY
 
     def _found(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return accepted counts and the tokens that follow them."""
