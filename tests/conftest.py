@@ -56,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Set aside what stays for the whole run: collections look through it again and again."""
+    """Collect seldom: each collection looks through what stays for the whole run."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
