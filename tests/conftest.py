@@ -60,3 +60,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # extension modules count at exit what is still there

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     print(_table(tables["policies"], args))
     if args.head is not None or args.target == PAIR / "target":
-        found = {"draft": pair.draft, "head": load(args.head or PAIR / "block")}
+        found = {"draft": pair.draft, "head": load(args.head or PAIR / "recurrent")}
         every = configs([], [drafters.LOSSLESS], args.num_draft_tokens, [1])
         every = drafters.lines(list(found), every)
         grid = Grid(every, len(prompts), args.repeats, seed=args.seed)

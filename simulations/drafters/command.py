@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
-    shipped = [PAIR / "draft", PAIR / "block", Path(NGRAM)]
+    shipped = [*(PAIR / name for name in ("draft", "block", "recurrent")), Path(NGRAM)]
     prices = [f"band:price={price:g}" for price in (1.7, 1.1, 0.7)]
     add("--target", type=Path, default=PAIR / "target", help="target model folder")
     add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")

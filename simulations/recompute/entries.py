@@ -171,11 +171,12 @@ ENTRIES = (
           f"{_TUNED} --kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "
           "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1", took="98 min"),
     Entry("drafters",
-          "train-pair --drafter recurrent --distil-steps 400 --overlap-steps 200 --pool-chunks 6 "
-          "--pool-share 0.5 --draft-rate 0.003 --head-rank 117 "
-          "--work-dir {made}/work --out {made}/recurrent; "
+          "train-pair --drafter recurrent --distil-steps 1300 --overlap-steps 700 --pool-chunks 6 "
+          "--pool-share 0.5 --draft-rate 0.003 --head-layers 1 --head-width 192 "
+          "--work-dir {made}/work --out {made}/one-layer; "
           "drafters --drafters {root}/simulations/pair/draft {root}/simulations/pair/block "
-          "{made}/recurrent ngram --num-prompts 8 --num-draft-tokens 2 3 4 --policies speculative "
+          "{root}/simulations/pair/recurrent {made}/one-layer ngram --num-prompts 16 "
+          "--num-draft-tokens 2 3 4 6 --policies speculative "
           "band:price=1.5 band:price=0.8 --max-new-tokens 64 --repeats 1 --out {made}",
           "drafters --num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3 --repeats 1 "
           "--out {made}"),
