@@ -28,6 +28,8 @@ IN_BLOCKS = {
         ("Places.of", Replace("values[row, place : place + 1]", "values[row, :1]")),
         ("Places.__init__", Replace("[where[place] for place in places]", "places")),
         ("OnHost._draw", Replace("self.draws[row]", "self.draws[0]")),
+        ("OnHost._draw_each", Replace("self.draws[row]", "self.draws[0]")),
+        ("OnHost._draw_each", Replace("draws[part]", "draws[: len(own)]")),
         ("residual", RenameCall("maximum", "minimum")),
         ("OnHost._by_policy", Operator("==", "!=")),
     ),
