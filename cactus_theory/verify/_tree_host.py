@@ -164,7 +164,7 @@ class RunsOnHost(BlockOnHost):
             if (fixed := walks[place[0]].fixed[node]) and self._policy(place).highest > 1
         }
         # where h is computed from the selection law
-        self.dense = {own for own in self.certain if not self._policy(own).answers_beside}
+        self.dense = {own for own in self.certain if not self._policy(own).answers_rows}
         for place in self.certain:
             if place[1] < self.drafted[place[0]]:
                 self._widen(*place)
@@ -205,7 +205,7 @@ class RunsOnHost(BlockOnHost):
                 self.residuals[place] = mass - r
             elif place in self.certain:
                 node = self._node(place, ends, self.certain[place], self._joint(place))
-                self.ratios[place], scale, level = self._policy(place).follow_beside(node)
+                self.ratios[place], scale, level = self._policy(place).follow_row(node)
                 if scale is not None and level is not None:
                     self.residuals[place], self.levels[place] = scale, level
 
@@ -254,7 +254,7 @@ class RunsOnHost(BlockOnHost):
             return self._h(place)
         none, alive = np.zeros_like(q.numpy()), self.alive[place[0]][place[1]]
         beside = Node(q.numpy(), none, 0.0, 0.0, alive, self._left(place), True, fixed)
-        _, scale, level = policy.follow_beside(beside)
+        _, scale, level = policy.follow_row(beside)
         assert scale is not None and level is not None  # the path ends there
         law = q * scale
         law[fixed] = q[fixed] * level

@@ -98,11 +98,11 @@ IN_BLOCKS = {
         ("SoftBand.worth", Replace("min(own, last)", "max(last - own, 0)")),
         ("SoftBand.reach", Replace("least * ratio", "ratio")),
         (
-            "SoftBand.follow_beside",
+            "SoftBand.follow_row",
             Replace("node.ends or node.asked >= row.cap", "node.asked >= row.cap"),
             "a path that could go on from a node has been followed there: only rounding differs",
         ),
-        ("SoftBand.follow_beside", Replace("row.scale", "node.alive")),
+        ("SoftBand.follow_row", Replace("row.scale", "node.alive")),
         ("_raised", Replace("1 - raised", "1.0")),
     ),
     "policies/_values.py": (
@@ -112,10 +112,10 @@ IN_BLOCKS = {
     ),
     "policies/band.py": (
         ("Band.follow", Replace("path.alive * lower", "lower")),
-        ("Band.follow_beside", Replace("alive * row.scale", "row.scale")),
-        ("Band.follow_beside", Operator("==", "<=")),
-        ("Band.follow_beside", Replace("not row.recovers(asked)", "True")),
-        ("Band.follow_beside", Replace("node.joint and alive < 1", "False")),
+        ("Band.follow_row", Replace("alive * row.scale", "row.scale")),
+        ("Band.follow_row", Operator("==", "<=")),
+        ("Band.follow_row", Replace("not row.recovers(asked)", "True")),
+        ("Band.follow_row", Replace("node.joint and alive < 1", "False")),
         ("Band.reach", Replace("most * ratio", "ratio")),
         ("Band.decide_row", Replace("row.scale", "1.0")),
     ),

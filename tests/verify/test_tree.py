@@ -11,9 +11,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding._meter import path_to, rows_at
-from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
 from cactus_theory.verify._host import Places
 from cactus_theory.verify.contract import Verified
@@ -641,8 +641,8 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
             rest = case.q.to(dtype), draft, case.accept[:3], torch.rand(3, 10).double()
             plain = Tree(runs).verify(Assignment((policy,)), *rest)
             with monkeypatch.context() as patch:
-                patch.setattr(Policy, "answers_beside", False)
-                dense = Tree(runs).verify(Assignment((policy,)), *rest)
+                patch.setattr(type(policy), "answers_rows", False)
+                dense = Tree(runs).verify(Assignment((replace(policy),)), *rest)
             assert plain.output_token_ids.equal(dense.output_token_ids)
             assert plain.charged == dense.charged
             assert torch.allclose(plain.alive, dense.alive, atol=1e-4, rtol=0)
@@ -700,7 +700,7 @@ def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatc
     for beside in (True, False):
         with monkeypatch.context() as patch:
             if not beside:
-                patch.setattr(Policy, "answers_beside", False)
+                patch.setattr(Band, "answers_rows", False)
             for coin in torch.linspace(0.01, 0.99, 50).double():
                 coins = torch.stack([torch.tensor(0.999).double(), coin])[None]
                 draw = torch.full((1, 3), 0.5).double()
