@@ -54,19 +54,9 @@ class Steps:
         self.run = self._run(0)
 
     @cached_property
-    def children(self) -> list[list[int]]:
-        """Return the drafted tokens after each node."""
-        return self.draft.children(self.row)
-
-    @cached_property
     def fixed(self) -> list[list[int]]:
         """Return the ids of the certain tokens after each node."""
         return self.draft.fixed(self.row)
-
-    @cached_property
-    def left(self) -> list[int]:
-        """Return how many tokens were planned below what follows each node."""
-        return self.draft.left(self.row)
 
     def _run(self, node: int) -> list[int]:
         run = [node]
@@ -79,7 +69,7 @@ class Steps:
         certain, choice = self.draft.flags[self.row][1], assigned.choice
         sure = [
             [] if node in self.next else [place for place in own if certain[place]]
-            for node, own in enumerate(self.children)
+            for node, own in enumerate(self.draft.children(self.row))
         ]
         if not any(sure):
             return
@@ -192,7 +182,8 @@ class RunsOnHost(BlockOnHost):
         return walk.ids[walk.run[place[1] + 1] - 1] in self.certain[place]
 
     def _left(self, place: Place) -> int:
-        return self.walks[place[0]].left[self._at(place)[1]]
+        row, node = self._at(place)
+        return self.walks[place[0]].draft.left(row)[node]
 
     def _follow(self, asked: Sequence[Place], ends: bool = False) -> None:
         super()._follow([place for place in asked if place not in self.certain], ends)
@@ -224,7 +215,7 @@ class RunsOnHost(BlockOnHost):
 
     def _residual(self, places: Places, scale: float | None = None) -> Float[Tensor, "rows vocab"]:
         out = super()._residual(places, scale)
-        for own, place in zip(out.numpy(), places.places, strict=True):
+        for own, place in zip(out.numpy(), places.places, strict=True) if self.certain else ():
             if place not in self.certain or (scale is None and place in self.dense):
                 continue
             fixed, (q, p) = self.certain[place], (rows[self._at(place)] for rows in self.rows)
@@ -242,8 +233,8 @@ class RunsOnHost(BlockOnHost):
             return q
         (_, node), fixed = self._at(place), self.certain[place]
         walk, policy = self.walks[place[0]], self._policy(place)
-        raised = {own: walk.raised[own] for own in walk.children[node]} if walk.raised else {}
-        ahead = {walk.ids[own]: value for own, value in raised.items() if value > 0}  # not NaN
+        places = zip(walk.above, walk.ids, walk.raised or (), strict=False)
+        ahead = {token: h_n for above, token, h_n in places if above == node and h_n > 0}
         if ahead:  # the others in proportion to q
             law = q.index_fill(0, torch.tensor([*ahead]), 0.0)
             rest = float(law.sum(dtype=torch.float64))

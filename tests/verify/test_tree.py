@@ -398,6 +398,21 @@ def test_only_rows_of_nodes_that_are_reached_are_read():
     assert found.output_token_ids.equal(plain.output_token_ids)
 
 
+def test_only_rows_that_were_sampled_from_must_be_laws():
+    case, draft = random_tree(3)
+    coins = torch.rand(4, 9).double(), torch.rand(4, max(map(max, draft.depths)) + 1).double()
+    p, read = torch.full_like(draft.probs, math.nan), []
+    for row, count in enumerate(draft.counts):
+        read += [(row, draft.above[row][n]) for n in range(count) if draft.sampled[row, n]]
+    for at in read:
+        p[at] = draft.probs[at]
+    found = door(case, replace(draft, probs=p), coins)
+    assert found.output_token_ids.equal(door(case, draft, coins).output_token_ids)
+    p[read[-1]] = math.nan
+    with pytest.raises(ValueError, match="draft_probs"):
+        door(case, replace(draft, probs=p), coins)
+
+
 @pytest.mark.parametrize("runs", ["block", "chain"])
 def test_tokens_that_the_target_excludes_are_never_emitted(runs):
     for seed in range(amount(3, 40)):
