@@ -12,7 +12,7 @@ Hu et al. 2025 (arXiv 2502.18779).
 import itertools
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,27 +33,22 @@ KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+of
 
 
 @dataclass(frozen=True)
-class Program(_program.Attempted[Answer]):
-    """The program, on the tokens with q > 0.
+class Program(_program.Program):
+    """The program, on the tokens with q > 0; ``cap`` is how often each is drafted at all.
 
     Attributes
     ----------
-    f, delta : the budget, in the divergence's unit (nats for KL).
-    q : (m,) the target.
     members, law : (n, m) which tokens each set of drafts has, and (n,) its probability.
     """
 
-    f: FDivergence
-    delta: float
-    q: np.ndarray
-    members: np.ndarray
-    law: np.ndarray
-    promise = "the row must keep its budget within 1e-07 and meet its dual bound"
+    kind: FDivergence
+    members: np.ndarray = field(kw_only=True)
+    law: np.ndarray = field(kw_only=True)
 
     @property
     def linear(self) -> bool:
         """Return whether a simplex method can solve it."""
-        return self.f.linear or self.delta in (0.0, math.inf)
+        return super().linear or self.delta == 0
 
     def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
         """Return one solver's answer with its bound, or None if it has none."""
@@ -65,7 +60,7 @@ class Program(_program.Attempted[Answer]):
         tokens = (token == np.arange(len(self.q))[:, None]) * self.law[own]
         given = times(1 / scale, tokens @ share) <= row.w
         limits = [given, sets @ share <= 1, row.total == 1]
-        budget = _conic.budget(row, self.f, self.delta)
+        budget = _conic.budget(row, self.kind, self.delta)
         spent = [row.w == self.q / scale] if self.delta == 0 else budget.constraints
         problem = cp.Problem(cp.Maximize(self.law[own] @ share), [*limits, *spent])
         if not _program.believable(problem, *how) or given.dual_value is None:
@@ -73,9 +68,9 @@ class Program(_program.Attempted[Answer]):
         h = np.maximum(scale * row.w.value, 0.0)
         price = math.inf if self.delta == 0 else budget.price
         alpha = np.clip(given.dual_value / scale, 0.0, 1.0)
-        return self.assessed(h / h.sum(), alpha, price, (how[0], problem.status))
+        return self.measured(h / h.sum(), alpha, price, (how[0], problem.status))
 
-    def assessed(
+    def measured(
         self, h: np.ndarray, alpha: np.ndarray, price: float, labels: tuple[str, str]
     ) -> Answer:
         """Measure a row, and bound all from what its mass is worth, α (m,).
@@ -84,9 +79,9 @@ class Program(_program.Attempted[Answer]):
         """
         left = np.max(np.where(self.members, 1 - alpha, 0.0), axis=-1)
         paid = price * self.delta if 0 < price < math.inf and self.delta < math.inf else 0.0
-        best = worth(alpha[None], self.q[None], self.f, price)
+        best = worth(alpha[None], self.q[None], self.kind, price)
         bound = float(self.law @ left) + float(best[0]) + paid
-        spent = _program.divergence_of(self.f, h, self.q)
+        spent = _program.divergence_of(self.kind, h, self.q)
         return Answer(h, 0.0, self.reached(h), spent, price, bound, *labels)
 
     def reached(self, h: np.ndarray) -> float:
@@ -94,16 +89,6 @@ class Program(_program.Attempted[Answer]):
         sets = np.array(list(itertools.product((False, True), repeat=len(h))))
         inside = ~(self.members[None] & ~sets[:, None]).any(-1)
         return self.law.sum() + float(np.min(sets @ h - inside @ self.law))
-
-    def fault(self, found: Answer) -> str | None:
-        """Return why an answer is not accepted, None if it is."""
-        if not found.divergence <= self.delta + _program.FEASIBILITY:
-            return f"{found.status}, but D = {found.divergence:.9g} exceeds {self.delta:.9g}"
-        return _program.unproven(found.status, found.value, found.bound)
-
-    def rescaled(self, found: Answer | None, scale: np.ndarray) -> np.ndarray:
-        """Return the size of an answer, or q if there was none."""
-        return self.q if found is None else np.maximum(found.h, _program.SMALLEST_SCALE * self.q)
 
 
 def solve(
@@ -148,22 +133,12 @@ def solve(
     members, law = drafted_sets(p, k, kind, [int(token) for token in certain])
     inside = q > 0
     target = np.zeros_like(q)
-    program = Program(f, delta, q[inside], members[:, inside], law)
-    cover = np.clip(law @ members, q, None)[inside]
-    scale = np.clip(cover, q[inside], raised_ceiling(q[inside], f, delta))
+    sets = members[:, inside]
+    program = Program(f, delta, q[inside], law @ sets, members=sets, law=law)
+    scale = np.clip(program.cap, q[inside], raised_ceiling(q[inside], f, delta))
     answer = program.solve(scale)
     target[inside] = answer.h
-    return OptimalProgram(
-        target,
-        answer.value,
-        answer.divergence,
-        answer.price,
-        answer.bound,
-        answer.gap,
-        answer.solver,
-        answer.status,
-        time.perf_counter() - started,
-    )
+    return OptimalProgram.of(target, answer, started)
 
 
 def drafted_sets(
@@ -194,8 +169,7 @@ def _one_more(
     larger: dict[tuple[int, ...], float] = {}
     for own, mass in found.items():
         row = p.copy()
-        if off:
-            row[list(own)] = 0.0
+        row[list(own) if off else []] = 0.0
         left = row.sum()
         if left <= 0:  # nothing can be drawn off the set
             larger[own] = larger.get(own, 0.0) + mass

@@ -47,6 +47,13 @@ class OptimalProgram:
     status: str
     seconds: float
 
+    @classmethod
+    def of(cls, target: np.ndarray, found: _program.Answer, started: float) -> "OptimalProgram":
+        """Return an answer whose row over all tokens is ``target``, and its time."""
+        proof = found.price, found.bound, found.gap, found.solver, found.status
+        seconds = time.perf_counter() - started
+        return cls(target, found.value, found.divergence, *proof, seconds)
+
 
 def _may_leak(kind: Divergence) -> bool:
     """Return whether mass on tokens with q = 0 has a finite cost, f′(∞) < ∞."""
@@ -108,14 +115,4 @@ def solve(
         target[inside] = answer.h
         if free:
             target[~inside] = p[~inside] * (answer.z / outside)
-    return OptimalProgram(
-        target,
-        answer.value,
-        answer.divergence,
-        answer.price,
-        answer.bound,
-        answer.gap,
-        answer.solver,
-        answer.status,
-        time.perf_counter() - started,
-    )
+    return OptimalProgram.of(target, answer, started)

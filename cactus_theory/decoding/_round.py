@@ -76,7 +76,7 @@ class Decode(Loop):
         self.measure(Verified(assigned, q, draft, verdict), new)
         for row, own in enumerate(new):
             self.rules.advance(row, own)
-        self._note(before, depths(draft), new, tokens, steps)
+        self._note(before, list(map(max, draft.depths)), new, tokens, steps)
         everywhere: list[list[int]] = [[] for _ in range(self.batch)]
         for place, own in zip(self.places, new, strict=True):
             everywhere[place] = list(own)
@@ -184,19 +184,6 @@ class Decode(Loop):
         if self.options.on_round is not None:
             self.options.on_round(done)
             self.clock.lap("callback")
-
-
-def depths(draft: Draft) -> list[int]:
-    """Return how many tokens the longest drafted path of each row has."""
-    if draft.parents is None:
-        return draft.lengths
-    found = []
-    for parents, count in zip(draft.parents.tolist(), draft.lengths, strict=True):
-        depth = [0]
-        for parent in parents[:count]:
-            depth.append(depth[parent + 1] + 1)
-        found.append(max(depth))
-    return found
 
 
 def closed_up(opened: Sequence[bool]) -> list[int]:

@@ -12,6 +12,7 @@ in ascending p/q, for certain tokens T beside one sampled from r it is min(r, cq
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from cactus_theory._scratch import scratch
 
 Rows = Float[Tensor, "rows vocab"]
 Row = Float[np.ndarray, "vocab"]
-Increments = Callable[[Row, int], Row]
 
 KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+off")
 # all sets of so many tokens are looked at, for three and more drafts without replacement
@@ -154,7 +154,7 @@ def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
     """Return p° of k drawn tokens, row by row."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k: must be an integer of at least 1; got {k!r}")
-    increments: Increments = _independent
+    law = partial(_of_prefixes, _independent)
     if kind == "without_replacement":
         fewest = int((p > 0).sum(-1).min()) if len(p) else k
         if k > fewest:
@@ -164,16 +164,13 @@ def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
                 f"k: must be at most 2 without replacement for more than {SMALL} tokens; got {k} "
                 f"for {q.shape[-1]}"
             )
-        increments = _two_different
-    if kind == "without_replacement" and k > 2:
-        rows = [_of_all_sets(*own, k) for own in zip(q.numpy(), p.numpy(), strict=True)]
-    else:
-        pairs = zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)
-        rows = [_of_prefixes(*own, k, increments) for own in pairs]
+        if k > 1:
+            law = partial(_of_prefixes, _two_different) if k == 2 else _of_all_sets
+    rows = [law(*own, k) for own in zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)]
     return torch.from_numpy(np.stack(rows)).to(q.device) if rows else p.clone()
 
 
-def _of_prefixes(q: Row, p: Row, k: int, increments: Increments) -> Row:
+def _of_prefixes(increments: Callable[[Row, int], Row], q: Row, p: Row, k: int) -> Row:
     """Return p° from the increments of f over prefixes in ascending p/q."""
     ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
     order = np.argsort(ratio, kind="stable")
@@ -215,12 +212,10 @@ def _independent(p: Row, k: int) -> Row:
 
 
 def _two_different(p: Row, k: int) -> Row:
-    """Return the increments of Pr(S meets A) for k = 1 or 2 different tokens.
+    """Return the increments of Pr(S meets A) for two different tokens.
 
     Token i joins A: none of A was drawn before, but i was, first or second, with a later one.
     """
-    if k == 1:
-        return p.copy()
     later = _after(p)
     odds = p / (later + _after(p[::-1])[::-1])
     return odds * later + p * _after(odds)

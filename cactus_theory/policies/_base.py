@@ -300,11 +300,12 @@ class Policy(Mathematics):
         """
         return False
 
-    def follow_row(self, node: Node) -> tuple[float, float | None]:
-        """Return P h_n/p_n and the scale s of the residual (P h − p)₊ = (s q − p)₊ of one node.
+    def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return P h_n/p_n, the scale s of what is left, and P h/q of certain tokens, of one node.
 
-        From 1 on the first may be any such number. The scale, at most P, may be None unless
-        ``node.ends``.
+        h is that of the node's selection law; (P h − p)₊ = (s q − p)₊ at tokens that are not
+        certain. From 1 on the first may be any such number. The scale, at most P, may be None
+        unless ``node.ends``, and so may the third, the same for all certain tokens with q > 0.
         """
         raise NotImplementedError
 
@@ -312,19 +313,6 @@ class Policy(Mathematics):
     def highest(self) -> float:
         """Return a bound on h_n/q_n of all tokens of all rows."""
         return math.inf
-
-    @property
-    def answers_beside(self) -> bool:
-        """Return whether :meth:`follow_beside` answers; else h is computed from selection laws."""
-        return self.answers_rows and type(self).follow_beside is not Policy.follow_beside
-
-    def follow_beside(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return what :meth:`follow_row` does of a node with certain tokens, and P h/q of these.
-
-        h is that of the node's selection law, p the row of what was sampled. The third, the same
-        for all certain tokens with q > 0, may be None where the scale is.
-        """
-        raise NotImplementedError
 
     def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
         """Return whether a token with coin·p_n/q_n = ``ratio`` is kept; if not, s of its residual.

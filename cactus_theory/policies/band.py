@@ -167,12 +167,11 @@ class Band(FixedTarget):
         row = self.row(q, p)
         return row.passes(ratio), row.scale
 
-    def follow_row(self, node: Node) -> tuple[float, float | None]:
-        """Return P h_n/p_n and P a, which is solved where h_n ≠ p_n, or the path may end."""
-        return self.follow_beside(node)[:2]
+    def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return P h_n/p_n, and P a and P h/q of certain tokens.
 
-    def follow_beside(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return the same and P h/q of certain tokens."""
+        These are solved where h_n ≠ p_n, or the path may end.
+        """
         alive, asked = node.alive, node.asked
         row = SoftRow(node.q, node.p, 1.0, self._shared, certain=node.certain)
         cut = asked >= row.cap or (node.joint and alive < 1)

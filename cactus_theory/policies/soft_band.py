@@ -189,12 +189,8 @@ class SoftBand(FixedTarget):
         """Return the largest U_1/P."""
         return self.bounds[1]
 
-    def follow_row(self, node: Node) -> tuple[float, float | None]:
-        """Return P h_n/p_n and P a, in the precision of the rows."""
-        return self.follow_beside(node)[:2]
-
-    def follow_beside(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return the same and P h/q of certain tokens."""
+    def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return P h_n/p_n, P a and P h/q of certain tokens, in the precision of the rows."""
         if self.price == math.inf:
             return node.kept, node.alive, node.alive
         pieces = self.pieces[min(node.left, len(self.pieces) - 1)]

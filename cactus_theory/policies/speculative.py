@@ -46,10 +46,6 @@ class Speculative(Raised):
         """Return 1."""
         return 1.0
 
-    def follow_row(self, node: Node) -> tuple[float, float]:
-        """Return P q_n/p_n and P."""
-        return node.kept, node.alive
-
-    def follow_beside(self, node: Node) -> tuple[float, float, float]:
-        """Return the same, as h = q whatever is certain, and P."""
+    def follow_row(self, node: Node) -> tuple[float, float, float]:
+        """Return P q_n/p_n and P, as h = q whatever is certain."""
         return node.kept, node.alive, node.alive

@@ -39,10 +39,9 @@ def what_is_certain_is_fixed_before_the_draw(seen: Bench) -> Iterator[Bounds]:
         for row in range(len(seen.prompts)):
             if any(len(own.drawn[row]) <= offset for own in both):
                 continue
-            flags = torch.zeros(2, seen.vocab)
-            for own, mine in zip(both, flags, strict=True):
-                node = own.draft.node(row, own.drawn[row][offset])
-                mine[own.draft.fixed(row)[node]] = 1.0
+            nodes = [own.draft.node(row, own.drawn[row][offset]) for own in both]
+            fixed = [own.draft.fixed(row)[node] for own, node in zip(both, nodes, strict=True)]
+            flags = torch.tensor([[n in own for n in range(seen.vocab)] for own in fixed]).float()
             about = (
                 f"propose: what is certain beside drawn token {offset} after {one.before[row]} "
                 "must not depend on its coin; token {0}"

@@ -145,7 +145,7 @@ class BlockOnHost(OnHost):
                     self._follow_together(policy, places)
 
     def _follow_row(self, policy: Policy, place: Place, ends: bool) -> None:
-        self.ratios[place], scale = policy.follow_row(self._node(place, ends))
+        self.ratios[place], scale, *_ = policy.follow_row(self._node(place, ends))
         if scale is not None:
             self.residuals[place] = scale
 

@@ -1,5 +1,6 @@
 """The door of the functions on tensors: rows, ids, coins and policies, checked."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,6 @@ from torch import Tensor
 
 from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.verify._declared import Declared
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
 
@@ -22,7 +22,7 @@ def verify_tensors(
     generator: Generators,
     coins: Coins | None,
     validate: bool,
-    tree: Declared | None = None,
+    tree: Draft | None = None,
 ) -> Verdict:
     """Verify tensors whose drafts end at −1; ``rule`` is one policy or one per row.
 
@@ -37,18 +37,19 @@ def verify_tensors(
         )
     for policy in policies:
         verifier.check(policy)
-    valid = draft_token_ids >= 0
-    lengths = valid.sum(-1)
-    if coins is None:
-        deeper = None if tree is None else tree.depths()
-        coins = toss(lengths, valid.shape[1], generator, deeper)
-    accept, draw = coins
     rows = None if draft_probs is None else draft_probs.detach()
-    draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
-    if tree is not None:
-        flags = {"sampled": tree.sampled, "certain": tree.certain}
-        draft = replace(draft, parents=tree.parents, **flags)
-    assigned = _assigned(policies, draft_token_ids)
+    if tree is None:
+        lengths, deeper = (draft_token_ids >= 0).sum(-1), None
+        draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
+    else:
+        draft = replace(tree, probs=rows)
+        lengths, deeper = draft_token_ids.new_tensor(
+            [tree.lengths, [max(own) for own in draft.depths]]
+        )
+    if coins is None:
+        coins = toss(lengths, draft_token_ids.shape[1], generator, deeper)
+    accept, draw = coins
+    assigned = assignment(policies, draft_token_ids)
     verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
     if not (validate or verdict.last.is_cuda) and NO_TOKEN in (last := verdict.last.tolist()):
         raise _undrawn(verdict, last.index(NO_TOKEN))
@@ -63,7 +64,7 @@ def _undrawn(verdict: Verdict, row: int) -> ValueError:
     )
 
 
-def _assigned(policies: list[Policy], ids: Tensor) -> Assignment:
+def assignment(policies: Sequence[Policy], ids: Tensor) -> Assignment:
     """Return one policy for everything, or the different ones with the rows they judge."""
     different: list[Policy] = []
     for policy in policies:
@@ -83,7 +84,7 @@ def _checked(
     ids: Any,
     generator: Generators,
     coins: Coins | None,
-    tree: Declared | None,
+    tree: Draft | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return float64 normalised rows, or raise."""
     for policy in policies:
@@ -110,7 +111,7 @@ def _checked(
         raise ValueError(
             f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"
         )
-    deepest = () if tree is None else (int(tree.depths().max()) + 1,)
+    deepest = () if tree is None else (max(map(max, tree.depths)) + 1,)
     _check_coins(coins, (batch, width), (batch, *deepest))
     _check_ids(ids, q.shape[-1])
     used = torch.nn.functional.pad(ids >= 0, (1, 0), value=True)
@@ -123,8 +124,13 @@ def _checked(
     if p.shape != (batch, width + following, q.shape[-1]):
         shape = (batch, width + following, q.shape[-1])
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
-    drawn = ids >= 0 if tree is None else tree.sampling()
-    return q, _normalised("draft_probs", p, used if following else drawn)
+    drawn = used if following else ids >= 0
+    if tree is not None:  # nodes that a token was sampled after
+        flags = zip(tree.above, tree.flags, strict=True)
+        for own, (above, (sampled, _)) in zip(drawn, flags, strict=True):
+            own[:] = False
+            own[[node for node, on in zip(above, sampled, strict=False) if on]] = True
+    return q, _normalised("draft_probs", p, drawn)
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:

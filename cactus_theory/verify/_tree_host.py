@@ -7,6 +7,7 @@ the policy answers rows.
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Node
 from cactus_theory.verify._block_host import BlockOnHost
@@ -29,8 +29,7 @@ class Steps:
 
     Attributes
     ----------
-    next, fixed, left : of each node, its sampled child or None, the certain tokens after it, and
-        how many tokens were planned below what follows it.
+    next : the sampled child of each node that has one.
     run : the nodes from where the walk is along sampled children.
     path, charged : places of the accepted tokens, and the nodes where a token was emitted that
         anything was drafted after, in order.
@@ -39,20 +38,14 @@ class Steps:
     """
 
     def __init__(self, draft: Draft, row: int, ids: list[int]) -> None:
-        assert draft.sampled is not None
-        self.row, self.ids, self.children = row, ids, draft.children(row)
-        self.fixed, self.left = draft.fixed(row), draft.left(row)
-        self.next: list[int | None] = [None] * len(self.children)
-        self.above, flags = draft.above[row], draft.sampled[row].tolist()
-        for place, node in enumerate(self.above):
-            if not flags[place]:
-                continue
-            if self.next[node] is not None:
+        self.draft, self.row, self.ids, self.above = draft, row, ids, draft.above[row]
+        self.next: dict[int, int] = {}
+        for place, (node, drawn) in enumerate(zip(self.above, draft.flags[row][0], strict=False)):
+            if drawn and self.next.setdefault(node, place) != place:
                 raise ValueError(
-                    "draft: at most one token may be sampled after a node; got "
-                    f"{[self.next[node], place]} in row {row}"
+                    "sampled: at most one token may be sampled after a node; got tokens "
+                    f"{self.next[node]} and {place} of row {row}"
                 )
-            self.next[node] = place
         self.raised: list[float] | None = None  # h_n of the drafted tokens, NaN where unknown
         self.path: list[int] = []
         self.charged: list[int] = []
@@ -60,44 +53,47 @@ class Steps:
         self.last, self.drawn = NO_TOKEN, 0
         self.run = self._run(0)
 
+    @cached_property
+    def fixed(self) -> list[list[int]]:
+        """Return the ids of the certain tokens after each node."""
+        return self.draft.fixed(self.row)
+
     def _run(self, node: int) -> list[int]:
         run = [node]
-        while (place := self.next[run[-1]]) is not None:
+        while (place := self.next.get(run[-1])) is not None:
             run.append(place + 1)
         return run
 
     def look_ahead(self, assigned: Assignment, q: Float[Tensor, "K1 vocab"]) -> None:
         """Set h_n of certain tokens beside which none was sampled, where a policy looks ahead."""
+        certain, choice = self.draft.flags[self.row][1], assigned.choice
         sure = [
-            [] if follows is not None else [place for place in own if self.ids[place] in fixed]
-            for own, fixed, follows in zip(self.children, self.fixed, self.next, strict=True)
+            [] if node in self.next else [place for place in own if certain[place]]
+            for node, own in enumerate(self.draft.children(self.row))
         ]
         if not any(sure):
             return
         self.raised = [math.nan] * len(self.ids)
         q_n = q[list(self.above), self.ids[: len(self.above)]].double().tolist()
         for number, policy in enumerate(assigned.policies):
-            own = type(policy).certain_tree is not Policy.certain_tree
-            found = policy.certain_tree(q_n, sure) if own else None
-            for place, node in enumerate(self.above if found is not None else ()):
-                choice = assigned.choice
-                mine = choice is None or int(choice[self.row, node]) == number
-                if mine and place in sure[node]:
-                    self.raised[place] = found[place]  # type: ignore[index]
+            found = policy.certain_tree(q_n, sure)
+            for node, places in enumerate(sure if found is not None else ()):
+                if places and (choice is None or int(choice[self.row, node]) == number):
+                    for place in places:
+                        self.raised[place] = found[place]  # type: ignore[index]
 
     def go_on(self, accepted: int, drawn: int, alive: Sequence[float]) -> bool:
         """Take what came of the run; return whether the token drawn after it is a child."""
         taken = self.run[: accepted + 1]
-        for node, own in zip(taken, alive, strict=False):
-            if self.children[node]:
-                self.charged.append(node)
-                self.alive.append(own)
+        end = taken[-1]
+        after = [place for place, node in enumerate(self.above) if node == end]
+        self.charged += taken if after else taken[:-1]
+        self.alive += alive[: len(self.charged) - len(self.alive)]
         self.path += [node - 1 for node in taken[1:]]
         self.last, self.drawn = drawn, self.drawn + 1
-        node = taken[-1]
-        caught = [place for place in self.children[node] if self.ids[place] == drawn]
+        caught = [place for place in after if self.ids[place] == drawn]
         # what was refused does not come back but by rounding, and what is below it is biased
-        if not caught or caught[0] == self.next[node]:
+        if not caught or caught[0] == self.next.get(end):
             return False
         self.path.append(caught[0])
         self.run = self._run(caught[0] + 1)
@@ -129,16 +125,12 @@ class RunsOnHost(BlockOnHost):
         accept: list[list[float]],
         draw: list[list[float]],
     ) -> None:
-        self.walks, counts = walks, [len(walk.run) - 1 for walk in walks]
+        self.assigned, self.walks = assigned, walks
+        counts = [len(walk.run) - 1 for walk in walks]
         self.where = {
             (number, place): (walk.row, node)
             for number, walk in enumerate(walks)
             for place, node in enumerate(walk.run)
-        }
-        self.certain = {
-            place: walks[place[0]].fixed[node]
-            for place, (_, node) in self.where.items()
-            if walks[place[0]].fixed[node]
         }
         shape = len(walks), max(counts)
         nodes, coins = np.zeros(shape, dtype=np.int64), np.ones(shape)
@@ -148,37 +140,37 @@ class RunsOnHost(BlockOnHost):
                 nodes[number, place], tokens[walk.row, node] = node, walk.ids[following - 1]
                 coins[number, place] = accept[walk.row][following - 1]
         self.nodes = np.array([[walk.row] for walk in walks]), nodes
+        self._index = *self.nodes, tokens[self.nodes]
         last = torch.tensor([draw[walk.row][walk.drawn] for walk in walks], dtype=torch.float64)
         self.levels: dict[Place, float] = {}  # P h/q of certain tokens, with the residual's scale
         super().__init__(
             assigned, q, Draft(torch.from_numpy(tokens), counts, p), torch.from_numpy(coins), last
         )
-        self.dense: set[Place] = set()  # where h is computed from the selection law
-        for number, own in self._by_policy([*self.certain]):
-            self._widen(assigned.policies[number], own)
-
-    def _entries(self, rows: Float[Tensor, "texts nodes vocab"]) -> Float[np.ndarray, "batch K"]:
-        found = rows.detach().numpy()[(*self.nodes, self.ids.numpy()[self.nodes])]
-        return found.astype(np.float64, copy=False)
+        # where certain tokens matter: not to h = q
+        able = any(policy.highest > 1 for policy in assigned.policies)
+        self.certain = {
+            place: fixed
+            for place, (_, node) in (self.where.items() if able else ())
+            if (fixed := walks[place[0]].fixed[node]) and self._policy(place).highest > 1
+        }
+        # where h is computed from the selection law
+        self.dense = {own for own in self.certain if not self._policy(own).answers_rows}
+        for place in self.certain:
+            if place[1] < self.drafted[place[0]]:
+                self._widen(*place)
 
     def _choice(self) -> Int[Tensor, "batch K"] | None:
         choice = self.assigned.choice
         return None if choice is None else choice[self.nodes]
 
-    def _widen(self, policy: Policy, places: Sequence[Place]) -> None:
-        """Let the bounds of drafted tokens hold beside certain ones, or as one of them."""
-        for place in places:
-            number, own = place
-            if not policy.answers_beside:
-                self.dense.add(place)
-            if own >= self.drafted[number]:
-                continue
-            low, high = self.low[number], self.high[number]
-            if place in self.dense:
-                low[own], high[own] = 0.0, math.inf
-            elif self._joint(place):
-                q_n, p_n = (entries[number][own] for entries in self.entries)
-                high[own] = policy.highest * q_n / p_n if p_n > 0 else math.inf
+    def _widen(self, row: int, own: int) -> None:
+        """Let the bounds of a drafted token hold beside certain ones, or as one of them."""
+        low, high = self.low[row], self.high[row]
+        if (row, own) in self.dense:
+            low[own], high[own] = 0.0, math.inf
+        elif self._joint((row, own)):
+            q_n, p_n = (entries[row][own] for entries in self.entries)
+            high[own] = self._policy((row, own)).highest * q_n / p_n if p_n > 0 else math.inf
 
     def _policy(self, place: Place) -> Policy:
         choice = self.assigned.choice
@@ -190,7 +182,8 @@ class RunsOnHost(BlockOnHost):
         return walk.ids[walk.run[place[1] + 1] - 1] in self.certain[place]
 
     def _left(self, place: Place) -> int:
-        return self.walks[place[0]].left[self._at(place)[1]]
+        row, node = self._at(place)
+        return self.walks[place[0]].draft.left(row)[node]
 
     def _follow(self, asked: Sequence[Place], ends: bool = False) -> None:
         super()._follow([place for place in asked if place not in self.certain], ends)
@@ -198,22 +191,22 @@ class RunsOnHost(BlockOnHost):
             if place in self.dense:
                 r = check.normalised(torch.from_numpy(self.rows[1][self._at(place)]))
                 n = self.ids[self._at(place)]
-                mass = self.alive[place[0]][place[1]] * self._h(place, r)
+                mass = self.alive[place[0]][place[1]] * self._h(place)
                 self.ratios[place] = float((mass[n] / r[n]).nan_to_num(nan=0.0))
                 self.residuals[place] = mass - r
             elif place in self.certain:
                 node = self._node(place, ends, self.certain[place], self._joint(place))
-                self.ratios[place], scale, level = self._policy(place).follow_beside(node)
+                self.ratios[place], scale, level = self._policy(place).follow_row(node)
                 if scale is not None and level is not None:
                     self.residuals[place], self.levels[place] = scale, level
 
-    def _h(self, place: Place, r: Float[Tensor, "vocab"] | None) -> Float[Tensor, "vocab"]:
-        """Return h at a place from its selection law, r the row that was sampled from there."""
-        q = check.normalised(self.q[self._at(place)])
-        sampled = None if r is None else r.numpy()
-        law = torch.from_numpy(offered(q.numpy(), sampled, self.certain[place]))
+    def _h(self, place: Place) -> Float[Tensor, "vocab"]:
+        """Return h at a place from its selection law."""
+        row, node = self._at(place)
+        q = self.q[row, node : node + 1]
+        law = self.walks[place[0]].draft.offers(row, [node], q)
         path = self._path(Places([place]))
-        found = self._policy(place).target_in_block(q[None], law[None], path)
+        found = self._policy(place).target_in_block(check.normalised(q), law, path)
         assert found is not None  # check() has seen the policy
         return found[0].double()
 
@@ -222,18 +215,15 @@ class RunsOnHost(BlockOnHost):
 
     def _residual(self, places: Places, scale: float | None = None) -> Float[Tensor, "rows vocab"]:
         out = super()._residual(places, scale)
-        for own, place in zip(out.numpy(), places.places, strict=True):
+        for own, place in zip(out.numpy(), places.places, strict=True) if self.certain else ():
             if place not in self.certain or (scale is None and place in self.dense):
                 continue
-            level, fixed, at = self.levels.get(place), self.certain[place], self._at(place)
-            if scale is None and level == self.residuals[place]:
-                continue
-            q, p = self.rows[0][at], self.rows[1][at]
+            fixed, (q, p) = self.certain[place], (rows[self._at(place)] for rows in self.rows)
+            level = self.levels.get(place, 0.0)
             if scale is not None:  # what certain tokens may have at most
                 inside = math.fsum(q[fixed].tolist())
                 level = scale * min(self._policy(place).highest, 1 / (inside or 1.0))
-            for token in fixed:
-                own[token] = max(level * q[token] - p[token], 0.0) if q[token] > 0 else 0.0
+            own[fixed] = np.maximum(level * q[fixed] - p[fixed], 0.0)
         return out
 
     def _bonus_row(self, place: Place) -> Float[Tensor, "vocab"]:
@@ -241,26 +231,24 @@ class RunsOnHost(BlockOnHost):
         q = self.q[self._at(place)]
         if place not in self.certain or place[0] in self.lost:
             return q
-        fixed = self.certain[place]
-        walk, (_, node), policy = self.walks[place[0]], self._at(place), self._policy(place)
-        values = walk.raised or [0.0] * len(walk.ids)
-        raised = {walk.ids[own]: values[own] for own in walk.children[node]}
-        ahead = [token for token in fixed if raised[token] > 0]  # not NaN
+        (_, node), fixed = self._at(place), self.certain[place]
+        walk, policy = self.walks[place[0]], self._policy(place)
+        places = zip(walk.above, walk.ids, walk.raised or (), strict=False)
+        ahead = {token: h_n for above, token, h_n in places if above == node and h_n > 0}
         if ahead:  # the others in proportion to q
-            law = q.index_fill(0, torch.tensor(ahead), 0.0)
-            values = [raised[token] for token in ahead]
+            law = q.index_fill(0, torch.tensor([*ahead]), 0.0)
             rest = float(law.sum(dtype=torch.float64))
-            law *= (1 - math.fsum(values)) / rest if rest > 0 else 0.0
-            law[ahead] = law.new_tensor(values)
+            law *= (1 - math.fsum(ahead.values())) / rest if rest > 0 else 0.0
+            law[[*ahead]] = law.new_tensor([*ahead.values()])
             return law
         if place in self.dense:
-            return self._h(place, None)
+            return self._h(place)
         none, alive = np.zeros_like(q.numpy()), self.alive[place[0]][place[1]]
-        node = Node(q.numpy(), none, 0.0, 0.0, alive, self._left(place), True, fixed)
-        _, scale, level = policy.follow_beside(node)
+        beside = Node(q.numpy(), none, 0.0, 0.0, alive, self._left(place), True, fixed)
+        _, scale, level = policy.follow_row(beside)
         assert scale is not None and level is not None  # the path ends there
         law = q * scale
-        law[fixed] = torch.where(q[fixed] > 0, q[fixed] * level, 0.0)
+        law[fixed] = q[fixed] * level
         return law
 
 

@@ -89,11 +89,6 @@ class Draft:
         return found
 
     @cached_property
-    def _certain(self) -> list[list[bool]]:
-        assert self.sampled is not None
-        return (~self.sampled if self.certain is None else self.certain).tolist()
-
-    @cached_property
     def above(self) -> list[Sequence[int]]:
         """Return for each row the nodes that its drafted tokens follow."""
         if self.parents is None:
@@ -101,14 +96,28 @@ class Draft:
         pairs = zip((self.parents + 1).tolist(), self.lengths, strict=True)
         return [own[:count] for own, count in pairs]
 
+    @cached_property
+    def depths(self) -> list[list[int]]:
+        """Return for each row how many drafted tokens lie above each node."""
+        found = []
+        for above in self.above:
+            own = [0]
+            for node in above:
+                own.append(own[node] + 1)
+            found.append(own)
+        return found
+
+    @cached_property
+    def flags(self) -> list[tuple[list[bool], list[bool]]]:
+        """Return for each row which tokens were sampled, and which are certain."""
+        assert self.sampled is not None
+        certain = ~self.sampled if self.certain is None else self.certain
+        return list(zip(self.sampled.tolist(), certain.tolist(), strict=True))
+
     def fixed(self, row: int) -> list[list[int]]:
         """Return for each node of a row the certain token ids after it, where laws are declared."""
-        above, flags = self.above[row], self._certain[row]
-        found: list[list[int]] = [[] for _ in range(len(above) + 1)]
-        for node, token, sure in zip(above, self.token_ids[row].tolist(), flags, strict=False):
-            if sure:
-                found[node].append(token)
-        return found
+        (_, certain), ids = self.flags[row], self.token_ids[row].tolist()
+        return [[ids[place] for place in own if certain[place]] for own in self.children(row)]
 
     def offers(
         self, row: int, nodes: Sequence[int], q: Float[Tensor, "nodes vocab"]
@@ -118,27 +127,23 @@ class Draft:
         It is what policies see as the draft's row: what is certain there and the row that is
         sampled from beside it, whatever was drawn. The target's own where neither is.
         """
-        assert self.sampled is not None
-        fixed, children, drawn = self.fixed(row), self.children(row), self.sampled[row].tolist()
+        fixed, children, (drawn, _) = self.fixed(row), self.children(row), self.flags[row]
         found = normalised(q)
         for number, node in enumerate(nodes):
-            sampled = None
+            law = None
             if any(drawn[place] for place in children[node]):
                 assert self.probs is not None
-                sampled = normalised(self.probs[row, node])
+                law = normalised(self.probs[row, node])
             if fixed[node]:
-                own = None if sampled is None else sampled.cpu().numpy()
-                law = offered(found[number].cpu().numpy(), own, fixed[node])
-                sampled = torch.from_numpy(law).to(q.device)
-            if sampled is not None:
-                found[number] = sampled
+                own = None if law is None else law.cpu().numpy()
+                law = torch.from_numpy(offered(found[number].cpu().numpy(), own, fixed[node]))
+            if law is not None:
+                found[number] = law
         return found
 
     def left(self, row: int) -> list[int]:
         """Return for each node of a row how many tokens were planned below what follows it."""
-        depths = [0]
-        for node in self.above[row]:
-            depths.append(depths[node] + 1)
+        depths = self.depths[row]
         most = self.planned[row] if self.parents is None or self.limits else max(depths)
         return [max(most - 1 - depth, 0) for depth in depths]
 

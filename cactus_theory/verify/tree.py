@@ -15,7 +15,9 @@ without sampled ones it is sampling from h and looking the token up.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -24,7 +26,6 @@ from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 from cactus_theory.verify._block_host import workable
-from cactus_theory.verify._declared import declared
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify._tree_host import RunsOnHost, Steps, TokensOnHost
 from cactus_theory.verify.block import Block
@@ -103,17 +104,18 @@ class Tree(Verifier):
                 f"draft: a tree for verifier={self.spec!r} must declare which tokens were sampled; "
                 "got sampled=None"
             )
+        if assigned.choice is not None:
+            assigned = replace(assigned, choice=assigned.choice.cpu())
         q = workable(target_probs.cpu())
         p = q if draft.probs is None else workable(draft.probs.cpu())  # then it is not read
         walks = [Steps(draft, row, own) for row, own in enumerate(draft.token_ids.tolist())]
         if any(type(own).certain_tree is not Policy.certain_tree for own in assigned.policies):
             for walk in walks:
                 walk.look_ahead(assigned, q[walk.row])
-        choice = None if assigned.choice is None else assigned.choice.cpu()
         judged = RunsOnHost if self.runs == "block" else TokensOnHost
         rest, going = (accept.tolist(), draws.tolist()), walks
         while going:
-            runs = judged(replace(assigned, choice=choice), q, p, going, *rest)
+            runs = judged(assigned, q, p, going, *rest)
             runs.judge()
             ends = zip(runs.accepted, runs.drawn, runs.alive, strict=True)
             kept = [walk.go_on(*end) for walk, end in zip(going, ends, strict=True)]
@@ -150,29 +152,66 @@ def is_chain(draft: Draft) -> bool:
     """Return whether a draft declares nothing but sampled tokens, each after the one before."""
     if draft.sampled is None:
         return draft.parents is None
-    place = torch.arange(draft.sampled.shape[1], device=draft.sampled.device)
-    lone = draft.sampled if draft.certain is None else draft.sampled & ~draft.certain
-    if draft.parents is not None:
-        lone = lone & (draft.parents == place - 1)
-    return bool((lone | (place >= place.new_tensor(draft.lengths)[:, None])).all())
+    return all(
+        list(above) == list(range(len(above)))
+        and all(drawn[: len(above)])
+        and not (draft.certain is not None and any(certain[: len(above)]))
+        for above, (drawn, certain) in zip(draft.above, draft.flags, strict=True)
+    )
 
 
 def _verdict(draft: Draft, steps: Sequence[Steps], device: torch.device) -> Verdict:
     """Return the verdict of a batch."""
     width, ids = draft.token_ids.shape[1], draft.token_ids
-    path = ids.new_tensor([own.path + [-1] * (width - len(own.path)) for own in steps])
+    path, alive = np.full((len(steps), width), -1), np.zeros((len(steps), width))
+    for row, own in enumerate(steps):
+        path[row, : len(own.path)] = own.path
+        alive[row, own.charged] = own.alive
     accepted, last = ids.new_tensor([[len(own.path), own.last] for own in steps]).unbind(1)
-    alive = [[0.0] * width for _ in steps]
-    for known, own in zip(alive, steps, strict=True):
-        for node, ratio in zip(own.charged, own.alive, strict=True):
-            known[node] = ratio
-    ratios = torch.tensor(alive, dtype=torch.float64, device=device)
-    raised = None
+    ratios, raised = torch.from_numpy(alive).to(device), None
     if any(own.raised for own in steps):
-        values = [own.raised or [math.nan] * width for own in steps]
-        raised = ratios.new_tensor(values)
+        raised = ratios.new_tensor([own.raised or [math.nan] * width for own in steps])
     charged = [own.charged for own in steps]
-    return Verdict(ids, accepted, last, path, charged, ratios, raised)
+    return Verdict(ids, accepted, last, torch.from_numpy(path).to(device), charged, ratios, raised)
+
+
+def _declared(
+    ids: Any, parents: Any, draft_probs: Any, sampled: Any, certain: Any, validate: bool
+) -> Draft:
+    """Return trees without rows; ``sampled`` is all tokens if there are rows, else none."""
+    used = ids >= 0
+    if sampled is None:
+        sampled = torch.full_like(used, draft_probs is not None)
+    flags = {"sampled": sampled} if certain is None else {"sampled": sampled, "certain": certain}
+    if validate:
+        for name, values in {"parents": parents, **flags}.items():
+            dtype = torch.int64 if name == "parents" else torch.bool
+            if not isinstance(values, Tensor) or values.dtype != dtype:
+                kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+                raise TypeError(f"{name}: must be a tensor of {dtype}; got {kind}")
+            if values.shape != ids.shape:
+                shapes = f"{tuple(ids.shape)}; got {tuple(values.shape)}"
+                raise ValueError(f"{name}: shape must be {shapes}")
+        _check_family(ids, torch.where(used, parents, -1))
+        if draft_probs is None and bool((sampled & used).any()):
+            raise ValueError(
+                "draft_probs: sampled tokens need the rows they were drawn from; got None"
+            )
+    return Draft(ids.clamp(min=0), used.sum(-1).tolist(), None, parents, **flags)
+
+
+def _check_family(ids: Tensor, parents: Tensor) -> None:
+    place = torch.arange(ids.shape[1], device=ids.device)
+    if bool(((parents < -1) | (parents >= place)).any()):
+        raise ValueError(f"parents: each must be −1 or an earlier token; got {parents.tolist()}")
+    same = [own[:, :, None] == own[:, None] for own in (parents, ids)]
+    equal = same[0] & same[1] & (place[:, None] < place) & (ids >= 0)[:, None]
+    if bool(equal.any()):
+        row, one, other = equal.nonzero()[0].tolist()
+        raise ValueError(
+            "draft_token_ids: siblings must be different tokens; "
+            f"got tokens {one} and {other} of row {row}"
+        )
 
 
 def verify_tree(
@@ -234,6 +273,6 @@ def verify_tree(
     >>> step.output_token_ids, step.path  # 1 is drawn from the first row, then 0 from the third
     (tensor([[ 1,  0, -1]]), tensor([[ 1, -1]]))
     """
-    tree = declared(draft_token_ids, parents, draft_probs, sampled, certain, validate)
+    tree = _declared(draft_token_ids, parents, draft_probs, sampled, certain, validate)
     shared = rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     return verify_tensors(Tree(runs), *shared, tree=tree)

@@ -51,7 +51,7 @@ IN_BLOCKS = {
     ),
     "verify/_tree_host.py": (
         ("RunsOnHost._widen", DropStatement("high[own]")),
-        ("RunsOnHost._residual", Replace("level * q[token]", "q[token]")),
+        ("RunsOnHost._residual", Replace("level * q[fixed]", "q[fixed]")),
         ("RunsOnHost._bonus_row", Replace("q * scale", "q * 1.0")),
         ("Steps.go_freely", Replace("draw[self.row][self.drawn]", "draw[self.row][0]")),
     ),
@@ -100,11 +100,11 @@ IN_BLOCKS = {
         ("SoftBand.worth", Replace("min(own, last)", "max(last - own, 0)")),
         ("SoftBand.reach", Replace("least * ratio", "ratio")),
         (
-            "SoftBand.follow_beside",
+            "SoftBand.follow_row",
             Replace("node.ends or node.asked >= row.cap", "node.asked >= row.cap"),
             "a path that could go on from a node has been followed there: only rounding differs",
         ),
-        ("SoftBand.follow_beside", Replace("row.scale", "node.alive")),
+        ("SoftBand.follow_row", Replace("row.scale", "node.alive")),
         ("_raised", Replace("1 - raised", "1.0")),
     ),
     "policies/_values.py": (
@@ -114,10 +114,10 @@ IN_BLOCKS = {
     ),
     "policies/band.py": (
         ("Band.follow", Replace("path.alive * lower", "lower")),
-        ("Band.follow_beside", Replace("alive * row.scale", "row.scale")),
-        ("Band.follow_beside", Operator("==", "<=")),
-        ("Band.follow_beside", Replace("not row.recovers(asked)", "True")),
-        ("Band.follow_beside", Replace("node.joint and alive < 1", "False")),
+        ("Band.follow_row", Replace("alive * row.scale", "row.scale")),
+        ("Band.follow_row", Operator("==", "<=")),
+        ("Band.follow_row", Replace("not row.recovers(asked)", "True")),
+        ("Band.follow_row", Replace("node.joint and alive < 1", "False")),
         ("Band.reach", Replace("most * ratio", "ratio")),
         ("Band.decide_row", Replace("row.scale", "1.0")),
     ),

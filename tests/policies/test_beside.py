@@ -72,7 +72,7 @@ def test_certain_tokens_are_raised_as_the_selection_law_says(name, case):
             own_q, own_r = q.astype(dtype), r.astype(dtype)
             entries = float(own_q[n]), float(own_r[n])
             rest = own_q, own_r, *entries, alive, left
-            found, scale, level = rule.follow_beside(Node(*rest, True, certain, n in certain))
+            found, scale, level = rule.follow_row(Node(*rest, True, certain, n in certain))
             assert min(found, 1) == pytest.approx(min(ratio, 1), abs=close)
             if ratio < 1 - close or scale is not None:
                 left_over = np.maximum(scale * q - r, 0)
@@ -81,5 +81,5 @@ def test_certain_tokens_are_raised_as_the_selection_law_says(name, case):
                 assert np.abs(left_over - residual).max() <= close
             bound = rule.highest * alive
             assert level is None or not q[certain].any() or level <= bound * (1 + close)
-            passing = rule.follow_beside(Node(*rest, False, certain, n in certain))[0]
+            passing = rule.follow_row(Node(*rest, False, certain, n in certain))[0]
             assert min(passing, 1) == pytest.approx(min(ratio, 1), abs=close)

@@ -11,9 +11,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding._meter import path_to, rows_at
-from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
 from cactus_theory.verify._host import Places
 from cactus_theory.verify.contract import Verified
@@ -398,6 +398,21 @@ def test_only_rows_of_nodes_that_are_reached_are_read():
     assert found.output_token_ids.equal(plain.output_token_ids)
 
 
+def test_only_rows_that_were_sampled_from_must_be_laws():
+    case, draft = random_tree(3)
+    coins = torch.rand(4, 9).double(), torch.rand(4, max(map(max, draft.depths)) + 1).double()
+    p, read = torch.full_like(draft.probs, math.nan), []
+    for row, count in enumerate(draft.counts):
+        read += [(row, draft.above[row][n]) for n in range(count) if draft.sampled[row, n]]
+    for at in read:
+        p[at] = draft.probs[at]
+    found = door(case, replace(draft, probs=p), coins)
+    assert found.output_token_ids.equal(door(case, draft, coins).output_token_ids)
+    p[read[-1]] = math.nan
+    with pytest.raises(ValueError, match="draft_probs"):
+        door(case, replace(draft, probs=p), coins)
+
+
 @pytest.mark.parametrize("runs", ["block", "chain"])
 def test_tokens_that_the_target_excludes_are_never_emitted(runs):
     for seed in range(amount(3, 40)):
@@ -641,8 +656,8 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
             rest = case.q.to(dtype), draft, case.accept[:3], torch.rand(3, 10).double()
             plain = Tree(runs).verify(Assignment((policy,)), *rest)
             with monkeypatch.context() as patch:
-                patch.setattr(Policy, "answers_beside", False)
-                dense = Tree(runs).verify(Assignment((policy,)), *rest)
+                patch.setattr(type(policy), "answers_rows", False)
+                dense = Tree(runs).verify(Assignment((replace(policy),)), *rest)
             assert plain.output_token_ids.equal(dense.output_token_ids)
             assert plain.charged == dense.charged
             assert torch.allclose(plain.alive, dense.alive, atol=1e-4, rtol=0)
@@ -700,7 +715,7 @@ def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatc
     for beside in (True, False):
         with monkeypatch.context() as patch:
             if not beside:
-                patch.setattr(Policy, "answers_beside", False)
+                patch.setattr(Band, "answers_rows", False)
             for coin in torch.linspace(0.01, 0.99, 50).double():
                 coins = torch.stack([torch.tensor(0.999).double(), coin])[None]
                 draw = torch.full((1, 3), 0.5).double()

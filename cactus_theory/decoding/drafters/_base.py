@@ -133,6 +133,20 @@ def nothing(texts: Texts) -> Draft:
     return Draft(ids, [0] * texts.batch, None)
 
 
+def tree_of(
+    rows: Sequence[Sequence[tuple[int, int, bool, bool]]],
+    device: torch.device,
+    probs: Float[Tensor, "batch K vocab"] | None = None,
+    limits: list[int] | None = None,
+) -> Draft:
+    """Return the draft of each row's tokens: ids, parents, whether sampled, whether certain."""
+    width = max(map(len, rows))
+    padded = [[*own, *[(0, -1, False, False)] * (width - len(own))] for own in rows]
+    ids, parents, sampled, certain = torch.tensor(padded, device=device).unbind(-1)
+    flags = sampled.bool(), certain.bool()
+    return Draft(ids, list(map(len, rows)), probs, parents, limits, *flags)
+
+
 def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
     """Return the parent of each fed token among the fed ones; None for chains.
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,8 +15,9 @@ from cactus_theory.decoding.drafters._base import (
     Setting,
     fed_parents,
     nothing,
+    tree_of,
 )
-from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.decoding.vocabulary import check_model_vocabularies
 from cactus_theory.verify.contract import Draft
 
@@ -65,13 +65,12 @@ class LikeliestTree(Drafter):
         return self.n
 
 
-class LikeliestDrafting(Drafting):
+class LikeliestDrafting(ModelDrafting):
     """A draft model, fed a tree anew at every depth."""
 
     def __init__(self, setting: Setting, model: Any, n: int) -> None:
-        self.texts, self.warp, self.n = setting.texts, setting.warp, n
-        own = {"slack": 1 + n, "fast_forward": setting.fast_forward}
-        self.model = CachedModel(model, self.texts.capacity, self.texts.batch, **own)
+        self.n, self.slack = n, 1 + n
+        super().__init__(setting, model, True)
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Deepen all trees at once: the parents of what is kept at the end were kept before."""
@@ -84,7 +83,9 @@ class LikeliestDrafting(Drafting):
                         best = logs[row, node].topk(min(self.n, logs.shape[-1]))
                         own = zip(best.indices.tolist(), best.values.tolist(), strict=True)
                         tree |= {(*text, n): tree.get(text, 0.0) + log for n, log in own}
-                trees[row] = kept(tree, self.n)
+                # the likeliest texts, each after those that it continues
+                best = nlargest(self.n, tree.items(), key=lambda own: (own[1], -len(own[0])))
+                trees[row] = dict(best)
             draft = self._draft(trees)
         return draft
 
@@ -93,8 +94,8 @@ class LikeliestDrafting(Drafting):
         texts, lengths = self.texts, self.model.lengths
         settled = [own - old for own, old in zip(texts.lengths, lengths, strict=True)]
         counts = [own + more for own, more in zip(settled, draft.lengths, strict=True)]
-        parents = fed_parents(draft, counts)
         keep = [own + 1 for own in draft.lengths]
+        parents = fed_parents(draft, counts)
         logits = self.model.feed(texts.take(lengths, counts), counts, keep, parents)
         self.calls = self.model.calls
         scores = self.warp.scores(logits, texts, 0, draft.lengths, draft)
@@ -102,28 +103,10 @@ class LikeliestDrafting(Drafting):
         return (scores.double() / (self.warp.temperature or 1.0)).log_softmax(-1)
 
     def _draft(self, trees: Sequence[Tree]) -> Draft:
-        width = max(map(len, trees))
-        ids, parents = torch.zeros(2, len(trees), width, dtype=torch.int64).unbind()
-        for row, tree in enumerate(trees):
+        rows = []
+        for tree in trees:
             place = {text: number for number, text in enumerate([(), *tree], -1)}
-            for number, text in enumerate(tree):
-                ids[row, number], parents[row, number] = text[-1], place[text[:-1]]
-        ids, parents = ids.to(self.texts.device), parents.to(self.texts.device)
-        self.texts.propose_all(ids)
-        drawn = torch.zeros_like(ids, dtype=torch.bool)
-        return Draft(ids, list(map(len, trees)), None, parents, None, drawn)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
-        self.model.keep(rows)
-
-    def settle(self) -> None:
-        """Forget what was drafted, and the last token, which is fed next."""
-        for row, cached in enumerate(self.model.lengths):
-            self.model.rollback(row, min(cached, self.texts.lengths[row] - 1))
-
-
-def kept(tree: Tree, n: int) -> Tree:
-    """Return the ``n`` likeliest texts, each after those that it continues."""
-    best = nlargest(n, tree.items(), key=lambda own: (own[1], -len(own[0])))
-    return dict(best)
+            rows.append([(text[-1], place[text[:-1]], False, True) for text in tree])
+        draft = tree_of(rows, self.texts.device)
+        self.texts.propose_all(draft.token_ids)
+        return draft

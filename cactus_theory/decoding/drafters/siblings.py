@@ -11,7 +11,7 @@ from torch import Tensor
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._warp import Warp
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, tree_of
 from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.verify.contract import Draft
 
@@ -178,8 +178,4 @@ def with_siblings(
             others = [other for other in beside[place] if other not in (token, -1)]
             own += [(other, place - 1, False, certain) for other in others[:m]]
         rows.append(own)
-    width = max(map(len, rows))
-    padded = [[*own, *[(0, -1, False, False)] * (width - len(own))] for own in rows]
-    token_ids, parents, *flags = torch.tensor(padded, device=trunk.token_ids.device).unbind(-1)
-    counts, flags = list(map(len, rows)), [own.bool() for own in flags]
-    return Draft(token_ids, counts, trunk.probs, parents, trunk.limits, *flags)
+    return tree_of(rows, trunk.token_ids.device, trunk.probs, trunk.limits)

@@ -29,6 +29,7 @@ from torch import Tensor
 from cactus_theory._scratch import scratch
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
+from cactus_theory.verify._tensors import assignment
 from cactus_theory.verify.contract import Verified
 from cactus_theory.verify.draw import Coins
 
@@ -169,7 +170,8 @@ def verify_flat(
     ids, lengths = batch.padded_ids
     draft = batch.draft
     if assigned is None:
-        assigned = _assigned(policies, batch, ids)
+        own = [policies[row] for row in batch.drafted] if len(policies) > 1 else policies
+        assigned = assignment(own, ids)
     verdict = verifier.verify(assigned, batch.target_rows, draft, *(coins or toss(batch)))
     rows = _with_bonus(batch, verdict, lengths)
     if batch.greedy is not None:
@@ -209,19 +211,6 @@ def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tenso
     if any(barred):
         used = used * torch.tensor([not own for own in barred], device=used.device)
     return used if used.is_cuda else used.tolist()
-
-
-def _assigned(policies: Sequence[Policy], batch: FlatBatch, ids: Tensor) -> Assignment:
-    """Return the different policies and which one judges each request."""
-    own = list(policies) if len(policies) == 1 else [policies[row] for row in batch.drafted]
-    different: list[Policy] = []
-    for policy in own:
-        if policy not in different:
-            different.append(policy)
-    if len(different) == 1:
-        return Assignment((different[0],))
-    choice = ids.new_tensor([different.index(policy) for policy in own])
-    return Assignment(tuple(different), choice[:, None].expand(ids.shape))
 
 
 def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tensor, "R K1"]:
