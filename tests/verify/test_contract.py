@@ -59,6 +59,13 @@ def test_rows_in_half_precision_are_replaced_by_what_the_draft_lacks():
 BY_ROWS = [s for s in EVERY if s in CHAIN and RULES[s].answers_rows and s != "speculative"]
 
 
+def test_more_rows_than_are_drawn_from_together_take_their_own_coins():
+    q, p, ids, lengths, accept, draw = rows(40, 2, vocab=2000)  # 16 at a time
+    assigned, draft = Assignment((ct.policy("speculative"),)), Draft(ids, lengths, p)
+    host = ChainOnHost(assigned, q, draft, accept, draw).run()
+    assert all(map(torch.equal, host, chain_on_device(assigned, q, draft, accept, draw)))
+
+
 def test_a_long_row_is_drawn_from_by_its_own_coin():
     q, p, _, _, _, draw = rows(5, 1, vocab=BLOCKED_FROM, seed=16)
     coins = torch.full((5, 1), 1 - 2**-53, dtype=torch.float64)
