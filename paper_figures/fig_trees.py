@@ -1,4 +1,4 @@
-"""Siblings beside a drafted path: tokens per call at equal emitted KL, and what a pass may cost."""
+"""Siblings beside a drafted path: tokens per call at equal KL and at equal time of the pass."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ FORWARDS = {"own": ("other", "-", "this package's pass"), "library": ("other", "
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``trees.csv`` and ``trees_passes.csv``: the gain, and its price."""
+    """Return the figure from ``trees.csv`` and ``trees_passes.csv``: gain, price, equal time."""
     rows, timed = style.read(data / "trees.csv"), style.read(data / "trees_passes.csv")
     width = rows[0]["num_draft_tokens"]
-    trees = [row for row in rows if row["verifier"] == "tree" and row["num_draft_tokens"] == width]
-    figure, (gain, price) = style.panels(2, height=3.4)
+    every = [row for row in rows if row["verifier"] == "tree"]
+    trees = [row for row in every if row["num_draft_tokens"] == width]
+    figure, (gain, price, rival) = style.panels(3, height=3.4)
     most = max(row["siblings"] for row in trees)
     for temperature, (colour, line, marker) in TEMPERATURES.items():
         own = [row for row in trees if row["temperature"] == temperature]
@@ -30,6 +31,10 @@ def draw(data: Path) -> Figure:
         own = [row for row in own if row["policy"] == "speculative"]
         points = sorted((1 + width * (1 + row["siblings"]), row["pays_below"]) for row in own)
         price.plot(*zip(*points, strict=True), label=f"pays below, T = {temperature:g}", **look)
+        own = [row for row in every if row["temperature"] == temperature and row["equal_time_k"]]
+        for k in sorted({row["num_draft_tokens"] for row in own}):
+            some = [row for row in own if row["num_draft_tokens"] == k]
+            _equal_time(rival, some, look | {"label": f"T = {temperature:g}" if k == width else ""})
     for name, (colour, line, said) in FORWARDS.items():
         own = [row for row in timed if row["forward"] == name and row["num_draft_tokens"] == width]
         points = sorted((row["nodes"], row["times_path"]) for row in own)
@@ -37,11 +42,16 @@ def draw(data: Path) -> Figure:
         price.plot(*zip(*points, strict=True), label=said, **look)
     gain.axhline(1, color=style.GRID, zorder=0)
     gain.set(xlabel="emitted KL, nats per token", ylabel="tokens per call, over the block's")
-    gain.set_title(f"K = {width:g}, {most:g} siblings a place")
+    gain.set_title(f"K = {width:g}, {most:g} siblings")
     gain.legend(frameon=False, fontsize=7.5)
     price.set(xlabel="tokens of the target's pass", ylabel="time of the pass, over the path's")
-    price.set_title("what the pass costs, and may cost")
+    price.set_title("cost of the pass")
+    price.set_ylim(top=1.2 * price.get_ylim()[1])
     price.legend(frameon=False, fontsize=7.5)
+    rival.axhline(1, color=style.GRID, zorder=0)
+    rival.set(xlabel="tokens of the tree's pass", ylabel="tokens per call, over the longer block's")
+    rival.set_title("at equal time of the pass")
+    rival.legend(frameon=False, fontsize=7.5)
     return figure
 
 
@@ -52,3 +62,18 @@ def _gain(ax: Axes, rows: list[dict[str, Any]], temperature: float, look: dict[s
     spent, ratio, error = style.columns(own, "kl_per_token", "ratio_to_block", "ratio_to_block_se")
     errors = [ERRORS * one for one in error]
     ax.errorbar(spent, ratio, errors, lw=1.3, elinewidth=0.8, label=f"T = {temperature:g}", **look)
+
+
+def _equal_time(ax: Axes, rows: list[dict[str, Any]], look: dict[str, Any]) -> None:
+    """Draw the lossless trees of one K beside blocks whose pass takes as long."""
+    own = [row for row in rows if row["policy"] == "speculative"]
+    own.sort(key=lambda row: row["siblings"])
+    nodes = [1 + row["num_draft_tokens"] * (1 + row["siblings"]) for row in own]
+    ratio, error = style.columns(own, "ratio_to_equal_time", "ratio_to_equal_time_se")
+    errors = [ERRORS * one for one in error]
+    ax.errorbar(nodes, ratio, errors, lw=1.3, elinewidth=0.8, **look)
+    if own and own[0]["temperature"] == 1:
+        said = f"K = {own[0]['num_draft_tokens']:g}"
+        ax.annotate(
+            said, (nodes[-1], ratio[-1]), (0, -16), textcoords="offset points", fontsize=7.5
+        )

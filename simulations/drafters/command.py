@@ -23,7 +23,7 @@ from ..common.grid import PLAIN, USUAL, Config, Grid, Job, Record, configs
 from ..common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
 from ..common.results import columns, publish
-from ..common.statistics import hermite, monotone_curve
+from ..throughput.equal_kl import read, rising
 
 NGRAM, LOSSLESS = "ngram", "speculative"
 # column: what is over what, of timed decodes or of all
@@ -144,15 +144,13 @@ class Decodes:
 
 
 def _read(level: float, spent: Sequence[Estimate], found: Sequence[Estimate]) -> Estimate:
-    def read(kl: Sequence[float], values: Sequence[float]) -> float:
-        with np.errstate(divide="ignore"):
-            curve = monotone_curve(np.log(kl), np.array(values))
-        value = hermite(float(np.log(level)), *curve)
+    def at(kl: Sequence[float], values: Sequence[float]) -> float:
+        value = read(level, rising(np.stack([kl, values], 1)))
         return float("nan") if value is None else value
 
     pairs = zip(*(np.array([one.left_out for one in own]).T for own in (spent, found)), strict=True)
-    left = np.array([read(kl, values) for kl, values in pairs])
-    whole = read([one.value for one in spent], [one.value for one in found])
+    left = np.array([at(kl, values) for kl, values in pairs])
+    whole = at([one.value for one in spent], [one.value for one in found])
     return Estimate(whole, left, found[0].source)
 
 

@@ -1,0 +1,112 @@
+"""Rounds of a lossless decode, and what paths, siblings and policies make of them: no coins.
+
+The tokens up to place i of a drafted path are accepted with probability P_i, averaged over those
+drafted later; then y replaces the next one with probability (P_i h_i(y) − p_i(y))₊, a block's, or
+P_i (h_i(y) − p_i(y))₊ token by token. A sibling fixed before that one is caught so often. What is
+caught yields one token more, from the target, which costs nothing (THEORY.md, Theorem 22).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cactus_theory._arguments import normalised
+from cactus_theory.decoding import ModelDrafter, Pair, generate
+from cactus_theory.divergences import divergence
+from cactus_theory.optimum.selection import offered
+from cactus_theory.policies import Policy
+from cactus_theory.traces import Replay
+from cactus_theory.verify import Draft
+
+LOSSLESS = "speculative"
+# the row h at a place that is reached with the alive ratio P
+Row = Callable[[int, float], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A path of K drafted tokens, the rows of target (K + 1, V) and draft, tokens before it."""
+
+    q: Tensor
+    p: Tensor
+    ids: list[int]
+    before: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What comes of a path: P (K + 1,), nats of each row, and what replaces each token (K, V)."""
+
+    alive: Tensor
+    spent: Tensor
+    replaced: Tensor
+
+    def sums(self, caught: Tensor | None = None) -> np.ndarray:
+        """Return the tokens and nats of the path's first 0, …, K tokens, (2, K + 1)."""
+        tokens, nats = self.alive.cumsum(0), (self.alive[:-1] * self.spent).cumsum(0)
+        if caught is not None:
+            tokens[1:] += caught.cumsum(0)
+        return np.stack([tokens, np.concatenate([[0.0], nats])])
+
+
+def logged(
+    pair: Pair, prompt: Tensor, width: int, most: int, **options: Any
+) -> tuple[Tensor, list[Round]]:
+    """Return a lossless decode's text, and its rounds with a whole path of ``width`` tokens."""
+    found: list[Round] = []
+
+    def see(q: Tensor, draft: Draft, places: Any, earlier: list[int]) -> None:
+        if draft.lengths == [width] and draft.probs is not None:
+            ids, before = draft.token_ids[0].tolist(), prompt.shape[1] + earlier[0]
+            found.append(Round(normalised(q[0]), normalised(draft.probs[0]), ids, before))
+
+    made = generate(
+        pair.target, ModelDrafter(pair.draft), prompt, policy=LOSSLESS, meter=False,
+        verifier="block", num_draft_tokens=width, max_new_tokens=most + width, on_rows=see,
+        **options,
+    )  # fmt: skip
+    return torch.cat([prompt, made.output_token_ids], 1), found
+
+
+def followed(own: Round, row: Row, chain: bool = False) -> Course:
+    """Return what comes of a path under rows h, as a block or token by token."""
+    alive, rows = [1.0], []
+    for place, token in enumerate(own.ids):
+        rows.append(row(place, alive[-1]))
+        kept = float(rows[-1][token] / own.p[place, token])
+        alive.append(alive[-1] * min(1.0, kept) if chain else min(1.0, alive[-1] * kept))
+    h, reached = torch.stack(rows), torch.tensor(alive, dtype=torch.float64)
+    before = reached[:-1, None]
+    replaced = (before * h - (before if chain else 1) * own.p).clamp(min=0)
+    return Course(reached, divergence("kl").value(h, own.q[:-1]).clamp(min=0), replaced)
+
+
+def alone(own: Round, rule: Policy) -> Row:
+    """Return the rows of a policy that looks at its own row only."""
+    rows = rule.emitted(own.q[:-1], own.p)
+    return lambda place, _: rows[place]
+
+
+def beside(own: Round, rule: Policy, fixed: Sequence[Sequence[int]]) -> Row:
+    """Return the rows of a policy that knows of the tokens fixed at each place."""
+    rows = zip(own.q.numpy(), own.p.numpy(), fixed, strict=False)
+    laws = np.stack([offered(q, p, certain) for q, p, certain in rows])
+    return alone(Round(own.q, torch.from_numpy(laws), own.ids), rule)
+
+
+def first(own: Round, width: int) -> Round:
+    """Return the same with the first tokens of the path only."""
+    return Round(own.q[: width + 1], own.p[:width], own.ids[:width], own.before)
+
+
+def replayed(
+    spec: str, name: str, k: float, cycles: np.ndarray, tokens: np.ndarray, nats: np.ndarray
+) -> Replay:
+    """Return sums by text as a replay, which knows their errors and reads levels of KL."""
+    none = np.zeros((0, len(cycles)))
+    spent = {"kl": nats}
+    return Replay(spec, name, int(k), "trees", cycles, tokens, tokens - cycles, spent, none, none)

@@ -1,0 +1,165 @@
+"""What is said of a round with its coins integrated out is what the verifiers do with them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import load_pair
+from cactus_theory.decoding.drafters.siblings import with_siblings
+from cactus_theory.optimum.soft import Worth
+from cactus_theory.verify import Assignment, Draft, find_verifier
+from simulations.common.inputs import PAIR
+from simulations.trees import command, ideas, rounds
+from tests.amounts import amount, thorough
+
+# sums of a few float64 terms; of the root of a row; of float32 passes with and without a cache
+EXACT, ROOT, PASSES = 1e-12, 1e-9, 1e-4
+SPECS = ["speculative", "band:price=1", "soft_band:price=0.7"]
+
+
+def paths(seed, width=3, vocab=5):
+    """Return a round: rows that depend on depth alone, tokens drawn from them."""
+    rng = np.random.default_rng(seed)
+    q, p = (torch.from_numpy(rng.dirichlet(np.ones(vocab), width + more)) for more in (1, 0))
+    ids = [int(rng.choice(vocab, p=row.numpy())) for row in p]
+    return rounds.Round(q, p, ids)
+
+
+def soft(own, rule):
+    worths = rule.worth(range(len(own.ids) - 1, -1, -1))
+    none = np.zeros(0, dtype=int)
+    return lambda place, alive: torch.from_numpy(
+        ideas.counting(
+            own.q[place].numpy(), own.p[place].numpy(), alive, worths[place], rule.price, none
+        )
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("chain", [False, True])
+def test_the_course_of_a_path_is_the_verifiers_law(spec, chain):
+    rule = ct.policy(spec)
+    if chain and rule.needs_path:
+        return
+    for seed in range(amount(6, 60)):
+        own = paths(seed)
+        row = soft(own, rule) if rule.needs_path else rounds.alone(own, rule)
+        found = rounds.followed(own, row, chain)
+        judge = find_verifier("chain" if chain else "block")
+        draft = Draft(torch.tensor([own.ids]), [3], own.p[None])
+        law = judge.law(Assignment((rule,)), own.q[None], draft)
+        np.testing.assert_allclose(found.alive, law.alive[0], rtol=0, atol=ROOT)
+        # the last token's replacement is averaged over nothing but that token
+        mean = torch.zeros(5, dtype=torch.float64)
+        for token, chance in enumerate(own.p[2].tolist()):
+            other = Draft(torch.tensor([[*own.ids[:2], token]]), [3], own.p[None])
+            one = judge.law(Assignment((rule,)), own.q[None], other)
+            mean += chance * one.stop[0, 2] * one.last[0, 2]
+        np.testing.assert_allclose(found.replaced[2], mean, rtol=0, atol=ROOT)
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_the_walk_emits_as_many_tokens(certain):
+    """Tokens and catches on average over drafts and coins, within four standard errors."""
+    rule, m, count = ct.policy("band:price=1"), 2, amount(1500, 6000)
+    own = paths(8, width=2)  # a fifth of its rounds catch
+    fixed = own.p.topk(m)[1]
+    expected = np.zeros(2)
+    for ids in itertools.product(range(5), repeat=2):
+        one = rounds.Round(own.q, own.p, list(ids))
+        row = rounds.beside(one, rule, fixed.tolist()) if certain else rounds.alone(one, rule)
+        course = rounds.followed(one, row)
+        caught = course.sums(course.replaced.gather(1, fixed).sum(1))[0, -1]
+        chance = float(own.p[0, ids[0]] * own.p[1, ids[1]])
+        expected += chance * np.array([caught, caught - course.sums()[0, -1]])
+    source = torch.Generator().manual_seed(0)
+    ids = torch.multinomial(own.p, count, replacement=True, generator=source).T.contiguous()
+    trunk = Draft(ids, [2] * count, own.p.expand(count, -1, -1))
+    tree = with_siblings(trunk, [fixed.tolist()] * count, m, certain)
+    depth = torch.cat([torch.zeros(count, 1).long(), trunk_depths(tree)], 1)
+    rows = own.q[depth]
+    accept, draw = (
+        torch.rand(count, size, dtype=torch.float64, generator=source)
+        for size in (tree.token_ids.shape[1], 3)
+    )
+    verdict = find_verifier("tree").verify(Assignment((rule,)), rows, tree, accept, draw)
+    assert verdict.path is not None
+    caught = (verdict.path >= 2).any(1)  # beside the path of two tokens
+    seen = np.array(
+        [[len(new), bool(own)] for new, own in zip(verdict.rows(), caught, strict=True)]
+    )
+    errors = seen.std(0) / np.sqrt(count)
+    assert (np.abs(seen.mean(0) - expected) < 4 * errors).all()
+
+
+def trunk_depths(tree):
+    """Return how many drafted tokens each node has up to itself."""
+    depths = torch.zeros_like(tree.token_ids)
+    for place in range(depths.shape[1]):
+        above = tree.parents[:, place]
+        before = depths.gather(1, above.clamp(min=0)[:, None])[:, 0]
+        depths[:, place] = torch.where(above < 0, 0, before) + 1
+    return depths
+
+
+def test_sums_of_short_paths_are_the_beginnings_of_long_ones():
+    own = paths(5)
+    found = command.sums([own, own], ct.policy("band:price=1"), [2, 1], (2, 2))
+    short = command.sums([rounds.first(own, 2)], ct.policy("band:price=1"), [2, 1], (2, 2))
+    for key in [("chain", 0), ("block", 0), ("tree", 2), ("tree", 1), (command.CERTAIN, 2)]:
+        np.testing.assert_allclose(found[key][:, :3], 2 * short[key], rtol=0, atol=EXACT)
+
+
+def test_the_row_that_counts_catches_is_the_best_one():
+    """Against rows around it: kept tokens, one more for each that is caught, less the nats."""
+    worth, price, fixed = Worth((0.4, 1.0), (2.2, 1.7)), 1.3, np.array([0, 3])
+    for seed in range(amount(5, 50)):
+        rng = np.random.default_rng(seed)
+        q, p = rng.dirichlet(np.ones(6), 2)
+        alive = rng.uniform(0.3, 1)
+
+        def yields(h, q=q, p=p, alive=alive):
+            kept = (p * worth.of(torch.from_numpy(alive * h / p)).numpy()).sum()
+            caught = np.maximum(alive * h - p, 0)[fixed].sum()
+            return kept + caught - price * alive * (h * np.log(h / q)).sum()
+
+        best = ideas.counting(q, p, alive, worth, price, fixed)
+        assert best.sum() == pytest.approx(1)
+        for _ in range(50):
+            near = best * np.exp(rng.normal(scale=0.02, size=6))
+            assert yields(near / near.sum()) <= yields(best) + EXACT
+
+
+def test_placements_take_as_many_nodes_and_no_more_than_can_be_caught():
+    """Two texts: what is caught is at the second place of the first, and is found from q alone."""
+    shape = 2, 2, ideas.CANDIDATES
+    caught, chances = np.zeros(shape), np.full(shape, 0.01)
+    caught[:, 1, 7] = 0.5
+    cells = {"speculative": [(caught[i], chances[i], np.full(2, 0.5), np.ones(3)) for i in (0, 1)]}
+    totals = {(ideas.PLAIN, "speculative"): np.array([[2.0, 2], [0, 0], [9, 9]])}
+    needed = ideas._placed(cells, np.array([0, 1]), totals)
+    for name in ("placed by depth and rank", "placed by known q"):
+        tokens, _, nodes = totals[name, "speculative"]
+        assert tokens.tolist() == [2.5, 2.5] and nodes.tolist() == [9, 9]
+    assert needed["placed by known q"].value <= 1 / (2 * ideas.CONTINUED)
+
+
+@thorough
+def test_runs_below_siblings_have_the_models_own_rows():
+    pair = load_pair(PAIR / "target", PAIR / "draft")
+    prompt = torch.tensor([pair.tokenizer("def f(")["input_ids"]])
+    whole, made = rounds.logged(pair, prompt, 3, 12, temperature=1.0, seed=1)
+    assert len(made) > 1
+    found = ideas.below(pair, whole, made, 0.6, 0)
+    own, runs = made[1], found[1]
+    sibling = int(own.p[2].topk(2)[1][1])
+    run = runs[2][1]
+    text = torch.cat([whole[0, : own.before], torch.tensor([*own.ids[:2], sibling, *run.ids])])
+    with torch.inference_mode():
+        for model, rows in ((pair.target, run.q), (pair.draft, run.p)):
+            logits = model(input_ids=text[None]).logits[0, -1 - len(run.ids) :]
+            expected = (logits.double() / 0.6).softmax(-1)[: len(rows)]
+            assert (expected - rows).abs().max() < PASSES
