@@ -12,6 +12,7 @@ from cactus_theory.decoding import ByPosition, ModelDrafter, generate
 from cactus_theory.decoding.drafters import LikeliestTree, NGram, Siblings
 from cactus_theory.traces import Cycle, Trace, expect, learn_values, log_trace, replay, save_trace
 from cactus_theory.traces._manifest import MANIFEST
+from cactus_theory.tuning import Costs, tune
 from cactus_theory.verify import Draft, Tree
 from tests.amounts import some
 from tests.traces.conftest import VOCAB as RAGGED
@@ -20,7 +21,7 @@ from tests.verify.test_tree import VOCAB, Plan, draft_of, outcomes
 # float32 log-probabilities above −8 keep a row to 2⁻²²; sums of some ten such numbers
 STORED = 1e-5
 SHAPES = ((1, 1, 1), (2, 1), (2, 2))
-CHILDREN = ("certain", "sampled", "off", "mixed")
+CHILDREN = ("certain", "sampled", "off", "mixed", "late")
 SPECS = ("speculative", "band:price=1", "cactus:delta=0.1", "soft_band:price=1")
 END = 2
 # a row that depends on the path needs blocks, and the Gibbs law of certain trees has its own test
@@ -55,9 +56,11 @@ def enumerated(walks, found, ends):
     return sums, total
 
 
-@pytest.mark.parametrize(("shape", "children", "spec", "runs", "ends"), some(CASES, 13))
+@pytest.mark.parametrize(("shape", "children", "spec", "runs", "ends"), some(CASES, 14))
 def test_a_replay_is_the_mean_of_all_walks(tmp_path, shape, children, spec, runs, ends):
-    plan, policy = Plan(shape, children), ct.policy(spec)
+    late = children == "late"  # a sibling that is not declared, as of Siblings
+    kind = "sampled" if late else children
+    plan, policy = Plan(shape, kind, late="late" if late else ""), ct.policy(spec)
     every = list(outcomes(plan, policy, runs))
     trace = saved(tmp_path / "t", [walks for walks, _ in every], ends)
     got = replay(trace, policy, Tree(runs))
@@ -67,6 +70,22 @@ def test_a_replay_is_the_mean_of_all_walks(tmp_path, shape, children, spec, runs
     assert mean == pytest.approx(np.sum(due, axis=0), abs=STORED)
     kept = (got.kept * share).sum()
     assert kept == pytest.approx(mean[1], abs=STORED)
+
+
+def test_the_recovery_of_a_proposal_is_that_of_its_own_token(tmp_path):
+    """With three tokens it is the same for all; a sibling chosen after the draw tells of more."""
+    generator = torch.Generator().manual_seed(3)
+    q, p = torch.rand(2, 6, generator=generator, dtype=torch.float64).pow(2).unbind()
+    q, p, rule = q / q.sum(), p / p.sum(), ct.policy("cactus:delta=0.1")
+    flags = torch.tensor([True, False]), torch.tensor([False, False])
+    parents, due, texts = torch.tensor([-1, -1]), [], []
+    for token in range(6):
+        ids = torch.tensor([token, (token + 1) % 6])
+        texts.append([Cycle(0, 0, ids, q.expand(3, -1), p[None], parents, *flags)])
+        kept = float(rule.acceptance(q, p, ids[:1]))
+        due.append(1 + kept + (1 - kept) * float(rule.recovery(q, p, ids[0])[ids[1]]))
+    trace = save_trace(tmp_path / "t", texts, vocab_size=6, num_draft_tokens=1, nodes=2)
+    assert replay(trace, rule, Tree("chain")).tokens == pytest.approx(due, abs=STORED)
 
 
 @pytest.mark.parametrize("price", [0.5, 2.0])
@@ -97,12 +116,22 @@ def test_every_tree_comes_back(tmp_path, dtype):
     drafts = [draft_of(own, 1) for own in walks]
     row = torch.full((2, VOCAB), 1 / VOCAB, dtype=torch.float64)
     chains = [Cycle(0, 0, torch.tensor([1]), row, own) for own in (row[:1], None)]
-    written = [*(Cycle.of(0, n, *own) for n, own in enumerate(drafts)), *chains]
+    # the node of the first sampled token comes after that of the second one
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    ids, parents = torch.tensor([[0, 1, 1]]), torch.tensor([[-1, 0, -1]])
+    drawn = torch.tensor([[False, True, True]])
+    tree = Draft(ids, [3], p[None], parents, None, drawn, ~drawn)
+    drafts.append((row[0].expand(1, 4, -1), tree))
+    written = [Cycle.of(0, n, *own) for n, own in enumerate(drafts)]
+    written = [*written[:-1], *chains, written[-1]]
+    drafts[-1:] = [*[None] * 2, drafts[-1]]
     sizes = {"vocab_size": VOCAB, "num_draft_tokens": 2, "nodes": 6, "dtype": dtype}
     read = list(save_trace(tmp_path / "t", [written], **sizes).cycles())
     rounding = {"float16": 2.0**-8, "float32": 2.0**-21}[dtype]  # see test_format
-    for (q, draft), cycle in zip(drafts, read, strict=False):
-        again = cycle.draft()
+    for made, cycle in zip(drafts, read, strict=True):
+        if made is None:
+            continue
+        (q, draft), again = made, cycle.draft()
         for name in ("token_ids", "parents", "sampled", "certain"):
             assert torch.equal(getattr(draft, name), getattr(again, name)), name
         torch.testing.assert_close(cycle.target_probs, q[0], rtol=rounding, atol=0)
@@ -110,7 +139,7 @@ def test_every_tree_comes_back(tmp_path, dtype):
             node = draft.node(0, place)
             one, other = draft.probs[0, node], again.probs[0, node]
             torch.testing.assert_close(other, one, rtol=rounding, atol=0)
-    for cycle, drawn in zip(read[-2:], (True, False), strict=True):  # paths, as trees
+    for cycle, drawn in zip(read[-3:-1], (True, False), strict=True):  # paths, as trees
         assert cycle.parents.tolist() == [-1]
         assert cycle.sampled.tolist() == [drawn] and cycle.certain.tolist() == [not drawn]
 
@@ -167,6 +196,7 @@ def trees(tmp_path):
         (lambda t: replay(t, "speculative", "tree", num_draft_tokens=1), "num_draft_tokens: a sho"),
         (lambda t: expect(t), "expect cannot follow"),
         (learn_values, "learn_values cannot follow"),
+        (lambda t: tune(t, Costs.ratios(0.1), 0.05), "tune cannot follow"),
         (list, "what reads cycles as chains cannot follow"),
         (lambda t: next(t.batches(1)), "what reads cycles as chains cannot follow"),
         (lambda t: t.rows(), "what reads cycles as chains cannot follow"),
