@@ -7,8 +7,8 @@ from typing import Any
 from cactus_theory._files import parsed_json, write_whole
 
 
-def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Return the content of a file of this format and version.
+def read_marked(path: Path, kind: str, *versions: int) -> dict[str, Any]:
+    """Return the content of a file of this format and one of these versions.
 
     Raises
     ------
@@ -24,8 +24,9 @@ def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
     content = parsed_json(f"{path}: must be a JSON file", text)
     if not isinstance(content, dict) or content.get("format") != kind:
         raise ValueError(f"{path}: must say format {kind!r}; this is something else")
-    if content.get("version") != version:
-        raise ValueError(f"{path}: version must be {version}; got {content.get('version')!r:.60}")
+    if content.get("version") not in versions:
+        known = " or ".join(map(str, versions))
+        raise ValueError(f"{path}: version must be {known}; got {content.get('version')!r:.60}")
     return content
 
 

@@ -8,6 +8,7 @@ from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
 from cactus_theory._lock import NAME as LOCK
 from cactus_theory._lock import FolderLock
+from cactus_theory.decoding._checks import whole_number
 from cactus_theory.traces._manifest import (
     MANIFEST,
     UNFINISHED,
@@ -70,13 +71,14 @@ class Folder:
         return sum(entry.cycles for entry in self.entries)
 
     @property
-    def _limits(self) -> tuple[int, int]:
-        return self.header.vocab_size, self.header.num_draft_tokens
+    def _limits(self) -> tuple[int, int, int | None]:
+        return self.header.limits
 
     def add(self, cycles: Sequence[Cycle]) -> None:
         """Write the next text's cycles; they are on the disk when this returns."""
         name = shard_name(self.texts)
-        shard = pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size)
+        kind = DTYPES[self.header.dtype], self.header.vocab_size, self.header.trees
+        shard = pack(cycles, *kind)
         content = to_bytes(checked(name, shard, *self._limits))
         write_whole(self.path / name, content)
         self.entries.append(_entry(name, shard, content))
@@ -143,6 +145,7 @@ def save_trace(
     draft: str = "draft",
     temperature: float = 1.0,
     eos_token_ids: Sequence[int] = (),
+    nodes: int | None = None,
 ) -> Trace:
     """Write cycles of your own, such as those of another engine, as a trace.
 
@@ -150,9 +153,11 @@ def save_trace(
     ----------
     folder : a new or empty one.
     texts : the cycles of each text; their ``text`` is not read.
-    vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted.
+    vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted: of trees, in
+        one path.
     dtype : of the log-probabilities, float16 or float32.
     target, draft, temperature, eos_token_ids : what is said about the decode.
+    nodes : the most tokens a drafted tree may have; None for chains.
 
     Raises
     ------
@@ -169,8 +174,9 @@ def save_trace(
     """
     ends = list(eos_token_ids)
     check.one_of("dtype", dtype, tuple(DTYPES))
+    details = {} if nodes is None else {"nodes": whole_number("nodes", nodes, 1)}
     header = Header(
-        vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details={}
+        vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details
     )
     with Folder(Path(folder), header) as kept:
         if kept.finished or kept.texts:

@@ -11,7 +11,8 @@ from cactus_theory._files import beside
 from cactus_theory._marked import read_marked, write_marked
 from cactus_theory.traces._shard import DTYPES
 
-FORMAT, VERSION = "cactus-theory trace", 1
+# of chains, which are written as ever, and of trees
+FORMAT, VERSIONS = "cactus-theory trace", (1, 2)
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
 # more tokens a cycle are drafted by nobody, and replays have a column for each
 MOST_DRAFTED = 4096
@@ -29,6 +30,8 @@ class Header:
     temperature, seed, eos_token_ids : of the decode; tokens after an end-of-text token
         that was drafted are logged, but no decode would emit them.
     details : whatever else decides the content; a folder is taken up again only if it is equal.
+        Of drafted trees ``nodes`` is among it, the most tokens that one may have, and
+        ``num_draft_tokens`` is the most of a path.
     """
 
     vocab_size: int
@@ -40,6 +43,17 @@ class Header:
     seed: int
     eos_token_ids: list[int]
     details: dict[str, Any]
+
+    @property
+    def trees(self) -> bool:
+        """Return whether cycles drafted trees, which the first version cannot say."""
+        return "nodes" in self.details
+
+    @property
+    def limits(self) -> tuple[int, int, int | None]:
+        """Return V, the most tokens that a cycle drafted, and of trees the most of a path."""
+        depth = self.num_draft_tokens
+        return self.vocab_size, self.details.get("nodes", depth), depth if self.trees else None
 
     def flat(self) -> dict[str, Any]:
         """Return everything that makes the content what it is, in one level."""
@@ -83,7 +97,7 @@ def digest(content: bytes) -> str:
 
 def write_header(path: Path, header: Header) -> None:
     """Write what an unfinished folder is to become."""
-    write_marked(path, FORMAT, VERSION, asdict(header))
+    write_marked(path, FORMAT, VERSIONS[header.trees], asdict(header))
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
@@ -93,7 +107,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     write_marked(
         path,
         FORMAT,
-        VERSION,
+        VERSIONS[manifest.header.trees],
         asdict(manifest.header) | {"texts": len(shards)} | totals | {"shards": shards},
     )
 
@@ -106,7 +120,7 @@ def read_header(path: Path) -> Header:
     OSError, ValueError
         A file that cannot be read, or of something else.
     """
-    return _header(path, read_marked(path, FORMAT, VERSION))
+    return _header(path, read_marked(path, FORMAT, *VERSIONS))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -117,7 +131,7 @@ def read_manifest(path: Path) -> Manifest:
     OSError, ValueError
         A file that cannot be read, or of something else.
     """
-    content = read_marked(path, FORMAT, VERSION)
+    content = read_marked(path, FORMAT, *VERSIONS)
     header = _header(path, content)
     shards = content.get("shards")
     if not isinstance(shards, list) or not shards:
@@ -140,7 +154,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def _check_drafts(path: Path, manifest: Manifest) -> None:
     """Raise unless every shard can have drafted the tokens that its counts imply."""
-    most = manifest.header.num_draft_tokens
+    most = manifest.header.limits[1]
     for own in manifest.shards:
         drafted = own.target_rows - own.cycles
         if not (0 <= own.draft_rows <= drafted <= most * own.cycles and own.bytes >= 0):
@@ -160,7 +174,11 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
         value = values[name]
         if value < 1:
             raise ValueError(f"{path}: {name} must be at least 1; got {value!r:.60}")
-    if header.num_draft_tokens > MOST_DRAFTED:
+    nodes = header.details.get("nodes", 1)
+    if content["version"] != VERSIONS[header.trees] or type(nodes) is not int or nodes < 1:
+        found = f"version {content['version']} and {header.details.get('nodes')!r:.60}"
+        raise ValueError(f"{path}: details must hold nodes in version 2 alone; got {found}")
+    if max(header.num_draft_tokens, nodes) > MOST_DRAFTED:
         raise ValueError(
             f"{path}: num_draft_tokens must be at most {MOST_DRAFTED}; "
             f"got {header.num_draft_tokens!r:.60}"

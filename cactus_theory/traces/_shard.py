@@ -2,17 +2,20 @@
 
 A shard is a safetensors file with C cycles, their N drafted tokens, N + C target rows and
 M ≤ N draft rows. Rows are natural logarithms, −inf where a token has no probability: float16
-probabilities would lose most of a large vocabulary.
+probabilities would lose most of a large vocabulary. Of drafted trees there are also
+``families`` (N, 3), and a draft row for every token that was sampled.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
+from cactus_theory.verify._declared import declared
+from cactus_theory.verify.contract import Draft
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 # how far a row's probabilities may sum from 1: rounding moves a log-probability of −16 in float16
@@ -26,6 +29,7 @@ NAMES = (
     "target_log_probs",
     "draft_log_probs",
 )
+FAMILIES = "families"
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class Cycle:
     draft_token_ids : (K,) int64, as drafted; K may be 0.
     target_probs : (K + 1, V) float64; row 0 follows the text, row i + 1 drafted token i.
     draft_probs : (K, V) float64, the rows the tokens were drawn from; None if the drafter was
-        certain of them.
+        certain of them. In a tree (M, V), of the M nodes that a token was sampled after, in order.
+    parents, sampled, certain : (K,) of a tree, as of a :class:`~cactus_theory.verify.Draft`; None
+        for a chain. Node i + 1, which row i + 1 is of, is the text after token i.
 
     Examples
     --------
@@ -52,7 +58,45 @@ class Cycle:
     position: int
     draft_token_ids: Int[Tensor, "K"]
     target_probs: Float[Tensor, "K1 vocab"]
-    draft_probs: Float[Tensor, "K vocab"] | None
+    draft_probs: Float[Tensor, "M vocab"] | None
+    parents: Int[Tensor, "K"] | None = None
+    sampled: Bool[Tensor, "K"] | None = None
+    certain: Bool[Tensor, "K"] | None = None
+
+    def draft(self) -> Draft:
+        """Return what was drafted, as a batch of one."""
+        ids, tree = self.draft_token_ids[None], (self.parents, self.sampled, self.certain)
+        parents, sampled, certain = (None if own is None else own[None] for own in tree)
+        probs = None if self.draft_probs is None else self.draft_probs[None]
+        if probs is not None and parents is not None and sampled is not None:
+            rows = probs.new_zeros(1, ids.shape[1], probs.shape[-1])
+            rows[:, (parents + 1)[sampled].sort().values] = probs
+            probs = rows
+        return Draft(ids, [ids.shape[1]], probs, parents, None, sampled, certain)
+
+    @classmethod
+    def of(cls, text: int, position: int, target_probs: Tensor, draft: Draft) -> "Cycle":
+        """Return the first row of a batch as a cycle.
+
+        Raises
+        ------
+        ValueError
+            A tree that does not declare the law of its nodes.
+        """
+        count = draft.lengths[0]
+        ids, probs = draft.token_ids[0, :count].cpu(), draft.probs
+        q = target_probs[0, : count + 1].to("cpu", torch.float64)
+        nodes, tree = torch.arange(count), ()
+        if draft.parents is not None:
+            if draft.sampled is None:
+                raise ValueError(
+                    "draft: a tree to be logged must declare which tokens were sampled"
+                )
+            flags = draft.sampled, ~draft.sampled if draft.certain is None else draft.certain
+            tree = tuple(own[0, :count].cpu() for own in (draft.parents, *flags))
+            nodes = (tree[0] + 1)[tree[1]].sort().values
+        p = None if probs is None or not len(nodes) else probs[0].cpu()[nodes].double()
+        return cls(text, position, ids, q, p, *tree)
 
 
 @dataclass(frozen=True)
@@ -67,6 +111,8 @@ class Shard:
     draft_offsets : (C + 1,) int64, the same for draft rows; a cycle has none if certain.
     draft_token_ids : (N,) int32.
     target_log_probs, draft_log_probs : (N + C, V) and (M, V), float16 or float32.
+    families : (N, 3) int32 of trees: the drafted token of its cycle that each one follows, −1 for
+        the text; whether it was sampled; whether it is certain.
     """
 
     position: Int[Tensor, "cycles"]
@@ -75,6 +121,7 @@ class Shard:
     draft_token_ids: Int[Tensor, "tokens"]
     target_log_probs: Float[Tensor, "target_rows vocab"]
     draft_log_probs: Float[Tensor, "draft_rows vocab"]
+    families: Int[Tensor, "tokens 3"] | None = None
 
     def __len__(self) -> int:
         """Return the number of cycles."""
@@ -91,19 +138,22 @@ class Shard:
         return (self.draft_offsets.diff() == 0).tolist()
 
 
-def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
-    """Return the cycles of one text as a shard.
+def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = False) -> Shard:
+    """Return the cycles of one text as a shard; chains among trees as trees of one path.
 
     Raises
     ------
     ValueError
-        Rows that are not (K + 1, V) and (K, V).
+        Rows that are not (K + 1, V) and (K, V), trees among chains.
     """
     counts = [len(cycle.draft_token_ids) for cycle in cycles]
     for cycle, count in zip(cycles, counts, strict=True):
         _check_shape("target_probs", cycle.target_probs, count + 1, vocab)
         if cycle.draft_probs is not None:
-            _check_shape("draft_probs", cycle.draft_probs, count, vocab)
+            drawn = count if cycle.sampled is None else int(cycle.sampled.sum())
+            _check_shape("draft_probs", cycle.draft_probs, drawn, vocab)
+        if cycle.parents is not None and not trees:
+            raise ValueError("parents: a trace of trees must say how many nodes they may have")
     own = [0 if cycle.draft_probs is None else len(cycle.draft_probs) for cycle in cycles]
     none = torch.zeros(0, vocab, dtype=torch.float64)
     target = torch.cat([cycle.target_probs.double() for cycle in cycles] or [none])
@@ -118,16 +168,33 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
         draft_token_ids=torch.cat([*ids, torch.zeros(0, dtype=torch.int32)]),
         target_log_probs=target.log().to(dtype),
         draft_log_probs=draft.log().to(dtype),
+        families=_families(cycles) if trees else None,
     )
+
+
+def _families(cycles: Sequence[Cycle]) -> Tensor:
+    """Return parents and flags of all tokens."""
+    found = [torch.zeros(0, 3)]
+    for cycle in cycles:
+        own = cycle.parents, cycle.sampled, cycle.certain
+        if cycle.parents is None:
+            path = torch.arange(-1, len(cycle.draft_token_ids) - 1)
+            drawn = torch.full_like(path, cycle.draft_probs is not None)
+            own = path, drawn, 1 - drawn
+        found.append(torch.stack([part.int() for part in own], 1))  # type: ignore[union-attr]
+    return torch.cat(found).int()
 
 
 def to_bytes(shard: Shard) -> bytes:
     """Return the file's content; the same shard always gives the same bytes."""
     library = check.optional_module("safetensors.torch", "llm")
-    return library.save({name: getattr(shard, name).contiguous() for name in NAMES})
+    names = NAMES if shard.families is None else (*NAMES, FAMILIES)
+    return library.save({name: getattr(shard, name).contiguous() for name in names})
 
 
-def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
+def from_bytes(
+    where: str, content: bytes, vocab: int, most: int, depth: int | None = None
+) -> Shard:
     """Return the shard that a file holds, checked.
 
     Raises
@@ -140,24 +207,28 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
         tensors = library.load(content)
     except Exception as error:  # the library raises its own class and several built-in ones
         raise ValueError(f"{where}: must be a safetensors file; {error}") from None
-    if sorted(tensors) != sorted(NAMES):
+    names = NAMES if depth is None else (*NAMES, FAMILIES)
+    if sorted(tensors) != sorted(names):
         raise ValueError(
-            f"{where}: must hold {', '.join(NAMES)}; got {', '.join(sorted(tensors)) or 'nothing'}"
+            f"{where}: must hold {', '.join(names)}; got {', '.join(sorted(tensors)) or 'nothing'}"
         )
-    return checked(where, Shard(**tensors), vocab, most)
+    return checked(where, Shard(**tensors), vocab, most, depth)
 
 
-def checked(where: str, shard: Shard, vocab: int, most: int) -> Shard:
+def checked(where: str, shard: Shard, vocab: int, most: int, depth: int | None = None) -> Shard:
     """Return the shard if it can be that of a trace.
 
     Raises
     ------
     ValueError
         Shapes that do not fit together, more than ``most`` drafted tokens a cycle, ids that are
-        no tokens, rows that are no log-probabilities; ``where`` names the file.
+        no tokens, rows that are no log-probabilities, what is no tree, or one of paths of more
+        than ``depth`` tokens; ``where`` names the file.
     """
     _check_offsets(where, shard)
     _check_ids(where, shard, vocab)
+    if depth is not None:
+        _check_trees(where, shard, depth)
     if (longest := max(shard.counts, default=0)) > most:
         raise ValueError(f"{where}: must have drafted at most {most} tokens a cycle; got {longest}")
     for name in ("target_log_probs", "draft_log_probs"):
@@ -189,7 +260,7 @@ def _check_offsets(where: str, shard: Shard) -> None:
             f"{tokens} + {cycles}; got {len(shard.target_log_probs)}"
         )
     drafted, own = shard.token_offsets.diff(), shard.draft_offsets.diff()
-    if bool(((own != drafted) & (own != 0)).any()):
+    if shard.families is None and bool(((own != drafted) & (own != 0)).any()):
         raise ValueError(f"{where}: a cycle must have a draft row for every token, or none")
 
 
@@ -200,6 +271,31 @@ def _check_ids(where: str, shard: Shard, vocab: int) -> None:
         raise ValueError(
             f"{where}: draft_token_ids must lie in [0, {vocab}); got {wrong[0].item()}"
         )
+
+
+def _check_trees(where: str, shard: Shard, depth: int) -> None:
+    own, shape = shard.families, (len(shard.draft_token_ids), 3)
+    if own is None or own.dtype != torch.int32 or own.shape != shape:
+        raise ValueError(f"{where}: families must be int32 of shape {shape}")
+    for number, rows in enumerate(shard.draft_offsets.diff().tolist()):
+        ids, parents, sampled, certain = (own[None] for own in family(shard, number))
+        try:
+            tree = declared(ids, parents, (), sampled, certain, validate=True)
+        except ValueError as error:
+            raise ValueError(f"{where}: cycle {number} must be a tree; {error}") from None
+        if int(sampled.sum()) != rows or int(tree.depths()) > depth:
+            raise ValueError(
+                f"{where}: cycle {number} must have a draft row for every sampled token and paths "
+                f"of at most {depth} tokens; got {rows} rows and {int(tree.depths())} tokens"
+            )
+
+
+def family(shard: Shard, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ids, parents and both flags of the tokens of a cycle that drafted a tree."""
+    assert shard.families is not None
+    own = slice(*shard.token_offsets[number : number + 2].tolist())
+    parents, sampled, certain = shard.families[own].long().unbind(1)
+    return shard.draft_token_ids[own].long(), parents, sampled > 0, certain > 0
 
 
 def _check_rows(where: str, rows: Tensor, vocab: int) -> None:

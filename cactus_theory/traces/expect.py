@@ -165,6 +165,7 @@ def expect(
     68.0
     """
     found = Trace.open(source) if isinstance(source, str | Path) else source
+    found.check_chains("expect")
     width = _width(found, num_draft_tokens)
     rule, judge = find_policy(policy), find_verifier(verifier)
     judge.check(rule)

@@ -77,6 +77,9 @@ def log_trace(
     groups : column → its value for each prompt, kept for :meth:`Trace.groups`.
     on_text : called with the cycles and texts logged so far, at the start and after every text.
 
+    A drafter of trees needs a verifier of trees; its trace holds them, for :func:`replay` with
+    ``verifier="tree"``.
+
     Raises
     ------
     ValueError
@@ -132,7 +135,8 @@ def log_trace(
             "max_new_tokens": max_new_tokens,
             "at_least_cycles": cycles,
         }
-        | _unusual(options, groups),
+        | _unusual(options, groups)
+        | _nodes(drafter, num_draft_tokens),
     )
     with Folder(Path(folder), header) as kept:
         _fill(kept, (target_model, drafter), prompts, options, on_text)
@@ -157,6 +161,13 @@ def _unusual(options: DecodeOptions, groups: Mapping[str, Sequence[str]] | None)
     judged = {"policy": options.policies[0].spec, "verifier": options.judge.spec}
     found: dict[str, Any] = {} if judged == USUAL else dict(judged)
     return found | ({"groups": {name: list(own) for name, own in groups.items()}} if groups else {})
+
+
+def _nodes(drafter: Drafter, num_draft_tokens: int) -> dict[str, int]:
+    """Return the most tokens of a drafted tree; nothing of a drafter of chains."""
+    if all(drafter.nodes(depth) == depth for depth in (1, 2)):
+        return {}
+    return {"nodes": drafter.nodes(num_draft_tokens)}
 
 
 def _fill(
@@ -187,7 +198,7 @@ def _logged(
     found: list[Cycle] = []
 
     def keep(q: Tensor, draft: Draft, texts: list[int], before: list[int]) -> None:
-        found.append(_taken(text, q, draft, before[0]))
+        found.append(Cycle.of(text, before[0], q, draft))
 
     own = replace(
         options, seed=header.seed + text, stop=lambda ids: ids.shape[1] >= most, on_rows=keep
@@ -196,26 +207,15 @@ def _logged(
     return found
 
 
-def _taken(text: int, q: Tensor, draft: Draft, position: int) -> Cycle:
-    """Return the rows of one round of one text."""
-    if draft.parents is not None:
-        raise ValueError("draft_model: must draft chains to be logged; got a tree")
-    count = draft.lengths[0]
-    return Cycle(
-        text=text,
-        position=position,
-        draft_token_ids=draft.token_ids[0, :count].cpu(),
-        target_probs=q[0, : count + 1].to("cpu", torch.float64),
-        draft_probs=None
-        if draft.probs is None
-        else draft.probs[0, :count].to("cpu", torch.float64),
-    )
-
-
 def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: DecodeOptions) -> None:
     """Raise for what would fail at some later text."""
     if not prompts:
         raise ValueError("prompts_ids: must hold at least one prompt; got none")
+    if _nodes(drafter, 1) and "tree" not in options.judge.drafts:
+        raise ValueError(
+            f"verifier: {type(drafter).__name__} drafts trees, and {options.judge.spec} verifies "
+            "one drafted path; try verifier='tree'"
+        )
     models = {"target_model": target} | drafter.check(target)
     for number, prompt in enumerate(prompts):
         if not prompt:

@@ -8,6 +8,8 @@ from q costs nothing. Tokens after a drafted end-of-text token count for nothing
 Cycles start where those of the logged lossless decode did. For that decode's own K, policy and
 verifier the numbers are unbiased; for others they are what these would do at the same places,
 which is what makes them comparable, with paired errors far smaller than their own.
+
+Drafted trees are walked (:mod:`cactus_theory.traces._trees`), by the verifier ``tree`` alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._lent import copied
+from cactus_theory.traces._trees import TreeWalk
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.rows import SavedRows, mean_alive
 from cactus_theory.traces.trace import Batch, Trace
@@ -33,6 +36,7 @@ from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import NO_ROW, Assignment, Draft, Verifier
 from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.tree import Tree
 
 # numbers of target rows judged at once: a few cycles at V=2,048, so that arrays stay near a core
 ENTRIES = 2**17
@@ -69,7 +73,8 @@ def replay(
     ------
     ValueError
         An unknown policy, verifier or divergence, a policy that the verifier cannot follow,
-        more drafted tokens than were logged, a broken trace.
+        more drafted tokens than were logged, a broken trace; drafted trees with another
+        verifier than ``tree``, a schedule, or fewer drafted tokens.
     NotImplementedError
         A verifier whose law cannot be enumerated, or metered.
 
@@ -129,6 +134,9 @@ def _replays(
     rule, judge = find_rule(policy), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     sums = [_Sums(source.texts, width, tuple(kinds)) for width in widths]
+    if isinstance(source, Trace) and source.header.trees:
+        _replay_trees(source, rule, judge, kinds, sums, on_cycles)
+        return {widths[-1]: sums[-1].result(rule.spec, judge.spec, source.fingerprint)}
     if isinstance(rule, Schedule):
         if isinstance(source, SavedRows):
             raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
@@ -247,6 +255,30 @@ def _replay_schedule(
         seen = VerifiedRows(q[:rows], p[:rows], ids[:rows], torch.arange(rows) < count)
         state = schedule.observe(state, *copied((seen,)))
         state = schedule.advance(state, [*ids[:count].tolist(), token])
+
+
+def _replay_trees(
+    trace: Trace,
+    rule: Policy | Schedule,
+    judge: Verifier,
+    kinds: dict[str, Divergence],
+    sums: "Sequence[_Sums]",
+    on_cycles: OnCycles | None,
+) -> None:
+    """Add to the last of ``sums`` what walks down the trees of each cycle do."""
+    if not isinstance(judge, Tree):
+        raise trace.refusal(f"verifier: {judge.spec}")
+    if isinstance(rule, Schedule):
+        raise trace.refusal(f"policy: the schedule {rule.spec}")
+    if len(sums) > 1 or sums[0].width < trace.num_draft_tokens:
+        raise trace.refusal("num_draft_tokens: a shorter draft")
+    judge.check(rule)
+    ends = frozenset(trace.header.eos_token_ids)
+    for number, cycle in enumerate(trace.cycles(), 1):
+        sums[-1].cycles[cycle.text] += 1.0
+        TreeWalk(rule, judge, cycle, kinds, ends, sums[-1])
+        if on_cycles is not None:
+            on_cycles(number)
 
 
 class _Sums:

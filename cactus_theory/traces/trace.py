@@ -18,7 +18,7 @@ from cactus_theory.traces._manifest import (
     digest,
     read_manifest,
 )
-from cactus_theory.traces._shard import Cycle, Shard, from_bytes
+from cactus_theory.traces._shard import Cycle, Shard, family, from_bytes
 
 # so many cycles do not all draft equally many tokens by chance, fewer than they could
 ENOUGH_CYCLES = 8
@@ -179,11 +179,34 @@ class Trace:
         return self.manifest.total("cycles")
 
     def __iter__(self) -> Iterator[Cycle]:
-        """Yield every cycle, text after text."""
+        """Yield every cycle, text after text, of chains: see :meth:`check_chains`."""
+        self.check_chains("what reads cycles as chains")
+        return self.cycles()
+
+    def cycles(self) -> Iterator[Cycle]:
+        """Yield every cycle, text after text, of trees too."""
         for text in range(self.texts):
             shard = self.shard(text)
             for number in range(len(shard)):
                 yield _cycle(text, shard, number)
+
+    def check_chains(self, reader: str) -> None:
+        """Raise for a trace of trees, which a reader of chains would take for paths.
+
+        Raises
+        ------
+        ValueError
+            Drafted trees.
+        """
+        if self.header.trees:
+            raise self.refusal(reader)
+
+    def refusal(self, reader: str) -> ValueError:
+        """Return what to raise where ``reader`` cannot follow the trace's trees."""
+        return ValueError(
+            f"{reader} cannot follow the drafted trees of {self.folder}; replay them with "
+            "verifier='tree', or log a drafter of chains"
+        )
 
     def shard(self, text: int) -> Shard:
         """Return the cycles of one text as they are stored.
@@ -200,8 +223,7 @@ class Trace:
             if digest(content) != entry.sha256:
                 raise ValueError(f"{path}: must be the file that was logged; its sha256 differs")
             self._seen.add(entry.file)
-        limits = self.header.vocab_size, self.num_draft_tokens
-        shard = from_bytes(str(path), content, *limits)
+        shard = from_bytes(str(path), content, *self.header.limits)
         held = len(shard), len(shard.target_log_probs), len(shard.draft_log_probs)
         if held != (entry.cycles, entry.target_rows, entry.draft_rows):
             raise ValueError(
@@ -219,8 +241,9 @@ class Trace:
         Raises
         ------
         OSError, ValueError
-            As :meth:`shard`; after the last one, a manifest with another K than was drafted.
+            As :meth:`shard`; trees; after the last one, a manifest with another K than was drafted.
         """
+        self.check_chains("what reads cycles as chains")
         most = self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         drafted: set[int] = set()
         for text in range(self.texts):
@@ -241,7 +264,7 @@ class Trace:
         Raises
         ------
         ValueError
-            A trace of certain drafts only, which have no rows.
+            A trace of certain drafts only, which have no rows, or of trees.
         """
         own = [(c.target_probs[:-1], c.draft_probs) for c in self if c.draft_probs is not None]
         if not own:
@@ -292,12 +315,16 @@ def _probs(rows: Tensor) -> Tensor:
 def _cycle(text: int, shard: Shard, number: int) -> Cycle:
     first, last = shard.token_offsets[number : number + 2].tolist()
     start, end = shard.draft_offsets[number : number + 2].tolist()
+    tree = {}
+    if shard.families is not None:
+        tree = dict(zip(("parents", "sampled", "certain"), family(shard, number)[1:], strict=True))
     return Cycle(
         text=text,
         position=int(shard.position[number]),
         draft_token_ids=shard.draft_token_ids[first:last].long(),
         target_probs=_probs(shard.target_log_probs[first + number : last + number + 1]),
         draft_probs=_probs(shard.draft_log_probs[start:end]) if end > start else None,
+        **tree,
     )
 
 

@@ -75,6 +75,7 @@ def learn_values(
         raise ValueError(
             f"divergence: must be an f-divergence with a smooth generator; got {kind.spec}"
         )
+    trace.check_chains("learn_values")
     width = trace.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
     width = min(whole_number("num_draft_tokens", width, 1), trace.num_draft_tokens)
     amounts = [check.number("prices", price, 0, open_low=True) for price in prices]

@@ -25,6 +25,7 @@ TIGHT = 0.1
 ALWAYS = (
     "other schedules than that ledger (Between, ByPosition)",
     "greedy and n-gram drafts",
+    "trees (Siblings, LikeliestTree: passes over their nodes are not timed)",
     "drafts that stop early (--draft-stop)",
     "other temperatures and cuts than those of the rows",
 )

@@ -167,7 +167,7 @@ def tune(
     ------
     ValueError
         A level that is not above 0, more drafted tokens than were logged, fewer than two texts,
-        an unknown divergence or policy.
+        an unknown divergence or policy, drafted trees.
 
     Examples
     --------
@@ -180,6 +180,8 @@ def tune(
     0.05
     """
     level, kind = checked_level(level), find_divergence(divergence)
+    if isinstance(source, Trace):
+        source.check_chains("tune")
     said = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)
     wanted = families(kind, policies)

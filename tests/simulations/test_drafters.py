@@ -49,7 +49,7 @@ def test_the_command_compares_a_model_a_head_and_text(tmp_path, capsys):
     asked += ["--out", str(tmp_path), "--publish", str(tmp_path / "data" / "drafters.csv")]
     assert main(asked) == 0
     table, notes = read_csv(tmp_path / "drafters.csv")
-    assert [row["drafter"] for row in table] == ["plain", "draft", "block", "ngram"]
+    assert [row["drafter"] for row in table] == ["plain", "draft", "block", "recurrent", "ngram"]
     assert "--temperature 0.6" in notes["command"] and float(table[2]["seconds_per_call"]) > 0
     kept = (tmp_path / "journal.jsonl").read_text()
     assert main(asked) == 0 and (tmp_path / "journal.jsonl").read_text() == kept

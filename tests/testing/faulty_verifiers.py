@@ -58,6 +58,12 @@ class DividesByZero(Plain):
         return missing / (missing + 1 - alive)
 
 
+class AddsOneFirst(Plain):
+    def value(self, alive, missing):
+        sure = (alive == 1).double()
+        return torch.where(missing > 0, missing / (missing + 1 - alive), sure)
+
+
 class BonusFromTheRow(Plain):
     def bonus(self, q, p, policy):
         alive = torch.ones(len(q), dtype=torch.float64)
@@ -253,6 +259,7 @@ FAULTS = (
     Fault("P in place of the keep value", RatioEverywhere(), "next_token_has_the_law"),
     Fault("P not capped at 1", Uncapped(), "counts_have_a_law"),
     Fault("R + 1 − P in the denominator", DividesByZero(), "counts_have_a_law"),
+    Fault("1 added before P is taken off", AddsOneFirst(), "what_is_sure_is_accepted"),
     Fault("a bonus from h", BonusFromTheRow(), "next_token_has_the_law", MIXED),
     Fault("a path that is always alive", BlindToThePath(), "next_token_has_the_law", Fading()),
     Fault("one token too many left", CountsTheTokenItself(), "next_token_has_the_law", Fading()),

@@ -1,5 +1,6 @@
 """Properties of what a verifier does with coins: the verdict has the law that it states."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -15,7 +16,11 @@ from cactus_theory.testing.verifiers._coins import (
     named,
     some_paths,
 )
-from cactus_theory.testing.verifiers._enumeration import Enumeration, verifier_property
+from cactus_theory.testing.verifiers._enumeration import (
+    Enumeration,
+    row_by_row,
+    verifier_property,
+)
 
 # coins are tried this close to where a decision turns; a policy decides to about 1e-12
 INSIDE = 1e-9
@@ -221,3 +226,22 @@ def a_coin_at_its_value_does_not_pass(seen: Enumeration) -> Iterator[Bounds]:
     )
     about = named(asked, lambda i: f"tokens accepted with coins {at[i[0], i[1]].tolist()}")
     yield Bounds(found, expected, expected, about, 0.0, ~between, asked.tree)
+
+
+@verifier_property(row_by_row, hint="R/(R + 1 − P), where 1 is added first, is below 1 at P = 1")
+def what_is_sure_is_accepted(seen: Enumeration) -> Iterator[Bounds]:
+    """With all coins at the last float below 1, a path goes on where its alive ratio is 1.
+
+    At least as far as P h of the last token there is above p, not just up to rounding.
+    """
+    asked = Asked(seen, *(seen.weight > 0).nonzero(as_tuple=True))
+    rows = asked.aims[:, :-1], asked.p
+    h, p = (own.gather(-1, asked.ids[..., None])[..., 0] for own in rows)
+    ratio = asked.alive[:, :-1] * h / p
+    clear = ((ratio - 1).abs() > COUNTED).cumprod(-1) == 1  # whatever rounding makes of them
+    places = torch.arange(1, asked.length + 1)
+    sure = torch.where(clear & (ratio > 1) & (asked.alive[:, 1:] == 1), places, 0).amax(-1)
+    half = torch.full((len(sure), 1), 0.5, dtype=torch.float64)
+    coins = torch.full((*half.shape, asked.coins), LAST_COIN, dtype=torch.float64)
+    about = named(asked, lambda i: "accepted tokens, all coins at the last float below 1")
+    yield Bounds(asked.verify(coins, half).num_accepted, sure, math.inf, about, rows=asked.tree)

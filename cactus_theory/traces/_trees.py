@@ -1,0 +1,128 @@
+r"""What a walk down one drafted tree does on average: all its coins integrated out.
+
+A walk that comes to a node with probability m is judged along the run of sampled tokens below
+it: with the chances :math:`s_i` to stop after i of them the token after those has the law
+:math:`g_i`, and where it is a child c the walk comes there with probability :math:`m s_i g_i(c)`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding._meter import path_to, rows_at
+from cactus_theory.divergences import Divergence
+from cactus_theory.policies import Policy
+from cactus_theory.policies._base import keep_probability
+from cactus_theory.policies._path import Path
+from cactus_theory.traces._shard import Cycle
+from cactus_theory.verify._tree_host import Steps
+from cactus_theory.verify.contract import Assignment, Verdict, Verified
+from cactus_theory.verify.tree import Tree
+
+
+class Place(NamedTuple):
+    """A node of a run: its alive ratio, what its token's coin is compared with, h and g."""
+
+    node: int
+    alive: float
+    value: float
+    emitted: Tensor
+    following: Tensor
+
+
+class TreeWalk:
+    """Adds to ``sums`` the expected tokens and divergences of one cycle, by depth of the tree."""
+
+    def __init__(
+        self, rule: Policy, judge: Tree, cycle: Cycle, kinds: Mapping[str, Divergence],
+        ends: frozenset[int], sums: Any,
+    ) -> None:  # fmt: skip
+        self.rule, self.judge, self.kinds, self.ends, self.sums = rule, judge, kinds, ends, sums
+        self.text, self.q, draft = cycle.text, cycle.target_probs, cycle.draft()
+        self.ids, self.whole = cycle.draft_token_ids.tolist(), judge.runs == "block"
+        self.r = self.q if draft.probs is None else draft.probs[0]
+        self.steps, assigned = Steps(draft, 0, self.ids), Assignment((rule,))
+        self.depth = [0, *(len(draft.path(0, place)) for place in range(len(self.ids)))]
+        if type(rule).certain_tree is not Policy.certain_tree:
+            self.steps.look_ahead(assigned, self.q)
+        nodes = [node for node, own in enumerate(self.steps.children) if own]
+        self.number, self.path = {node: number for number, node in enumerate(nodes)}, None
+        if nodes:
+            ahead = self.steps.raised
+            raised = None if ahead is None else self.q.new_tensor([ahead])
+            alive, none = self.q.new_ones(1, len(self.ids)), draft.token_ids.new_zeros(1)
+            verdict = Verdict(draft.token_ids, none, none, None, [nodes], alive, raised)
+            seen = Verified(assigned, self.q[None], draft, verdict)
+            self.rows, self.path = rows_at(0, nodes, seen), path_to(0, nodes, seen)
+        self.sums.tokens[self.text] += 1.0
+        self.visit(0, 1.0)
+
+    def visit(self, node: int, mass: float) -> None:
+        """Add what a walk that comes to a node with this probability does from there."""
+        run = self._run(node)
+        after = [place.value for place in run[1:]] + [0.0]
+        for number, place in enumerate(run):
+            reached = mass * place.alive
+            if number:
+                self._keep(place.node, reached)
+                if self.ids[place.node - 1] in self.ends:
+                    return
+            if not self.steps.children[place.node]:
+                return
+            self.sums.reached[self.depth[place.node], self.text] += reached
+            for spec, kind in self.kinds.items():
+                spent = float(kind.value(place.emitted, self.q[place.node]))
+                self.sums.spent[spec][self.text] += reached * spent
+            if self.whole:
+                stop = place.value * math.prod(1 - value for value in after[number:])
+            else:
+                stop = place.alive * (1 - after[number])
+            for child in self.steps.children[place.node]:
+                caught = mass * stop * float(place.following[self.ids[child]])
+                if child != self.steps.next[place.node] and caught > 0:
+                    self._keep(child + 1, caught)
+                    if self.ids[child] not in self.ends:
+                        self.visit(child + 1, caught)
+
+    def _keep(self, node: int, mass: float) -> None:
+        """Count a drafted token, and the one that follows it unless the text ends."""
+        self.sums.accepted[self.text] += mass
+        self.sums.kept[self.depth[node] - 1, self.text] += mass
+        self.sums.tokens[self.text] += mass * (self.ids[node - 1] not in self.ends)
+
+    def _run(self, node: int) -> list[Place]:
+        """Return the nodes from one on along sampled tokens, as far as they can be reached."""
+        run, alive, kept = [], 1.0, 1.0
+        while True:
+            q, fixed, child = self.q[node], self.steps.fixed[node], self.steps.next[node]
+            h = self._emitted(node, alive) if fixed or child is not None else q
+            if child is None:
+                run.append(Place(node, alive, kept, h, h))
+                return run
+            r, token = self.r[node], torch.tensor(self.ids[child])
+            aim, value = (alive * h if self.whole else h), kept
+            law, kept = (aim - r).clamp(min=0.0), float(keep_probability(aim[token], r[token]))
+            if not self.whole and not fixed:  # a proposal's recovery is that of its own token
+                kept = float(self.rule.acceptance(q, r, token[None])[0])
+                law = self.rule.recovery(q, r, token).double()
+            total = float(law.sum())
+            if self.whole and alive < 1:
+                value = total / (total + (1 - alive))
+            run.append(Place(node, alive, value, h, law / total if total > 0 else q))
+            node, alive = child + 1, kept if self.whole else alive * kept
+            if not alive:
+                return run
+
+    def _emitted(self, node: int, alive: float) -> Float[Tensor, "vocab"]:
+        own = slice(self.number[node], self.number[node] + 1)
+        assert self.path is not None
+        raised = None if self.path.raised is None else self.path.raised[own]
+        if raised is not None and not bool(raised.isfinite()):
+            raised = None
+        path = Path(self.q.new_tensor([alive if self.whole else 1.0]), self.path.left[own], raised)
+        q, p = (rows[own] for rows in self.rows)
+        return self.judge.emitted(self.rule, q, p, path)[0].double()
