@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.verify._declared import declared
+from cactus_theory.verify._tree_host import Steps
 from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.tree import declared
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 # how far a row's probabilities may sum from 1: rounding moves a log-probability of −16 in float16
@@ -281,12 +282,13 @@ def _check_trees(where: str, shard: Shard, depth: int) -> None:
         ids, parents, sampled, certain = (own[None] for own in family(shard, number))
         try:
             tree = declared(ids, parents, (), sampled, certain, validate=True)
+            Steps(tree, 0, ids[0].tolist())  # refuses two sampled tokens after a node
         except ValueError as error:
             raise ValueError(f"{where}: cycle {number} must be a tree; {error}") from None
-        if int(sampled.sum()) != rows or int(tree.depths()) > depth:
+        if int(sampled.sum()) != rows or max(tree.depths[0]) > depth:
             raise ValueError(
                 f"{where}: cycle {number} must have a draft row for every sampled token and paths "
-                f"of at most {depth} tokens; got {rows} rows and {int(tree.depths())} tokens"
+                f"of at most {depth} tokens; got {rows} rows and {max(tree.depths[0])} tokens"
             )
 
 

@@ -49,7 +49,8 @@ class TreeWalk:
         self.depth = [0, *(len(draft.path(0, place)) for place in range(len(self.ids)))]
         if type(rule).certain_tree is not Policy.certain_tree:
             self.steps.look_ahead(assigned, self.q)
-        nodes = [node for node, own in enumerate(self.steps.children) if own]
+        self.children = draft.children(0)
+        nodes = [node for node, own in enumerate(self.children) if own]
         self.number, self.path = {node: number for number, node in enumerate(nodes)}, None
         if nodes:
             ahead = self.steps.raised
@@ -71,7 +72,7 @@ class TreeWalk:
                 self._keep(place.node, reached)
                 if self.ids[place.node - 1] in self.ends:
                     return
-            if not self.steps.children[place.node]:
+            if not self.children[place.node]:
                 return
             self.sums.reached[self.depth[place.node], self.text] += reached
             for spec, kind in self.kinds.items():
@@ -81,9 +82,9 @@ class TreeWalk:
                 stop = place.value * math.prod(1 - value for value in after[number:])
             else:
                 stop = place.alive * (1 - after[number])
-            for child in self.steps.children[place.node]:
+            for child in self.children[place.node]:
                 caught = mass * stop * float(place.following[self.ids[child]])
-                if child != self.steps.next[place.node] and caught > 0:
+                if child != self.steps.next.get(place.node) and caught > 0:
                     self._keep(child + 1, caught)
                     if self.ids[child] not in self.ends:
                         self.visit(child + 1, caught)
@@ -98,7 +99,7 @@ class TreeWalk:
         """Return the nodes from one on along sampled tokens, as far as they can be reached."""
         run, alive, kept = [], 1.0, 1.0
         while True:
-            q, fixed, child = self.q[node], self.steps.fixed[node], self.steps.next[node]
+            q, fixed, child = self.q[node], self.steps.fixed[node], self.steps.next.get(node)
             h = self._emitted(node, alive) if fixed or child is not None else q
             if child is None:
                 run.append(Place(node, alive, kept, h, h))

@@ -175,7 +175,7 @@ def _verdict(draft: Draft, steps: Sequence[Steps], device: torch.device) -> Verd
     return Verdict(ids, accepted, last, torch.from_numpy(path).to(device), charged, ratios, raised)
 
 
-def _declared(
+def declared(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, certain: Any, validate: bool
 ) -> Draft:
     """Return trees without rows; ``sampled`` is all tokens if there are rows, else none."""
@@ -273,6 +273,6 @@ def verify_tree(
     >>> step.output_token_ids, step.path  # 1 is drawn from the first row, then 0 from the third
     (tensor([[ 1,  0, -1]]), tensor([[ 1, -1]]))
     """
-    tree = _declared(draft_token_ids, parents, draft_probs, sampled, certain, validate)
+    tree = declared(draft_token_ids, parents, draft_probs, sampled, certain, validate)
     shared = rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     return verify_tensors(Tree(runs), *shared, tree=tree)
