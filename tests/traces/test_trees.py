@@ -57,7 +57,9 @@ def enumerated(walks, found, ends):
     return sums, total
 
 
-@pytest.mark.parametrize(("shape", "children", "spec", "runs", "ends"), CASES if THOROUGH else some(LIGHT, 9))
+@pytest.mark.parametrize(
+    ("shape", "children", "spec", "runs", "ends"), CASES if THOROUGH else some(LIGHT, 9)
+)
 def test_a_replay_is_the_mean_of_all_walks(tmp_path, shape, children, spec, runs, ends):
     late = children == "late"  # a sibling that is not declared, as of Siblings
     kind = "sampled" if late else children

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from cactus_theory.decoding.drafters import is_head
 from simulations.train_pair.command import PAIR
 from simulations.train_pair.model import load, num_parameters
 from simulations.train_pair.ship import overlap
@@ -33,7 +34,8 @@ def encode():
 
 
 def test_size_and_parameters(report):
-    own = [p for p in PAIR.rglob("*") if p.is_file() and p.parent.name != "block"]
+    heads = {own.name for own in PAIR.iterdir() if is_head(own)}
+    own = [p for p in PAIR.rglob("*") if p.is_file() and p.parent.name not in heads]
     assert sum(p.stat().st_size for p in own) < 12e6
     for name in ("target", "draft"):
         assert num_parameters(load(PAIR / name)) == report["parameters"][name]
