@@ -152,13 +152,15 @@ ENTRIES = (
     Entry("rules", f"rules {_RULES}", f"rules {_RULES_QUICK}", took="82 s of one core"),
     Entry("rules_stories", f"rules {_TALES} --eos-token-ids 1 {_RULES}",
           f"rules {_TALES} --eos-token-ids 1 {_RULES_QUICK}", took="53 s of one core"),
+    Entry("trees_walk", "trees --parts walk --out {made}", "trees --parts walk --out {made}",
+          took="12 s"),
     *(Entry(f"trees{end}{first} trees{end}_passes{second}{more}",
             f"trees {inputs} --out {{made}}",
             f"trees {inputs} --num-prompts 2 --max-new-tokens 12 --num-draft-tokens 4 2 "
             "--siblings 2 --path-lengths 8 --prices 4 0.5 --temperature 1 --out {made}",
             took="10 and 3 min of a busy core")
       for end, first, second, more, inputs in (
-          ("", "", "", " trees_ideas trees_walk", ""),
+          ("", "", "", " trees_ideas", "--parts shapes ideas"),
           ("_stories", "=trees", "=trees_passes", "", f"{_TALES} --num-prompts 8 --parts shapes"))),
     Entry("block_gap", f"block-gap {_TREES} {_KNOBS} --out {{csv}}",
           "block-gap --vocab 2 --num-draft-tokens 2 --policy speculative band:price=1 --out {csv}",
