@@ -76,7 +76,7 @@ class Decode(Loop):
         self.measure(Verified(assigned, q, draft, verdict), new)
         for row, own in enumerate(new):
             self.rules.advance(row, own)
-        self._note(before, list(map(max, draft.depths)), new, tokens, steps)
+        self._note(before, draft.longest, new, tokens, steps)
         everywhere: list[list[int]] = [[] for _ in range(self.batch)]
         for place, own in zip(self.places, new, strict=True):
             everywhere[place] = list(own)

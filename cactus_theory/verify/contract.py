@@ -107,6 +107,11 @@ class Draft:
             found.append(own)
         return found
 
+    @property
+    def longest(self) -> list[int]:
+        """Return how many tokens the longest drafted path of each row has."""
+        return self.lengths if self.parents is None else list(map(max, self.depths))
+
     @cached_property
     def flags(self) -> list[tuple[list[bool], list[bool]]]:
         """Return for each row which tokens were sampled, and which are certain."""

@@ -20,21 +20,24 @@ BLOCK = 512
 NO_TOKEN = -1
 
 
-def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
+def pick(
+    rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"], none: int = NO_TOKEN
+) -> Int[Tensor, "rows"]:
     """Return the first index of positive mass whose cumulative mass exceeds draw × total.
 
     Rows need not be normalised; ``draw`` lies in [0, 1). A token of zero mass is never
     returned, not even by draw = 0 or by the last float below 1. A row without mass, or with
-    NaN or ∞ in it, gives −1. Sums are float64, those inside a block of a long float32 row
+    NaN or ∞ in it, gives ``none``. Sums are float64, those inside a block of a long float32 row
     float32.
     """
     if rows.shape[1] >= BLOCKED_FROM:
         if rows.shape[0] == 1 and rows.device.type == "cpu":
-            return torch.tensor([pick_one(rows[0].detach(), draw.item())])
-        return _pick_blocked(rows, draw)
+            token = pick_one(rows[0].detach(), draw.item())
+            return torch.tensor([token if token >= 0 else none])
+        return _pick_blocked(rows, draw, none)
     cumulative = rows.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    return _first_beyond(cumulative, draw[:, None] * total)[:, 0]
+    return _first_beyond(cumulative, draw[:, None] * total, none)[:, 0]
 
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
@@ -65,11 +68,11 @@ def _beyond(cumulative: Float[np.ndarray, "n"], threshold: float) -> int:
 
 
 def _first_beyond(
-    cumulative: Float[Tensor, "rows n"], threshold: Float[Tensor, "rows 1"]
+    cumulative: Float[Tensor, "rows n"], threshold: Float[Tensor, "rows 1"], none: int = NO_TOKEN
 ) -> Int[Tensor, "rows 1"]:
     """Return the first index whose cumulative mass exceeds the threshold, of positive mass.
 
-    −1 where the sums have no positive, finite total; any other row is searched without a look
+    ``none`` where the sums have no positive, finite total; any other row is searched without a look
     at that, since its index then lies inside the row.
     """
     index = torch.searchsorted(cumulative, threshold, right=True)
@@ -78,10 +81,10 @@ def _first_beyond(
     # a threshold may round up to the total: fall back on the index where that was reached
     total = cumulative[:, -1:].contiguous()
     last = torch.minimum(index, torch.searchsorted(cumulative, total))
-    return torch.where((total > 0) & (total < torch.inf), last, NO_TOKEN)
+    return torch.where((total > 0) & (total < torch.inf), last, none)
 
 
-def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
+def _pick_blocked(rows: Tensor, draw: Tensor, none: int) -> Tensor:
     whole = rows.shape[-1] // BLOCK
     head = rows[:, : whole * BLOCK].view(len(rows), whole, BLOCK).sum(-1).double()
     tail = rows[:, whole * BLOCK :].sum(-1, keepdim=True).double()
@@ -96,7 +99,7 @@ def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
     entries = torch.where(real, entries, 0.0).cumsum(-1, dtype=torch.float64)
     left = (threshold - before).clamp(min=0.0)  # sums of blocks and entries round differently
     token = block * BLOCK + _first_beyond(entries, left)
-    return torch.where(lawful < 0, lawful, token)[:, 0]
+    return torch.where(lawful < 0, none, token)[:, 0]
 
 
 def toss(

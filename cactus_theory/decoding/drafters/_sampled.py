@@ -41,8 +41,8 @@ class SampledDrafting(Drafting):
         if self.certain:
             token = self.warp.scores(logits, self.texts, offset, wanted)[:, 0].argmax(-1)
         else:
-            token = pick(self.law(logits, offset, wanted), coin)
-            token.clamp_(min=0)  # a row without a law is found where it verifies
+            # a row without a law is found where it verifies
+            token = pick(self.law(logits, offset, wanted), coin, none=0)
         self.texts.propose(offset, token)
         return token
 
