@@ -196,7 +196,7 @@ class RunsOnHost(BlockOnHost):
                 self.residuals[place] = mass - r
             elif place in self.certain:
                 node = self._node(place, ends, self.certain[place], self._joint(place))
-                self.ratios[place], scale, level = self._policy(place).follow_row(node)
+                self.ratios[place], scale, level = _beside(self._policy(place), node)
                 if scale is not None and level is not None:
                     self.residuals[place], self.levels[place] = scale, level
 
@@ -245,11 +245,21 @@ class RunsOnHost(BlockOnHost):
             return self._h(place)
         none, alive = np.zeros_like(q.numpy()), self.alive[place[0]][place[1]]
         beside = Node(q.numpy(), none, 0.0, 0.0, alive, self._left(place), True, fixed)
-        _, scale, level = policy.follow_row(beside)
+        _, scale, level = _beside(policy, beside)
         assert scale is not None and level is not None  # the path ends there
         law = q * scale
         law[fixed] = q[fixed] * level
         return law
+
+
+def _beside(policy: Policy, node: Node) -> tuple[float, float | None, float | None]:
+    found = policy.follow_row(node)
+    if len(found) != 3:
+        raise TypeError(
+            f"rule: follow_row of {policy.spec} must return three values where tokens are certain; "
+            f"got {len(found)}"
+        )
+    return found
 
 
 class TokensOnHost(RunsOnHost):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from cactus_theory.verify import draw as _draw
-from cactus_theory.verify.draw import pick, pick_one, toss
+from cactus_theory.verify.draw import BLOCK, BLOCKED_FROM, pick, pick_one, toss
 from tests.verify.exact import LAST_COIN
 
 
@@ -74,3 +74,15 @@ def test_a_row_without_a_law_gives_no_token(width, dtype):
         draw = torch.full((5,), coin, dtype=torch.float64)
         assert pick(rows, draw).tolist() == [-1, 1, -1, -1, 1]
         assert [pick_one(row, coin) for row in rows] == [-1, 1, -1, -1, 1]
+
+
+def test_what_rounding_leaves_below_zero_draws_no_token_without_mass():
+    """The sum before the second block rounds to more than the threshold, which lies in it."""
+    first, second = 0.7837985890347726, 0.30331272607892745
+    total = first + second
+    draw = first / total
+    assert draw * total == first and total - second > first
+    row = torch.zeros(1, BLOCKED_FROM, dtype=torch.float64)
+    row[0, 5], row[0, BLOCK + 7] = first, second
+    assert pick_one(row[0], draw) == BLOCK + 7
+    assert pick(row.expand(2, -1), torch.tensor([draw] * 2).double()).tolist() == [BLOCK + 7] * 2

@@ -671,6 +671,17 @@ def test_places_are_indices_of_tensors_or_stand_for_them():
     assert Places([(0, 1), (1, 2)]).of(values).tolist() == [[3, 4, 5], [18, 19, 20]]
 
 
+def test_a_policy_that_does_not_answer_for_certain_tokens_is_named():
+    class Older(type(ct.policy("band:price=1"))):
+        def follow_row(self, node):
+            return super().follow_row(node)[:2]
+
+    case, draft = random_tree(2, batch=4)
+    coins = torch.full((4, 9), 0.5).double(), torch.full((4, 10), 0.5).double()
+    with pytest.raises(TypeError, match="follow_row of .* must return three values .* got 2"):
+        Tree().verify(Assignment((Older(price=1.0),)), case.q, draft, *coins)
+
+
 def test_each_token_that_is_drawn_from_the_target_takes_the_next_coin():
     q, none = torch.full((1, 3, 2), 0.5).double(), torch.zeros(1, 2, dtype=torch.bool)
     draft = Draft(torch.tensor([[0, 1]]), [2], None, torch.tensor([[-1, 0]]))
