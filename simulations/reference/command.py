@@ -1,65 +1,37 @@
-"""Write a page for every public package, from the docstrings: ``python -m simulations reference``.
+"""Build the site: guide, theorems, serving, results, gallery, tutorial and the API, as pages.
 
-The pages need no network: formulas are MathML, and search runs in the page. Modules and names with
-an underscore are left out, and so is what a package does not export.
+``python -m simulations reference``. The pages need no network: formulas are MathML, fonts are the
+reader's own, and search runs in the page.
 """
 
 import argparse
-import importlib
+import io
+import json
 import re
-from collections.abc import Callable
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
-HEADING = re.compile(r"^([A-Z][A-Za-z ]+)\n-{3,}\n", flags=re.MULTILINE)
-# text under these is left alone
-FREE = ("Examples", "Returns")
-# $$…$$ and \\(…\\) are what pdoc makes of ``.. math::`` and ``:math:`` (of one line)
-BLOCK = re.compile(r"\$\$(.+?)\$\$", flags=re.DOTALL)
-INLINE = re.compile(r"\\\\\((.+?)\\\\\)|:math:`(.+?)`", flags=re.DOTALL)
-Convert = Callable[..., str]
-
-
-def markdown(docstring: str, mathml: Convert) -> str:
-    """Return a docstring, without indentation, as Markdown.
-
-    ``mathml`` turns TeX into MathML, as ``latex2mathml.converter.convert`` does.
-    """
-    first, *rest = HEADING.split(docstring)
-    parts = [first]
-    for heading, text in zip(rest[::2], rest[1::2], strict=True):
-        parts.append(f"**{heading}**\n\n" + (text if heading in FREE else entries(text)))
-    return with_formulas("".join(parts), mathml)
-
-
-def entries(text: str) -> str:
-    """Return a section's entries as a list; a line without a meaning below or beside it stays."""
-    out = []
-    for entry in re.split(r"\n(?! |\n)", text.strip("\n")):
-        head, _, below = entry.strip("\n").partition("\n")
-        names, colon, meaning = head.partition(" : ")
-        told = " ".join(f"{meaning}\n{below}".split())
-        stays = not told or not (colon or below)
-        out.append(f"\n{entry.strip()}\n" if stays else f"- **{_literal(names)}**: {told}")
-    return "\n".join(out) + "\n\n"
-
-
-def _literal(names: str) -> str:
-    return names.replace("*", "\\*").replace("_", "\\_")
-
-
-def with_formulas(text: str, mathml: Convert) -> str:
-    """Return the text with its TeX as MathML, which browsers show without a script."""
-    text = BLOCK.sub(lambda found: f"\n\n<div>{_one(found[1], mathml, 'block')}</div>\n\n", text)
-    return INLINE.sub(lambda found: _one(found[1] or found[2], mathml, "inline"), text)
-
-
-def _one(tex: str, mathml: Convert, display: str) -> str:
-    return mathml(" ".join(tex.split()), display=display)
-
+from ..common.inputs import ROOT
 
 OUT = Path("docs")
-# with the modules that they export
+CONFIG = Path(__file__).with_name("mkdocs.yml")
+# the project's pages, by their names on the site
+PAGES = {
+    "README.md": "index.md",
+    "cactus_theory/GUIDE.md": "guide.md",
+    "cactus_theory/THEORY.md": "theorems.md",
+    "cactus_theory/integrations/SERVING.md": "serving.md",
+    "paper_figures/RESULTS.md": "results.md",
+    "simulations/gallery/README.md": "gallery.md",
+    "tests/testing/GALLERY.md": "faults.md",
+    "simulations/tutorial.ipynb": "tutorial.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+}
+PICTURES = (".png", ".svg")
+# a page each, with what the package exports
 PACKAGES = (
     "cactus_theory",
     "cactus_theory.decoding",
@@ -73,7 +45,7 @@ PACKAGES = (
     "cactus_theory.tuning",
     "cactus_theory.verify",
 )
-NEEDED = ("pdoc", "latex2mathml.converter")
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,28 +54,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the pages and name the first one."""
-    pdoc, latex = (_needed(name) for name in NEEDED)
-    for package in PACKAGES:
-        _resolve(package)
-    # what pdoc calls for the docstring format "numpy"
-    pdoc.docstrings.numpy = lambda text: markdown(text, latex.convert)
-    pdoc.render.configure(docformat="numpy", footer_text="cactus-theory", show_source=False)
-    pdoc.pdoc(*PACKAGES, output_directory=args.out)
+    """Build the site and name its first page."""
+    try:
+        from mkdocs.commands.build import build
+        from mkdocs.config import load_config
+    except ModuleNotFoundError:
+        raise RuntimeError("mkdocs is not installed; make setup does that") from None
+    with tempfile.TemporaryDirectory() as folder:
+        written(Path(folder))
+        nav = [{name: f"api/{name}.md"} for name in PACKAGES]
+        text = CONFIG.read_text().replace("API: []", f"API: {json.dumps(nav)}")
+        config = load_config(
+            io.BytesIO(text.encode()), docs_dir=folder, site_dir=str(args.out.resolve())
+        )
+        build(config)
     print(args.out / "index.html")
     return 0
 
 
-def _needed(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        package = name.partition(".")[0]
-        raise RuntimeError(f"{package} is not installed; make setup does that") from None
+def written(folder: Path) -> None:
+    """Write the pages as Markdown, with the pictures that they show."""
+    from .formulas import with_formulas
+
+    for source, name in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        text = text if source.endswith(".md") else notebook(json.loads(text), folder)
+        (folder / name).write_text(with_formulas(linked(text, source, folder)), encoding="utf-8")
+    (folder / "api").mkdir()
+    for package in PACKAGES:
+        (folder / "api" / f"{package}.md").write_text(f"# {package}\n\n::: {package}\n")
 
 
-def _resolve(package: str) -> None:
-    """Set what a package imports when it is first asked for: pdoc looks at what is there."""
-    module = importlib.import_module(package)
-    for name in module.__all__:
-        setattr(module, name, getattr(module, name))
+def linked(text: str, source: str, folder: Path) -> str:
+    """Return a page whose links lead to other pages and pictures; to other files none do."""
+
+    def link(found: re.Match[str]) -> str:
+        mark, said, target = found.groups()
+        path, hash_, anchor = target.partition("#")
+        if "://" in path or not path:
+            return found[0]
+        file = (ROOT / source).parent.joinpath(path).resolve()
+        if not file.is_relative_to(ROOT) or not file.exists():
+            return found[0] if (folder / path).exists() else said
+        inside = file.relative_to(ROOT).as_posix()
+        if inside in PAGES:
+            return f"{mark}[{said}]({PAGES[inside]}{hash_}{anchor})"
+        if file.suffix not in PICTURES:
+            return said
+        shutil.copyfile(file, folder / file.name)
+        return f"{mark}[{said}]({file.name})"
+
+    return LINK.sub(link, text)
+
+
+def notebook(content: dict[str, Any], folder: Path) -> str:
+    """Return a notebook as Markdown, what its cells printed and drew included."""
+    import base64
+
+    parts = []
+    for cell in content["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+            continue
+        parts.append(f"```python\n{text}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if picture := data.get("image/png"):
+                name = f"tutorial-{len(parts)}.png"
+                (folder / name).write_bytes(base64.b64decode("".join(picture)))
+                parts.append(f"![]({name})")
+            elif said := "".join(output.get("text", data.get("text/plain", ""))):
+                parts.append(f"```text\n{said.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
