@@ -7,7 +7,7 @@ A new verifier is one file with one :func:`~cactus_theory.verify.registry.regist
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -379,8 +379,11 @@ class Verifier(ABC):
 
     @property
     def spec(self) -> str:
-        """Return the string that :func:`find_verifier` takes: ``name:option=value``."""
-        return self.name
+        """Return the string that :func:`find_verifier` takes: ``name:option=value,…``."""
+        options = fields(self) if is_dataclass(self) else ()
+        own = ((each.name, getattr(self, each.name)) for each in options
+               if getattr(self, each.name) != each.default)  # fmt: skip
+        return ":".join(filter(None, [self.name, ",".join(f"{name}={x}" for name, x in own)]))
 
     def coins(self, drafted: int) -> int:
         """Return how many acceptance coins a row of so many drafted tokens takes."""
