@@ -7,8 +7,10 @@ from typing import Any
 from cactus_theory._files import parsed_json, write_whole
 
 
-def read_marked(path: Path, kind: str, *versions: int) -> dict[str, Any]:
+def read_marked(path: Path, kind: str | int, *versions: int) -> dict[str, Any]:
     """Return the content of a file of this format and one of these versions.
+
+    A format that is a number is its own version, and no versions are given.
 
     Raises
     ------
@@ -22,9 +24,11 @@ def read_marked(path: Path, kind: str, *versions: int) -> dict[str, Any]:
     except OSError as error:
         raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
     content = parsed_json(f"{path}: must be a JSON file", text)
-    if not isinstance(content, dict) or content.get("format") != kind:
-        raise ValueError(f"{path}: must say format {kind!r}; this is something else")
-    if content.get("version") not in versions:
+    said = content.get("format") if isinstance(content, dict) else None
+    if said != kind or isinstance(said, bool):
+        other = "this is something else" if said is None else f"got {said!r:.60}"
+        raise ValueError(f"{path}: must say format {kind!r}; {other}")
+    if versions and content.get("version") not in versions:
         known = " or ".join(map(str, versions))
         raise ValueError(f"{path}: version must be {known}; got {content.get('version')!r:.60}")
     return content

@@ -127,7 +127,7 @@ class Loop(ABC):
             if not count:
                 continue
             if recorder is not None or observing:
-                rows = verified(row, verdict.charged_rows(row, count), seen)
+                rows = verified(row, verdict.charged_rows(row, count), seen, self.verifier)
                 self.rules.observe(row, rows)
                 if recorder is not None:
                     recorder.add(rows)

@@ -173,9 +173,25 @@ class Recorder:
             nothing = torch.empty(0, vocab, dtype=torch.float64)
             ids = torch.empty(0, dtype=torch.int64)
             return VerifiedRows(nothing, nothing.clone(), ids, ids.bool())
-        kept = (vars(own).values() for own in self.rounds)
-        q, p, ids, flags = (torch.cat(part) for part in zip(*kept, strict=True))
-        return VerifiedRows(check.normalised(q), check.normalised(p), ids, flags)
+        rounds = self.rounds
+        return VerifiedRows(
+            check.normalised(torch.cat([own.target_probs for own in rounds])),
+            check.normalised(torch.cat([own.draft_probs for own in rounds])),
+            torch.cat([own.draft_token_ids for own in rounds]),
+            torch.cat([own.accepted for own in rounds]),
+            sum((own.policies for own in rounds), ()),
+            rounds[0].verifier,
+            _joined([own.path for own in rounds if own.path is not None]),
+        )
+
+
+def _joined(paths: Sequence[Path]) -> Path | None:
+    """Return the paths to rows of one round after another."""
+    if not paths:
+        return None
+    raised = [own.alive * math.nan if own.raised is None else own.raised for own in paths]
+    parts = [own.alive for own in paths], [own.left for own in paths], raised
+    return Path(*map(torch.cat, parts))
 
 
 def rows_of(
@@ -210,11 +226,15 @@ def rows_at(row: int, nodes: Any, seen: Verified) -> tuple[Tensor, Tensor]:
     return q, p
 
 
-def verified(row: int, nodes: Any, seen: Verified) -> VerifiedRows:
+def verified(row: int, nodes: Any, seen: Verified, verifier: Verifier) -> VerifiedRows:
     """Return copies of all that was verified of one text at charged nodes, no bonus among them."""
     ids = seen.draft.token_ids[row, seen.judged(row, nodes)].clone()
     kept = torch.arange(len(ids), device=ids.device) < seen.verdict.num_accepted[row]
-    return VerifiedRows(*rows_at(row, nodes, seen), ids, kept)
+    choice, policies = seen.assigned.choice, seen.assigned.policies
+    numbers = [0] * len(ids) if choice is None else choice[row, nodes].tolist()
+    judged = tuple(policies[number] for number in numbers)
+    path = path_to(row, nodes, seen)
+    return VerifiedRows(*rows_at(row, nodes, seen), ids, kept, judged, verifier, path)
 
 
 def path_to(row: int, nodes: Any, seen: Verified) -> Path | None:

@@ -2,14 +2,22 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cactus_theory._arguments import normalised
 from cactus_theory.decoding.readings import Reading, conditional_rates, reading_of
 from cactus_theory.decoding.token_log import LogProbs
+from cactus_theory.divergences import divergence
+from cactus_theory.policies import Policy
+from cactus_theory.policies._path import Path
+from cactus_theory.verify.contract import Verifier
 
+KL = divergence("kl")
 DECODING_PARTS = ("draft", "target", "verify", "other")
 
 
@@ -71,13 +79,50 @@ class MeterReading:
 class VerifiedRows:
     """The R rows a decode has verified, in order, float64.
 
-    ``accepted`` tells which drafted tokens were kept.
+    Attributes
+    ----------
+    target_probs, draft_probs : the target's rows, and those that tokens were drafted from.
+    draft_token_ids, accepted : the drafted tokens that were judged there, and which were kept.
+    policies : the policy that judged each row; () in rows of another making.
+    verifier, path : who applied them, and how it reached the rows; None for token by token.
     """
 
     target_probs: Float[Tensor, "rows vocab"]
     draft_probs: Float[Tensor, "rows vocab"]
     draft_token_ids: Int[Tensor, "rows"]
     accepted: Bool[Tensor, "rows"]
+    policies: tuple[Policy, ...] = ()
+    verifier: Verifier | None = None
+    path: Path | None = None
+
+    @cached_property
+    def charges(self) -> Float[Tensor, "rows"]:
+        """Return what each row is charged: KL of its emitted law from the target's, in nats.
+
+        What the meter adds up. Computed when it is first asked for.
+
+        Raises
+        ------
+        ValueError
+            Rows that do not say which policies judged them.
+        """
+        if len(self.policies) != len(self.target_probs):
+            raise ValueError(
+                f"policies: charges need one for each of {len(self.target_probs)} rows; got "
+                f"{len(self.policies)}"
+            )
+        target, draft = normalised(self.target_probs), normalised(self.draft_probs)
+        found = target.new_zeros(len(target))
+        path = self.path or Path(torch.ones_like(found), torch.zeros_like(found, dtype=torch.int64))
+        for row, policy in enumerate(self.policies):
+            q, p = target[row : row + 1], draft[row : row + 1]
+            if self.verifier is None:
+                law = policy.emitted(q, p)
+            else:
+                law = self.verifier.emitted(policy, q, p, path.at(row))
+            if law is not q:
+                found[row] = KL.value(law, q)[0]
+        return found.clamp(min=0.0)
 
 
 @dataclass(frozen=True)

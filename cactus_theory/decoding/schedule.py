@@ -90,7 +90,8 @@ class Schedule(ABC):
         """Return the state after a round, given the rows whose emitted divergence counts.
 
         Called before :meth:`advance` where a subclass overrides it, for example to add up what
-        was spent. The rows are those up to and including the first refusal.
+        was spent. The rows are those up to and including the first refusal; they know the
+        policy that judged each (``rows.policies``) and what it was charged (``rows.charges``).
         """
         return state
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from inspect import isfunction
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ def is_own(kind: Any) -> bool:
 def copied(value: Any) -> Any:
     """Return tensors and arrays (in lists, tuples and dataclasses, too) as copies.
 
+    What holds none of these, as a policy does, is returned as it is.
     Copies of arrays are read-only. Tensors count their changes even in inference mode.
     """
     if isinstance(value, Tensor):
@@ -36,11 +38,15 @@ def copied(value: Any) -> Any:
         frozen = np.frombuffer(once.tobytes(), once.dtype).reshape(once.shape)
         return np.broadcast_to(frozen, value.shape)
     if isinstance(value, tuple | list):
-        parts = map(copied, value)
+        parts = list(map(copied, value))
+        if isinstance(value, tuple) and all(map(is_, parts, value)):
+            return value
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if is_dataclass(value) and not isinstance(value, type):
-        entries = (field.name for field in fields(value) if field.init)
-        return replace(value, **{name: copied(getattr(value, name)) for name in entries})
+        entries = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        parts = {name: copied(own) for name, own in entries.items()}
+        same = all(parts[name] is own for name, own in entries.items())
+        return value if same else replace(value, **parts)
     return value
 
 

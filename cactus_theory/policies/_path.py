@@ -32,6 +32,13 @@ class Path:
     left: Int[Tensor, "*batch"]
     raised: Float[Tensor, "*batch"] | None = None
 
+    def at(self, row: int) -> "Path":
+        """Return the path to one of R rows; NaN is the ``raised`` of one without."""
+        alive, left = self.alive[row : row + 1], self.left[row : row + 1]
+        if self.raised is None or bool(self.raised[row].isnan()):
+            return Path(alive, left)
+        return Path(alive, left, self.raised[row : row + 1])
+
 
 class Node(NamedTuple):
     """One node of a path, on the CPU, and the token drafted there.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cactus_theory._files import parsed_json
+from cactus_theory._marked import read_marked
 from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 
 FORMAT = 1
@@ -91,15 +91,11 @@ def read_values(file: str) -> ValueTable:
     ValueError
         A file that cannot be read or holds no such table.
     """
-    rule = f"values: must name a file that can be read; got {file!r}"
     try:
-        text = Path(file).read_bytes()
+        content = read_marked(Path(file), FORMAT)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{rule}, {error}") from None
-    content = parsed_json(rule, text)
+        raise ValueError(f"values: {error}") from None
     try:
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {FORMAT} is known; got {content['format']!r}")
         slopes = tuple(tuple(tuple(map(float, own)) for own in rows) for rows in content["slopes"])
         knots, prices = (tuple(map(float, content[name])) for name in ("knots", "prices"))
         table = ValueTable(str(content["divergence"]), knots, prices, slopes, str(file))

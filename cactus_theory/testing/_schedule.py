@@ -1,7 +1,7 @@
 """Hold a schedule to what decoding relies on: no look-ahead, no memory between texts."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule
+from cactus_theory.policies import Policy
 from cactus_theory.testing._engine import broken
 from cactus_theory.testing._property import Bounds, Properties, Seen
 
@@ -33,12 +34,12 @@ class _Round:
         """Return the accepted tokens and one more."""
         return [*self.drafted[: self.accepted].tolist(), int(self.target_probs[-1].argmax())]
 
-    def verified(self) -> VerifiedRows:
-        """Return the rows up to and including the first refusal."""
+    def verified(self, policies: Sequence[Policy]) -> VerifiedRows:
+        """Return the rows up to and including the first refusal, judged by these policies."""
         count = min(self.accepted + 1, len(self.drafted))
         kept = torch.arange(count) < self.accepted
         rows = self.target_probs[:count].double(), self.draft_probs[:count].double()
-        return VerifiedRows(*rows, self.drafted[:count], kept)
+        return VerifiedRows(*rows, self.drafted[:count], kept, tuple(policies[:count]))
 
 
 def assert_schedule_properties(
@@ -105,17 +106,21 @@ class _Text(Seen):
         rows = own.target_probs, own.draft_probs
         return self.schedule.choose_by_rows(state, own.drafted, *rows)
 
-    def after(self, state: Any, own: _Round) -> Any:
-        """Return the state after a round."""
-        return self.schedule.advance(self.schedule.observe(state, own.verified()), own.new_ids)
+    def follow(self, state: Any, own: _Round) -> tuple[Tensor, Any]:
+        """Return the choices of a round, (K,), and the state after it."""
+        chosen, rules = self.chosen(state, own).clone(), self.schedule.rules
+        # numbers of no rule are for the property that looks at them
+        judged = [rules[number] for number in chosen.tolist() if 0 <= number < len(rules)]
+        seen = self.schedule.observe(state, own.verified(judged))
+        return chosen, self.schedule.advance(seen, own.new_ids)
 
     @cached_property
     def alone(self) -> list[Tensor]:
         """Return the choices of every round, (K,) each."""
         state, found = self.schedule.begin(self.prompt), []
         for own in self.rounds:
-            found.append(self.chosen(state, own).clone())
-            state = self.after(state, own)
+            chosen, state = self.follow(state, own)
+            found.append(chosen)
         return found
 
 
@@ -143,8 +148,9 @@ def texts_are_chosen_for_alone(seen: _Text) -> Iterator[Bounds]:
     state, other = (seen.schedule.begin(prompt) for prompt in (seen.prompt, seen.prompt[::-1]))
     found = []
     for own, foreign in zip(seen.rounds, seen.others, strict=True):
-        found.append(seen.chosen(state, own).clone())
-        state, other = seen.after(state, own), seen.after(other, foreign)
+        chosen, state = seen.follow(state, own)
+        found.append(chosen)
+        _, other = seen.follow(other, foreign)
     about = "begin: a text's choices must not depend on other texts; that of token {0}"
     expected = torch.stack(seen.alone)
     yield Bounds(torch.stack(found), expected, expected, about, 0.0)

@@ -28,6 +28,7 @@ from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._lent import copied
+from cactus_theory.policies._path import Path as Reached
 from cactus_theory.traces._trees import TreeWalk
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.rows import SavedRows, mean_alive
@@ -251,9 +252,13 @@ def _replay_schedule(
         sums.add(torch.tensor([text]), law.alive, going, spent)
         count = int(torch.multinomial(law.stop[0], 1, generator=source))
         token = int(torch.multinomial(law.last[0, count], 1, generator=source))
-        rows = min(count + 1, len(ids))
-        seen = VerifiedRows(q[:rows], p[:rows], ids[:rows], torch.arange(rows) < count)
-        state = schedule.observe(state, *copied((seen,)))
+        if rows := min(count + 1, len(ids)):
+            judged = tuple(schedule.rules[number] for number in choice[:rows].tolist())
+            raised = None if law.raised is None else law.raised[0, :rows]
+            path = Reached(law.alive[0, :rows], torch.tensor(draft.left(0))[:rows], raised)
+            kept = torch.arange(rows) < count
+            seen = VerifiedRows(q[:rows], p[:rows], ids[:rows], kept, judged, judge, path)
+            state = schedule.observe(state, *copied((seen,)))
         state = schedule.advance(state, [*ids[:count].tolist(), token])
 
 

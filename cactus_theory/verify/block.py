@@ -153,7 +153,7 @@ class Block(Verifier):
         after = (1 - walk.value[:, 1:]).flip(-1).cumprod(-1).flip(-1)
         stop = walk.value * torch.cat([after, torch.ones_like(walk.value[:, :1])], -1)
         last = normalised_or(walk.last, torch.zeros_like(walk.last))
-        return VerdictLaw(stop, last, walk.alive, walk.emitted)
+        return VerdictLaw(stop, last, walk.alive, walk.emitted, raised=walk.raised)
 
 
 def _on_device(

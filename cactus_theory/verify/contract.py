@@ -322,6 +322,7 @@ class VerdictLaw:
         at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None where the
         verifier looks ahead.
     turns : (B, K), what each acceptance coin is compared with, where each token has its own.
+    raised : as in :class:`Verdict`.
 
     Entries beyond the drafted tokens of a row are 0. Of a verifier that looks ahead ``alive`` is
     given the whole draft, the tail of ``stop``.
@@ -341,6 +342,7 @@ class VerdictLaw:
     alive: Float[Tensor, "batch K1"]
     emitted: Float[Tensor, "batch rows vocab"] | None
     turns: Float[Tensor, "batch K"] | None = None
+    raised: Float[Tensor, "batch K"] | None = None
 
 
 class Verifier(ABC):

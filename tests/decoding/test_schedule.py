@@ -6,10 +6,18 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import Between, ByPosition, Schedule, generate
+from cactus_theory.decoding import (
+    Between,
+    ByPosition,
+    ModelDrafter,
+    Schedule,
+    Siblings,
+    generate,
+)
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.between import Section
+from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.verify import Draft
 
 PROMPT = torch.tensor([[1, 5, 9]])
@@ -76,19 +84,77 @@ class Ledger(Schedule):
 
     def observe(self, state, rows):
         self.seen.append(rows)
-        law = ct.emitted_law(self.rules[1], rows.target_probs, rows.draft_probs)
-        return state + float(ct.divergence("kl").value(law, rows.target_probs).sum())
+        assert all(policy in self.rules for policy in rows.policies)
+        return state + float(rows.charges.sum())
 
 
 def test_a_ledger_sees_every_verified_row_once(tiny):
     ledger = Ledger(0.5)
     found = generate(*tiny, PROMPT, policy=ledger, max_new_tokens=40, seed=3, record_rows=True)
-    for field in fields(found.rows):
+    assert found.rows.policies == sum((rows.policies for rows in ledger.seen), ())
+    assert set(found.rows.policies) == set(ledger.rules)
+    for field in fields(found.rows)[:4]:
         seen = torch.cat([getattr(rows, field.name) for rows in ledger.seen])
         recorded = getattr(found.rows, field.name)
         assert torch.allclose(seen.double(), recorded.double(), atol=1e-6)
     free = generate(*tiny, PROMPT, policy="cactus:delta=1", max_new_tokens=40, seed=3)
     assert 0.5 <= found.meter.kl < free.meter.kl  # spent, then lossless
+
+
+class Taking(Schedule):
+    """Takes its policies in turns, and adds up what it is told of them."""
+
+    def __init__(self, *specs):
+        self.rules, self.taken, self.spent = tuple(map(ct.policy, specs)), [], 0.0
+
+    def begin(self, prompt):
+        return 0
+
+    def advance(self, state, new_ids):
+        return state + 1
+
+    def choose(self, state, drafted):
+        return (state + torch.arange(len(drafted))) % len(self.rules)
+
+    def observe(self, state, rows):
+        expected = self.choose(state, rows.draft_token_ids).tolist()
+        assert rows.policies == tuple(self.rules[number] for number in expected)
+        self.taken += rows.policies
+        self.spent += float(rows.charges.sum())
+        return state
+
+
+BOTH = "band:price=0.5", "cactus:delta=1"
+
+
+@pytest.mark.parametrize(
+    ("verifier", "specs", "drafts"),
+    [
+        ("chain", BOTH, "sampled"),
+        ("block", BOTH, "sampled"),
+        ("block", ("soft_band:price=0.4,values=V", "speculative"), "sampled"),
+        ("block", ("soft_band:price=0.4,values=V", "band:price=0.5"), "certain"),
+        ("tree", ("band:price=0.5", "band:price=2"), "siblings"),
+        ("tree:runs=chain", BOTH, "siblings"),
+    ],
+)
+def test_a_schedule_is_told_what_the_meter_charges(tiny, values_file, verifier, specs, drafts):
+    schedule = Taking(*(spec.replace("values=V", f"values={values_file}") for spec in specs))
+    drafter = ModelDrafter(tiny[1], greedy=drafts == "certain")
+    if drafts == "siblings":
+        drafter = Siblings(drafter, 2)
+    given = {"max_new_tokens": 30, "seed": 4, "verifier": verifier, "record_rows": True}
+    found = generate(tiny[0], drafter, PROMPT, policy=schedule, **given)
+    assert set(schedule.taken) == set(schedule.rules) and found.meter.kl > 0.01
+    assert schedule.spent == pytest.approx(found.meter.kl, rel=1e-6)  # rows are float32
+    assert float(found.rows.charges.sum()) == pytest.approx(found.meter.kl, rel=1e-6)
+
+
+def test_rows_of_another_making_have_no_charges(tiny):
+    row = torch.full((1, 4), 0.25)
+    rows = VerifiedRows(row, row, torch.tensor([0]), torch.tensor([True]))
+    with pytest.raises(ValueError, match="charges need one for each of 1 rows; got 0"):
+        rows.charges  # noqa: B018
 
 
 class Cautious(Schedule):

@@ -123,7 +123,7 @@ def _flip(folder: Path) -> None:
         (lambda f: (f / MANIFEST).rename(f / UNFINISHED), ValueError, "was interrupted, log it"),
         (lambda f: (f / MANIFEST).write_text("{"), ValueError, "must be a JSON file"),
         (lambda f: (f / MANIFEST).write_text("[]"), ValueError, "this is something else"),
-        (_manifest(format="other"), ValueError, "this is something else"),
+        (_manifest(format="other"), ValueError, "got 'other'"),
         (_manifest(version=3), ValueError, "version must be 1 or 2; got 3"),
         (_manifest(version=2), ValueError, "nodes in version 2 alone; got version 2 and None"),
         (_manifest(dtype="float64"), ValueError, "dtype must be one of float16, float32"),

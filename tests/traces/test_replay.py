@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import generate
+from cactus_theory.decoding import Schedule, generate
+from cactus_theory.policies._values import ValueTable
 from cactus_theory.traces import Cycle, SavedRows, Trace, log_trace, replay, save_trace
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.traces.rows import start_of_block
@@ -247,3 +248,47 @@ def test_bad_arguments_are_refused(tmp_path: Path, ragged, changes, said: str) -
         replay(**{"source": trace, "policy": "speculative"} | changes)
     with pytest.raises(ValueError, match="divergence: must be one of kl; got 'reverse_kl'"):
         replay(trace, "speculative").divergence_per_token("reverse_kl")
+
+
+class Told(Schedule):
+    """Takes two policies in turns, and checks what it is told of them."""
+
+    def __init__(self, verifier: str) -> None:
+        values = ValueTable("kl", (0.5, 1.0), (1.0,), (((1.0, 1.0), (2.0, 1.5), (2.5, 1.6)),))
+        soft = ct.policy("soft_band", price=0.7, values=values)
+        others = ct.policy("band:price=0.5"), ct.policy("cactus:delta=0.3")
+        self.rules = (soft, others[0]) if verifier == "block" else others
+        self.verifier, self.paid = find_verifier(verifier), 0
+
+    def begin(self, prompt):
+        return 0
+
+    def advance(self, state, new_ids):
+        return state + 1
+
+    def choose(self, state, drafted):
+        self.planned = len(drafted)
+        return (state + torch.arange(len(drafted))) % 2
+
+    def observe(self, state, rows):
+        q, p, ids = rows.target_probs, rows.draft_probs, rows.draft_token_ids
+        choice = self.choose(state, torch.zeros(self.planned))[: len(ids)]
+        assert rows.policies == tuple(self.rules[number] for number in choice.tolist())
+        certain = bool((p.amax(-1) == 1).all())
+        draft = Draft(ids[None], [len(ids)], None if certain else p[None], limits=[self.planned])
+        beyond = torch.cat([q, q[-1:]])[None]
+        law = self.verifier.law(Assignment(self.rules, choice[None]), beyond, draft)
+        expected = ct.divergence("kl").value(law.emitted[0], q.double())
+        looks = self.rules[0].needs_path and certain  # then h at a row knows all of the draft
+        if not looks or len(ids) == self.planned:
+            assert torch.allclose(rows.charges, expected, atol=STORED)
+            self.paid += bool((expected > STORED).any())
+        return state
+
+
+@pytest.mark.parametrize("verifier", BOTH)
+def test_a_schedule_is_told_what_its_policies_charge(tmp_path, ragged, verifier):
+    made = {"vocab_size": VOCAB, "num_draft_tokens": 3, "eos_token_ids": (END,)}
+    schedule = Told(verifier)
+    replay(save_trace(tmp_path / "t", ragged, **made), schedule, verifier)
+    assert schedule.paid > 2

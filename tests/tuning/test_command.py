@@ -217,7 +217,7 @@ def test_bad_input_is_one_line(capsys, arguments: tuple[str, ...], said: str) ->
     ("content", "more", "said"),
     [
         ("{", (), "must be a JSON file"),
-        ('{"format": "x"}', (), "this is something else"),
+        ('{"format": "x"}', (), "got 'x'"),
         ('{"format": "cactus-theory tuned", "version": 2}', (), "version must be 1; got 2"),
         ('{"format": "cactus-theory tuned", "version": 1}', (), "must hold what was recommended"),
         ("{}", ("--policy", "typical"), "exactly one must be given; got both"),

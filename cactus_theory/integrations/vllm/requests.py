@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._meter import Meter, path_to, verified
+from cactus_theory.decoding._meter import Meter, verified
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.integrations.vllm.settings import LOG, Settings
 from cactus_theory.policies import Policy
@@ -39,6 +39,7 @@ class Request:
         self.params, self.policy, self.cap = params, policy, cap
         self.ledger = None if cap is None else Ledger(policy, cap)
         self.rules = (policy,) if self.ledger is None else self.ledger.rules
+        self.judge = settings.verifier
         self.account = None if self.ledger is None else self.ledger.begin(())
         measured = bool(settings.readings)
         self.meter = Meter(self.rules, settings.divergence, settings.verifier) if measured else None
@@ -63,13 +64,12 @@ class Request:
         charged = slice(0, min(kept + 1, count))
         self.drafted, self.accepted = self.drafted + count, self.accepted + kept
         self.emitted += kept + 1
-        rows = verified(place, charged, seen)
+        rows = verified(place, charged, seen, self.judge)
         if self.ledger is not None and self.account is not None:
             account = self.ledger.observe(self.account, rows)
             self.account = self.ledger.advance(account, [0] * (kept + 1))
         if self.meter is not None:
-            path = path_to(place, charged, seen)
-            self.meter.add(rows.target_probs, rows.draft_probs, choice[charged], path)
+            self.meter.add(rows.target_probs, rows.draft_probs, choice[charged], rows.path)
             self.meter.reading(0, 0)  # rows of a step are not kept
 
     def reading(self, name: str) -> dict[str, Any]:
