@@ -319,8 +319,8 @@ class VerdictLaw:
         them and averaged over the drafted tokens that follow; ``alive[:, 0]`` is 1. Where
         each token is decided by its own coin this is the tail of ``stop``.
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
-        at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None where the
-        verifier looks ahead.
+        at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None of sampled
+        drafts where the verifier looks ahead.
     turns : (B, K), what each acceptance coin is compared with, where each token has its own.
     raised : as in :class:`Verdict`.
 

@@ -116,7 +116,10 @@ class Fly(Verifier):
         target_probs: Float[Tensor, "batch K1 vocab"],
         draft: Draft,
     ) -> VerdictLaw:
-        """Return the exact law of the verdict given the draft; ``emitted`` is None."""
+        """Return the exact law of the verdict given the draft; ``emitted`` of certain drafts only.
+
+        Of these the later rows are known, so that the next token has a law at each row.
+        """
         native, chances, window, able = self._judged(assigned, target_probs.double(), draft)
         ahead = torch.where(able, _ahead(chances, window), 0.0)
         rows = torch.arange(len(window), device=window.device)
@@ -130,8 +133,12 @@ class Fly(Verifier):
             free[rows, place + window + 1] += torch.where(on, refused * ahead[:, place], 0.0)
             stop[:, place] = torch.where(on, refused * (1 - ahead[:, place]), 0.0)
         stop[rows, counts] = free[rows, counts]
-        alive = stop.flip(-1).cumsum(-1).flip(-1)
-        return replace(native, stop=stop, alive=alive, emitted=None)
+        alive, emitted = stop.flip(-1).cumsum(-1).flip(-1), None
+        if draft.probs is None:
+            kept = alive[:, 1:, None] * one_hot(draft.token_ids, native.last)
+            emitted = kept + stop[:, :-1, None] * native.last[:, :-1]
+            emitted = (emitted / alive[:, :-1, None]).nan_to_num(nan=0.0)  # 0 where nothing gets
+        return replace(native, stop=stop, alive=alive, emitted=emitted)
 
     def windows(self, planned: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
         """Return W where the draft could have had so many tokens; one has no W that fits."""

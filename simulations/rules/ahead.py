@@ -8,8 +8,8 @@ to that of the drafted text, that the round is here with c more tokens that must
 .. math:: h(x) ∝ N_0 [\min(p,q) + (p−q)_+ o v_W + r\, g](x) + Σ_{c>0} N_c \min(p,q) v_{c−1}(x),
 
 r what is refused and g ∝ (q−p)_+. On Markov models v is exact and so is h. A certain draft has one
-token at a row, and v is that of the rows below it: exact, too. For sampled drafts of real models v
-is estimated, by drafting on from the likeliest tokens with both models.
+token at a row, so that rows below others do not count and the verdict's law says all. For sampled
+drafts of real models v is estimated, by drafting on from the likeliest tokens with both models.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.decoding import generate
-from cactus_theory.policies._base import normalised_or, one_hot
+from cactus_theory.policies._base import normalised_or
 from cactus_theory.traces import Cycle, Estimate, Trace
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
@@ -39,8 +39,8 @@ LIKELIEST, OTHERS = 10, 4
 DRAFTS = 4
 # a path's target rows, draft rows and tokens
 Path = tuple[Float[Tensor, "K vocab"], Float[Tensor, "K vocab"], Int[Tensor, "K"]]
-# v_0 = 1 to v_W or further after each token of each row; one column where it is all the same
-Ahead = Float[Tensor, "K tokens depth"]
+# v_0 = 1 to v_W or further after each token of each row
+Ahead = Float[Tensor, "K vocab depth"]
 
 
 def node_laws(
@@ -124,11 +124,9 @@ def looked_ahead(
 ) -> tuple[dict[tuple[str, int], dict[str, Estimate]], int]:
     """Return what each verifier at each K spends per token by ``SPENT``, and on how many cycles.
 
-    Those are all of a trace of certain drafts, and about ``cycles`` of sampled ones.
+    Those are about ``cycles`` of a trace of sampled drafts.
     """
-    certain = not trace.manifest.total("draft_rows")
-    stride = 1 if certain else max(1, len(trace) // cycles)
-    chosen = [cycle for number, cycle in enumerate(trace) if number % stride == 0]
+    chosen = list(islice(trace, 0, None, max(1, len(trace) // cycles)))
     source, ends = torch.Generator().manual_seed(seed), torch.tensor(trace.header.eos_token_ids)
     depth = min(WINDOW, max(width for _, width in cases) - 1)
 
@@ -139,11 +137,8 @@ def looked_ahead(
     sums = {case: np.zeros((3, trace.texts)) for case in cases}
     with Progress("drafting on", len(chosen)) as progress:
         for cycle in chosen:
-            if cycle.draft_probs is None:
-                halves = _known_ahead(cycle)
-            else:
-                before = len(prompts[cycle.text % len(prompts)]) + cycle.position
-                halves = ahead_of(pair, cycle, text(cycle.text)[:before], depth, source)
+            before = len(prompts[cycle.text % len(prompts)]) + cycle.position
+            halves = ahead_of(pair, cycle, text(cycle.text)[:before], depth, source)
             going = int((torch.isin(cycle.draft_token_ids, ends).cumsum(-1) == 0).sum()) + 1
             for spec, width in cases:
                 own = _of_call(cycle, halves, find_verifier(spec), width, going)
@@ -155,17 +150,6 @@ def looked_ahead(
         for case, (*spent, tokens) in sums.items()
     }  # fmt: skip
     return found, len(chosen)
-
-
-def _known_ahead(cycle: Cycle) -> Float[Tensor, "1 K 1 depth"]:
-    """Return how likely a certain draft goes on well after its token at each row; exact."""
-    kept = cycle.target_probs[:-1].gather(-1, cycle.draft_token_ids[:, None])[:, 0]
-    found = kept.new_zeros(1, len(kept), 1, WINDOW + 1)
-    found[..., 0] = 1.0
-    for place in range(len(kept)):
-        run = kept[place + 1 :].cumprod(-1)[:WINDOW]
-        found[0, place, 0, 1 : 1 + len(run)] = run
-    return found
 
 
 def written(pair: Any, prompt: list[int], trace: Trace, text: int) -> list[int]:
@@ -192,7 +176,7 @@ def ahead_of(
 
 
 def _of_call(
-    cycle: Cycle, halves: Float[Tensor, "halves K tokens depth"], verifier: Any, width: int,
+    cycle: Cycle, halves: Float[Tensor, "halves K vocab depth"], verifier: Any, width: int,
     going: int,
 ) -> np.ndarray:  # fmt: skip
     """Return the expected divergences of ``SPENT`` and tokens of one call.
@@ -200,8 +184,9 @@ def _of_call(
     Of each divergence twice what both halves say together, less the mean of what each says:
     divergences are convex, and one of an average over few drafts is too large by about 1/drafts.
     """
-    q, ids = cycle.target_probs[: width + 1], cycle.draft_token_ids[:width]
-    p = (one_hot(ids, q) if cycle.draft_probs is None else cycle.draft_probs)[:width]
+    assert cycle.draft_probs is not None
+    q, p = cycle.target_probs[: width + 1], cycle.draft_probs[:width]
+    ids = cycle.draft_token_ids[:width]
     told = np.zeros((1 + len(halves), len(SPENT)))
     for number, ahead in enumerate([halves.mean(0), *halves]):
         laws = islice(node_laws((q[:-1], p, ids), ahead[:width], verifier), going)

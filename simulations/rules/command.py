@@ -14,6 +14,7 @@ import argparse
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ from ..traces.log import DRAFTERS as EVERY_DRAFTER
 from ..traces.table import valued
 from .ahead import looked_ahead
 from .greedy import counted, drafted
-from .settings import AT_ZERO, PRICES, SAMPLED, Rule
 
 WIDEST = 100
+# price in tokens per nat: from nearly lossless to nearly everything accepted
+PRICES = (8.0, 4.0, 2.0, 1.2, 0.8, 0.5, 0.3, 0.17, 0.08)
 # policies and verifier of each band, from lossless sampling on
 BANDS = {
     name: [(spec, verifier) for spec in ("speculative", *(f"{name}:price={x:g}" for x in PRICES))]
@@ -56,6 +58,53 @@ NATS = (
 Row = dict[str, Any]
 Numbers = Mapping[str, Estimate]
 Replays = dict[tuple[str, str], dict[int, Replay]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A policy and a verifier as someone ships or publishes them.
+
+    Attributes
+    ----------
+    engine, setting : whose it is, and which of its settings.
+    policy, verifier : specs.
+    """
+
+    engine: str
+    setting: str
+    policy: str
+    verifier: str = "chain"
+
+
+# sampled drafts, a target that samples at temperature 1; the whole text as between markers
+SAMPLED = (
+    Rule("TensorRT-LLM", "default k=1 δ=0", "relaxed:k=1,delta=0"),
+    Rule("TensorRT-LLM", "example k=10 δ=.01", "relaxed:k=10,delta=0.01"),
+    Rule("MAX, ATOM", "default k=10 δ=.6", "relaxed:k=10,delta=0.6"),
+    Rule("ATOM", "earlier k=8 δ=.5", "relaxed:k=8,delta=0.5"),
+    Rule("SGLang", "default 1, 1", "thresholds"),
+    Rule("SGLang", "acc .5", "thresholds:acc=0.5"),
+    Rule("SGLang", "single .3, acc .3", "thresholds:single=0.3,acc=0.3"),
+    Rule("SGLang", "single .1, acc .1", "thresholds:single=0.1,acc=0.1"),
+    Rule("vLLM FLy", "default", "speculative", "fly"),
+    Rule("vLLM FLy", "W=2", "speculative", "fly:window=2"),
+)
+AHEAD = sorted({own.verifier for own in SAMPLED if find_verifier(own.verifier).looks_ahead})
+# greedy drafts, a greedy target, rules that read the rows of temperature 1; ``top`` of MARS is
+# taken from the raw logits of each row instead
+GREEDY = "relaxed:k=1,delta=0.0,recover=argmax"
+AT_ZERO = (
+    Rule("all engines", "exact match", GREEDY),
+    Rule("TensorRT-LLM", "default k=1 δ=0", GREEDY),
+    Rule("TensorRT-LLM", "example k=10 δ=.01", "relaxed:delta=0.01,recover=argmax"),
+    Rule("MAX, ATOM", "default k=10 δ=.6", "relaxed:recover=argmax"),
+    Rule("ATOM", "earlier k=8 δ=.5", "relaxed:k=8,delta=0.5,recover=argmax"),
+    Rule("MARS", "θ=.97", "mars:theta=0.97,top=1"),
+    Rule("MARS", "θ=.9", "mars:theta=0.9,top=1"),
+    Rule("MARS", "θ=.8", "mars:theta=0.8,top=1"),
+    Rule("vLLM FLy", "default", GREEDY, "fly"),
+    Rule("vLLM FLy", "W=2", GREEDY, "fly:window=2"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,14 +135,16 @@ def run(args: argparse.Namespace) -> int:
         options = {"num_draft_tokens": max(widths), "draft_model": drafter(pair.draft)}
         trace = log_shown(args, pair, prompts, args.work / drafts,
                           eos_token_ids=own_ends if ends is None else ends, **options)  # fmt: skip
-        found = _replayed(trace, widths)
-        ahead = sorted({own.verifier for own in SAMPLED if find_verifier(own.verifier).looks_ahead})
-        cases = list(itertools.product(ahead, widths))
-        looked, count = looked_ahead(pair, prompts, trace, cases, cycles=args.ahead, seed=args.seed)
+        found, looked, count = _replayed(trace, widths), {}, 0
+        if trace.manifest.total("draft_rows"):  # else rows below other tokens do not count
+            cases = list(itertools.product(AHEAD, widths))
+            looked, count = looked_ahead(
+                pair, prompts, trace, cases, cycles=args.ahead, seed=args.seed
+            )
         for width, rule in itertools.product(widths, SAMPLED):
-            cycles = count if rule.verifier in ahead else len(trace)
-            numbers = _priced(rule, width, found, looked.get((rule.verifier, width)))
-            made.append(_row(1.0, drafts, rule, width, cycles, numbers))
+            spent = looked.get((rule.verifier, width))
+            numbers = _priced(rule, width, found, spent)
+            made.append(_row(1.0, drafts, rule, width, count if spent else len(trace), numbers))
     ends = trace.header.eos_token_ids
     for width in widths:
         greedy = (pair, prompts[: args.greedy_prompts], width, args.max_new_tokens)
@@ -107,10 +158,10 @@ def _replayed(trace: Trace, widths: Sequence[int]) -> Replays:
     """Return (policy, verifier) → K → replay, of the rules and of the two bands."""
     rules = [(own.policy, own.verifier) for own in SAMPLED]
     cases = dict.fromkeys(itertools.chain(rules, *BANDS.values()))
-    found: Replays = {}
+    sampled, found = trace.manifest.total("draft_rows") > 0, Replays()
     with Progress("replaying", len(cases)) as progress:
         for policy, verifier in cases:
-            kinds = () if find_verifier(verifier).looks_ahead else tuple(METERED.values())
+            kinds = () if sampled and verifier in AHEAD else tuple(METERED.values())
             found[policy, verifier] = replay_widths(trace, policy, verifier, widths, kinds)
             progress.advance(policy)
     return found
@@ -141,7 +192,7 @@ def _priced(rule: Rule, width: int, found: Replays, spent: Numbers | None) -> Nu
 def _at_zero(width: int, texts: list[Any], ends: list[int]) -> Iterator[Row]:
     """Yield what each greedy rule accepts and changes; the first one is lossless."""
     source, calls = f"greedy texts, K={width}", sum(len(ids) for ids, _ in texts)
-    told = [counted(rule, texts, ends, source) for rule in AT_ZERO]
+    told = [counted(rule.policy, rule.verifier, texts, ends, source) for rule in AT_ZERO]
     for rule, own in zip(AT_ZERO, told, strict=True):
         ratio = own["tokens_per_call"] / told[0]["tokens_per_call"]
         yield _row(0.0, "greedy", rule, width, calls, own | {"tokens_ratio": ratio})

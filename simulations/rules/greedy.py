@@ -18,8 +18,6 @@ from cactus_theory.policies.mars import Mars
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
-from .settings import Rule
-
 # every so many tokens of a greedy text a draft begins
 STRIDE = 3
 # the greedy drafts along one greedy text, and the target's raw logits along them, float64
@@ -48,25 +46,28 @@ def drafted(
         yield torch.stack(ids), torch.stack(logits)
 
 
-def accepted(rule: Rule, ids: Ids, logits: Logits) -> Int[Tensor, "N"]:
-    """Return how many drafted tokens a rule keeps."""
-    policy, (count, width) = ct.policy(rule.policy), ids.shape
+def accepted(spec: str, verifier: str, ids: Ids, logits: Logits) -> Int[Tensor, "N"]:
+    """Return how many drafted tokens a policy and a verifier keep."""
+    policy, (count, width) = ct.policy(spec), ids.shape
     if isinstance(policy, Mars):
         (z_1, z_2), (first, second) = (own[:, :-1].unbind(-1) for own in logits.topk(2, -1))
         kept = (ids == first) | ((ids == second) & (z_2 / z_1 > policy.theta))
         return kept.long().cumprod(-1).sum(-1)
     coins, draft = torch.full((count, width), 0.5).double(), Draft(ids, [width] * count, None)
-    judge, assigned = find_verifier(rule.verifier), Assignment((policy,))
+    judge, assigned = find_verifier(verifier), Assignment((policy,))
     return judge.verify(assigned, logits.softmax(-1), draft, coins, coins[:, 0]).num_accepted
 
 
 def counted(
-    rule: Rule, texts: list[tuple[Ids, Logits]], ends: list[int], source: str
+    policy: str, verifier: str, texts: list[tuple[Ids, Logits]], ends: list[int], source: str
 ) -> dict[str, Estimate]:
     """Return tokens per call, changed tokens per token, and changed calls."""
     sums = np.zeros((4, len(texts)))
     for number, (ids, logits) in enumerate(texts):
-        kept, ended = accepted(rule, ids, logits), torch.isin(ids, torch.tensor(ends).long())
+        kept, ended = (
+            accepted(policy, verifier, ids, logits),
+            torch.isin(ids, torch.tensor(ends).long()),
+        )
         length = (ended.cumsum(-1) == 0).sum(-1)  # up to the end of the text
         tokens = torch.minimum(kept, length) + 1
         emitted = torch.arange(ids.shape[1]) < torch.minimum(kept, tokens)[:, None]

@@ -15,7 +15,7 @@ from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
 from simulations.markov import Setting, every_round, markov_pair
 from simulations.rules import ahead, greedy
-from simulations.rules.settings import AT_ZERO, SAMPLED
+from simulations.rules.command import AT_ZERO, SAMPLED
 from tests.amounts import THOROUGH
 
 EXACT = 1e-12
@@ -97,14 +97,19 @@ def test_cached_drafts_are_those_of_whole_passes(shipped):
 def test_greedy_rules_keep_exact_matches_and_count_changes():
     q = torch.tensor([[0.5, 0.4, 0.1], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [1.0, 0, 0]]).double()
     ids, logits = torch.tensor([[1, 0, 1]]), (5 + (q / q.amax(-1, keepdim=True)).log())[None]
-    found = {(own.engine, own.setting): int(greedy.accepted(own, ids, logits)) for own in AT_ZERO}
+    found = {
+        (own.engine, own.setting): int(greedy.accepted(own.policy, own.verifier, ids, logits))
+        for own in AT_ZERO
+    }
     assert found["all engines", "exact match"] == found["TensorRT-LLM", "default k=1 δ=0"] == 0
     assert found["MAX, ATOM", "default k=10 δ=.6"] == 2  # .05 < .9 − .6
     assert found["MARS", "θ=.9"] == 2 and found["MARS", "θ=.97"] == 0  # ln(.5/.4) = .22 < .5
-    told = greedy.counted(AT_ZERO[3], [(ids, logits)] * 2, [], "two")
+    told = greedy.counted(AT_ZERO[3].policy, "chain", [(ids, logits)] * 2, [], "two")
     assert told["tokens_per_call"].value == 3 and told["changed_calls"].value == 1
     assert told["tv_per_token"].value == pytest.approx(1 / 3)
-    ended = greedy.counted(AT_ZERO[3], [(ids, logits)], [1], "one")  # the first draft ends it
+    ended = greedy.counted(
+        AT_ZERO[3].policy, "chain", [(ids, logits)], [1], "one"
+    )  # the first draft ends it
     assert ended["tokens_per_call"].value == ended["tv_per_token"].value == 1
 
 
