@@ -137,8 +137,12 @@ def looked_ahead(
     sums = {case: np.zeros((3, trace.texts)) for case in cases}
     with Progress("drafting on", len(chosen)) as progress:
         for cycle in chosen:
-            before = len(prompts[cycle.text % len(prompts)]) + cycle.position
-            halves = ahead_of(pair, cycle, text(cycle.text)[:before], depth, source)
+            assert cycle.draft_probs is not None
+            start = len(prompts[cycle.text % len(prompts)]) + cycle.position
+            line = [*text(cycle.text)[:start], *cycle.draft_token_ids.tolist()]
+            rows = enumerate(cycle.draft_probs, start)
+            each = [drafted_on(pair, line[:at], row, depth, source) for at, row in rows]
+            halves = torch.stack(each, 1)
             going = int((torch.isin(cycle.draft_token_ids, ends).cumsum(-1) == 0).sum()) + 1
             for spec, width in cases:
                 own = _of_call(cycle, halves, find_verifier(spec), width, going)
@@ -162,17 +166,6 @@ def written(pair: Any, prompt: list[int], trace: Trace, text: int) -> list[int]:
         num_draft_tokens=header.num_draft_tokens,
     )  # fmt: skip
     return [*prompt, *found.output_token_ids[0].tolist()]
-
-
-def ahead_of(
-    pair: Any, cycle: Cycle, before: list[int], depth: int, source: torch.Generator
-) -> Float[Tensor, "2 K vocab depth"]:
-    """Return two estimates of how likely the draft goes on well after each token of each row."""
-    assert cycle.draft_probs is not None
-    ids = cycle.draft_token_ids.tolist()
-    rows = enumerate(cycle.draft_probs)
-    each = [drafted_on(pair, [*before, *ids[:at]], row, depth, source) for at, row in rows]
-    return torch.stack(each, 1)
 
 
 def _of_call(

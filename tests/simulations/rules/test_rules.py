@@ -71,9 +71,9 @@ def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
         before = ahead.written(shipped, prompt, trace, cycle.text)[: len(prompt) + cycle.position]
         rows = shipped.target(torch.tensor([before])).logits[0, -1].double().softmax(-1)
         assert (rows - cycle.target_probs[0]).abs().max() < LOGGED
-    halves = ahead.ahead_of(shipped, cycle, before, 2, torch.Generator().manual_seed(0))
-    for half in halves:
-        assert half.shape == (3, trace.header.vocab_size, 3)
+    source = torch.Generator().manual_seed(0)
+    for half in ahead.drafted_on(shipped, before, cycle.draft_probs[0], 2, source):
+        assert half.shape == (trace.header.vocab_size, 3)
         assert (half[..., 0] == 1).all() and (half.diff(dim=-1) <= 1e-12).all() and half.min() >= 0
 
 
