@@ -201,6 +201,18 @@ def test_secants_of_a_straight_function_are_exact():
     assert steps[True] <= 3 < steps[False]
 
 
+def test_secants_that_swing_across_a_kink_give_way_to_halving():
+    """A millionth as steep below .9 as above: of each pair of secants one leaves the bracket."""
+
+    def kinked(x: float) -> float:
+        return 1e-6 * (x - 0.8) if x < 0.9 else 1e-7 + x - 0.9
+
+    root = RisingRoot(1e-6, 1.0, 0.5, 1e-12, 1.0)
+    while not root.done:
+        root.tell(kinked(root.x))
+    assert root.x == pytest.approx(0.8, rel=1e-11) and root.steps < 20  # alone they never end
+
+
 def test_a_root_at_an_end_of_the_bracket():
     root = RisingRoot(1.0, 4.0, 2.0, 1e-12)
     while not root.done:
