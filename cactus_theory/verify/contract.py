@@ -7,7 +7,7 @@ A new verifier is one file with one :func:`~cactus_theory.verify.registry.regist
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory._arguments import normalised
+from cactus_theory._specs import spec_of
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
@@ -382,10 +383,7 @@ class Verifier(ABC):
     @property
     def spec(self) -> str:
         """Return the string that :func:`find_verifier` takes: ``name:option=value,…``."""
-        options = fields(self) if is_dataclass(self) else ()
-        own = ((each.name, getattr(self, each.name)) for each in options
-               if getattr(self, each.name) != each.default)  # fmt: skip
-        return ":".join(filter(None, [self.name, ",".join(f"{name}={x}" for name, x in own)]))
+        return spec_of(self.name, self)
 
     def coins(self, drafted: int) -> int:
         """Return how many acceptance coins a row of so many drafted tokens takes."""
