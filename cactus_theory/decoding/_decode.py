@@ -150,9 +150,9 @@ class Loop(ABC):
 
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
-        self.clock.lap("other")
         target, draft = self.calls
         found = self.tally.result(target_calls=target, draft_calls=draft, seconds=Seconds())
+        self.clock.lap("other")
         measured: dict[str, Any] = {}
         if self.meter is not None:
             measured["meter"] = self.meter.reading(found.num_accepted, found.num_tokens)
