@@ -163,12 +163,11 @@ def _numbers(own: Sequence[Runs], prompts: int, level: float) -> dict[str, Estim
     """Return UNITS of a line, or at a level of lines that differ in price."""
 
     def ratios(above: str, below: str, parts: Sequence[Sequence[Record]]) -> list[Estimate]:
-        sums = [
-            [np.array([float(one[name]) for one in part]).reshape(-1, prompts).sum(0)
-             for name in (above, below)]
-            for part in parts
-        ]  # fmt: skip
-        return [ratio_of_sums(*pair, "prompts") for pair in sums]
+        def by_text(part: Sequence[Record], name: str) -> np.ndarray:
+            return np.array([float(one[name]) for one in part]).reshape(-1, prompts).sum(0)
+
+        pairs = [(by_text(part, above), by_text(part, below)) for part in parts]
+        return [ratio_of_sums(*pair, "prompts") for pair in pairs]
 
     def at(*numbers: float) -> float:
         value = read(level, rising(np.reshape(numbers, (2, -1)).T))

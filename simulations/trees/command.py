@@ -39,7 +39,8 @@ from ..common.results import columns, publish
 from ..common.statistics import resamples, spread
 from ..traces.table import valued
 from .ideas import ideas
-from .rounds import LOSSLESS, Round, alone, beside, first, followed, summed
+from .references import left
+from .rounds import LOSSLESS, Round, alone, followed, summed
 
 # siblings that the row h knows of, beside "tree", where it is that of the path
 CERTAIN = "tree, certain"
@@ -117,7 +118,7 @@ def _judged(
 
     def judged(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[Any]:
         for own, (spec, rule) in product(rounds, rules.items()):
-            for name, given in sums(own, rule, args.siblings, known).items():
+            for name, given in sums(own, rule, args.siblings).items():
                 yield (name, spec), given
         for k, m, name in every if text < max(3, len(ids) // 8) else ():
             config = Config(LOSSLESS, k, 1, name, m, temperature=temperature)
@@ -154,22 +155,19 @@ def _judged(
     return rows
 
 
-def sums(
-    own: Round, rule: Policy, siblings: Sequence[int], known: tuple[int, int]
-) -> Mapping[tuple[str, int], np.ndarray]:
+def sums(own: Round, rule: Policy, siblings: Sequence[int]) -> dict[tuple[str, int], np.ndarray]:
     """Return a round's tokens and nats (2, K + 1) of 0, 1, … drafted tokens by verifier, siblings.
 
-    ``known`` are the K and the siblings of CERTAIN.
+    CERTAIN is with the first number of siblings.
     """
-    row = alone(own, rule)
-    block, likely = followed(own, row), own.p.topk(max(siblings))[1]
-    short, fixed = first(own, known[0]), likely[: known[0], : known[1]]
-    aware = followed(short, beside(short, rule, fixed.tolist()))
+    likely = own.p.topk(max(siblings))[1]
+    block, fixed = followed(own, alone(own, rule)), likely[:, : siblings[0]]
+    aware = followed(own, alone(own, rule, fixed.tolist()))
     return {
-        ("chain", 0): followed(own, row, chain=True).sums(),
+        ("chain", 0): followed(own, alone(own, rule), chain=True).sums(),
         ("block", 0): block.sums(),
         **{("tree", m): block.sums(block.caught(likely[:, :m])) for m in siblings},
-        (CERTAIN, known[1]): aware.sums(aware.caught(fixed)),
+        (CERTAIN, siblings[0]): aware.sums(aware.caught(fixed)),
     }
 
 
@@ -258,4 +256,4 @@ def _walk(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[s
 
 
 # what makes tables, by their part of the command
-PARTS = {"shapes": _shapes, "ideas": ideas, "walk": _walk}
+PARTS = {"shapes": _shapes, "ideas": ideas, "walk": _walk, "left": left}

@@ -93,22 +93,14 @@ def followed(own: Round, row: Row, chain: bool = False) -> Course:
     return Course(reached, divergence("kl").value(h, own.q[:-1]).clamp(min=0), replaced)
 
 
-def alone(own: Round, rule: Policy) -> Row:
-    """Return the rows of a policy that looks at its own row only."""
-    rows = rule.emitted(own.q[:-1], own.p)
-    return lambda place, _: rows[place]
-
-
-def beside(own: Round, rule: Policy, fixed: Sequence[Sequence[int]]) -> Row:
-    """Return the rows of a policy that knows of the tokens fixed at each place."""
-    rows = zip(own.q.numpy(), own.p.numpy(), fixed, strict=False)
-    laws = np.stack([offered(q, p, certain) for q, p, certain in rows])
-    return alone(Round(own.q, torch.from_numpy(laws), own.ids), rule)
-
-
-def first(own: Round, width: int) -> Round:
-    """Return the same with the first tokens of the path only."""
-    return Round(own.q[: width + 1], own.p[:width], own.ids[:width], own.before)
+def alone(own: Round, rule: Policy, fixed: Sequence[Sequence[int]] | None = None) -> Row:
+    """Return the rows of a policy that looks at its own row, and at tokens fixed at each place."""
+    p = own.p
+    if fixed is not None:
+        rows = zip(own.q.numpy(), p.numpy(), fixed, strict=False)
+        p = torch.from_numpy(np.stack([offered(*row) for row in rows]))
+    emitted = rule.emitted(own.q[:-1], p)
+    return lambda place, _: emitted[place]
 
 
 class Sums:

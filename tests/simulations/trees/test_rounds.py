@@ -70,7 +70,7 @@ def test_the_walk_emits_as_many_tokens(certain):
     expected = np.zeros(2)
     for ids in itertools.product(range(5), repeat=2):
         one = rounds.Round(own.q, own.p, list(ids))
-        row = rounds.beside(one, rule, fixed.tolist()) if certain else rounds.alone(one, rule)
+        row = rounds.alone(one, rule, fixed.tolist() if certain else None)
         course = rounds.followed(one, row)
         caught = course.sums(course.caught(fixed))[0, -1]
         chance = float(own.p[0, ids[0]] * own.p[1, ids[1]])
@@ -107,8 +107,9 @@ def trunk_depths(tree):
 
 def test_sums_of_short_paths_are_the_beginnings_of_long_ones():
     own = paths(5)
-    found = command.sums(own, ct.policy("band:price=1"), [2, 1], (2, 2))
-    short = command.sums(rounds.first(own, 2), ct.policy("band:price=1"), [2, 1], (2, 2))
+    found = command.sums(own, ct.policy("band:price=1"), [2, 1])
+    begun = rounds.Round(own.q[:3], own.p[:2], own.ids[:2])
+    short = command.sums(begun, ct.policy("band:price=1"), [2, 1])
     for key in [("chain", 0), ("block", 0), ("tree", 2), ("tree", 1), (command.CERTAIN, 2)]:
         np.testing.assert_allclose(found[key][:, :3], short[key], rtol=0, atol=EXACT)
 
