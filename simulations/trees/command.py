@@ -83,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
     pair = load_pair(args.target, args.draft)
     texts = prompts_of(args.prompts)[: args.num_prompts]
     ids = [torch.tensor([pair.tokenizer(text)["input_ids"]]) for text in texts]
-    tables = [PARTS[part](args, pair, ids) for part in args.parts]
-    for name, rows in [own for table in tables for own in table.items()]:
-        publish(args, rows, *(own / f"{name}.csv" for own in (args.out, args.publish) if own))
-        print(columns(rows, {column: column.replace("_", "\n") for column in rows[0]}))
+    for part in args.parts:
+        for name, rows in PARTS[part](args, pair, ids).items():
+            publish(args, rows, *(own / f"{name}.csv" for own in (args.out, args.publish) if own))
+            print(columns(rows, {column: column.replace("_", "\n") for column in rows[0]}))
     return 0
 
 

@@ -2,10 +2,10 @@
 
 One token: the contexts at which rounds of a lossless decode begin, each offer with the best rule
 for it, lossless and by the band at PRICE; k-SEQ and recursive rejection emit the row of the best.
-Trees: PAIRS random pairs, four drafted tokens each. Errors count
-texts, or pairs. Rows are numpy, q the one to be emitted and p the draft's. Sources: recursive
-rejection, Miao et al. 2023 (SpecInfer, arXiv 2305.09781); k-SEQ, Sun et al. 2023 (SpecTr, arXiv
-2310.15141); traversal, arXiv 2505.12398.
+Trees: all drafts of PAIRS random pairs, four tokens each. Errors count texts, or pairs. Rows are
+numpy, q the one to be emitted and p the draft's. Sources: recursive rejection, Miao et al. 2023
+(SpecInfer, arXiv 2305.09781); k-SEQ, Sun et al. 2023 (SpecTr, arXiv 2310.15141); traversal, arXiv
+2505.12398.
 """
 
 import argparse
@@ -75,9 +75,9 @@ def _of_contexts(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[
                 nats = float(best.divergence)
                 yield ((drafts, "best"), policy), [float(best.acceptance), nats]
                 if drafts == f"{DRAFTS} sampled":
-                    for rule in (k_seq, recursive_rejection):
+                    for name, rule in RULES.items():
                         accepted = rule(best.target, p, DRAFTS)[1]
-                        yield ((drafts, rule.__name__), policy), [accepted, nats]
+                        yield ((drafts, name), policy), [accepted, nats]
 
 
 def _of_pairs() -> Sums:
@@ -91,15 +91,15 @@ def _of_pairs() -> Sums:
         path, beside = (follow(own, own.target, KL()) for own in (long, short))
         inner = slice(len(short.target))
         replaced = np.maximum(beside.alive[inner, None] * short.target - short.draft, 0.0)
-        likeliest = replaced[range(len(replaced)), short.draft.argmax(1)]
+        caught = short.drafted[inner] @ replaced[range(len(replaced)), short.draft.argmax(1)]
         emitted = sum(mass * traversal(long, nodes) for nodes, mass in drawn_trees(long, PATHS))
-        for drafts, rule, accepted in (
-            ("1 path of 4", "block", path.tokens - 1),
-            ("1 path of 2, the likeliest beside", "walk",
-             beside.tokens - 1 + short.drafted[inner] @ likeliest),
-            ("2 paths of 2", "traversal", emitted @ (depths - 1)),
-        ):  # fmt: skip
-            sums.add(number, ((drafts, rule), LOSSLESS), [accepted, 0.0])
+        accepted = {
+            ("1 path of 4", "block"): path.tokens - 1,
+            ("1 path of 2, the likeliest beside", "walk"): beside.tokens - 1 + caught,
+            ("2 paths of 2", "traversal"): emitted @ (depths - 1),
+        }
+        for name, tokens in accepted.items():
+            sums.add(number, (name, LOSSLESS), [tokens, 0.0])
     return sums
 
 
@@ -165,20 +165,14 @@ def drawn_trees(tree: PathTree, places: Sequence[int]) -> list[tuple[list[int], 
     """
     found = [([0], 1.0)]
     for place in places:
-        found = [
-            ([*nodes, child], mass * chance)
-            for nodes, mass in found
-            for child, chance in _children(tree, nodes, nodes[place])
-            if chance > 0
-        ]
+        grown = []
+        for nodes, mass in found:
+            children = nodes[place] * tree.vocabulary + 1 + np.arange(tree.vocabulary)
+            row = _without(tree.draft[nodes[place]], np.isin(children, nodes))
+            pairs = zip(children.tolist(), row.tolist(), strict=True)
+            grown += [([*nodes, child], mass * chance) for child, chance in pairs if chance > 0]
+        found = grown
     return found
-
-
-def _children(tree: PathTree, nodes: list[int], node: int) -> Iterator[tuple[int, float]]:
-    """Yield each child of a node and its chance to be the next one."""
-    children = node * tree.vocabulary + 1 + np.arange(tree.vocabulary)
-    row = _without(tree.draft[node], np.isin(children, nodes))
-    yield from zip(children.tolist(), row.tolist(), strict=True)
 
 
 def traversal(tree: PathTree, nodes: Sequence[int], false_update: bool = False) -> Row:
@@ -213,3 +207,7 @@ def traversal(tree: PathTree, nodes: Sequence[int], false_update: bool = False) 
         lost = 1 - p[token] if false_update else mass + 1 - ratio(parent)
         rows[parent] = _recovered(ratio(parent) * q, p), _without(p, [token])
         alive[parent] = min(1.0, mass / lost) if lost > 0 else 0.0
+
+
+# what else engines do with independent drafts
+RULES = {"k-SEQ": k_seq, "recursive rejection": recursive_rejection}

@@ -102,7 +102,7 @@ def test_the_table_says_what_is_left_to_gain(monkeypatch):
     assert len(found) == len(table) == 12 and table[0]["count"] == 1
     for policy in ("speculative", "band:price=1"):
         of_four = [found["4 sampled", rule, policy] for rule in
-                   ("best", "k_seq", "recursive_rejection")]  # fmt: skip
+                   ("best", *references.RULES)]  # fmt: skip
         accepted = [row["accepted_per_call"] for row in of_four]
         assert accepted[0] >= max(accepted[1:])
         assert accepted[0] > found["1 sampled", "best", policy]["accepted_per_call"]
