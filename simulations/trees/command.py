@@ -6,7 +6,8 @@ ratios are paired. Errors count texts. Seconds are those that a processor worked
 least of some lossless decodes of a shape, a pass's the least of REPEATS. ``pays_below`` is how many
 times the path's pass the tree's may take before the tree is slower, the rest of a round being that
 of the path. ``equal_time_k`` is the K of the block whose pass takes as long as the tree's, between
-two of them by a coin; empty if none of --path-lengths is as long.
+two of them by a coin; empty if none of --path-lengths is as long. ``--parts left`` holds published
+verifiers of several drafts beside the best rule for them.
 """
 
 import argparse
