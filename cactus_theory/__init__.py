@@ -18,7 +18,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cactus_theory.certificates import Certificate, certificate
     from cactus_theory.divergences import divergence, register_divergence
     from cactus_theory.emitted import Audit, audit, emitted_law
     from cactus_theory.optimum import (
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
         register,
     )
     from cactus_theory.policies._custom import rule
-    from cactus_theory.promises import Promise
+    from cactus_theory.promises import Certificate, Promise, certificate
     from cactus_theory.tuned import TunedSetting, load_tuned
     from cactus_theory.verify import ChainVerdict, verify_block, verify_chain, verify_tree
 
@@ -84,8 +83,8 @@ __all__ = [
 
 # loaded when asked for: a plugin of an engine that asks for nothing must not load torch
 _FROM = {
-    "Certificate": "certificates",
-    "certificate": "certificates",
+    "Certificate": "promises",
+    "certificate": "promises",
     "Promise": "promises",
     "divergence": "divergences",
     "register_divergence": "divergences",

@@ -2,12 +2,14 @@
 
 import argparse
 import textwrap
+from pathlib import Path
 from typing import Any
 
+from cactus_theory import _arguments as check
+from cactus_theory._files import parsed_json
 from cactus_theory._report import print_json
 from cactus_theory._terminal import text_table, width_of_terminal
-from cactus_theory.certificates import RISK, certificate, read_readings
-from cactus_theory.promises import Promise, share
+from cactus_theory.promises import RISK, ROUNDING, Promise, certificate, share
 
 WIDEST = 100
 RATES = (0.5, 0.9, 0.99)
@@ -115,3 +117,52 @@ def _equal(args: argparse.Namespace, own: Promise) -> str:
         f"{nats:.4g} nats a token are as far from the target as temperature {found.value:.3f} ± "
         f"{found.standard_error:.3f} is instead of {hot:g} ({trace.texts} logged texts)"
     )
+
+
+def read_readings(path: str | Path, own: Promise) -> list[float]:
+    """Return the nats of each answer in a file, if a ledger with this promise can have kept them.
+
+    JSON lines, or one JSON list: numbers, readings (``Reading.as_dict()``) or what ``generate
+    --json`` prints.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, or holds something else; an answer that is over its cap.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--readings: must be a readable file of JSON lines; {error}") from None
+    lines = [text] if text.lstrip().startswith("[") else text.split("\n")
+    parsed = [parsed_json(f"--readings: line {number} of {path} must be JSON", line)
+              for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
+    answers = [answer for value in parsed for answer in _answers(value)]
+    for number, (spent, tokens) in enumerate(answers, 1):
+        allowed = own.nats if tokens is None or own.cap is not None else own.after(tokens).nats
+        if own.tokens is not None and tokens is not None and tokens > own.tokens:
+            raise ValueError(f"--tokens: must be the most of any answer; got {own.tokens}, and "
+                             f"answer {number} of --readings has {tokens}")  # fmt: skip
+        if spent > allowed * (1 + ROUNDING):
+            kept = own.cap is not None and tokens and spent <= own.cap * tokens
+            hint = ", which is within the cap a token: was --per-token meant?" if kept else ""
+            raise ValueError(
+                f"--readings: answer {number} must be within {allowed:.4g} nats, as a ledger keeps "
+                f"it; got {spent:.4g}{hint}"
+            )
+    return [spent for spent, _ in answers]
+
+
+def _answers(value: Any) -> list[tuple[float, int | None]]:
+    """Return nats, and new tokens where they are told, of all answers in a JSON value."""
+    value = value.get("readings", value) if isinstance(value, dict) else value
+    if isinstance(value, list):
+        return [own for item in value for own in _answers(item)]
+    own = value if isinstance(value, dict) else {"emitted_kl": value}
+    spent, tokens = own.get("emitted_kl"), own.get("num_tokens", None)
+    if type(spent) not in (int, float) or type(tokens) not in (int, type(None)):
+        raise ValueError(
+            "--readings: must hold nats, or emitted_kl and num_tokens (the meter of another "
+            f"divergence promises nothing); got {str(value):.60}"
+        )
+    return [(check.number("--readings", spent, 0), tokens)]

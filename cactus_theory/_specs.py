@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -37,6 +38,14 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
         return f"{found['file']}:{found['name']}", parse_knobs(found["knobs"] or "", spec)
     name, _, rest = spec.partition(":")
     return name.strip(), parse_knobs(rest, spec)
+
+
+def spec_of(name: str, own: Any) -> str:
+    """Return what :func:`parse_spec` reads: a name, and a dataclass's values but defaults."""
+    known = fields(own) if is_dataclass(own) else ()
+    pairs = [(each.name, getattr(own, each.name), each.default) for each in known]
+    knobs = ",".join(f"{knob}={value}" for knob, value, default in pairs if value != default)
+    return f"{name}:{knobs}" if knobs else name
 
 
 def parse_knobs(text: str, spec: str) -> dict[str, str]:

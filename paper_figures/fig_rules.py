@@ -20,9 +20,9 @@ TICKS = (0.01, 0.1, 1.0)
 TEXT_FROM = 3.0
 PAYS, COULD = style.COLOUR["cactus"], style.COLOUR["soft_band"]
 TITLES = {
-    "sampled": "T = 1, sampled drafts",
-    "greedy": "T = 1, greedy drafts",
-    "zero": "T = 0",
+    (1.0, "sampled"): "T = 1, sampled drafts",
+    (1.0, "greedy"): "T = 1, greedy drafts",
+    (0.0, "greedy"): "T = 0",
 }
 
 
@@ -32,8 +32,8 @@ def draw(data: Path) -> Figure:
     for number, (name, pair) in enumerate(PAIRS.items()):
         rows = [row for row in style.read(data / f"{name}.csv") if row["num_draft_tokens"] == WIDTH]
         for ax, kind in zip(panels[number::2], TITLES, strict=True):
-            own = [row for row in rows if _kind(row) == kind]
-            (_changes if kind == "zero" else _prices)(ax, own)
+            own = [row for row in rows if (row["temperature"], row["drafts"]) == kind]
+            (_prices if kind[0] else _changes)(ax, own)
             break_or_space = "\n" if style.narrow() else " "
             ax.set_title(f"{pair}:{break_or_space}{TITLES[kind]}", fontsize=8)
             ax.set_yticks(range(len(own)), [f"{row['engine']}, {row['setting']}" for row in own])
@@ -44,10 +44,6 @@ def draw(data: Path) -> Figure:
                 ax.set_yticklabels([])
     _legend(figure)
     return figure
-
-
-def _kind(row: Row) -> str:
-    return "zero" if row["temperature"] == 0 else str(row["drafts"])
 
 
 def _prices(ax: Axes, rows: list[Row]) -> None:

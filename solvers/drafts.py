@@ -67,22 +67,15 @@ class Program(_program.Program):
             return None
         h = np.maximum(scale * row.w.value, 0.0)
         price = math.inf if self.delta == 0 else budget.price
+        # a set drafted is worth its best token less α, the row Σ α h − price·D at most
         alpha = np.clip(given.dual_value / scale, 0.0, 1.0)
-        return self.measured(h / h.sum(), alpha, price, (how[0], problem.status))
-
-    def measured(
-        self, h: np.ndarray, alpha: np.ndarray, price: float, labels: tuple[str, str]
-    ) -> Answer:
-        """Measure a row, and bound all from what its mass is worth, α (m,).
-
-        A set drafted is worth its best token less α, the row Σ α h − price·D at most.
-        """
         left = np.max(np.where(self.members, 1 - alpha, 0.0), axis=-1)
         paid = price * self.delta if 0 < price < math.inf and self.delta < math.inf else 0.0
         best = worth(alpha[None], self.q[None], self.kind, price)
         bound = float(self.law @ left) + float(best[0]) + paid
+        h = h / h.sum()
         spent = _program.divergence_of(self.kind, h, self.q)
-        return Answer(h, 0.0, self.reached(h), spent, price, bound, *labels)
+        return Answer(h, 0.0, self.reached(h), spent, price, bound, how[0], problem.status)
 
     def reached(self, h: np.ndarray) -> float:
         """Return the most that can be accepted of a row: 1 + min over H of h(H) − Pr(S ⊆ H)."""
@@ -156,9 +149,7 @@ def drafted_sets(
     found: dict[tuple[int, ...], float] = {start: 1.0}
     for _ in range({"certain": 0, "iid": k, "without_replacement": k}.get(kind, 1)):
         found = _one_more(found, p, off=kind in ("certain+off", "without_replacement"))
-    members = np.zeros((len(found), vocab), dtype=bool)
-    for number, own in enumerate(found):
-        members[number, list(own)] = True
+    members = np.array([np.isin(range(vocab), own) for own in found])
     return members, np.array(list(found.values()))
 
 

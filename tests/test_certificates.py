@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.certificates import read_readings
+from cactus_theory._promise import read_readings
 from cactus_theory.cli import main
 from cactus_theory.traces import Cycle, save_trace
 from cactus_theory.traces.tempering import TEMPERATURES, _from_tempered, equal_temperature

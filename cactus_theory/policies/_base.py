@@ -21,7 +21,6 @@ class, each with its own property test: ``entrywise``, ``keeps_what_lossless_kee
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -30,6 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cactus_theory._specs import spec_of
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._forecast import Forecast
@@ -119,12 +119,7 @@ class Mathematics(ABC):
     @property
     def spec(self) -> str:
         """Return the string that rebuilds this policy: ``name:knob=value,…``."""
-        knobs = [
-            f"{field.name}={_text(getattr(self, field.name))}"
-            for field in fields(self)  # type: ignore[arg-type]
-            if getattr(self, field.name) != field.default
-        ]
-        return ":".join(filter(None, [self.name, ",".join(knobs)]))
+        return spec_of(self.name, self)
 
     @property
     def declares(self) -> Declaration:
@@ -376,7 +371,3 @@ class FixedTarget(Policy):
 
 def _all_tokens(q: Tensor) -> Tensor:
     return torch.arange(q.shape[-1], device=q.device).expand(q.shape)
-
-
-def _text(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else str(value)

@@ -16,8 +16,8 @@ FASTER = (
 )
 
 
-class Forecast:
-    """Follow an enumeration of ``refused`` tokens of rows of ``vocab``; a context manager.
+class Forecast(Progress):
+    """Follow an enumeration of ``refused`` tokens of rows of ``vocab``, shown if it is slow.
 
     Warns
     -----
@@ -26,33 +26,29 @@ class Forecast:
     """
 
     def __init__(self, spec: str, refused: int, vocab: int) -> None:
-        self.spec, self.refused, self.vocab = spec, refused, vocab
-        self.done, self.start, self.said = 0, time.monotonic(), False
-        self._progress: Progress | None = None
+        super().__init__("recovery", refused)
+        self.spec, self.vocab, self.start = spec, vocab, time.monotonic()
+        self.slow: bool | None = None  # not known yet
 
     def __enter__(self) -> Forecast:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.__exit__()
 
     def add(self, tokens: int) -> None:
         """Record that so many more tokens are enumerated."""
         self.done += tokens
         taken = time.monotonic() - self.start
-        ahead = taken * self.refused / max(1, self.done)
-        tells = not self.said and taken >= FIRST_SECONDS
-        self.said |= tells
-        if tells and ahead > SLOW_SECONDS:
-            warnings.warn(
-                f"{self.spec}: the recovery is asked for each of {self.refused:,} tokens that may "
-                f"be refused (V = {self.vocab:,}), about {_time(ahead)}; {FASTER}",
-                stacklevel=4,
-            )
-            self._progress = Progress("recovery", self.refused).__enter__()
-        if self._progress is not None:
-            self._progress.update(self.done, f"{_time(ahead - taken)} left")
+        ahead = taken * self.total / max(1, self.done)
+        if self.slow is None and taken >= FIRST_SECONDS:
+            self.slow = ahead > SLOW_SECONDS
+            if self.slow:
+                warnings.warn(
+                    f"{self.spec}: the recovery is asked for each of {self.total:,} tokens that "
+                    f"may be refused (V = {self.vocab:,}), about {_time(ahead)}; {FASTER}",
+                    stacklevel=4,
+                )
+                super().__enter__()
+        if self.slow:
+            self.update(self.done, f"{_time(ahead - taken)} left")
 
 
 def _time(seconds: float) -> str:

@@ -76,10 +76,8 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         name = f"{getattr(self, 'name', type(self).__name__)}, {method.__name__}"
-        with lent(name, *arguments, *options.values()) as copies:
-            count = len(arguments)
-            named = dict(zip(options, copies[count:], strict=True))
-            return method(self, *copies[:count], **named)
+        with lent(name, arguments, tuple(options.values())) as (own, named):
+            return method(self, *own, **dict(zip(options, named, strict=True)))
 
     return call
 

@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.policies._base import TIE, Id, Rows, one_hot
+from cactus_theory.policies._base import TIE, Rows
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
-from cactus_theory.policies.top_k import _AmongTop
+from cactus_theory.policies.top_k import AmongTop
 
 
 @register("relaxed")
 @dataclass(frozen=True)
-class Relaxed(_AmongTop):
+class Relaxed(AmongTop):
     r"""Keep n iff it is among the k largest of q and :math:`q_n ≥ \max q − δ`, positive, too.
 
     After a refusal a draw from q, or the likeliest token (smallest index on ties). Bounds no
@@ -46,11 +46,6 @@ class Relaxed(_AmongTop):
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
         """Return which tokens are kept."""
-        rows: Float[Tensor, "*batch vocab"] = q.double()
+        rows = q.double()
         least = rows.amax(-1, keepdim=True) * (1 - TIE) - self.delta
         return super().chosen(q) & (rows >= least)
-
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the one-hot row of the likeliest token, or q."""
-        q = q.double()
-        return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q

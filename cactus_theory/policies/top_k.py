@@ -1,23 +1,46 @@
-"""Keep what is among the target's k likeliest tokens."""
+"""Keep a set of tokens that the target's row decides: its k likeliest ones."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or
+from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or, one_hot
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
 
 
+class KeptSet(Policy):
+    """Keep n iff it is in a set of tokens; after a refusal the likeliest one, or a draw from q.
+
+    ``recover`` says which, ``argmax`` (the smallest index on ties) or ``target``.
+    """
+
+    shared_recovery = True
+    recover: str = "argmax"
+
+    @abstractmethod
+    def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
+        """Return which tokens are kept."""
+
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return 1 for the kept tokens, 0 for the others."""
+        return self.chosen(q).gather(-1, n).double()
+
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return the one-hot row of the likeliest token, or q."""
+        q = q.double()
+        return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
+
+
 @dataclass(frozen=True)
-class _AmongTop(Policy):
+class AmongTop(KeptSet):
     """Keep n iff q_n is at least the k-th largest entry of q and positive; ties are kept."""
 
     k: int
     knob = "k"
-    shared_recovery = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", whole("k", self.k))
@@ -32,14 +55,10 @@ class _AmongTop(Policy):
         least = q.topk(min(self.k, q.shape[-1]), -1).values[..., -1:]
         return (q >= least) & (q > 0)
 
-    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return 1 for the kept tokens, 0 for the others."""
-        return self.chosen(q).gather(-1, n).double()
-
 
 @register("top_k")
 @dataclass(frozen=True)
-class TopK(_AmongTop):
+class TopK(AmongTop):
     """Keep n iff it is among the target's k likeliest tokens (ties kept, q_n > 0).
 
     Recovers from q on that set, renormalised. Bounds no divergence, is not between p and q,
@@ -55,7 +74,7 @@ class TopK(_AmongTop):
 
 @register("top_k_uniform")
 @dataclass(frozen=True)
-class TopKUniform(_AmongTop):
+class TopKUniform(AmongTop):
     """Keep as ``top_k`` does and recover evenly over that set, however unlikely its members.
 
     The simplest recovery, for comparison; the published code is ``top_k_published``.
@@ -69,7 +88,7 @@ class TopKUniform(_AmongTop):
 
 @register("top_k_published")
 @dataclass(frozen=True)
-class TopKPublished(_AmongTop):
+class TopKPublished(AmongTop):
     r"""Keep as ``top_k`` does and recover :math:`∝ 1 − p_v` over that set.
 
     As in the published code of the top-k baseline, the recovery uses the draft's row and not

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory import _arguments as check
@@ -15,20 +15,18 @@ from cactus_theory.policies._base import (
     Flat,
     FlatCoins,
     FlatIds,
-    Id,
-    Ids,
-    Policy,
     Rows,
     one_hot,
 )
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._residual import Decision, Residual
+from cactus_theory.policies.top_k import KeptSet
 
 
 @register("typical")
 @dataclass(frozen=True)
-class Typical(Policy):
+class Typical(KeptSet):
     r"""Keep n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever its draft probability.
 
     Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
@@ -40,7 +38,6 @@ class Typical(Policy):
     alpha: float | None = None
     recover: str = "argmax"
     knob = "epsilon"
-    shared_recovery = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check.number("epsilon", self.epsilon, 0, 1))
@@ -60,14 +57,9 @@ class Typical(Policy):
         entropy = -torch.xlogy(rows, rows).sum(-1, keepdim=True)
         return (alpha * (-entropy).exp()).clamp(max=self.epsilon)
 
-    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return 1 where q_n exceeds the threshold, else 0."""
-        return (q.gather(-1, n).double() > self.threshold(q) * (1 + TIE)).double()
-
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the one-hot row of the likeliest token, or q."""
-        q = q.double()
-        return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
+    def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
+        """Return where q exceeds the threshold."""
+        return q.double() > self.threshold(q) * (1 + TIE)
 
     def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return q_n > ε: the threshold of no row is higher."""

@@ -67,7 +67,8 @@ def replay(
         exact. A schedule needs a trace.
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
-    divergences : which ones the meter adds up; none for a verifier that looks ahead.
+    divergences : which ones the meter adds up; none where a verifier looks ahead of sampled
+        drafts.
     on_cycles : called with how many cycles are done, now and then.
 
     Raises
@@ -243,7 +244,7 @@ def _replay_schedule(
         choice = schedule.choose_by_rows(state, *copied((ids, q[:-1], p)))
         draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
         law = judge.law(Assignment(schedule.rules, choice[None]), q[None], draft)
-        if law.emitted is None:
+        if law.emitted is None or judge.looks_ahead:
             raise NotImplementedError(NO_ROW.format(judge.name))
         ended = torch.isin(ids, ends).cumsum(-1) > 0
         going = torch.cat([ended.new_zeros(1), ended]).logical_not()[None]

@@ -69,11 +69,6 @@ class Block(Verifier):
         """Return whether the bonus comes from the policy's row."""
         return self.bonus == "policy"
 
-    @property
-    def spec(self) -> str:
-        """Return the string that ``find_verifier`` takes."""
-        return self.name if self.bonus == "target" else f"{self.name}:bonus={self.bonus}"
-
     def check(self, policy: Policy) -> None:
         """Raise for a policy without a row at each node.
 

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory._arguments import normalised
+from cactus_theory._specs import spec_of
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
@@ -319,8 +320,8 @@ class VerdictLaw:
         them and averaged over the drafted tokens that follow; ``alive[:, 0]`` is 1. Where
         each token is decided by its own coin this is the tail of ``stop``.
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
-        at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None where the
-        verifier looks ahead.
+        at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None of sampled
+        drafts where the verifier looks ahead.
     turns : (B, K), what each acceptance coin is compared with, where each token has its own.
     raised : as in :class:`Verdict`.
 
@@ -381,8 +382,8 @@ class Verifier(ABC):
 
     @property
     def spec(self) -> str:
-        """Return the string that :func:`find_verifier` takes: ``name:option=value``."""
-        return self.name
+        """Return the string that :func:`find_verifier` takes: ``name:option=value,…``."""
+        return spec_of(self.name, self)
 
     def coins(self, drafted: int) -> int:
         """Return how many acceptance coins a row of so many drafted tokens takes."""

@@ -77,12 +77,6 @@ class Fly(Verifier):
         object.__setattr__(self, "k", whole("k", self.k))
         check.one_of("bonus", self.bonus, ("target", "argmax"))
 
-    @property
-    def spec(self) -> str:
-        """Return the string that ``find_verifier`` takes."""
-        knobs = [f"{name}={value}" for name, value in vars(self).items() if value != DEFAULTS[name]]
-        return ":".join(filter(None, [self.name, ",".join(knobs)]))
-
     def check(self, policy: Policy) -> None:
         """Raise for a policy that is not the lossless rule whose refusals are overridden.
 
@@ -107,9 +101,8 @@ class Fly(Verifier):
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
         """Return what is emitted; every row is read."""
-        native, chances = self._native(assigned, target_probs, draft)
+        native, chances, window, able = self._judged(assigned, target_probs, draft)
         kept, place = accept < chances, torch.arange(accept.shape[1], device=accept.device)
-        window, able = self._overridable(target_probs, draft)
         on = place < torch.as_tensor(draft.counts, device=place.device)[:, None]
         stays = on & (kept | (able & (_ahead(kept.double(), window) > 0)))
         accepted = stays.long().cumprod(-1).sum(-1)
@@ -123,9 +116,11 @@ class Fly(Verifier):
         target_probs: Float[Tensor, "batch K1 vocab"],
         draft: Draft,
     ) -> VerdictLaw:
-        """Return the exact law of the verdict given the draft; ``emitted`` is None."""
-        native, chances = self._native(assigned, target_probs, draft)
-        window, able = self._overridable(target_probs.double(), draft)
+        """Return the exact law of the verdict given the draft; ``emitted`` of certain drafts only.
+
+        Of these the later rows are known, so that the next token has a law at each row.
+        """
+        native, chances, window, able = self._judged(assigned, target_probs.double(), draft)
         ahead = torch.where(able, _ahead(chances, window), 0.0)
         rows = torch.arange(len(window), device=window.device)
         counts = torch.as_tensor(draft.counts, device=window.device)
@@ -138,39 +133,38 @@ class Fly(Verifier):
             free[rows, place + window + 1] += torch.where(on, refused * ahead[:, place], 0.0)
             stop[:, place] = torch.where(on, refused * (1 - ahead[:, place]), 0.0)
         stop[rows, counts] = free[rows, counts]
-        alive = stop.flip(-1).cumsum(-1).flip(-1)
-        return replace(native, stop=stop, alive=alive, emitted=None)
+        alive, emitted = stop.flip(-1).cumsum(-1).flip(-1), None
+        if draft.probs is None:
+            kept = alive[:, 1:, None] * one_hot(draft.token_ids, native.last)
+            emitted = kept + stop[:, :-1, None] * native.last[:, :-1]
+            emitted = (emitted / alive[:, :-1, None]).nan_to_num(nan=0.0)  # 0 where nothing gets
+        return replace(native, stop=stop, alive=alive, emitted=emitted)
 
-    def _native(
+    def windows(self, planned: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+        """Return W where the draft could have had so many tokens; one has no W that fits."""
+        if self.window is None:
+            return (planned - 1).clamp(1, WINDOW)
+        return torch.full_like(planned, self.window)
+
+    def unsure(self, q: Float[Tensor, "*batch vocab"]) -> Bool[Tensor, "*batch"]:
+        """Return 1: whether the largest probabilities of rows have the entropy that is asked."""
+        largest = q.topk(min(self.k, q.shape[-1]), -1).values.double()
+        return -torch.xlogy(largest, largest).sum(-1) >= self.entropy
+
+    def _judged(
         self, assigned: Assignment, q: Tensor, draft: Draft
-    ) -> tuple[VerdictLaw, Float[Tensor, "batch K"]]:
-        """Return the law of the chain, with the bonus that is asked for, and φ of each token."""
-        found = Chain().law(assigned, q, draft)
+    ) -> tuple[VerdictLaw, Float[Tensor, "batch K"], Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
+        """Return the chain's law with the bonus that is asked for, φ, W, and where 1 and 3 hold."""
+        found, ids = Chain().law(assigned, q, draft), draft.token_ids
         if self.bonus == "argmax":
             batch = torch.arange(len(q), device=q.device)
             counts = torch.as_tensor(draft.counts, device=q.device)
-            best = q[batch, counts].argmax(-1)
-            found.last[batch, counts] = one_hot(best, found.last)
-        assert found.turns is not None
-        return found, found.turns
-
-    def _overridable(
-        self, q: Float[Tensor, "batch K1 vocab"], draft: Draft
-    ) -> tuple[Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
-        """Return W of each row, and where a refusal may be overridden if there is room: 1 and 3."""
-        ids, device = draft.token_ids, q.device
-        planned = torch.as_tensor(draft.planned, device=device)
-        window = (planned - 1).clamp(max=WINDOW)
-        if self.window is not None:
-            window = torch.full_like(window, self.window)
+            found.last[batch, counts] = one_hot(q[batch, counts].argmax(-1), found.last)
         rows = q[:, : ids.shape[1]]
-        largest = rows.topk(min(self.k, rows.shape[-1]), -1).values.double()
-        unsure = -torch.xlogy(largest, largest).sum(-1) >= self.entropy
-        possible = rows.gather(-1, ids[..., None])[..., 0] > 0
-        return window.clamp(min=1), unsure & possible & (window >= 1)[:, None]
-
-
-DEFAULTS = vars(Fly())
+        able = self.unsure(rows) & (rows.gather(-1, ids[..., None])[..., 0] > 0)
+        assert found.turns is not None
+        planned = torch.as_tensor(draft.planned, device=q.device)
+        return found, found.turns, self.windows(planned), able
 
 
 def _ahead(

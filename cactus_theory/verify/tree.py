@@ -60,11 +60,6 @@ class Tree(Verifier):
     def __post_init__(self) -> None:
         check.one_of("runs", self.runs, tuple(RUNS))
 
-    @property
-    def spec(self) -> str:
-        """Return the string that ``find_verifier`` takes."""
-        return self.name if self.runs == "block" else f"{self.name}:runs={self.runs}"
-
     def draws(self, depth: int) -> int:
         """Return one more than the depth: every caught token asks for another one."""
         return depth + 1

@@ -7,19 +7,20 @@ it alone. Seconds are the processor's, which others on the machine hardly change
 """
 
 import argparse
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cactus_theory.decoding import NGram, Pair, load_pair
-from cactus_theory.traces.estimate import Estimate, ratio_of_sums
+from cactus_theory.decoding import NGram, load_pair
+from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 
 from ..common.decode import Harness
-from ..common.grid import PLAIN, USUAL, Config, Grid, Job, Record, configs
+from ..common.grid import PLAIN, USUAL, Config, Grid, Job, Record, Runs, configs
 from ..common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
 from ..common.results import columns, publish
@@ -83,15 +84,28 @@ def run(args: argparse.Namespace) -> int:
         "max_new_tokens": args.max_new_tokens,
         "seed": args.seed,
     }  # fmt: skip
-    drafters: dict[str, Any] = {NGRAM: NGram()}
+    drafters = {own.name: NGram() if str(own) == NGRAM
+                else load_pair(args.target, own, heads=True).draft
+                for own in args.drafters}  # fmt: skip
     pair = load_pair(args.target, args.target)
-    for own in args.drafters:
-        if str(own) != NGRAM:
-            drafters[own.name] = load_pair(args.target, own, heads=True).draft
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+    harness = Harness(pair, ids, args.max_new_tokens, args.seed)
+
+    def decoded(job: Job) -> Record:
+        own = replace(pair, draft=drafters.get(job.config.drafter))
+        metered = job.repeat < grid.metered and job.config.method != PLAIN
+        begun = time.process_time()
+        made = replace(harness, pair=own).decode(
+            job.config, job.group, again=job.repeat, meter=metered
+        )
+        seconds, parts = time.process_time() - begun, made.record["parts"]
+        drafting = seconds * parts[0] / sum(parts)
+        return {"kl": 0.0} | made.record | {"seconds": seconds, "draft": drafting}
+
     with Journal(args.out / "journal.jsonl", settings, args.set_aside_damaged) as journal:
-        found = decodes(grid, pair, drafters, ids, args.max_new_tokens, journal)
-    table = rows(found, args.level)
+        for line in grid.cold(journal.results):
+            decoded(Job(line, grid.metered, 0))
+        table = rows(grid, grid.fill(decoded, journal), args.level)
     publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
     print(columns([row for row in table if row["fastest"]], HEADS, "each at its fastest K"))
     return 0
@@ -109,95 +123,28 @@ def lines(
     ]
 
 
-@dataclass(frozen=True)
-class Decodes:
-    """A grid whose lines are of batch 1, and its records."""
-
-    grid: Grid
-    records: Mapping[str, Record]
-
-    def ratio(self, line: Config, above: str, below: str, repeats: Sequence[int]) -> Estimate:
-        """Return the ratio of two sums over texts."""
-        jobs = [
-            [Job(line, repeat, text) for repeat in repeats] for text in range(self.grid.prompts)
-        ]
-        top, bottom = (
-            np.array([float(sum(self.records[job.key][name] for job in own)) for own in jobs])
-            for name in (above, below)
-        )
-        return ratio_of_sums(top, bottom, "prompts")
-
-    def numbers(self, own: Sequence[Config], level: float) -> dict[str, Estimate]:
-        """Return UNITS of a line, or of lines that differ in price at ``level`` nats a token.
-
-        NaN where the level is not between theirs.
-        """
-        metered, every = self.grid.metered, self.grid.metered + self.grid.repeats
-        found = {}
-        for name, (above, below, timed) in UNITS.items():
-            repeats = range(metered if timed and every > metered else 0, every)
-            found[name] = [self.ratio(line, above, below, repeats) for line in own]
-        if len(own) == 1:
-            return {name: one for name, (one,) in found.items()}
-        spent = [self.ratio(line, "kl", "tokens", range(metered)) for line in own]
-        return {name: _read(level, spent, values) for name, values in found.items()}
-
-
-def _read(level: float, spent: Sequence[Estimate], found: Sequence[Estimate]) -> Estimate:
-    def at(kl: Sequence[float], values: Sequence[float]) -> float:
-        value = read(level, rising(np.stack([kl, values], 1)))
-        return float("nan") if value is None else value
-
-    pairs = zip(*(np.array([one.left_out for one in own]).T for own in (spent, found)), strict=True)
-    left = np.array([at(kl, values) for kl, values in pairs])
-    whole = at([one.value for one in spent], [one.value for one in found])
-    return Estimate(whole, left, found[0].source)
-
-
-def decodes(
-    grid: Grid,
-    pair: Pair,
-    drafters: Mapping[str, Any],
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    journal: Journal | None = None,
-) -> Decodes:
-    """Make every decode of the grid that the journal lacks, by the drafters that lines name."""
-    harness = Harness(pair, prompts, max_new_tokens, grid.seed)
-
-    def decoded(job: Job) -> Record:
-        own = replace(pair, draft=drafters.get(job.config.drafter))
-        metered = job.repeat < grid.metered and job.config.method != PLAIN
-        begun = time.process_time()
-        made = replace(harness, pair=own).decode(
-            job.config, job.group, again=job.repeat, meter=metered
-        )
-        seconds, parts = time.process_time() - begun, made.record["parts"]
-        drafting = seconds * parts[0] / sum(parts)
-        return {"kl": 0.0} | made.record | {"seconds": seconds, "draft": drafting}
-
-    for line in grid.cold({} if journal is None else journal.results):
-        decoded(Job(line, grid.metered, 0))
-    return Decodes(grid, grid.fill(decoded, journal))
-
-
-def rows(found: Decodes, level: float = 0.0) -> list[dict[str, Any]]:
-    """Return a row for every drafter, temperature, family of policies and K.
+def rows(grid: Grid, records: Mapping[str, Record], level: float = 0.0) -> list[dict[str, Any]]:
+    """Return a row for every drafter, temperature, family of policies and K of a grid of batch 1.
 
     The fastest K is marked; ``over_first`` is beside the first drafter at *its* fastest. Errors are
-    the jackknife's over texts, of ratios over the same texts.
+    the jackknife's over texts, of ratios over the same texts. What lines that differ in price do
+    at ``level`` nats a token is empty where the level is not between theirs.
     """
+    runs = grid.runs(records)
     groups: dict[tuple[float, str, str, int], list[Config]] = {}
-    for line in found.grid.lines:
+    for line in grid.lines:
         place = line.temperature, line.drafter, line.family, line.width
         groups.setdefault(place, []).append(line)
-    made = {place: found.numbers(own, level) for place, own in groups.items()}
+    made = {
+        place: _numbers([runs[line] for line in own], grid.prompts, level)
+        for place, own in groups.items()
+    }
     best: dict[Any, Estimate] = {}  # by temperature, drafter, family
     for (*place, _), numbers in made.items():
         speed, known = numbers["tokens_per_second"], best.get(tuple(place))
         if known is None or not known.value >= speed.value:
             best[tuple(place)] = speed
-    first = next(line.drafter for line in found.grid.lines if line.method != PLAIN)
+    first = next(line.drafter for line in grid.lines if line.method != PLAIN)
     table = []
     for (heat, name, family, width), numbers in made.items():
         speed, own = numbers["tokens_per_second"], groups[heat, name, family, width]
@@ -210,3 +157,27 @@ def rows(found: Decodes, level: float = 0.0) -> list[dict[str, Any]]:
             row |= {part: one.value, f"{part}_error": one.standard_error}
         table.append({part: None if value != value else value for part, value in row.items()})
     return table
+
+
+def _numbers(own: Sequence[Runs], prompts: int, level: float) -> dict[str, Estimate]:
+    """Return UNITS of a line, or at a level of lines that differ in price."""
+
+    def ratios(above: str, below: str, parts: Sequence[Sequence[Record]]) -> list[Estimate]:
+        def by_text(part: Sequence[Record], name: str) -> np.ndarray:
+            return np.array([float(one[name]) for one in part]).reshape(-1, prompts).sum(0)
+
+        pairs = [(by_text(part, above), by_text(part, below)) for part in parts]
+        return [ratio_of_sums(*pair, "prompts") for pair in pairs]
+
+    def at(*numbers: float) -> float:
+        value = read(level, rising(np.reshape(numbers, (2, -1)).T))
+        return math.nan if value is None else value
+
+    timed, every = ([one.clocked for one in own], [one.judged + one.clocked for one in own])
+    found = {name: ratios(above, below, timed if clocked else every)
+             for name, (above, below, clocked) in UNITS.items()}  # fmt: skip
+    if len(own) == 1:
+        return {name: one for name, (one,) in found.items()}
+    spent = ratios("kl", "tokens", [one.judged for one in own])
+    between = np.vectorize(at, otypes=[float])
+    return {name: combined(between, *spent, *values) for name, values in found.items()}

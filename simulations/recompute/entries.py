@@ -154,6 +154,9 @@ ENTRIES = (
           f"rules {_TALES} --eos-token-ids 1 {_RULES_QUICK}", took="53 s of one core"),
     Entry("trees_walk", "trees --parts walk --out {made}", "trees --parts walk --out {made}",
           took="12 s"),
+    Entry("trees_left", "trees --parts left --temperature 1 0.5 --out {made}",
+          "trees --parts left --num-prompts 2 --max-new-tokens 4 --temperature 1 --out {made}",
+          took="40 s of one core"),
     *(Entry(f"trees{end}{first} trees{end}_passes{second}{more}",
             f"trees {inputs} --out {{made}}",
             f"trees {inputs} --num-prompts 2 --max-new-tokens 12 --num-draft-tokens 4 2 "

@@ -8,12 +8,13 @@ to that of the drafted text, that the round is here with c more tokens that must
 .. math:: h(x) ∝ N_0 [\min(p,q) + (p−q)_+ o v_W + r\, g](x) + Σ_{c>0} N_c \min(p,q) v_{c−1}(x),
 
 r what is refused and g ∝ (q−p)_+. On Markov models v is exact and so is h. A certain draft has one
-token at a row, and v is that of the rows below it: exact, too. For sampled drafts of real models v
-is estimated, by drafting on from the likeliest tokens with both models.
+token at a row, so that rows below others do not count and the verdict's law says all. For sampled
+drafts of real models v is estimated, by drafting on from the likeliest tokens with both models.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.decoding import generate
-from cactus_theory.policies._base import normalised_or, one_hot
+from cactus_theory.policies._base import normalised_or
 from cactus_theory.traces import Cycle, Estimate, Trace
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
@@ -31,82 +32,48 @@ from cactus_theory.verify.fly import WINDOW
 
 from ..common.progress import Progress
 
-KL = ct.divergence("kl")
+SPENT = {"kl_per_token": ct.divergence("kl"), "tv_per_token": ct.divergence("total_variation")}
 # tokens drafted on from at a row: the likeliest ones of the draft, and some for all the others
 LIKELIEST, OTHERS = 10, 4
 # drafts after each of the likeliest; two halves of them tell the bias of their KL
 DRAFTS = 4
+# a path's target rows, draft rows and tokens
+Path = tuple[Float[Tensor, "K vocab"], Float[Tensor, "K vocab"], Int[Tensor, "K"]]
+# v_0 = 1 to v_W or further after each token of each row
 Ahead = Float[Tensor, "K vocab depth"]
 
 
-@dataclass(frozen=True)
-class Path:
-    """A drafted path with the rows along it, float64.
-
-    Attributes
-    ----------
-    q, p : (K, V) rows before each drafted token. ``ids`` : (K,).
-    ahead : (K, V, W + 1), v_0 = 1 to v_W.
-    """
-
-    q: Float[Tensor, "K vocab"]
-    p: Float[Tensor, "K vocab"]
-    ids: Int[Tensor, "K"]
-    ahead: Ahead
-
-
-def node_laws(path: Path, verifier: Fly) -> Iterator[tuple[float, Float[Tensor, "vocab"]]]:
+def node_laws(
+    path: Path, ahead: Ahead, verifier: Fly
+) -> Iterator[tuple[float, Float[Tensor, "vocab"]]]:
     """Yield for each row the chance that a round gets there, and the law of the next token.
 
     The chance is relative to that of drafting the text.
     """
-    width = len(path.ids)
-    window = min(WINDOW, width - 1) if verifier.window is None else verifier.window
-    pending = {0: 1.0}
-    for place, token in enumerate(path.ids.tolist()):
-        q, p, ahead = path.q[place], path.p[place], path.ahead[place]
+    ids = path[2].tolist()
+    window = int(verifier.windows(torch.tensor(len(ids))))
+    chances = torch.zeros(window + 1, dtype=torch.float64)  # N_0 to N_W
+    chances[0] = 1.0
+    for place, (q, p, token, own) in enumerate(zip(*path[:2], ids, ahead, strict=True)):
         both, over = torch.minimum(p, q), (p - q).clamp(min=0.0)
-        able = _unsure(q, verifier) and place + window < width
-        deferred = over * (q > 0) * ahead[:, window] if able else torch.zeros_like(q)
+        able = place + window < len(ids) and bool(verifier.unsure(q))
+        deferred = over * (q > 0) * own[:, window] if able else torch.zeros_like(q)
         recovered = (over.sum() - deferred.sum()) * normalised_or((q - p).clamp(min=0.0), q)
-        free = pending.get(0, 0.0)
-        mass = free * (both + deferred + recovered)
-        for left, own in pending.items():
-            if left:
-                mass = mass + own * both * ahead[:, left - 1]
+        mass = chances[0] * (both + deferred + recovered) + both * (own[:, :window] @ chances[1:])
         total = float(mass.sum())
         if total <= 0:
             return
         yield total, mass / total
-        kept = float(both[token] / p[token])
-        after = {max(left - 1, 0): 0.0 for left in pending} | {window: 0.0}
-        for left, own in pending.items():
-            after[max(left - 1, 0)] += own * kept
-        if able and q[token] > 0:
-            after[window] += free * (1 - kept)
-        pending = after
-
-
-def _unsure(q: Float[Tensor, "vocab"], verifier: Fly) -> bool:
-    largest = q.topk(min(verifier.k, len(q))).values
-    return float(-torch.xlogy(largest, largest).sum()) >= verifier.entropy
-
-
-def charge(path: Path, verifier: Fly, going: int) -> tuple[float, float]:
-    """Return expected KL and total variation over the first ``going`` rows."""
-    spent = far = 0.0
-    for place, (chance, law) in enumerate(node_laws(path, verifier)):
-        if place >= going:
-            break
-        spent += chance * float(KL.value(law, path.q[place]))
-        far += chance * float((law - path.q[place]).abs().sum() / 2)
-    return spent, far
+        kept = both[token] / p[token]
+        overridden = chances[0] * (1 - kept) * float(able and q[token] > 0)
+        chances = kept * torch.cat([chances[:2].sum(0, True), chances[2:], chances.new_zeros(1)])
+        chances[window] += overridden
 
 
 @torch.no_grad()
 def drafted_on(
     pair: Any, prefix: list[int], row: Float[Tensor, "vocab"], depth: int, source: torch.Generator
-) -> tuple[Float[Tensor, "vocab depth"], Float[Tensor, "vocab depth"]]:
+) -> Float[Tensor, "2 vocab depth"]:
     """Return two independent estimates of v_0 … v_depth after every token, from both models.
 
     ``row`` is the draft's after the prefix. Tokens beyond the likeliest share one estimate.
@@ -116,15 +83,13 @@ def drafted_on(
     drawn = rest.multinomial(OTHERS, True, generator=source) if float(rest.sum()) > 0 else best[:0]
     first = torch.cat([best.repeat_interleave(DRAFTS), drawn])
     kept = _kept(pair, prefix, first, depth, source)
-    halves = []
-    for half in range(2):
-        own = kept[: len(best) * DRAFTS].view(len(best), DRAFTS, -1)[:, half::2].mean(1)
-        others = kept[len(best) * DRAFTS :][half::2]
-        shared = others.mean(0) if len(others) else torch.ones(depth + 1).double()
-        found = shared.expand(len(row), -1).clone()
-        found[best] = own
-        halves.append(found)
-    return halves[0], halves[1]
+    own, others = kept.tensor_split([len(best) * DRAFTS])
+    found = torch.ones(2, len(row), depth + 1, dtype=torch.float64)
+    for half, table in enumerate(found):
+        if len(others):
+            table[:] = others[half::2].mean(0)
+        table[best] = own.view(len(best), DRAFTS, -1)[:, half::2].mean(1)
+    return found
 
 
 def _kept(
@@ -148,108 +113,78 @@ def _kept(
     return torch.cat([torch.ones_like(ratio[:, :1]), ratio.cumprod(-1)], -1)
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Nats and total variation per emitted token, on so many cycles."""
-
-    kl: Estimate
-    tv: Estimate
-    cycles: int
-
-
-# a verifier's spec and K
-Case = tuple[str, int]
-Looked = dict[Case, Spent]
-
-
 def looked_ahead(
     pair: Any,
     prompts: list[list[int]],
     trace: Trace,
-    cases: Sequence[Case],
+    cases: Sequence[tuple[str, int]],
     *,
     cycles: int,
     seed: int,
-) -> Looked:
-    """Return what FLy spends: on all cycles of certain drafts, on about so many of sampled ones."""
-    certain = not trace.manifest.total("draft_rows")
-    stride = 1 if certain else max(1, len(trace) // cycles)
-    chosen = [cycle for number, cycle in enumerate(trace) if number % stride == 0]
-    source, texts = torch.Generator().manual_seed(seed), dict[int, list[int]]()
+) -> tuple[dict[tuple[str, int], dict[str, Estimate]], int]:
+    """Return what each verifier at each K spends per token by ``SPENT``, and on how many cycles.
+
+    Those are about ``cycles`` of a trace of sampled drafts.
+    """
+    chosen = list(islice(trace, 0, None, max(1, len(trace) // cycles)))
+    source, ends = torch.Generator().manual_seed(seed), torch.tensor(trace.header.eos_token_ids)
+    depth = min(WINDOW, max(width for _, width in cases) - 1)
+
+    @cache
+    def text(number: int) -> list[int]:
+        return written(pair, prompts[number % len(prompts)], trace, number)
+
     sums = {case: np.zeros((3, trace.texts)) for case in cases}
     with Progress("drafting on", len(chosen)) as progress:
         for cycle in chosen:
-            if certain:
-                halves = [_known_ahead(cycle)]
-            else:
-                prompt = prompts[cycle.text % len(prompts)]
-                if cycle.text not in texts:
-                    texts[cycle.text] = _written(pair, prompt, trace, cycle.text)
-                before = texts[cycle.text][: len(prompt) + cycle.position]
-                halves = _ahead_of(pair, cycle, before, max(width for _, width in cases), source)
-            ended = torch.isin(cycle.draft_token_ids, torch.tensor(trace.header.eos_token_ids))
-            going = int((ended.cumsum(-1) == 0).sum()) + 1
+            assert cycle.draft_probs is not None
+            start = len(prompts[cycle.text % len(prompts)]) + cycle.position
+            line = [*text(cycle.text)[:start], *cycle.draft_token_ids.tolist()]
+            rows = enumerate(cycle.draft_probs, start)
+            each = [drafted_on(pair, line[:at], row, depth, source) for at, row in rows]
+            halves = torch.stack(each, 1)
+            going = int((torch.isin(cycle.draft_token_ids, ends).cumsum(-1) == 0).sum()) + 1
             for spec, width in cases:
                 own = _of_call(cycle, halves, find_verifier(spec), width, going)
                 sums[spec, width][:, cycle.text] += own
             progress.advance(f"text {cycle.text}")
-    name = trace.fingerprint
-    return {
-        case: Spent(ratio_of_sums(kl, tokens, name), ratio_of_sums(tv, tokens, name), len(chosen))
-        for case, (kl, tv, tokens) in sums.items()
-    }
+    found = {
+        case: {name: ratio_of_sums(own, tokens, trace.fingerprint)
+               for name, own in zip(SPENT, spent, strict=True)}
+        for case, (*spent, tokens) in sums.items()
+    }  # fmt: skip
+    return found, len(chosen)
 
 
-def _known_ahead(cycle: Cycle) -> Ahead:
-    """Return how likely a certain draft goes on well after its token at each row; exact."""
-    ids, q = cycle.draft_token_ids, cycle.target_probs
-    kept = q[:-1].gather(-1, ids[:, None])[:, 0]
-    width = len(ids)
-    found = torch.zeros(width, q.shape[-1], WINDOW + 1, dtype=torch.float64)
-    for place, token in enumerate(ids.tolist()):
-        run = torch.cat([torch.ones(1).double(), kept[place + 1 :].cumprod(-1)])[: WINDOW + 1]
-        found[place, token, : len(run)] = run
-    return found
-
-
-def _written(pair: Any, prompt: list[int], trace: Trace, text: int) -> list[int]:
+def written(pair: Any, prompt: list[int], trace: Trace, text: int) -> list[int]:
     """Return the ids of a logged text: a trace keeps rows, and the same seed writes it again."""
     header = trace.header
     room = header.details["max_new_tokens"] + header.num_draft_tokens
-    options = {"num_draft_tokens": header.num_draft_tokens, "max_new_tokens": room}
     found = generate(
         pair.target, pair.draft, torch.tensor([prompt]), eos_token_ids=header.eos_token_ids,
-        policy="speculative", seed=header.seed + text, meter=False, **options,
+        policy="speculative", seed=header.seed + text, meter=False, max_new_tokens=room,
+        num_draft_tokens=header.num_draft_tokens,
     )  # fmt: skip
     return [*prompt, *found.output_token_ids[0].tolist()]
 
 
-def _ahead_of(
-    pair: Any, cycle: Cycle, before: list[int], width: int, source: torch.Generator
-) -> list[Ahead]:
-    """Return two estimates of how likely the draft goes on well after each token of each row."""
-    assert cycle.draft_probs is not None
-    ids, depth = cycle.draft_token_ids.tolist(), min(WINDOW, width - 1)
-    each = [
-        drafted_on(pair, [*before, *ids[:place]], cycle.draft_probs[place], depth, source)
-        for place in range(min(width, len(ids)))
-    ]
-    return [torch.stack(half) for half in zip(*each, strict=True)]
-
-
 def _of_call(
-    cycle: Cycle, halves: list[Ahead], verifier: Any, width: int, going: int
-) -> np.ndarray:
-    """Return expected KL, total variation and tokens of one call.
+    cycle: Cycle, halves: Float[Tensor, "halves K vocab depth"], verifier: Any, width: int,
+    going: int,
+) -> np.ndarray:  # fmt: skip
+    """Return the expected divergences of ``SPENT`` and tokens of one call.
 
     Of each divergence twice what both halves say together, less the mean of what each says:
     divergences are convex, and one of an average over few drafts is too large by about 1/drafts.
     """
-    q, ids = cycle.target_probs[: width + 1], cycle.draft_token_ids[:width]
-    rows = one_hot(cycle.draft_token_ids, q) if cycle.draft_probs is None else cycle.draft_probs
-    p, both = rows[:width], torch.stack(halves)[:, :width]
-    told = [charge(Path(q[:-1], p, ids, own), verifier, going) for own in (both.mean(0), *both)]
-    spent = 2 * np.array(told[0]) - np.array(told[1:]).mean(0)
+    assert cycle.draft_probs is not None
+    q, p = cycle.target_probs[: width + 1], cycle.draft_probs[:width]
+    ids = cycle.draft_token_ids[:width]
+    told = np.zeros((1 + len(halves), len(SPENT)))
+    for number, ahead in enumerate([halves.mean(0), *halves]):
+        laws = islice(node_laws((q[:-1], p, ids), ahead[:width], verifier), going)
+        for (chance, law), row in zip(laws, q, strict=False):
+            told[number] += [chance * float(kind.value(law, row)) for kind in SPENT.values()]
     lossless = Assignment((ct.policy("speculative"),))
     law = verifier.law(lossless, q[None], Draft(ids[None], [len(ids)], p[None]))
-    return np.array([*spent, float(law.alive[0, :going].sum())])
+    return np.array([*2 * told[0] - told[1:].mean(0), float(law.alive[0, :going].sum())])

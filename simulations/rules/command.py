@@ -11,14 +11,15 @@ whatever was drafted: it is for load tests, has no law near a model's, and is no
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cactus_theory.decoding import load_pair
-from cactus_theory.traces import Estimate, Replay, Trace, divergence_at
+from cactus_theory.traces import Estimate, Replay, Trace, divergence_at, tokens_at
 from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import find_verifier
@@ -28,24 +29,82 @@ from ..common.progress import Progress
 from ..common.results import publish
 from ..common.terminal import fitted, width_of_terminal
 from ..traces.log import DRAFTERS as EVERY_DRAFTER
-from ..traces.table import reached, valued
-from .ahead import Looked, looked_ahead
-from .greedy import counted, cycles
-from .settings import AT_ZERO, PRICES, SAMPLED, Rule
+from ..traces.table import valued
+from .ahead import looked_ahead
+from .greedy import counted, drafted
 
 WIDEST = 100
-FAMILIES = {"band": ("band", "chain"), "soft_band": ("soft_band", "block")}
-METERED = ("kl", "total_variation")
+# price in tokens per nat: from nearly lossless to nearly everything accepted
+PRICES = (8.0, 4.0, 2.0, 1.2, 0.8, 0.5, 0.3, 0.17, 0.08)
+# policies and verifier of each band, from lossless sampling on
+BANDS = {
+    name: [(spec, verifier) for spec in ("speculative", *(f"{name}:price={x:g}" for x in PRICES))]
+    for name, verifier in (("band", "chain"), ("soft_band", "block"))
+}
+METERED = {"kl_per_token": "kl", "tv_per_token": "total_variation"}
 # with an error each; empty where a rule has no such number
-COLUMNS = ("tokens_per_call", "tokens_ratio", "kl_per_token", "tv_per_token", "changed_calls",
-           *(f"{name}_{said}" for name in FAMILIES for said in ("tokens_at_kl", "kl_at_tokens"))
+COLUMNS = ("tokens_per_call", "tokens_ratio", *METERED, "changed_calls",
+           *(f"{name}_{said}" for name in BANDS for said in ("tokens_at_kl", "kl_at_tokens"))
            )  # fmt: skip
 # nats that are none
 ROUNDING = 1e-9
 # sampled from the draft's rows, as paper and theory have it; certain, as most engines draft
 DRAFTERS = {name: EVERY_DRAFTER[name] for name in ("sampled", "greedy")}
+NATS = (
+    "KL of the emitted law from the target's row, per emitted token, bonus tokens free; FLy's for "
+    "sampled drafts is estimated, on its own number of cycles; at temperature 0 tv_per_token is "
+    "the share of tokens that were changed, changed_calls that of calls; _se over texts"
+)
 Row = dict[str, Any]
+Numbers = Mapping[str, Estimate]
 Replays = dict[tuple[str, str], dict[int, Replay]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A policy and a verifier as someone ships or publishes them.
+
+    Attributes
+    ----------
+    engine, setting : whose it is, and which of its settings.
+    policy, verifier : specs.
+    """
+
+    engine: str
+    setting: str
+    policy: str
+    verifier: str = "chain"
+
+
+# sampled drafts, a target that samples at temperature 1; the whole text as between markers
+SAMPLED = (
+    Rule("TensorRT-LLM", "default k=1 δ=0", "relaxed:k=1,delta=0"),
+    Rule("TensorRT-LLM", "example k=10 δ=.01", "relaxed:k=10,delta=0.01"),
+    Rule("MAX, ATOM", "default k=10 δ=.6", "relaxed:k=10,delta=0.6"),
+    Rule("ATOM", "earlier k=8 δ=.5", "relaxed:k=8,delta=0.5"),
+    Rule("SGLang", "default 1, 1", "thresholds"),
+    Rule("SGLang", "acc .5", "thresholds:acc=0.5"),
+    Rule("SGLang", "single .3, acc .3", "thresholds:single=0.3,acc=0.3"),
+    Rule("SGLang", "single .1, acc .1", "thresholds:single=0.1,acc=0.1"),
+    Rule("vLLM FLy", "default", "speculative", "fly"),
+    Rule("vLLM FLy", "W=2", "speculative", "fly:window=2"),
+)
+AHEAD = sorted({own.verifier for own in SAMPLED if find_verifier(own.verifier).looks_ahead})
+# greedy drafts, a greedy target, rules that read the rows of temperature 1; ``top`` of MARS is
+# taken from the raw logits of each row instead
+GREEDY = "relaxed:k=1,delta=0.0,recover=argmax"
+AT_ZERO = (
+    Rule("all engines", "exact match", GREEDY),
+    Rule("TensorRT-LLM", "default k=1 δ=0", GREEDY),
+    Rule("TensorRT-LLM", "example k=10 δ=.01", "relaxed:delta=0.01,recover=argmax"),
+    Rule("MAX, ATOM", "default k=10 δ=.6", "relaxed:recover=argmax"),
+    Rule("ATOM", "earlier k=8 δ=.5", "relaxed:k=8,delta=0.5,recover=argmax"),
+    Rule("MARS", "θ=.97", "mars:theta=0.97,top=1"),
+    Rule("MARS", "θ=.9", "mars:theta=0.9,top=1"),
+    Rule("MARS", "θ=.8", "mars:theta=0.8,top=1"),
+    Rule("vLLM FLy", "default", GREEDY, "fly"),
+    Rule("vLLM FLy", "W=2", GREEDY, "fly:window=2"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,136 +128,107 @@ def run(args: argparse.Namespace) -> int:
     at_least(args, num_draft_tokens=2, cycles=1, ahead=2, max_new_tokens=1, greedy_prompts=2)
     pair = load_pair(args.target, args.draft)
     prompts = [pair.tokenizer(text)["input_ids"] for text in prompts_of(args.prompts)]
-    ends = _ends(pair, args.eos_token_ids)
+    own_ends, ends = pair.target.generation_config.eos_token_id, args.eos_token_ids
     widths = sorted(set(args.num_draft_tokens))
     made: list[Row] = []
     for drafts, drafter in DRAFTERS.items():
-        options = {"num_draft_tokens": max(widths), "eos_token_ids": ends}
+        options = {"num_draft_tokens": max(widths), "draft_model": drafter(pair.draft)}
         trace = log_shown(args, pair, prompts, args.work / drafts,
-                          draft_model=drafter(pair.draft), **options)  # fmt: skip
-        found = _replayed(trace, widths)
-        ahead = sorted({own.verifier for own in SAMPLED if find_verifier(own.verifier).looks_ahead})
-        looked = looked_ahead(pair, prompts, trace, [(own, k) for own in ahead for k in widths],
-                              cycles=args.ahead, seed=args.seed)  # fmt: skip
-        made += [_row(drafts, rule, width, found, looked) for width in widths for rule in SAMPLED]
-    made += _at_zero(args, pair, prompts, ends, widths)
+                          eos_token_ids=own_ends if ends is None else ends, **options)  # fmt: skip
+        found, looked, count = _replayed(trace, widths), {}, 0
+        if trace.manifest.total("draft_rows"):  # else rows below other tokens do not count
+            cases = list(itertools.product(AHEAD, widths))
+            looked, count = looked_ahead(
+                pair, prompts, trace, cases, cycles=args.ahead, seed=args.seed
+            )
+        for width, rule in itertools.product(widths, SAMPLED):
+            spent = looked.get((rule.verifier, width))
+            numbers = _priced(rule, width, found, spent)
+            made.append(_row(1.0, drafts, rule, width, count if spent else len(trace), numbers))
+    ends = trace.header.eos_token_ids
+    for width in widths:
+        greedy = (pair, prompts[: args.greedy_prompts], width, args.max_new_tokens)
+        made += _at_zero(width, list(drafted(*greedy, ends)), ends)
     publish(args, made, nats=NATS)
     print(_shown(made))
     return 0
 
 
-NATS = (
-    "KL of the emitted law from the target's row, per emitted token, bonus tokens free; FLy's for "
-    "sampled drafts is estimated, on its own number of cycles; at temperature 0 tv_per_token is "
-    "the share of tokens that were changed, changed_calls that of calls; _se over texts"
-)
-
-
-def _ends(pair: Any, given: Sequence[int] | None) -> list[int]:
-    """Return the tokens that end a text: those given, or the target's own."""
-    ends = pair.target.generation_config.eos_token_id if given is None else given
-    return [ends] if isinstance(ends, int) else sorted(ends or [])
-
-
 def _replayed(trace: Trace, widths: Sequence[int]) -> Replays:
     """Return (policy, verifier) → K → replay, of the rules and of the two bands."""
-    cases = {(own.policy, own.verifier): METERED for own in SAMPLED}
-    cases = {case: () if find_verifier(case[1]).looks_ahead else own for case, own in cases.items()}
-    for name, verifier in FAMILIES.values():
-        cases |= {(f"{name}:price={price:g}", verifier): METERED for price in PRICES}
-        cases[("speculative", verifier)] = METERED
-    found: Replays = {}
+    rules = [(own.policy, own.verifier) for own in SAMPLED]
+    cases = dict.fromkeys(itertools.chain(rules, *BANDS.values()))
+    sampled, found = trace.manifest.total("draft_rows") > 0, Replays()
     with Progress("replaying", len(cases)) as progress:
-        for (policy, verifier), kinds in cases.items():
+        for policy, verifier in cases:
+            kinds = () if sampled and verifier in AHEAD else tuple(METERED.values())
             found[policy, verifier] = replay_widths(trace, policy, verifier, widths, kinds)
             progress.advance(policy)
     return found
 
 
-def _family(found: Replays, name: str, width: int) -> list[Replay]:
-    """Return a band at every price, and lossless sampling at its end."""
-    policy, verifier = FAMILIES[name]
-    specs = ["speculative", *(f"{policy}:price={price:g}" for price in PRICES)]
-    return [found[spec, verifier][width] for spec in specs]
-
-
-def _row(drafts: str, rule: Rule, width: int, found: Replays, looked: Looked) -> Row:
+def _priced(rule: Rule, width: int, found: Replays, spent: Numbers | None) -> Numbers:
     """Return what a rule pays and what the bands could pay, at temperature 1."""
-    own, ahead = found[rule.policy, rule.verifier][width], looked.get((rule.verifier, width))
-    kl = ahead.kl if ahead else own.divergence_per_token()
-    tv = ahead.tv if ahead else own.divergence_per_token("total_variation")
-    lossless = found["speculative", "chain"][width].tokens_per_call
-    cycles = ahead.cycles if ahead else int(own.cycles.sum())
-    row = _named(1.0, drafts, rule, width) | {"cycles": cycles}
-    row |= valued("tokens_per_call", own.tokens_per_call)
-    row |= valued("tokens_ratio", own.tokens_per_call / lossless)
-    row |= valued("kl_per_token", kl) | valued("tv_per_token", tv)
-    for name in FAMILIES:
-        family = _family(found, name, width)
-        at_kl = reached(family, kl) if kl.value > ROUNDING else family[0].tokens_per_call
-        found_at = {"tokens_at_kl": at_kl, "kl_at_tokens": _price_of(family, own.tokens_per_call)}
-        for said, estimate in found_at.items():
-            row |= {} if estimate is None else valued(f"{name}_{said}", estimate)
+    own = found[rule.policy, rule.verifier][width]
+    if spent is None:
+        spent = {name: own.divergence_per_token(kind) for name, kind in METERED.items()}
+    tokens, kl = own.tokens_per_call, spent["kl_per_token"]
+    ratio = tokens / found["speculative", "chain"][width].tokens_per_call
+    numbers = {"tokens_per_call": tokens, "tokens_ratio": ratio, **spent}
+    for name, cases in BANDS.items():
+        family = [found[case][width] for case in cases]
+        lossless = family[0].tokens_per_call
+        with suppress(ValueError):  # out of the family's reach
+            numbers[f"{name}_tokens_at_kl"] = (
+                tokens_at(family, kl) if kl.value > ROUNDING else lossless
+            )
+        with suppress(ValueError):
+            numbers[f"{name}_kl_at_tokens"] = (
+                divergence_at(family, tokens) if tokens.value > lossless.value else tokens - tokens
+            )
+    return numbers
+
+
+def _at_zero(width: int, texts: list[Any], ends: list[int]) -> Iterator[Row]:
+    """Yield what each greedy rule accepts and changes; the first one is lossless."""
+    source, calls = f"greedy texts, K={width}", sum(len(ids) for ids, _ in texts)
+    told = [counted(rule.policy, rule.verifier, texts, ends, source) for rule in AT_ZERO]
+    for rule, own in zip(AT_ZERO, told, strict=True):
+        ratio = own["tokens_per_call"] / told[0]["tokens_per_call"]
+        yield _row(0.0, "greedy", rule, width, calls, own | {"tokens_ratio": ratio})
+
+
+def _row(
+    temperature: float, drafts: str, rule: Rule, width: int, cycles: int, numbers: Numbers
+) -> Row:
+    """Return every column, empty where there is no such number."""
+    row: Row = {"temperature": temperature, "drafts": drafts, "num_draft_tokens": width}
+    row |= vars(rule) | {"cycles": cycles}
+    for name in COLUMNS:
+        row |= valued(name, numbers[name]) if name in numbers else {name: None, f"{name}_se": None}
     return row
-
-
-def _named(temperature: float, drafts: str, rule: Rule, width: int) -> Row:
-    """Return every column: what the row is about, and nothing yet of the others."""
-    row = {"temperature": temperature, "drafts": drafts, "num_draft_tokens": width}
-    row |= {name: getattr(rule, name) for name in ("engine", "setting", "policy", "verifier")}
-    return (
-        row | {"cycles": 0} | dict.fromkeys(own + said for own in COLUMNS for said in ("", "_se"))
-    )
-
-
-def _price_of(family: Sequence[Replay], tokens: Estimate) -> Estimate | None:
-    """Return the nats of a family at so many tokens; 0 where lossless sampling has as many."""
-    if tokens.value <= family[0].tokens_per_call.value:
-        return Estimate(0.0, np.zeros_like(tokens.left_out), tokens.source)
-    try:
-        return divergence_at(family, tokens)
-    except ValueError:
-        return None
-
-
-def _at_zero(
-    args: argparse.Namespace, pair: Any, prompts: list[list[int]], ends: list[int],
-    widths: Sequence[int],
-) -> Iterator[Row]:  # fmt: skip
-    """Yield what each greedy rule accepts and changes."""
-    own = prompts[: args.greedy_prompts]
-    for width in widths:
-        drafts = list(cycles(pair, own, width, args.max_new_tokens, ends))
-        for rule in AT_ZERO:
-            told = counted(rule, drafts, ends, f"greedy texts, K={width}")
-            lossless = counted(AT_ZERO[0], drafts, ends, f"greedy texts, K={width}")
-            ratio = told["tokens_per_call"] / lossless["tokens_per_call"]
-            row = _named(0.0, "greedy", rule, width) | {"cycles": len(drafts)}
-            for name, estimate in (told | {"tokens_ratio": ratio}).items():
-                row |= valued(name, estimate)
-            yield row
 
 
 def _shown(made: Sequence[Row]) -> str:
     """Return the tables as a terminal shows them."""
-    width, parts = width_of_terminal(WIDEST), []
-    names = ("tokens_per_call", "kl_per_token", "band_tokens_at_kl", "soft_band_tokens_at_kl",
-             "soft_band_kl_at_tokens")  # fmt: skip
-    heads = ("rule", "K", "tokens/call", "nats/token", "band*", "soft band*", "its nats**")
-    for drafts in DRAFTERS:
-        own = [row for row in made if row["temperature"] and row["drafts"] == drafts]
-        title = f"temperature 1, {drafts} drafts"
-        parts.append(fitted(heads, _cells(own, names), width, title))
-    heads = ("rule", "K", "tokens/call", "x exact match", "changed tokens", "changed calls")
-    names = ("tokens_per_call", "tokens_ratio", "tv_per_token", "changed_calls")
-    own = [row for row in made if not row["temperature"]]
-    parts.append(fitted(heads, _cells(own, names), width, "temperature 0, greedy drafts"))
+    at_one = {
+        "tokens_per_call": "tokens/call", "kl_per_token": "nats/token",
+        "band_tokens_at_kl": "band*", "soft_band_tokens_at_kl": "soft band*",
+        "soft_band_kl_at_tokens": "its nats**",
+    }  # fmt: skip
+    at_zero = {
+        "tokens_per_call": "tokens/call", "tokens_ratio": "x exact match",
+        "tv_per_token": "changed tokens", "changed_calls": "changed calls",
+    }  # fmt: skip
+    parts = []
+    for temperature, drafts in [*((1, own) for own in DRAFTERS), (0, "greedy")]:
+        columns = at_one if temperature else at_zero
+        cells = [
+            [f"{row['engine']}, {row['setting']}", str(row["num_draft_tokens"]),
+             *("–" if row[name] is None else f"{row[name]:.3f}" for name in columns)]
+            for row in made if (row["temperature"], row["drafts"]) == (temperature, drafts)
+        ]  # fmt: skip
+        title = f"temperature {temperature}, {drafts} drafts"
+        heads = ("rule", "K", *columns.values())
+        parts.append(fitted(heads, cells, width_of_terminal(WIDEST), title))
     return "\n\n".join([*parts, "* tokens per call at the rule's nats, ** nats at its tokens"])
-
-
-def _cells(made: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
-    return [
-        [f"{row['engine']}, {row['setting']}", str(row["num_draft_tokens"]),
-         *("–" if row[name] is None else f"{row[name]:.3f}" for name in names)]
-        for row in made
-    ]  # fmt: skip

@@ -87,9 +87,10 @@ def _row(own: Replay, first: Replay, divergence: str) -> Row:
     return row
 
 
-def valued(name: str, own: Estimate) -> Row:
-    """Return an estimate as ``name`` and its standard error as ``name_se``."""
-    return {name: own.value, f"{name}_se": own.standard_error}
+def valued(name: str, own: Estimate | None) -> Row:
+    """Return an estimate as ``name`` and its standard error as ``name_se``, None without one."""
+    known = (None, None) if own is None else (own.value, own.standard_error)
+    return dict(zip((name, f"{name}_se"), known, strict=True))
 
 
 def reached(

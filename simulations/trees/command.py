@@ -6,13 +6,15 @@ ratios are paired. Errors count texts. Seconds are those that a processor worked
 least of some lossless decodes of a shape, a pass's the least of REPEATS. ``pays_below`` is how many
 times the path's pass the tree's may take before the tree is slower, the rest of a round being that
 of the path. ``equal_time_k`` is the K of the block whose pass takes as long as the tree's, between
-two of them by a coin; empty if none of --path-lengths is as long.
+two of them by a coin; empty if none of --path-lengths is as long. ``--parts left`` holds published
+verifiers of several drafts beside the best rule for them.
 """
 
 import argparse
+import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,24 +25,28 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.decoding import ModelDrafter, Pair, Siblings, generate, load_pair
+from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.decoding.drafters.siblings import likeliest, with_siblings
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.policies import Policy
-from cactus_theory.traces import Replay
+from cactus_theory.traces import Estimate
 from cactus_theory.verify import Draft
 
 from ..bench import verify
+from ..common.decode import Harness
+from ..common.grid import Config
 from ..common.inputs import add_pair_arguments, at_least, prompts_of
-from ..common.progress import Progress
 from ..common.results import columns, publish
 from ..common.statistics import resamples, spread
-from ..traces.table import reached, valued
+from ..traces.table import valued
 from .ideas import ideas
-from .rounds import LOSSLESS, Round, alone, beside, first, followed, logged, replayed
+from .references import left
+from .rounds import LOSSLESS, Round, alone, followed, summed
 
 # siblings that the row h knows of, beside "tree", where it is that of the path
 CERTAIN = "tree, certain"
+# the pass of this package
+OWN = "own"
 # tokens before a timed pass, how often it is timed, and new tokens of a timed decode
 PREFIX, REPEATS, TIMED = 128, 15, 64
 # drafted tokens, siblings, policies and repeats of the walk that is timed at a large vocabulary
@@ -78,175 +84,142 @@ def run(args: argparse.Namespace) -> int:
     pair = load_pair(args.target, args.draft)
     texts = prompts_of(args.prompts)[: args.num_prompts]
     ids = [torch.tensor([pair.tokenizer(text)["input_ids"]]) for text in texts]
-    tables = {name: rows for part in args.parts for name, rows in PARTS[part](args, pair, ids)}
-    for name, rows in tables.items():
-        publish(args, rows, *(own / f"{name}.csv" for own in (args.out, args.publish) if own))
-        print(columns(rows, {column: column.replace("_", "\n") for column in rows[0]}))
+    for part in args.parts:
+        for name, rows in PARTS[part](args, pair, ids).items():
+            publish(args, rows, *(own / f"{name}.csv" for own in (args.out, args.publish) if own))
+            print(columns(rows, {column: column.replace("_", "\n") for column in rows[0]}))
     return 0
 
 
-def _shapes(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> list[Any]:
+def _shapes(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[str, list[Row]]:
     widths = args.num_draft_tokens
     every: list[Shape] = [(k, 0, own) for k in widths for own in ("chain", "block")]
     every += [(k, m, "tree") for k in widths for m in args.siblings]
-    longer = [(k, 0, "block") for k in args.path_lengths]
-    timed = _passes(pair.target, [*every, *longer])
-    heats = args.temperature
-    rows = [row for own in heats for row in _judged(args, pair, ids, own, every, timed)]
+    timed = _passes(pair.target, [*every, *((k, 0, "block") for k in args.path_lengths)])
+    own_pass = {(row["num_draft_tokens"], row["siblings"]): row["milliseconds"]
+                for row in timed if row["forward"] == OWN}  # fmt: skip
+    rows = [row for heat in args.temperature
+            for row in _judged(args, pair, ids, heat, every, own_pass)]  # fmt: skip
     trees = [row for row in rows if row["siblings"]]
     fast = sum(row["tokens_per_second"] > row["block_tokens_per_second"] for row in trees)
     print(f"{fast} of {len(trees)} trees give more tokens a second than the block of their path")
-    return [("trees", rows), ("trees_passes", timed)]
+    return {"trees": rows, "trees_passes": timed}
 
 
 def _judged(
     args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor], temperature: float,
-    every: Sequence[Shape], timed: Sequence[Row],
+    every: Sequence[Shape], passes: Mapping[tuple[int, int], float],
 ) -> list[Row]:  # fmt: skip
     """Return one row for each shape and policy, and for each level of KL."""
     known = args.num_draft_tokens[0], args.siblings[0]
+    bands = [f"band:price={price:g}" for price in args.prices]
+    rules = {spec: ct.policy(spec) for spec in (LOSSLESS, *bands)}
+    harness = Harness(pair, [own[0].tolist() for own in ids], TIMED, args.seed, ends=False)
+    times: dict[Shape, float] = defaultdict(lambda: math.inf)
+
+    def judged(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[Any]:
+        for own, (spec, rule) in product(rounds, rules.items()):
+            for name, given in sums(own, rule, args.siblings).items():
+                yield (name, spec), given
+        for k, m, name in every if text < max(3, len(ids) // 8) else ():
+            config = Config(LOSSLESS, k, 1, name, m, temperature=temperature)
+            spent, made = milliseconds(partial(harness.decode, config, text))
+            times[k, m, name] = min(times[k, m, name], spent / made.record["row_calls"])
+
+    width = max(*args.num_draft_tokens, *args.path_lengths)
+    found = summed(args, pair, ids, temperature, width, judged)
+    paths = {k: own for (k, m), own in passes.items() if not m}
+    times[*known, CERTAIN] = times[*known, "tree"]
     priced = [own for own in every if own[0] == known[0] and own[1] in (0, known[1])]
     priced.append((*known, CERTAIN))
-    bands = [f"band:price={price:g}" for price in args.prices]
-    width = max(*args.num_draft_tokens, *args.path_lengths)
-    made, cycles, decodes = [], np.zeros(len(ids)), defaultdict(list)
-    with Progress(f"temperature {temperature:g}", len(ids)) as progress:
-        for text, prompt in enumerate(ids):
-            options = {"temperature": temperature, "seed": args.seed + text}
-            rounds = logged(pair, prompt, width, args.max_new_tokens, **options)[1]
-            cycles[text] = len(rounds)
-            made.append({spec: sums(rounds, ct.policy(spec), args.siblings, known)
-                         for spec in (LOSSLESS, *bands)})  # fmt: skip
-            for own in every if text < max(3, len(ids) // 8) else ():
-                decodes[own].append(_milliseconds(pair, prompt, own, options))
-            progress.advance()
-
-    def replay(shape: tuple[float, int, str], spec: str) -> Replay:
+    cases: list[tuple[Shape, Sequence[str], float | None]] = [
+        *((shape, [LOSSLESS], None) for shape in every),
+        *((shape, [spec], None) for shape in priced for spec in bands),
+        *((shape, bands, level) for level in args.levels for shape in priced),
+    ]
+    rows = []
+    for shape, specs, level in cases:
         k, m, name = shape
-        found = np.stack([own[spec][name, m] for own in made], -1)
-        low, share = int(k), k - int(k)  # between two lengths one is taken by a coin
-        mixed = (1 - share) * found[:, low] + share * found[:, low + (share > 0)]
-        return replayed(spec, name, k, cycles, *mixed)
-
-    own_pass = [row for row in timed if row["forward"] == timed[0]["forward"]]
-    spent = {(row["num_draft_tokens"], row["siblings"]): row["milliseconds"] for row in own_pass}
-    longest = dict(sorted((k, own) for (k, m), own in spent.items() if not m))
-    decodes[*known, CERTAIN] = decodes[*known, "tree"]
-    seconds = {own: (min(parts), spent[own[:2]]) for own, parts in decodes.items()}
-
-    def rows(shape: Shape, read: Any, policy: str) -> list[Row]:
-        kl, tokens = read(shape)
-        block = read((shape[0], 0, "block"))[1]
+        kl, tokens = found.at(specs, level, (name, m), k)
+        block = found.at(specs, level, ("block", 0), k)[1]
         if tokens is None or block is None:
-            return []
-        row = {"temperature": temperature} | _row(shape, policy, kl, [tokens, block], seconds)
-        k = equal_time(spent[shape[:2]], longest)
-        rival = read((k, 0, "block"))[1] if k is not None and shape[1] else None
-        for name, value in (("equal_time_tokens_per_call", rival),
-                            ("ratio_to_equal_time", rival and tokens / rival)):  # fmt: skip
-            row |= {name: None, f"{name}_se": None} if value is None else valued(name, value)
-        return [row | {"equal_time_k": k if shape[1] else None}]
-
-    def under(spec: str) -> Any:
-        def read(shape: Shape) -> Any:
-            own = replay(shape, spec)
-            return own.divergence_per_token().value, own.tokens_per_call
-
-        return read
-
-    found = [row for shape in every for row in rows(shape, under(LOSSLESS), LOSSLESS)]
-    found += [row for shape in priced for spec in bands for row in rows(shape, under(spec), spec)]
-    for level in args.levels:
-
-        def read(shape: Shape, level: float = level) -> Any:
-            return level, reached([replay(shape, spec) for spec in bands], level)
-
-        found += [row for shape in priced for row in rows(shape, read, "band:price")]
-    return found
+            continue
+        longer = equal_time(passes[k, m], paths) if m else None
+        rival = None if longer is None else found.at(specs, level, ("block", 0), longer)[1]
+        row = {"temperature": temperature, "num_draft_tokens": k, "siblings": m, "verifier": name}
+        row |= {"policy": specs[0] if level is None else "band:price", "kl_per_token": kl}
+        seconds = [(times[own], passes[own[:2]]) for own in (shape, (k, 0, "block"))]
+        row |= against(tokens, block, *seconds, same=name == "block")
+        row |= valued("equal_time_tokens_per_call", rival)
+        row |= valued("ratio_to_equal_time", rival and tokens / rival)
+        rows.append(row | {"equal_time_k": longer})
+    return rows
 
 
-def sums(
-    rounds: Sequence[Round], rule: Policy, siblings: Sequence[int], known: tuple[int, int]
-) -> Mapping[tuple[str, int], np.ndarray]:
-    """Return tokens and nats (2, K + 1) of 0, 1, … drafted tokens, by verifier and siblings.
+def sums(own: Round, rule: Policy, siblings: Sequence[int]) -> dict[tuple[str, int], np.ndarray]:
+    """Return a round's tokens and nats (2, K + 1) of 0, 1, … drafted tokens by verifier, siblings.
 
-    ``known`` are the K and the siblings of CERTAIN.
+    CERTAIN is with the first number of siblings.
     """
-    found: dict[tuple[str, int], Any] = defaultdict(float)
-    for own in rounds:
-        row = alone(own, rule)
-        block, likely = followed(own, row), own.p.topk(max(siblings))[1]
-        found["chain", 0] += followed(own, row, chain=True).sums()
-        found["block", 0] += block.sums()
-        for m in siblings:
-            found["tree", m] += block.sums(block.replaced.gather(1, likely[:, :m]).sum(1))
-        short, fixed = first(own, known[0]), likely[: known[0], : known[1]]
-        aware = followed(short, beside(short, rule, fixed.tolist()))
-        found[CERTAIN, known[1]] += aware.sums(aware.replaced.gather(1, fixed).sum(1))
-    return found
-
-
-def equal_time(milliseconds: float, paths: Mapping[int, float]) -> float | None:
-    """Return the K, between those timed, of the path whose pass takes so long, None beyond them."""
-    times = np.maximum.accumulate(list(paths.values()))
-    if not times[0] <= milliseconds <= times[-1]:
-        return None
-    return float(np.interp(milliseconds, times, list(paths)))
-
-
-def _milliseconds(pair: Pair, prompt: Tensor, shape: Shape, options: dict[str, Any]) -> float:
-    """Return what a round takes in a lossless decode, the prompt's share included."""
-    width, m, name = shape
-    started = time.process_time()
-    found = generate(
-        pair.target, Siblings(ModelDrafter(pair.draft), m), prompt, policy=LOSSLESS, meter=False,
-        verifier=name, num_draft_tokens=width, max_new_tokens=TIMED, **options,
-    )  # fmt: skip
-    return 1e3 * (time.process_time() - started) / found.row_calls
-
-
-def _row(
-    shape: Shape, spec: str, spent: float, both: Sequence[Any], seconds: Mapping[Any, Any]
-) -> Row:
-    """Return a row; ``both`` are tokens per call of the shape and of the block of its path."""
-    width, m, name = shape
-    own, block = seconds[shape], seconds[width, 0, "block"]
-    ratio, rest = both[0] / both[1], block[0] / block[1] - 1
+    likely = own.p.topk(max(siblings))[1]
+    block, fixed = followed(own, alone(own, rule)), likely[:, : siblings[0]]
+    aware = followed(own, alone(own, rule, fixed.tolist()))
     return {
-        "num_draft_tokens": width,
-        "siblings": m,
-        "verifier": name,
-        "policy": spec,
-        "kl_per_token": spent,
-        **valued("tokens_per_call", both[0]),
+        ("chain", 0): followed(own, alone(own, rule), chain=True).sums(),
+        ("block", 0): block.sums(),
+        **{("tree", m): block.sums(block.caught(likely[:, :m])) for m in siblings},
+        (CERTAIN, siblings[0]): aware.sums(aware.caught(fixed)),
+    }
+
+
+def equal_time(spent: float, paths: Mapping[int, float]) -> float | None:
+    """Return the K, between those timed, of the path whose pass takes so long, None beyond them."""
+    lengths = sorted(paths)
+    times = np.maximum.accumulate([paths[k] for k in lengths])
+    return float(np.interp(spent, times, lengths)) if times[0] <= spent <= times[-1] else None
+
+
+def against(
+    tokens: Estimate, block: Estimate, own: tuple[float, float], path: tuple[float, float],
+    same: bool = False,
+) -> Row:  # fmt: skip
+    """Return a shape beside the block of its path: tokens per call, milliseconds of round, pass."""
+    ratio, rest = tokens / block, path[0] / path[1] - 1
+    return {
+        **valued("tokens_per_call", tokens),
         "ratio_to_block": ratio.value,
-        "ratio_to_block_se": 0.0 if name == "block" else ratio.standard_error,
-        "tokens_per_second": 1e3 * both[0].value / own[0],
-        "block_tokens_per_second": 1e3 * both[1].value / block[0],
-        "times_block_pass": own[1] / block[1],
+        "ratio_to_block_se": 0.0 if same else ratio.standard_error,
+        "tokens_per_second": 1e3 * tokens.value / own[0],
+        "block_tokens_per_second": 1e3 * block.value / path[0],
+        "times_block_pass": own[1] / path[1],
         "pays_below": ratio.value + (ratio.value - 1) * rest,
         "round_milliseconds": own[0],
     }
 
 
+def milliseconds(job: Callable[[], Any]) -> tuple[float, Any]:
+    """Return how long a processor worked, and what the job returned."""
+    started = time.process_time()
+    made = job()
+    return 1e3 * (time.process_time() - started), made
+
+
 @torch.inference_mode()
 def _passes(model: Any, shapes: Sequence[Shape]) -> list[Row]:
     """Return the least time of a pass over each shape, on both forward passes, in turn."""
-    times: dict[Any, float] = {}
+    times: dict[Any, float] = defaultdict(lambda: math.inf)
     kinds = list(dict.fromkeys(own[:2] for own in shapes))
     most = max(width * (m + 1) for width, m in kinds)
-    for forward, fast in (("own", True), ("library", False)):
-        cached = CachedModel(model, PREFIX, slack=1 + most, fast_forward=fast)
+    for forward in (OWN, "library"):
+        cached = CachedModel(model, PREFIX, slack=1 + most, fast_forward=forward == OWN)
         cached.feed(torch.zeros(1, PREFIX, dtype=torch.int64), [PREFIX], [1])
         for width, m in kinds * REPEATS:
             beside = [place for place in range(width) for _ in range(m)]
             parents = torch.tensor([[*range(-1, width), *beside]])
             counts, ids = [parents.shape[1]], torch.zeros_like(parents)
-            started = time.process_time()
-            cached.feed(ids, counts, counts, parents if m else None)
-            spent = 1e3 * (time.process_time() - started)
+            job = partial(cached.feed, ids, counts, counts, parents if m else None)
+            times[forward, width, m] = min(times[forward, width, m], milliseconds(job)[0])
             cached.rollback(0, PREFIX)
-            times[forward, width, m] = min(spent, times.get((forward, width, m), spent))
     return [
         {"forward": forward, "num_draft_tokens": width, "siblings": m, "nodes": 1 + width * (m + 1),
          "milliseconds": own, "times_path": own / times[forward, width, 0]}
@@ -254,42 +227,34 @@ def _passes(model: Any, shapes: Sequence[Shape]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _walk(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> list[Any]:
+def _walk(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[str, list[Row]]:
     """Time verification of trees beside that of the blocks of their paths, in turn."""
     width, m, specs, repeats = WALK
     rows = []
     for (kind, noise), spec in product(verify.NOISES.items(), specs):
         q, p, drafted, (accept, draw) = verify.rows(noise)
-        q, p, drafted, coins = (
-            q[:, : width + 1],
-            p[:, :width],
-            drafted[:, :width],
-            accept[:, :width],
-        )
+        q, p, drafted = q[:, : width + 1], p[:, :width], drafted[:, :width]
         tree = with_siblings(Draft(drafted, [width] * len(drafted), p), likeliest(p, m), m)
         assert tree.parents is not None
         place = torch.arange(tree.token_ids.shape[1])
         tokens = tree.token_ids.masked_fill(place >= torch.tensor(tree.lengths)[:, None], -1)
-        nodes = torch.arange(len(place) + 1) % (width + 1)
-        block = partial(ct.verify_block, ct.policy(spec), q, p, drafted, coins=(coins, draw))
+        nodes, path = torch.arange(len(place) + 1) % (width + 1), place % width
+        rule, draws = ct.policy(spec), draw[:, None].expand(-1, width + 1)
+        block = partial(ct.verify_block, rule, q, p, drafted, coins=(accept[:, :width], draw))
         walk = partial(
-            ct.verify_tree, ct.policy(spec), q[:, nodes], p[:, place % width], tokens, tree.parents,
-            sampled=tree.sampled, certain=tree.certain,
-            coins=(coins[:, place % width], draw[:, None].expand(-1, width + 1)),
+            ct.verify_tree, rule, q[:, nodes], p[:, path], tokens, tree.parents,
+            sampled=tree.sampled, certain=tree.certain, coins=(accept[:, path], draws),
         )  # fmt: skip
-        times = np.zeros((repeats + 1, 2))
-        for turn, (number, job) in product(times, enumerate((block, walk))):
-            started = time.process_time()
-            job(validate=False)
-            turn[number] = 1e3 * (time.process_time() - started)
+        jobs = [partial(own, validate=False) for own in (block, walk)]
+        times = np.array([[milliseconds(job)[0] for job in jobs] for _ in range(repeats + 1)])
         times = times[1:]  # the first call asks for memory
-        row = {"draft": kind, "policy": spec, "batch": len(q), "num_draft_tokens": width,
-               "siblings": m, "vocabulary": q.shape[-1]}  # fmt: skip
-        row |= dict(zip(("block_milliseconds", "tree_milliseconds"), np.median(times, 0).tolist(),
-                        strict=True))  # fmt: skip
+        medians = np.median(times, 0).tolist()
+        row = {"draft": kind, "policy": spec, "batch": len(q), "num_draft_tokens": width}
+        row |= {"siblings": m, "vocabulary": q.shape[-1]}
+        row |= {"block_milliseconds": medians[0], "tree_milliseconds": medians[1]}
         rows.append(row | spread("ratio", times[:, 1] / times[:, 0], resamples(repeats)))
-    return [("trees_walk", rows)]
+    return {"trees_walk": rows}
 
 
 # what makes tables, by their part of the command
-PARTS = {"shapes": _shapes, "ideas": ideas, "walk": _walk}
+PARTS = {"shapes": _shapes, "ideas": ideas, "walk": _walk, "left": left}

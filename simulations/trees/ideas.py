@@ -7,8 +7,7 @@ m siblings a place, as a share of theirs.
 """
 
 import argparse
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ from cactus_theory.policies.soft_band import SoftBand
 from cactus_theory.traces import Estimate
 
 from ..common.inputs import PAIR
-from ..common.progress import Progress
-from ..traces.table import reached, valued
-from .rounds import LOSSLESS, Round, alone, followed, logged, replayed
+from ..traces.table import valued
+from .rounds import LOSSLESS, Round, alone, followed, summed
 
 # candidates a place, siblings that are continued, and by how many tokens at most
 CANDIDATES, CONTINUED, DEEPEST = 16, 4, 3
@@ -33,72 +31,58 @@ CANDIDATES, CONTINUED, DEEPEST = 16, 4, 3
 PLAIN, SOFT = f"{CONTINUED} a place", f"soft band, {CONTINUED} a place"
 # bins of probabilities of tokens and of paths; halvings of the scale of a row
 BINS, HALVINGS = 2.0 ** np.arange(-12, 0.1, 0.75), 50
+# siblings a place, and tokens below each of them
+SHAPES = (
+    *((m, 0) for m in (CONTINUED // 2, CONTINUED, 2 * CONTINUED, 4 * CONTINUED)),
+    *((CONTINUED // 2, 1), *((CONTINUED, deep) for deep in range(1, DEEPEST + 1))),
+)
 Cells = np.ndarray
+Row = dict[str, Any]
 
 
-def ideas(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> list[Any]:
+def ideas(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[str, list[Row]]:
     """Return the table, by its name."""
-    return [
-        ("trees_ideas", [row for heat in args.temperature for row in _at(args, pair, ids, heat)])
-    ]
+    return {"trees_ideas": [row for heat in args.temperature for row in _at(args, pair, ids, heat)]}
 
 
 def _at(
     args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor], temperature: float
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     bands = [f"band:price={price:g}" for price in args.prices]
     softs = [f"soft_band:price={price:g},values={PAIR / 'values.json'}" for price in args.prices]
-    width, count = args.num_draft_tokens[0], len(ids)
-    sums: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros((3, count)))  # tokens, nats, nodes
     cells: dict[str, list[Any]] = {spec: [] for spec in (LOSSLESS, *bands)}
-    cycles, texts = np.zeros(count), []
-    with Progress(f"ideas, temperature {temperature:g}", count) as progress:
-        for text, prompt in enumerate(ids):
-            options = {"temperature": temperature, "seed": args.seed + text}
-            whole, rounds = logged(pair, prompt, width, args.max_new_tokens, **options)
-            cycles[text] = len(rounds)
-            texts += [text] * len(rounds)
-            deeper = below(pair, whole, rounds, temperature, args.seed + text)
-            for own, runs in zip(rounds, deeper, strict=True):
-                seen = _by_own_rows(own, runs, cells)
-                for spec in softs:
-                    seen |= _by_values(own, spec)
-                for key, found in seen.items():
-                    sums[key][:, text] += found
-            progress.advance()
-    needed = _placed(cells, np.array(texts), sums)
+    texts: list[int] = []
 
-    def read(name: str) -> list[Estimate | None]:
-        """Return tokens per call without loss, where that is not SOFT, and at the level."""
-        known = {
-            spec: replayed(spec, name, width, cycles, *sums[name, spec][:2])
-            for spec in (LOSSLESS, *bands, *softs)
-            if (name, spec) in sums
-        }
-        lossless = known.pop(LOSSLESS, None)
-        return [lossless and lossless.tokens_per_call, reached([*known.values()], args.level)]
+    def judged(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[Any]:
+        texts.extend([text] * len(rounds))
+        deeper = below(pair, whole, rounds, temperature, args.seed + text)
+        for own, runs in zip(rounds, deeper, strict=True):
+            yield from _by_own_rows(own, runs, cells)
+            for spec in softs:
+                yield from _by_values(own, spec)
 
+    sums = summed(args, pair, ids, temperature, args.num_draft_tokens[0], judged)
+    needed = _placed(cells, np.array(texts), sums.by_key)
     rows = []
-    for name in dict.fromkeys(name for name, _ in sums):
+    for name in dict.fromkeys(name for name, _ in sums.by_key):
         rival = SOFT if name.startswith("soft") else PLAIN
-        nodes = next(own[2].sum() / cycles.sum() for (one, _), own in sums.items() if one == name)
-        for level, own, plain in zip((0.0, args.level), read(name), read(rival), strict=True):
+        nodes = next(own[2] for (one, _), own in sums.by_key.items() if one == name)
+        for specs, level in (([LOSSLESS], None), ([*bands, *softs], args.level)):
+            (spent, own), plain = sums.at(specs, level, name), sums.at(specs, level, rival)[1]
             if own is None or plain is None:
                 continue
-            row = {"temperature": temperature, "idea": name, "over": rival, "kl_per_token": level}
-            row |= {"nodes": nodes} | valued("tokens_per_call", own)
+            row = {"temperature": temperature, "idea": name, "over": rival, "kl_per_token": spent}
+            row |= {"nodes": nodes.sum() / sums.cycles.sum()} | valued("tokens_per_call", own)
             row |= valued("ratio", own / plain)
-            share = needed.get(name) if not level else None
-            missing = {"nodes_of_equal_gain": None, "nodes_of_equal_gain_se": None}
-            rows.append(row | (valued("nodes_of_equal_gain", share) if share else missing))
+            share = needed.get(name) if level is None else None
+            rows.append(row | valued("nodes_of_equal_gain", share))
     return rows
 
 
 def _by_own_rows(
     own: Round, runs: list[list[Round]], cells: dict[str, list[Any]]
-) -> dict[Any, Any]:
-    """Return tokens, nats and nodes by idea and policy of rows that know of no siblings."""
-    found = {}
+) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield tokens, nats and nodes by idea and policy of rows that know of no siblings."""
     chances, likely = own.p.topk(CANDIDATES)
     new = (1 - chances).numpy()  # nodes: a sibling that is drawn, too, is one node with it
     drafted = own.p[range(len(own.ids)), own.ids].numpy()
@@ -108,25 +92,19 @@ def _by_own_rows(
         tokens, nats = course.sums()[:, -1]
         caught = course.replaced.gather(1, likely).numpy()
         cells[spec].append((caught, chances.numpy(), drafted, course.alive.numpy()))
-        deeper = [[followed(run, alone(run, rule)).sums() for run in place] for place in runs]
-        more = np.array(deeper).transpose(2, 3, 0, 1)  # tokens and nats by how deep, place, rank
-        for m in (CONTINUED // 2, CONTINUED, 2 * CONTINUED, 4 * CONTINUED):
-            gain = tokens + caught[:, :m].sum(), nats, len(own.ids) + new[:, :m].sum()
-            found[f"{m} a place", spec] = gain
-        for m, deep in (
-            (CONTINUED // 2, 1),
-            *((CONTINUED, deep) for deep in range(1, DEEPEST + 1)),
-        ):
-            reach, (longer, paid) = caught[:, :m], more[:, deep, :, :m]
+        sums = [[followed(run, alone(run, rule)).sums() for run in place] for place in runs]
+        more = np.array(sums).transpose(2, 3, 0, 1)  # tokens and nats by how deep, place, rank
+        for m, deep in SHAPES:
+            reach = caught[:, :m]
+            longer, paid = more[:, deep, :, :m] if deep else (1.0, 0.0)
             nodes = len(own.ids) + (1 + deep) * new[:, :m].sum()
-            gain = tokens + (reach * longer).sum(), nats + (reach * paid).sum(), nodes
-            found[f"{m} a place, {deep} below", spec] = gain
-    return found
+            given = tokens + (reach * longer).sum(), nats + (reach * paid).sum(), nodes
+            yield (f"{m} a place" + f", {deep} below" * (deep > 0), spec), given
 
 
-def _by_values(own: Round, spec: str) -> dict[Any, Any]:
-    """Return the same of soft bands, without and with what a caught token is worth."""
-    rule, found = ct.policy(spec), {}
+def _by_values(own: Round, spec: str) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield the same of soft bands, without and with what a caught token is worth."""
+    rule = ct.policy(spec)
     assert isinstance(rule, SoftBand)
     worths = rule.worth(range(len(own.ids) - 1, -1, -1))
     likely = own.p.topk(CONTINUED)[1]
@@ -139,9 +117,7 @@ def _by_values(own: Round, spec: str) -> dict[Any, Any]:
             return torch.from_numpy(law)
 
         course = followed(own, row)
-        caught = course.replaced.gather(1, likely).sum(1)
-        found[name, spec] = *course.sums(caught)[:, -1], nodes
-    return found
+        yield (name, spec), [*course.sums(course.caught(likely))[:, -1], nodes]
 
 
 def counting(
@@ -211,50 +187,49 @@ def _placed(
     needed = {}
     for spec, parts in cells.items():
         caught, chances, drafted, alive = map(np.stack, zip(*parts, strict=True))
-        plain = np.zeros(caught.shape, dtype=bool)
-        plain[..., :CONTINUED] = True
-        each = np.zeros(caught.shape, dtype=int) + texts[:, None, None]
-        place = np.indices(caught.shape)[1:]
-        ranks = place[0] * CANDIDATES + place[1]
-        known = caught, chances, texts
+        place = np.indices(caught.shape)  # round, place, rank
+        new, every = 1 - chances, texts[place[0]]
+        ranks = place[1] * CANDIDATES + place[2]
+        kinds = _kinds(chances, drafted, alive, texts)
         scores = {
-            "placed by depth and rank": _learned(ranks, *known),
-            "placed by chances": _learned(_kinds(chances, drafted, alive, texts), *known),
-            "placed by known q": caught / (1 - chances),
+            "placed by depth and rank": _learned(ranks, caught, new, texts),
+            "placed by chances": _learned(kinds, caught, new, texts),
+            "placed by known q": caught / new,
         }
         for name, score in scores.items():
             order = np.random.default_rng(0).permutation(score.size)  # ties
             order = order[np.argsort(-score.ravel()[order], kind="stable")]
-            new, gain, of, usual = (
-                own.ravel()[order] for own in (1 - chances, caught, each, plain)
-            )
-            taken = new.cumsum() <= new[usual].sum()
-            by_text = [np.bincount(of[own], gain[own], sums[PLAIN, spec].shape[1])
-                       for own in (taken, usual)]  # fmt: skip
-            change = np.stack([by_text[0] - by_text[1], 0 * by_text[0], 0 * by_text[0]])
-            sums[name, spec] = sums[PLAIN, spec] + change
+            known = new, caught, place[2] < CONTINUED, every
+            nodes, gain, usual, of = (own.ravel()[order] for own in known)
+            taken = nodes.cumsum() <= nodes[usual].sum()
+            sums[name, spec] = sums[PLAIN, spec].copy()
+            count = sums[name, spec].shape[1]
+            more, less = (np.bincount(of[own], gain[own], count) for own in (taken, usual))
+            sums[name, spec][0] += more - less
             if spec == LOSSLESS:
-                left = [_share(new[of != one], gain[of != one], usual[of != one])
-                        for one in range(len(by_text[0]))]  # fmt: skip
-                needed[name] = Estimate(_share(new, gain, usual), np.array(left), "trees")
+                left = [_share(*(own[of != text] for own in (nodes, gain, usual)))
+                        for text in range(count)]  # fmt: skip
+                needed[name] = Estimate(_share(nodes, gain, usual), np.array(left), "trees")
     return needed
 
 
-def _share(new: Cells, gain: Cells, usual: Cells) -> float:
+def _share(nodes: Cells, gain: Cells, usual: Cells) -> float:
     """Return the nodes of the first cells that catch what the usual ones do, over theirs."""
     enough = np.searchsorted(gain.cumsum(), gain[usual].sum())
-    return float(new[: enough + 1].sum() / new[usual].sum())
+    return float(nodes[: enough + 1].sum() / nodes[usual].sum())
 
 
-def _learned(kinds: Cells, caught: Cells, chances: Cells, texts: np.ndarray) -> Cells:
-    """Return what a node of each kind catches in the texts of the other half."""
-    score = np.zeros(caught.shape)
+def _learned(
+    kinds: Cells, above: Cells, below: Cells, texts: np.ndarray, least: float = 1.0
+) -> Cells:
+    """Return Σ above / Σ below, at least ``least``, of each kind in the texts of the other half."""
+    found = np.zeros(kinds.shape)
     for half in (0, 1):
         other, size = texts % 2 != half, kinds.max() + 1
-        tops, nodes = (np.bincount(kinds[other].ravel(), own[other].ravel(), size)
-                       for own in (caught, 1 - chances))  # fmt: skip
-        score[~other] = (tops / np.maximum(nodes, 1.0))[kinds[~other]]
-    return score
+        tops, bottoms = (np.bincount(kinds[other].ravel(), own[other].ravel(), size)
+                         for own in (above, below))  # fmt: skip
+        found[~other] = (tops / np.maximum(bottoms, least))[kinds[~other]]
+    return found
 
 
 def _kinds(chances: Cells, drafted: Cells, alive: Cells, texts: np.ndarray) -> Cells:
@@ -262,11 +237,7 @@ def _kinds(chances: Cells, drafted: Cells, alive: Cells, texts: np.ndarray) -> C
 
     How often a drafted token of a probability is accepted is taken from the other half, too.
     """
-    bins, reach = np.digitize(drafted, BINS), np.ones(drafted.shape)
-    for half in (0, 1):
-        other = texts % 2 != half
-        kept, before = (np.bincount(bins[other].ravel(), own[other].ravel(), len(BINS) + 1)
-                        for own in (alive[:, 1:], alive[:, :-1]))  # fmt: skip
-        rate = (kept / np.maximum(before, 1e-9))[bins[~other]]
-        reach[~other, 1:] = rate.cumprod(1)[:, :-1]
+    accepted = _learned(np.digitize(drafted, BINS), alive[:, 1:], alive[:, :-1], texts, 1e-9)
+    reach = np.ones(drafted.shape)
+    reach[:, 1:] = accepted.cumprod(1)[:, :-1]
     return np.digitize(reach, BINS)[..., None] * (len(BINS) + 1) + np.digitize(chances, BINS)

@@ -1,20 +1,106 @@
-"""Exact laws of published verifiers of several drafts, coins integrated out, on tiny models.
+"""What is left to gain: published verifiers of several drafts beside the best one, no coins.
 
-Rows are numpy, q the one to be emitted (the target's, or any row h) and p the draft's. Sources:
-recursive rejection, Miao et al. 2023 (SpecInfer, arXiv 2305.09781); k-SEQ, Sun et al. 2023
-(SpecTr, arXiv 2310.15141); traversal, arXiv 2505.12398.
+One token: the contexts at which rounds of a lossless decode begin, each offer with the best rule
+for it, lossless and by the band at PRICE; k-SEQ and recursive rejection emit the row of the best.
+Trees: all drafts of PAIRS random pairs, four tokens each. Errors count texts, or pairs. Rows are
+numpy, q the one to be emitted and p the draft's. Sources: recursive rejection, Miao et al. 2023
+(SpecInfer, arXiv 2305.09781); k-SEQ, Sun et al. 2023 (SpecTr, arXiv 2310.15141); traversal, arXiv
+2505.12398.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from torch import Tensor
+
+import cactus_theory as ct
+from cactus_theory.decoding import Pair
+from cactus_theory.divergences import KL
+from solvers.paths import PathTree, follow, random_tree
+
+from ..traces.table import valued
+from .rounds import LOSSLESS, Round, Sums, summed
 
 Row = np.ndarray
-Model = Callable[[tuple[int, ...]], Row]
-# of each node of a tree but the root: its parent, and its token
-Nodes = Sequence[tuple[int, int]]
 # [1, k] shrinks below an ulp
 HALVINGS = 60
+# drafts of one token, and the price of the band in tokens per nat
+DRAFTS, PRICE = 4, 1.0
+POLICIES: dict[str, Any] = {
+    LOSSLESS: {"delta": 0.0},
+    f"band:price={PRICE:g}": {"price": PRICE},
+}
+# random pairs, their vocabulary, and two paths of two tokens: what each node follows, depth first
+PAIRS, VOCAB, PATHS = 100, 4, (0, 1, 0, 3)
+
+
+def left(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[str, list[Any]]:
+    """Return the table, by its name."""
+    rows = []
+    for temperature in args.temperature:
+        found = summed(args, pair, ids, temperature, 1, _of_contexts)
+        rows += _rows(f"contexts at temperature {temperature:g}", found)
+    return {"trees_left": rows + _rows(f"{PAIRS} random pairs", _of_pairs())}
+
+
+def _rows(place: str, sums: Sums) -> list[dict[str, Any]]:
+    names = {"rows": place, "count": int(sums.cycles.sum())}
+    found = []
+    for (drafts, rule), policy in sums.by_key:
+        own = sums.replay((drafts, rule), policy)
+        row = names | {"drafts": drafts, "rule": rule, "policy": policy}
+        row |= valued("accepted_per_call", own.tokens_per_call)
+        found.append(row | valued("kl_per_call", own.divergence_per_call()))
+    return found
+
+
+def _of_contexts(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[Any]:
+    """Yield what is accepted of one token, and nats, by drafts, rule and policy."""
+    for own in rounds:
+        q, p = own.q[0].numpy(), own.p[0].numpy()
+        likely = own.p[0].topk(DRAFTS)[1].numpy()
+        offers = {
+            "1 sampled": p,
+            f"{DRAFTS} sampled": ct.selection_law(q, p, DRAFTS),
+            f"{DRAFTS} likeliest": ct.selection_law(q, None, kind="certain", certain=likely),
+            f"{DRAFTS - 1} likeliest, 1 sampled off them": ct.selection_law(
+                q, p, kind="certain+off", certain=likely[:-1]
+            ),
+        }
+        for drafts, law in offers.items():
+            for policy, asked in POLICIES.items():
+                best = ct.optimal_acceptance(q, law, **asked)
+                nats = float(best.divergence)
+                yield ((drafts, "best"), policy), [float(best.acceptance), nats]
+                if drafts == f"{DRAFTS} sampled":
+                    for name, rule in RULES.items():
+                        accepted = rule(best.target, p, DRAFTS)[1]
+                        yield ((drafts, name), policy), [accepted, nats]
+
+
+def _of_pairs() -> Sums:
+    """Return the tokens accepted of four drafted ones, enumerated."""
+    sums = Sums(PAIRS)
+    sums.cycles[:] = 1
+    depths = np.repeat(range(len(PATHS) + 1), [VOCAB**n for n in range(len(PATHS) + 1)])
+    for number in range(PAIRS):
+        long = random_tree(VOCAB, len(PATHS), seed=number)
+        short = PathTree(long.target[: 1 + VOCAB], long.draft[: 1 + VOCAB])
+        path, beside = (follow(own, own.target, KL()) for own in (long, short))
+        inner = slice(len(short.target))
+        replaced = np.maximum(beside.alive[inner, None] * short.target - short.draft, 0.0)
+        caught = short.drafted[inner] @ replaced[range(len(replaced)), short.draft.argmax(1)]
+        emitted = sum(mass * traversal(long, nodes) for nodes, mass in drawn_trees(long, PATHS))
+        accepted = {
+            ("1 path of 4", "block"): path.tokens - 1,
+            ("1 path of 2, the likeliest beside", "walk"): beside.tokens - 1 + caught,
+            ("2 paths of 2", "traversal"): emitted @ (depths - 1),
+        }
+        for name, tokens in accepted.items():
+            sums.add(number, (name, LOSSLESS), [tokens, 0.0])
+    return sums
 
 
 def _recovered(q: Row, p: Row) -> Row:
@@ -30,18 +116,21 @@ def recursive_rejection(q: Row, p: Row, k: int, replaced: bool = True) -> tuple[
     if not k or p.sum() <= 0:
         return q, 0.0
     kept = np.minimum(p, q)
-    law, accepted = kept.copy(), kept.sum()
-    if replaced:
-        after, more = recursive_rejection(_recovered(q, p), p, k - 1)
-        return law + (1 - kept.sum()) * after, accepted + (1 - kept.sum()) * more
-    for token in np.flatnonzero(p > kept):
-        rest = p.copy()
-        rest[token] = 0.0
-        rest = rest / (rest.sum() or 1.0)
-        after, more = recursive_rejection(_recovered(q, p), rest, k - 1, False)
-        law += (p - kept)[token] * after
-        accepted += (p - kept)[token] * more
+    law, accepted, refused = kept.copy(), kept.sum(), p - kept
+    cases = [(refused.sum(), p)]
+    if not replaced:
+        cases = [(refused[token], _without(p, [token])) for token in np.flatnonzero(refused)]
+    for mass, row in cases:
+        after, more = recursive_rejection(_recovered(q, p), row, k - 1, replaced)
+        law, accepted = law + mass * after, accepted + mass * more
     return law, accepted
+
+
+def _without(row: Row, tokens: Any) -> Row:
+    """Return a row off some tokens."""
+    rest = row.copy()
+    rest[tokens] = 0.0
+    return rest / (rest.sum() or 1.0)
 
 
 def k_seq_factor(q: Row, p: Row, k: int) -> float:
@@ -64,78 +153,61 @@ def k_seq(q: Row, p: Row, k: int, factor: float | None = None) -> tuple[Row, flo
     if share <= 0:
         return q, 0.0
     accepted = 1 - (1 - share) ** k
-    left = np.maximum(q - kept * accepted / share, 0.0)
-    rest = left / left.sum() if left.sum() > 0 else q
-    return kept * accepted / share + (1 - accepted) * rest, accepted
+    emitted = kept * accepted / share
+    return emitted + (1 - accepted) * _recovered(q, emitted), accepted
 
 
-def drawn_trees(draft: Model, parents: Sequence[int]) -> Iterator[tuple[Nodes, float]]:
-    """Yield every tree of a shape with its probability; siblings are drawn without replacement.
+def drawn_trees(tree: PathTree, places: Sequence[int]) -> list[tuple[list[int], float]]:
+    """Return every drawn tree of a shape with its probability; siblings all differ.
 
-    ``parents`` are those of nodes 1, 2, …, in the order in which siblings are drawn.
+    Nodes are numbers of prefixes, the root's 0 first. ``places`` are those among the nodes of what
+    each further one follows, in the order in which siblings are drawn.
     """
-    yield from _grown(draft, parents, [], 1.0)
+    found = [([0], 1.0)]
+    for place in places:
+        grown = []
+        for nodes, mass in found:
+            children = nodes[place] * tree.vocabulary + 1 + np.arange(tree.vocabulary)
+            row = _without(tree.draft[nodes[place]], np.isin(children, nodes))
+            pairs = zip(children.tolist(), row.tolist(), strict=True)
+            grown += [([*nodes, child], mass * chance) for child, chance in pairs if chance > 0]
+        found = grown
+    return found
 
 
-def _grown(
-    draft: Model, parents: Sequence[int], nodes: list[tuple[int, int]], mass: float
-) -> Iterator[tuple[Nodes, float]]:
-    if len(nodes) == len(parents):
-        yield tuple(nodes), mass
-        return
-    parent = parents[len(nodes)]
-    row = draft(text_of(nodes, parent)).copy()
-    row[[token for own, token in nodes if own == parent]] = 0.0
-    for token in np.flatnonzero(row):
-        yield from _grown(
-            draft, parents, [*nodes, (parent, int(token))], mass * row[token] / row.sum()
-        )
-
-
-def text_of(nodes: Nodes, node: int) -> tuple[int, ...]:
-    """Return the tokens from the root to a node."""
-    if not node:
-        return ()
-    parent, token = nodes[node - 1]
-    return (*text_of(nodes, parent), token)
-
-
-def traversal(
-    target: Model, draft: Model, nodes: Nodes, false_update: bool = False
-) -> dict[tuple[int, ...], float]:
-    """Return the law of what a drawn tree emits: an accepted path and one token more.
+def traversal(tree: PathTree, nodes: Sequence[int], false_update: bool = False) -> Row:
+    """Return the law of what a drawn tree emits, accepted tokens and one more, by prefix.
 
     Leaves are judged in the order of their numbers, which must be depth first; a node whose
     children are refused is a leaf. ``false_update`` is the R/(1 − p) found in public code.
     """
-    rows = [(target(text_of(nodes, n)), draft(text_of(nodes, n))) for n in range(len(nodes) + 1)]
-    alive: dict[int, float] = {0: 1.0}
-    waiting, reached = list(range(1, len(nodes) + 1)), 1.0
-    emitted: dict[tuple[int, ...], float] = {}
+    vocab = tree.vocabulary
+    rows = {node: (tree.target[node], tree.draft[node]) for node in nodes}
+    alive, waiting, reached = {0: 1.0}, list(nodes[1:]), 1.0
+    emitted = np.zeros(1 + vocab * len(tree.target))
 
     def ratio(node: int) -> float:
         if node not in alive:
-            parent, token = nodes[node - 1]
+            parent, token = divmod(node - 1, vocab)
             q, p = rows[parent]
             alive[node] = min(1.0, ratio(parent) * q[token] / p[token])
         return alive[node]
 
     while True:
-        inner = {nodes[node - 1][0] for node in waiting}
+        inner = {(node - 1) // vocab for node in waiting}
         leaf = next((node for node in waiting if node not in inner), 0)
-        text, q = text_of(nodes, leaf), rows[leaf][0]
-        for token in np.flatnonzero(q):
-            key = (*text, int(token))
-            emitted[key] = emitted.get(key, 0.0) + reached * ratio(leaf) * q[token]
+        emitted[leaf * vocab + 1 : (leaf + 1) * vocab + 1] += reached * ratio(leaf) * rows[leaf][0]
         if not leaf:
             return emitted
         reached *= 1 - ratio(leaf)
         waiting.remove(leaf)
-        parent, token = nodes[leaf - 1]
-        left = np.maximum(ratio(parent) * rows[parent][0] - rows[parent][1], 0.0)
-        rest, mass = rows[parent][1].copy(), left.sum()
-        lost = 1 - rest[token] if false_update else mass + 1 - ratio(parent)
-        rest[token] = 0.0
+        parent, token = divmod(leaf - 1, vocab)
+        q, p = rows[parent]
+        mass = np.maximum(ratio(parent) * q - p, 0.0).sum()
+        lost = 1 - p[token] if false_update else mass + 1 - ratio(parent)
+        rows[parent] = _recovered(ratio(parent) * q, p), _without(p, [token])
         alive[parent] = min(1.0, mass / lost) if lost > 0 else 0.0
-        recovered = left / mass if mass > 0 else rows[parent][0]
-        rows[parent] = recovered, rest / (rest.sum() or 1.0)
+
+
+# what else engines do with independent drafts
+RULES = {"k-SEQ": k_seq, "recursive rejection": recursive_rejection}

@@ -6,7 +6,8 @@ P_i (h_i(y) − p_i(y))₊ token by token. A sibling fixed before that one is ca
 caught yields one token more, from the target, which costs nothing (THEORY.md, Theorem 22).
 """
 
-from collections.abc import Callable, Sequence
+import argparse
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,11 @@ from cactus_theory.decoding import ModelDrafter, Pair, generate
 from cactus_theory.divergences import divergence
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
-from cactus_theory.traces import Replay
+from cactus_theory.traces import Estimate, Replay
 from cactus_theory.verify import Draft
+
+from ..common.progress import Progress
+from ..traces.table import reached
 
 LOSSLESS = "speculative"
 # the row h at a place that is reached with the alive ratio P
@@ -44,6 +48,10 @@ class Course:
     alive: Tensor
     spent: Tensor
     replaced: Tensor
+
+    def caught(self, fixed: Tensor) -> Tensor:
+        """Return how often each place's token is replaced by one of the fixed ones (K, m), (K,)."""
+        return self.replaced.gather(1, fixed).sum(1)
 
     def sums(self, caught: Tensor | None = None) -> np.ndarray:
         """Return the tokens and nats of the path's first 0, …, K tokens, (2, K + 1)."""
@@ -85,28 +93,71 @@ def followed(own: Round, row: Row, chain: bool = False) -> Course:
     return Course(reached, divergence("kl").value(h, own.q[:-1]).clamp(min=0), replaced)
 
 
-def alone(own: Round, rule: Policy) -> Row:
-    """Return the rows of a policy that looks at its own row only."""
-    rows = rule.emitted(own.q[:-1], own.p)
-    return lambda place, _: rows[place]
+def alone(own: Round, rule: Policy, fixed: Sequence[Sequence[int]] | None = None) -> Row:
+    """Return the rows of a policy that looks at its own row, and at tokens fixed at each place."""
+    p = own.p
+    if fixed is not None:
+        rows = zip(own.q.numpy(), p.numpy(), fixed, strict=False)
+        p = torch.from_numpy(np.stack([offered(*row) for row in rows]))
+    emitted = rule.emitted(own.q[:-1], p)
+    return lambda place, _: emitted[place]
 
 
-def beside(own: Round, rule: Policy, fixed: Sequence[Sequence[int]]) -> Row:
-    """Return the rows of a policy that knows of the tokens fixed at each place."""
-    rows = zip(own.q.numpy(), own.p.numpy(), fixed, strict=False)
-    laws = np.stack([offered(q, p, certain) for q, p, certain in rows])
-    return alone(Round(own.q, torch.from_numpy(laws), own.ids), rule)
+class Sums:
+    """What rounds give under policies, summed by text.
+
+    Attributes
+    ----------
+    cycles : (texts,) rounds.
+    by_key : (name, policy) → (2 or more, …, texts), tokens and nats first.
+    """
+
+    def __init__(self, texts: int) -> None:
+        self.cycles = np.zeros(texts)
+        self.by_key: dict[tuple[Any, str], np.ndarray] = {}
+
+    def add(self, text: int, key: tuple[Any, str], given: Any) -> None:
+        """Add to the sums of a text."""
+        given = np.asarray(given)
+        if key not in self.by_key:
+            self.by_key[key] = np.zeros((*given.shape, len(self.cycles)))
+        self.by_key[key][..., text] += given
+
+    def replay(self, name: Any, spec: str, width: float | None = None) -> Replay:
+        """Return the sums as a replay, which knows their errors; of sums by K those of one.
+
+        Between two lengths one is taken by a coin.
+        """
+        sums, low = self.by_key[name, spec], int(width or 0)
+        if width is not None:
+            share = width - low
+            sums = (1 - share) * sums[:, low] + share * sums[:, low + (share > 0)]
+        none = np.zeros((0, len(self.cycles)))
+        counts = self.cycles, sums[0], sums[0] - self.cycles
+        return Replay(spec, str(name), low, "trees", *counts, {"kl": sums[1]}, none, none)
+
+    def at(
+        self, specs: Sequence[str], level: float | None, name: Any, width: float | None = None
+    ) -> tuple[float, Estimate | None]:
+        """Return nats a token and tokens a call: of the only policy, or of several at a level."""
+        own = [self.replay(name, spec, width) for spec in specs if (name, spec) in self.by_key]
+        if level is not None:
+            return level, reached(own, level)
+        return (own[0].divergence_per_token().value, own[0].tokens_per_call) if own else (0.0, None)
 
 
-def first(own: Round, width: int) -> Round:
-    """Return the same with the first tokens of the path only."""
-    return Round(own.q[: width + 1], own.p[:width], own.ids[:width], own.before)
-
-
-def replayed(
-    spec: str, name: str, k: float, cycles: np.ndarray, tokens: np.ndarray, nats: np.ndarray
-) -> Replay:
-    """Return sums by text as a replay, which knows their errors and reads levels of KL."""
-    none = np.zeros((0, len(cycles)))
-    spent = {"kl": nats}
-    return Replay(spec, name, int(k), "trees", cycles, tokens, tokens - cycles, spent, none, none)
+def summed(
+    args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor], temperature: float, width: int,
+    judged: Callable[[int, Tensor, list[Round]], Iterable[tuple[tuple[Any, str], Any]]],
+) -> Sums:  # fmt: skip
+    """Return the sums of what is said of each text: by its number, tokens and rounds."""
+    sums = Sums(len(ids))
+    with Progress(f"temperature {temperature:g}", len(ids)) as progress:
+        for text, prompt in enumerate(ids):
+            options = {"temperature": temperature, "seed": args.seed + text}
+            whole, rounds = logged(pair, prompt, width, args.max_new_tokens, **options)
+            sums.cycles[text] = len(rounds)
+            for key, given in judged(text, whole, rounds):
+                sums.add(text, key, given)
+            progress.advance()
+    return sums

@@ -74,7 +74,7 @@ IN_POLICIES = {
         ("Band._shared", RenameCall("to_generator", "from_generator")),
     ),
     "policies/typical.py": (
-        ("Typical.acceptance", Replace("1 + TIE", "1 - TIE")),
+        ("Typical.chosen", Replace("1 + TIE", "1 - TIE")),
         ("Typical.threshold", Replace("-entropy", "entropy")),
         ("Typical.decide", Operator("|", "&")),
         ("_entropy", Value("-_")),

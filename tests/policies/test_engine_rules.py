@@ -9,7 +9,6 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import Between
 from cactus_theory.kernels import has_kernel
-from cactus_theory.policies.mars import near_runner_up
 from cactus_theory.testing._property import chance_of_counts
 from tests.amounts import THOROUGH, amount
 
@@ -144,13 +143,14 @@ def test_relaxed_between_markers_is_lossless_outside():
 
 def test_the_ratio_of_logits_is_a_margin_times_the_largest():
     logits = 4 * torch.randn(300, 6, generator=torch.Generator().manual_seed(0)).double()
-    best, second = logits.topk(2, -1).values.T
-    near, place = near_runner_up(logits.softmax(-1), best, 0.8)
-    positive = best > 0
-    assert torch.equal(near[positive], (second / best > 0.8)[positive]) and near[~positive].all()
-    assert torch.equal(place, logits.topk(2, -1).indices[:, 1])
+    logits = logits[logits.amax(-1) > 0]
+    (best, second), places = logits.topk(2, -1).values.T, logits.topk(2, -1).indices
+    for row, top, own, near in zip(logits, best, places, second / best > 0.8, strict=True):
+        rule = ct.policy("mars", theta=0.8, top=float(top))
+        due = torch.zeros(6).double().scatter_(0, own[: 1 + int(near)], 1.0)
+        assert torch.equal(rule.keep(row.softmax(-1), row.softmax(-1)), due)
     moved = (second + 3) / (best + 3) > 0.8  # the same rows, other logits
-    assert bool((moved != (second / best > 0.8))[positive].any())
+    assert bool((moved != (second / best > 0.8)).any())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,7 +10,7 @@ from simulations.__main__ import main
 from simulations.common.grid import Config, Grid
 from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
-from simulations.drafters.command import Decodes, lines, rows
+from simulations.drafters.command import lines, rows
 from simulations.figures.measured import drafters as page
 from tests.amounts import thorough
 
@@ -30,7 +30,7 @@ def test_levels_are_read_off_prices_and_errors_are_those_of_texts():
         slower = 2 if job.config.drafter == "b" else 1
         uneven = 1 + 0.1 * (job.group if job.config.drafter == "a" else 0)
         records[job.key] = made("", tokens * uneven, seconds * slower, kl * uneven)
-    table = {(row["drafter"], row["policy"]): row for row in rows(Decodes(grid, records), 0.01)}
+    table = {(row["drafter"], row["policy"]): row for row in rows(grid, records, 0.01)}
     strict, relaxed = table["a", "speculative"], table["a", "band:price"]
     assert strict["tokens_per_call"] == pytest.approx(2.1) and strict["nats"] == 0
     assert strict["tokens_per_call_error"] == pytest.approx(0.1)  # of 2.0 and 2.2
@@ -38,7 +38,7 @@ def test_levels_are_read_off_prices_and_errors_are_those_of_texts():
     assert table["b", "speculative"]["over_first"] == pytest.approx(1 / 2.1)
     assert relaxed["nats"] == 0.01 and relaxed["tokens_per_call"] == pytest.approx(2.4 * 1.05)
     assert table["b", "band:price"]["over_first"] == pytest.approx(1 / 2.1)
-    beyond = rows(Decodes(grid, records), 0.5)
+    beyond = rows(grid, records, 0.5)
     assert [row["tokens_per_call"] for row in beyond if row["nats"]] == [None, None]
 
 

@@ -103,6 +103,34 @@ def test_a_greedy_target_is_decided_without_coins(window):
     assert torch.equal(law.stop.argmax(-1), found.num_accepted) and (law.stop.amax(-1) == 1).all()
 
 
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+def test_a_certain_draft_has_a_law_at_each_row(zeros):
+    """By native decisions: a round that goes on emits the drafted token, one that ends its last."""
+    q, _, ids = rows(amount(6, 60), 4, 4, 8, zeros)
+    draft, assigned = Draft(ids, [4] * len(ids), None), Assignment((LOSSLESS,))
+    lossless = Fly(window=3, entropy=9.0).law(assigned, q, draft)
+    reached = lossless.alive[:, :-1] > 0
+    assert torch.allclose(lossless.emitted[reached], q[:, :-1][reached], atol=EXACT)
+    law = Fly(window=1, entropy=0.3).law(assigned, q, draft)
+    reached = law.alive[:, :-1] > 0
+    assert torch.allclose(law.emitted.sum(-1)[reached], torch.ones(()).double(), atol=EXACT)
+    for row, place in itertools.product(range(len(ids)), range(4)):
+        if not reached[row, place]:
+            continue
+        own = torch.zeros(4).double()
+        for kept in itertools.product((True, False), repeat=4):
+            ratio = [float(q[row, i, n]) for i, n in enumerate(ids[row].tolist())]
+            weight = math.prod(a if one else 1 - a for a, one in zip(ratio, kept, strict=True))
+            coins = [-1.0 if one else math.inf for one in kept]
+            certain = torch.eye(4).double()[ids[row]].tolist()
+            stop = documented(q[row].tolist(), certain, ids[row].tolist(), coins, 1, 0.3, 3)
+            if stop > place:
+                own[ids[row, place]] += weight
+            elif stop == place:
+                own += weight * law.last[row, place]
+        assert torch.allclose(law.emitted[row, place], own / own.sum(), atol=EXACT)
+
+
 def test_it_is_lossy_on_a_lossless_policy_by_hand():
     """V = 2, K = 2, W = 1: h(0) = min(p, q) + (p − q) w, w the chance that token 2 is kept."""
     q = torch.tensor([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]]).double()

@@ -148,7 +148,7 @@ def certain_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
     laws = [seen.verifier.law(seen.assigned, q, draft) for draft in drafts]
     for name in ("stop", "last", "alive", "emitted"):
         found, expected = (getattr(law, name) for law in laws)
-        if found is None:
+        if found is None or expected is None:
             continue
         about = f"certain draft of this tree: {name} of the law at {{0}}"
         yield Bounds(found, expected, expected, about, EXACT, rows=tree)

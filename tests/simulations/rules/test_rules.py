@@ -15,7 +15,7 @@ from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
 from simulations.markov import Setting, every_round, markov_pair
 from simulations.rules import ahead, greedy
-from simulations.rules.settings import AT_ZERO, SAMPLED
+from simulations.rules.command import AT_ZERO, SAMPLED
 from tests.amounts import THOROUGH
 
 EXACT = 1e-12
@@ -47,9 +47,9 @@ def test_a_rows_law_is_that_of_all_drafts(width, window, zeros):
         q, p, ids = pair.target[states], pair.draft[states], torch.tensor(path)
         if not bool((p.gather(-1, ids[:, None]) > 0).all()):
             continue
-        own = ahead.Path(q, p, ids, exact_ahead(pair, states, 6))
+        own = exact_ahead(pair, states, 6)
         node, chance = 0, 1.0
-        for place, (reached, law) in enumerate(ahead.node_laws(own, verifier)):
+        for place, (reached, law) in enumerate(ahead.node_laws((q, p, ids), own, verifier)):
             assert chance * reached == pytest.approx(float(rounds.alive[place][0, node]), abs=EXACT)
             due = rounds.following[place][0, node]
             np.testing.assert_allclose(law, due, atol=EXACT / max(reached * chance, 1e-3))
@@ -68,12 +68,12 @@ def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
     trace = log_trace(shipped.target, shipped.draft, prompts, tmp_path / "t", **sizes)
     for cycle in trace:
         prompt = prompts[cycle.text % 2]
-        before = ahead._written(shipped, prompt, trace, cycle.text)[: len(prompt) + cycle.position]
+        before = ahead.written(shipped, prompt, trace, cycle.text)[: len(prompt) + cycle.position]
         rows = shipped.target(torch.tensor([before])).logits[0, -1].double().softmax(-1)
         assert (rows - cycle.target_probs[0]).abs().max() < LOGGED
-    halves = ahead._ahead_of(shipped, cycle, before, 3, torch.Generator().manual_seed(0))
-    for half in halves:
-        assert half.shape == (3, trace.header.vocab_size, 3)
+    source = torch.Generator().manual_seed(0)
+    for half in ahead.drafted_on(shipped, before, cycle.draft_probs[0], 2, source):
+        assert half.shape == (trace.header.vocab_size, 3)
         assert (half[..., 0] == 1).all() and (half.diff(dim=-1) <= 1e-12).all() and half.min() >= 0
 
 
@@ -96,15 +96,21 @@ def test_cached_drafts_are_those_of_whole_passes(shipped):
 
 def test_greedy_rules_keep_exact_matches_and_count_changes():
     q = torch.tensor([[0.5, 0.4, 0.1], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [1.0, 0, 0]]).double()
-    cycle = greedy.Cycle(torch.tensor([1, 0, 1]), q, torch.tensor([5.0, 5, 5, 5]).double(), 0)
-    found = {(own.engine, own.setting): greedy.accepted(own, cycle) for own in AT_ZERO}
+    ids, logits = torch.tensor([[1, 0, 1]]), (5 + (q / q.amax(-1, keepdim=True)).log())[None]
+    found = {
+        (own.engine, own.setting): int(greedy.accepted(own.policy, own.verifier, ids, logits))
+        for own in AT_ZERO
+    }
     assert found["all engines", "exact match"] == found["TensorRT-LLM", "default k=1 δ=0"] == 0
     assert found["MAX, ATOM", "default k=10 δ=.6"] == 2  # .05 < .9 − .6
     assert found["MARS", "θ=.9"] == 2 and found["MARS", "θ=.97"] == 0  # ln(.5/.4) = .22 < .5
-    both = [cycle, greedy.Cycle(cycle.ids, q, cycle.top, 1)]
-    told = greedy.counted(AT_ZERO[3], both, [], "two")
+    told = greedy.counted(AT_ZERO[3].policy, "chain", [(ids, logits)] * 2, [], "two")
     assert told["tokens_per_call"].value == 3 and told["changed_calls"].value == 1
     assert told["tv_per_token"].value == pytest.approx(1 / 3)
+    ended = greedy.counted(
+        AT_ZERO[3].policy, "chain", [(ids, logits)], [1], "one"
+    )  # the first draft ends it
+    assert ended["tokens_per_call"].value == ended["tv_per_token"].value == 1
 
 
 @pytest.mark.skipif(not THOROUGH, reason="takes seconds; run by make test-thorough")

@@ -18,8 +18,7 @@ def test_what_a_pass_may_cost():
         def __truediv__(self, other):
             return self
 
-    seconds = {(4, 0, "block"): (40.0, 10.0), (4, 1, "tree"): (80.0, 50.0)}
-    row = command._row((4, 1, "tree"), "speculative", 0.0, [Twice(), Twice()], seconds)
+    row = command.against(Twice(), Twice(), (80.0, 50.0), (40.0, 10.0))  # type: ignore[arg-type]
     assert row["pays_below"] == 5.0 and row["times_block_pass"] == 5.0
     assert row["tokens_per_second"] == 25.0 and row["block_tokens_per_second"] == 50.0
 
@@ -42,8 +41,8 @@ def test_throughput_gives_siblings_to_the_walk_alone():
 def test_the_walk_is_timed_beside_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(command.verify, "VOCAB", 300)
     monkeypatch.setattr(command, "WALK", (4, 4, ("speculative", "band:price=1"), 3))
-    (name, rows), *_ = command._walk(None, None, [])  # type: ignore[arg-type]
-    assert name == "trees_walk" and len(rows) == 2 * len(command.verify.NOISES)
+    rows = command._walk(None, None, [])["trees_walk"]  # type: ignore[arg-type]
+    assert len(rows) == 2 * len(command.verify.NOISES)
     for row in rows:
         assert (row["batch"], row["num_draft_tokens"], row["siblings"]) == (8, 4, 4)
         assert 0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"]

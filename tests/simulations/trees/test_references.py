@@ -1,13 +1,15 @@
 """Published verifiers of several drafts are lossless as written, and what breaks them is seen."""
 
 import itertools
-from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 import cactus_theory as ct
 from simulations.trees import references
+from simulations.trees.rounds import Round, Sums, alone, followed
+from solvers.paths import follow, random_tree
 from tests.amounts import amount
 
 # sums of a few hundred float64 terms
@@ -48,46 +50,24 @@ def test_k_seq_needs_its_factor_to_the_last_bit():
     assert 1e-5 < np.abs(law - q).max() < 1e-2
 
 
-def model(seed, vocab=3):
-    """Return random rows by prefix."""
-
-    @cache
-    def row(text):
-        return np.random.default_rng([seed, *text, len(text)]).dirichlet(np.full(vocab, 0.7))
-
-    return row
-
-
-def text_law(emitted, target, length):
-    """Return the law of the first tokens, those beyond what is emitted drawn from the target."""
-    law = {}
-    for text, mass in emitted.items():
-        whole = {text[:length]: mass}
-        while len(next(iter(whole))) < length:
-            whole = {
-                (*own, token): part * share
-                for own, part in whole.items()
-                for token, share in enumerate(target(own))
-            }
-        for own, part in whole.items():
-            law[own] = law.get(own, 0.0) + part
-    return law
+def text_law(emitted, tree, length):
+    """Return the law of the first tokens by text, those not emitted drawn from the target."""
+    law = np.append(emitted, np.zeros(1 + tree.vocabulary * len(tree.target) - len(emitted)))
+    for level in tree.levels[:length]:
+        for node in range(level.start, level.stop):
+            children = node * tree.vocabulary + 1
+            law[children : children + tree.vocabulary] += law[node] * tree.target[node]
+    return law[level.stop :]
 
 
-def distance(parents, seed, order=None, false_update=False):
+def distance(places, seed, order=None, false_update=False):
     """Return the TV between the text that traversal emits and the target's."""
-    target, draft = model(2 * seed), model(2 * seed + 1)
-    length, found = 3, {}
-    for nodes, mass in references.drawn_trees(draft, parents):
-        if order is not None:
-            places = {old: new for new, old in enumerate((0, *order))}
-            nodes = [(places[nodes[old - 1][0]], nodes[old - 1][1]) for old in order]
-        law = references.traversal(target, draft, nodes, false_update)
-        for text, share in text_law(law, target, length).items():
-            found[text] = found.get(text, 0.0) + mass * share
-    plain = text_law({(): 1.0}, target, length)
-    every = itertools.product(range(3), repeat=length)
-    return sum(abs(found.get(text, 0.0) - plain[text]) for text in every) / 2
+    tree, found = random_tree(3, 3, seed=seed), 0.0
+    for nodes, mass in references.drawn_trees(tree, places):
+        nodes = nodes if order is None else [0, *(nodes[at] for at in order)]
+        law = references.traversal(tree, nodes, false_update)
+        found = found + mass * text_law(law, tree, 3)
+    return np.abs(found - text_law([1.0], tree, 3)).sum() / 2
 
 
 # nodes depth first: chains of two, two children of the first one, both
@@ -107,3 +87,47 @@ def test_traversal_with_the_update_of_public_code_is_not():
 def test_traversal_of_nodes_numbered_path_by_path_is_not():
     assert max(distance(SHAPES["three paths"], seed, (1, 2, 4, 5, 3)) for seed in range(4)) > 5e-3
     assert distance(SHAPES["2,1"], 0, (1, 2, 3, 4)) <= EXACT  # two paths are depth first
+
+
+def test_the_table_says_what_is_left_to_gain(monkeypatch):
+    """No rule for independent drafts is better than the best one; no block than its program."""
+    rng = np.random.default_rng(1)
+    q, p = (torch.from_numpy(rng.dirichlet(np.ones(9), size)) for size in (2, 1))
+    sums = Sums(1)
+    sums.cycles[:] = 1
+    for key, given in references._of_contexts(0, q, [Round(q, p, [0])]):
+        sums.add(0, key, given)
+    table = references._rows("one context", sums)
+    found = {(row["drafts"], row["rule"], row["policy"]): row for row in table}
+    assert len(found) == len(table) == 12 and table[0]["count"] == 1
+    for policy in ("speculative", "band:price=1"):
+        of_four = [found["4 sampled", rule, policy] for rule in
+                   ("best", *references.RULES)]  # fmt: skip
+        accepted = [row["accepted_per_call"] for row in of_four]
+        assert accepted[0] >= max(accepted[1:])
+        assert accepted[0] > found["1 sampled", "best", policy]["accepted_per_call"]
+        assert len({row["kl_per_call"] for row in of_four}) == 1  # towards the same row
+    relaxed = ct.optimal_acceptance(q[0].numpy(), p[0].numpy(), price=1.0)
+    own = found["1 sampled", "best", "band:price=1"]
+    assert own["accepted_per_call"] == pytest.approx(relaxed.acceptance)
+    assert own["kl_per_call"] == pytest.approx(relaxed.divergence)
+
+
+def test_trees_of_the_table_are_those_of_the_verifiers(monkeypatch):
+    """The walk's accepted tokens from the course of every path; the block's; traversal's."""
+    monkeypatch.setattr(references, "PAIRS", 2)
+    sums = references._of_pairs()
+    found = {rule: own[0] for ((_, rule), _), own in sums.by_key.items()}
+    for seed in range(2):
+        tree, expected = random_tree(4, 4, seed=seed), 0.0
+        block = follow(tree, tree.target, ct.divergence("kl"))
+        assert found["block"][seed] == pytest.approx(block.tokens - 1)
+        for first, second in itertools.product(range(4), repeat=2):
+            nodes = [0, 1 + first, 1 + 4 * (1 + first) + second]
+            q, p = (torch.from_numpy(rows[nodes]) for rows in (tree.target, tree.draft))
+            own = Round(q, p[:2], [first, second])
+            course = followed(own, alone(own, ct.policy("speculative")))
+            caught = course.caught(own.p.topk(1)[1])
+            expected += float(p[0, first] * p[1, second]) * (course.sums(caught)[0, -1] - 1)
+        assert found["walk"][seed] == pytest.approx(expected, abs=EXACT)
+        assert 0 < found["traversal"][seed] < 2

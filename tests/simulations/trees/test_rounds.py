@@ -70,9 +70,9 @@ def test_the_walk_emits_as_many_tokens(certain):
     expected = np.zeros(2)
     for ids in itertools.product(range(5), repeat=2):
         one = rounds.Round(own.q, own.p, list(ids))
-        row = rounds.beside(one, rule, fixed.tolist()) if certain else rounds.alone(one, rule)
+        row = rounds.alone(one, rule, fixed.tolist() if certain else None)
         course = rounds.followed(one, row)
-        caught = course.sums(course.replaced.gather(1, fixed).sum(1))[0, -1]
+        caught = course.sums(course.caught(fixed))[0, -1]
         chance = float(own.p[0, ids[0]] * own.p[1, ids[1]])
         expected += chance * np.array([caught, caught - course.sums()[0, -1]])
     source = torch.Generator().manual_seed(0)
@@ -107,10 +107,25 @@ def trunk_depths(tree):
 
 def test_sums_of_short_paths_are_the_beginnings_of_long_ones():
     own = paths(5)
-    found = command.sums([own, own], ct.policy("band:price=1"), [2, 1], (2, 2))
-    short = command.sums([rounds.first(own, 2)], ct.policy("band:price=1"), [2, 1], (2, 2))
+    found = command.sums(own, ct.policy("band:price=1"), [2, 1])
+    begun = rounds.Round(own.q[:3], own.p[:2], own.ids[:2])
+    short = command.sums(begun, ct.policy("band:price=1"), [2, 1])
     for key in [("chain", 0), ("block", 0), ("tree", 2), ("tree", 1), (command.CERTAIN, 2)]:
-        np.testing.assert_allclose(found[key][:, :3], 2 * short[key], rtol=0, atol=EXACT)
+        np.testing.assert_allclose(found[key][:, :3], short[key], rtol=0, atol=EXACT)
+
+
+def test_sums_are_by_text_and_between_two_lengths_a_coins():
+    sums = rounds.Sums(2)
+    sums.cycles[:] = 2, 1
+    for text, tokens in ((0, 1.0), (0, 3.0), (1, 5.0)):
+        sums.add(text, ("block", "speculative"), [[1, tokens, 9], [0, 0.5, 4]])
+    found = sums.replay("block", "speculative", 1.25)
+    np.testing.assert_allclose(found.tokens, [0.75 * 4 + 0.25 * 18, 0.75 * 5 + 0.25 * 9])
+    assert found.num_draft_tokens == 1 and found.cycles.tolist() == [2, 1]
+    nats, tokens = sums.at(["speculative"], None, "block", 1)
+    assert tokens is not None and tokens.value == 3 and nats == pytest.approx(1.5 / 9)
+    assert sums.at(["band:price=1"], None, "block", 1)[1] is None  # no such policy
+    assert sums.at(["speculative"], 9.0, "block", 1) == (9.0, None)  # nor a level
 
 
 def test_the_row_that_counts_catches_is_the_best_one():
