@@ -30,7 +30,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 
 # what only tests, pages and checks of style need: Triton interprets the kernels where no GPU is
 $(TESTED): $(STAMP)
-	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright pdoc latex2mathml
+	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright \
+	  mkdocs-material 'mkdocstrings[python]' latex2mathml
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || $(PIP) --no-deps '$(TRITON)'
 	@touch $@
 
@@ -66,7 +67,7 @@ mutate: $(TESTED)  ## make mistakes in a copy of the core; the tests must notice
 lint: $(TESTED)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
-docs: $(TESTED)  ## a page for every public package from the docstrings (docs/)
+docs: $(TESTED)  ## the site: guide, theorems, results, gallery, tutorial, API, with search (docs/)
 	@$(BIN)/python -m simulations reference
 
 figures: $(STAMP)  ## redraw paper_figures/*.{pdf,png} from committed CSV

@@ -5,6 +5,8 @@ reader's own, and search runs in the page.
 """
 
 import argparse
+import importlib
+import inspect
 import io
 import json
 import re
@@ -65,10 +67,14 @@ def run(args: argparse.Namespace) -> int:
         nav = [{name: f"api/{name}.md"} for name in PACKAGES]
         text = CONFIG.read_text().replace("API: []", f"API: {json.dumps(nav)}")
         config = load_config(
-            io.BytesIO(text.encode()), docs_dir=folder, site_dir=str(args.out.resolve())
+            io.BytesIO(text.encode()),
+            docs_dir=folder,
+            site_dir=str(args.out.resolve()),
+            strict=True,  # a link that leads nowhere is an error
         )
+        config.plugins.on_startup(command="build", dirty=False)
         build(config)
-    print(args.out / "index.html")
+    print(f"{args.out / 'index.html'}; for its search: python -m http.server -d {args.out}")
     return 0
 
 
@@ -81,8 +87,34 @@ def written(folder: Path) -> None:
         text = text if source.endswith(".md") else notebook(json.loads(text), folder)
         (folder / name).write_text(with_formulas(linked(text, source, folder)), encoding="utf-8")
     (folder / "api").mkdir()
+    places: dict[str, str] = {}
     for package in PACKAGES:
-        (folder / "api" / f"{package}.md").write_text(f"# {package}\n\n::: {package}\n")
+        (folder / "api" / f"{package}.md").write_text(exported(package, places))
+
+
+def exported(package: str, places: dict[str, str]) -> str:
+    """Return the page of a package: its docstring, and a place for each name that it exports.
+
+    ``places`` are links to what other pages have shown; what this one shows is added.
+    """
+    module = importlib.import_module(package)
+    parts = [f"# {package}", f"::: {package}\n    options: {{members: false}}"]
+    for name in module.__all__:
+        value = getattr(module, name)
+        known = inspect.isclass(value) or inspect.isfunction(value)
+        path = f"{value.__module__}.{value.__qualname__}" if known else f"{package}.{name}"
+        if inspect.ismodule(value):
+            path = value.__name__
+        parts.append(f'<a id="{package}.{name}"></a>')
+        if path in places:
+            parts.append(f"## {name}\n\nSee [{places[path][:-3]}]({places[path]}#{path}).")
+            continue
+        places[path] = f"{package}.md"
+        options = f"{{show_root_heading: true, heading: '{name}', toc_label: '{name}'}}"
+        if not known and not inspect.ismodule(value):
+            options = options.replace("{", "{show_if_no_docstring: true, ")
+        parts.append(f"::: {path}\n    options: {options}")
+    return "\n\n".join(parts) + "\n"
 
 
 def linked(text: str, source: str, folder: Path) -> str:

@@ -25,4 +25,6 @@ def _converted(text: str) -> str:
 
 
 def _mathml(tex: str, display: str) -> str:
+    # a brace by its name is not known beside an operator
+    tex = tex.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
     return convert(" ".join(tex.split()), display=display)

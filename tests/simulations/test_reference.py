@@ -1,18 +1,26 @@
+"""The site is whole: every link leads somewhere, every formula is drawn, every name is there."""
+
 import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
 
 import pytest
 
-from simulations.reference import command
-from simulations.reference.command import markdown
-from tests.amounts import thorough
-from tests.test_docs import PACKAGES, PUBLIC
+pytest.importorskip("mkdocs")
+pytest.importorskip("mkdocstrings")
+from simulations.reference import command  # noqa: E402
+from simulations.reference.docstrings import markdown  # noqa: E402
+from simulations.reference.formulas import with_formulas  # noqa: E402
+from tests.amounts import thorough  # noqa: E402
+from tests.test_docs import PACKAGES, PUBLIC  # noqa: E402
 
-DOCSTRING = """Return one.
+DOCSTRING = """Return one, as :func:`cactus_theory.audit` does.
 
-With :math:`h = a
-q` split, \\\\( b \\\\) and
+With :math:`h = a` split, and
 
-$$c$$
+.. math:: c = d,
+    \\qquad e
 
 Parameters
 ----------
@@ -30,57 +38,107 @@ ValueError
 Examples
 --------
 >>> a : int = 1
+>>> a
+1
 """
 
 
-def tagged(tex: str, display: str) -> str:
-    return f"<{display} {tex}>"
-
-
-def test_entries_keep_what_their_names_mean() -> None:
-    page = markdown(DOCSTRING, tagged)
+def test_docstrings_become_markdown() -> None:
+    page = markdown(DOCSTRING)
+    assert page.startswith("Return one, as `audit` does.")
     assert "- **one, \\_two**: (...), what they mean, and how.\n" in page
-    assert "- **\\*\\*others**: ``x : y``.\n\nA line that ends the list.\n" in page
+    assert "- **\\*\\*others**: `x : y`.\n\nA line that ends the list.\n" in page
     assert "**Raises**\n\n- **ValueError**: Never.\n" in page
-    assert "**Examples**\n\n>>> a : int = 1\n" in page
+    assert "```pycon\n>>> a : int = 1\n>>> a\n1\n```" in page
+    assert page.count("<math") == 2 and page.count('display="block"') == 1
 
 
-def test_formulas_are_converted_wherever_they_stand() -> None:
-    page = markdown(DOCSTRING, tagged)
-    assert re.findall("<(inline|block) (.*?)>", page) == [
-        ("inline", "h = a q"), ("inline", "b"), ("block", "c"),
-    ]  # fmt: skip
+def test_formulas_are_drawn_outside_of_code() -> None:
+    page = with_formulas("$p$ costs 5$ and `$q$`\n\n```\n$h$\n```\n$$\n\\frac12\n$$\n")
+    assert page.count("<math") == 2 and "<mfrac>" in page
+    assert "costs 5$ and `$q$`" in page and "```\n$h$\n```" in page
+
+
+def test_links_lead_to_pages_pictures_or_nowhere(tmp_path) -> None:
+    said = (
+        "[g](../cactus_theory/GUIDE.md#tune) [r](data/rules.csv) ![p](rules.png) [w](https://a.b)"
+    )
+    page = command.linked(said, "paper_figures/RESULTS.md", tmp_path)
+    assert page == "[g](guide.md#tune) r ![p](rules.png) [w](https://a.b)"
+    assert (tmp_path / "rules.png").stat().st_size
 
 
 def test_every_package_has_a_page() -> None:
     assert {f"cactus_theory{name}" for name in PACKAGES} <= set(command.PACKAGES)
 
 
+class Page(HTMLParser):
+    """Where a page's links lead, which anchors it has, and its text outside of code."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.links, self.loaded, self.anchors = [], [], {""}
+        self.text, self.inside = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        own = dict(attrs)
+        self.anchors |= {own["id"]} if "id" in own else set()
+        if tag == "a" and "href" in own:
+            self.links.append(own["href"])
+        elif tag in ("img", "script", "link"):
+            self.loaded.append(own.get("src") or own.get("href") or "")
+        if tag in ("pre", "code", "script", "style"):
+            self.inside.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.inside and tag == self.inside[-1]:
+            self.inside.pop()
+
+    def handle_data(self, data):
+        if not self.inside:
+            self.text.append(data)
+
+
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory) -> dict[str, str]:
-    for name in command.NEEDED:
-        pytest.importorskip(name)
+def site(tmp_path_factory) -> tuple[Path, dict[Path, Page]]:
     from simulations.__main__ import main
 
     out = tmp_path_factory.mktemp("docs")
     assert main(["reference", "--out", str(out)]) == 0
-    return {
-        path.relative_to(out).with_suffix("").as_posix(): path.read_text("utf-8")
-        for path in out.rglob("*.html")
-    }
+    pages = {path: Page(path.read_text("utf-8")) for path in out.rglob("*.html")}
+    pages.pop(out / "404.html")
+    return out, pages
 
 
 @thorough
-def test_every_public_name_is_on_its_page(pages) -> None:
-    for name, (package, _) in PUBLIC.items():
-        own = name.rpartition(".")[2]
-        page = package.__name__.replace(".", "/")
-        assert f'id="{own}"' in pages[page] or f"{page}/{own}" in pages, name
+def test_every_link_leads_somewhere(site) -> None:
+    out, pages = site
+    assert len(pages) == len(command.PAGES) + len(command.PACKAGES)
+    for path, page in pages.items():
+        for link in page.links + page.loaded:
+            target, anchor = urldefrag(unquote(link))
+            if "://" in target or target.startswith("mailto:"):
+                assert link not in page.loaded, (path, link)  # pages load nothing from elsewhere
+                continue
+            file = (path.parent / target.partition("?")[0]).resolve() if target else path
+            assert file.exists(), (path.name, link)
+            assert file not in pages or anchor in pages[file].anchors, (path.name, link)
 
 
 @thorough
-def test_pages_load_nothing_and_leave_no_formula_or_private_module(pages) -> None:
-    for name, page in pages.items():
-        assert not re.search(r"<(script|link|img)[^>]*(src|href)=.https?:", page), name
-        assert not re.search(r"\$\$|:math:|<m\w+>[^<]*\\", page), name
-        assert "/_" not in name
+def test_no_formula_is_left_as_it_was_typed(site) -> None:
+    for path, page in site[1].items():
+        text = "".join(page.text)
+        left = re.search(r"\\[a-z]+\b|\$\S[^$\n]{0,60}\$|:(math|class|func):", text)
+        assert left is None, (path.name, text[max(0, left.start() - 40) : left.end() + 40])
+
+
+@thorough
+def test_every_public_name_is_on_its_page(site) -> None:
+    out, pages = site
+    names = [
+        f"{package.__name__}.{name.rpartition('.')[2]}" for name, (package, _) in PUBLIC.items()
+    ]
+    pages = {path.stem: page.anchors for path, page in pages.items()}
+    assert not [own for own in names if own not in pages[own.rpartition(".")[0]]]
