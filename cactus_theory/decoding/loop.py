@@ -147,6 +147,7 @@ def generate(
         own = follow(tuned, target_model, draft_model, given)
         policy, verifier = own.policy, own.verifier or "chain"
         num_draft_tokens, temperature = own.num_draft_tokens, own.temperature
+        draft_model = own.drafter(draft_model)
     if policy is None:
         raise ValueError("policy, tuned: exactly one must be given; got neither")
     options = DecodeOptions.of(locals())

@@ -9,13 +9,13 @@ a text of the batch. Parts are measured at a few K and read off straight lines b
 
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from cactus_theory import _arguments as check
 from cactus_theory._marked import read_marked
-from cactus_theory.tuned import FORMAT, VERSION
+from cactus_theory.tuned import FORMAT, VERSIONS
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
@@ -39,6 +39,7 @@ class Costs:
         not there, if none is.
     start, plain_start : prompt and set-up, a text, beyond a usual round.
     new_tokens : length of a text that ``start`` is spread over; None for one without end.
+    siblings : how many a place → the same of drafts with these, where it was measured.
 
     Examples
     --------
@@ -58,6 +59,7 @@ class Costs:
     start: float = 0.0
     plain_start: float = 0.0
     new_tokens: float | None = None
+    siblings: Mapping[int, "Costs"] = field(default_factory=dict)
 
     @classmethod
     def ratios(
@@ -102,23 +104,49 @@ class Costs:
         """
         rule = f"--costs: must be a file that tune --out wrote; got {path}"
         try:
-            content = read_marked(Path(path), FORMAT, VERSION)
+            content = read_marked(Path(path), FORMAT, *VERSIONS)
         except ValueError as error:
             raise ValueError(f"{rule}; {str(error).removeprefix(f'{path}: ')}") from None
         try:
             every = [content["costs"], *(own["costs"] for own in content.get("batches", []))]
             given = next((own for own in every if own.get("batch") == batch), every[0])
-            own = {field.name: given[field.name] for field in fields(cls)}
-            parts = {name: tuple(own[name]) for name in ("widths", *PARTS)}
-            verify = {family: tuple(part) for family, part in own["verify"].items()}
-            found = cls(**{**own, **parts, "verify": verify})
-        except (KeyError, TypeError, AttributeError) as error:
+            found = cls._of_json(given)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(rule) from error
         if not found._sound():
             raise ValueError(f"{rule}, whose costs are no times of calls")
         if found.batch != batch:
             raise ValueError(f"--costs: must be of --batch {batch}; got {found.batch} in {path}")
         return found
+
+    @classmethod
+    def _of_json(cls, given: dict[str, Any]) -> "Costs":
+        own = {one.name: given[one.name] for one in fields(cls) if one.name != "siblings"}
+        parts = {name: tuple(own[name]) for name in ("widths", *PARTS)}
+        verify = {family: tuple(part) for family, part in own["verify"].items()}
+        each = given.get("siblings", {}).items()
+        trees = {int(count): cls._of_json(costs) for count, costs in each}
+        return cls(**{**own, **parts, "verify": verify, "siblings": trees})
+
+    def beside(self, siblings: int) -> "Costs":
+        """Return the costs of drafts with so many siblings at each place.
+
+        In plain steps every token of the draft adds the same to the target's pass.
+
+        Raises
+        ------
+        ValueError
+            A number that was not measured.
+        """
+        if not siblings:
+            return self
+        if self.unit == PLAIN_STEPS:
+            nodes = [self._read(self.target, width * (siblings + 1)) for width in self.widths]
+            return replace(self, target=tuple(nodes))
+        if siblings not in self.siblings:
+            known = ", ".join(map(str, self.siblings)) or "none"
+            raise ValueError(f"siblings: must be as many as were timed, {known}; got {siblings}")
+        return self.siblings[siblings]
 
     def call(self, width: int, family: str, times: float = 1.0) -> float:
         """Return the time of a call with K drafted tokens, ``times`` the family's verification.
@@ -166,8 +194,11 @@ class Costs:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for JSON."""
-        return asdict(self)
+        """Return all of it for JSON; nothing of siblings where none were timed."""
+        own = asdict(replace(self, siblings={}))
+        del own["siblings"]
+        trees = {str(count): costs.as_json() for count, costs in self.siblings.items()}
+        return own | ({"siblings": trees} if trees else {})
 
     def _sound(self) -> bool:
         """Return whether all of it has the types and ranges of a measurement."""
@@ -188,7 +219,12 @@ class Costs:
             and all(len(own) == len(widths) for own in parts)
             and all(type(own) in (int, float) and 0 <= own <= MOST for own in amounts)
             and min(self.plain, ends) > 0
+            and all(own.unit == self.unit and own._sound() for own in self.siblings.values())
         )
+
+    def part(self, name: str, width: int) -> float:
+        """Return one of PARTS at K."""
+        return self._read(getattr(self, name), width)
 
     def _read(self, part: Sequence[float], width: int) -> float:
         """Return a part at K: on a line between two measured K, beyond them on the last line."""

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source, replay_widths, shares_rows
+from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.families import Family
+from cactus_theory.tuning.trees import with_caught
 
 # what the meter may miss the level by, relative: a tenth of the standard error over 20 texts
 TOLERANCE = 2e-3
@@ -112,6 +114,9 @@ class Knobs:
         rule, verifier = self.family.policy(looseness), self.family.verifier
         self.passes += 1
         found = replay_widths(self.source, rule, verifier, widths, (self.divergence,))
+        if self.family.siblings:
+            assert isinstance(self.source, Trace)
+            found = with_caught(found, self.source, rule, verifier, self.family.siblings)
         for own, replay in found.items():
             self.known[own][looseness] = replay
         return found[width]

@@ -14,6 +14,7 @@ import numpy as np
 
 from cactus_theory.traces.estimate import Estimate, Replay, combined, ratio_of_sums
 from cactus_theory.tuning.costs import Costs
+from cactus_theory.tuning.trees import TreeReplay
 
 
 def plain_speed(costs: Costs) -> float:
@@ -63,5 +64,8 @@ def _squares(own: Replay) -> Estimate:
     """Return the mean square of the tokens of a call: Σ (2 i + 1) Pr(more than i tokens)."""
     last = own.tokens - own.reached.sum(0)  # the bonus
     more = np.concatenate([own.reached, last[None]])
+    if isinstance(own, TreeReplay):  # the token after one that is caught is no bonus
+        more[-1] -= own.followed.sum(0)
+        more[1:] += own.followed
     weights = 2 * np.arange(len(more)) + 1
     return ratio_of_sums((weights[:, None] * more).sum(0), own.cycles, own.source)

@@ -4,7 +4,9 @@ For every family and K the knob is solved so that the meter reads the level over
 those that values are learned from. The fastest setting is chosen by the predicted speed on one
 half of these texts, and every speed that is reported is from the other half: the best of many
 noisy numbers is too good, a number that was not chosen by is not. The chosen setting is recommended
-if it is faster than decoding without a draft on both halves.
+if it is faster than decoding without a draft on both halves. Siblings are tried only when asked
+for, and recommended only where they are faster than the fastest setting without, by more than
+BEYOND standard errors of the paired ratio on both halves.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ from cactus_theory.tuning.speed import plain_speed, speed
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # at so many K, the least, a middle and the largest one, costs are measured
 TIMED_WIDTHS = 3
+BEYOND = 2.0
 Measure = Callable[[Sequence[Setting]], Costs]
 OnStep = Callable[[str, int, int], None]
 
@@ -102,7 +105,10 @@ class Tuned:
 
     @property
     def best(self) -> Choice | None:
-        """Return the fastest setting; None if it beats plain decoding on one half or none."""
+        """Return the fastest setting; None if it beats plain decoding on one half or none.
+
+        With siblings only if these pay.
+        """
         return self._ahead(self.choices)
 
     @property
@@ -111,10 +117,30 @@ class Tuned:
         return self._ahead([own for own in self.choices if own.family.lossless])
 
     def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
-        first = max(choices, key=lambda own: own.chosen_by.value, default=None)
+        path, tree = (fastest(choices, siblings) for siblings in (False, True))
+        first = tree if path is None or (tree is not None and _pays(tree, path)) else path
         if first is None or min(first.chosen_by.value, first.speed.value) <= self.plain:
             return None
         return first
+
+    @property
+    def trees(self) -> "Trees | None":
+        """Return what siblings do at best, None where none were tried or fit."""
+        path, tree = (fastest(self.choices, siblings) for siblings in (False, True))
+        if path is None or tree is None:
+            return None
+        width, costs = tree.num_draft_tokens, self.costs
+        beside, family = costs.beside(tree.family.siblings), tree.family
+        call = beside.call(width, family.costs, family.times)
+        over, alone = (own.part("target", width) for own in (beside, costs))
+        texts = 1.0 if costs.new_tokens is None else costs.new_tokens
+        start = 0.0 if costs.new_tokens is None else beside.start
+        may = []
+        for own, other in ((tree.chosen_by, path.chosen_by), (tree.speed, path.speed)):
+            allowed = texts / max(other.value, self.plain) - start
+            may.append(call * allowed / (texts / own.value - start))
+        ratio = tree.speed / path.speed
+        return Trees(tree, path, ratio, over / alone, (over - call + min(may)) / alone)
 
     def at_costs(self, costs: Costs) -> "Tuned":
         """Return the same settings at other costs: of another batch or machine.
@@ -136,6 +162,43 @@ class Tuned:
         return list(best.values())
 
 
+def fastest(choices: Sequence[Choice], siblings: bool = False) -> Choice | None:
+    """Return the fastest setting without siblings, or with some, on the half to choose by."""
+    own = [choice for choice in choices if (choice.family.siblings > 0) == siblings]
+    return max(own, key=lambda choice: choice.chosen_by.value, default=None)
+
+
+@dataclass(frozen=True)
+class Trees:
+    """The fastest setting with siblings beside the fastest one without.
+
+    Attributes
+    ----------
+    tree, path : the settings.
+    ratio : tokens per unit of time of the tree over those of the path.
+    pass_ratio : the target's pass over the tree's tokens over that of a path of as many places.
+    pays_below : the ratio of passes from which the tree is the faster one on both halves, and
+        faster than plain decoding.
+    """
+
+    tree: Choice
+    path: Choice
+    ratio: Estimate
+    pass_ratio: float
+    pays_below: float
+
+    @property
+    def nodes(self) -> int:
+        """Return the tokens of the tree's pass."""
+        return self.tree.num_draft_tokens * (self.tree.family.siblings + 1) + 1
+
+
+def _pays(tree: Choice, path: Choice) -> bool:
+    """Return whether a tree is faster on both halves, beyond its interval; one text has none."""
+    ratios = tree.chosen_by / path.chosen_by, tree.speed / path.speed
+    return all(own.value - BEYOND * own.standard_error > 1 for own in ratios)
+
+
 def tune(
     source: Source,
     costs: Costs | Measure,
@@ -144,6 +207,7 @@ def tune(
     divergence: str | Divergence = "kl",
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
+    siblings: Sequence[int] = (),
     values: str | Path | None = None,
     capped: bool = False,
     on_step: OnStep | None = None,
@@ -158,6 +222,8 @@ def tune(
     divergence : what the meter adds up.
     widths : K to try; None for the usual ones up to what was logged.
     policies : as :func:`cactus_theory.tuning.families.families`.
+    siblings : how many of the draft's likeliest tokens to try beside each drafted one, with every
+        family; none by default.
     values : where to write what an accepted token is worth, learned from a quarter of the texts,
         for the soft band at its fastest K; None, or too few cycles, and it does without.
     capped : also replay a ledger, which keeps every answer within the level (KL, of a trace).
@@ -167,7 +233,8 @@ def tune(
     ------
     ValueError
         A level that is not above 0, more drafted tokens than were logged, fewer than two texts,
-        an unknown divergence or policy, drafted trees.
+        an unknown divergence or policy, drafted trees, siblings of drafts without rows or whose
+        costs are not known.
 
     Examples
     --------
@@ -184,14 +251,19 @@ def tune(
         source.check_chains("tune")
     said = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)
-    wanted = families(kind, policies)
+    wanted = families(kind, policies, siblings)
+    if siblings and not _has_rows(source):
+        raise ValueError("siblings: must be tried on a trace whose drafts have rows; got none")
+    for count in siblings if isinstance(costs, Costs) else ():
+        costs.beside(count)
     learning = values is not None and kind.spec == "kl" and _can_learn(source, wanted)
     texts = shares(source.texts, learning)
     judged = source.part(texts.judged) if isinstance(source, Trace) else source
     found = _solved(judged, wanted, widths, level, kind.spec, said)
     known = costs if isinstance(costs, Costs) else costs(_settings(found))
     choices = [_choice(own, made, known, texts.halves) for own, made in found]
-    soft = _fastest(choices, "soft_band:price") if learning else None
+    soft = fastest([own for own in choices if own.family.name == "soft_band:price"])
+    soft = soft if learning else None
     if soft is not None and soft.num_draft_tokens > 1:
         assert values is not None and isinstance(source, Trace) and isinstance(judged, Trace)
         made = learn_for(source.part(texts.learned), soft.num_draft_tokens, Path(values))
@@ -203,13 +275,15 @@ def tune(
             choices.append(replace(choice, policy=spec, values=Path(made.file)))
             known = known.with_times(family.key, soft.family.key, family.times)
     choices.sort(key=lambda own: -own.chosen_by.value)
-    about = _about(source) | {"tried": {"families": [own.key for own in wanted], "widths": widths}}
+    paths = [own.key for own in wanted if not own.siblings]
+    tried = {"families": paths, "widths": widths}
+    about = _about(source) | {"tried": tried | ({"siblings": list(siblings)} if siblings else {})}
     answers = None
     if capped and kind.spec == "kl" and isinstance(judged, Trace):
         said("replaying a cap on every answer", 0, 1)
         answers = _capped(judged, choices, level)
-    tried = tuple(choices)
-    return Tuned(level, kind.spec, known, plain_speed(known), tried, texts.halves, about, answers)
+    plain, every = plain_speed(known), tuple(choices)
+    return Tuned(level, kind.spec, known, plain, every, texts.halves, about, answers)
 
 
 def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
@@ -225,12 +299,12 @@ def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
 
 
 def _can_learn(source: Source, wanted: Sequence[Family]) -> bool:
-    return (
-        isinstance(source, Trace)
-        and len(source) >= ENOUGH_CYCLES
-        and source.manifest.total("draft_rows") > 0
-        and any(own.name == "soft_band:price" for own in wanted)
-    )
+    enough = len(source) >= ENOUGH_CYCLES and _has_rows(source)
+    return enough and any(own.name == "soft_band:price" for own in wanted)
+
+
+def _has_rows(source: Source) -> bool:
+    return isinstance(source, Trace) and source.manifest.total("draft_rows") > 0
 
 
 def _solved(
@@ -261,11 +335,12 @@ def _settings(found: Sequence[tuple[Family, Replay]]) -> list[Setting]:
     every: dict[str, dict[int, Replay]] = {}
     for family, own in found:
         every.setdefault(family.key, {})[own.num_draft_tokens] = own
+    counts = {family.key: family.siblings for family, _ in found}
     settings = []
     for key, own in every.items():
         for width in timed:
             near = own[min(own, key=lambda known: abs(known - width))]  # noqa: B023
-            settings.append(Setting(key, near.policy, near.verifier, width))
+            settings.append(Setting(key, near.policy, near.verifier, width, counts[key]))
     return settings
 
 
@@ -279,24 +354,19 @@ def _choice(
 
 def _priced(own: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
     """Return the choice with its speeds at these costs."""
-    timed = costs, own.family.costs, own.family.times
+    timed = costs.beside(own.family.siblings), own.family.costs, own.family.times
     first, second = (speed(own.replay.part(half), *timed) for half in halves)
     return replace(own, chosen_by=first, speed=second)
 
 
-def _fastest(choices: Sequence[Choice], name: str) -> Choice | None:
-    own = [choice for choice in choices if choice.family.name == name]
-    return max(own, key=lambda choice: choice.chosen_by.value, default=None)
-
-
 def _capped(judged: Trace, choices: Sequence[Choice], level: float) -> Answers | None:
     """Return the fastest lossy setting that a ledger can follow, under a cap on every answer."""
-    band = [own for own in choices if own.family.name == "band:price"]
-    able = [own for own in choices if own.values is None and not find_policy(own.policy).needs_path]
-    lossy = [own for own in band or able if not own.family.lossless]
-    if not lossy:
+    able = [own for own in choices if own.values is None and not own.family.siblings]
+    able = [own for own in able if not find_policy(own.policy).needs_path]
+    band = [own for own in able if own.family.name == "band:price"]
+    own = fastest([own for own in band or able if not own.family.lossless])
+    if own is None:
         return None
-    own = max(lossy, key=lambda choice: choice.chosen_by.value)
     return answers_of(judged, own.family, own.policy, own.num_draft_tokens, level)
 
 

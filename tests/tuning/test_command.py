@@ -179,6 +179,8 @@ ALONE = ("--trace", "no", "--cost-ratio")
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "0"), "--batch: must be at least 1"),
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "8", "8"), "each size once; got 8 8"),
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "1", "8"), "--batch: must be one with"),
+        (("--kl-per-token", "1", *ALONE, "1", "--siblings", "0"), "siblings: must be at least 1"),
+        (("--kl-per-token", "1", *ALONE, "1", "--siblings", "2", "2"), "each number once; got 2 2"),
         (("--kl-per-token", "1", *ALONE, "1", "--out", "x.txt"), "--out: must end in .json"),
         (("--kl-per-token", "1", *ALONE, "1", "--policies", "nix"), "'nix'"),
         (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace, --rows: one must be given"),
@@ -218,7 +220,7 @@ def test_bad_input_is_one_line(capsys, arguments: tuple[str, ...], said: str) ->
     [
         ("{", (), "must be a JSON file"),
         ('{"format": "x"}', (), "this is something else"),
-        ('{"format": "cactus-theory tuned", "version": 2}', (), "version must be 1; got 2"),
+        ('{"format": "cactus-theory tuned", "version": 3}', (), "version must be 1 or 2"),
         ('{"format": "cactus-theory tuned", "version": 1}', (), "must hold what was recommended"),
         ("{}", ("--policy", "typical"), "exactly one must be given; got both"),
         ("{}", ("--verifier", "block"), "--verifier: must not be given with --tuned"),
