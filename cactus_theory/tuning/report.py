@@ -13,8 +13,8 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.promises import USUAL_TOKENS
 from cactus_theory.tuned import FORMAT, VERSIONS
 from cactus_theory.tuning.answers import not_tried
+from cactus_theory.tuning.choices import Choice, Tuned
 from cactus_theory.tuning.costs import SECONDS
-from cactus_theory.tuning.tune import Choice, Tuned
 
 WIDEST = 100
 
@@ -102,25 +102,26 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     if own is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
         said += [own.sentence, own.promised(int(str(tokens)))]
-    said += [trees(tuned)] if tuned.trees is not None else []
+    said += _of_trees(tuned)
     for other in others:
-        said.append(f"Batch {other.costs.batch}: {sentence(other)}")
-        said += [trees(other)] if other.trees is not None else []
+        said += [f"Batch {other.costs.batch}: {sentence(other)}", *_of_trees(other)]
     return [*said, f"Not tried: {'; '.join(_left_out(tuned, others))}."]
 
 
-def trees(tuned: Tuned) -> str:
+def _of_trees(tuned: Tuned) -> list[str]:
     """Return what the fastest setting with siblings gives, and from which pass it would pay."""
     own = tuned.trees
-    assert own is not None
-    return (
+    if own is None:
+        return []
+    pays = "would not pay if it took as long."
+    if own.pays_below > 1:
+        pays = f"pays below {own.pays_below:.2f} times."
+    return [
         f"Trees: the fastest, {_named(own.tree)}, makes {_both(own.tree.speed)} {_unit(tuned)}, "
         f"{own.ratio.value:.3f} ± {_error(own.ratio.standard_error, 3)} times the fastest without "
         f"siblings ({_named(own.path)}). Its pass over {own.nodes} tokens takes "
-        f"{own.pass_ratio:.2f} times that over {own.tree.num_draft_tokens + 1}; it "
-        + (f"pays below {own.pays_below:.2f} times." if own.pays_below > 1
-           else "would not pay if it took as long.")
-    )  # fmt: skip
+        f"{own.pass_ratio:.2f} times that over {own.tree.num_draft_tokens + 1}; it {pays}"
+    ]
 
 
 def _left_out(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
@@ -161,25 +162,20 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
 
 def _chosen(tuned: Tuned) -> dict[str, Any]:
     """Return what depends on the costs of calls, the table apart."""
-    best, lossless = tuned.best, tuned.lossless
+    best, lossless, own = tuned.best, tuned.lossless, tuned.trees
+    trees: dict[str, Any] = {}
+    if own is not None:
+        trees = {"sentence": _of_trees(tuned)[0], "speed_ratio": own.ratio.value,
+                 "speed_ratio_se": own.ratio.standard_error, "pass_ratio": own.pass_ratio,
+                 "pays_below": own.pays_below}  # fmt: skip
     return {
         "sentence": sentence(tuned),
         "recommended": None if best is None else _line(best, tuned),
         "lossless": None if lossless is None else _line(lossless, tuned),
         "plain": {"speed": tuned.plain},
         "costs": tuned.costs.as_json() | {"ratios": tuned.costs.as_ratios()},
-        **_trees(tuned),
+        **({"trees": trees} if trees else {}),
     }
-
-
-def _trees(tuned: Tuned) -> dict[str, Any]:
-    """Return what is said of siblings, nothing where none were tried."""
-    own = tuned.trees
-    if own is None:
-        return {}
-    ratio = {"speed_ratio": own.ratio.value, "speed_ratio_se": own.ratio.standard_error}
-    passes = {"pass_ratio": own.pass_ratio, "pays_below": own.pays_below}
-    return {"trees": {"sentence": trees(tuned), **ratio, **passes}}
 
 
 def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> None:

@@ -3,200 +3,83 @@
 For every family and K the knob is solved so that the meter reads the level over all texts but
 those that values are learned from. The fastest setting is chosen by the predicted speed on one
 half of these texts, and every speed that is reported is from the other half: the best of many
-noisy numbers is too good, a number that was not chosen by is not. The chosen setting is recommended
-if it is faster than decoding without a draft on both halves. Siblings are tried only when asked
-for, and recommended only where they are faster than the fastest setting without, by more than
-BEYOND standard errors of the paired ratio on both halves.
+noisy numbers is too good, a number that was not chosen by is not.
 """
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cactus_theory._files import write_whole
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._values import ValueTable
-from cactus_theory.traces.estimate import Estimate, Replay
+from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
+from cactus_theory.traces.values import PRICES, learn_values
 from cactus_theory.tuning.answers import Answers, answers_of
-from cactus_theory.tuning.costs import Costs
+from cactus_theory.tuning.choices import Choice, Tuned, fastest, priced
+from cactus_theory.tuning.costs import Costs, plain_speed
 from cactus_theory.tuning.families import Family, checked_level, families
 from cactus_theory.tuning.knobs import TOLERANCE, Knobs
-from cactus_theory.tuning.learned import ENOUGH_CYCLES, learn_for, shares
 from cactus_theory.tuning.measure import Setting, verification_times
-from cactus_theory.tuning.speed import plain_speed, speed
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # at so many K, the least, a middle and the largest one, costs are measured
 TIMED_WIDTHS = 3
-BEYOND = 2.0
+# fewer cycles are all needed for choosing and reporting
+ENOUGH_CYCLES = 200
+# one text of so many is learned from
+EVERY = 4
+# what a file of the result says about the trace, where it is known
+OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights")
 Measure = Callable[[Sequence[Setting]], Costs]
 OnStep = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """A setting, what it is predicted to do, and what it will meter.
-
-    Attributes
-    ----------
-    family : as tables show it, without the knob's value.
-    policy, verifier, num_draft_tokens : what to decode with.
-    replay : over all texts that knobs are solved on.
-    chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
-    values : file of a table of values that the policy reads, which ``policy`` leaves out.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> best = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05).choices[0]
-    >>> best.verifier, best.num_draft_tokens
-    ('chain', 1)
-    """
-
-    family: Family
-    policy: str
-    verifier: str
-    num_draft_tokens: int
-    replay: Replay
-    chosen_by: Estimate
-    speed: Estimate
-    values: Path | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Tuned:
-    """What tuning found.
-
-    Attributes
-    ----------
-    level, divergence : what may be metered per emitted token.
-    costs : of calls.
-    plain : tokens per unit of time without a draft.
-    choices : every family and K within the level, the fastest (by ``chosen_by``) first.
-    halves : numbers of the texts of ``replay`` that are chosen by, and that are reported.
-    source : the trace's cycles, texts and models, and what was tried.
-    answers : how the level falls on single texts, and what a cap on each would cost, if asked for.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> found = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05)
-    >>> found.lossless.policy, round(found.plain, 2)
-    ('speculative', 1.0)
-    >>> slow_draft = found.at_costs(Costs.ratios(2.0))
-    >>> print(slow_draft.best)
-    None
-    """
-
-    level: float
-    divergence: str
-    costs: Costs
-    plain: float
-    choices: tuple[Choice, ...]
-    halves: tuple[Sequence[int], Sequence[int]]
-    source: dict[str, object] = field(default_factory=dict)
-    answers: Answers | None = None
-
-    @property
-    def best(self) -> Choice | None:
-        """Return the fastest setting; None if it beats plain decoding on one half or none.
-
-        With siblings only if these pay.
-        """
-        return self._ahead(self.choices)
-
-    @property
-    def lossless(self) -> Choice | None:
-        """Return the fastest lossless setting; None as for ``best``."""
-        return self._ahead([own for own in self.choices if own.family.lossless])
-
-    def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
-        path, tree = (fastest(choices, siblings) for siblings in (False, True))
-        first = tree if path is None or (tree is not None and _pays(tree, path)) else path
-        if first is None or min(first.chosen_by.value, first.speed.value) <= self.plain:
-            return None
-        return first
-
-    @property
-    def trees(self) -> "Trees | None":
-        """Return what siblings do at best, None where none were tried or fit."""
-        path, tree = (fastest(self.choices, siblings) for siblings in (False, True))
-        if path is None or tree is None:
-            return None
-        width, costs = tree.num_draft_tokens, self.costs
-        beside, family = costs.beside(tree.family.siblings), tree.family
-        call = beside.call(width, family.costs, family.times)
-        over, alone = (own.part("target", width) for own in (beside, costs))
-        texts = 1.0 if costs.new_tokens is None else costs.new_tokens
-        start = 0.0 if costs.new_tokens is None else beside.start
-        may = []
-        for own, other in ((tree.chosen_by, path.chosen_by), (tree.speed, path.speed)):
-            allowed = texts / max(other.value, self.plain) - start
-            may.append(call * allowed / (texts / own.value - start))
-        ratio = tree.speed / path.speed
-        return Trees(tree, path, ratio, over / alone, (over - call + min(may)) / alone)
-
-    def at_costs(self, costs: Costs) -> "Tuned":
-        """Return the same settings at other costs: of another batch or machine.
-
-        Raises
-        ------
-        ValueError
-            A family whose verification was not measured.
-        """
-        again = [_priced(own, costs, self.halves) for own in self.choices]
-        again.sort(key=lambda own: -own.chosen_by.value)
-        return replace(self, costs=costs, plain=plain_speed(costs), choices=tuple(again))
-
-    def of_families(self) -> list[Choice]:
-        """Return the fastest K of every family and verifier, fastest first."""
-        best: dict[str, Choice] = {}
-        for own in self.choices:
-            best.setdefault(own.family.key, own)
-        return list(best.values())
-
-
-def fastest(choices: Sequence[Choice], siblings: bool = False) -> Choice | None:
-    """Return the fastest setting without siblings, or with some, on the half to choose by."""
-    own = [choice for choice in choices if (choice.family.siblings > 0) == siblings]
-    return max(own, key=lambda choice: choice.chosen_by.value, default=None)
-
-
 @dataclass(frozen=True)
-class Trees:
-    """The fastest setting with siblings beside the fastest one without.
+class Shares:
+    """Numbers of texts.
 
     Attributes
     ----------
-    tree, path : the settings.
-    ratio : tokens per unit of time of the tree over those of the path.
-    pass_ratio : the target's pass over the tree's tokens over that of a path of as many places.
-    pays_below : the ratio of passes from which the tree is the faster one on both halves, and
-        faster than plain decoding.
+    judged, learned : of the source: what knobs and speeds are from, and what values are from.
+    halves : among the judged ones: what is chosen by, and what is reported.
     """
 
-    tree: Choice
-    path: Choice
-    ratio: Estimate
-    pass_ratio: float
-    pays_below: float
-
-    @property
-    def nodes(self) -> int:
-        """Return the tokens of the tree's pass."""
-        return self.tree.num_draft_tokens * (self.tree.family.siblings + 1) + 1
+    judged: list[int]
+    learned: list[int]
+    halves: tuple[list[int], list[int]]
 
 
-def _pays(tree: Choice, path: Choice) -> bool:
-    """Return whether a tree is faster on both halves, beyond its interval; one text has none."""
-    ratios = tree.chosen_by / path.chosen_by, tree.speed / path.speed
-    return all(own.value - BEYOND * own.standard_error > 1 for own in ratios)
+def shares(texts: int, learning: bool) -> Shares:
+    """Return a fair share of early and late texts for everything.
+
+    Raises
+    ------
+    ValueError
+        Too few texts.
+    """
+    learned = list(range(EVERY - 1, texts, EVERY)) if learning else []
+    judged = [text for text in range(texts) if text not in learned]
+    if len(judged) < 2:
+        raise ValueError(
+            f"trace: must hold two texts, one to choose by and one to report; got {len(judged)}"
+        )
+    count = range(len(judged))
+    return Shares(judged, learned, (list(count[::2]), list(count[1::2])))
+
+
+def learn_for(trace: Trace, width: int, file: Path) -> ValueTable:
+    """Write what an accepted token is worth in drafts of K tokens; return the table."""
+    table = learn_values(trace, num_draft_tokens=width, prices=PRICES[::2])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, (json.dumps(table.as_json()) + "\n").encode())
+    return replace(table, file=str(file))
 
 
 def tune(
@@ -349,14 +232,7 @@ def _choice(
 ) -> Choice:
     width, nothing = own.num_draft_tokens, own.tokens_per_call
     made = Choice(family, own.policy, own.verifier, width, own, nothing, nothing)
-    return _priced(made, costs, halves)
-
-
-def _priced(own: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
-    """Return the choice with its speeds at these costs."""
-    timed = costs.beside(own.family.siblings), own.family.costs, own.family.times
-    first, second = (speed(own.replay.part(half), *timed) for half in halves)
-    return replace(own, chosen_by=first, speed=second)
+    return priced(made, costs, halves)
 
 
 def _capped(judged: Trace, choices: Sequence[Choice], level: float) -> Answers | None:
@@ -407,12 +283,6 @@ def _about(source: Source) -> dict[str, object]:
     if not isinstance(source, Trace):
         return about
     header = source.header
-    if "max_new_tokens" in header.details:
-        about["max_new_tokens"] = header.details["max_new_tokens"]
-    weights = {
-        name: header.details[name]
-        for name in ("target_weights", "draft_weights")
-        if name in header.details
-    }
-    return about | {"target": header.target, "draft": header.draft,
-                    "temperature": header.temperature} | weights  # fmt: skip
+    names = ("target", "draft", "temperature")
+    known = header.details | {name: getattr(header, name) for name in names}
+    return about | {name: known[name] for name in OF_TRACE if name in known}

@@ -24,7 +24,7 @@ from cactus_theory.tuning import (
     save_tuned,
     tune,
 )
-from cactus_theory.tuning.speed import speed
+from cactus_theory.tuning.costs import speed
 from cactus_theory.tuning.trees import with_caught
 from cactus_theory.verify import Draft, Tree
 from tests.amounts import THOROUGH, some
