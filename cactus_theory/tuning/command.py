@@ -120,6 +120,9 @@ def _check(args: Namespace) -> None:
     if len(rows) > 1 or not (given or rows):
         got = " and ".join(f"--{name}" for name in rows) or "neither"
         raise ValueError(f"--trace, --rows: one must be given without models; got {got}")
+    if args.siblings and (args.rows is not None or (args.target and args.temperature == 0)):
+        got = "--rows" if args.rows is not None else "--temperature 0"
+        raise ValueError(f"--siblings: must be tried on a trace whose drafts have rows; got {got}")
     for name in OF_RATIOS if args.cost_ratio is None else ():
         if getattr(args, name) is not None:
             got = _flag(costs[0])

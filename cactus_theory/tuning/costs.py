@@ -167,11 +167,11 @@ class Costs:
         ValueError
             A family whose verification was not measured.
         """
-        parts = [getattr(self, part) for part in PARTS]
-        if self.verify:
-            verify = self.verify[check.one_of("family", family, tuple(self.verify))]
-            parts.append(tuple(times * own for own in verify))
-        return sum(self._read(part, width) for part in parts)
+        spent = sum(self.part(name, width) for name in PARTS)
+        if not self.verify:
+            return spent
+        verify = self.verify[check.one_of("family", family, tuple(self.verify))]
+        return spent + self._read([times * own for own in verify], width)
 
     def times(self, family: str, like: str) -> float | None:
         """Return how many times one family's verification takes another's, None if not known."""
