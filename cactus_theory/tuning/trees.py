@@ -1,4 +1,4 @@
-r"""Siblings beside a drafted path: what they catch on a trace of paths, and from where they pay.
+r"""Siblings beside a drafted path: what they catch on a trace of paths.
 
 A caught token ends the round with one token from the target (THEORY.md, Theorem 22), so that no
 row below a sibling is needed: the siblings of a place are the m likeliest tokens of the draft's
@@ -42,12 +42,13 @@ def with_caught(
     paths: dict[int, Replay], trace: Trace, policy: Policy, runs: str, siblings: int
 ) -> dict[int, Replay]:
     """Return the replays of drafted paths at several K, with so many siblings at each place."""
-    longest, found = max(paths), {}
-    shared = shares_rows(policy, runs)
-    caught = {width: _caught(trace, policy, runs, siblings, width)
-              for width in ([longest] if shared else paths)}  # fmt: skip
-    for width, own in paths.items():
-        every, followed = caught[longest if shared else width][:, :width]
+    found: dict[int, Replay] = {}
+    caught = None
+    for width in sorted(paths, reverse=True):
+        own = paths[width]
+        if caught is None or not shares_rows(policy, runs):
+            caught = _caught(trace, policy, runs, siblings, width)
+        every, followed = caught[:, :width]
         sums = {
             "verifier": Tree(runs).spec,
             "tokens": own.tokens + followed.sum(0),
