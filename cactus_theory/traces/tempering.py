@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
 
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces.estimate import Estimate, PerText
+from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 from cactus_theory.traces.replays import ENTRIES, _judged
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.registry import find_verifier
@@ -16,7 +15,6 @@ from cactus_theory.verify.registry import find_verifier
 # of the KL is taken for a straight line in 1/t, which misses by less than 2e-4 on the shipped pair
 TEMPERATURES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 NEAR = (0.94, 0.97, 1.0, 1.03, 1.06)
-Curves = Float[np.ndarray, "texts temperatures"]
 
 
 def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
@@ -26,22 +24,20 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
     logged rows count as often as a lossless decode reaches them. The standard error is over texts.
     None where the coldest that is tried, .3 of the trace's, is nearer than that.
     """
-    spent, weight = _tempered(trace, TEMPERATURES)
-    rough = _read(TEMPERATURES, spent.sum(0) / weight.sum(), nats)
+    rough = _read(TEMPERATURES, [own.value for own in _tempered(trace, TEMPERATURES)], nats)
     if rough is None:
         return None
     near = sorted({min(rough * factor, 1.0) for factor in NEAR})
-    spent, weight = _tempered(trace, near)
-    whole, *others = (
-        trace.header.temperature * (_read(near, own, nats) or near[0])
-        for own in (spent.sum(0) / weight.sum(), *_all_but_one(spent, weight))
-    )
-    return Estimate(whole, np.array(others), trace.fingerprint)
+
+    def read(*curve: float) -> float:
+        return trace.header.temperature * (_read(near, curve, nats) or near[0])
+
+    return combined(np.vectorize(read), *_tempered(trace, near))
 
 
-def _tempered(trace: Trace, temperatures: Sequence[float]) -> tuple[Curves, PerText]:
-    """Return Σ weight · KL by text and temperature, and Σ weight by text."""
-    spent, weight = np.zeros((trace.texts, len(temperatures))), np.zeros(trace.texts)
+def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
+    """Return the mean KL at each temperature."""
+    spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
     lossless, chain = find_policy("speculative"), find_verifier("chain")
     for batch in trace.batches(ENTRIES):
@@ -51,14 +47,8 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> tuple[Curves, PerT
         weight[text] += float(reached.sum())
         logs = batch.target_probs.log()
         for place, temperature in enumerate(temperatures):
-            spent[text, place] += float((reached * _from_tempered(logs, temperature)).sum())
-    return spent, weight
-
-
-def _all_but_one(spent: Curves, weight: PerText) -> Curves:
-    """Return the mean KL by temperature without each text in turn."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return (spent.sum(0) - spent) / (weight.sum() - weight)[:, None]
+            spent[place, text] += float((reached * _from_tempered(logs, temperature)).sum())
+    return [ratio_of_sums(own, weight, trace.fingerprint) for own in spent]
 
 
 def _from_tempered(logs: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -69,7 +59,7 @@ def _from_tempered(logs: torch.Tensor, temperature: float) -> torch.Tensor:
     return ((1 / temperature - 1) * mean - scaled.logsumexp(-1)).clamp(min=0.0)
 
 
-def _read(temperatures: Sequence[float], curve: np.ndarray, nats: float) -> float | None:
+def _read(temperatures: Sequence[float], curve: Sequence[float], nats: float) -> float | None:
     """Return where the curve over rising temperatures has so many nats, None beyond the coldest."""
     roots = np.sqrt(np.maximum.accumulate(curve[::-1]))
     if nats > roots[-1] ** 2:

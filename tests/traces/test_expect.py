@@ -20,8 +20,8 @@ from cactus_theory.traces import (
     log_trace,
     save_trace,
 )
+from cactus_theory.traces.compared import observed_rates, read_metrics
 from cactus_theory.traces.expect import LEVEL, critical
-from cactus_theory.traces.observed import observed_rates, read_metrics
 from tests.amounts import amount, thorough
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace")
