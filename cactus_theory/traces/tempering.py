@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from cactus_theory.divergences import divergence
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 from cactus_theory.traces.replays import ENTRIES, _judged
@@ -38,25 +39,18 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     """Return the mean KL at each temperature."""
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
-    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
+    ends, kl = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64), divergence("kl").value
     lossless, chain = find_policy("speculative"), find_verifier("chain")
+    colder = [find_policy("tempered", temperature=own) for own in temperatures]
     for batch in trace.batches(ENTRIES):
         alive, going, _ = _judged(batch, lossless, chain, {}, ends)
         reached = torch.where(going, alive, 0.0)
         text = int(batch.text[0])
         weight[text] += float(reached.sum())
-        logs = batch.target_probs.log()
-        for place, temperature in enumerate(temperatures):
-            spent[place, text] += float((reached * _from_tempered(logs, temperature)).sum())
+        q = batch.target_probs
+        for place, rule in enumerate(colder):
+            spent[place, text] += float((reached * kl(rule.emitted(q, q), q)).sum())
     return [ratio_of_sums(own, weight, trace.fingerprint) for own in spent]
-
-
-def _from_tempered(logs: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return KL of rows at a temperature from the rows, of which these are the logarithms."""
-    scaled = logs / temperature
-    law = scaled.softmax(-1)
-    mean = torch.where(law > 0, law * logs, 0.0).sum(-1)
-    return ((1 / temperature - 1) * mean - scaled.logsumexp(-1)).clamp(min=0.0)
 
 
 def _read(temperatures: Sequence[float], curve: Sequence[float], nats: float) -> float | None:
