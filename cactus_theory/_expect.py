@@ -34,9 +34,9 @@ FLOOR_TEXTS = 32
 # standard errors at a position from which on it pays to decode with faults: two thirds or more of
 # healthy engines, and hardly one with a fault that could be named, stay below at every position
 DOUBTFUL = 2.0
-# rounds to decode: twice those counted, so that what is expected has the smaller error; a fault is
-# decoded for as many, and beyond 4,000 hardly any is named more often from 2,000 counted
-FEWEST_ROUNDS, MOST_ROUNDS = 1000, 4000
+# rounds to decode: thrice those counted, so that what is expected has the smaller error, and so has
+# a fault that only a decode with it shows; beyond, 2,000 counted rounds hardly name any more often
+FEWEST_ROUNDS, MOST_ROUNDS = 1000, 6000
 OF_MODELS = ("target", "draft", "prompts")
 LEGEND = "99 % intervals that hold together; all coins are integrated out, errors are "
 OF_PROMPTS = "those of these prompts' texts"
@@ -60,8 +60,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--draft-mode", choices=MODES, help="how the models' tokens are drafted (sampled)")
     add("--num-draft-tokens", type=int, metavar="K", help="default: 4, or as logged")
     add("--temperature", type=float, help="of both models (1)")
-    add("--cycles", type=int, help="rounds to decode, at least (1000, or twice what was counted up "
-        "to 4000)")  # fmt: skip
+    add("--cycles", type=int,
+        help="rounds to decode, at least (1000, or thrice those counted, up to 6000)")  # fmt: skip
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
@@ -97,8 +97,8 @@ def run(args: Namespace) -> int:
     elif args.observed is not None:
         seen = observed_rates(args.observed, args.rounds)
     if args.cycles is None:
-        twice = 0 if seen is None else round(2 * seen.rounds)
-        args.cycles = min(max(twice, FEWEST_ROUNDS), MOST_ROUNDS)
+        thrice = 0 if seen is None else round(3 * seen.rounds)
+        args.cycles = min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
     with TemporaryDirectory(prefix="expect-") as unasked:
         log = None if args.trace else _logger(args, Path(unasked))
         trace = Trace.open(args.trace) if log is None else log("healthy")

@@ -175,13 +175,12 @@ def compare_observed(
 ) -> Verdict:
     """Return where counts are off, and which faults would explain them.
 
-    Of a healthy engine all tests together raise an alarm with probability 1 − QUIET at most, about.
-    Half of it is spent on positions, each on both sides. Half is spent on faults that show, but
-    hardly at one position: for each, on one side, the sum of gaps in whose direction it shows,
-    weighted by its size over the counts' variance; a fault that is twice as far off at a position
-    as alarms there needs no test. Once there is an alarm a fault is named if its own sum, taken
-    alone, refuses healthy, and no position is off from its signature, both at LEVEL. A fault may
-    have several signatures: what stands behind a space in their names does not count.
+    Of a healthy engine all tests together raise an alarm with probability 1 − QUIET at most, about:
+    each position on both sides, and on one side, for each fault that shows, the sum of gaps in
+    whose direction it does, weighted by its size over the counts' variance. Once there is an alarm
+    a fault is named if its own test, taken alone, refuses healthy, and no position is off from its
+    signature, both at LEVEL. A fault may have several signatures: what stands behind a space in
+    their names does not count.
 
     Raises
     ------
@@ -195,27 +194,23 @@ def compare_observed(
     >>> compare_observed(healthy, seen, faulty).named
     ('no-draft-law',)
     """
-    base, shown, faint = _Numbers(healthy, seen), [], []
+    base, shown = _Numbers(healthy, seen), []
     least = critical(len(base.places), healthy.freedom)
-    reach = critical(len(base.places), healthy.freedom, (1 + QUIET) / 2)
-    alike: dict[str, bool] = {}
+    alike = {}
     for spec, signature in (signatures or {}).items():
         name, other = spec.partition(" ")[0], _Numbers(signature, seen)
         step = other.expected - base.expected
         shows = bool((np.abs(step) > least * base.apart(other)).any())
         alike[name] = alike.get(name, True) and not shows
         if shows:
-            towards = base.along(step / base.spread**2)
-            shown.append((other.worst, name, other.fits, towards))
-            if (np.abs(step) < 2 * reach * np.hypot(base.spread, base.known)).all():
-                faint.append(towards)
+            shown.append((other.worst, name, other.fits, base.along(step / base.spread**2)))
+    reach = critical(len(base.places) + len(shown) / 2, healthy.freedom, QUIET)
     columns = base.places, base.expected, base.known, base.observed, base.spread, base.errors
     lines = zip(*(own.tolist() for own in columns), strict=True)
     gaps: list[dict[str, Any]] = [
         dict(zip(GAP, (*own, abs(own[-1]) > reach), strict=True)) for own in lines
     ]
-    bar = critical(max(len(faint), 1) / 2, healthy.freedom, (1 + QUIET) / 2)
-    alarm = any(gap["off"] for gap in gaps) or any(towards > bar for towards in faint)
+    alarm = any(gap["off"] for gap in gaps) or any(towards > reach for *_, towards in shown)
     alone = critical(1 / 2, healthy.freedom)
     named = dict.fromkeys(
         name for _, name, fits, towards in sorted(shown) if alarm and fits and towards > alone

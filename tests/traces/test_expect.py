@@ -130,7 +130,7 @@ def lowered(own: Expectation, factor: float) -> Expectation:
     return replace(own, replay=replay)
 
 
-def test_a_faint_fault_is_seen_along_its_direction_and_a_far_one_at_its_positions() -> None:
+def test_what_no_position_shows_is_seen_in_the_direction_of_a_fault() -> None:
     """Both positions 2.6 standard errors low: neither is off, but their sum is 3.7 of them."""
     own = made(np.random.default_rng(0), 8, 4, 0.0)
     rates, rounds = np.array([mean.value for mean in own.if_reached]), 2000.0
@@ -144,7 +144,8 @@ def test_a_faint_fault_is_seen_along_its_direction_and_a_far_one_at_its_position
     assert not compare_observed(own, seen).alarm
     faint = compare_observed(own, seen, {"faint": lowered(own, 0.94)})
     assert faint.alarm and faint.named == ("faint",) and not any(own["off"] for own in faint.gaps)
-    assert not compare_observed(own, seen, {"far": lowered(own, 0.5)}).alarm
+    far = compare_observed(own, seen, {"far": lowered(own, 0.5)})
+    assert far.alarm and far.named == ()  # lower everywhere, and yet nothing that is known
 
 
 VLLM = """\
@@ -235,7 +236,7 @@ def test_the_command_reads_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("counted", "cycles"),
-    [([], 1000), (["0.5", "--rounds", "900"], 1800), (["0.5", "--rounds", "9e3"], 4000)],
+    [([], 1000), (["0.5", "--rounds", "900"], 2700), (["0.5", "--rounds", "9e3"], 6000)],
 )
 def test_more_rounds_are_decoded_than_were_counted(counted, cycles, monkeypatch, capsys) -> None:
     def stop(args, folder):
