@@ -47,8 +47,7 @@ class TreeWalk:
         self.r = self.q if draft.probs is None else draft.probs[0]
         self.steps, assigned = Steps(draft, 0, self.ids), Assignment((rule,))
         self.depth = [0, *(len(draft.path(0, place)) for place in range(len(self.ids)))]
-        if type(rule).certain_tree is not Policy.certain_tree:
-            self.steps.look_ahead(assigned, self.q)
+        self.steps.look_ahead(assigned, self.q)
         self.children = draft.children(0)
         nodes = [node for node, own in enumerate(self.children) if own]
         self.number, self.path = {node: number for number, node in enumerate(nodes)}, None

@@ -82,7 +82,6 @@ FIRST = {
     "verify/_block": ("verify/test_block", "testing/test_verifiers"),
     "verify/_host": ("verify/test_block", "verify/test_chain"),
     "verify/_tree": ("verify/test_tree", "policies/test_beside"),
-    "verify/_ahead": ("verify/test_block", "policies/test_soft_band"),
     "verify/": ("verify/test_contract", "verify/test_draw", "verify/test_chain"),
     "policies/soft": ("policies/test_soft_band", "verify/test_block"),
     "policies/band": ("verify/test_block", "policies/test_rules", "verify/test_contract"),

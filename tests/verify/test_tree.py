@@ -666,8 +666,9 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
 def test_places_are_indices_of_tensors_or_stand_for_them():
     values, stands = torch.arange(24).view(2, 4, 3), {(0, 1): (1, 3), (2, 0): (0, 2)}
     for chosen in ([(0, 1)], [(0, 1), (2, 0)]):
-        found = Places(chosen, stands).of(values)
-        assert found.tolist() == [values[stands[place]].tolist() for place in chosen]
+        nodes = [stands[place] for place in chosen]
+        found = Places(chosen, nodes).of(values)
+        assert found.tolist() == [values[node].tolist() for node in nodes]
     assert Places([(0, 1), (1, 2)]).of(values).tolist() == [[3, 4, 5], [18, 19, 20]]
 
 
