@@ -46,7 +46,8 @@ class Setting:
     ``width`` is the largest number of tokens of a path ever asked for at once; ``fast_forward``
     is how models run, see :func:`cactus_theory.decoding.generate`. With ``next_row`` the
     verifier also reads the draft's row after a row's last token. ``features`` are the hidden
-    states that the drafter asked for, None where it is tried without a target at work.
+    states that the drafter asked for, None where it is tried without a target at work. ``beside``
+    is how many tokens will be asked for beside each of a certain path (:meth:`Drafting.others`).
     """
 
     target_model: Any
@@ -57,6 +58,7 @@ class Setting:
     fast_forward: bool | None = None
     next_row: bool = False
     features: Features | None = None
+    beside: int = 0
 
 
 Proposal = Draft  # a documented name
@@ -85,12 +87,13 @@ class Drafting(ABC):
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order (no row moves to a later place)."""
 
-    def others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
-        """Return for each token of a certain path up to ``most`` others for its place.
+    def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
+        """Return for each token of each row's certain path up to ``most`` others for its place.
 
-        The likeliest first, given the text and the path above alone; by default none.
+        The likeliest first, given the text and the path above alone, −1 for none; the token itself
+        may stand among one more. By default none.
         """
-        return [[] for _ in path]
+        return [[[] for _ in path] for path in paths]
 
     def settle(self) -> None:  # noqa: B027  most drafters keep no state of their own
         """Update the drafter's state after tokens have become part of the texts."""

@@ -18,6 +18,7 @@ class SampledDrafting(Drafting):
     certain : whether the likeliest token is taken; there are no rows then.
     next_row : whether the row after a row's last token is reported, too.
     probs : (B, K, V), None before the first token is drawn.
+    likeliest : by place the tokens (B, m) among which one is certain, where others are asked for.
     """
 
     def __init__(self, setting: Setting, greedy: bool) -> None:
@@ -26,6 +27,7 @@ class SampledDrafting(Drafting):
         self.next_row = setting.next_row and not self.certain
         self.width = setting.width + self.next_row
         self.probs: Tensor | None = None
+        self.beside, self.likeliest = setting.beside, dict[int, Tensor]()
 
     def draw(
         self,
@@ -39,7 +41,10 @@ class SampledDrafting(Drafting):
         The logits are written over. Entries of rows that want no more tokens are arbitrary.
         """
         if self.certain:
-            token = self.warp.scores(logits, self.texts, offset, wanted)[:, 0].argmax(-1)
+            scores = self.warp.scores(logits, self.texts, offset, wanted)[:, 0]
+            token = scores.argmax(-1)
+            if self.beside:
+                self.likeliest[offset] = best(scores, self.beside + 1, -torch.inf)
         else:
             # a row without a law is found where it verifies
             token = pick(self.law(logits, offset, wanted), coin, none=0)
@@ -65,7 +70,18 @@ class SampledDrafting(Drafting):
         """Return the rows of ``drafted`` tokens, and the next one where it is to be read."""
         return None if self.probs is None else self.probs[:, : drafted + self.next_row]
 
+    def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
+        """Return the likeliest tokens of the rows that certain ones are of."""
+        places = range(max(map(len, paths)))
+        return torch.stack([self.likeliest[place] for place in places], 1).tolist()
+
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""
         if self.probs is not None:
             self.probs = self.probs[: len(rows)]
+
+
+def best(rows: Float[Tensor, "*batch vocab"], m: int, least: float) -> Int[Tensor, "*batch m"]:
+    """Return the ``m`` largest tokens of each row, −1 for those not above ``least``."""
+    found = rows.topk(min(m, rows.shape[-1]))
+    return torch.where(found.values > least, found.indices, -1)
