@@ -8,7 +8,7 @@ the policy answers rows.
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import compress, count
+from itertools import compress
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class Steps:
 
     Attributes
     ----------
-    next, child : the sampled child of each node that has one, and that of a node and a token.
+    next : the sampled child of each node that has one.
     run : the nodes from where the walk is along sampled children.
     path : places of the accepted tokens, in order.
     charged : the nodes where a token was emitted that anything was drafted after, in order, and
@@ -47,7 +47,6 @@ class Steps:
                     "sampled: at most one token may be sampled after a node; got tokens "
                     f"{place} and {self.next[node]} of row {row}"
                 )
-        self.child = dict(zip(zip(self.above, ids, strict=False), count()))
         self.raised: list[float] | None = None  # h_n of the drafted tokens, NaN where unknown
         self.path: list[int] = []
         self.charged: dict[int, float] = {}
@@ -95,12 +94,15 @@ class Steps:
         self.charged |= zip(taken if end in self.above else taken[:-1], alive, strict=False)
         self.path += [node - 1 for node in taken[1:]]
         self.last, self.drawn = drawn, self.drawn + 1
-        caught = self.child.get((end, drawn))
-        # what was refused does not come back but by rounding, and what is below it is biased
-        if caught is None or caught == self.next.get(end):
+        if drawn not in self.ids:
             return False
-        self.path.append(caught)
-        self.run = self._run(caught + 1)
+        own = zip(self.above, self.ids, strict=False)
+        caught = [place for place, child in enumerate(own) if child == (end, drawn)]
+        # what was refused does not come back but by rounding, and what is below it is biased
+        if not caught or caught[0] == self.next.get(end):
+            return False
+        self.path += caught
+        self.run = self._run(caught[0] + 1)
         return True
 
     def go_freely(
@@ -182,7 +184,8 @@ class RunsOnHost(BlockOnHost):
         return walk.ids[walk.run[place[1] + 1] - 1] in self.certain[place]
 
     def _left(self, place: Place) -> int:
-        return self.walks[place[0]].left[self._at(place)[1]]
+        matters = self._policy(place).needs_path
+        return self.walks[place[0]].left[self._at(place)[1]] if matters else 0
 
     def _follow(self, asked: Sequence[Place], ends: bool = False) -> None:
         super()._follow([place for place in asked if place not in self.certain], ends)
