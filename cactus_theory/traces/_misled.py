@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding.drafters import ModelDrafter
-from cactus_theory.decoding.drafters._base import Drafting, Setting, nothing
-from cactus_theory.decoding.drafters._sampled import SampledDrafting
+from cactus_theory.decoding.drafters._base import Drafting, SampledDrafting, Setting, nothing
 from cactus_theory.decoding.models import text_config
 from cactus_theory.verify.contract import Draft
 

@@ -70,6 +70,7 @@ CORE = (
     "tests/verify/test_contract.py",
     "tests/verify/test_draw.py",
     "tests/verify/test_tree.py::test_a_drafted_token",
+    "tests/verify/test_tree.py::test_a_law_may_depend",
     "tests/verify/test_tree.py::test_each_token_that_is_drawn",
     "tests/verify/test_tree.py::test_no_selection_law",
     "tests/verify/test_tree.py::test_places_are",

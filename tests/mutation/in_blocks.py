@@ -53,6 +53,7 @@ IN_BLOCKS = {
     ),
     "verify/_tree_host.py": (
         ("RunsOnHost._widen", DropStatement("high[own]")),
+        ("RunsOnHost._left", Replace("self._policy(place).needs_path", "False")),
         ("RunsOnHost._residual", Replace("level * q[fixed]", "q[fixed]")),
         ("RunsOnHost._bonus_row", Replace("q * scale", "q * 1.0")),
         ("Steps.go_freely", Replace("draw[self.row][self.drawn]", "draw[self.row][0]")),

@@ -269,14 +269,18 @@ def test_the_next_token_has_the_law_h_at_every_node(shape, children, spec, runs)
 
 @pytest.mark.parametrize("runs", ["block", "chain"])
 def test_a_law_may_depend_on_how_a_node_was_reached(runs):
-    """The soft band sees the alive ratio; token by token only rows without a path may be used."""
+    """The soft band sees the alive ratio, and the room below where it has a table of values.
+
+    Token by token only rows without a path may be used.
+    """
     soft = ct.policy("soft_band:price=1,ahead=false")
     if runs == "chain":
         with pytest.raises(ValueError, match="needs a verifier"):
             Tree("chain").check(soft)
         return
     for children in some(CHILDREN, 2):
-        assert law_error(Plan((2, 1), children, 3), soft, runs) <= EXACT
+        for policy in (soft, replace(soft, values=TABLE)):
+            assert law_error(Plan((2, 1), children, 3), policy, runs) <= EXACT
 
 
 @pytest.mark.parametrize("runs", ["block", "chain"])
