@@ -146,10 +146,10 @@ class RunsOnHost(BlockOnHost):
         # where certain tokens matter: not to h = q
         able = any(policy.highest > 1 for policy in assigned.policies)
         self.certain = {
-            (number, place): walk.fixed[node]
+            (number, place): fixed
             for number, walk in enumerate(walks if able else ())
             for place, node in enumerate(walk.run)
-            if walk.fixed[node] and self._policy((number, place)).highest > 1
+            if (fixed := walk.fixed[node]) and self._policy((number, place)).highest > 1
         }
         # where h is computed from the selection law
         self.dense = {own for own in self.certain if not self._policy(own).answers_rows}
