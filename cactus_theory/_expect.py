@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 from cactus_theory import _arguments as check
-from cactus_theory._expect_report import payload, show, show_floors
 from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory._pipes import one_line
 from cactus_theory._progress import Progress
 from cactus_theory._prompts import column_of, prompts_of
 from cactus_theory._report import print_json
-from cactus_theory._tables import save_table
+from cactus_theory._tables import print_table, save_table
+from cactus_theory.decoding import ModelDrafter, load_pair
+from cactus_theory.traces import Trace, compare_observed, expect, noise_floor, row_signatures
+from cactus_theory.traces.compared import Verdict, observed_rates, read_metrics
+from cactus_theory.traces.faults import FAULTS, shown
+from cactus_theory.traces.log import log_shown
 from cactus_theory.verify.registry import find_verifier, verifiers
 
 MODES = ("sampled", "greedy")
@@ -30,7 +34,17 @@ FLOOR_TEXTS = 32
 # standard errors at a position from which on it pays to decode with faults: two thirds or more of
 # healthy engines, and hardly one with a fault that could be named, stay below at every position
 DOUBTFUL = 2.0
+# rounds to decode: thrice those counted, so that what is expected has the smaller error, and so has
+# a fault that only a decode with it shows; beyond, 2,000 counted rounds hardly name any more often
+FEWEST_ROUNDS, MOST_ROUNDS = 1000, 6000
 OF_MODELS = ("target", "draft", "prompts")
+LEGEND = "99 % intervals that hold together; all coins are integrated out, errors are "
+OF_PROMPTS = "those of these prompts' texts"
+OF_ANY = "of prompts like these (of these, and smaller, from two texts a prompt on)"
+ASSUMED = """\
+This compares an engine that decodes the same prompts to as many tokens with the same temperature,
+cuts, K and way of drafting: see to that, no counter shows it. Errors of counts are rough."""
+Line = dict[str, Any]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -46,7 +60,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--draft-mode", choices=MODES, help="how the models' tokens are drafted (sampled)")
     add("--num-draft-tokens", type=int, metavar="K", help="default: 4, or as logged")
     add("--temperature", type=float, help="of both models (1)")
-    add("--cycles", type=int, default=1000, help="rounds to decode, at least (1000)")
+    add("--cycles", type=int,
+        help="rounds to decode, at least (1000, or thrice those counted, up to 6000)")  # fmt: skip
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
@@ -70,37 +85,51 @@ def run(args: Namespace) -> int:
     _check(args)
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
+    args.temperature = 1.0 if args.temperature is None else args.temperature
     if args.floor:
         return _floor(args)
-    from cactus_theory.traces import Trace, compare_observed, expect, row_signatures
-
     args.policy = chosen_policy(args) if args.policy else "speculative"
-    seen, compared, width = _observed(args), None, {"num_draft_tokens": args.num_draft_tokens}
+    asked = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
+    seen, compared = None, None
+    if args.metrics is not None:
+        *before, now = args.metrics
+        seen = read_metrics(now, before[0] if before else None, args.rounds)
+    elif args.observed is not None:
+        seen = observed_rates(args.observed, args.rounds)
+    if args.cycles is None:
+        thrice = 0 if seen is None else round(3 * seen.rounds)
+        args.cycles = min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
     with TemporaryDirectory(prefix="expect-") as unasked:
         log = None if args.trace else _logger(args, Path(unasked))
         trace = Trace.open(args.trace) if log is None else log("healthy")
-        found = expect(trace, args.policy, args.verifier, **width)
+        found = expect(trace, **asked)
         if seen is not None:
-            signatures = row_signatures(trace, args.policy, args.verifier, **width)
+            signatures = row_signatures(trace, **asked)
             compared = compare_observed(found, seen, signatures)
             doubtful = any(abs(gap["errors"]) > DOUBTFUL for gap in compared.gaps)
             if log is not None and (compared.alarm or doubtful):
                 signatures |= _decoded(args, trace, log)
                 compared = compare_observed(found, seen, signatures)
         groups = trace.groups(args.by) if args.by else {}
-        tables = {"": payload(trace, found)} | {
-            value: payload(trace, expect(trace.part(texts), args.policy, args.verifier, **width))
+        tables = {"": _payload(trace, found)} | {
+            value: _payload(trace, expect(trace.part(texts), **asked))
             for value, texts in groups.items()
         }
+    whole = tables[""]
     if args.csv:
         lines = [
             {"group": value} | line for value, own in tables.items() for line in own["positions"]
         ]
-        save_table(args.csv, lines, {k: v for k, v in tables[""].items() if k != "positions"})
+        save_table(args.csv, lines, {k: v for k, v in whole.items() if k != "positions"})
     if args.json:
         said = {} if compared is None else {"compared": vars(compared)}
-        return print_json(tables.pop("") | said | ({"groups": tables} if groups else {}))
-    show(tables, args.by, compared, log is None)
+        del tables[""]
+        return print_json(whole | said | ({"groups": tables} if groups else {}))
+    for value, own in tables.items():
+        _show(own, f"\n{args.by} = {value}: " * bool(value))
+    print(LEGEND + (OF_PROMPTS if whole["errors_of_these_prompts"] else OF_ANY))
+    if compared is not None:
+        _show_compared(compared, log is None)
     return 0
 
 
@@ -127,30 +156,15 @@ def _check(args: Namespace) -> None:
     find_verifier(args.verifier)
 
 
-def _observed(args: Namespace) -> Any:
-    from cactus_theory.traces.observed import observed_rates, read_metrics
-
-    if args.metrics is None:
-        return None if args.observed is None else observed_rates(args.observed, args.rounds)
-    *before, now = args.metrics
-    return read_metrics(now, before[0] if before else None, args.rounds)
-
-
 def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
     """Return what decodes with the models as asked, or with a fault, and returns the trace."""
-    check.optional_module("transformers", "llm")
-    check.optional_module("safetensors.torch", "llm")
-    from cactus_theory.decoding import ModelDrafter, load_pair
-    from cactus_theory.traces.log import log_shown
-
     texts = prompts_of(args.prompts)
     groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
-    greedy = args.draft_mode == "greedy"
 
     def log(name: str, draft: Any = ModelDrafter, verifier: Any = None) -> Any:
         """Return a trace; None for a draft that cannot have the fault."""
-        if (drafter := draft(pair.draft, greedy)) is None:
+        if (drafter := draft(pair.draft, args.draft_mode == "greedy")) is None:
             return None
         return log_shown(
             args,
@@ -160,7 +174,7 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
             label=f"decoding rounds, {name}",
             draft_model=drafter,
             num_draft_tokens=args.num_draft_tokens or 4,
-            temperature=1.0 if args.temperature is None else args.temperature,
+            temperature=args.temperature,
             eos_token_ids=pair.target.generation_config.eos_token_id,
             policy=args.policy,
             verifier=verifier or args.verifier,
@@ -170,29 +184,104 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
     return log
 
 
-def _decoded(args: Namespace, trace: Any, log: Callable[..., Any]) -> dict[str, Any]:
+def _decoded(args: Namespace, trace: Trace, log: Callable[..., Any]) -> dict[str, Any]:
     """Return what each fault that a decode can have counts in one."""
-    from cactus_theory.decoding import ModelDrafter
-    from cactus_theory.traces import expect
-    from cactus_theory.traces.faults import shown
-
     judge, found = find_verifier(args.verifier), {}
     for fault in shown(trace, judge):
         faulty = fault.verifier(judge, trace.header.temperature)
-        own = None
-        if not fault.resamples:
-            own = log(fault.name, fault.draft or ModelDrafter, faulty)
+        own = None if fault.resamples else log(fault.name, fault.draft or ModelDrafter, faulty)
         if own is not None:
             found[f"{fault.name} decoded"] = expect(own, args.policy, faulty or judge)
     return found
 
 
+def _payload(trace: Trace, found: Any) -> Line:
+    """Return what was decoded, the numbers that have no position, and a line for each position."""
+    product, width = found.product_of_means, len(found.accepted)
+    names = ["tokens_per_call", *["accepted"] * width, *["if_reached"] * width]
+    means = [found.tokens_per_call, *found.accepted, *found.if_reached]
+    tokens, *spans = (
+        {name: own.value, f"{name}_low": low, f"{name}_high": high}
+        for name, own, (low, high) in zip(names, means, found.intervals(means), strict=True)
+    )
+    content = {
+        "policy": found.replay.policy,
+        "verifier": found.replay.verifier,
+        "num_draft_tokens": width,
+        "temperature": trace.header.temperature,
+        "drafts": "sampled" if trace.manifest.total("draft_rows") else "greedy",
+        "rounds": int(found.rounds),
+        "texts": found.texts,
+        "errors_of_these_prompts": bool(found.strata.any()),
+        "accepted_per_call": found.replay.accepted_per_call.value,
+    } | tokens
+    if product is not None:
+        less = product - found.tokens_per_call
+        content |= {"product_of_means": product.value, "product_difference": less.value}
+        content["product_difference_se"] = found.error(less)
+    columns = zip(range(width), spans[:width], spans[width:], strict=True)
+    content["positions"] = [{"position": place + 1} | own | other for place, own, other in columns]
+    return content
+
+
+def _show(own: Line, title: str) -> None:
+    """Print the table of all texts or of a group."""
+    print(
+        title
+        + "{policy}, {verifier}, K = {num_draft_tokens}, {drafts} drafts, temperature "
+        "{temperature:g}: {rounds} rounds of {texts} texts".format(**own)
+    )
+    cells = [
+        [str(line["position"]), _interval(line, "accepted"), _interval(line, "if_reached")]
+        for line in own["positions"]
+    ]
+    print_table(["position", "reached and accepted", "accepted if reached"], cells, ())
+    print(f"tokens a call {_interval(own, 'tokens_per_call')}, ", end="")
+    print("{accepted_per_call:.4f} of them drafted".format(**own))
+    if "product_of_means" in own:
+        print(
+            "product of mean acceptances {product_of_means:.4f}, off by {product_difference:+.4f} "
+            "±{product_difference_se:.4f}".format(**own)
+        )
+
+
+def _interval(line: Line, name: str) -> str:
+    return f"{line[name]:.4f} ({line[f'{name}_low']:.4f} to {line[f'{name}_high']:.4f})"
+
+
+def _show_compared(compared: Verdict, by_rows: bool) -> None:
+    """Print every gap and the verdict."""
+    heads = ["position", "expected if reached", "observed", "off by", "in errors", ""]
+    cells = [
+        [
+            str(gap["position"] or "tokens a call"),
+            "{expected:.4f} ±{expected_error:.4f}".format(**gap),
+            "{observed:.4f} ±{observed_error:.4f}".format(**gap),
+            f"{gap['observed'] - gap['expected']:+.4f}",
+            f"{gap['errors']:+.1f}",
+            "OFF" * gap["off"],
+        ]
+        for gap in compared.gaps
+    ]
+    print()
+    print_table(heads, cells, ())
+    named = [own for name in compared.named for own in FAULTS if own.name == name]
+    if not compared.alarm:
+        print("as expected: nothing is off")
+    else:
+        print("not as expected; it looks like" if named else "not as expected, nor any known fault")
+        for own in named:
+            print(f"  {own.name}: {own.says} ({own.thread})")
+        if by_rows:
+            left = ", ".join(own.name for own in FAULTS if own.draft is not None)
+            print(f"not tried, as they need both models: {left}")
+    if compared.alike:
+        print(f"would look healthy here: {', '.join(compared.alike)}")
+    print(ASSUMED)
+
+
 def _floor(args: Namespace) -> int:
     """Measure and print the noise floor per dtype; one that does not run here is named."""
-    check.optional_module("transformers", "llm")
-    from cactus_theory.decoding import load_pair
-    from cactus_theory.traces import noise_floor
-
     texts, floors = prompts_of(args.prompts)[:FLOOR_TEXTS], []
     for name in args.dtype or DTYPES[:1]:
         options = {"device": args.device, "dtype": getattr(torch, name)}
@@ -204,7 +293,7 @@ def _floor(args: Namespace) -> int:
                     [pair.tokenizer(text)["input_ids"] for text in texts],
                     width=(args.num_draft_tokens or 4) + 1,
                     max_new_tokens=args.max_new_tokens,
-                    temperature=1.0 if args.temperature is None else args.temperature,
+                    temperature=args.temperature,
                     seed=args.seed,
                     on_text=progress.update,
                 )
@@ -218,5 +307,13 @@ def _floor(args: Namespace) -> int:
         save_table(args.csv, floors, {"target": Path(args.target).name})
     if args.json:
         return print_json({"floors": floors})
-    show_floors(floors)
+    cells = [
+        [own["dtype"], "{kl_per_token:.3g} ±{standard_error:.1g}".format(**own), str(own["rows"])]
+        for own in floors
+    ]
+    print_table(["dtype", "KL a token (nats)", "rows"], cells, (0,))
+    print(
+        f"the target's rows of passes over {floors[0]['width']} tokens against passes over one, on "
+        "this machine: a smaller budget is less than rounding"
+    )
     return 0

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _told(args)
-    from cactus_theory.decoding import DecodeOptions, Siblings, TextPieces, decode, load_pair
+    from cactus_theory.decoding import DecodeOptions, TextPieces, decode, load_pair
     from cactus_theory.decoding.drafters import as_drafter
 
     told: dict[str, Any] = {} if tuned.plain else {**tuned.options}
@@ -120,8 +120,7 @@ def run(args: argparse.Namespace) -> int:
         if not hasattr(drafter, "stop"):
             raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
         drafter = replace(drafter, stop=args.draft_stop)
-    if args.siblings is not None:
-        drafter = Siblings(drafter, args.siblings)
+    drafter = tuned.drafter(drafter)
     result = decode(pair.target, drafter, ids, options)
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
@@ -175,7 +174,7 @@ def _told(args: argparse.Namespace) -> TunedSetting:
         temperature = 1.0 if args.temperature is None else args.temperature
         rule = chosen_policy(args, find_rule)
         verifier = args.verifier or ("chain" if args.siblings is None else "tree")
-        return TunedSetting(rule, verifier, width, temperature)
+        return TunedSetting(rule, verifier, width, temperature, siblings=args.siblings or 0)
     for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings", "delta", "price"):
         if (given := getattr(args, name)) is not None:
             flag = name.replace("_", "-")

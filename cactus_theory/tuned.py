@@ -13,7 +13,9 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify.registry import find_verifier, registered_verifier
 
-FORMAT, VERSION = "cactus-theory tuned", 1
+FORMAT = "cactus-theory tuned"
+# of drafted paths, and with siblings, which earlier releases would leave out
+VERSIONS = 1, 2
 WEIGHTS = ("target_weights", "draft_weights")
 
 
@@ -29,6 +31,7 @@ class TunedSetting:
     weights : what tells the two models from others, where it is known.
     dtype : of the models that were timed, where it is known.
     noise_floor : KL per token between the target's wide and single passes, where it was measured.
+    siblings : likeliest tokens beside each drafted one (:meth:`drafter`).
 
     Examples
     --------
@@ -46,6 +49,7 @@ class TunedSetting:
     weights: dict[str, str] = field(default_factory=dict)
     dtype: str | None = None
     noise_floor: float | None = None
+    siblings: int = 0
 
     @property
     def below_floor(self) -> str | None:
@@ -77,6 +81,12 @@ class TunedSetting:
             "num_draft_tokens": self.num_draft_tokens,
             "temperature": self.temperature,
         }
+
+    def drafter(self, draft_model: Any) -> Any:
+        """Return what to draft with: a model or drafter, with siblings beside its tokens if any."""
+        from cactus_theory.decoding.drafters import Siblings, as_drafter
+
+        return Siblings(as_drafter(draft_model), self.siblings) if self.siblings else draft_model
 
     def check_pair(self, target_model: Any, draft_model: Any) -> None:
         """Raise unless these are the models that it was tuned for, as far as that is known.
@@ -148,7 +158,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     (1, 'chain')
     """
     path = Path(path)
-    content = read_marked(path, FORMAT, VERSION)
+    content = read_marked(path, FORMAT, *VERSIONS)
     try:
         best, about = content["recommended"], content["source"]
         temperature = _amount(path, "temperature", about.get("temperature", 1.0))
@@ -166,7 +176,8 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
             raise ValueError(
                 f"{path}: noise_floor must have kl_per_token; got {floor!r:.60}"
             ) from None
-    return TunedSetting(*own, temperature, level, divergence, known, dtype, floor)
+    siblings = 0 if best is None else _siblings(path, best)
+    return TunedSetting(*own, temperature, level, divergence, known, dtype, floor, siblings)
 
 
 def _amount(path: Path, name: str, value: Any) -> float:
@@ -189,3 +200,10 @@ def _setting(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy
     if type(width) is not int or width < 1:
         raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r:.60}")
     return rule, judge.spec, width
+
+
+def _siblings(path: Path, best: dict[str, Any]) -> int:
+    count = best.get("siblings", 0)
+    if type(count) is not int or count < 0:
+        raise ValueError(f"{path}: siblings must be a whole number; got {count!r:.60}")
+    return count

@@ -273,7 +273,7 @@ def test_costs_are_times(tmp_path: Path, change: dict) -> None:
     marked = {"format": "cactus-theory tuned", "version": 1, "costs": Costs.ratios(0.1).as_json()}
     path.write_text(json.dumps(marked))
     assert Costs.load(path, 1) == Costs.ratios(0.1)
-    for wrong in ({"costs": marked["costs"] | change}, {"format": "x"}, {"version": 2}):
+    for wrong in ({"costs": marked["costs"] | change}, {"format": "x"}, {"version": 3}):
         path.write_text(json.dumps(marked | wrong))
         with pytest.raises(ValueError, match=r"--costs: must be .* got .*tuned\.json"):
             Costs.load(path, 1)

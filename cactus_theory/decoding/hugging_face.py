@@ -112,7 +112,7 @@ def speculative_generate(
         own = follow(tuned, model, draft_model, given)
         _check_temperature(generation_config, own.temperature)
         policy, verifier = own.policy or policy, own.verifier or verifier
-        num_draft_tokens = own.num_draft_tokens
+        num_draft_tokens, draft_model = own.num_draft_tokens, own.drafter(draft_model)
     if meter is None:
         meter = bool(generation_config.return_dict_in_generate)
     criteria = [*stopping_criteria, *_strings(stop_strings, tokenizer)]

@@ -105,7 +105,8 @@ def generate(
     on_round : called after every round with its counts and seconds (``pace.Round``); what
         passes between two rounds is in neither.
     tuned : instead of policy, verifier, num_draft_tokens and temperature: a file that
-        ``cactus-theory tune --out`` wrote for these models, or what ``ct.load_tuned`` read.
+        ``cactus-theory tune --out`` wrote for these models, or what ``ct.load_tuned`` read; one
+        that names siblings drafts them beside ``draft_model``.
 
     Rules, processors, callbacks and schedules of your own get copies: all may keep them, and all
     but rules may change them.
@@ -147,6 +148,7 @@ def generate(
         own = follow(tuned, target_model, draft_model, given)
         policy, verifier = own.policy, own.verifier or "chain"
         num_draft_tokens, temperature = own.num_draft_tokens, own.temperature
+        draft_model = own.drafter(draft_model)
     if policy is None:
         raise ValueError("policy, tuned: exactly one must be given; got neither")
     options = DecodeOptions.of(locals())

@@ -3,13 +3,12 @@
 from cactus_theory.traces._folder import save_trace
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.audits import PooledAudit, pooled_audit, row_pairs
-from cactus_theory.traces.compared import compare_observed
+from cactus_theory.traces.compared import Observation, compare_observed
 from cactus_theory.traces.estimate import Estimate, Replay
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.faults import row_signatures
 from cactus_theory.traces.log import log_trace
 from cactus_theory.traces.noise import NoiseFloor, noise_floor
-from cactus_theory.traces.observed import Observation
 from cactus_theory.traces.paired import Comparison, compare, divergence_at, tokens_at
 from cactus_theory.traces.replays import replay
 from cactus_theory.traces.rows import SavedRows

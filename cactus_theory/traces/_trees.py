@@ -46,9 +46,8 @@ class TreeWalk:
         self.ids, self.whole = cycle.draft_token_ids.tolist(), judge.runs == "block"
         self.r = self.q if draft.probs is None else draft.probs[0]
         self.steps, assigned = Steps(draft, 0, self.ids), Assignment((rule,))
-        self.depth = [0, *(len(draft.path(0, place)) for place in range(len(self.ids)))]
-        if type(rule).certain_tree is not Policy.certain_tree:
-            self.steps.look_ahead(assigned, self.q)
+        self.depth = draft.depths[0]
+        self.steps.look_ahead(assigned, self.q)
         self.children = draft.children(0)
         nodes = [node for node, own in enumerate(self.children) if own]
         self.number, self.path = {node: number for number, node in enumerate(nodes)}, None

@@ -1,4 +1,4 @@
-"""Hold what an engine counted against what is expected: which position is off, and by how much.
+"""What an engine counted, held against what is expected: which position is off, and by how much.
 
 Positions are compared among the tokens that reach them, since an early fault lowers every later
 count. Errors are the expectation's over texts, and those of the counts: binomial, or larger where
@@ -6,33 +6,149 @@ rounds of one text are alike in the trace. Counts do not say which text they are
 are rough.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from cactus_theory import _arguments as check
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.expect import Expectation, critical
-from cactus_theory.traces.observed import Observation
 
+# counters of vLLM, which end in _total in its Prometheus text, and the gauge of SGLang
+DRAFTS, DRAFTED, BY_POSITION = (
+    f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens_per_pos")
+)
+LENGTH = "sglang:spec_accept_length"
+LINE = re.compile(
+    rf"^(({DRAFTS}|{DRAFTED}|{BY_POSITION}|{LENGTH})(?:_total)?)(\{{.*\}})?[ \t]+(\S+)"
+    r"(?:[ \t]+-?\d+)?[ \t]*$",
+    re.MULTILINE,
+)
+POSITION, MODEL = re.compile(r'[{,]\s*position="(\d+)"'), re.compile(r'[{,]\s*model_name="([^"]*)"')
+# a few rounds at the end of answers draft fewer tokens than the rest
+FEWER = 0.05
 # of all tests of one comparison together: of 50 healthy engines one may raise an alarm
 QUIET = 0.98
 # a position that fewer rounds reached is not judged: its share is no normal number
 FEWEST = 10
+GAP = "position", "expected", "expected_error", "observed", "observed_error", "errors", "off"
 Column = Float[np.ndarray, "numbers"]
 
 
-GAP: tuple[str, ...] = (
-    "position",
-    "expected",
-    "expected_error",
-    "observed",
-    "observed_error",
-    "errors",
-    "off",
-)
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What was counted.
+
+    Attributes
+    ----------
+    accepted : (K,) shares of rounds that reach and accept each position; or one number, the new
+        tokens per target call.
+    rounds : how many were counted.
+    rounding : standard deviations of what was rounded away.
+    is_length : whether it is tokens per call, the one that was not drafted among them.
+
+    Examples
+    --------
+    >>> Observation(np.array([0.8, 0.55]), 1000, np.zeros(2)).accepted
+    array([0.8 , 0.55])
+    """
+
+    accepted: Float[np.ndarray, "K"]
+    rounds: float
+    rounding: Float[np.ndarray, "K"]
+    is_length: bool = False
+
+
+def observed_rates(text: str, rounds: float | None) -> Observation:
+    """Return what an engine prints: accepted at each position over drafts, or tokens per call.
+
+    Raises
+    ------
+    ValueError
+        Numbers that are neither, or that rise; no rounds.
+    """
+    words = [word.strip() for word in text.split(",")]
+    rates = np.array([check.number("--observed", word, 0) for word in words])
+    if (len(rates) > 1 and rates.max() > 1) or (np.diff(rates) > 0).any():
+        raise ValueError(
+            "--observed: must be shares of all drafts that accept each position, which cannot "
+            "rise (of those that reached it: multiply them up), or the tokens of a call; "
+            f"got {text!r}"
+        )
+    if rounds is None:
+        raise ValueError(
+            "--rounds: must say over how many rounds (drafts, target calls) the observed numbers "
+            "were counted, as their error depends on it; got none"
+        )
+    digits = [17 if "e" in word.lower() else len(word.partition(".")[2]) for word in words]
+    rounding = 10.0 ** -np.array(digits) / np.sqrt(12)
+    is_length = len(rates) == 1 and rates[0] > 1
+    return Observation(rates, check.number("--rounds", rounds, 1), rounding, bool(is_length))
+
+
+def read_metrics(path: str | Path, before: str | Path | None, rounds: float | None) -> Observation:
+    """Return what the Prometheus text of vLLM or SGLang says; ``before`` is taken off counters.
+
+    Raises
+    ------
+    OSError, ValueError
+        Files that cannot be read, that hold neither engine's numbers, or several models.
+    """
+    now = _samples(path)
+    if not any(name == DRAFTS for name, _ in now):
+        lengths = [value for (name, _), value in now.items() if name == LENGTH]
+        if len(lengths) != 1 or before is not None:
+            raise ValueError(
+                f"--metrics: must hold {DRAFTS}_total, or {LENGTH} once in one file, as it is no "
+                f"counter; got {len(lengths)} lines in {path}"
+            )
+        return replace(observed_rates(repr(lengths[0]), rounds), is_length=True)
+    earlier = {} if before is None else _samples(before)
+    counts, places = defaultdict[str, float](float), defaultdict[int, float](float)
+    for (name, labels), value in now.items():
+        own = value - earlier.get((name, labels), 0.0)
+        counts[name] += own
+        if name == BY_POSITION and (place := POSITION.search(labels)):
+            places[int(place[1])] += own
+    drafts, drafted, width = counts[DRAFTS], counts[DRAFTED], len(places)
+    if not width or sorted(places) != list(range(width)) or drafts <= 0:
+        raise ValueError(
+            "--metrics: must count drafts, after the earlier file if two are given, and accepted "
+            f"tokens at positions 0, 1, …; got {drafts:g} drafts, positions {sorted(places)}"
+        )
+    if abs(drafted / drafts - width) > FEWER * width:
+        raise ValueError(
+            f"--metrics: rounds must draft {width} tokens, as there are positions; got "
+            f"{drafted / drafts:.2f} in {path}"
+        )
+    rates = np.array([places[number] for number in range(width)]) / drafts
+    if rates[0] > 1 or rates[-1] < 0 or (np.diff(rates) > 0).any():
+        raise ValueError(
+            f"--metrics: counts must not rise with the position; got {rates} in {path}"
+        )
+    return Observation(rates, drafts, np.zeros(width))
+
+
+def _samples(path: str | Path) -> dict[tuple[str, str], float]:
+    """Return name without _total and labels → value, of the lines that are of interest."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OSError(f"--metrics: must be a readable text; {error}") from None
+    found = {
+        (name, labels): check.number(f"--metrics: {written} in {path}", value, 0)
+        for written, name, labels, value in LINE.findall(text)
+    }
+    models = {model for _, labels in found for model in MODEL.findall(labels)}
+    if len(models) > 1:
+        raise ValueError(f"--metrics: must be of one model; got {', '.join(sorted(models))}")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,29 +194,28 @@ def compare_observed(
     >>> compare_observed(healthy, seen, faulty).named
     ('no-draft-law',)
     """
-    signatures = {} if signatures is None else signatures
     base, shown = _Numbers(healthy, seen), []
     least = critical(len(base.places), healthy.freedom)
-    for name, signature in signatures.items():
-        other = _Numbers(signature, seen)
+    alike = {}
+    for spec, signature in (signatures or {}).items():
+        name, other = spec.partition(" ")[0], _Numbers(signature, seen)
         step = other.expected - base.expected
-        if (np.abs(step) > least * base.apart(other)).any():
-            shown.append((name.partition(" ")[0], other, base.along(step / base.spread**2)))
+        shows = bool((np.abs(step) > least * base.apart(other)).any())
+        alike[name] = alike.get(name, True) and not shows
+        if shows:
+            shown.append((other.worst, name, other.fits, base.along(step / base.spread**2)))
     reach = critical(len(base.places) + len(shown) / 2, healthy.freedom, QUIET)
     columns = base.places, base.expected, base.known, base.observed, base.spread, base.errors
     lines = zip(*(own.tolist() for own in columns), strict=True)
-    gaps = [dict(zip(GAP, (*own, abs(own[-1]) > reach), strict=True)) for own in lines]
+    gaps: list[dict[str, Any]] = [
+        dict(zip(GAP, (*own, abs(own[-1]) > reach), strict=True)) for own in lines
+    ]
     alarm = any(gap["off"] for gap in gaps) or any(towards > reach for *_, towards in shown)
     alone = critical(1 / 2, healthy.freedom)
-    named = [
-        (other.worst, name)
-        for name, other, towards in shown
-        if alarm and towards > alone and other.fits
-    ]
-    nearest = dict.fromkeys(name for _, name in sorted(named))
-    names = dict.fromkeys(name.partition(" ")[0] for name in signatures)
-    alike = names.keys() - {name for name, *_ in shown}
-    return Verdict(gaps, alarm, tuple(nearest), tuple(own for own in names if own in alike))
+    named = dict.fromkeys(
+        name for _, name, fits, towards in sorted(shown) if alarm and fits and towards > alone
+    )
+    return Verdict(gaps, alarm, tuple(named), tuple(name for name, own in alike.items() if own))
 
 
 class _Numbers:
@@ -111,39 +226,37 @@ class _Numbers:
 
     def __init__(self, own: Expectation, seen: Observation) -> None:
         self.own, width = own, len(own.if_reached)
-        count, self.observed, rounding = np.array([seen.rounds]), seen.accepted, seen.rounding
-        self.places, self.means, step = np.zeros(1, int), [own.tokens_per_call], 0.0
-        scatter = np.array([own.length_scatter])
         if seen.is_length and seen.accepted[0] > width + 1:
             raise ValueError(
                 f"observed: tokens per call must be at most {width + 1}, all {width} drafted and "
                 f"one more; got {seen.accepted[0]:g}"
             )
-        if not seen.is_length:
-            if len(seen.accepted) != width:
-                raise ValueError(
-                    f"observed: must have the {width} positions that are expected (another K is "
-                    f"another decode); got {len(seen.accepted)}"
-                )
-            before = np.concatenate([[1.0], seen.accepted[:-1]])
-            on = np.flatnonzero(before * seen.rounds >= FEWEST)
-            before, earlier = before[on], np.concatenate([[0.0], rounding[:-1]])[on]
-            count, step, self.places = before * seen.rounds, 0.5, on + 1
-            self.observed = seen.accepted[on] / before
-            rounding = np.hypot(rounding[on], self.observed * earlier) / before
+        if not seen.is_length and len(seen.accepted) != width:
+            raise ValueError(
+                f"observed: must have the {width} positions that are expected (another K is "
+                f"another decode); got {len(seen.accepted)}"
+            )
+        before = np.concatenate([[1.0], seen.accepted[:-1]])
+        on = np.flatnonzero(seen.is_length | (before * seen.rounds >= FEWEST))
+        before, earlier = before[on], np.concatenate([[0.0], seen.rounding[:-1]])[on]
+        self.observed = seen.accepted[on] / before
+        rounding = np.hypot(seen.rounding[on], self.observed * earlier) / before
+        if seen.is_length:
+            self.places, self.means, step = on, [own.tokens_per_call], 0.0
+            scatter = np.array([own.length_scatter])
+        else:
+            self.places, step = on + 1, 0.5
             self.means = [own.if_reached[place] for place in on.tolist()]
-            # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
-            rates = np.clip(np.nan_to_num([mean.value for mean in self.means]), 0, 1)
-            near = (count * rates + 0.5) / (count + 1)
             scatter = np.nan_to_num([own.scatter(place) for place in on.tolist()])
-            scatter = np.maximum(scatter, near * (1 - near))
+        count = before * seen.rounds
         self.expected = np.nan_to_num(np.array([mean.value for mean in self.means]))
         self.known = np.nan_to_num(np.array([own.error(mean) for mean in self.means]))
-        self.spread = np.hypot(np.sqrt(scatter / count), rounding)
+        # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
+        near = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
+        self.spread = np.hypot(np.sqrt(np.maximum(scatter, near * (1 - near)) / count), rounding)
         gap = self.observed - self.expected
         less = np.sign(gap) * np.maximum(np.abs(gap) - step / count, 0.0)
         self.errors: Column = less / np.hypot(self.spread, self.known)
-
         self.worst = float(np.abs(self.errors).max())
         self.fits = self.worst <= critical(len(self.places), own.freedom)
 

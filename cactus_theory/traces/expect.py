@@ -186,7 +186,10 @@ def expect(
         if on_cycles is not None:
             on_cycles(int(sums.cycles.sum()))
     result = sums.result(rule.spec, judge.spec, found.fingerprint)
-    return Expectation(result, squares, None if rule.needs_path else alone, _strata(found))
+    prompts = np.array(found.prompts)
+    single = np.unique(prompts, return_counts=True)[1].min() < 2
+    strata = np.zeros_like(prompts) if single else prompts
+    return Expectation(result, squares, None if rule.needs_path else alone, strata)
 
 
 def _alone(batch: Batch, rule: Policy) -> Float[Tensor, "batch K"]:
@@ -203,13 +206,6 @@ def _within(values: PerText, strata: Int[np.ndarray, "texts"]) -> float:
         return float("nan")
     around = values - (np.bincount(which, values) / sizes)[which]
     return float((sizes / (sizes - 1) * np.bincount(which, around**2)).sum())
-
-
-def _strata(trace: Trace) -> Int[np.ndarray, "texts"]:
-    """Return the prompts of texts, or 0 where some prompt has one text only."""
-    prompts = np.array(trace.prompts)
-    sizes = np.unique(prompts, return_counts=True)[1]
-    return prompts if sizes.min() > 1 else np.zeros_like(prompts)
 
 
 @cache

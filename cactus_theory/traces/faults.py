@@ -19,12 +19,7 @@ from torch import Tensor
 from cactus_theory.decoding.drafters import Drafter
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import normalised_or
-from cactus_theory.traces._misled import (
-    Misled,
-    behind_after_refusals,
-    counted_from_the_round,
-    one_slot_off,
-)
+from cactus_theory.traces._misled import Misled
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.block import Block
@@ -58,9 +53,10 @@ class Fault:
     ----------
     name, says, thread : what happens, and where it was seen.
     needs : a ``tempered`` decode, ``sampled`` drafts, the ``block`` verifier: words.
-    rows, judge : what it makes of rows and of the verifier.
+    rows : what it makes of rows.
+    judge : the verifier that takes the place of another.
     draft : a drafter that has it, of a model and whether it is greedy; None if it cannot.
-    resamples : whether tokens come from another law, so that no verifier alone can decode with it.
+    resamples : whether tokens are drawn otherwise, so that no verifier alone can decode with it.
     """
 
     name: str
@@ -68,15 +64,15 @@ class Fault:
     thread: str
     needs: str = ""
     rows: Change | None = None
-    judge: Callable[[Verifier], Verifier] | None = None
+    judge: Verifier | None = None
     draft: Callable[[Any, bool], Drafter | None] | None = None
     resamples: bool = False
 
     def verifier(self, judge: Verifier, temperature: float) -> Verifier | None:
         """Return the verifier with the fault; None if it is not the verifier's."""
-        if self.rows is not None:
-            return Planted(judge, self.name, self.rows, temperature)
-        return None if self.judge is None else self.judge(judge)
+        if self.rows is None:
+            return self.judge
+        return Planted(judge, self.name, self.rows, temperature)
 
 
 class Planted(Verifier):
@@ -129,26 +125,12 @@ def _cut(rows: Tensor) -> Tensor:
 
 
 def _shifted(rows: Rows, step: int) -> Rows:
-    last = rows.q.shape[1] - 1
-    return replace(rows, q=rows.q[:, (torch.arange(last + 1) + step).clamp(0, last)])
+    places = torch.arange(rows.q.shape[1])
+    return replace(rows, q=rows.q[:, (places + step).clamp(0, len(places) - 1)])
 
 
 def _reported_raw(rows: Rows) -> Rows:
     return rows if rows.p is None else replace(rows, p=_raw(rows.p, rows.temperature))
-
-
-def _raw_draft(rows: Rows) -> Rows:
-    raw = _reported_raw(rows)
-    return replace(raw, sampled=raw.p)
-
-
-def _as_drafted(rows: Rows) -> Rows:
-    """Return rows under which a token is kept wherever its coin could be 0."""
-    return replace(rows, p=rows.q[:, :-1])
-
-
-def _cut_draft(rows: Rows) -> Rows:
-    return rows if rows.p is None else replace(rows, sampled=_cut(rows.p))
 
 
 FAULTS = (
@@ -160,7 +142,8 @@ FAULTS = (
     Fault(
         "law-before-top-k",
         f"the draft samples from its {USUAL_TOP_K} likeliest tokens and reports its whole row",
-        *("huggingface/transformers#47932", "sampled", _cut_draft),
+        *("huggingface/transformers#47932", "sampled"),
+        rows=lambda rows: replace(rows, sampled=None if rows.p is None else _cut(rows.p)),
         resamples=True,
     ),
     Fault(
@@ -187,7 +170,8 @@ FAULTS = (
     Fault(
         "draft-temperature",
         "the draft's rows lack the temperature that the target's have",
-        *("z-lab/dflash#74", "sampled tempered", _raw_draft),
+        *("z-lab/dflash#74", "sampled tempered"),
+        rows=lambda rows: replace(raw := _reported_raw(rows), sampled=raw.p),
         resamples=True,
     ),
     Fault(
@@ -199,35 +183,36 @@ FAULTS = (
         "block-by-token",
         "drafts that should be verified as a whole are verified token by token",
         *("vllm-project/vllm-ascend#7807", "block"),
-        judge=lambda judge: Chain(),
+        judge=Chain(),
     ),
-    Fault(
+    Fault(  # as if of one law: a token is kept wherever its coin could be 0
         "coin-zero",
         "every acceptance coin is 0, and whatever is possible is accepted",
-        *("vllm-project/vllm-ascend#13730", "", _as_drafted),
+        *("vllm-project/vllm-ascend#13730", "", lambda rows: replace(rows, p=rows.q[:, :-1])),
     ),
     Fault(  # which changes what is emitted, and nothing that is accepted
         "noise-reused",
         "what replaces a refused token is drawn with the draft's noise",
         *("vllm-project/vllm#54282", "sampled", lambda rows: rows),
+        resamples=True,
     ),
     Fault(
         "beyond-the-block",
         "K is beyond the draft's block, and its slots are off by what does not fit",
         "vllm-project/vllm#41834",
-        draft=partial(Misled, view=one_slot_off),
+        draft=partial(Misled, unseen=1),
     ),
     Fault(
         "positions-by-index",
         "drafted tokens' positions count from the round's start, not the text's",
         "vllm-project/vllm#26498, looks like #51009",
-        draft=partial(Misled, view=counted_from_the_round),
+        draft=partial(Misled, from_round=True),
     ),
     Fault(
         "context-lost",
         "every refusal costs the draft's cache two tokens that it never sees again",
         "lablup/mlxcel#994",
-        draft=partial(Misled, view=behind_after_refusals),
+        draft=partial(Misled, lost=2),
     ),
     Fault(
         "window-as-full",
@@ -270,9 +255,9 @@ def row_signatures(
     """
     judge = find_verifier(verifier)
     trace = Trace.open(source) if isinstance(source, str | Path) else source
-    planted = {own: own.verifier(judge, trace.header.temperature) for own in shown(trace, judge)}
+    hot = trace.header.temperature
     return {
         own.name: expect(trace, policy, faulty, num_draft_tokens=num_draft_tokens)
-        for own, faulty in planted.items()
-        if faulty is not None
+        for own in shown(trace, judge)
+        if (faulty := own.verifier(judge, hot)) is not None
     }

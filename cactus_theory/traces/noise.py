@@ -82,25 +82,21 @@ def noise_floor(
     check.number("temperature", temperature, 0, open_low=True)
     if not prompts_ids or not all(map(len, prompts_ids)):
         raise ValueError("prompts_ids: must hold prompts of at least one token; got none or empty")
-    source = torch.Generator().manual_seed(seed)
-    spent = np.zeros(len(prompts_ids))
-    for number, prompt in enumerate(prompts_ids):
-        size = len(prompt) + max_new_tokens
-        single, wide = CachedModel(target_model, size), CachedModel(target_model, size)
-        row, new, rows = _rows(single, list(prompt), temperature), [], []
+    source, spent = torch.Generator().manual_seed(seed), []
+    for prompt in prompts_ids:
+        single, wide = (CachedModel(target_model, len(prompt) + max_new_tokens) for _ in range(2))
+        rows, new = [_rows(single, list(prompt), temperature)], []
         for coin in torch.rand(max_new_tokens, generator=source, dtype=torch.float64):
-            new.append(int(pick(row.exp(), coin[None].to(row.device))))
-            row = _rows(single, new[-1:], temperature)
-            rows.append(row)
+            new.append(int(pick(rows[-1].exp(), coin[None].to(rows[-1].device))))
+            rows.append(_rows(single, new[-1:], temperature))
         _rows(wide, list(prompt), temperature)
         parts = [new[start : start + width] for start in range(0, len(new), width)]
         log_h = torch.cat([_rows(wide, own, temperature, len(own)) for own in parts])
-        log_q = torch.cat(rows)
-        gap = torch.where(log_h > -torch.inf, log_h - log_q, 0.0)
-        spent[number] = float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum())
+        gap = torch.where(log_h > -torch.inf, log_h - torch.cat(rows[1:]), 0.0)
+        spent.append(float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum()))
         if on_text is not None:
-            on_text(number + 1)
-    mean = ratio_of_sums(spent, np.full(len(spent), float(max_new_tokens)), "texts")
+            on_text(len(spent))
+    mean = ratio_of_sums(np.array(spent), np.full(len(spent), float(max_new_tokens)), "texts")
     count = len(spent) * max_new_tokens
     return NoiseFloor(mean.value, mean.standard_error, count, width, dtype_of([target_model]))
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from cactus_theory.divergences import divergence
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces.estimate import Estimate, ratio_of_sums
+from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 from cactus_theory.traces.replays import ENTRIES, _judged
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.registry import find_verifier
@@ -24,42 +25,35 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
     logged rows count as often as a lossless decode reaches them. The standard error is over texts.
     None where the coldest that is tried, .3 of the trace's, is nearer than that.
     """
-    rough = _read(TEMPERATURES, np.array([own.value for own in _curve(trace, TEMPERATURES)]), nats)
+    rough = _read(TEMPERATURES, [own.value for own in _tempered(trace, TEMPERATURES)], nats)
     if rough is None:
         return None
     near = sorted({min(rough * factor, 1.0) for factor in NEAR})
-    curves = np.array([[own.value, *own.left_out] for own in _curve(trace, near)]).T
-    whole, *others = (
-        trace.header.temperature * (_read(near, own, nats) or near[0]) for own in curves
-    )
-    return Estimate(whole, np.array(others), trace.fingerprint)
+
+    def read(*curve: float) -> float:
+        return trace.header.temperature * (_read(near, curve, nats) or near[0])
+
+    return combined(np.vectorize(read), *_tempered(trace, near))
 
 
-def _curve(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
-    """Return the mean KL of the rows that are reached, by temperature."""
+def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
+    """Return the mean KL at each temperature."""
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
-    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
+    ends, kl = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64), divergence("kl").value
     lossless, chain = find_policy("speculative"), find_verifier("chain")
+    colder = [find_policy("tempered", temperature=own) for own in temperatures]
     for batch in trace.batches(ENTRIES):
         alive, going, _ = _judged(batch, lossless, chain, {}, ends)
         reached = torch.where(going, alive, 0.0)
         text = int(batch.text[0])
         weight[text] += float(reached.sum())
-        logs = batch.target_probs.log()
-        for place, temperature in enumerate(temperatures):
-            spent[place, text] += float((reached * _from_tempered(logs, temperature)).sum())
+        q = batch.target_probs
+        for place, rule in enumerate(colder):
+            spent[place, text] += float((reached * kl(rule.emitted(q, q), q)).sum())
     return [ratio_of_sums(own, weight, trace.fingerprint) for own in spent]
 
 
-def _from_tempered(logs: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return KL of rows at a temperature from the rows, of which these are the logarithms."""
-    scaled = logs / temperature
-    law = scaled.softmax(-1)
-    mean = torch.where(law > 0, law * logs, 0.0).sum(-1)
-    return ((1 / temperature - 1) * mean - scaled.logsumexp(-1)).clamp(min=0.0)
-
-
-def _read(temperatures: Sequence[float], curve: np.ndarray, nats: float) -> float | None:
+def _read(temperatures: Sequence[float], curve: Sequence[float], nats: float) -> float | None:
     """Return where the curve over rising temperatures has so many nats, None beyond the coldest."""
     roots = np.sqrt(np.maximum.accumulate(curve[::-1]))
     if nats > roots[-1] ** 2:

@@ -22,10 +22,11 @@ LOOSER = 1.4
 UPPER = 0.9
 # nats an answer that promise something
 TIGHT = 0.1
+NO_TREE = "trees (Siblings, LikeliestTree: passes over their nodes are not timed)"
 ALWAYS = (
     "other schedules than that ledger (Between, ByPosition)",
     "greedy and n-gram drafts",
-    "trees (Siblings, LikeliestTree: passes over their nodes are not timed)",
+    NO_TREE,
     "drafts that stop early (--draft-stop)",
     "other temperatures and cuts than those of the rows",
 )
@@ -100,8 +101,17 @@ def answers_of(judged: Trace, family: Family, policy: str, width: int, level: fl
     )
 
 
-def not_tried(families: Sequence[str], widths: Sequence[int], batches: Sequence[int]) -> list[str]:
+def not_tried(
+    families: Sequence[str],
+    widths: Sequence[int],
+    batches: Sequence[int],
+    siblings: Sequence[int] = (),
+) -> list[str]:
     """Return what a choice among families (name@verifier), K and batch sizes leaves out."""
+    trees = NO_TREE
+    if siblings:
+        counts = ", ".join(map(str, siblings))
+        trees = f"trees but {counts} siblings a place, which the row knows nothing of"
     tried: dict[str, set[str]] = {}
     for name, verifier in (key.rsplit("@", 1) for key in families):
         tried.setdefault(name, set()).add(verifier)
@@ -118,5 +128,5 @@ def not_tried(families: Sequence[str], widths: Sequence[int], batches: Sequence[
         *([f"verifiers {', '.join(missing)}"] if missing else []),
         f"K other than {', '.join(map(str, widths))}",
         f"batch sizes other than {', '.join(map(str, batches))}",
-        *ALWAYS,
+        *(trees if own == NO_TREE else own for own in ALWAYS),
     ]

@@ -5,17 +5,28 @@ A round that drafts K tokens takes
 .. math:: t(K) = K·\mathrm{draft} + \mathrm{target}(K + 1) + \mathrm{verify} + \mathrm{other}
 
 a text of the batch. Parts are measured at a few K and read off straight lines between these.
+
+A text of N tokens takes (N + o)/E calls, where E is the tokens per call and
+:math:`o = (E[X^2]/E[X] − 1)/2` what its last call would give too much (X is the tokens of one
+call; the overshoot of a renewal process). So it takes start + t(K) (N + o)/E, and a text without
+end E/t(K) tokens per unit of time. Of a batch the texts are taken to be as full of rounds as those
+that were timed: rounds in which some have ended already cost what they cost there.
 """
 
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cactus_theory import _arguments as check
 from cactus_theory._marked import read_marked
-from cactus_theory.tuned import FORMAT, VERSION
+from cactus_theory.traces.estimate import Estimate, Replay, combined, ratio_of_sums
+from cactus_theory.tuned import FORMAT, VERSIONS
+from cactus_theory.tuning.trees import TreeReplay
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
@@ -39,6 +50,7 @@ class Costs:
         not there, if none is.
     start, plain_start : prompt and set-up, a text, beyond a usual round.
     new_tokens : length of a text that ``start`` is spread over; None for one without end.
+    siblings : how many a place → the same of drafts with these, where it was measured.
 
     Examples
     --------
@@ -58,6 +70,7 @@ class Costs:
     start: float = 0.0
     plain_start: float = 0.0
     new_tokens: float | None = None
+    siblings: Mapping[int, "Costs"] = field(default_factory=dict)
 
     @classmethod
     def ratios(
@@ -102,23 +115,49 @@ class Costs:
         """
         rule = f"--costs: must be a file that tune --out wrote; got {path}"
         try:
-            content = read_marked(Path(path), FORMAT, VERSION)
+            content = read_marked(Path(path), FORMAT, *VERSIONS)
         except ValueError as error:
             raise ValueError(f"{rule}; {str(error).removeprefix(f'{path}: ')}") from None
         try:
             every = [content["costs"], *(own["costs"] for own in content.get("batches", []))]
             given = next((own for own in every if own.get("batch") == batch), every[0])
-            own = {field.name: given[field.name] for field in fields(cls)}
-            parts = {name: tuple(own[name]) for name in ("widths", *PARTS)}
-            verify = {family: tuple(part) for family, part in own["verify"].items()}
-            found = cls(**{**own, **parts, "verify": verify})
-        except (KeyError, TypeError, AttributeError) as error:
+            found = cls._of_json(given)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(rule) from error
         if not found._sound():
             raise ValueError(f"{rule}, whose costs are no times of calls")
         if found.batch != batch:
             raise ValueError(f"--costs: must be of --batch {batch}; got {found.batch} in {path}")
         return found
+
+    @classmethod
+    def _of_json(cls, given: dict[str, Any]) -> "Costs":
+        own = {one.name: given[one.name] for one in fields(cls) if one.name != "siblings"}
+        parts = {name: tuple(own[name]) for name in ("widths", *PARTS)}
+        verify = {family: tuple(part) for family, part in own["verify"].items()}
+        each = given.get("siblings", {}).items()
+        trees = {int(count): cls._of_json(costs) for count, costs in each}
+        return cls(**{**own, **parts, "verify": verify, "siblings": trees})
+
+    def beside(self, siblings: int) -> "Costs":
+        """Return the costs of drafts with so many siblings at each place.
+
+        In plain steps every token of the draft adds the same to the target's pass.
+
+        Raises
+        ------
+        ValueError
+            A number that was not measured.
+        """
+        if not siblings:
+            return self
+        if self.unit == PLAIN_STEPS:
+            nodes = [self._read(self.target, width * (siblings + 1)) for width in self.widths]
+            return replace(self, target=tuple(nodes))
+        if siblings not in self.siblings:
+            known = ", ".join(map(str, self.siblings)) or "none"
+            raise ValueError(f"siblings: must be as many as were timed, {known}; got {siblings}")
+        return self.siblings[siblings]
 
     def call(self, width: int, family: str, times: float = 1.0) -> float:
         """Return the time of a call with K drafted tokens, ``times`` the family's verification.
@@ -128,11 +167,11 @@ class Costs:
         ValueError
             A family whose verification was not measured.
         """
-        parts = [getattr(self, part) for part in PARTS]
-        if self.verify:
-            verify = self.verify[check.one_of("family", family, tuple(self.verify))]
-            parts.append(tuple(times * own for own in verify))
-        return sum(self._read(part, width) for part in parts)
+        spent = sum(self.part(name, width) for name in PARTS)
+        if not self.verify:
+            return spent
+        verify = self.verify[check.one_of("family", family, tuple(self.verify))]
+        return spent + self._read([times * own for own in verify], width)
 
     def times(self, family: str, like: str) -> float | None:
         """Return how many times one family's verification takes another's, None if not known."""
@@ -154,7 +193,8 @@ class Costs:
         """
         low, high = self.widths[0], self.widths[-1]
         steps = max(high - low, 1)
-        every = [self.target, *([_mean(list(self.verify.values()))] if self.verify else [])]
+        each = zip(*self.verify.values(), strict=True)
+        every = [self.target, *([[sum(own) / len(own) for own in each]] if self.verify else [])]
         draft = self.draft[-1] / high
         slope = sum(part[-1] - part[0] for part in every) / steps
         whole = sum(part[0] for part in (*every, self.draft, self.other))
@@ -166,8 +206,11 @@ class Costs:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for JSON."""
-        return asdict(self)
+        """Return all of it for JSON; nothing of siblings where none were timed."""
+        own = asdict(replace(self, siblings={}))
+        del own["siblings"]
+        trees = {str(count): costs.as_json() for count, costs in self.siblings.items()}
+        return own | ({"siblings": trees} if trees else {})
 
     def _sound(self) -> bool:
         """Return whether all of it has the types and ranges of a measurement."""
@@ -188,7 +231,12 @@ class Costs:
             and all(len(own) == len(widths) for own in parts)
             and all(type(own) in (int, float) and 0 <= own <= MOST for own in amounts)
             and min(self.plain, ends) > 0
+            and all(own.unit == self.unit and own._sound() for own in self.siblings.values())
         )
+
+    def part(self, name: str, width: int) -> float:
+        """Return one of PARTS at K."""
+        return self._read(getattr(self, name), width)
 
     def _read(self, part: Sequence[float], width: int) -> float:
         """Return a part at K: on a line between two measured K, beyond them on the last line."""
@@ -200,12 +248,62 @@ class Costs:
         return part[place] + share * (part[place + 1] - part[place])
 
 
-def _mean(parts: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(sum(own) / len(own) for own in zip(*parts, strict=True))
-
-
 def _amount(name: str, value: float) -> float:
     found = check.number(name, value, 0)
     if found == float("inf"):
         raise ValueError(f"{name}: must be finite; got {value}")
     return found
+
+
+def plain_speed(costs: Costs) -> float:
+    """Return the tokens per unit of time of decoding without a draft.
+
+    Examples
+    --------
+    >>> plain_speed(Costs.ratios(0.1))
+    1.0
+    """
+    if costs.new_tokens is None:
+        return 1 / costs.plain
+    return costs.new_tokens / (costs.plain_start + costs.new_tokens * costs.plain)
+
+
+def speed(own: Replay, costs: Costs, family: str, times: float = 1.0) -> Estimate:
+    """Return the tokens per unit of time of a batch; its standard error is that of the trace.
+
+    ``times`` as in :meth:`Costs.call`.
+
+    Raises
+    ------
+    ValueError
+        A family whose verification was not measured.
+
+    Examples
+    --------
+    >>> from cactus_theory.traces import SavedRows, replay
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> own = replay(SavedRows.of(q, p), "band:price=1")
+    >>> round(speed(own, Costs.ratios(0.1), "band:price@chain").value, 3)
+    1.593
+    """
+    call = costs.call(own.num_draft_tokens, family, times)
+    return combined(partial(_speed, costs, call), own.tokens_per_call, _squares(own))
+
+
+def _speed(costs: Costs, call: float, tokens: Any, squares: Any) -> Any:
+    if costs.new_tokens is None:
+        return tokens / call
+    over = (squares / tokens - 1) / 2
+    calls = (costs.new_tokens + over) / tokens
+    return costs.new_tokens / (costs.start + call * calls)
+
+
+def _squares(own: Replay) -> Estimate:
+    """Return the mean square of the tokens of a call: Σ (2 i + 1) Pr(more than i tokens)."""
+    last = own.tokens - own.reached.sum(0)  # the bonus
+    more = np.concatenate([own.reached, last[None]])
+    if isinstance(own, TreeReplay):  # the token after one that is caught is no bonus
+        more[-1] -= own.followed.sum(0)
+        more[1:] += own.followed
+    weights = 2 * np.arange(len(more)) + 1
+    return ratio_of_sums((weights[:, None] * more).sum(0), own.cycles, own.source)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cactus_theory import _arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
@@ -10,6 +10,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._values import ValueTable
 from cactus_theory.verify.registry import find_verifier, verifiers
+from cactus_theory.verify.tree import RUNS
 
 LOSSLESS = "speculative"
 
@@ -27,6 +28,8 @@ class Family:
     like, times : key of the family whose verification was timed for it, None for its own, and
         how many times that its own takes.
     values : the table that the policy reads, which the template leaves out.
+    siblings : likeliest tokens beside each drafted one; the verifier is a ``tree`` then, whose
+        runs are judged by ``verifier``.
 
     Examples
     --------
@@ -45,11 +48,12 @@ class Family:
     like: str | None = None
     times: float = 1.0
     values: ValueTable | None = None
+    siblings: int = 0
 
     @property
     def key(self) -> str:
-        """Return name and verifier as one word."""
-        return f"{self.name}@{self.verifier}"
+        """Return name, verifier and siblings as one word."""
+        return f"{self.name}@{self.verifier}" + f"+{self.siblings}" * (self.siblings > 0)
 
     @property
     def costs(self) -> str:
@@ -100,18 +104,21 @@ OTHERS = ("band:delta", "cactus_exact:delta")
 FOR_DIVERGENCE = ("band:price", "band:delta", "soft_band:price")
 
 
-def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Family]:
+def families(
+    kind: Divergence, names: Sequence[str] | None = None, siblings: Sequence[int] = ()
+) -> list[Family]:
     """Return the families to tune for a divergence.
 
     Parameters
     ----------
     names : of families (``band:price``), or whole specs (``typical:epsilon=0.3``), which are
         taken as they are; lossless ones are always among them. None for the usual ones.
+    siblings : numbers of siblings a place that every one is tried with, too.
 
     Raises
     ------
     ValueError, TypeError
-        A name that is neither, a policy that no verifier can follow.
+        A name that is neither, a policy that no verifier can follow, siblings below 1 or twice.
 
     Examples
     --------
@@ -122,7 +129,11 @@ def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Famil
     found = [own for name in dict.fromkeys(wanted) for own in _named(name, kind)]
     if names is None and not kind.priced:  # the band has no price then, but a budget
         found += _named("band:delta", kind)
-    return found
+    if min(siblings, default=1) < 1 or len(set(siblings)) < len(siblings):
+        got = " ".join(map(str, siblings))
+        raise ValueError(f"siblings: must be at least 1, each number once; got {got}")
+    able = [own for own in found if own.verifier in RUNS]
+    return found + [replace(own, siblings=count) for count in siblings for own in able]
 
 
 def _named(name: str, kind: Divergence) -> list[Family]:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source, replay_widths, shares_rows
+from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.families import Family
+from cactus_theory.tuning.trees import with_caught
 
 # what the meter may miss the level by, relative: a tenth of the standard error over 20 texts
 TOLERANCE = 2e-3
@@ -69,17 +71,27 @@ class Knobs:
             own = known.get(family.first) or self._replay(family.first, width)
             return own if self._spent(own) <= level * (1 + TOLERANCE) else None
         for step in range(1, MOST_STEPS):
-            for x, own in known.items():
-                if abs(self._spent(own) / level - 1) <= TOLERANCE:
+            spent = {x: self._spent(own) for x, own in known.items()}
+            for x, amount in spent.items():
+                if abs(amount / level - 1) <= TOLERANCE:
                     self.solved[width] = x
-                    return own
-            if family.most in known and self._spent(known[family.most]) < level:
+                    return known[x]
+            if spent.get(family.most, level) < level:
                 return known[family.most]
-            if family.least in known and self._spent(known[family.least]) > level:
+            if spent.get(family.least, level) > level:
                 return None
-            if self._jumps(width, level):
+            points = sorted(spent.items())
+            low = [point for point in points if point[1] <= level][-2:]
+            high = [point for point in points if point[1] > level][:2]
+            if low and high and high[0][0] / low[-1][0] < 1 + NARROW:
                 break
-            self._replay(self._next(width, level, step), width)
+            if low and high:
+                x = _between(low[-1], high[0], level if step % HALVING else None)
+            elif points:
+                x = min(max(_beyond(low or high, level), family.least), family.most)
+            else:  # where another K has its knob
+                x = self.solved.get(max(self.solved, default=0), family.first)
+            self._replay(x, width)
         below = [own for own in known.values() if self._spent(own) <= level]
         return max(below, key=self._spent, default=None)
 
@@ -88,30 +100,14 @@ class Knobs:
         known = self.known[own.num_draft_tokens]
         return self.family.spec(next(x for x, found in known.items() if found is own))
 
-    def _jumps(self, width: int, level: float) -> bool:
-        """Return whether the level lies between two points that are next to each other."""
-        low = [x for x, own in self.known[width].items() if self._spent(own) <= level]
-        high = [x for x, own in self.known[width].items() if self._spent(own) > level]
-        return bool(low and high) and min(high) / max(low) < 1 + NARROW
-
-    def _next(self, width: int, level: float, step: int) -> float:
-        """Return the looseness to look at next."""
-        family = self.family
-        points = sorted((x, self._spent(own)) for x, own in self.known[width].items())
-        if not points:
-            return self.solved.get(max(self.solved, default=0), family.first)
-        low = [point for point in points if point[1] <= level][-2:]
-        high = [point for point in points if point[1] > level][:2]
-        if low and high:
-            return _between(low[-1], high[0], level if step % HALVING else None)
-        x = _beyond(low or high, level)
-        return min(max(x, family.least), family.most)
-
     def _replay(self, looseness: float, width: int) -> Replay:
         widths = self.widths if self.shared else [width]
         rule, verifier = self.family.policy(looseness), self.family.verifier
         self.passes += 1
         found = replay_widths(self.source, rule, verifier, widths, (self.divergence,))
+        if self.family.siblings:
+            assert isinstance(self.source, Trace)
+            found = with_caught(found, self.source, rule, verifier, self.family.siblings)
         for own, replay in found.items():
             self.known[own][looseness] = replay
         return found[width]

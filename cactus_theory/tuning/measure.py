@@ -3,8 +3,8 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._padding import left_padded
+from cactus_theory.decoding.drafters import Siblings, as_drafter
 from cactus_theory.decoding.pace import Round
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
@@ -30,7 +31,7 @@ TIMED, UNTIMED = 150, 10
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to decode: a family at a value of its knob, and K.
+    """One way to decode: a family at a value of its knob, K, and siblings a place.
 
     Examples
     --------
@@ -42,6 +43,7 @@ class Setting:
     policy: str
     verifier: str
     width: int
+    siblings: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def measure_costs(
 
     Parameters
     ----------
-    settings : each family at the same K, at least one.
+    settings : each family at the same K, at least one without siblings.
     on_decode : called with the decodes done and their number.
 
     Raises
@@ -136,7 +138,11 @@ def measure_costs(
                 found[own].append(made)
             if on_decode is not None:
                 on_decode(repeat * len(order) + number + 1, total)
-    return _costs(found, widths, prompts.batch)
+    plain, each = found.pop(None), {}
+    for count in sorted({own.siblings for own in settings}):
+        drafted = {own: made for own, made in found.items() if own and own.siblings == count}
+        each[count] = _costs(plain, drafted, widths, prompts.batch)
+    return replace(each.pop(0), siblings=each)
 
 
 def verification_times(
@@ -162,9 +168,12 @@ def verification_times(
     return seconds[0] / seconds[1] if min(seconds) > 0 else 1.0
 
 
-def _costs(found: dict[Setting | None, list[Timed]], widths: tuple[int, ...], batch: int) -> Costs:
-    plain, drafted = found[None], {own: made for own, made in found.items() if own is not None}
-
+def _costs(
+    plain: Sequence[Timed],
+    drafted: Mapping[Setting, Sequence[Timed]],
+    widths: tuple[int, ...],
+    batch: int,
+) -> Costs:
     def part(name: str, width: int, family: str | None = None) -> float:
         every = [
             one.call[name]
@@ -174,7 +183,7 @@ def _costs(found: dict[Setting | None, list[Timed]], widths: tuple[int, ...], ba
         ]
         return statistics.median(every)
 
-    parts = {name: tuple(part(name, width) for width in widths) for name in PARTS}
+    parts: Any = {name: tuple(part(name, width) for width in widths) for name in PARTS}
     keys = dict.fromkeys(own.family for own in drafted)
     return Costs(
         unit=SECONDS,
@@ -193,6 +202,8 @@ def _widths(settings: Sequence[Setting]) -> tuple[int, ...]:
     """Return the K that every family is timed at."""
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
+    if all(own.siblings for own in settings):
+        raise ValueError("settings: must hold one without siblings; got none")
     own: dict[str, set[int]] = {}
     for one in settings:
         own.setdefault(one.family, set()).add(one.width)
@@ -208,6 +219,7 @@ def _timed(target: Any, draft: Any, prompts: Prompts, own: Setting | None, repea
     ids, mask = left_padded(prompts.group(repeat), target)
     chosen: dict[str, Any] = {}
     if own is not None:
+        draft = Siblings(as_drafter(draft), own.siblings) if own.siblings else draft
         chosen = {"policy": own.policy, "verifier": own.verifier, "num_draft_tokens": own.width}
     options = DecodeOptions(
         **chosen,

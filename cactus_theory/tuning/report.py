@@ -11,10 +11,10 @@ from cactus_theory._report import plain_json
 from cactus_theory._terminal import fitted, width_of_terminal
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.promises import USUAL_TOKENS
-from cactus_theory.tuned import FORMAT, VERSION
+from cactus_theory.tuned import FORMAT, VERSIONS
 from cactus_theory.tuning.answers import not_tried
+from cactus_theory.tuning.choices import Choice, Tuned
 from cactus_theory.tuning.costs import SECONDS
-from cactus_theory.tuning.tune import Choice, Tuned
 
 WIDEST = 100
 
@@ -102,8 +102,26 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     if own is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
         said += [own.sentence, own.promised(int(str(tokens)))]
-    said += [f"Batch {other.costs.batch}: {sentence(other)}" for other in others]
+    said += _of_trees(tuned)
+    for other in others:
+        said += [f"Batch {other.costs.batch}: {sentence(other)}", *_of_trees(other)]
     return [*said, f"Not tried: {'; '.join(_left_out(tuned, others))}."]
+
+
+def _of_trees(tuned: Tuned) -> list[str]:
+    """Return what the fastest setting with siblings gives, and from which pass it would pay."""
+    own = tuned.trees
+    if own is None:
+        return []
+    pays = "would not pay if it took as long."
+    if own.pays_below > 1:
+        pays = f"pays below {own.pays_below:.2f} times."
+    return [
+        f"Trees: the fastest, {_named(own.tree)}, makes {_both(own.tree.speed)} {_unit(tuned)}, "
+        f"{own.ratio.value:.3f} ± {_error(own.ratio.standard_error, 3)} times the fastest without "
+        f"siblings ({_named(own.path)}). Its pass over {own.nodes} tokens takes "
+        f"{own.pass_ratio:.2f} times that over {own.tree.num_draft_tokens + 1}; it {pays}"
+    ]
 
 
 def _left_out(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
@@ -125,9 +143,11 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
     (0.05, 'tokens per plain step', 1)
     """
     answers = tuned.answers
+    named = [own.best for own in (tuned, *others)]
+    tree = any(own is not None and own.family.siblings for own in named)
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSIONS[tree],
         "level": tuned.level,
         "divergence": tuned.divergence,
         **_chosen(tuned),
@@ -142,13 +162,19 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
 
 def _chosen(tuned: Tuned) -> dict[str, Any]:
     """Return what depends on the costs of calls, the table apart."""
-    best, lossless = tuned.best, tuned.lossless
+    best, lossless, own = tuned.best, tuned.lossless, tuned.trees
+    trees: dict[str, Any] = {}
+    if own is not None:
+        trees = {"sentence": _of_trees(tuned)[0], "speed_ratio": own.ratio.value,
+                 "speed_ratio_se": own.ratio.standard_error, "pass_ratio": own.pass_ratio,
+                 "pays_below": own.pays_below}  # fmt: skip
     return {
         "sentence": sentence(tuned),
         "recommended": None if best is None else _line(best, tuned),
         "lossless": None if lossless is None else _line(lossless, tuned),
         "plain": {"speed": tuned.plain},
         "costs": tuned.costs.as_json() | {"ratios": tuned.costs.as_ratios()},
+        **({"trees": trees} if trees else {}),
     }
 
 
@@ -195,6 +221,7 @@ def _line(own: Choice, tuned: Tuned) -> dict[str, Any]:
         "values": None if own.values is None else own.values.name,
         "verifier": own.verifier,
         "num_draft_tokens": own.num_draft_tokens,
+        **({"siblings": own.family.siblings} if own.family.siblings else {}),
         "speed": own.speed.value,
         "speed_se": own.speed.standard_error,
         "speed_chosen_by": own.chosen_by.value,
@@ -211,7 +238,7 @@ def _cells(own: Choice, tuned: Tuned) -> list[str]:
     lossless = own.family.lossless
     return [
         own.policy + ", values" * (own.values is not None),
-        own.verifier,
+        own.verifier + f" +{own.family.siblings}" * (own.family.siblings > 0),
         str(own.num_draft_tokens),
         _both(own.speed),
         f"{_shown(own.speed.value) / _shown(tuned.plain):.2f}",
@@ -222,7 +249,9 @@ def _cells(own: Choice, tuned: Tuned) -> list[str]:
 
 def _named(own: Choice) -> str:
     values = " with values" if own.values is not None else ""
-    return f"{own.policy}{values}, verifier {own.verifier}, K = {own.num_draft_tokens}"
+    count = own.family.siblings
+    beside = f", {count} sibling{'s' * (count > 1)} a place" if count else ""
+    return f"{own.policy}{values}, verifier {own.verifier}, K = {own.num_draft_tokens}{beside}"
 
 
 def _unit(tuned: Tuned) -> str:

@@ -3,137 +3,83 @@
 For every family and K the knob is solved so that the meter reads the level over all texts but
 those that values are learned from. The fastest setting is chosen by the predicted speed on one
 half of these texts, and every speed that is reported is from the other half: the best of many
-noisy numbers is too good, a number that was not chosen by is not. The chosen setting is recommended
-if it is faster than decoding without a draft on both halves.
+noisy numbers is too good, a number that was not chosen by is not.
 """
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cactus_theory._files import write_whole
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._values import ValueTable
-from cactus_theory.traces.estimate import Estimate, Replay
+from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
+from cactus_theory.traces.values import PRICES, learn_values
 from cactus_theory.tuning.answers import Answers, answers_of
-from cactus_theory.tuning.costs import Costs
+from cactus_theory.tuning.choices import Choice, Tuned, fastest, priced
+from cactus_theory.tuning.costs import Costs, plain_speed
 from cactus_theory.tuning.families import Family, checked_level, families
 from cactus_theory.tuning.knobs import TOLERANCE, Knobs
-from cactus_theory.tuning.learned import ENOUGH_CYCLES, learn_for, shares
 from cactus_theory.tuning.measure import Setting, verification_times
-from cactus_theory.tuning.speed import plain_speed, speed
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # at so many K, the least, a middle and the largest one, costs are measured
 TIMED_WIDTHS = 3
+# fewer cycles are all needed for choosing and reporting
+ENOUGH_CYCLES = 200
+# one text of so many is learned from
+EVERY = 4
+# what a file of the result says about the trace, where it is known
+OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights")
 Measure = Callable[[Sequence[Setting]], Costs]
 OnStep = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """A setting, what it is predicted to do, and what it will meter.
+@dataclass(frozen=True)
+class Shares:
+    """Numbers of texts.
 
     Attributes
     ----------
-    family : as tables show it, without the knob's value.
-    policy, verifier, num_draft_tokens : what to decode with.
-    replay : over all texts that knobs are solved on.
-    chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
-    values : file of a table of values that the policy reads, which ``policy`` leaves out.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> best = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05).choices[0]
-    >>> best.verifier, best.num_draft_tokens
-    ('chain', 1)
+    judged, learned : of the source: what knobs and speeds are from, and what values are from.
+    halves : among the judged ones: what is chosen by, and what is reported.
     """
 
-    family: Family
-    policy: str
-    verifier: str
-    num_draft_tokens: int
-    replay: Replay
-    chosen_by: Estimate
-    speed: Estimate
-    values: Path | None = None
+    judged: list[int]
+    learned: list[int]
+    halves: tuple[list[int], list[int]]
 
 
-@dataclass(frozen=True, eq=False)
-class Tuned:
-    """What tuning found.
+def shares(texts: int, learning: bool) -> Shares:
+    """Return a fair share of early and late texts for everything.
 
-    Attributes
-    ----------
-    level, divergence : what may be metered per emitted token.
-    costs : of calls.
-    plain : tokens per unit of time without a draft.
-    choices : every family and K within the level, the fastest (by ``chosen_by``) first.
-    halves : numbers of the texts of ``replay`` that are chosen by, and that are reported.
-    source : the trace's cycles, texts and models, and what was tried.
-    answers : how the level falls on single texts, and what a cap on each would cost, if asked for.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> found = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05)
-    >>> found.lossless.policy, round(found.plain, 2)
-    ('speculative', 1.0)
-    >>> slow_draft = found.at_costs(Costs.ratios(2.0))
-    >>> print(slow_draft.best)
-    None
+    Raises
+    ------
+    ValueError
+        Too few texts.
     """
+    learned = list(range(EVERY - 1, texts, EVERY)) if learning else []
+    judged = [text for text in range(texts) if text not in learned]
+    if len(judged) < 2:
+        raise ValueError(
+            f"trace: must hold two texts, one to choose by and one to report; got {len(judged)}"
+        )
+    count = range(len(judged))
+    return Shares(judged, learned, (list(count[::2]), list(count[1::2])))
 
-    level: float
-    divergence: str
-    costs: Costs
-    plain: float
-    choices: tuple[Choice, ...]
-    halves: tuple[Sequence[int], Sequence[int]]
-    source: dict[str, object] = field(default_factory=dict)
-    answers: Answers | None = None
 
-    @property
-    def best(self) -> Choice | None:
-        """Return the fastest setting; None if it beats plain decoding on one half or none."""
-        return self._ahead(self.choices)
-
-    @property
-    def lossless(self) -> Choice | None:
-        """Return the fastest lossless setting; None as for ``best``."""
-        return self._ahead([own for own in self.choices if own.family.lossless])
-
-    def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
-        first = max(choices, key=lambda own: own.chosen_by.value, default=None)
-        if first is None or min(first.chosen_by.value, first.speed.value) <= self.plain:
-            return None
-        return first
-
-    def at_costs(self, costs: Costs) -> "Tuned":
-        """Return the same settings at other costs: of another batch or machine.
-
-        Raises
-        ------
-        ValueError
-            A family whose verification was not measured.
-        """
-        again = [_priced(own, costs, self.halves) for own in self.choices]
-        again.sort(key=lambda own: -own.chosen_by.value)
-        return replace(self, costs=costs, plain=plain_speed(costs), choices=tuple(again))
-
-    def of_families(self) -> list[Choice]:
-        """Return the fastest K of every family and verifier, fastest first."""
-        best: dict[str, Choice] = {}
-        for own in self.choices:
-            best.setdefault(own.family.key, own)
-        return list(best.values())
+def learn_for(trace: Trace, width: int, file: Path) -> ValueTable:
+    """Write what an accepted token is worth in drafts of K tokens; return the table."""
+    table = learn_values(trace, num_draft_tokens=width, prices=PRICES[::2])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, (json.dumps(table.as_json()) + "\n").encode())
+    return replace(table, file=str(file))
 
 
 def tune(
@@ -144,6 +90,7 @@ def tune(
     divergence: str | Divergence = "kl",
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
+    siblings: Sequence[int] = (),
     values: str | Path | None = None,
     capped: bool = False,
     on_step: OnStep | None = None,
@@ -158,6 +105,8 @@ def tune(
     divergence : what the meter adds up.
     widths : K to try; None for the usual ones up to what was logged.
     policies : as :func:`cactus_theory.tuning.families.families`.
+    siblings : how many of the draft's likeliest tokens to try beside each drafted one, with every
+        family; none by default.
     values : where to write what an accepted token is worth, learned from a quarter of the texts,
         for the soft band at its fastest K; None, or too few cycles, and it does without.
     capped : also replay a ledger, which keeps every answer within the level (KL, of a trace).
@@ -167,7 +116,8 @@ def tune(
     ------
     ValueError
         A level that is not above 0, more drafted tokens than were logged, fewer than two texts,
-        an unknown divergence or policy, drafted trees.
+        an unknown divergence or policy, drafted trees, siblings of drafts without rows or whose
+        costs are not known.
 
     Examples
     --------
@@ -184,14 +134,19 @@ def tune(
         source.check_chains("tune")
     said = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)
-    wanted = families(kind, policies)
+    wanted = families(kind, policies, siblings)
+    if siblings and not _has_rows(source):
+        raise ValueError("siblings: must be tried on a trace whose drafts have rows; got none")
+    for count in siblings if isinstance(costs, Costs) else ():
+        costs.beside(count)
     learning = values is not None and kind.spec == "kl" and _can_learn(source, wanted)
     texts = shares(source.texts, learning)
     judged = source.part(texts.judged) if isinstance(source, Trace) else source
     found = _solved(judged, wanted, widths, level, kind.spec, said)
     known = costs if isinstance(costs, Costs) else costs(_settings(found))
     choices = [_choice(own, made, known, texts.halves) for own, made in found]
-    soft = _fastest(choices, "soft_band:price") if learning else None
+    soft = fastest([own for own in choices if own.family.name == "soft_band:price"])
+    soft = soft if learning else None
     if soft is not None and soft.num_draft_tokens > 1:
         assert values is not None and isinstance(source, Trace) and isinstance(judged, Trace)
         made = learn_for(source.part(texts.learned), soft.num_draft_tokens, Path(values))
@@ -203,13 +158,15 @@ def tune(
             choices.append(replace(choice, policy=spec, values=Path(made.file)))
             known = known.with_times(family.key, soft.family.key, family.times)
     choices.sort(key=lambda own: -own.chosen_by.value)
-    about = _about(source) | {"tried": {"families": [own.key for own in wanted], "widths": widths}}
+    paths = [own.key for own in wanted if not own.siblings]
+    tried = {"families": paths, "widths": widths}
+    about = _about(source) | {"tried": tried | ({"siblings": list(siblings)} if siblings else {})}
     answers = None
     if capped and kind.spec == "kl" and isinstance(judged, Trace):
         said("replaying a cap on every answer", 0, 1)
         answers = _capped(judged, choices, level)
-    tried = tuple(choices)
-    return Tuned(level, kind.spec, known, plain_speed(known), tried, texts.halves, about, answers)
+    plain, every = plain_speed(known), tuple(choices)
+    return Tuned(level, kind.spec, known, plain, every, texts.halves, about, answers)
 
 
 def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
@@ -225,12 +182,12 @@ def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
 
 
 def _can_learn(source: Source, wanted: Sequence[Family]) -> bool:
-    return (
-        isinstance(source, Trace)
-        and len(source) >= ENOUGH_CYCLES
-        and source.manifest.total("draft_rows") > 0
-        and any(own.name == "soft_band:price" for own in wanted)
-    )
+    enough = len(source) >= ENOUGH_CYCLES and _has_rows(source)
+    return enough and any(own.name == "soft_band:price" for own in wanted)
+
+
+def _has_rows(source: Source) -> bool:
+    return isinstance(source, Trace) and source.manifest.total("draft_rows") > 0
 
 
 def _solved(
@@ -261,11 +218,12 @@ def _settings(found: Sequence[tuple[Family, Replay]]) -> list[Setting]:
     every: dict[str, dict[int, Replay]] = {}
     for family, own in found:
         every.setdefault(family.key, {})[own.num_draft_tokens] = own
+    counts = {family.key: family.siblings for family, _ in found}
     settings = []
     for key, own in every.items():
         for width in timed:
             near = own[min(own, key=lambda known: abs(known - width))]  # noqa: B023
-            settings.append(Setting(key, near.policy, near.verifier, width))
+            settings.append(Setting(key, near.policy, near.verifier, width, counts[key]))
     return settings
 
 
@@ -274,29 +232,17 @@ def _choice(
 ) -> Choice:
     width, nothing = own.num_draft_tokens, own.tokens_per_call
     made = Choice(family, own.policy, own.verifier, width, own, nothing, nothing)
-    return _priced(made, costs, halves)
-
-
-def _priced(own: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
-    """Return the choice with its speeds at these costs."""
-    timed = costs, own.family.costs, own.family.times
-    first, second = (speed(own.replay.part(half), *timed) for half in halves)
-    return replace(own, chosen_by=first, speed=second)
-
-
-def _fastest(choices: Sequence[Choice], name: str) -> Choice | None:
-    own = [choice for choice in choices if choice.family.name == name]
-    return max(own, key=lambda choice: choice.chosen_by.value, default=None)
+    return priced(made, costs, halves)
 
 
 def _capped(judged: Trace, choices: Sequence[Choice], level: float) -> Answers | None:
     """Return the fastest lossy setting that a ledger can follow, under a cap on every answer."""
-    band = [own for own in choices if own.family.name == "band:price"]
-    able = [own for own in choices if own.values is None and not find_policy(own.policy).needs_path]
-    lossy = [own for own in band or able if not own.family.lossless]
-    if not lossy:
+    able = [own for own in choices if own.values is None and not own.family.siblings]
+    able = [own for own in able if not find_policy(own.policy).needs_path]
+    band = [own for own in able if own.family.name == "band:price"]
+    own = fastest([own for own in band or able if not own.family.lossless])
+    if own is None:
         return None
-    own = max(lossy, key=lambda choice: choice.chosen_by.value)
     return answers_of(judged, own.family, own.policy, own.num_draft_tokens, level)
 
 
@@ -337,12 +283,6 @@ def _about(source: Source) -> dict[str, object]:
     if not isinstance(source, Trace):
         return about
     header = source.header
-    if "max_new_tokens" in header.details:
-        about["max_new_tokens"] = header.details["max_new_tokens"]
-    weights = {
-        name: header.details[name]
-        for name in ("target_weights", "draft_weights")
-        if name in header.details
-    }
-    return about | {"target": header.target, "draft": header.draft,
-                    "temperature": header.temperature} | weights  # fmt: skip
+    names = ("target", "draft", "temperature")
+    known = header.details | {name: getattr(header, name) for name in names}
+    return about | {name: known[name] for name in OF_TRACE if name in known}

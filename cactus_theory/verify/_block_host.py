@@ -6,6 +6,7 @@ Backward, the last token that passes is found: P = 1 always does and a coin abov
 few residuals are summed. Rows of a batch are asked together.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,9 +20,8 @@ from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Node, Path
-from cactus_theory.verify._ahead import as_assigned, looked_ahead
 from cactus_theory.verify._host import OnHost, Place, Places, residual
-from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.contract import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN
 
 
@@ -32,42 +32,34 @@ class BlockOnHost(OnHost):
         self,
         assigned: Assignment,
         q: Float[Tensor, "texts nodes vocab"],
+        p: Float[Tensor, "texts rows vocab"] | None,
         draft: Draft,
-        accept: Float[Tensor, "batch K"],
-        draw: Float[Tensor, "batch"],
+        coins: list[list[float]],
+        draws: list[float],
         bonus: Float[Tensor, "batch vocab"] | None = None,
     ) -> None:
-        p = None if draft.probs is None else workable(draft.probs)
-        super().__init__(assigned, workable(q), p, draft, accept, draw)
-        self.bonus, self.coins, self.planned = bonus, accept.tolist(), draft.planned
+        rows = None if p is None else workable(p)
+        super().__init__(assigned, workable(q), rows, draft, draws)
+        self.bonus, self.coins, self.planned = bonus, coins, draft.planned
         if self.p is not None:
             self.rows = self.q.numpy(), self.p.numpy()
             if any(policy.answers_rows for policy in assigned.policies):
                 self.entries = self.q_n.tolist(), self.p_n.tolist()
-        self.ahead = looked_ahead(assigned, self.q, self._followed(draft))
+        self.ahead = looked_ahead(assigned, self.q, p, self._followed(draft))
         self.low, self.high = (bound.tolist() for bound in self._bounds())
         self.alive = [[1.0] for _ in self.drafted]  # of each row, as far as it is known
         self.ratios: dict[Place, float] = {}  # of the nodes that were just asked about
         # (P h − p)₊ at nodes where a path may end, once known: rows, or s of (s q − p)₊
         self.residuals: dict[Place, Tensor | float] = {}
 
-    def run(
-        self,
-    ) -> tuple[
-        Int[Tensor, "batch"],
-        Int[Tensor, "batch"],
-        None,
-        None,
-        Float[Tensor, "batch K"],
-        Float[Tensor, "batch K"] | None,
-    ]:
-        """Return the fields of a verdict: counts, last tokens, …, alive ratios, raised h_n."""
+    def run(self) -> Verdict:
+        """Return what is emitted."""
         self.judge()
         width = self.ids.shape[1]
         known = [(own + [0.0] * width)[:width] for own in self.alive]
         alive = torch.tensor(known, dtype=torch.float64)
-        raised = as_assigned(self.ahead, self.assigned)
-        return *self._found(), None, None, alive, raised
+        raised, charges = as_assigned(self.ahead, self.assigned), self.bonus is not None
+        return Verdict(self.ids, *self._found(), None, None, alive, raised, charges)
 
     def judge(self) -> None:
         """Find how many tokens of each path are accepted, and the token after them."""
@@ -167,7 +159,7 @@ class BlockOnHost(OnHost):
         self.residuals[place] = left / rest if rest > 0 else 0.0
 
     def _follow_together(self, policy: Policy, places: Places) -> None:
-        q, ids = places.of(self.q), places.of(self.ids)
+        q, ids = places.of(self.q), Places(places.places).of(self.ids)
         p = one_hot(ids, q) if self.p is None else places.of(self.p)
         step = policy.follow(q, p, ids, self._path(places))
         ratios, residual = step.ratio.tolist(), step.residual
@@ -214,7 +206,7 @@ class BlockOnHost(OnHost):
         alive = self.alive[row][place]
         if not place or alive == 1 or self.low[row][place] == self.high[row][place]:
             return True
-        left = self._residual(Places([(row, place)], self.where), alive)
+        left = self._residual(self._places([(row, place)]), alive)
         return self._passes(row, place, float(left.sum()))
 
     def _passes(self, row: int, place: int, mass: float) -> bool:
@@ -253,6 +245,32 @@ class BlockOnHost(OnHost):
                 own[self.ids[place]] -= 1.0
                 own.clamp_(min=0.0)
         return out
+
+
+def looked_ahead(
+    assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], p: Tensor | None, draft: Draft
+) -> list[Tensor | None]:
+    """Return h_n (B, K) of a certain draft under each policy; None where it does not look ahead."""
+    if p is not None:
+        return [None] * len(assigned.policies)
+    ids = draft.token_ids
+    q_n = q[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
+    counts = torch.as_tensor(draft.counts, device=ids.device)
+    return [policy.certain_path(q_n, counts) for policy in assigned.policies]
+
+
+def as_assigned(raised: list[Tensor | None], assigned: Assignment) -> Tensor | None:
+    """Return (B, K) h_n under the policy of each token, NaN where it does not look ahead."""
+    known = [own for own in raised if own is not None]
+    if not known:
+        return None
+    if assigned.choice is None:
+        return raised[0]
+    found = torch.full_like(known[0], math.nan)
+    for number, own in enumerate(raised):
+        if own is not None:
+            found = torch.where(assigned.choice == number, own, found)
+    return found
 
 
 def workable(rows: Float[Tensor, "batch K vocab"]) -> Float[Tensor, "batch K vocab"]:

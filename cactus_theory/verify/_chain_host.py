@@ -36,7 +36,8 @@ class ChainOnHost(OnHost):
         accept: Float[Tensor, "batch K"],
         draw: Float[Tensor, "batch"],
     ) -> None:
-        super().__init__(assigned, q, draft.probs, draft, accept, draw)
+        super().__init__(assigned, q, draft.probs, draft, draw.tolist())
+        self.accept = accept
         self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
         workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in PRECISIONS
         self.rows = (q.numpy(), self.p.numpy()) if workable else None  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 """What verifying a batch on a CPU takes, token by token or path by path."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -26,12 +26,11 @@ MANY = 12
 class Places:
     """N places (row of the batch, place in its draft), and the entries of tensors there.
 
-    ``where`` are the indices of tensors at all places, where they differ from these.
+    ``at`` are the indices of tensors, where they differ from these.
     """
 
-    def __init__(self, places: Sequence[Place], where: Mapping[Place, Place] | None = None) -> None:
-        self.places = places
-        self.at = places if where is None else [where[place] for place in places]
+    def __init__(self, places: Sequence[Place], at: Sequence[Place] | None = None) -> None:
+        self.places, self.at = places, places if at is None else at
 
     def __len__(self) -> int:
         return len(self.places)
@@ -60,10 +59,7 @@ class OnHost:
         is cut. Such a row of probabilities is NaN at the drafted token; NaN that is elsewhere
         shows where a row is drawn from.
     accepted, drawn : accepted counts and the token that follows them, as far as they are known.
-    where : the indices of rows and ids at all places; None where they are the places themselves.
     """
-
-    where: Mapping[Place, Place] | None = None
 
     def __init__(
         self,
@@ -71,11 +67,10 @@ class OnHost:
         q: Float[Tensor, "texts nodes vocab"],
         p: Float[Tensor, "texts rows vocab"] | None,
         draft: Draft,
-        accept: Float[Tensor, "batch K"],
-        draw: Float[Tensor, "batch"],
+        draws: list[float],
     ) -> None:
         self.assigned, self.q, self.p, self.ids = assigned, q, p, draft.token_ids
-        self.accept, self.draws = accept, draw.tolist()
+        self.draws = draws
         q_n = self._entries(q)
         p_n = np.ones_like(q_n) if p is None else self._entries(p)
         self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
@@ -99,8 +94,11 @@ class OnHost:
         return np.arange(batch)[:, None], np.arange(width), self.ids.numpy()
 
     def _at(self, place: Place) -> Place:
-        """Return the indices of rows and ids at a place."""
-        return place if self.where is None else self.where[place]
+        """Return the indices of rows of probabilities at a place: its node."""
+        return place
+
+    def _places(self, places: Sequence[Place]) -> Places:
+        return Places(places, [*map(self._at, places)])
 
     def _cut(self) -> None:
         """End each path before its first drafted token without a law."""
@@ -142,7 +140,7 @@ class OnHost:
     def _together(self, places: Sequence[Place]) -> Iterator[Places]:
         """Yield places, few enough to be worked on together."""
         for first in range(0, len(places), self.at_once):
-            yield Places(places[first : first + self.at_once], self.where)
+            yield self._places(places[first : first + self.at_once])
 
     def _by_policy(self, places: Sequence[Place]) -> Iterator[tuple[int, list[Place]]]:
         """Yield the places of each policy with its number."""

@@ -39,15 +39,15 @@ def verify_tensors(
         verifier.check(policy)
     rows = None if draft_probs is None else draft_probs.detach()
     if tree is None:
-        lengths, deeper = (draft_token_ids >= 0).sum(-1), None
+        lengths = (draft_token_ids >= 0).sum(-1)
         draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
     else:
         draft = replace(tree, probs=rows)
-        lengths, deeper = draft_token_ids.new_tensor(
-            [tree.lengths, [max(own) for own in draft.depths]]
-        )
     if coins is None:
-        coins = toss(lengths, draft_token_ids.shape[1], generator, deeper)
+        ids = draft_token_ids
+        lengths = torch.as_tensor(draft.counts, device=ids.device)
+        deeper = None if tree is None else ids.new_tensor(draft.longest)
+        coins = toss(lengths, ids.shape[1], generator, deeper)
     accept, draw = coins
     assigned = assignment(policies, draft_token_ids)
     verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)

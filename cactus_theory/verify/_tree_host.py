@@ -8,7 +8,7 @@ the policy answers rows.
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress
 
 import numpy as np
 import torch
@@ -31,25 +31,25 @@ class Steps:
     ----------
     next : the sampled child of each node that has one.
     run : the nodes from where the walk is along sampled children.
-    path, charged : places of the accepted tokens, and the nodes where a token was emitted that
-        anything was drafted after, in order.
-    alive : the alive ratio at each charged node.
+    path : places of the accepted tokens, in order.
+    charged : the nodes where a token was emitted that anything was drafted after, in order, and
+        the alive ratio there.
     last : the token that ends the round, so far.
     """
 
     def __init__(self, draft: Draft, row: int, ids: list[int]) -> None:
         self.draft, self.row, self.ids, self.above = draft, row, ids, draft.above[row]
-        self.next: dict[int, int] = {}
-        for place, (node, drawn) in enumerate(zip(self.above, draft.flags[row][0], strict=False)):
-            if drawn and self.next.setdefault(node, place) != place:
+        drawn = [*compress(enumerate(self.above), draft.flags[row][0])]
+        self.next = {node: place for place, node in drawn}
+        for place, node in drawn:
+            if self.next[node] != place:
                 raise ValueError(
                     "sampled: at most one token may be sampled after a node; got tokens "
-                    f"{self.next[node]} and {place} of row {row}"
+                    f"{place} and {self.next[node]} of row {row}"
                 )
         self.raised: list[float] | None = None  # h_n of the drafted tokens, NaN where unknown
         self.path: list[int] = []
-        self.charged: list[int] = []
-        self.alive: list[float] = []
+        self.charged: dict[int, float] = {}
         self.last, self.drawn = NO_TOKEN, 0
         self.run = self._run(0)
 
@@ -57,6 +57,11 @@ class Steps:
     def fixed(self) -> list[list[int]]:
         """Return the ids of the certain tokens after each node."""
         return self.draft.fixed(self.row)
+
+    @cached_property
+    def left(self) -> list[int]:
+        """Return how many tokens were planned below what follows each node."""
+        return self.draft.left(self.row)
 
     def _run(self, node: int) -> list[int]:
         run = [node]
@@ -86,16 +91,17 @@ class Steps:
         """Take what came of the run; return whether the token drawn after it is a child."""
         taken = self.run[: accepted + 1]
         end = taken[-1]
-        after = [place for place, node in enumerate(self.above) if node == end]
-        self.charged += taken if after else taken[:-1]
-        self.alive += alive[: len(self.charged) - len(self.alive)]
+        self.charged |= zip(taken if end in self.above else taken[:-1], alive, strict=False)
         self.path += [node - 1 for node in taken[1:]]
         self.last, self.drawn = drawn, self.drawn + 1
-        caught = [place for place in after if self.ids[place] == drawn]
+        if drawn not in self.ids:
+            return False
+        own = zip(self.above, self.ids, strict=False)
+        caught = [place for place, child in enumerate(own) if child == (end, drawn)]
         # what was refused does not come back but by rounding, and what is below it is biased
         if not caught or caught[0] == self.next.get(end):
             return False
-        self.path.append(caught[0])
+        self.path += caught
         self.run = self._run(caught[0] + 1)
         return True
 
@@ -113,7 +119,7 @@ class Steps:
 class RunsOnHost(BlockOnHost):
     """One verification of a run of each of some rows, as a block.
 
-    The places of a run are its nodes, where ``q``, ``p`` and ``ids`` are those of all nodes.
+    The places of a run are its nodes; ``q`` and ``p`` are the rows of all nodes.
     """
 
     def __init__(
@@ -126,38 +132,34 @@ class RunsOnHost(BlockOnHost):
         draw: list[list[float]],
     ) -> None:
         self.assigned, self.walks = assigned, walks
-        counts = [len(walk.run) - 1 for walk in walks]
-        self.where = {
-            (number, place): (walk.row, node)
-            for number, walk in enumerate(walks)
-            for place, node in enumerate(walk.run)
-        }
-        shape = len(walks), max(counts)
-        nodes, coins = np.zeros(shape, dtype=np.int64), np.ones(shape)
-        tokens = np.zeros(q.shape[:2], dtype=np.int64)  # by node, of its sampled child
-        for number, walk in enumerate(walks):
-            for place, (node, following) in enumerate(pairwise(walk.run)):
-                nodes[number, place], tokens[walk.row, node] = node, walk.ids[following - 1]
-                coins[number, place] = accept[walk.row][following - 1]
-        self.nodes = np.array([[walk.row] for walk in walks]), nodes
-        self._index = *self.nodes, tokens[self.nodes]
-        last = torch.tensor([draw[walk.row][walk.drawn] for walk in walks], dtype=torch.float64)
         self.levels: dict[Place, float] = {}  # P h/q of certain tokens, with the residual's scale
-        super().__init__(
-            assigned, q, Draft(torch.from_numpy(tokens), counts, p), torch.from_numpy(coins), last
-        )
+        counts = [len(walk.run) - 1 for walk in walks]
+        nodes, ids = np.zeros((2, len(walks), max(counts)), dtype=np.int64)
+        for number, (walk, size) in enumerate(zip(walks, counts, strict=True)):
+            nodes[number, :size] = walk.run[:-1]
+            ids[number, :size] = [walk.ids[node - 1] for node in walk.run[1:]]
+        self.nodes = np.array([[walk.row] for walk in walks]), nodes
+        self._index = *self.nodes, ids
+        coins = [[accept[walk.row][node - 1] for node in walk.run[1:]] for walk in walks]
+        draws = [draw[walk.row][walk.drawn] for walk in walks]
+        super().__init__(assigned, q, p, Draft(torch.from_numpy(ids), counts, None), coins, draws)
         # where certain tokens matter: not to h = q
         able = any(policy.highest > 1 for policy in assigned.policies)
         self.certain = {
-            place: fixed
-            for place, (_, node) in (self.where.items() if able else ())
-            if (fixed := walks[place[0]].fixed[node]) and self._policy(place).highest > 1
+            (number, place): fixed
+            for number, walk in enumerate(walks if able else ())
+            for place, node in enumerate(walk.run)
+            if (fixed := walk.fixed[node]) and self._policy((number, place)).highest > 1
         }
         # where h is computed from the selection law
         self.dense = {own for own in self.certain if not self._policy(own).answers_rows}
         for place in self.certain:
             if place[1] < self.drafted[place[0]]:
                 self._widen(*place)
+
+    def _at(self, place: Place) -> Place:
+        walk = self.walks[place[0]]
+        return walk.row, walk.run[place[1]]
 
     def _choice(self) -> Int[Tensor, "batch K"] | None:
         choice = self.assigned.choice
@@ -182,15 +184,15 @@ class RunsOnHost(BlockOnHost):
         return walk.ids[walk.run[place[1] + 1] - 1] in self.certain[place]
 
     def _left(self, place: Place) -> int:
-        row, node = self._at(place)
-        return self.walks[place[0]].draft.left(row)[node]
+        matters = self._policy(place).needs_path
+        return self.walks[place[0]].left[self._at(place)[1]] if matters else 0
 
     def _follow(self, asked: Sequence[Place], ends: bool = False) -> None:
         super()._follow([place for place in asked if place not in self.certain], ends)
         for place in asked:
             if place in self.dense:
                 r = check.normalised(torch.from_numpy(self.rows[1][self._at(place)]))
-                n = self.ids[self._at(place)]
+                n = self.ids[place]
                 mass = self.alive[place[0]][place[1]] * self._h(place)
                 self.ratios[place] = float((mass[n] / r[n]).nan_to_num(nan=0.0))
                 self.residuals[place] = mass - r
@@ -210,13 +212,10 @@ class RunsOnHost(BlockOnHost):
         assert found is not None  # check() has seen the policy
         return found[0].double()
 
-    def _may_end(self, row: int, place: int) -> bool:
-        return (row, place) in self.dense or super()._may_end(row, place)
-
     def _residual(self, places: Places, scale: float | None = None) -> Float[Tensor, "rows vocab"]:
         out = super()._residual(places, scale)
         for own, place in zip(out.numpy(), places.places, strict=True) if self.certain else ():
-            if place not in self.certain or (scale is None and place in self.dense):
+            if place not in self.certain or place in self.dense:
                 continue
             fixed, (q, p) = self.certain[place], (rows[self._at(place)] for rows in self.rows)
             level = self.levels.get(place, 0.0)
@@ -280,7 +279,7 @@ class TokensOnHost(RunsOnHost):
 
     def _keeps(self, place: Place) -> bool:
         """Return whether the token at a place is kept; if not, draw the one that replaces it."""
-        at, coin = Places([place], self.where), self.coins[place[0]][place[1]]
+        at, coin = self._places([place]), self.coins[place[0]][place[1]]
         if place in self.certain:
             self._follow([place])
             kept = coin < self.ratios[place]
@@ -289,7 +288,7 @@ class TokensOnHost(RunsOnHost):
                 self._settle(at)
             return kept
         assert self.p is not None
-        rows = at.of(self.q), at.of(self.p), at.of(self.ids)
+        rows = at.of(self.q), at.of(self.p), self.ids[place][None]
         decision = self._policy(place).decide(*rows, torch.tensor([coin], dtype=torch.float64))
         if bool(decision.kept) or decision.residual is None:
             return True

@@ -26,8 +26,7 @@ from cactus_theory import _arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
 from cactus_theory.policies._path import Path
-from cactus_theory.verify._ahead import as_assigned, looked_ahead
-from cactus_theory.verify._block_host import BlockOnHost
+from cactus_theory.verify._block_host import BlockOnHost, as_assigned, looked_ahead
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
@@ -99,8 +98,8 @@ class Block(Verifier):
         bonus = self._bonus(assigned, target_probs, draft)
         if ids.is_cuda:
             return _on_device(assigned, target_probs, draft, accept, draw, bonus)
-        run = BlockOnHost(assigned, target_probs, draft, accept, draw, bonus).run()
-        return Verdict(ids, *run, charges_bonus=bonus is not None)
+        coins = accept.tolist(), draw.tolist()
+        return BlockOnHost(assigned, target_probs, draft.probs, draft, *coins, bonus).run()
 
     def _bonus(
         self, assigned: Assignment, target_probs: Tensor, draft: Draft
@@ -206,7 +205,7 @@ class Walk:
         self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
         self.alive[:, 0] = 1.0
         batch = torch.arange(len(ids), device=ids.device)
-        self.ahead = looked_ahead(assigned, q, draft)
+        self.ahead = looked_ahead(assigned, q, draft.probs, draft)
         self.raised = as_assigned(self.ahead, assigned)
         planned = counts if draft.limits is None else counts.new_tensor(draft.limits)
         for place in range(ids.shape[1]):

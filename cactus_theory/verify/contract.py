@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar
 
 import torch
@@ -122,8 +123,11 @@ class Draft:
 
     def fixed(self, row: int) -> list[list[int]]:
         """Return for each node of a row the certain token ids after it, where laws are declared."""
-        (_, certain), ids = self.flags[row], self.token_ids[row].tolist()
-        return [[ids[place] for place in own if certain[place]] for own in self.children(row)]
+        above, ids = self.above[row], self.token_ids[row].tolist()
+        found: list[list[int]] = [[] for _ in range(len(above) + 1)]
+        for node, token in compress(zip(above, ids, strict=False), self.flags[row][1]):
+            found[node].append(token)
+        return found
 
     def offers(
         self, row: int, nodes: Sequence[int], q: Float[Tensor, "nodes vocab"]

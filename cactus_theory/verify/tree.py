@@ -108,15 +108,12 @@ class Tree(Verifier):
             for walk in walks:
                 walk.look_ahead(assigned, q[walk.row])
         judged = RunsOnHost if self.runs == "block" else TokensOnHost
-        rest, going = (accept.tolist(), draws.tolist()), walks
+        coins, going = (accept.tolist(), draws.tolist()), walks
         while going:
-            runs = judged(assigned, q, p, going, *rest)
+            runs = judged(assigned, q, p, going, *coins)
             runs.judge()
-            ends = zip(runs.accepted, runs.drawn, runs.alive, strict=True)
-            kept = [walk.go_on(*end) for walk, end in zip(going, ends, strict=True)]
-            going = [
-                own for own, on in zip(going, kept, strict=True) if on and own.go_freely(q, rest[1])
-            ]
+            ends = zip(going, zip(runs.accepted, runs.drawn, runs.alive, strict=True), strict=True)
+            going = [own for own, end in ends if own.go_on(*end) and own.go_freely(q, coins[1])]
         return _verdict(draft, walks, target_probs.device)
 
     def emitted(
@@ -158,16 +155,20 @@ def is_chain(draft: Draft) -> bool:
 def _verdict(draft: Draft, steps: Sequence[Steps], device: torch.device) -> Verdict:
     """Return the verdict of a batch."""
     width, ids = draft.token_ids.shape[1], draft.token_ids
-    path, alive = np.full((len(steps), width), -1), np.zeros((len(steps), width))
+    # the accepted places, and at the end their number and the last token
+    table, alive = np.full((len(steps), width + 2), -1), np.zeros((len(steps), width))
     for row, own in enumerate(steps):
-        path[row, : len(own.path)] = own.path
-        alive[row, own.charged] = own.alive
-    accepted, last = ids.new_tensor([[len(own.path), own.last] for own in steps]).unbind(1)
+        table[row, : len(own.path)] = own.path
+        table[row, -2:] = len(own.path), own.last
+        for node, ratio in own.charged.items():
+            alive[row, node] = ratio
+    found = torch.from_numpy(table).to(device)
     ratios, raised = torch.from_numpy(alive).to(device), None
     if any(own.raised for own in steps):
         raised = ratios.new_tensor([own.raised or [math.nan] * width for own in steps])
-    charged = [own.charged for own in steps]
-    return Verdict(ids, accepted, last, torch.from_numpy(path).to(device), charged, ratios, raised)
+    charged = [[*own.charged] for own in steps]
+    path, accepted, last = found[:, :width], found[:, width], found[:, -1]
+    return Verdict(ids, accepted, last, path, charged, ratios, raised)
 
 
 def declared(

@@ -100,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
         every = configs([], [drafters.LOSSLESS], args.num_draft_tokens, [1])
         every = drafters.lines(list(found), every)
         grid = Grid(every, len(prompts), args.repeats, seed=args.seed)
-        made = drafters.decodes(grid, pair, found, prompts, args.max_new_tokens)
-        tables["drafters"] = drafters.rows(made)
+        tables["drafters"] = drafters.rows(grid, drafters.decodes(harness, grid, found))
         best = [row for row in tables["drafters"] if row["fastest"]]
         print(
             columns(best, drafters.HEADS, "\nthe draft beside the head, lossless, at its fastest K")

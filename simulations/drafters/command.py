@@ -91,8 +91,20 @@ def run(args: argparse.Namespace) -> int:
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
 
+    with Journal(args.out / "journal.jsonl", settings, args.set_aside_damaged) as journal:
+        table = rows(grid, decodes(harness, grid, drafters, journal), args.level)
+    publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
+    print(columns([row for row in table if row["fastest"]], HEADS, "each at its fastest K"))
+    return 0
+
+
+def decodes(
+    harness: Harness, grid: Grid, drafters: Mapping[str, Any], journal: Journal | None = None
+) -> dict[str, Record]:
+    """Return every decode of a grid by the drafters that its lines name; a journal's are kept."""
+
     def decoded(job: Job) -> Record:
-        own = replace(pair, draft=drafters.get(job.config.drafter))
+        own = replace(harness.pair, draft=drafters.get(job.config.drafter))
         metered = job.repeat < grid.metered and job.config.method != PLAIN
         begun = time.process_time()
         made = replace(harness, pair=own).decode(
@@ -102,13 +114,9 @@ def run(args: argparse.Namespace) -> int:
         drafting = seconds * parts[0] / sum(parts)
         return {"kl": 0.0} | made.record | {"seconds": seconds, "draft": drafting}
 
-    with Journal(args.out / "journal.jsonl", settings, args.set_aside_damaged) as journal:
-        for line in grid.cold(journal.results):
-            decoded(Job(line, grid.metered, 0))
-        table = rows(grid, grid.fill(decoded, journal), args.level)
-    publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
-    print(columns([row for row in table if row["fastest"]], HEADS, "each at its fastest K"))
-    return 0
+    for line in grid.cold({} if journal is None else journal.results):
+        decoded(Job(line, grid.metered, 0))
+    return grid.fill(decoded, journal)
 
 
 def lines(

@@ -18,7 +18,7 @@ from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.traces import Trace
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, Setting, Tuned, measure_costs, tune
-from cactus_theory.tuning.tune import Choice
+from cactus_theory.tuning.choices import Choice
 
 from ..common.decode import Harness
 from ..common.grid import PLAIN, Config, Grid, Job

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from cactus_theory.decoding import (
 )  # fmt: skip
 from cactus_theory.decoding._decode import Opening
 from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding.drafters.siblings import SiblingsDrafting
 from tests.amounts import amount, some
 from tests.decoding.models.families import build, families
 from tests.verify.test_tree import Walks
@@ -254,6 +256,19 @@ def test_the_first_token_of_a_relaxed_decode_has_the_band(three_tokens, certain)
     first = [sum(mass for text, mass in law.items() if text[0] == n) for n in range(VOCAB)]
     assert np.abs(np.array(first) - h).max() < EXACT
     assert np.abs(h - q).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("new", "due"), [([3, 4, 5, 9], 6), ([3, 6, 7], 4), ([8, 2], 3), ([3], 3)]
+)  # the path is 3, 4, 5, after two tokens
+def test_the_drafter_of_a_path_sees_up_to_the_first_token_it_did_not_draft(new, due):
+    """One token more would stand in its cache for another, one less would be fed again."""
+    seen, texts = [], SimpleNamespace(ids=[[1, 2, *new]], lengths=[2 + len(new)])
+    work = object.__new__(SiblingsDrafting)
+    work.inner = SimpleNamespace(settle=lambda: seen.extend(texts.lengths))
+    work.texts, work.paths, work.before = texts, [[3, 4, 5]], [2]
+    work.settle()
+    assert seen == [due] and texts.lengths == [2 + len(new)]
 
 
 def test_ngrams_offer_what_else_followed():

@@ -26,7 +26,7 @@ IN_BLOCKS = {
     ),
     "verify/_host.py": (
         ("Places.of", Replace("values[row, place : place + 1]", "values[row, :1]")),
-        ("Places.__init__", Replace("[where[place] for place in places]", "places")),
+        ("Places.__init__", Replace("places if at is None else at", "places")),
         ("OnHost._draw", Replace("self.draws[row]", "self.draws[0]")),
         ("OnHost._draw_each", Replace("self.draws[row]", "self.draws[0]")),
         ("OnHost._draw_each", Replace("draws[part]", "draws[: len(own)]")),
@@ -48,16 +48,15 @@ IN_BLOCKS = {
         ("BlockOnHost._passes", Operator("<", "<=")),
         ("BlockOnHost._settle", Replace("self.q[self._at(own)] if mass <= 0 else law", "law")),
         ("BlockOnHost._residual", DropCall("clamp_")),
+        ("looked_ahead", Replace("q[:, : ids.shape[1]]", "q[:, 1:]")),
+        ("as_assigned", Operator("==", "!=")),
     ),
     "verify/_tree_host.py": (
         ("RunsOnHost._widen", DropStatement("high[own]")),
+        ("RunsOnHost._left", Replace("self._policy(place).needs_path", "False")),
         ("RunsOnHost._residual", Replace("level * q[fixed]", "q[fixed]")),
         ("RunsOnHost._bonus_row", Replace("q * scale", "q * 1.0")),
         ("Steps.go_freely", Replace("draw[self.row][self.drawn]", "draw[self.row][0]")),
-    ),
-    "verify/_ahead.py": (
-        ("looked_ahead", Replace("q[:, : ids.shape[1]]", "q[:, 1:]")),
-        ("as_assigned", Operator("==", "!=")),
     ),
     "optimum/soft.py": (
         ("Worth.of", DropStatement("before")),

@@ -58,6 +58,18 @@ def dense(rule, q, r, certain, n, alive, left):
     return ratio, np.maximum(alive * h - r, 0)
 
 
+def test_what_is_drafted_beyond_its_share_is_not_kept_at_any_price():
+    """Where nothing is cut the sums that decide are 0 but for rounding, whatever its sign."""
+    rule = ct.policy("soft_band:price=0.001,divergence=pearson_chi2")
+    for seed in range(40):
+        q, r = np.random.default_rng(seed).dirichlet(np.full(8, 5.0), 2)
+        n = int((r / q).argmax())
+        certain = [token for token in np.argsort(-q).tolist() if token != n][:2]
+        ratio, _ = dense(rule, q, r, certain, n, 1.0, 0)
+        found, *_ = rule.follow_row(Node(q, r, q[n], r[n], 1.0, 0, False, certain))
+        assert found == pytest.approx(ratio, abs=CLOSE[np.float64]) and ratio < 1
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", RULES)
 def test_certain_tokens_are_raised_as_the_selection_law_says(name, case):

@@ -89,6 +89,9 @@ class Rounds:
         rows = sum(own.draft_probs is not None for own in self.found)
         return SimpleNamespace(total=lambda name: rows)
 
+    def check_chains(self, reader: str) -> None:
+        """Do nothing: models draft no trees."""
+
     def batches(self, entries: int, num_draft_tokens: int | None = None) -> Iterator[Batch]:
         for own in self.found:
             probs = None if own.draft_probs is None else _whole(own.draft_probs)
@@ -123,7 +126,7 @@ class Decodes:
             faulty = fault.verifier(self.judge, self.temperature)
             if fault.name == "noise-reused":
                 faulty = NoiseReused(self.judge, fault.name, lambda rows: rows, 1.0)
-            if fault.resamples:
+            elif fault.resamples:
                 drafter, faulty = RESAMPLED[fault.name](self.draft), None
             elif fault.draft is not None:
                 drafter = fault.draft(self.draft, self.greedy)

@@ -1,6 +1,7 @@
 """What is expected against hand-made sums, intervals against their promise, and the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ from cactus_theory.traces import (
     log_trace,
     save_trace,
 )
+from cactus_theory.traces.compared import observed_rates, read_metrics
 from cactus_theory.traces.expect import LEVEL, critical
-from cactus_theory.traces.observed import observed_rates, read_metrics
 from tests.amounts import amount, thorough
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace")
@@ -120,6 +121,33 @@ def test_what_is_expected_is_no_alarm_and_a_gap_is_at_its_position() -> None:
         compare_observed(seen, Observation(rates[:3], 2000, np.zeros(3)))
 
 
+def lowered(own: Expectation, factor: float) -> Expectation:
+    """Return what would be expected if every token were kept so many times as often."""
+    powers = factor ** np.arange(3)[:, None]
+    replay = replace(
+        own.replay, reached=own.replay.reached * powers[:2], kept=own.replay.kept * powers[1:]
+    )
+    return replace(own, replay=replay)
+
+
+def test_what_no_position_shows_is_seen_in_the_direction_of_a_fault() -> None:
+    """Both positions 2.6 standard errors low: neither is off, but their sum is 3.7 of them."""
+    own = made(np.random.default_rng(0), 8, 4, 0.0)
+    rates, rounds = np.array([mean.value for mean in own.if_reached]), 2000.0
+    seen = Observation(rates, rounds, np.zeros(2))
+    for _ in range(9):  # the errors are those of what was counted
+        gaps = compare_observed(own, seen).gaps
+        errors = np.array([gap["observed_error"] for gap in gaps])
+        errors = np.hypot(errors, [gap["expected_error"] for gap in gaps])
+        low = rates - 2.6 * errors - 0.5 / rounds / np.array([1.0, rates[0]])
+        seen = Observation(low.cumprod(), rounds, np.zeros(2))
+    assert not compare_observed(own, seen).alarm
+    faint = compare_observed(own, seen, {"faint": lowered(own, 0.94)})
+    assert faint.alarm and faint.named == ("faint",) and not any(own["off"] for own in faint.gaps)
+    far = compare_observed(own, seen, {"far": lowered(own, 0.5)})
+    assert far.alarm and far.named == ()  # lower everywhere, and yet nothing that is known
+
+
 VLLM = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 1000.0
@@ -204,6 +232,20 @@ def test_the_command_reads_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
                  "--rounds", "2000"]) == 0  # fmt: skip
     said = capsys.readouterr().out
     assert "no-draft-law" in said and "vllm-project/vllm#40149" in said and "same prompts" in said
+
+
+@pytest.mark.parametrize(
+    ("counted", "cycles"),
+    [([], 1000), (["0.5", "--rounds", "900"], 2700), (["0.5", "--rounds", "9e3"], 6000)],
+)
+def test_more_rounds_are_decoded_than_were_counted(counted, cycles, monkeypatch, capsys) -> None:
+    def stop(args, folder):
+        raise ValueError(f"{args.cycles} rounds")
+
+    monkeypatch.setattr("cactus_theory._expect._logger", stop)
+    counted = counted and ["--observed", *counted]
+    assert main(["expect", *"--target x --draft x --prompts x".split(), *counted]) == 2
+    assert f"{cycles} rounds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

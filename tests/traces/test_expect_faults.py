@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.policies import policy
 from cactus_theory.traces import compare_observed, expect, noise_floor, row_signatures
-from cactus_theory.traces._misled import Misled, behind_after_refusals
+from cactus_theory.traces._misled import Misled, MisledDrafting
 from cactus_theory.traces.faults import FAULTS, Rows, shown
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import Assignment, Draft
@@ -134,8 +135,6 @@ def test_where_faults_can_show() -> None:
 
 
 def _trace(temperature: float, rows: int):
-    from types import SimpleNamespace
-
     header = SimpleNamespace(temperature=temperature)
     return SimpleNamespace(header=header, manifest=SimpleNamespace(total=lambda name: rows))
 
@@ -162,7 +161,18 @@ def test_each_view_drafts_otherwise(tiny) -> None:
     drafters = [draft_of(draft, False) for draft_of in views]
     assert drafters[-1] is None  # this model has no sliding window
     assert all(texts(target, own) != plain for own in drafters[:-1])
-    assert list(behind_after_refusals(4, 1, {1, 2})[0]) == [0, 3, 4]
+
+
+def test_what_a_pass_is_shown(tiny) -> None:
+    texts = SimpleNamespace(lengths=[4])
+    for own, lost, tokens, positions in [
+        (Misled(tiny[1]), set(), [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
+        (Misled(tiny[1], unseen=1), set(), [0, 1, 2, 3], [0, 1, 2, 3]),
+        (Misled(tiny[1], from_round=True), set(), [0, 1, 2, 3, 4], [0, 1, 2, 3, 0]),
+        (Misled(tiny[1], lost=2), {1, 2}, [0, 3, 4], [0, 1, 2]),
+    ]:
+        work = SimpleNamespace(own=own, lost=[lost], texts=texts)
+        assert MisledDrafting.fed(work, 0, 1) == (tokens, positions)
 
 
 def test_a_window_is_run_as_full_attention() -> None:

@@ -12,9 +12,9 @@ from cactus_theory.decoding import ByPosition, Ledger
 from cactus_theory.traces import SavedRows, Trace, replay
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, Tuned, tune
-from cactus_theory.tuning.learned import learn_for, shares
+from cactus_theory.tuning.costs import speed
 from cactus_theory.tuning.report import notes, payload, sentence, table
-from cactus_theory.tuning.speed import speed
+from cactus_theory.tuning.tune import learn_for, shares
 from tests.amounts import amount, some
 from tests.traces.conftest import rows_of
 

@@ -269,14 +269,18 @@ def test_the_next_token_has_the_law_h_at_every_node(shape, children, spec, runs)
 
 @pytest.mark.parametrize("runs", ["block", "chain"])
 def test_a_law_may_depend_on_how_a_node_was_reached(runs):
-    """The soft band sees the alive ratio; token by token only rows without a path may be used."""
+    """The soft band sees the alive ratio, and the room below where it has a table of values.
+
+    Token by token only rows without a path may be used.
+    """
     soft = ct.policy("soft_band:price=1,ahead=false")
     if runs == "chain":
         with pytest.raises(ValueError, match="needs a verifier"):
             Tree("chain").check(soft)
         return
     for children in some(CHILDREN, 2):
-        assert law_error(Plan((2, 1), children, 3), soft, runs) <= EXACT
+        for policy in (soft, replace(soft, values=TABLE)):
+            assert law_error(Plan((2, 1), children, 3), policy, runs) <= EXACT
 
 
 @pytest.mark.parametrize("runs", ["block", "chain"])
@@ -666,8 +670,9 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
 def test_places_are_indices_of_tensors_or_stand_for_them():
     values, stands = torch.arange(24).view(2, 4, 3), {(0, 1): (1, 3), (2, 0): (0, 2)}
     for chosen in ([(0, 1)], [(0, 1), (2, 0)]):
-        found = Places(chosen, stands).of(values)
-        assert found.tolist() == [values[stands[place]].tolist() for place in chosen]
+        nodes = [stands[place] for place in chosen]
+        found = Places(chosen, nodes).of(values)
+        assert found.tolist() == [values[node].tolist() for node in nodes]
     assert Places([(0, 1), (1, 2)]).of(values).tolist() == [[3, 4, 5], [18, 19, 20]]
 
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
-from cactus_theory.decoding.drafters._base import Drafting, Setting
-from cactus_theory.decoding.drafters._sampled import SampledDrafting
+from cactus_theory.decoding.drafters._base import Drafting, SampledDrafting, Setting
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.fast import FastForward

@@ -8,8 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
-from cactus_theory.decoding.drafters._sampled import SampledDrafting
+from cactus_theory.decoding.drafters._base import (
+    Drafter,
+    Drafting,
+    SampledDrafting,
+    Setting,
+    nothing,
+)
 from cactus_theory.decoding.drafters.stop import DraftStop, Watch, as_stop
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.vocabulary import check_model_vocabularies

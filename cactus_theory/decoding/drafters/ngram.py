@@ -75,8 +75,11 @@ class NGramDrafting(Drafting):
                 return ids[end : end + wanted]
         return []
 
-    def others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
+    def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
         """Return other tokens that followed earlier: longest match first, the latest of each."""
+        return [self._others(row, path, most) for row, path in enumerate(paths)]
+
+    def _others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
         found, context = [], list(self.texts.ids[row])
         for token in path:
             seen = {token: None}

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._checks import whole_number
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, tree_of
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, best, tree_of
 from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.verify.contract import Draft
 
@@ -76,36 +73,29 @@ class Siblings(Drafter):
 
 
 class SiblingsDrafting(Drafting):
-    """A drafter of paths at work, and a look at the rows that it decides by."""
+    """A drafter of paths at work, which also says what else it would have drafted."""
 
     def __init__(self, setting: Setting, drafter: Drafter, m: int, certain: bool) -> None:
         self.texts, self.m, self.certain = setting.texts, m, certain
-        self.seen = _Seen(setting.warp, m)
-        self.inner = drafter.begin(replace(setting, warp=self.seen))
+        self.inner = drafter.begin(replace(setting, beside=m))
         self.paths: list[list[int]] = []
         self.before: list[int] = []
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Return a draft whose first tokens are the path, the others after them."""
-        self.seen.likeliest.clear()
         trunk = self.inner.propose(wanted, coins)
         self.calls = self.inner.calls
         drafted = zip(trunk.token_ids.tolist(), trunk.lengths, strict=True)
         self.paths, self.before = [ids[:own] for ids, own in drafted], list(self.texts.lengths)
         if not (self.m and any(trunk.lengths)):
             return trunk
-        draft = with_siblings(trunk, self._fixed(trunk), self.m, self.certain)
+        if trunk.probs is None:
+            fixed = self.inner.others(self.paths, self.m)
+        else:
+            fixed = likeliest(trunk.probs, self.m)
+        draft = with_siblings(trunk, fixed, self.m, self.certain)
         self.texts.propose_all(draft.token_ids)
         return draft
-
-    def _fixed(self, trunk: Draft) -> list[list[list[int]]]:
-        """Return the certain tokens of each row and place, −1 for none."""
-        if trunk.probs is not None:
-            return likeliest(trunk.probs, self.m)
-        if self.seen.likeliest:
-            places = range(trunk.token_ids.shape[1])
-            return torch.stack([self.seen.likeliest[place] for place in places], 1).tolist()
-        return [self.inner.others(row, own, self.m) for row, own in enumerate(self.paths)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""
@@ -127,36 +117,9 @@ class SiblingsDrafting(Drafting):
         self.paths, self.before = [], []  # a round may draft nothing
 
 
-class _Seen(Warp):
-    """A decode's own, which notes the likeliest tokens of rows that no law is drawn from.
-
-    Attributes
-    ----------
-    likeliest : by place of the path (B, m), −1 for tokens that cannot be.
-    """
-
-    def __init__(self, warp: Warp, most: int) -> None:
-        super().__init__(warp.temperature)
-        self.warp, self.most = warp, most
-        self.likeliest: dict[int, Int[Tensor, "batch m"]] = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.warp(*args, **kwargs)
-
-    def scores(
-        self, logits: Tensor, texts: Texts, first: int, *args: Any, **kwargs: Any
-    ) -> Float[Tensor, "batch some vocab"]:
-        """Return the processed logits."""
-        scores = self.warp.scores(logits, texts, first, *args, **kwargs)
-        best = scores[:, 0].topk(min(self.most + 1, scores.shape[-1]))  # the path's is one
-        self.likeliest[first] = torch.where(best.values > -torch.inf, best.indices, -1)
-        return scores
-
-
 def likeliest(probs: Float[Tensor, "batch K vocab"], m: int) -> list[list[list[int]]]:
     """Return the ``m`` likeliest tokens of each row, −1 for those that cannot be."""
-    found = probs.topk(min(m, probs.shape[-1]))
-    return torch.where(found.values > 0, found.indices, -1).tolist()
+    return best(probs, m, 0.0).tolist()
 
 
 def with_siblings(
