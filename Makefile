@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.cactus-theory
 TESTED := $(VENV)/.cactus-theory-tests
+PAGES := $(VENV)/.cactus-theory-docs
 # modules compile when they are first imported: compiling all of them took half of the set-up
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # not in constraints.txt, as builds of torch for CUDA ask for a Triton of their own
@@ -28,11 +29,15 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PIP) -e '.[solvers,testing,llm,figures]'
 	@touch $@
 
-# what only tests, pages and checks of style need: Triton interprets the kernels where no GPU is
+# what only tests and checks of style need: Triton interprets the kernels where no GPU is
 $(TESTED): $(STAMP)
-	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright \
-	  mkdocs-material 'mkdocstrings[python]' latex2mathml
+	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || $(PIP) --no-deps '$(TRITON)'
+	@touch $@
+
+# what builds the site, which the thorough suite and pyright read, too
+$(PAGES): $(TESTED)
+	@$(PIP) mkdocs-material 'mkdocstrings[python]' latex2mathml
 	@touch $@
 
 setup: $(TESTED)  ## create .venv with the tested versions
@@ -43,7 +48,7 @@ demo: $(STAMP)  ## the main job: two models in, one table and two pictures out (
 test: $(TESTED)  ## the test suite
 	@$(PYTEST)
 
-test-thorough: $(TESTED)  ## the same with many more examples (tens of minutes)
+test-thorough: $(PAGES)  ## the same with many more examples (tens of minutes)
 	@CACTUS_THEORY_THOROUGH=1 $(PYTEST)
 
 # PYTHONS="python3.12 python3.13": other Pythons too, in environments of their own (.venv-python3.12;
@@ -64,10 +69,10 @@ test-portable: $(TESTED) $(PYTHONS:%=.venv-%/.cactus-theory)  ## the numerical t
 mutate: $(TESTED)  ## make mistakes in a copy of the core; the tests must notice (< 25 minutes)
 	@$(BIN)/python -m tests.mutation
 
-lint: $(TESTED)  ## ruff and pyright
+lint: $(PAGES)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
-docs: $(TESTED)  ## the site: guide, theorems, results, gallery, tutorial, API, with search (docs/)
+docs: $(PAGES)  ## the site: guide, theorems, results, gallery, tutorial, API, with search (docs/)
 	@$(BIN)/python -m simulations reference
 
 figures: $(STAMP)  ## redraw paper_figures/*.{pdf,png} from committed CSV

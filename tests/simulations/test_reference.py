@@ -7,7 +7,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
-pytest.importorskip("mkdocs")
+pytest.importorskip("mkdocs", reason="make docs installs it")
 pytest.importorskip("mkdocstrings")
 from simulations.reference import command  # noqa: E402
 from simulations.reference.docstrings import markdown  # noqa: E402
