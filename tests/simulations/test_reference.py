@@ -137,6 +137,6 @@ def test_no_formula_is_left_as_it_was_typed(site) -> None:
 @thorough
 def test_every_public_name_is_on_its_page(site) -> None:
     out, pages = site
-    names = [f"{own.__name__}.{name.rpartition('.')[2]}" for name, (package, _) in PUBLIC.items()]
+    names = [f"{own.__name__}.{name.rpartition('.')[2]}" for name, (own, _) in PUBLIC.items()]
     pages = {path.stem: page.anchors for path, page in pages.items()}
     assert not [own for own in names if own not in pages[own.rpartition(".")[0]]]
