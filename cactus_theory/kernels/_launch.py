@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.kernels import _band, _block, _judge, _race, _rows, _sampling
-from cactus_theory.kernels._layout import Layout
-from cactus_theory.kernels._workspace import Workspace
+from cactus_theory.kernels import _band, _block, _judge, _rows
+from cactus_theory.kernels import _draws as _race
+from cactus_theory.kernels import _draws as _sampling
+from cactus_theory.kernels._layout import Layout, Workspace
 from cactus_theory.kernels.rules import BAND, KernelRule
 
 # Newton steps at prices from 0.5 nats on, and below; rows of tests took at most 6 and 11
