@@ -26,7 +26,7 @@ IMPLEMENTED = {
     13: "solvers/block.py",
     14: "cactus_theory/policies/soft_band.py",
     15: "cactus_theory/optimum/soft_row.py",
-    16: "cactus_theory/policies/_entrywise.py",
+    16: "cactus_theory/policies/_forms.py",
     17: "cactus_theory/decoding/ledger.py",
     18: "cactus_theory/decoding/between.py",
     19: "cactus_theory/optimum/curve.py",
