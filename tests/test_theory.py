@@ -29,7 +29,7 @@ IMPLEMENTED = {
     16: "cactus_theory/policies/_forms.py",
     17: "cactus_theory/decoding/ledger.py",
     18: "cactus_theory/decoding/between.py",
-    19: "cactus_theory/optimum/curve.py",
+    19: "cactus_theory/optimum/acceptance.py",
     20: "solvers/decode.py",
     21: "cactus_theory/optimum/selection.py",
     22: "cactus_theory/verify/tree.py",
