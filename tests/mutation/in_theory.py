@@ -24,11 +24,11 @@ IN_DIVERGENCES = {
         ("TotalVariation.f", Value("2 * _")),
         ("NeymanChi2.slope", Replace("t ** -2", "t ** -1")),
     ),
-    "divergences/orders.py": (
+    "divergences/classical.py": (
         ("Renyi.to_generator", Replace("(self.a - 1) * delta", "self.a * delta")),
         ("Renyi.price_from_generator", Operator("/", "*")),
     ),
-    "divergences/max_divergence.py": (("MaxDivergence.value", RenameCall("amax", "amin")),),
+    "divergences/classical.py": (("MaxDivergence.value", RenameCall("amax", "amin")),),
 }
 
 IN_OPTIMUM = {
