@@ -68,7 +68,7 @@ IN_DECODING = {
         ("Rules.keep", Replace("values[row]", "values[0]")),
         ("Rules.observe", DropStatement("self.states[row]")),
     ),
-    "decoding/models/places.py": (
+    "decoding/models/cache.py": (
         ("places", Replace("torch.where(real, slots, cache.capacity)", "chain")),
         ("places", Operator(">", ">=")),
         ("Sight.within", Operator(">=", ">")),

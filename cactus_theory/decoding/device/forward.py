@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.models.cache import Places, additive
 from cactus_theory.decoding.models.fast import FastForward
-from cactus_theory.decoding.models.places import Places, additive
 
 
 class StaticForward:
