@@ -193,7 +193,7 @@ def _told(args: argparse.Namespace) -> TunedSetting:
 def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any = None) -> Any:
     """Return the policy under ``--span``, which takes a tokenizer, and ``--cap``."""
     from cactus_theory.decoding import Between, Ledger
-    from cactus_theory.decoding.between import spellings
+    from cactus_theory.decoding.schedule import spellings
 
     policy: Any = tuned.policy
     if args.span and tokenizer is not None:

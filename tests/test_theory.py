@@ -28,7 +28,7 @@ IMPLEMENTED = {
     15: "cactus_theory/optimum/soft_row.py",
     16: "cactus_theory/policies/_forms.py",
     17: "cactus_theory/decoding/ledger.py",
-    18: "cactus_theory/decoding/between.py",
+    18: "cactus_theory/decoding/schedule.py",
     19: "cactus_theory/optimum/acceptance.py",
     20: "solvers/decode.py",
     21: "cactus_theory/optimum/selection.py",
