@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cactus_theory.decoding.device import fused
+from cactus_theory.decoding.device import verify as fused
 from tests.kernels.conftest import device  # noqa: F401
 
 

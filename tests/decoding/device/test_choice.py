@@ -8,7 +8,8 @@ import torch
 
 from cactus_theory.decoding import DecodeOptions, ModelDrafter, NGram, generate
 from cactus_theory.decoding._decode import Opening
-from cactus_theory.decoding.device import DeviceDecode, choose, fused
+from cactus_theory.decoding.device import DeviceDecode, choose
+from cactus_theory.decoding.device import verify as fused
 from cactus_theory.decoding.device.verify import torch_step
 from cactus_theory.verify.contract import Assignment
 from cactus_theory.verify.registry import find_verifier
