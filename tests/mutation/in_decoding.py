@@ -25,7 +25,7 @@ IN_VERIFY = {
         ("ChainOnHost._replace", Replace("None if self.p is None else places.of(self.p)", "None")),
         ("ChainOnHost._replace_row", Operator("<=", "<")),
     ),
-    "verify/_chain_device.py": (
+    "verify/chain.py": (
         ("chain_on_device", Replace("accepted < lengths", "accepted <= lengths")),
         ("chain_on_device", Operator("&", "|")),
         ("chain_on_device", RenameCall("cumprod", "cumsum")),

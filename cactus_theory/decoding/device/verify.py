@@ -23,9 +23,8 @@ from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_l
 from cactus_theory.kernels._layout import LOGITS
 from cactus_theory.kernels.logits import runs_kernels
 from cactus_theory.policies import Policy
-from cactus_theory.verify._chain_device import chain_on_device
 from cactus_theory.verify.block import Block
-from cactus_theory.verify.chain import Chain
+from cactus_theory.verify.chain import Chain, chain_on_device
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify.draw import pick
 
