@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cactus_theory import _arguments as check
 from cactus_theory._files import write_whole
-from cactus_theory._report import print_json
+from cactus_theory._tables import print_json
 from cactus_theory.testing._report import (
     Finding,
     Report,

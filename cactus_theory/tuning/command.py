@@ -14,7 +14,7 @@ from cactus_theory import _arguments as check
 from cactus_theory._flags import add_trust
 from cactus_theory._progress import Progress
 from cactus_theory._prompts import prompts_of
-from cactus_theory._report import print_json
+from cactus_theory._tables import print_json
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
 
