@@ -27,7 +27,7 @@ OTHERWISE = {
     "simulations/common/journal.py": "appends lines; a half-written one is cut off",
     "simulations/common/results.py": "into memory",
     "simulations/gallery/look.py": "into memory",
-    "simulations/notebook/command.py": "into memory",
+    "simulations/notebook.py": "into memory",
     "simulations/recompute/command.py": "appends what commands print: no result",
     "simulations/train_pair/model.py": "a work folder that every run writes again",
     "simulations/train_pair/ship.py": "a work folder that every run writes again",

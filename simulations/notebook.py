@@ -1,6 +1,8 @@
 """Run every cell of the tutorial and write its outputs back into the notebook.
 
 Text and pictures are replaced, the cells stay as they are. If a cell raises, nothing is written.
+
+Run a notebook without Jupyter, and write what its cells print and draw back into it.
 """
 
 import argparse
@@ -13,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..common.inputs import ROOT
-from ..common.progress import Progress
-from ..common.results import write_text
+from .common.inputs import ROOT
+from .common.progress import Progress
+from .common.results import write_text
 
 # of pictures: sharp on a page, small in a repository
 DPI = 100

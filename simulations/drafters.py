@@ -4,6 +4,8 @@ A drafter is a folder, of a draft model or of a head, or ``ngram``. Each is deco
 temperature in a shuffled order; of policies that differ in price, a level of nats is read off the
 curve through them. Every decode is written to journal.jsonl under --out, and the table is made from
 it alone. Seconds are the processor's, which others on the machine hardly change.
+
+Drafters of one target beside each other.
 """
 
 import argparse
@@ -19,12 +21,12 @@ import numpy as np
 from cactus_theory.decoding import NGram, load_pair
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 
-from ..common.decode import Harness
-from ..common.grid import PLAIN, USUAL, Config, Grid, Job, Record, Runs, configs
-from ..common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
-from ..common.journal import Journal, add_journal_arguments
-from ..common.results import columns, publish
-from ..throughput.equal_kl import read, rising
+from .common.decode import Harness
+from .common.grid import PLAIN, USUAL, Config, Grid, Job, Record, Runs, configs
+from .common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
+from .common.journal import Journal, add_journal_arguments
+from .common.results import columns, publish
+from .throughput.equal_kl import read, rising
 
 NGRAM, LOSSLESS = "ngram", "speculative"
 # column: what is over what, of timed decodes or of all

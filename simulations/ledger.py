@@ -4,6 +4,8 @@ A band at a constant price spends its mean *on average*; single answers exceed i
 spends at most the cap on each answer, at every length. Both decode the same prompts with the
 same seeds. Tokens per target call are compared at equal emitted KL: the band's are read off a
 straight line between its prices. Standard errors leave out one group of prompts at a time.
+
+What a hard cap on every answer costs against spending the same on average.
 """
 
 import argparse
@@ -18,11 +20,11 @@ from cactus_theory.decoding import Ledger, load_pair
 from cactus_theory.promises import Promise
 from cactus_theory.traces import Estimate
 
-from ..common.decode import Harness
-from ..common.grid import Config
-from ..common.inputs import DATA, add_pair_arguments, at_least, load_prompts
-from ..common.journal import Journal, add_journal_arguments, fill
-from ..common.results import columns, publish
+from .common.decode import Harness
+from .common.grid import Config
+from .common.inputs import DATA, add_pair_arguments, at_least, load_prompts
+from .common.journal import Journal, add_journal_arguments, fill
+from .common.results import columns, publish
 
 # groups of prompts that are left out in turn
 GROUPS = 8
