@@ -73,8 +73,6 @@ IN_DECODING = {
         ("places", Operator(">", ">=")),
         ("Sight.within", Operator(">=", ">")),
         ("_ancestors", Replace("range((new - chain - 1).bit_length())", "range(1)")),
-    ),
-    "decoding/models/cache.py": (
         ("RaggedCache.select", Replace("length + stay", "length")),
         ("RaggedCache._kept", Replace("place != row", "False")),
     ),

@@ -38,8 +38,6 @@ IN_POLICIES = {
         ("Raised.residual_entries", Replace("UNSCALED", "2 * UNSCALED")),
         ("Raised.target", Value("p", into="kept")),
         ("Raised.target", Replace("p - kept", "p")),
-    ),
-    "policies/_forms.py": (
         ("Either.target", Replace("self.takes_draft(q, p)", "~self.takes_draft(q, p)")),
         ("Either.decide", Operator("|", "&")),
         ("Either.decide", Operator("<", "<=")),
