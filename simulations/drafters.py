@@ -4,8 +4,6 @@ A drafter is a folder, of a draft model or of a head, or ``ngram``. Each is deco
 temperature in a shuffled order; of policies that differ in price, a level of nats is read off the
 curve through them. Every decode is written to journal.jsonl under --out, and the table is made from
 it alone. Seconds are the processor's, which others on the machine hardly change.
-
-Drafters of one target beside each other.
 """
 
 import argparse

@@ -18,8 +18,6 @@ In exact arithmetic the function is the same but for the constant's :math:`2^{-6
 sums of squares. In float32 logits agree to rounding; in bfloat16 as far as
 those of the model itself in bfloat16 agree with its own (``tests/simulations/inflate``).
 
-Small trained models in large shapes: the same function at the cost of an 8B, without downloads.
-
 ``inflate(model, SHAPES["8b"], device="cuda")`` returns a Hugging Face model whose logits are
 those of ``model``, and whose weights, cache and arithmetic are those of the shape.
 """

@@ -4,8 +4,6 @@ A band at a constant price spends its mean *on average*; single answers exceed i
 spends at most the cap on each answer, at every length. Both decode the same prompts with the
 same seeds. Tokens per target call are compared at equal emitted KL: the band's are read off a
 straight line between its prices. Standard errors leave out one group of prompts at a time.
-
-What a hard cap on every answer costs against spending the same on average.
 """
 
 import argparse

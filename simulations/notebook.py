@@ -1,8 +1,6 @@
 """Run every cell of the tutorial and write its outputs back into the notebook.
 
 Text and pictures are replaced, the cells stay as they are. If a cell raises, nothing is written.
-
-Run a notebook without Jupyter, and write what its cells print and draw back into it.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What a trace folder says about itself; written last, so that a folder with it is whole.
 
-Tell models and drafters apart without keeping where they came from.
+Models and drafters are told apart without keeping where they came from.
 """
 
 import hashlib

@@ -1,10 +1,9 @@
-"""Read the Python standard library found on this machine as training text.
+"""Read the Python standard library found on this machine as training text and as token ids.
 
 Which files count, which are held out and what identifies the corpus are pure
 functions of relative paths and contents, so two machines with the same Python
 release agree without sharing a file.
-
-A byte-level BPE tokenizer trained on the corpus, and the corpus as token ids.
+The tokenizer, byte-level BPE, is trained on the corpus.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """One round as a function of tensors that keep their place: draft, score, verify.
 
-A forward pass over the ragged cache for tokens whose places only the device knows.
+Its forward passes feed tokens whose places in the ragged cache only the device knows.
 """
 
 from dataclasses import dataclass

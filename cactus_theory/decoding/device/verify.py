@@ -1,6 +1,4 @@
-"""Verification of one round from logits: the seam for fused kernels.
-
-Verification of a round by the fused kernels.
+"""Verification of one round from logits: the in torch or by the fused kernels.
 
 The kernels make their coins and noise of a seed, a position, a place and a stream (see
 ``cactus_theory/kernels/_streams.py``). Here the seed of a text is the first number of its own

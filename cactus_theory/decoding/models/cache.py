@@ -2,9 +2,7 @@
 
 Every layer has room for ``capacity`` positions a row at an address that never changes. Entries
 after a row's length are never read and are overwritten by the next forward pass, so a rollback
-is one assignment.
-
-The cache slots and positions of fed tokens, and the slots they attend to.
+is one assignment. Fed tokens have a slot, a position, and slots that they attend to.
 """
 
 from collections.abc import Sequence

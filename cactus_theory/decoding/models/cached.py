@@ -1,6 +1,6 @@
 """A causal LM with its own cache: feed tokens, read logits, roll tokens back.
 
-Up to which length of a text forward passes over a cache equal those without one.
+And up to which length of a text its passes equal those without a cache.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The weights that the fast pass reads, joined and packed where the model is small.
 
-Numbers that change when any value of a tensor does, in one pass at memory speed.
+They are joined anew when any of the model's own changes, which a fingerprint of each tensor tells.
 """
 
 from collections.abc import Callable, Iterator, Sequence
