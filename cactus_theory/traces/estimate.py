@@ -1,7 +1,7 @@
 """What a decode did on a trace, with errors that count texts: the cycles of a text are alike."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,6 @@ from cactus_theory import _arguments as check
 from cactus_theory.divergences import divergence as find_divergence
 
 PerText = Float[np.ndarray, "texts"]
-SUMS = ("cycles", "tokens", "accepted", "reached", "kept")
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +163,8 @@ class Replay:
     def part(self, texts: Sequence[int]) -> "Replay":
         """Return what it does on some of the texts; parts of the same texts can be paired."""
         own = np.array(texts, dtype=np.int64)
-        sums = {name: getattr(self, name)[..., own] for name in SUMS}
+        every = {one.name: getattr(self, one.name) for one in fields(self)}
+        sums = {name: one[..., own] for name, one in every.items() if isinstance(one, np.ndarray)}
         spent = {spec: values[own] for spec, values in self.spent.items()}
         return replace(self, source=f"{self.source} {own.tolist()}", spent=spent, **sums)
 

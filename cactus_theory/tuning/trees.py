@@ -7,8 +7,7 @@ sibling t with probability :math:`(P_i h(t) − p(t))_+` in a block, :math:`P_i 
 token by token, averaged over what is drafted from that place on.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -32,10 +31,6 @@ class TreeReplay(Replay):
     """
 
     followed: Float[np.ndarray, "K texts"]
-
-    def part(self, texts: Sequence[int]) -> "TreeReplay":
-        """Return what it does on some of the texts."""
-        return replace(super().part(texts), followed=self.followed[:, list(texts)])  # type: ignore[return-value]
 
 
 def with_caught(

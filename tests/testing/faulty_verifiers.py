@@ -200,8 +200,9 @@ class ShorterWindow(Fly):
 class ForgivesTheImpossible(Fly):
     """Tokens that the target excludes are kept, too, if what follows is."""
 
-    def _overridable(self, q, draft):
-        return super()._overridable(q.clamp(min=1e-300), draft)
+    def _judged(self, assigned, q, draft):
+        law, turns, window, _ = super()._judged(assigned, q, draft)
+        return law, turns, window, self.unsure(q[:, : draft.token_ids.shape[1]])
 
 
 class CountsTheChain(Fly):

@@ -90,7 +90,8 @@ def test_what_is_caught_is_what_walks_down_logged_trees_catch(drafted, spec, run
                          (own.spent["kl"], due.spent["kl"]), (own.kept, due.kept)):  # fmt: skip
         assert (mine * mass).sum(-1) == pytest.approx((walked * mass).sum(-1), abs=STORED)
     gain = ((own.tokens - paths[K].tokens) * mass).sum()
-    assert gain > 1e-3 and own.followed.sum() == pytest.approx((own.tokens - paths[K].tokens).sum())
+    assert gain > 1e-3 or count == 1  # what this draft finds likeliest the target never wants more
+    assert own.followed.sum() == pytest.approx((own.tokens - paths[K].tokens).sum())
     one = with_caught({1: paths[1]}, trace, rule, runs, count)[1]
     if runs == "chain":  # at the first place it is the same however long the draft is
         np.testing.assert_allclose(one.followed[0], own.followed[0], rtol=ROUNDING)
