@@ -28,6 +28,7 @@ OTHERWISE = {
     "simulations/common/results.py": "into memory",
     "simulations/gallery/look.py": "into memory",
     "simulations/notebook/command.py": "into memory",
+    "simulations/reference/command.py": "into a temporary folder",
     "simulations/recompute/command.py": "appends what commands print: no result",
     "simulations/train_pair/model.py": "a work folder that every run writes again",
     "simulations/train_pair/ship.py": "a work folder that every run writes again",
