@@ -190,6 +190,33 @@ FAR = -0.5
 
 
 @register_divergence
+class MaxDivergence(Divergence):
+    """ln max h/q, the Rényi divergence of infinite order: h ≤ e^δ q pointwise."""
+
+    name = "max_divergence"
+    concave_frontier = False
+    linear = True
+    generator = None  # type: ignore[assignment]
+
+    def value(self, emitted: Tensor, target: Tensor) -> Tensor:
+        h, q = emitted.double(), target.double()
+        ratio = torch.where(h == 0, 0.0, h / q)
+        return ratio.amax(-1).log().clamp(min=0.0)
+
+    def ceiling(self, delta: Tensor) -> Tensor:
+        """Return e^δ."""
+        return delta.exp()
+
+    def from_ceiling(self, ratio: Tensor) -> Tensor:
+        """Return the logarithm."""
+        return ratio.log()
+
+    def ceiling_slope(self, ratio: Tensor) -> Tensor:
+        """Return the ratio itself, as e^δ is its own derivative."""
+        return ratio
+
+
+@register_divergence
 @dataclass(frozen=True)
 class Alpha(FDivergence):
     """The alpha divergence, f = (t^a − at + a − 1)/(a(a−1)), a ∉ {0, 1}.
@@ -278,30 +305,3 @@ class Renyi(Divergence):
         return torch.where(far, sums.log() / (self.a - 1), self.from_generator(generated))
 
     to_alpha, from_alpha = to_generator, from_generator
-
-
-@register_divergence
-class MaxDivergence(Divergence):
-    """ln max h/q, the Rényi divergence of infinite order: h ≤ e^δ q pointwise."""
-
-    name = "max_divergence"
-    concave_frontier = False
-    linear = True
-    generator = None  # type: ignore[assignment]
-
-    def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        h, q = emitted.double(), target.double()
-        ratio = torch.where(h == 0, 0.0, h / q)
-        return ratio.amax(-1).log().clamp(min=0.0)
-
-    def ceiling(self, delta: Tensor) -> Tensor:
-        """Return e^δ."""
-        return delta.exp()
-
-    def from_ceiling(self, ratio: Tensor) -> Tensor:
-        """Return the logarithm."""
-        return ratio.log()
-
-    def ceiling_slope(self, ratio: Tensor) -> Tensor:
-        """Return the ratio itself, as e^δ is its own derivative."""
-        return ratio

@@ -192,7 +192,7 @@ def test_a_bad_file_of_values_is_told_before_anything_is_replayed(
     monkeypatch.setattr(replays, "replay", lambda *_, **__: pytest.fail("replayed"))
     arguments = ["blocks", str(EXAMPLE), *BLOCKS, "--out", str(tmp_path / "out"), "--values"]
     for given, message in (
-        ([bad], "must hold a table of values"),
+        ([bad], "must say format 1; got 7"),
         ([bad, other], "--values: files must have different names; got bad.json bad.json"),
     ):
         assert main([*arguments, *map(str, given)]) == 2
