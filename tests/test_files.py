@@ -30,7 +30,6 @@ OTHERWISE = {
     "simulations/notebook.py": "into memory",
     "simulations/recompute/command.py": "appends what commands print: no result",
     "simulations/reference/command.py": "into a temporary folder",
-    "simulations/recompute/command.py": "appends what commands print: no result",
     "simulations/train_pair/model.py": "a work folder that every run writes again",
     "simulations/train_pair/ship.py": "a work folder that every run writes again",
     "solvers/paths.py": "into memory",

@@ -184,11 +184,6 @@ class JensenShannon(FDivergence):
         return 0.5 / (t * (1 + t))
 
 
-# rows that share less than half, by the sum of h^a q^{1−a}: the sum itself, as 1 less almost 1
-# would lose its digits
-FAR = -0.5
-
-
 @register_divergence
 class MaxDivergence(Divergence):
     """ln max h/q, the Rényi divergence of infinite order: h ≤ e^δ q pointwise."""
@@ -214,6 +209,11 @@ class MaxDivergence(Divergence):
     def ceiling_slope(self, ratio: Tensor) -> Tensor:
         """Return the ratio itself, as e^δ is its own derivative."""
         return ratio
+
+
+# rows that share less than half, by the sum of h^a q^{1−a}: the sum itself, as 1 less almost 1
+# would lose its digits
+FAR = -0.5
 
 
 @register_divergence
