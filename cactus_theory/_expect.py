@@ -18,8 +18,7 @@ from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory._pipes import one_line
 from cactus_theory._progress import Progress
 from cactus_theory._prompts import column_of, prompts_of
-from cactus_theory._report import print_json
-from cactus_theory._tables import print_table, save_table
+from cactus_theory._tables import print_json, print_table, save_table
 from cactus_theory.decoding import ModelDrafter, load_pair
 from cactus_theory.traces import Trace, compare_observed, expect, noise_floor, row_signatures
 from cactus_theory.traces.compared import Verdict, observed_rates, read_metrics

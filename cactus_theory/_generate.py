@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory import _arguments as check
 from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory._prompts import is_utf8
-from cactus_theory._report import print_json
+from cactus_theory._tables import print_json
 from cactus_theory.promises import Promise
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.registry import verifiers
@@ -193,7 +193,7 @@ def _told(args: argparse.Namespace) -> TunedSetting:
 def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any = None) -> Any:
     """Return the policy under ``--span``, which takes a tokenizer, and ``--cap``."""
     from cactus_theory.decoding import Between, Ledger
-    from cactus_theory.decoding.between import spellings
+    from cactus_theory.decoding.schedule import spellings
 
     policy: Any = tuned.policy
     if args.span and tokenizer is not None:

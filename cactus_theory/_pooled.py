@@ -1,19 +1,28 @@
-"""Many rows together on the command line: a table of policies, one budget over all rows."""
+"""Many rows on the command line: where they are from, a table of policies, one budget over all."""
 
 import argparse
+import re
 from typing import Any
 
 import numpy as np
 import torch
 
 import cactus_theory as ct
-from cactus_theory import _row_inputs as row_inputs
-from cactus_theory._files import save_rows
+from cactus_theory import _pooled as row_inputs
+from cactus_theory._files import load_rows, save_rows
 from cactus_theory._plot import check_picture
-from cactus_theory._report import print_json, print_rows, save_csv
-from cactus_theory._tables import both, print_table, save_latex, save_table
+from cactus_theory._tables import (
+    both,
+    print_json,
+    print_rows,
+    print_table,
+    save_csv,
+    save_latex,
+    save_table,
+)
 from cactus_theory.policies import Policy
 from cactus_theory.traces import PooledAudit, SavedRows, Trace, pooled_audit, row_pairs
+from cactus_theory.traces.trace import is_trace
 
 # of a frontier, unless another number is given
 POINTS = 33
@@ -50,7 +59,7 @@ def audit_several(args: argparse.Namespace) -> int:
         said = "; ".join([f"{name} {value}" for name, value in notes.items()])
         save_latex(args.latex, *shown, note="; ".join([said, *LEGEND.splitlines()]))
     if args.plot:
-        from cactus_theory._pooled_plot import save_pooled_plot
+        from cactus_theory._plot import save_pooled_plot
 
         points = [(line["policy"], line[spec], line["acceptance"]) for line in lines]
         save_pooled_plot(args.plot, ct.pooled_frontier(q, p, divergence=spec), spec, points)
@@ -161,7 +170,7 @@ def solve_pooled(args: argparse.Namespace, q: np.ndarray, p: np.ndarray, knob: s
     if args.csv:
         save_csv(args.csv, columns, header | numbers)
     if args.plot:
-        from cactus_theory._pooled_plot import save_pooled_plot
+        from cactus_theory._plot import save_pooled_plot
 
         point = (f"{knob} = {amount:g}", found.mean_divergence, found.mean_acceptance)
         save_pooled_plot(args.plot, ct.pooled_frontier(q, p, divergence=spec), spec, [point])
@@ -187,7 +196,7 @@ def solve_frontier(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> in
     if args.csv:
         save_table(args.csv, lines, header)
     if args.plot:
-        from cactus_theory._pooled_plot import save_pooled_plot
+        from cactus_theory._plot import save_pooled_plot
 
         save_pooled_plot(args.plot, found, spec, [])
     if args.json:
@@ -195,3 +204,69 @@ def solve_frontier(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> in
     print(f"best mean acceptance of {header['rows']} rows by mean {spec}; bound and gap prove it")
     print_table(list(columns), [[f"{x:.6g}" for x in line.values()] for line in lines], ())
     return 0
+
+
+def pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Return target and draft rows of two files, or all those of a trace."""
+    if is_trace(args.target):
+        return _logged(args)
+    if args.draft is None:
+        raise ValueError("draft: must be given, unless target is a trace; got target alone")
+    return _rows(args, args.target), _rows(args, args.draft)
+
+
+def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
+    """Return target rows, and draft rows or the tokens of certain drafts; the other is None."""
+    if args.draft_tokens is None and is_trace(args.target):
+        return *_logged(args), None
+    if (args.draft is None) == (args.draft_tokens is None):
+        given = "neither" if args.draft is None else "both"
+        raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {given}")
+    if args.draft_tokens is None:
+        return *pair(args), None
+    q = _rows(args, args.target)
+    ids = _token_ids(args.draft_tokens)
+    return q, None, ids.reshape(q.shape[:-1]) if ids.size == q[..., 0].size else ids
+
+
+def source(args: argparse.Namespace) -> Trace | SavedRows:
+    """Return the trace that is named, or rows as one; certain drafts as one-hot rows."""
+    if args.draft_tokens is None and is_trace(args.target):
+        _refuse_with_a_trace(args)
+        return Trace.open(args.target)
+    q, p, ids = drafts(args)
+    if ids is not None:
+        q = np.broadcast_to(q, (*np.broadcast_shapes(q.shape[:-1], ids.shape), q.shape[-1]))
+        p = np.zeros_like(q)
+        np.put_along_axis(p, ids[..., None], 1.0, -1)
+    return SavedRows.of(q, p)
+
+
+def _rows(args: argparse.Namespace, path: str) -> np.ndarray:
+    """Return the rows of a file, as the flags read them."""
+    if args.logits and args.normalise:
+        raise ValueError("--logits, --normalise: at most one may be given; got both")
+    return load_rows(path, logits=args.logits, normalise=args.normalise)
+
+
+def _logged(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Return all rows of a trace that have a draft row."""
+    _refuse_with_a_trace(args)
+    q, p = Trace.open(args.target).rows()
+    return q.numpy(), p.numpy()
+
+
+def _refuse_with_a_trace(args: argparse.Namespace) -> None:
+    for name in ("draft", "logits", "normalise"):
+        if given := getattr(args, name):
+            raise ValueError(f"{name}: must not be given with a trace; got {given}")
+
+
+def _token_ids(text: str) -> np.ndarray:
+    """Return the token ids of ``3,1,4``, or those in a file."""
+    if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
+        return np.array([int(part) for part in text.split(",")])
+    ids = load_rows(text)
+    if (ids != np.floor(ids)).any():
+        raise ValueError(f"--draft-tokens: must hold whole numbers; got {text!r}")
+    return ids.astype(np.int64)

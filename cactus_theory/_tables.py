@@ -1,14 +1,20 @@
-"""Tables of lines that share their columns: on the terminal, as CSV, as LaTeX."""
+"""Tables of lines that share their columns: on the terminal, as CSV, as LaTeX, as JSON."""
+
+from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from cactus_theory._files import write_whole
-from cactus_theory._terminal import aligned
 
 Cells = Sequence[str]
 PLUS_MINUS = " ±"
@@ -96,3 +102,129 @@ def _row(cells: Cells) -> str:
 
 def _escaped(text: str) -> str:
     return "".join(ESCAPED.get(letter, letter) for letter in text)
+
+
+ROUNDING = 1e-12  # shown as 0; the CSV keeps every digit
+WORDS = ("policy", "method", "verifier", "knob", "declared budget", "", "proof of optimality")
+GAP = "  "
+
+
+def width_of_terminal(most: int) -> int:
+    """Return the columns the terminal has (``COLUMNS`` counts), 80 if unknown, at most ``most``."""
+    return min(most, shutil.get_terminal_size(fallback=(80, 24)).columns)
+
+
+def rule(title: str, width: int = 80) -> str:
+    """Return a line with a title in it."""
+    return f"── {title} ".ljust(width, "─")
+
+
+def aligned(lines: Sequence[Sequence[str]], words: Collection[int]) -> list[str]:
+    """Return lines whose cells stand below each other, the columns ``words`` left, others right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    placed = (
+        [cell.ljust(width) if place in words else cell.rjust(width)
+         for place, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    )  # fmt: skip
+    return [GAP.join(cells) for cells in placed]
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
+    """Return a table whose cells are never cut; heads may have several lines, set at the bottom."""
+    tall = max(head.count("\n") for head in heads) + 1
+    tops = [[*[""] * tall, *head.split("\n")][-tall:] for head in heads]
+    lines = [list(line) for line in zip(*tops, strict=True)] + [list(row) for row in rows]
+    made = aligned(lines, [place for place, head in enumerate(heads) if head in WORDS])
+    ruled = "─" * len(made[0])
+    parts = [title] * bool(title) + [*made[:tall], ruled, *made[tall:]]
+    return "\n".join(map(str.rstrip, parts))
+
+
+def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, title: str = "") -> str:
+    """Return the table without the last columns that would make it wider than ``width``."""
+    for count in range(len(heads), 1, -1):
+        made = text_table(heads[:count], [row[:count] for row in rows], title)
+        if max(map(len, made.split("\n"))) <= width:
+            return made
+    return text_table(heads[:1], [row[:1] for row in rows], title)
+
+
+def shown(value: Any) -> str:
+    """Return a cell's text: four digits, a dash for what there is none of."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if not isinstance(value, float):
+        return str(value)
+    return "0" if abs(value) < ROUNDING else f"{value:.4g}"
+
+
+# a longer table would scroll the summary off a terminal
+ROWS_SHOWN = 20
+Columns = dict[str, Any]
+
+
+def print_json(payload: dict[str, Any]) -> int:
+    """Print one JSON object; return exit code 0."""
+    print(json.dumps(plain_json(payload)))
+    return 0
+
+
+def print_rows(columns: Columns) -> None:
+    """Print named per-row values: one row as a list, a batch as a table with its mean."""
+    arrays = _flat(columns)
+    count = len(next(iter(arrays.values())))
+    if count == 1:
+        for name, value in arrays.items():
+            print(f"  {name:<30} {_cell(value[0])}")
+        return
+    _print_table(arrays, count)
+
+
+def save_csv(path: str, columns: Columns, notes: dict[str, Any]) -> None:
+    """Write one line per row under ``# key: value`` lines, all of the file or nothing."""
+    arrays = _flat(columns)
+    heads = ["row", *(name.replace(" ", "_") for name in arrays)]
+    count = max(map(len, arrays.values()))
+    lines = zip(range(count), *(map(_exact, own) for own in arrays.values()), strict=True)
+    save_table(path, [dict(zip(heads, line, strict=True)) for line in lines], notes)
+
+
+def _flat(columns: Columns) -> dict[str, np.ndarray]:
+    return {name: np.atleast_1d(np.asarray(value)).reshape(-1) for name, value in columns.items()}
+
+
+def plain_json(value: Any) -> Any:
+    """Return ``value`` for JSON; infinities and NaN become strings, as JSON has none."""
+    if isinstance(value, dict):
+        return {key: plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return plain_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _print_table(arrays: dict[str, np.ndarray], count: int) -> None:
+    columns = [
+        [name.rjust(12), *map(_cell, own[:ROWS_SHOWN]), _cell(own.astype(float).mean())]
+        for name, own in arrays.items()
+    ]
+    shown = [str(row) for row in range(min(count, ROWS_SHOWN))]
+    lines = aligned([*zip(["row".rjust(6), *shown, "mean"], *columns, strict=True)], ())
+    print("\n".join(lines[:-1]))
+    if count > ROWS_SHOWN:
+        print(f"   … {count - ROWS_SHOWN} more rows (--json prints all, --csv saves all)")
+    print(lines[-1])
+
+
+def _cell(value: Any) -> str:
+    return str(bool(value)) if isinstance(value, bool | np.bool_) else f"{float(value):.6g}"
+
+
+def _exact(value: Any) -> str:
+    return str(bool(value)) if isinstance(value, bool | np.bool_) else repr(float(value))

@@ -19,9 +19,8 @@ from cactus_theory import _promise as promise_command
 from cactus_theory._files import save_rows
 from cactus_theory._flags import add_policy, chosen_policy
 from cactus_theory._pipes import ends_quietly, interrupted, one_line
-from cactus_theory._pooled import POINTS, audit_several, solve_frontier, solve_pooled
-from cactus_theory._report import print_json, print_rows, save_csv
-from cactus_theory._row_inputs import drafts, pair
+from cactus_theory._pooled import POINTS, audit_several, drafts, pair, solve_frontier, solve_pooled
+from cactus_theory._tables import print_json, print_rows, save_csv
 from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
 from cactus_theory.testing import _command as testing

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from cactus_theory._files import save_rows, write_whole
-from cactus_theory._report import plain_json
-from cactus_theory._tables import write_csv
+from cactus_theory._tables import plain_json, write_csv
 
 SUFFIXES = (".json", ".csv", ".npy")
 

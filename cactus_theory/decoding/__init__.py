@@ -1,6 +1,5 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
-from cactus_theory.decoding.between import Between
 from cactus_theory.decoding.drafters import (
     BlockDrafter,
     Cascade,
@@ -22,7 +21,7 @@ from cactus_theory.decoding.loop import decode, generate, generate_plain
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import GenerationResult
-from cactus_theory.decoding.schedule import ByPosition, Schedule
+from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
 from cactus_theory.decoding.stream import (
     BatchPiece,
     BatchStream,

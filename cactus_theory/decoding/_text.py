@@ -1,6 +1,7 @@
-"""The token ids of a batch of texts while they grow, in memory taken once."""
+"""The token ids of a batch of texts, padded and while they grow, in memory taken once."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -131,3 +132,12 @@ class Texts:
             return
         places = torch.tensor(at, device=self.device).clamp(max=self.last)
         self.buffer[torch.arange(self.batch, device=self.device), places] = token
+
+
+def left_padded(prompts: Sequence[Sequence[int]], model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and attention mask (B, longest) of prompts set against the right edge."""
+    longest = max(map(len, prompts))
+    pad = model.generation_config.pad_token_id or 0
+    rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    marks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(rows, device=model.device), torch.tensor(marks, device=model.device)

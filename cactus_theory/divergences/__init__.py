@@ -17,15 +17,16 @@ from cactus_theory.divergences._registry import (
 )
 from cactus_theory.divergences.classical import (
     KL,
+    Alpha,
     JensenShannon,
+    MaxDivergence,
     NeymanChi2,
     PearsonChi2,
+    Renyi,
     ReverseKL,
     SquaredHellinger,
     TotalVariation,
 )
-from cactus_theory.divergences.max_divergence import MaxDivergence
-from cactus_theory.divergences.orders import Alpha, Renyi
 
 __all__ = [
     "EXAMPLES",

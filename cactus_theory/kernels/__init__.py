@@ -4,7 +4,7 @@
 tells which policies it decides by in a kernel. Nothing here imports Triton until one is used.
 """
 
-from cactus_theory.kernels._workspace import Workspace
+from cactus_theory.kernels._layout import Workspace
 from cactus_theory.kernels.logits import LogitsVerdict, draft_from_logits, verify_logits
 from cactus_theory.kernels.rules import has_kernel
 

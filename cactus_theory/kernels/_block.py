@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 
 from cactus_theory.kernels._band import part_of_row, solved
-from cactus_theory.kernels._judge import wide
-from cactus_theory.kernels._noise import accept_coins
+from cactus_theory.kernels._judge import accept_coins, wide
 from cactus_theory.kernels._rows import drafted, entries, temperature_of, token_at
 
 

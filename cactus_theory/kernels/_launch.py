@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.kernels import _band, _block, _judge, _race, _rows, _sampling
-from cactus_theory.kernels._layout import Layout
-from cactus_theory.kernels._workspace import Workspace
+from cactus_theory.kernels import _band, _block, _draws, _judge, _rows
+from cactus_theory.kernels._layout import Layout, Workspace
 from cactus_theory.kernels.rules import BAND, KernelRule
 
 # Newton steps at prices from 0.5 nats on, and below; rows of tests took at most 6 and 11
@@ -110,8 +109,8 @@ class Step:
         else:
             work.accepted.zero_()
         on_band = shared["ON_BAND"] and not self.block
-        launch(_race.race, (work.batch, work.parts), {**shared, "ON_BAND": on_band}, warps)
-        launch(_race.finish, (work.batch,), shared, 1)
+        launch(_draws.race, (work.batch, work.parts), {**shared, "ON_BAND": on_band}, warps)
+        launch(_draws.finish, (work.batch,), shared, 1)
 
     def _run_chain(self) -> None:
         launch(_judge.judge, (self.workspace.batch,), self.shared, self.merging_warps)
@@ -168,8 +167,8 @@ class Drawing:
             "PARTS": work.parts, "MOST_PARTS": next_power(work.parts), "PART": work.part,
             "PER_ROW": per_row,
         }  # fmt: skip
-        launch(_sampling.race_alone, (work.batch, work.parts), shared, warps_for(work.part))
-        launch(_sampling.pick_alone, (work.batch,), shared, 1)
+        launch(_draws.race_alone, (work.batch, work.parts), shared, warps_for(work.part))
+        launch(_draws.pick_alone, (work.batch,), shared, 1)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:

@@ -10,13 +10,13 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory._scores import warn_of_probabilities
 from cactus_theory.kernels._layout import (
+    Workspace,
     check_logits,
     check_per_request,
     checked_temperature,
     layout_of,
 )
 from cactus_theory.kernels._torch import draw_in_torch, verify_in_torch
-from cactus_theory.kernels._workspace import Workspace
 from cactus_theory.kernels.rules import kernel_rule
 from cactus_theory.policies import Policy
 

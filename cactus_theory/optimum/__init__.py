@@ -13,8 +13,12 @@ Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock,
 2609.30474).
 """
 
-from cactus_theory.optimum.acceptance import OptimalAcceptance, optimal_acceptance
-from cactus_theory.optimum.curve import Frontier, frontier
+from cactus_theory.optimum.acceptance import (
+    Frontier,
+    OptimalAcceptance,
+    frontier,
+    optimal_acceptance,
+)
 from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.optimum.pooled import (
     PooledAcceptance,

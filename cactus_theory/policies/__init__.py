@@ -23,10 +23,10 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which they are
 )
 from cactus_theory.policies._base import FixedTarget, Policy
 from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._entrywise import Entrywise
+from cactus_theory.policies._forms import Entrywise
 from cactus_theory.policies._per_proposal import PerProposal
 from cactus_theory.policies._registry import list_policies, policy, register
-from cactus_theory.policies._residual import Decision, Residual
+from cactus_theory.policies._path import Decision, Residual
 
 __all__ = [
     "Budget",

@@ -34,8 +34,7 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._forecast import Forecast
 from cactus_theory.policies._lent import guard
-from cactus_theory.policies._path import Node, Path, Step
-from cactus_theory.policies._residual import Decision, Residual
+from cactus_theory.policies._path import Decision, Node, Path, Residual, Step
 
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._base import Entries, Ids, Rows
-from cactus_theory.policies._entrywise import Entrywise
+from cactus_theory.policies._forms import Entrywise
 from cactus_theory.policies._path import Path
 
 Refused = Float[Tensor, "rows refused"]

@@ -27,9 +27,8 @@ from cactus_theory.policies._base import (
     keep_probability,
 )
 from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._path import Node, Path, Step
+from cactus_theory.policies._path import Decision, Node, Path, Residual, Step
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._residual import Decision, Residual
 
 # below this budget the divergence of float32 rows is mostly rounding error
 LEAST_BUDGET = 1e-6

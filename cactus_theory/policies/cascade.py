@@ -10,7 +10,7 @@ from torch import Tensor
 from cactus_theory import _arguments as check
 from cactus_theory.policies._base import TIE, FixedTarget, Rows
 from cactus_theory.policies._declaration import SUPPORTS, Declaration, Support
-from cactus_theory.policies._either import Either
+from cactus_theory.policies._forms import Either
 from cactus_theory.policies._registry import register
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cactus_theory import _arguments as check
 from cactus_theory.policies._base import Entries
 from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._entrywise import Raised
+from cactus_theory.policies._forms import Raised
 from cactus_theory.policies._registry import register
 
 

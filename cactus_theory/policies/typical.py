@@ -19,8 +19,8 @@ from cactus_theory.policies._base import (
     one_hot,
 )
 from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._path import Decision, Residual
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._residual import Decision, Residual
 from cactus_theory.policies.top_k import KeptSet
 
 

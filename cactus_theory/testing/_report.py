@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from cactus_theory._specs import split
-from cactus_theory._terminal import aligned
+from cactus_theory._tables import aligned
 from cactus_theory.policies import Policy
 
 Outcome = Literal["passed", "failed", "inconclusive"]

@@ -20,8 +20,7 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.policies import Policy
 from cactus_theory.traces._folder import Folder
-from cactus_theory.traces._identity import identity, name_of
-from cactus_theory.traces._manifest import Header
+from cactus_theory.traces._manifest import Header, identity, name_of
 from cactus_theory.traces._shard import DTYPES, Cycle
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Draft, Verifier

@@ -14,7 +14,7 @@ from cactus_theory import _arguments as check
 from cactus_theory._flags import add_trust
 from cactus_theory._progress import Progress
 from cactus_theory._prompts import prompts_of
-from cactus_theory._report import print_json
+from cactus_theory._tables import print_json
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
 
@@ -221,7 +221,7 @@ def _source(args: Namespace) -> Any:
 def _of_pair(args: Namespace, pair: Any) -> Any:
     """Return a trace that was logged before, if it is of these models."""
     from cactus_theory.traces import Trace
-    from cactus_theory.traces._identity import check_weights
+    from cactus_theory.traces._manifest import check_weights
 
     trace = Trace.open(args.trace)
     check_weights(f"--trace {args.trace}", trace.header.details, pair.target, pair.draft)

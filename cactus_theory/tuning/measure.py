@@ -11,7 +11,7 @@ import torch
 
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._checks import whole_number
-from cactus_theory.decoding._padding import left_padded
+from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.drafters import Siblings, as_drafter
 from cactus_theory.decoding.pace import Round
 from cactus_theory.policies import Policy

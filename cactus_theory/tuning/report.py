@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory._files import write_whole
-from cactus_theory._report import plain_json
-from cactus_theory._terminal import fitted, width_of_terminal
+from cactus_theory._tables import fitted, plain_json, width_of_terminal
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.promises import USUAL_TOKENS
 from cactus_theory.tuned import FORMAT, VERSIONS

@@ -1,4 +1,7 @@
-"""Draw tokens with uniform numbers (coins), and the coins from a generator."""
+"""Draw tokens with uniform numbers (coins), and the coins from a generator.
+
+Kernels draw by a race instead: ``cactus_theory/kernels/_draws.py``.
+"""
 
 import math
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, Siblings, decode
-from cactus_theory.decoding._padding import left_padded as left_padded
+from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.drafters import as_drafter
 
 from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config

@@ -14,13 +14,13 @@ import torch
 from cactus_theory.decoding import load_pair
 from cactus_theory.decoding.drafters import load
 
+from .. import drafters
 from ..common.decode import Harness
 from ..common.grid import Grid, checked_policy, configs
 from ..common.inputs import PAIR, add_pair_arguments, load_prompts
 from ..common.results import columns, made, publish, write_json
 from ..common.rows import log_rows
 from ..common.terminal import rule
-from ..drafters import command as drafters
 from .rows import audit_all, solve
 from .table import measure
 

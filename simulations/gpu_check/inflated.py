@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding._padding import left_padded
+from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.device import BUCKET, BY_KERNELS, Repeated, StaticForward
 from cactus_theory.decoding.models import CachedModel
 

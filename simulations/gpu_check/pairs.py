@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cactus_theory.decoding import GenerationResult, generate, generate_plain, load_pair
-from cactus_theory.decoding._padding import left_padded
+from cactus_theory.decoding._text import left_padded
 
 from ..common.grid import PLAIN, Config
 from ..common.inputs import PROMPTS, prompts_of

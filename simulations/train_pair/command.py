@@ -24,7 +24,16 @@ from ..common.inputs import PAIR, folder_digest
 from ..common.inputs import command_line as called_as
 from ..common.results import write_json
 from . import heads, ship
-from .corpus import Document, fingerprint, held_out, read_corpus, standard_library, training
+from .corpus import (
+    Document,
+    encode_stream,
+    fingerprint,
+    held_out,
+    read_corpus,
+    standard_library,
+    train_tokenizer,
+    training,
+)
 from .distil import (
     PoolPlan,
     build_pool,
@@ -35,7 +44,6 @@ from .distil import (
     overlap_plan,
 )
 from .model import Shape, build, load, save
-from .tokenizer import encode_stream, train_tokenizer
 from .train import Batches, Outcome, Plan, fit, text_batches, text_loss
 
 # steps in which the draft's learning rate rises to its peak

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM, StaticCache
 
 from ..common.progress import Progress
 from ..common.results import write_tensors
-from .tokenizer import END_OF_TEXT_ID, Stream
+from .corpus import END_OF_TEXT_ID, Stream
 from .train import Batches, Loss, Plan
 
 # tokens that the target's samples begin with, from end-of-text alone to some context

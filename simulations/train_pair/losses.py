@@ -16,9 +16,8 @@ from cactus_theory._lock import FolderLock
 from ..common.inputs import at_least
 from ..common.results import publish
 from . import command, heads
-from .corpus import held_out, training
+from .corpus import encode_stream, held_out, training
 from .distil import prefixes
-from .tokenizer import encode_stream
 
 # the checkpoint that all losses go on from
 START = "start"

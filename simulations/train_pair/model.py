@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from ..common.inputs import load_model as load
-from .tokenizer import END_OF_TEXT_ID
+from .corpus import END_OF_TEXT_ID
 
 # as long as the longest training windows: four times 256 tokens
 MAX_POSITIONS = 1024

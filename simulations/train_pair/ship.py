@@ -20,10 +20,9 @@ from transformers import LlamaForCausalLM
 
 from ..common.results import machine_kind, write_bytes, write_json
 from . import heads
-from .corpus import Document, fingerprint, held_out, num_bytes
+from .corpus import Document, Stream, as_transformers, fingerprint, held_out, num_bytes
 from .distil import prefixes, sample
 from .model import MAX_POSITIONS, load, num_parameters
-from .tokenizer import Stream, as_transformers
 from .train import Outcome
 
 # tokens that the texts begin with along which heads are measured

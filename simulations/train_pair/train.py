@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from ..common.progress import Progress
 from ..common.results import write_tensors
-from .tokenizer import END_OF_TEXT_ID, Stream
+from .corpus import END_OF_TEXT_ID, Stream
 
 # every eighth batch has windows four times as long, see text_batches
 LONG_EVERY = 8

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import Between, ModelDrafter, generate
-from cactus_theory.decoding.between import Section, spellings
+from cactus_theory.decoding.schedule import Section, spellings
 from cactus_theory.testing import assert_schedule_properties
 from tests.amounts import amount, some
 from tests.decoding.test_ragged import compare, padded, prompts

@@ -7,7 +7,7 @@ import pytest
 from cactus_theory.decoding import ModelDrafter, NGram, Siblings
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import siblings
-from cactus_theory.decoding.models import places
+from cactus_theory.decoding.models import cache
 from cactus_theory.testing import assert_drafter_properties
 from cactus_theory.verify import Tree
 from tests.amounts import amount, some
@@ -85,19 +85,19 @@ def test_planted_drafters_are_noticed(pair, monkeypatch, fault, message):
 
 
 def test_positions_by_index_are_noticed(pair, monkeypatch):
-    tree = places._tree
+    tree = cache._tree
 
     def by_index(*given):
         return dataclasses.replace(tree(*given), positions=given[3])
 
-    monkeypatch.setattr(places, "_tree", by_index)
+    monkeypatch.setattr(cache, "_tree", by_index)
     with pytest.raises(AssertionError, match="row of node .* must be that of its own text"):
         check(pair, Siblings(ModelDrafter(pair[1])))
 
 
 def test_cousins_in_the_mask_are_noticed(pair, monkeypatch):
-    ancestors = places._ancestors
-    monkeypatch.setattr(places, "_ancestors", lambda parents: ancestors(parents).cummax(1).values)
+    ancestors = cache._ancestors
+    monkeypatch.setattr(cache, "_ancestors", lambda parents: ancestors(parents).cummax(1).values)
     with pytest.raises(AssertionError, match="row of node .* must be that of its own text"):
         check(pair, Siblings(ModelDrafter(pair[1])))
 

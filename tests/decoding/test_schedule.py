@@ -16,8 +16,8 @@ from cactus_theory.decoding import (
 )
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.between import Section
 from cactus_theory.decoding.result import VerifiedRows
+from cactus_theory.decoding.schedule import Section
 from cactus_theory.verify import Draft
 
 PROMPT = torch.tensor([[1, 5, 9]])

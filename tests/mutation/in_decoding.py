@@ -25,7 +25,7 @@ IN_VERIFY = {
         ("ChainOnHost._replace", Replace("None if self.p is None else places.of(self.p)", "None")),
         ("ChainOnHost._replace_row", Operator("<=", "<")),
     ),
-    "verify/_chain_device.py": (
+    "verify/chain.py": (
         ("chain_on_device", Replace("accepted < lengths", "accepted <= lengths")),
         ("chain_on_device", Operator("&", "|")),
         ("chain_on_device", RenameCall("cumprod", "cumsum")),
@@ -68,13 +68,11 @@ IN_DECODING = {
         ("Rules.keep", Replace("values[row]", "values[0]")),
         ("Rules.observe", DropStatement("self.states[row]")),
     ),
-    "decoding/models/places.py": (
+    "decoding/models/cache.py": (
         ("places", Replace("torch.where(real, slots, cache.capacity)", "chain")),
         ("places", Operator(">", ">=")),
         ("Sight.within", Operator(">=", ">")),
         ("_ancestors", Replace("range((new - chain - 1).bit_length())", "range(1)")),
-    ),
-    "decoding/models/cache.py": (
         ("RaggedCache.select", Replace("length + stay", "length")),
         ("RaggedCache._kept", Replace("place != row", "False")),
     ),

@@ -30,7 +30,7 @@ IN_POLICIES = {
         ("FixedTarget.decide", SwapNames("target", "p", into="left")),
         ("FixedTarget.decide", Operator("<", "<=")),
     ),
-    "policies/_entrywise.py": (
+    "policies/_forms.py": (
         ("Entrywise.acceptance", SwapArguments("keep_probability")),
         ("Entrywise.recovery", Replace("scale * q - p", "q - p")),
         ("Entrywise.decide", Operator("<", "<=")),
@@ -38,13 +38,11 @@ IN_POLICIES = {
         ("Raised.residual_entries", Replace("UNSCALED", "2 * UNSCALED")),
         ("Raised.target", Value("p", into="kept")),
         ("Raised.target", Replace("p - kept", "p")),
-    ),
-    "policies/_either.py": (
         ("Either.target", Replace("self.takes_draft(q, p)", "~self.takes_draft(q, p)")),
         ("Either.decide", Operator("|", "&")),
         ("Either.decide", Operator("<", "<=")),
     ),
-    "policies/_residual.py": (
+    "policies/_path.py": (
         ("Residual.law", DropCall("scatter_")),
         ("Residual.law", Replace("difference.sub_(p)", "difference")),
         ("Residual.at", Replace("self.scale[index]", "self.scale.flip(0)[index]")),

@@ -23,12 +23,10 @@ IN_DIVERGENCES = {
         ("KL.lower_edge", Replace("-step", "step")),
         ("TotalVariation.f", Value("2 * _")),
         ("NeymanChi2.slope", Replace("t ** -2", "t ** -1")),
-    ),
-    "divergences/orders.py": (
         ("Renyi.to_generator", Replace("(self.a - 1) * delta", "self.a * delta")),
         ("Renyi.price_from_generator", Operator("/", "*")),
+        ("MaxDivergence.value", RenameCall("amax", "amin")),
     ),
-    "divergences/max_divergence.py": (("MaxDivergence.value", RenameCall("amax", "amin")),),
 }
 
 IN_OPTIMUM = {

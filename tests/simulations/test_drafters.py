@@ -10,7 +10,7 @@ from simulations.__main__ import main
 from simulations.common.grid import Config, Grid
 from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
-from simulations.drafters.command import lines, rows
+from simulations.drafters import lines, rows
 from simulations.figures.measured import drafters as page
 from tests.amounts import thorough
 

@@ -12,7 +12,7 @@ from cactus_theory.testing import (
 )
 from cactus_theory.testing.verifiers import POLICIES, trees
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
-from cactus_theory.verify._chain_device import chain_on_device
+from cactus_theory.verify.chain import chain_on_device
 from tests.amounts import amount, some
 from tests.rules import RULES, SPECS
 from tests.testing.faulty_verifiers import FAULTS, Fading

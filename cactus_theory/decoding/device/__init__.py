@@ -18,7 +18,7 @@ random numbers are their own: the same laws and meter, other tokens.
 
 from cactus_theory.decoding.device.capture import Repeated
 from cactus_theory.decoding.device.choose import BY_KERNELS, on_device
-from cactus_theory.decoding.device.forward import StaticForward
 from cactus_theory.decoding.device.loop import BUCKET, DeviceDecode
+from cactus_theory.decoding.device.round import StaticForward
 
 __all__ = ["BUCKET", "BY_KERNELS", "DeviceDecode", "Repeated", "StaticForward", "on_device"]

@@ -5,9 +5,8 @@ from typing import Any
 from cactus_theory._scores import ORDINARY
 from cactus_theory.decoding._decode import Opening
 from cactus_theory.decoding.device.capture import captures
-from cactus_theory.decoding.device.fused import kernel_step, obstacle
 from cactus_theory.decoding.device.loop import DeviceDecode, capacity
-from cactus_theory.decoding.device.verify import VerifyStep
+from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
 from cactus_theory.decoding.drafters import Drafter
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import text_config

@@ -7,8 +7,7 @@ from cactus_theory.decoding._decode import Loop, Opening
 from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.device.capture import captures
-from cactus_theory.decoding.device.forward import StaticForward
-from cactus_theory.decoding.device.round import Inputs, Outcome, Round
+from cactus_theory.decoding.device.round import Inputs, Outcome, Round, StaticForward
 from cactus_theory.decoding.device.verify import VerifyStep, probabilities, torch_step
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import CachedModel

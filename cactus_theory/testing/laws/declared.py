@@ -10,14 +10,16 @@ from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Policy
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.laws._behaviour import (
+    BETWEEN,
     REAL,
     Behaviour,
+    at_knob,
+    knob_ladder,
     law,
     of_token,
     recovery_entry,
     shaped,
 )
-from cactus_theory.testing.laws._ladder import BETWEEN, at_knob, knob_ladder
 
 # float32 rows have 7 digits; a rule may lose three of them
 NARROW = 1e-4

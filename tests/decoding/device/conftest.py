@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cactus_theory.decoding.device import fused
+from cactus_theory.decoding.device import verify
 from tests.kernels.conftest import device  # noqa: F401
 
 
@@ -25,5 +25,5 @@ def interpreted(device):  # noqa: F811
 def in_torch(monkeypatch):
     """Let the step take what the kernels have in torch: the same streams, and quick on a CPU."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(fused, "runs_kernels", lambda device: True)  # noqa: F811
-    monkeypatch.setattr(fused, "find_spec", lambda name: True)
+    monkeypatch.setattr(verify, "runs_kernels", lambda device: True)  # noqa: F811
+    monkeypatch.setattr(verify, "find_spec", lambda name: True)

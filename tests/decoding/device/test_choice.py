@@ -8,7 +8,7 @@ import torch
 
 from cactus_theory.decoding import DecodeOptions, ModelDrafter, NGram, generate
 from cactus_theory.decoding._decode import Opening
-from cactus_theory.decoding.device import DeviceDecode, choose, fused
+from cactus_theory.decoding.device import DeviceDecode, choose, verify
 from cactus_theory.decoding.device.verify import torch_step
 from cactus_theory.verify.contract import Assignment
 from cactus_theory.verify.registry import find_verifier
@@ -99,7 +99,7 @@ def test_without_a_kernel_torch_verifies_and_says_so(single, monkeypatch, in_tor
 def test_float64_and_machines_without_triton_are_named(tiny, single, monkeypatch, in_torch):
     with pytest.raises(ValueError, match="where logits are float64"):
         run(tiny, **KERNELS)
-    monkeypatch.setattr(fused, "find_spec", lambda name: None)
+    monkeypatch.setattr(verify, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="Triton is not installed"):
         run(single, **KERNELS)
 
@@ -109,7 +109,7 @@ def test_on_a_cpu_kernels_run_only_when_asked_for_and_interpreted(single, monkey
     assert run(single, device_loop=True).loop == "device"
     assert run(single, device_loop=None).loop == "host"
     monkeypatch.delenv("TRITON_INTERPRET")
-    if fused.find_spec("triton") is not None:
+    if verify.find_spec("triton") is not None:
         with pytest.raises(ValueError, match="kernels do not run on cpu"):
             run(single, **KERNELS)
 

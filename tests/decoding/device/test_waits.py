@@ -5,8 +5,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import generate, load_pair
-from cactus_theory.decoding.device.forward import StaticForward
-from cactus_theory.decoding.device.round import Inputs, Round
+from cactus_theory.decoding.device.round import Inputs, Round, StaticForward
 from cactus_theory.decoding.device.verify import Logits, torch_step
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.verify.contract import Assignment

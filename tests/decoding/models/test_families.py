@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate_plain
-from cactus_theory.decoding.models.reach import check_reach
+from cactus_theory.decoding.models.cached import check_reach
 from cactus_theory.decoding.models.trial import runs_together
 from tests.amounts import THOROUGH
 from tests.decoding.models.families import WINDOW, build, families, own_greedy, small_config

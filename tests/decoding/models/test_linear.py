@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from cactus_theory.decoding._round import closed_up
 from cactus_theory.decoding.models import CachedModel, weights
-from cactus_theory.decoding.models.fingerprint import WIDE, fingerprint
 from cactus_theory.decoding.models.linear import HALF_UP_TO, PACKED_FROM, Linear
+from cactus_theory.decoding.models.weights import WIDE, fingerprint
 
 IDS = torch.tensor([[1, 5, 9, 2]])
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate
-from cactus_theory.decoding._padding import left_padded
+from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.device import BY_KERNELS
 from simulations.common.grid import Config
 from simulations.common.inputs import PAIR

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 from cactus_theory.promises import Promise  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
-from simulations.ledger.command import Answers, Line, along, rows_of  # noqa: E402
+from simulations.ledger import Answers, Line, along, rows_of  # noqa: E402
 
 SMALL = ["--price", "2", "0.5", "--cap", "0.05", "--verifier", "chain", "--repeats", "1"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulations.__main__ import main
-from simulations.notebook.command import TUTORIAL, code_cells, load_notebook, run_cells
+from simulations.notebook import TUTORIAL, code_cells, load_notebook, run_cells
 from tests.amounts import amount
 
 # the first cells need neither models nor traces, and take a second or two

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from simulations.train_pair.corpus import read_corpus, training
-from simulations.train_pair.tokenizer import Stream, encode_stream, train_tokenizer
+from simulations.train_pair.corpus import (
+    Stream,
+    encode_stream,
+    read_corpus,
+    train_tokenizer,
+    training,
+)
 from tests.threads import one_thread  # noqa: F401
 
 LINES = (

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from simulations.train_pair.corpus import END_OF_TEXT_ID, Stream
 from simulations.train_pair.distil import (
     PoolPlan,
     build_pool,
@@ -15,7 +16,6 @@ from simulations.train_pair.distil import (
     sample,
 )
 from simulations.train_pair.model import Shape, build
-from simulations.train_pair.tokenizer import END_OF_TEXT_ID, Stream
 from simulations.train_pair.train import Plan, text_batches
 
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from simulations.train_pair.corpus import read_corpus, training
-from simulations.train_pair.tokenizer import (
+from simulations.train_pair.corpus import (
     END_OF_TEXT,
     END_OF_TEXT_ID,
     as_transformers,
+    read_corpus,
     train_tokenizer,
+    training,
 )
 
 

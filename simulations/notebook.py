@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..common.inputs import ROOT
-from ..common.progress import Progress
-from ..common.results import write_text
+from .common.inputs import ROOT
+from .common.progress import Progress
+from .common.results import write_text
 
 # of pictures: sharp on a page, small in a repository
 DPI = 100

@@ -18,11 +18,11 @@ from cactus_theory.decoding import Ledger, load_pair
 from cactus_theory.promises import Promise
 from cactus_theory.traces import Estimate
 
-from ..common.decode import Harness
-from ..common.grid import Config
-from ..common.inputs import DATA, add_pair_arguments, at_least, load_prompts
-from ..common.journal import Journal, add_journal_arguments, fill
-from ..common.results import columns, publish
+from .common.decode import Harness
+from .common.grid import Config
+from .common.inputs import DATA, add_pair_arguments, at_least, load_prompts
+from .common.journal import Journal, add_journal_arguments, fill
+from .common.results import columns, publish
 
 # groups of prompts that are left out in turn
 GROUPS = 8

@@ -17,6 +17,9 @@ stream, so time, memory and arithmetic are those of the large shape:
 In exact arithmetic the function is the same but for the constant's :math:`2^{-64}` in the norms'
 sums of squares. In float32 logits agree to rounding; in bfloat16 as far as
 those of the model itself in bfloat16 agree with its own (``tests/simulations/inflate``).
+
+``inflate(model, SHAPES["8b"], device="cuda")`` returns a Hugging Face model whose logits are
+those of ``model``, and whose weights, cache and arithmetic are those of the shape.
 """
 
 from dataclasses import dataclass
@@ -290,3 +293,6 @@ def _fill_attention(attention: Any, small: Any) -> None:
 def _head(weight: Tensor, number: int, size: int) -> Tensor:
     """Return the rows of one head."""
     return weight[number * size : (number + 1) * size]
+
+
+__all__ = ["SHAPES", "Cost", "Shape", "inflate", "step_cost"]

@@ -19,12 +19,12 @@ import numpy as np
 from cactus_theory.decoding import NGram, load_pair
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 
-from ..common.decode import Harness
-from ..common.grid import PLAIN, USUAL, Config, Grid, Job, Record, Runs, configs
-from ..common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
-from ..common.journal import Journal, add_journal_arguments
-from ..common.results import columns, publish
-from ..throughput.equal_kl import read, rising
+from .common.decode import Harness
+from .common.grid import PLAIN, USUAL, Config, Grid, Job, Record, Runs, configs
+from .common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
+from .common.journal import Journal, add_journal_arguments
+from .common.results import columns, publish
+from .throughput.equal_kl import read, rising
 
 NGRAM, LOSSLESS = "ngram", "speculative"
 # column: what is over what, of timed decodes or of all

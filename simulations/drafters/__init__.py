@@ -1,1 +1,0 @@
-"""Drafters of one target beside each other."""
