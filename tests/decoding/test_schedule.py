@@ -157,6 +157,15 @@ def test_rows_of_another_making_have_no_charges(tiny):
         rows.charges  # noqa: B018
 
 
+def test_charges_are_those_of_rows_that_sum_to_one():
+    """Rows of half precision miss 1 by some thousandths: they are divided by their sums."""
+    q, p = torch.tensor([[0.2, 0.3, 0.5]]).double(), torch.tensor([[0.6, 0.3, 0.1]]).double()
+    of = torch.tensor([0]), torch.tensor([True]), (ct.policy("band:price=1"),)
+    exact = VerifiedRows(q, p, *of).charges
+    assert float(exact) > 0.01
+    assert torch.allclose(VerifiedRows(q * 1.002, p * 0.997, *of).charges, exact, rtol=1e-12)
+
+
 class Cautious(Schedule):
     """A state along the block: relaxed at a token only if the rows up to it are flat enough."""
 

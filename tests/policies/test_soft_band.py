@@ -63,6 +63,7 @@ def test_bad_knobs_are_named(knobs: dict, message: str) -> None:
     ("change", "message"),
     [
         ({"format": 2}, "must say format 1; got 2"),
+        ({"format": True}, "must say format 1; got True"),
         ({"slopes": [[[1, 2, 3]] * 3] * 2}, r"slopes that do not fall.*\(1.0, 2.0, 3.0\)"),
         ({"slopes": [[[1, 0, -1]] * 3] * 2}, "slopes that do not fall"),
         ({"slopes": [[[1, 1]] * 3] * 2}, "one up to each knot"),

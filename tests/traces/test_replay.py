@@ -264,6 +264,7 @@ class Told(Schedule):
         return 0
 
     def advance(self, state, new_ids):
+        assert not self.planned or self.kept == [*new_ids[:-1]]
         return state + 1
 
     def choose(self, state, drafted):
@@ -272,6 +273,7 @@ class Told(Schedule):
 
     def observe(self, state, rows):
         q, p, ids = rows.target_probs, rows.draft_probs, rows.draft_token_ids
+        self.kept = ids[rows.accepted].tolist()
         choice = self.choose(state, torch.zeros(self.planned))[: len(ids)]
         assert rows.policies == tuple(self.rules[number] for number in choice.tolist())
         certain = bool((p.amax(-1) == 1).all())
