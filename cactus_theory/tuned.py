@@ -16,6 +16,8 @@ from cactus_theory.verify.registry import find_verifier, registered_verifier
 FORMAT = "cactus-theory tuned"
 # of drafted paths, and with siblings, which earlier releases would leave out
 VERSIONS = 1, 2
+# a file decides how much memory a pass takes: this many beside each token, and no more
+MOST_SIBLINGS = 256
 WEIGHTS = ("target_weights", "draft_weights")
 
 
@@ -204,6 +206,8 @@ def _setting(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy
 
 def _siblings(path: Path, best: dict[str, Any]) -> int:
     count = best.get("siblings", 0)
-    if type(count) is not int or count < 0:
-        raise ValueError(f"{path}: siblings must be a whole number; got {count!r:.60}")
+    if type(count) is not int or not 0 <= count <= MOST_SIBLINGS:
+        raise ValueError(
+            f"{path}: siblings must be a whole number up to {MOST_SIBLINGS}; got {count!r:.60}"
+        )
     return count

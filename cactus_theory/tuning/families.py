@@ -9,6 +9,7 @@ from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._values import ValueTable
+from cactus_theory.tuned import MOST_SIBLINGS
 from cactus_theory.verify.registry import find_verifier, verifiers
 from cactus_theory.verify.tree import RUNS
 
@@ -118,7 +119,8 @@ def families(
     Raises
     ------
     ValueError, TypeError
-        A name that is neither, a policy that no verifier can follow, siblings below 1 or twice.
+        A name that is neither, a policy that no verifier can follow, siblings below 1, above 256 or
+        twice.
 
     Examples
     --------
@@ -129,9 +131,10 @@ def families(
     found = [own for name in dict.fromkeys(wanted) for own in _named(name, kind)]
     if names is None and not kind.priced:  # the band has no price then, but a budget
         found += _named("band:delta", kind)
-    if min(siblings, default=1) < 1 or len(set(siblings)) < len(siblings):
+    within = all(1 <= count <= MOST_SIBLINGS for count in siblings)
+    if not within or len(set(siblings)) < len(siblings):
         got = " ".join(map(str, siblings))
-        raise ValueError(f"siblings: must be at least 1, each number once; got {got}")
+        raise ValueError(f"siblings: must be 1 to {MOST_SIBLINGS}, each number once; got {got}")
     able = [own for own in found if own.verifier in RUNS]
     return found + [replace(own, siblings=count) for count in siblings for own in able]
 

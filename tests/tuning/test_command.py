@@ -179,7 +179,7 @@ ALONE = ("--trace", "no", "--cost-ratio")
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "0"), "--batch: must be at least 1"),
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "8", "8"), "each size once; got 8 8"),
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "1", "8"), "--batch: must be one with"),
-        (("--kl-per-token", "1", *ALONE, "1", "--siblings", "0"), "siblings: must be at least 1"),
+        (("--kl-per-token", "1", *ALONE, "1", "--siblings", "0"), "siblings: must be 1 to 256"),
         (("--kl-per-token", "1", *ALONE, "1", "--siblings", "2", "2"), "each number once; got 2 2"),
         (
             ("--kl-per-token", "1", "--rows", "q", "p", "--cost-ratio", "1", "--siblings", "2"),

@@ -154,11 +154,11 @@ def test_siblings_are_named_where_their_nodes_are_free_and_a_decode_has_them(
         assert own.output_token_ids.tolist() == by_hand.output_token_ids.tolist()
         assert own.target_calls == by_hand.target_calls
     assert told.target_calls < without.target_calls
-    (tmp_path / "tuned.json").write_text(
-        json.dumps(content | {"recommended": content["recommended"] | {"siblings": -1}})
-    )
-    with pytest.raises(ValueError, match="siblings must be a whole number; got -1"):
-        ct.load_tuned(tmp_path / "tuned.json")
+    for count in (-1, 10**9, 2.0):
+        bad = content | {"recommended": content["recommended"] | {"siblings": count}}
+        (tmp_path / "tuned.json").write_text(json.dumps(bad))
+        with pytest.raises(ValueError, match=f"siblings must be .* up to 256; got {count}"):
+            ct.load_tuned(tmp_path / "tuned.json")
 
 
 def test_where_nodes_cost_the_path_is_named_with_the_ratio_from_which_they_would_pay(
@@ -254,7 +254,7 @@ def test_what_says_nothing_of_siblings_is_refused_first(trace: Trace, cheap, tmp
     for source in (SavedRows.of(q, q), certain):
         with pytest.raises(ValueError, match="siblings: must be tried on a trace whose drafts"):
             tune(source, cheap, LEVEL, siblings=[2])
-    with pytest.raises(ValueError, match="siblings: must be at least 1, each number once; got 0"):
+    with pytest.raises(ValueError, match="siblings: must be 1 to 256, each number once; got 0"):
         tune(trace, cheap, LEVEL, siblings=[0])
     with pytest.raises(ValueError, match="as many as were timed, none; got 2"):
         tune(trace, replace(cheap, unit="seconds"), LEVEL, siblings=[2])
