@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 import cactus_theory as ct
-from cactus_theory import _arguments as check
-from cactus_theory._files import write_whole
 from cactus_theory._looks import COLOUR, DRAFT, INK, LOOKS, OPTIMUM, OWN, settings
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import write_whole
 
 # Steps of a knob that show a policy's own trade-off beside the frontier.
 COMPARED = {

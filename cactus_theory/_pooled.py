@@ -9,9 +9,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory import _pooled as row_inputs
-from cactus_theory._files import load_rows, save_rows
 from cactus_theory._plot import check_picture
-from cactus_theory._tables import (
+from cactus_theory.base.rows import load_rows, save_rows
+from cactus_theory.base.tables import (
     both,
     print_json,
     print_rows,

@@ -5,9 +5,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from cactus_theory import _arguments as check
-from cactus_theory._files import parsed_json
-from cactus_theory._tables import print_json, text_table, width_of_terminal
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import parsed_json
+from cactus_theory.base.tables import print_json, text_table, width_of_terminal
 from cactus_theory.promises import RISK, ROUNDING, Promise, certificate, share
 
 WIDEST = 100

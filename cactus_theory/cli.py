@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 import cactus_theory as ct
-from cactus_theory import _arguments as check
 from cactus_theory import _expect as expect_command
 from cactus_theory import _generate as generate_command
 from cactus_theory import _promise as promise_command
-from cactus_theory._files import save_rows
 from cactus_theory._flags import add_policy, chosen_policy
-from cactus_theory._pipes import ends_quietly, interrupted, one_line
 from cactus_theory._pooled import POINTS, audit_several, drafts, pair, solve_frontier, solve_pooled
-from cactus_theory._tables import print_json, print_rows, save_csv
+from cactus_theory.base import arguments as check
+from cactus_theory.base.rows import save_rows
+from cactus_theory.base.tables import print_json, print_rows, save_csv
+from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 from cactus_theory.divergences import NAMES as DIVERGENCES
 from cactus_theory.policies import Policy
 from cactus_theory.testing import _command as testing

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.optimum.roots import RisingRoot
 

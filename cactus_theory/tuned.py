@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cactus_theory import _arguments as check
-from cactus_theory._files import beside
-from cactus_theory._marked import read_marked
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import beside, read_marked
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify.registry import find_verifier, registered_verifier

@@ -4,8 +4,8 @@ import argparse
 import importlib
 import sys
 
-from cactus_theory._arguments import refuse_empty
-from cactus_theory._pipes import ends_quietly, interrupted, one_line
+from cactus_theory.base.arguments import refuse_empty
+from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 
 # name: module, and what it does in a line
 COMMANDS = {

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from cactus_theory._arguments import refuse_empty
-from cactus_theory._pipes import INTERRUPTED, ends_quietly, one_line
+from cactus_theory.base.arguments import refuse_empty
+from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, one_line
 
 from ._commands import COMMANDS, Job
 from ._output import Failed, check_path, failures, save, show

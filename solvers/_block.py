@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import FDivergence
 
 from . import _program

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cactus_theory._arguments import as_tensor, check_pair
-from cactus_theory._files import load_rows
+from cactus_theory.base.arguments import as_tensor, check_pair
+from cactus_theory.base.rows import load_rows
 
 from . import block, decode, drafts, optimal, per_proposal, reference, sequence
 from .design import Design, DesignedRow

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory._files import save_rows, write_whole
-from cactus_theory._tables import plain_json, write_csv
+from cactus_theory.base.files import write_whole
+from cactus_theory.base.rows import save_rows
+from cactus_theory.base.tables import plain_json, write_csv
 
 SUFFIXES = (".json", ".csv", ".npy")
 

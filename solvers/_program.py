@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
 from . import _conic

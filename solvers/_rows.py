@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
 from . import _program, _rows

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory import _arguments as check
-from cactus_theory._files import load_rows, write_whole
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import write_whole
+from cactus_theory.base.rows import load_rows
 from cactus_theory.divergences import FDivergence
 
 # every prefix costs a few variables of a program, and solvers take a minute up to here

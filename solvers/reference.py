@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory._files import write_whole
+from cactus_theory.base.files import write_whole
 from cactus_theory.divergences import EXAMPLES
 from cactus_theory.divergences import registered_divergence as find_divergence
 

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 import cactus_theory as ct
-from cactus_theory import _arguments, emitted
-from cactus_theory._files import write_whole
+from cactus_theory import emitted
+from cactus_theory.base import arguments
+from cactus_theory.base.files import write_whole
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.registry import find_verifier
@@ -279,7 +280,7 @@ def claims() -> list[Claim]:
             Claim("EXACT", about, test_band_theorems.EXACT / 1e3, law_of_a_step(verifier, spec))
         )
     for dtype, name in DTYPES.items():
-        tolerance = _arguments.ROW_SUM_TOLERANCE[dtype]
+        tolerance = arguments.ROW_SUM_TOLERANCE[dtype]
         about = f"|Σ − 1| of a softmax, V = 151,936, {name}"
         found.append(Claim("ROW_SUM_TOLERANCE", about, tolerance, softmax_sums(dtype), DOOR))
     return found

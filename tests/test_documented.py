@@ -13,7 +13,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory import cli
-from cactus_theory._files import load_rows
+from cactus_theory.base.rows import load_rows
 from cactus_theory.integrations.vllm.certain import wish_of
 from cactus_theory.integrations.vllm.settings import read
 from cactus_theory.traces import Trace

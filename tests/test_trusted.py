@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory import _files
-from cactus_theory._files import beside, load_rows
-from cactus_theory._prompts import prompts_of
+from cactus_theory.base import rows as row_files
+from cactus_theory.base.files import beside
+from cactus_theory.base.prompts import prompts_of
+from cactus_theory.base.rows import load_rows
 from cactus_theory.cli import main
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.policies._values import read_values
@@ -216,7 +217,7 @@ def test_a_compressed_array_unpacks_to_a_bounded_size(tmp_path: Path, monkeypatc
     rows, path = np.zeros(4000), tmp_path / "rows.npz"
     np.savez_compressed(path, rows=rows)
     assert load_rows(str(path)).shape == rows.shape
-    monkeypatch.setattr(_files, "UNPACKED", 30000)
+    monkeypatch.setattr(row_files, "UNPACKED", 30000)
     with pytest.raises(ValueError, match="must unpack to at most 30000 bytes; got 32128"):
         load_rows(str(path))
     np.savez(path, rows=rows)  # as large as it says: nothing is hidden

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding.result import MeterReading, VerifiedRows
 from cactus_theory.decoding.token_log import TokenLog
 from cactus_theory.divergences import Divergence

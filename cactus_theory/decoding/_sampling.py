@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 
 Uniforms = Callable[[int], "np.ndarray | Tensor"]
 Generators = torch.Generator | Sequence[torch.Generator] | None

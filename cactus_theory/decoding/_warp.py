@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory._scores import greedy, scaled, warn_of_probabilities
+from cactus_theory.base.rows import greedy, scaled, warn_of_probabilities
 from cactus_theory.decoding._text import Texts
 from cactus_theory.verify.contract import Draft
 

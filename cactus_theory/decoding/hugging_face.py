@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.drafters import as_drafter

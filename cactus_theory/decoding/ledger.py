@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule, Spec, check_bonus_is_free
 from cactus_theory.divergences import divergence

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory._arguments import normalised
+from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding.readings import Reading, conditional_rates, reading_of
 from cactus_theory.decoding.token_log import LogProbs
 from cactus_theory.divergences import divergence

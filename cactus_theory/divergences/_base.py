@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 
 SAFE_RATIO = 1e-300  # a probability over one above this is finite
 # relative step of the finite difference that stands in for f″

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from cactus_theory._specs import Registry, names_a_file, parse_spec, together
+from cactus_theory.base.specs import Registry, names_a_file, parse_spec, together
 from cactus_theory.divergences._base import Divergence
 
 Kind = TypeVar("Kind", bound=type[Divergence])

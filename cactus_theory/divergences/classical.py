@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
-from cactus_theory._scratch import scratch
+from cactus_theory.base import arguments as check
+from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences._base import Divergence, FDivergence
 from cactus_theory.divergences._registry import register_divergence
 

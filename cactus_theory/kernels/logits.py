@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
-from cactus_theory._scores import warn_of_probabilities
+from cactus_theory.base import arguments as check
+from cactus_theory.base.rows import warn_of_probabilities
 from cactus_theory.kernels._layout import (
     Workspace,
     check_logits,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.geometry import Geometry, geometry_of

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory._scratch import scratch
+from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import SAFE_RATIO, Divergence, FDivergence, TotalVariation
 from cactus_theory.optimum.path import Path
 from cactus_theory.optimum.roots import convex_root, halved

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory._scratch import scratch
+from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import SAFE_RATIO, FDivergence
 
 Rows = Float[Tensor, "rows vocab"]

@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
-from cactus_theory._scratch import scratch
+from cactus_theory.base import arguments as check
+from cactus_theory.base.scratch import scratch
 
 Rows = Float[Tensor, "rows vocab"]
 Row = Float[np.ndarray, "vocab"]

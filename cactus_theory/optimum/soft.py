@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory._scratch import scratch
+from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import FDivergence
 from cactus_theory.optimum.roots import RisingRoot
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory._scratch import scratch
+from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import FDivergence
 from cactus_theory.optimum.roots import RisingRoot
 from cactus_theory.optimum.soft import LOWEST, PRECISIONS, Pieces, Precision

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory._scratch import scratch
+from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.geometry import Edges, Geometry, geometry_of

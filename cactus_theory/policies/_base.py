@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory._specs import spec_of
+from cactus_theory.base.specs import spec_of
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._forecast import Forecast

@@ -5,7 +5,7 @@ import difflib
 import inspect
 from typing import Any, Literal
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._function import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 
-from cactus_theory._progress import Progress
+from cactus_theory.base.terminal import Progress
 
 # an enumeration that would take longer than SLOW says so as soon as FIRST tell how long it takes,
 # and shows how far it is

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cactus_theory._files import beside
-from cactus_theory._specs import Registry, names_a_file, parse_spec, together
+from cactus_theory.base.files import beside
+from cactus_theory.base.specs import Registry, names_a_file, parse_spec, together
 from cactus_theory.divergences import divergence as read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base import Policy

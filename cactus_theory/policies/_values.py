@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cactus_theory._marked import read_marked
+from cactus_theory.base.files import read_marked
 from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 
 FORMAT = 1

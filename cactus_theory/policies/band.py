@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
 from cactus_theory import optimum
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.soft import ONE_TOKEN, PRECISIONS, Pieces

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._per_proposal import PerProposal
 from cactus_theory.policies._registry import register

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.roots import convex_root

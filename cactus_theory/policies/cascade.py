@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import TIE, FixedTarget, Rows
 from cactus_theory.policies._declaration import SUPPORTS, Declaration, Support
 from cactus_theory.policies._forms import Either

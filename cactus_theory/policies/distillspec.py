@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import Entries
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._forms import Raised

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.policies._base import Rows
 from cactus_theory.policies._declaration import SUPPORTS, Budget, Declaration, Support

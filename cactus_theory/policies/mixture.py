@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import Entries
 from cactus_theory.policies._declaration import SUPPORTS, Budget, Declaration, Support
 from cactus_theory.policies._forms import Raised

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import TIE, Rows
 from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._registry import register

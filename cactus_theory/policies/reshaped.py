@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cactus_theory import _arguments as check
-from cactus_theory._scores import scaled
+from cactus_theory.base import arguments as check
+from cactus_theory.base.rows import scaled
 from cactus_theory.policies._base import FixedTarget, Rows, normalised_or
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register

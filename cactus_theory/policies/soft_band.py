@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.soft import Pieces, Worth, soft_rows

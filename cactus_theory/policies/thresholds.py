@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import Entries, Rows, keep_probability
 from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._registry import register

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
-from cactus_theory._scratch import scratch
+from cactus_theory.base import arguments as check
+from cactus_theory.base.scratch import scratch
 from cactus_theory.policies._base import (
     TIE,
     Entries,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cactus_theory._specs import split
+from cactus_theory.base.specs import split
 from cactus_theory.policies import Policy, policy
 from cactus_theory.testing._report import Finding, Report, Verdict
 

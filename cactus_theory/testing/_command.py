@@ -5,9 +5,9 @@ from argparse import ArgumentParser, Namespace
 from html import escape
 from pathlib import Path
 
-from cactus_theory import _arguments as check
-from cactus_theory._files import write_whole
-from cactus_theory._tables import print_json
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import write_whole
+from cactus_theory.base.tables import print_json
 from cactus_theory.testing._report import (
     Finding,
     Report,

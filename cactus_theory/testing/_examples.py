@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 
 check.optional_module("hypothesis", "testing")
 from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy

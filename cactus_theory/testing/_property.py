@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 
 # sums of a few dozen float64 terms, each at most 1, and roots solved to that accuracy
 EXACT = 1e-9

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from cactus_theory._specs import split
-from cactus_theory._tables import aligned
+from cactus_theory.base.specs import split
+from cactus_theory.base.tables import aligned
 from cactus_theory.policies import Policy
 
 Outcome = Literal["passed", "failed", "inconclusive"]

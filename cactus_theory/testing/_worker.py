@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding.schedule import Schedule, find_rule
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy

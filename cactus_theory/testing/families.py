@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 
 check.optional_module("hypothesis", "testing")
 from hypothesis import strategies as st  # noqa: E402

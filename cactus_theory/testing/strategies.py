@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.testing._wide import wide_pair
 
 check.optional_module("hypothesis", "testing")

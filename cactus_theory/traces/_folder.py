@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
-from cactus_theory import _arguments as check
-from cactus_theory._files import write_whole
-from cactus_theory._lock import NAME as LOCK
-from cactus_theory._lock import FolderLock
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import NAME as LOCK
+from cactus_theory.base.files import FolderLock, write_whole
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.traces._manifest import (
     MANIFEST,

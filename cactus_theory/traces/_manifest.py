@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from cactus_theory import _arguments as check
-from cactus_theory._files import beside
-from cactus_theory._marked import read_marked, write_marked
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import beside, read_marked, write_marked
 from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.traces._shard import DTYPES
 

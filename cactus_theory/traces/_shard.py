@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.verify._tree_host import Steps
 from cactus_theory.verify.contract import Draft
 from cactus_theory.verify.tree import declared

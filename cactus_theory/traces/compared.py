@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.expect import Expectation, critical
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.divergences import divergence as find_divergence
 
 PerText = Float[np.ndarray, "texts"]

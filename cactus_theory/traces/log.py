@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
-from cactus_theory._progress import Progress
+from cactus_theory.base import arguments as check
+from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._decode import opened_texts
 from cactus_theory.decoding.drafters import Drafter, as_drafter

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding._checks import dtype_of, whole_number
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.traces.estimate import ratio_of_sums

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
-from cactus_theory._files import load_rows
+from cactus_theory.base import arguments as check
+from cactus_theory.base.rows import load_rows
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path as Place
 from cactus_theory.traces._manifest import digest

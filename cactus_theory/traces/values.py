@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import divergence as find_divergence

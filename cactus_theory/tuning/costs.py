@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory import _arguments as check
-from cactus_theory._marked import read_marked
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import read_marked
 from cactus_theory.traces.estimate import Estimate, Replay, combined, ratio_of_sums
 from cactus_theory.tuned import FORMAT, VERSIONS
 from cactus_theory.tuning.trees import TreeReplay

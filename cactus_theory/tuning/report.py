@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cactus_theory._files import write_whole
-from cactus_theory._tables import fitted, plain_json, width_of_terminal
+from cactus_theory.base.files import write_whole
+from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.promises import USUAL_TOKENS
 from cactus_theory.tuned import FORMAT, VERSIONS

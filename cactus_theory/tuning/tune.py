@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cactus_theory._files import write_whole
+from cactus_theory.base.files import write_whole
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence

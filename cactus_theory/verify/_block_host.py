@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory._scratch import scratch
+from cactus_theory.base.scratch import scratch
 from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory._arguments import ROW_SUM_TOLERANCE
-from cactus_theory._scratch import scratch
+from cactus_theory.base.arguments import ROW_SUM_TOLERANCE
+from cactus_theory.base.scratch import scratch
 from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Node
 from cactus_theory.verify._block_host import BlockOnHost

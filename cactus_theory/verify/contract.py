@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory._arguments import normalised
-from cactus_theory._specs import spec_of
+from cactus_theory.base.arguments import normalised
+from cactus_theory.base.specs import spec_of
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path

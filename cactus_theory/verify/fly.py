@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies.relaxed import Relaxed

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar
 
-from cactus_theory._specs import Registry, names_a_file, parse_spec
+from cactus_theory.base.specs import Registry, names_a_file, parse_spec
 from cactus_theory.verify.contract import Verifier
 
 VERIFIERS: Registry[Verifier] = Registry("verifier", Verifier, "a Verifier", "verifier")

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 from cactus_theory.verify._block_host import workable

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory._files import parsed_json
+from cactus_theory.base.files import parsed_json
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Estimate, Replay, Trace, replay
 

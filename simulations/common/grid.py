@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from cactus_theory._specs import file_of
+from cactus_theory.base.specs import file_of
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.verify import registry
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory._prompts import prompts_of as prompts_of
+from cactus_theory.base.prompts import prompts_of
 
 from .grid import files_of, label
 

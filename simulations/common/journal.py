@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cactus_theory._files import write_whole
-from cactus_theory._lock import FolderLock
+from cactus_theory.base.files import FolderLock, write_whole
 
 from .progress import Progress
 

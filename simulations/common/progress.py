@@ -1,5 +1,5 @@
 """The package's own progress display, under the name that simulations know it by."""
 
-from cactus_theory._progress import Progress
+from cactus_theory.base.terminal import Progress
 
 __all__ = ["Progress"]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory import _tables
-from cactus_theory._files import write_whole
+from cactus_theory.base import tables
+from cactus_theory.base.files import write_whole
 
 from .inputs import command_line
 from .terminal import shown, text_table
@@ -75,7 +75,7 @@ def write_csv(
             raise ValueError(f"rows: must share the columns {columns}; row {index} has {list(row)}")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     fields = ({name: _field(value) for name, value in row.items()} for row in rows)
-    _tables.write_csv(path, columns, fields, provenance)
+    tables.write_csv(path, columns, fields, provenance)
 
 
 def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:

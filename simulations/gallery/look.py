@@ -3,9 +3,9 @@
 import io
 from typing import Any
 
-from cactus_theory import _arguments as check
 from cactus_theory._looks import COLOUR, DRAFT, INK, MUTED, OPTIMUM, OWN, settings
 from cactus_theory._plot import METADATA
+from cactus_theory.base import arguments as check
 
 CACTUS, SOFT, BUDGETED = (COLOUR[name] for name in ("cactus", "soft_band", "band_delta"))
 DPI = 100

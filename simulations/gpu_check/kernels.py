@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import cactus_theory as ct
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.kernels import draft_from_logits, has_kernel, logits
 
 from ..common.grid import followers

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.registry import find_verifier

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory._lock import FolderLock
+from cactus_theory.base.files import FolderLock
 
 from ..common.inputs import DATA, ROOT
 from ..common.progress import Progress

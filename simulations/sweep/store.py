@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cactus_theory._files import write_whole
-from cactus_theory._lock import FolderLock
+from cactus_theory.base.files import FolderLock, write_whole
 
 from ..common.inputs import digest
 from ..common.journal import check_same_run

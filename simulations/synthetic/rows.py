@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.optimum.roots import halved
 from cactus_theory.traces import Cycle, Trace, save_trace
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cactus_theory._prompts import column_of
+from cactus_theory.base.prompts import column_of
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
 from cactus_theory.traces.log import log_shown
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cactus_theory._tables import print_json
+from cactus_theory.base.tables import print_json
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.traces import Replay, SavedRows, Trace, replay
 from cactus_theory.verify.registry import find_verifier, verifiers

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from cactus_theory._lock import FolderLock
+from cactus_theory.base.files import FolderLock
 from cactus_theory.decoding.drafters import HeadShape
 
 from ..common.inputs import PAIR, folder_digest

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cactus_theory._lock import FolderLock
+from cactus_theory.base.files import FolderLock
 
 from ..common.inputs import at_least
 from ..common.results import publish

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory._arguments import normalised
+from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding import ModelDrafter, Pair, generate
 from cactus_theory.divergences import divergence
 from cactus_theory.optimum.selection import offered

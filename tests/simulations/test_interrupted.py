@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import cactus_theory.cli
-from cactus_theory._pipes import NOTHING_KEPT
+from cactus_theory.base.terminal import NOTHING_KEPT
 from simulations import __main__ as commands
 from simulations.common.inputs import ROOT
 from simulations.common.results import read_csv

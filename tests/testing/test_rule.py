@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory import _progress
+from cactus_theory.base import terminal
 from cactus_theory.policies import FixedTarget, _base, _forecast, _function
 from cactus_theory.testing import _policies, assert_policy_laws
 from cactus_theory.testing._policies import check_rule
@@ -99,7 +99,7 @@ def test_a_recovery_of_two_arguments_is_asked_once_a_row():
 def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch, capsys):
     monkeypatch.setattr(_forecast, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(_forecast, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(_progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(_base, "ENUMERATION_ENTRIES", 20)
     q, p = pair(1, 10, seed=6)
     slow = ct.rule(lambda q, p, n: 0.5, recovery=lambda q, p, n: q)

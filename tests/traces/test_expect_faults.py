@@ -223,7 +223,7 @@ def test_a_budget_below_the_floor_is_said_to_be() -> None:
 
 def decodes_of(pair, prompts: str, *options):
     """Return decodes of the first 12 prompts of a file."""
-    from cactus_theory._prompts import prompts_of
+    from cactus_theory.base.prompts import prompts_of
     from tests.test_docs import ROOT
     from tests.traces.planted import Decodes
 

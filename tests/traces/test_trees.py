@@ -213,7 +213,7 @@ def test_what_cannot_follow_a_tree_says_so(trees, follow, who):
 def test_chains_are_written_as_ever_and_readers_of_chains_refuse_trees_by_version(
     trees, ragged, tmp_path
 ):
-    from cactus_theory._marked import read_marked
+    from cactus_theory.base.files import read_marked
     from cactus_theory.traces._manifest import FORMAT
 
     chains = save_trace(tmp_path / "c", ragged, vocab_size=RAGGED, num_draft_tokens=3)

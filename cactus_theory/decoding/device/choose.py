@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cactus_theory._scores import ORDINARY
+from cactus_theory.base.rows import ORDINARY
 from cactus_theory.decoding._decode import Opening
 from cactus_theory.decoding.device.capture import captures
 from cactus_theory.decoding.device.loop import DeviceDecode, capacity

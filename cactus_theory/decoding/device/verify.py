@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory._scores import greedy, scaled
+from cactus_theory.base.rows import greedy, scaled
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 from cactus_theory.kernels._layout import LOGITS
 from cactus_theory.kernels.logits import runs_kernels

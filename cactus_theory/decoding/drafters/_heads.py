@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cactus_theory import _arguments as check
-from cactus_theory._files import write_whole
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import write_whole
 from cactus_theory.decoding.drafters._base import Drafting, SampledDrafting, Setting
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
 from cactus_theory.decoding.drafters._heads import (
     FeatureDrafting,

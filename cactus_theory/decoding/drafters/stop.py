@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy

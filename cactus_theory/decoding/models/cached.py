@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory._scores import warn_of_probabilities
+from cactus_theory.base.rows import warn_of_probabilities
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.fast import FastForward, obstacle
 from cactus_theory.decoding.models.library import LibraryForward

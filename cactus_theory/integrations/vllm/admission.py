@@ -21,7 +21,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cactus_theory._specs import names_a_file, parse_knobs, parse_spec
+from cactus_theory.base.specs import names_a_file, parse_knobs, parse_spec
 from cactus_theory.integrations.vllm.settings import ARGUMENT, CAP_ARGUMENT, Settings, named
 from cactus_theory.policies import Policy, _knobs, _registry
 from cactus_theory.policies._function import FunctionPolicy

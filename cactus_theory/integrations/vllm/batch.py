@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory._scratch import scratch
+from cactus_theory.base.scratch import scratch
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify._tensors import assignment

@@ -94,13 +94,13 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
 
 def requests_of(environ: Mapping[str, str]) -> str:
     """Return what a request may ask for; ValueError for another word."""
-    from cactus_theory._arguments import one_of
+    from cactus_theory.base.arguments import one_of
 
     return one_of(REQUESTS, environ.get(REQUESTS, "").strip() or MODES[0], MODES)
 
 
 def _chain_or_block(name: str) -> "Verifier":
-    from cactus_theory._arguments import one_of
+    from cactus_theory.base.arguments import one_of
     from cactus_theory.verify import find_verifier
 
     return find_verifier(one_of("verifier", name, ("chain", "block")))
@@ -116,7 +116,7 @@ def _meter(environ: Mapping[str, str]) -> int:
 
 
 def _cap(environ: Mapping[str, str], found: "Policy") -> float | None:
-    from cactus_theory._arguments import number
+    from cactus_theory.base.arguments import number
     from cactus_theory.decoding.ledger import Ledger
 
     given = environ.get(CAP, "").strip()

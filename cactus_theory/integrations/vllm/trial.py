@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from cactus_theory._arguments import normalised
+from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding._meter import rows_at
 from cactus_theory.integrations.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.integrations.vllm.settings import Settings

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._engine import broken

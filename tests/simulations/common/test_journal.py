@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cactus_theory import _lock
-from cactus_theory._lock import FolderLock
+from cactus_theory.base import files
+from cactus_theory.base.files import FolderLock
 from simulations.common.journal import Journal
 
 # holds the lock of a folder until its input ends, with nothing but the lock's own file
@@ -81,7 +81,7 @@ def test_damaged_settings_are_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_a_second_run_is_told_who_holds_the_folder_and_a_dead_one_holds_nothing(tmp_path) -> None:
-    words = [sys.executable, "-S", "-c", HOLDER, _lock.__file__, str(tmp_path)]
+    words = [sys.executable, "-S", "-c", HOLDER, files.__file__, str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None
@@ -105,7 +105,7 @@ def test_a_folder_without_locks_is_said_to_be_one(tmp_path: Path, capsys, monkey
     def none(*_) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(_lock.fcntl, "flock", none)
+    monkeypatch.setattr(files.fcntl, "flock", none)
     with Journal(tmp_path / "journal.jsonl", {}) as journal:
         journal.add("a", {})
     said = capsys.readouterr().err

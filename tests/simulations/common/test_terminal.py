@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from cactus_theory import _progress as progress
+from cactus_theory.base import terminal as progress
 from simulations.common.progress import Progress
 from simulations.common.terminal import fitted, shown, text_table, width_of_terminal
 

@@ -89,6 +89,7 @@ def check_probabilities(name: str, probs: Tensor) -> None:
 
 
 def describe(tensor: Tensor) -> str:
+    """Return the shape, as messages say it."""
     return f"shape {tuple(tensor.shape)}"
 
 

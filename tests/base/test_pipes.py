@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cactus_theory._pipes import BROKEN_PIPE, ends_quietly
+from cactus_theory.base.terminal import BROKEN_PIPE, ends_quietly
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager

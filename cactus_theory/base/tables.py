@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory._files import write_whole
+from cactus_theory.base.files import write_whole
 
 Cells = Sequence[str]
 PLUS_MINUS = " ±"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cactus_theory._files import parsed_json
+from cactus_theory.base.files import parsed_json
 
 # fields of a JSON object that may hold the prompt, in the order they are looked for
 FIELDS = ("prompt", "question", "turns", "messages", "text")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory import _scratch
-from cactus_theory._scratch import MOST_BUFFERS, MOST_KEPT, forget, scratch
+from cactus_theory.base import scratch as memory
+from cactus_theory.base.scratch import MOST_BUFFERS, MOST_KEPT, forget, scratch
 from tests.amounts import amount
 
 
@@ -97,18 +97,18 @@ def test_slots_dtypes_and_threads_do_not_share():
 
 def test_large_buffers_are_not_kept(monkeypatch):
     forget()
-    monkeypatch.setattr(_scratch, "MOST_KEPT", 64)
+    monkeypatch.setattr(memory, "MOST_KEPT", 64)
     one = scratch("test.large", (9,))
     place = one.data_ptr()
     assert scratch("test.large", (9,)).data_ptr() != place
-    assert not _scratch._kept.buffers
+    assert not memory._kept.buffers
     assert MOST_KEPT >= 8 * 151_936
 
 
 def test_forgetting_gives_new_memory():
     one = scratch("test.a", (8,))
     forget()
-    assert not _scratch._kept.buffers
+    assert not memory._kept.buffers
     assert scratch("test.a", (8,)).data_ptr() != one.data_ptr()
 
 

@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cactus_theory._files import load_rows, save_rows
+from cactus_theory.base.rows import load_rows, save_rows
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WRITES = re.compile(
     r"""open\([^)]*["'][wax]b?\+?["']|\.write_(?:text|bytes)\(|\bnp\.save|\.to_csv\(|\.savefig\("""
     r"|json\.dump\(|torch\.save\(|save_file\(|\.save_pretrained\("
 )
 # what writes otherwise than by write_whole, and why a kill cannot leave half of a result there
 OTHERWISE = {
-    "cactus_theory/_files.py": "np.save into memory, for write_whole",
-    "cactus_theory/integrations/vllm/requests.py": "appends one line a request",
-    "cactus_theory/_lock.py": "who holds a folder: no result",
-    "cactus_theory/_plot.py": "into memory",
-    "cactus_theory/testing/_command.py": "tries whether a page can be written",
+    "cactus_theory/base/rows.py": "np.save into memory, for write_whole",
+    "cactus_theory/vllm/requests.py": "appends one line a request",
+    "cactus_theory/base/files.py": "who holds a folder: no result",
+    "cactus_theory/commands/plot.py": "into memory",
+    "cactus_theory/commands/check.py": "tries whether a page can be written",
     "cactus_theory/testing/_worker.py": "a descriptor of the process that reads it",
     "cactus_theory/testing/_check.py": "an example in a docstring",
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",

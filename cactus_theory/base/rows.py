@@ -1,16 +1,14 @@
-"""Read rows of probabilities or logits from common file formats; write .npy.
+"""Rows of probabilities: from files of common formats, and from scores at any temperature.
 
 What a file claims is held against its size before memory is taken for it, and nothing in it runs.
 """
 
 import csv
 import io
-import json
 import lzma
 import math
-import os
-import tempfile
 import tokenize
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,9 +16,11 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from cactus_theory import _arguments as check
-from cactus_theory._scores import warn_of_probabilities
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import first_line, parsed_json, write_whole
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".json")
 # bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
@@ -32,6 +32,12 @@ HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+# Between these a score is divided as it is. Colder, float32 has not the digits for quotients that
+# differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows below 1e-37;
+# hotter, the temperature itself does.
+ORDINARY = (1e-3, 1e30)
+# how near 1 a row of half precision sums that is a distribution
+NEAR_ONE = 1e-2
 
 
 def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np.ndarray:
@@ -88,69 +94,46 @@ def save_rows(path: str, rows: np.ndarray) -> None:
     write_whole(path, content.getvalue())
 
 
-def write_whole(path: str | Path, content: bytes) -> None:
-    """Write ``content`` to ``path``: all of it, or nothing if writing fails or is interrupted.
+def scaled(
+    scores: Float[Tensor, "*rows vocab"], temperature: float, out: Tensor | None = None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return scores / temperature, up to a shift of each row, for a softmax.
 
-    An existing file is replaced only after the new content is on the disk.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written.
+    Outside of ``ORDINARY`` differences from the row's largest score are divided, in float64:
+    exact for every positive temperature that a float holds. As it falls the rows become those
+    of greedy decoding, where ties share; as it rises, uniform over the scores above −∞.
     """
-    place = Path(path)
-    try:
-        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, place)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise OSError(f"{path}: must be a writable file; {error.strerror or error}") from None
+    if ORDINARY[0] <= temperature <= ORDINARY[1]:
+        return torch.div(scores, temperature, out=out)
+    wide = scores.double()
+    divided = (wide - wide.amax(-1, keepdim=True)).div_(temperature)
+    return divided.to(scores.dtype) if out is None else out.copy_(divided)
 
 
-def beside(path: str | Path, name: Any) -> Path:
-    """Return the path of a file that the data file ``path`` names: one in its own folder.
+def greedy(
+    scores: Float[Tensor, "*rows vocab"], out: Tensor | None = None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return 1 at the largest score of each row, the first one on ties, 0 elsewhere.
 
-    Raises
-    ------
-    ValueError
-        Anything but a plain name, or a link that leads out of the folder.
+    As a softmax does, a row with NaN, or without a score above −∞, gives NaN throughout.
     """
-    folder = Path(path).parent
-    plain = isinstance(name, str) and name.isprintable() and not set(name) & set("/\\")
-    if not plain or name in ("", ".", ".."):
-        raise ValueError(f"{path}: must name files of its own folder; got {name!r}")
-    if (folder / name).resolve().parent != folder.resolve():
-        raise ValueError(f"{path}: must name files of its own folder; {name!r} leads out of it")
-    return folder / name
+    most, best = scores.max(-1, keepdim=True)
+    rows = torch.empty_like(scores) if out is None else out
+    rows.zero_().scatter_(-1, best, 1.0)
+    if most.is_cuda or not float(most.min()) > -math.inf:  # NaN is the least, too
+        rows.masked_fill_(~(most > -math.inf), math.nan)
+    return rows
 
 
-def parsed_json(rule: str, text: str | bytes) -> Any:
-    """Return what a JSON text holds.
-
-    Raises
-    ------
-    ValueError
-        No JSON, or one too deep or with integers too long to be read; the message begins with
-        ``rule``.
-    """
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{rule}; {_first_line(error)}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
+    """Warn if a row of what should be logits is a distribution; ``name`` is where it is from."""
+    row = scores.double()
+    if bool(((row >= 0) & (row <= 1)).all()) and abs(float(row.sum()) - 1) < NEAR_ONE:
+        warnings.warn(
+            f"{name}: holds probabilities where logits belong: a row in [0, 1] that sums to "
+            f"{float(row.sum()):.4g}, whose softmax is nearly uniform; their logarithms would do",
+            stacklevel=2,
+        )
 
 
 def _read(path: str, file: Path, suffix: str, key: str) -> Any:
@@ -175,7 +158,7 @@ def _read_npy(path: str, file: Path, key: str) -> Any:
         with file.open("rb") as stream:
             return _array(stream, file.stat().st_size)
     except BROKEN as error:
-        raise ValueError(f"{path}: must be a .npy file of numbers; {_first_line(error)}") from None
+        raise ValueError(f"{path}: must be a .npy file of numbers; {first_line(error)}") from None
 
 
 def _read_npz(path: str, file: Path, key: str) -> Any:
@@ -183,7 +166,7 @@ def _read_npz(path: str, file: Path, key: str) -> Any:
     try:
         held = zipfile.ZipFile(file)
     except BROKEN as error:
-        raise ValueError(f"{broken}; {_first_line(error)}") from None
+        raise ValueError(f"{broken}; {first_line(error)}") from None
     with held:
         members = {own.filename.removesuffix(".npy"): own for own in held.infolist()}
         name = _pick(path, list(members), key)
@@ -191,7 +174,7 @@ def _read_npz(path: str, file: Path, key: str) -> Any:
             with held.open(members[name]) as stream:
                 return _array(stream, _unpacked(members[name]))
         except BROKEN as error:
-            raise ValueError(f"{broken}; {name}: {_first_line(error)}") from None
+            raise ValueError(f"{broken}; {name}: {first_line(error)}") from None
 
 
 def _unpacked(member: zipfile.ZipInfo) -> int:
@@ -221,7 +204,7 @@ def _read_safetensors(path: str, file: Path, key: str) -> Any:
             name = _pick(path, list(tensors.keys()), key)
             tensor = tensors.get_tensor(name)
     except (module.SafetensorError, UnicodeDecodeError, AttributeError) as error:
-        raise ValueError(f"{path}: must be a .safetensors file; {_first_line(error)}") from None
+        raise ValueError(f"{path}: must be a .safetensors file; {first_line(error)}") from None
     try:
         return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     except TypeError:  # float8 and whatever else numpy lacks
@@ -236,7 +219,7 @@ def _read_csv(path: str, file: Path, key: str) -> Any:
                 if cells:
                     rows.append(_csv_row(path, number, cells))
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: must be a .csv file of numbers; {_first_line(error)}") from None
+        raise ValueError(f"{path}: must be a .csv file of numbers; {first_line(error)}") from None
     return rows[0] if len(rows) == 1 else rows
 
 
@@ -305,7 +288,3 @@ def _softmax(path: str, rows: np.ndarray) -> np.ndarray:
     warn_of_probabilities(path, torch.from_numpy(logits.reshape(-1, logits.shape[-1])[0]))
     weights = np.exp(logits - highest)
     return weights / weights.sum(-1, keepdims=True)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

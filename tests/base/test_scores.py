@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory._files import load_rows
-from cactus_theory._scores import ORDINARY, greedy, scaled, warn_of_probabilities
+from cactus_theory.base.rows import ORDINARY, greedy, load_rows, scaled, warn_of_probabilities
 from cactus_theory.kernels import verify_logits
 
 # of float32 and of the softmax over a few entries

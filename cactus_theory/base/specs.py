@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from cactus_theory import _arguments as check
+from cactus_theory.base import arguments as check
 
 Kind = TypeVar("Kind")
 # what follows a registered name may name files: ``band:price=1,divergence=mine.py:Mine``

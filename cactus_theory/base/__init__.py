@@ -1,0 +1,1 @@
+"""What every other folder stands on: arguments, files, rows, specs, tables, terminal, memory."""

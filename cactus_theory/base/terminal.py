@@ -1,0 +1,160 @@
+"""How a command shows its progress, and how it ends.
+
+A bar on a terminal that rich can draw on, else a line now and then; one line for an error or
+Ctrl-C, and silence when the output has no reader.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec
+
+# what a shell reports of a command that SIGPIPE ended: 128 + 13
+BROKEN_PIPE = 141
+# and of one that Ctrl-C ended: 128 + 2
+INTERRUPTED = 130
+NOTHING_KEPT = "nothing is kept: the same command starts again"
+LONGEST = 1200  # characters of an error
+Given = ParamSpec("Given")
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says as one line, without the middle of what would fill the screen."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    half = LONGEST // 2
+    return said if len(said) <= LONGEST else f"{said[:half]} … {said[-half:]}"
+
+
+def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
+    """Make a command stop silently, with status 141, once its stdout is closed.
+
+    SIGPIPE itself stays ignored, as Python sets it: writing to a worker process that has died
+    must raise, not end the command.
+    """
+
+    @functools.wraps(main)
+    def run(*arguments: Given.args, **options: Given.kwargs) -> int:
+        real = sys.stdout
+        sys.stdout = _Output(real)  # type: ignore[assignment]
+        try:
+            return main(*arguments, **options)
+        finally:
+            try:
+                sys.stdout.flush()  # here, because an error at exit cannot be handled
+            finally:
+                sys.stdout = real
+
+    return run
+
+
+def interrupted(command: str, kept: str | None = None) -> int:
+    """Say on a line of its own that Ctrl-C ended a command and what is kept; return 130."""
+    start = "\r\033[K" if sys.stderr.isatty() else ""  # over ^C and a line of progress
+    print(f"{start}{command}: interrupted; {kept or NOTHING_KEPT}", file=sys.stderr)
+    return INTERRUPTED
+
+
+class _Output:
+    """A text stream that leaves with status 141 where the real one would raise.
+
+    ``SystemExit``, because commands report an ``OSError`` as bad input.
+    """
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def write(self, text: str) -> int:
+        try:
+            return self._real.write(text)
+        except BrokenPipeError:
+            self._leave()
+
+    def flush(self) -> None:
+        try:
+            self._real.flush()
+        except BrokenPipeError:
+            self._leave()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def _leave(self) -> NoReturn:
+        # discard what is buffered, or the interpreter reports an error at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._real.fileno())
+        raise SystemExit(BROKEN_PIPE)
+
+
+# seconds between two lines where no bar can be drawn
+LINE_EVERY_S = 15.0
+
+
+class Progress:
+    """Show how far a piece of work is, on stderr; use as a context manager.
+
+    Parameters
+    ----------
+    label : what is being done.
+    total : how many steps there are.
+    done : how many were finished before.
+    """
+
+    def __init__(self, label: str, total: int, done: int = 0) -> None:
+        self.label, self.total, self.done = label, total, done
+        self.shown, self.said = time.monotonic(), False
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty() and (bar := _bar()) is not None:
+            self._bar = bar
+            bar.start()
+            bar.add_task(self.label, total=self.total, completed=self.done, note="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, note: str = "") -> None:
+        """Record that one more step is finished."""
+        self.update(self.done + 1, note)
+
+    def update(self, done: int, note: str = "") -> None:
+        """Record that ``done`` steps are finished; ``note`` is shown beside them."""
+        self.done = done
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, note=note)
+        elif now - self.shown >= LINE_EVERY_S or (self.said and done == self.total):
+            self.shown, self.said = now, True
+            print(f"{self.label} {done}/{self.total} {note}".rstrip(), file=sys.stderr, flush=True)
+
+    def of(self, done: int, total: int) -> None:
+        """Record that ``done`` of ``total`` steps are finished."""
+        self.total = total
+        self.update(done)
+
+    def texts(self, done: int, texts: int) -> None:
+        """Record how much was logged in how many texts; the last text may add more than needed."""
+        self.update(min(done, self.total), f"{texts} texts")
+
+
+def _bar() -> Any:
+    """Return a bar that goes away when it is finished, None without rich."""
+    try:
+        from rich import progress
+        from rich.console import Console
+    except ImportError:
+        return None
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
