@@ -20,7 +20,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator  # noqa: E402
 
 # the look of policies and of everything else, which the library's own plots have, too
-SHARED = Path(__file__).resolve().parent.parent / "cactus_theory"
+SHARED = Path(__file__).resolve().parent.parent / "cactus_theory" / "base"
 # inches: across a page, and in one of two columns, where panels stand below each other
 WIDTHS = {"page": 7.2, "column": 3.4}
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory._promise import read_readings
 from cactus_theory.cli import main
+from cactus_theory.commands.promise import read_readings
 from cactus_theory.traces import Cycle, save_trace
 from cactus_theory.traces.tempering import TEMPERATURES, equal_temperature
 from tests.amounts import amount

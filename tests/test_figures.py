@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib")
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
 
-from cactus_theory._looks import LOOKS, settings  # noqa: E402
+from cactus_theory.commands.plot import LOOKS, settings  # noqa: E402
 from paper_figures import _style as style  # noqa: E402
 from paper_figures.__main__ import HERE, drawable, main, names  # noqa: E402
 from tests.amounts import THOROUGH, thorough  # noqa: E402

@@ -3,9 +3,8 @@
 import io
 from typing import Any
 
-from cactus_theory._looks import COLOUR, DRAFT, INK, MUTED, OPTIMUM, OWN, settings
-from cactus_theory._plot import METADATA
 from cactus_theory.base import arguments as check
+from cactus_theory.commands.plot import COLOUR, DRAFT, INK, METADATA, MUTED, OPTIMUM, OWN, settings
 
 CACTUS, SOFT, BUDGETED = (COLOUR[name] for name in ("cactus", "soft_band", "band_delta"))
 DPI = 100

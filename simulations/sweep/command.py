@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from cactus_theory._flags import add_trust
 from cactus_theory.base.files import parsed_json
+from cactus_theory.commands.flags import add_trust
 from cactus_theory.policies._registry import policy_of_data
 
 from ..common.grid import checked_policy, followers

@@ -242,7 +242,7 @@ def test_more_rounds_are_decoded_than_were_counted(counted, cycles, monkeypatch,
     def stop(args, folder):
         raise ValueError(f"{args.cycles} rounds")
 
-    monkeypatch.setattr("cactus_theory._expect._logger", stop)
+    monkeypatch.setattr("cactus_theory.commands.expect._logger", stop)
     counted = counted and ["--observed", *counted]
     assert main(["expect", *"--target x --draft x --prompts x".split(), *counted]) == 2
     assert f"{cycles} rounds" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Pictures of one row and of many: the band against p/q, frontiers with policies on them."""
 
+import csv
 import io
 import math
 from collections.abc import Sequence
@@ -10,9 +11,34 @@ import numpy as np
 import torch
 
 import cactus_theory as ct
-from cactus_theory._looks import COLOUR, DRAFT, INK, LOOKS, OPTIMUM, OWN, settings
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import write_whole
+
+# the figures of the project read these two files, too
+BASE = Path(__file__).resolve().parent.parent / "base"
+POLICIES, SETTINGS = BASE / "looks.csv", BASE / "look.mplstyle"
+
+
+def _looks() -> dict[str, dict[str, Any]]:
+    lines = POLICIES.read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return {row["policy"]: {"color": row["colour"], "ls": row["line"], "marker": row["marker"]}
+            for row in rows}  # fmt: skip
+
+
+LOOKS = _looks()
+COLOUR = {name: look["color"] for name, look in LOOKS.items()}
+INK, MUTED, OPTIMUM = COLOUR["speculative"], COLOUR["other"], COLOUR["band_price"]
+OWN, DRAFT = COLOUR["own"], COLOUR["draft"]
+
+
+def settings() -> Any:
+    """Return matplotlib's settings for a picture, whatever the user's are."""
+    import matplotlib
+
+    look = matplotlib.rc_params_from_file(SETTINGS, use_default_template=False)
+    return {**matplotlib.rcParamsDefault, **look, "backend": "Agg"}
+
 
 # Steps of a knob that show a policy's own trade-off beside the frontier.
 COMPARED = {
@@ -64,8 +90,8 @@ def write_picture(path: str, figure: Any, dpi: int) -> None:
     import matplotlib
 
     suffix, content = Path(path).suffix, io.BytesIO()
-    own = settings()
-    with matplotlib.rc_context({name: own[name] for name in ("svg.hashsalt", "pdf.fonttype")}):
+    look = settings()
+    with matplotlib.rc_context({name: look[name] for name in ("svg.hashsalt", "pdf.fonttype")}):
         figure.savefig(content, format=suffix[1:], dpi=dpi, metadata=METADATA[suffix])
     write_whole(path, content.getvalue())
 

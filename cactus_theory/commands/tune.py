@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from cactus_theory._flags import add_trust
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import add_trust
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import column_of, prompts_of
 from cactus_theory.base.tables import print_json, print_table, save_table
 from cactus_theory.base.terminal import Progress, one_line
+from cactus_theory.commands.flags import add_policy, add_trust, chosen_policy
 from cactus_theory.decoding import ModelDrafter, load_pair
 from cactus_theory.traces import Trace, compare_observed, expect, noise_floor, row_signatures
 from cactus_theory.traces.compared import Verdict, observed_rates, read_metrics

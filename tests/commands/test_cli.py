@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import cactus_theory as ct
-from cactus_theory import _generate
 from cactus_theory.cli import main
+from cactus_theory.commands import generate
 from tests.amounts import some, thorough
 
 Q, P = [0.2, 0.2, 0.6], [0.45, 0.45, 0.1]
-PAIR = Path(__file__).parents[1] / "simulations" / "pair"
+PAIR = Path(__file__).parents[2] / "simulations" / "pair"
 GENERATE = ("generate", "--target", "no", "--draft", "no", "--prompt", "x", "--policy")
 WRONG = ("bad", "short", "rounded", "logits")
 PRINTED = 1e-12  # JSON carries shortest round-trip floats: nothing is lost
@@ -300,7 +300,7 @@ def test_generate_prints_the_text_while_it_is_decoded(capsys, monkeypatch) -> No
     assert main(asked) == 0
     text = capsys.readouterr().out
     pieces = []
-    monkeypatch.setattr(_generate, "_print", pieces.append)
+    monkeypatch.setattr(generate, "_print", pieces.append)
     assert main([*asked, "--stream"]) == 0
     assert "".join(pieces) + capsys.readouterr().out == text
     assert pieces[0] == "def é(" and len(pieces) > 4

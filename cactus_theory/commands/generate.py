@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 import cactus_theory as ct
-from cactus_theory._flags import add_policy, add_trust, chosen_policy
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import is_utf8
 from cactus_theory.base.tables import print_json
+from cactus_theory.commands.flags import add_policy, add_trust, chosen_policy
 from cactus_theory.promises import Promise
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.registry import verifiers

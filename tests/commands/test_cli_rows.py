@@ -15,7 +15,7 @@ from cactus_theory.traces import Trace
 from tests.amounts import thorough
 from tests.rows import pair
 
-TRACE = Path(__file__).parents[1] / "simulations" / "data" / "trace"
+TRACE = Path(__file__).parents[2] / "simulations" / "data" / "trace"
 PRINTED = 1e-12
 SPECS = ("speculative", "cactus:delta=0.1", "band:delta=0.1", "top_k:k=2")
 TABLE = tuple(part for spec in SPECS for part in ("--policy", spec))

@@ -1,0 +1,190 @@
+"""``cactus-theory audit``: what a policy emits, costs and declares; a table of several policies."""
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+
+import cactus_theory as ct
+from cactus_theory.base.tables import (
+    both,
+    print_json,
+    print_rows,
+    print_table,
+    save_latex,
+    save_table,
+)
+from cactus_theory.commands.flags import add_policy, chosen_policy
+from cactus_theory.commands.rows import add_rows, check_outputs, drafts, save_outputs, source
+from cactus_theory.policies import Policy
+from cactus_theory.traces import PooledAudit, SavedRows, Trace, pooled_audit, row_pairs
+
+# columns of the table of policies that hold words
+WORDS = (0, 5)
+LEGEND = """\
+means over rows ± one standard error over texts
+of row optimum: of the best acceptance for what the policy spends, row by row
+of pooled: of the best mean acceptance for the same mean divergence, at one price on all rows"""
+Line = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    add_rows(parser)
+    parser.add_argument(
+        "--draft-tokens",
+        metavar="IDS",
+        help="instead of draft rows, the tokens that a certain draft proposed: 3,1,4 or a file",
+    )
+    add_policy(parser, several=True)
+    parser.add_argument(
+        "--latex", metavar="FILE.tex", help="save the table of policies as a LaTeX tabular"
+    )
+    parser.add_argument("--by", metavar="COLUMN", help="of a trace: a line per value of a column")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what one policy does on the rows, or a table of several."""
+    if len(args.policy) > 1 or args.latex or args.by:
+        return _audit_several(args)
+    args.policy = args.policy[0]
+    policy = chosen_policy(args)
+    q, p, ids = drafts(args)
+    report = ct.audit(policy, q, p, draft_token_ids=ids, divergence=args.divergence)
+    if ids is not None:
+        q = np.broadcast_to(q, (*report.acceptance.shape, q.shape[-1]))
+        p = np.zeros_like(q)
+        np.put_along_axis(p, ids[..., None], 1.0, -1)
+    spent = report.divergences[report.reference]
+    columns = {"acceptance": report.acceptance, report.reference: spent}
+    columns |= {
+        "best acceptance at that cost": report.optimum_acceptance,
+        "least cost at that acceptance": report.optimum_divergence,
+    }
+    if report.spent is not None:
+        columns |= {"spent": report.spent, "within": report.within}
+    if report.over_share is not None:
+        columns["share over budget"] = report.over_share
+    budget = report.declares.budget
+    save_outputs(args, q, p, {"policy": report.policy}, columns, spent, policy)
+    if args.json:
+        declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}
+        header = {"policy": report.policy, "declares": declared}
+        return print_json(header | {"divergences": report.divergences} | columns)
+    worst = f"no budget; the most it spends on a row here: {report.reference} {spent.max():.6g}"
+    print(f"{report.policy} declares: {worst if budget is None else budget}")
+    print_rows(columns)
+    print("mean divergences of the emitted law from the target:")
+    for spec, value in report.divergences.items():
+        print(f"  {spec:<20} {np.mean(value):.6g}")
+    return 0
+
+
+def _audit_several(args: argparse.Namespace) -> int:
+    """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
+    check_outputs(args)
+    policies, rows = _policies(args), source(args)
+    spec = ct.divergence(args.divergence).spec
+    lines, q, p = _lines(rows, policies, spec)
+    notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": rows.texts}
+    heads, cells = _heads(spec), [_cells(line, spec) for line in lines]
+    shown = heads, cells, WORDS
+    if args.by:
+        lines: list[Line] = [
+            {"group": value} | line
+            for value, part in _parts(rows, args.by).items()
+            for line in _lines(part, policies, spec)[0]
+        ]
+        cells = [[line["group"], *_cells(line, spec)] for line in lines]
+        shown = [args.by, *heads], cells, (0, *(place + 1 for place in WORDS))
+    if args.csv:
+        save_table(args.csv, lines, notes)
+    if args.latex:
+        said = "; ".join([f"{name} {value}" for name, value in notes.items()])
+        save_latex(args.latex, *shown, note="; ".join([said, *LEGEND.splitlines()]))
+    if args.plot:
+        from cactus_theory.commands.plot import save_pooled_plot
+
+        points = [(line["policy"], line[spec], line["acceptance"]) for line in lines]
+        save_pooled_plot(args.plot, ct.pooled_frontier(q, p, divergence=spec), spec, points)
+    if args.json:
+        return print_json(notes | {"policies": lines})
+    print("{rows} rows of {texts} texts".format(**notes))
+    print_table(*shown)
+    print(LEGEND)
+    return 0
+
+
+def _lines(
+    source: Trace | SavedRows, policies: list[Policy], spec: str
+) -> tuple[list[Line], torch.Tensor, torch.Tensor]:
+    """Return a line for each policy, and all rows."""
+    audits = [pooled_audit(policy, source, divergence=spec) for policy in policies]
+    q, p = (torch.cat(part) for part in zip(*[own[1:] for own in row_pairs(source)], strict=True))
+    return [_line(one, _pooled_share(one, q, p)) for one in audits], q, p
+
+
+def _parts(source: Trace | SavedRows, column: str) -> dict[str, Trace]:
+    """Return the texts of each value of a column of the prompts, as traces."""
+    if not isinstance(source, Trace):
+        raise ValueError(f"--by: rows have no prompts, a trace has; got {column!r}")
+    return {value: source.part(texts) for value, texts in source.groups(column).items()}
+
+
+def _policies(args: argparse.Namespace) -> list[Policy]:
+    knobs = {"delta": args.delta, "price": args.price, "set": args.set or None}
+    for flag, given in knobs.items():
+        if given is not None:
+            raise ValueError(
+                f"--{flag}: must be written in the spec in a table of policies, as in "
+                f"cactus:delta=0.1; got {given}"
+            )
+    return [ct.policy(spec) for spec in args.policy]
+
+
+def _line(one: PooledAudit, pooled_share: float | None) -> Line:
+    budget = one.declares.budget
+    return {
+        "policy": one.policy,
+        "acceptance": one.acceptance.value,
+        "acceptance_se": one.acceptance.standard_error,
+        one.reference: one.divergence.value,
+        f"{one.reference}_se": one.divergence.standard_error,
+        "share_of_row_optimum": one.share.value,
+        "share_of_row_optimum_se": one.share.standard_error,
+        "share_of_pooled_optimum": pooled_share,
+        "declares": "no budget" if budget is None else str(budget),
+        "held": one.held,
+        "rows": one.rows,
+    }
+
+
+def _pooled_share(one: PooledAudit, q: torch.Tensor, p: torch.Tensor) -> float | None:
+    """Return acceptance over the best of all rows together for the same mean divergence.
+
+    None for divergences that cannot be pooled.
+    """
+    if not ct.divergence(one.reference).pools:
+        return None
+    spent = max(one.divergence.value, 0.0)
+    best = ct.pooled_acceptance(q, p, divergence=one.reference, delta=spent)
+    return one.acceptance.value / best.mean_acceptance
+
+
+def _heads(spec: str) -> list[str]:
+    emitted = f"emitted {'KL' if spec == 'kl' else spec}"
+    return ["policy", "acceptance", emitted, "of row optimum", "of pooled", "declares", "held on"]
+
+
+def _cells(line: Line, spec: str) -> list[str]:
+    pooled, held = line["share_of_pooled_optimum"], line["held"]
+    return [
+        line["policy"],
+        both(line["acceptance"], line["acceptance_se"]),
+        both(line[spec], line[f"{spec}_se"]),
+        f"{line['share_of_row_optimum']:.4f}",
+        "" if pooled is None else f"{pooled:.4f}",
+        line["declares"],
+        "" if held is None else f"{held} of {line['rows']}",
+    ]
