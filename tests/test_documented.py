@@ -14,10 +14,10 @@ import pytest
 import cactus_theory as ct
 from cactus_theory import cli
 from cactus_theory.base.rows import load_rows
-from cactus_theory.integrations.vllm.certain import wish_of
-from cactus_theory.integrations.vllm.settings import read
 from cactus_theory.traces import Trace
 from cactus_theory.tuning import Costs
+from cactus_theory.vllm.certain import wish_of
+from cactus_theory.vllm.settings import read
 from simulations.__main__ import COMMANDS
 from simulations.common.results import read_csv
 from solvers.__main__ import _parser as solvers_parser
@@ -116,6 +116,15 @@ def test_documented_command_lines_are_read(line: str) -> None:
             parser = argparse.ArgumentParser()
             importlib.import_module(module).add_arguments(parser)
             parser.parse_args(words[4:])
+
+
+def test_the_documented_path_of_the_plugin_is_the_plugin() -> None:
+    """Servers name ``cactus_theory.integrations.vllm``: no second copy of its state is made."""
+    for name in ("", ".settings", ".certain", ".bias", ".install", ".metrics"):
+        older = importlib.import_module(f"cactus_theory.integrations.vllm{name}")
+        assert older is importlib.import_module(f"cactus_theory.vllm{name}")
+        assert older.__spec__ is not None
+        assert older.__spec__.name == older.__name__ == f"cactus_theory.vllm{name}"
 
 
 def test_documented_files_are_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import cactus_theory as ct
-from cactus_theory.integrations.vllm.bias import drafted_bias, lifts_of
+from cactus_theory.vllm.bias import drafted_bias, lifts_of
 
 from .look import INK, OPTIMUM, SOFT
 from .rows import shipped_trace

@@ -24,7 +24,7 @@ PAGES = {
     "README.md": "index.md",
     "cactus_theory/GUIDE.md": "guide.md",
     "cactus_theory/THEORY.md": "theorems.md",
-    "cactus_theory/integrations/SERVING.md": "serving.md",
+    "cactus_theory/SERVING.md": "serving.md",
     "paper_figures/RESULTS.md": "results.md",
     "simulations/gallery/README.md": "gallery.md",
     "tests/testing/GALLERY.md": "faults.md",

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import torch
 
-from cactus_theory.integrations.vllm import settings
-from cactus_theory.integrations.vllm.metrics import Prometheus, Reporter
-from cactus_theory.integrations.vllm.v1 import Hook
+from cactus_theory.vllm import settings
+from cactus_theory.vllm.metrics import Prometheus, Reporter
+from cactus_theory.vllm.v1 import Hook
 
 BATCH, DRAFTS = 8, 4
 WARM = 3  # calls whose time is not looked at

@@ -85,7 +85,7 @@ def sampler_of(batch, job):
     states.top_p, states.min_p = buffer(torch.ones(count)), buffer(torch.zeros(count))
     processors = []
     if job["certain"]:
-        from cactus_theory.integrations.vllm.logits_processor import CactusLogitsProcessor
+        from cactus_theory.vllm.logits_processor import CactusLogitsProcessor
 
         nothing = dict.fromkeys(("all_token_ids", "prompt_len", "prefill_len", "total_len"))
         state = LogitsProcRequestState(torch.device("cpu"), count, batch.vocab, **nothing)
@@ -126,7 +126,7 @@ def verified(batch, job):
     hook = None
     draft_logits = None
     if not job["certain"]:
-        from cactus_theory.integrations.vllm import settings, v2
+        from cactus_theory.vllm import settings, v2
 
         hook = v2.install(settings.read())
         draft_logits = batch.draft.expand(len(batch.slots), -1, -1).contiguous()
@@ -144,7 +144,7 @@ def main():
     let_triton_in()
     import vllm
 
-    from cactus_theory.integrations.vllm import v2
+    from cactus_theory.vllm import v2
 
     answers = []
     for job in json.loads(Path(sys.argv[1]).read_text()):

@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cactus_theory.base.specs import names_a_file, parse_knobs, parse_spec
-from cactus_theory.integrations.vllm.settings import ARGUMENT, CAP_ARGUMENT, Settings, named
 from cactus_theory.policies import Policy, _knobs, _registry
 from cactus_theory.policies._function import FunctionPolicy
 from cactus_theory.policies.speculative import Speculative
+from cactus_theory.vllm.settings import ARGUMENT, CAP_ARGUMENT, Settings, named
 
 # the longest spec of a policy of this package, with every knob to its last digit, has about 130
 LONGEST = 200

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.integrations.vllm.bias import drafted_bias, is_lossless, lifts_of
+from cactus_theory.vllm.bias import drafted_bias, is_lossless, lifts_of
 from tests.amounts import some
-from tests.integrations.vllm.nothing_read import NothingRead
+from tests.vllm.nothing_read import NothingRead
 
 # both laws are sums of at most V float64 terms
 EXACT = 1e-12
@@ -210,7 +210,7 @@ def test_which_policies_are_a_bias():
 
 
 def test_the_rows_are_not_read_where_the_bias_is_a_constant(monkeypatch):
-    monkeypatch.setattr("cactus_theory.integrations.vllm.bias.log_entries", None)
+    monkeypatch.setattr("cactus_theory.vllm.bias.log_entries", None)
     logits, drafted = rows(6, 5)
     biased(ct.policy("band:price=1"), logits, drafted, 1.0)
 

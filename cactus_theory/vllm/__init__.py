@@ -14,7 +14,7 @@ set, must name ``cactus_theory``; a server that it leaves out is not changed.
 
 from contextlib import suppress
 
-from cactus_theory.integrations.vllm import settings
+from cactus_theory.vllm import settings
 
 
 def register() -> None:
@@ -28,14 +28,14 @@ def register() -> None:
     """
     if not settings.asked():
         return
-    from cactus_theory.integrations.vllm.checks import stop
-    from cactus_theory.integrations.vllm.versions import UnknownVersion, unknown
+    from cactus_theory.vllm.checks import stop
+    from cactus_theory.vllm.versions import UnknownVersion, unknown
 
     try:
         found = settings.read()
         assert found is not None
-        from cactus_theory.integrations.vllm import v2
-        from cactus_theory.integrations.vllm.install import install
+        from cactus_theory.vllm import v2
+        from cactus_theory.vllm.install import install
 
         install(found)
         with suppress(

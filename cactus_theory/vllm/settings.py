@@ -16,7 +16,7 @@
 A request may choose its own policy in ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``):
 ``{"cactus": "band:price=4"}``, ``{"cactus": {"policy": "band", "price": 4}}``, or knobs of the
 server's policy alone, ``{"cactus": {"price": 4}}`` or ``{"cactus": "price=4"}``, and lower its
-cap, ``{"cactus_cap": 0.01}``; see :mod:`cactus_theory.integrations.vllm.admission` for what is
+cap, ``{"cactus_cap": 0.01}``; see :mod:`cactus_theory.vllm.admission` for what is
 admitted. Nothing here imports torch before a policy is asked for.
 """
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from cactus_theory.integrations.vllm.batch import FlatBatch
 from cactus_theory.verify import find_verifier
 from cactus_theory.verify.draw import pick
+from cactus_theory.vllm.batch import FlatBatch
 
 VOCAB = 7
 

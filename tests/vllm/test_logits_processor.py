@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from tests.integrations.vllm import published
-from tests.integrations.vllm.nothing_read import NothingRead
-from tests.integrations.vllm.test_truncate import kept
+from tests.vllm import published
+from tests.vllm.nothing_read import NothingRead
+from tests.vllm.test_truncate import kept
 
-NAME = "cactus_theory.integrations.vllm.logits_processor"
+NAME = "cactus_theory.vllm.logits_processor"
 WIDTH, VOCAB, REQUESTS = 3, 6, 8
 # logits up to 12 in float32, divided by T ≥ 0.5
 SINGLE = 5e-6
@@ -156,7 +156,7 @@ def test_policies_of_requests_that_are_gone_are_not_solved(processor_class, monk
     step, processor = Step(), made(processor_class)
     for slot, policy in ((1, "cactus:delta=1"), (3, "soft_band:price=1")):
         processor.add_request(slot, params(extra={"cactus": policy}))
-    monkeypatch.setattr("cactus_theory.integrations.vllm.bias.log_entries", None)
+    monkeypatch.setattr("cactus_theory.vllm.bias.log_entries", None)
     moved = step.run(processor, [params(extra={"cactus": "band:price=1"})] * 4)
     assert float(moved[0, 4] - step.logits[0, 4]) == pytest.approx(1.0)
 
@@ -273,7 +273,7 @@ def test_servers_on_which_the_law_would_be_another(processor_class, given, said)
 
 def test_the_hook_makes_way_for_the_processor(processor_class):
     """Else the policy would act twice."""
-    from cactus_theory.integrations.vllm import settings, v2
+    from cactus_theory.vllm import settings, v2
 
     asked = settings.read({settings.POLICY: "band:price=2"})
     assert asked is not None
@@ -298,7 +298,7 @@ def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_cla
 
 
 def test_other_versions_are_refused_with_one_line(monkeypatch):
-    from cactus_theory.integrations.vllm.versions import UnknownVersion
+    from cactus_theory.vllm.versions import UnknownVersion
 
     class Other(published.LogitsProcessor):
         def apply(self, logits, context):

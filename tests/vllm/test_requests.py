@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.integrations.vllm import checks, install, settings
-from cactus_theory.integrations.vllm.batch import verify_flat
-from cactus_theory.integrations.vllm.requests import reporter_of
+from cactus_theory.vllm import checks, install, settings
+from cactus_theory.vllm.batch import verify_flat
+from cactus_theory.vllm.requests import reporter_of
 from tests.amounts import amount
-from tests.integrations.vllm import fake
-from tests.integrations.vllm.flat import CHAIN, random_batch
-from tests.integrations.vllm.test_hook import call, requests, seeded
+from tests.vllm import fake
+from tests.vllm.flat import CHAIN, random_batch
+from tests.vllm.test_hook import call, requests, seeded
 
 CAP, LOOSE = 0.05, "band:price=0.1"
 ROUNDING = 1e-6  # the meter adds float32 rows up in another order, some hundred of them

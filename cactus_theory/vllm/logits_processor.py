@@ -3,16 +3,16 @@ r"""A logits processor for vLLM's model runner V2: lossy verification of certain
 ::
 
     CACTUS_POLICY=band:price=2 vllm serve MODEL --speculative-config '{"method": "ngram", …}' \\
-        --logits-processors cactus_theory.integrations.vllm.logits_processor:CactusLogitsProcessor
+        --logits-processors cactus_theory.vllm.logits_processor:CactusLogitsProcessor
 
 The engine's own verification is left as it is and gets biased logits; see
-:mod:`cactus_theory.integrations.vllm.bias` for the law and which policies have one. It needs
+:mod:`cactus_theory.vllm.bias` for the law and which policies have one. It needs
 drafts that are certain of their tokens: ``draft_sample_method`` greedy, vLLM's default, or an
 n-gram drafter. A server whose drafts are sampled is refused at start-up (there the hook of
-:mod:`cactus_theory.integrations.vllm.v2` is for), and so are vLLM's own lossy methods.
+:mod:`cactus_theory.vllm.v2` is for), and so are vLLM's own lossy methods.
 
 A request may choose its own policy in ``SamplingParams.extra_args`` (HTTP: ``vllm_xargs``) by
-``cactus``, as in :mod:`cactus_theory.integrations.vllm.settings`, and ``cactus_margin``: the
+``cactus``, as in :mod:`cactus_theory.vllm.settings`, and ``cactus_margin``: the
 bias in logits where the temperature is 0 (default: ``CACTUS_MARGIN``, else 0, which changes
 nothing there). Without any of these logits stay untouched. ``CACTUS_VERIFIER`` makes no
 difference to a certain draft; ``soft_band`` is the best law of whole blocks (beside the plugin,
@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cactus_theory.integrations.vllm import versions
-from cactus_theory.integrations.vllm.certain import TESTED, Cut, Unasked, drafts_of, wish_of
+from cactus_theory.vllm import versions
+from cactus_theory.vllm.certain import TESTED, Cut, Unasked, drafts_of, wish_of
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ STATE = ("device", "max_num_reqs")
 if importlib.util.find_spec("vllm") is None:
     raise ModuleNotFoundError(
         f"{__name__} is a plugin of vLLM, which is not installed here; try: "
-        "pip install 'cactus-theory[vllm]', or cactus_theory.integrations.vllm.bias without it"
+        "pip install 'cactus-theory[vllm]', or cactus_theory.vllm.bias without it"
     )
 try:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import (  # pyright: ignore
@@ -87,8 +87,8 @@ class CactusLogitsProcessor(LogitsProcessor):
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         import torch
 
-        from cactus_theory.integrations.vllm import v2
-        from cactus_theory.integrations.vllm.bias import lifts_of
+        from cactus_theory.vllm import v2
+        from cactus_theory.vllm.bias import lifts_of
 
         self.width = drafts_of(vllm_config)
         v2.remove()  # else the policy would act twice
@@ -123,7 +123,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         """Bring what joined since the last step to the device."""
         if not self.changed:
             return
-        from cactus_theory.integrations.vllm.bias import lifts_of
+        from cactus_theory.vllm.bias import lifts_of
 
         different = {rule.spec: rule for rule in self.policies}
         number = {spec: place for place, spec in enumerate(different)}
@@ -137,8 +137,8 @@ class CactusLogitsProcessor(LogitsProcessor):
         """Truncate ``logits`` (rows, V) where asked, and add the bias, in place."""
         if not self.acting[ctx.idx_mapping_np].any():
             return logits
-        from cactus_theory.integrations.vllm.bias import drafted_bias
-        from cactus_theory.integrations.vllm.truncate import truncate_
+        from cactus_theory.vllm.bias import drafted_bias
+        from cactus_theory.vllm.truncate import truncate_
 
         rows, vocab = logits.shape
         drafted = tested_tokens(ctx.input_ids[:rows], ctx.expanded_local_pos[:rows], vocab)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from cactus_theory.decoding._meter import Meter, verified
 from cactus_theory.decoding.ledger import Ledger
-from cactus_theory.integrations.vllm.settings import LOG, Settings
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verified
+from cactus_theory.vllm.settings import LOG, Settings
 
 LONGEST_NAME = 200  # characters of a request's id, which a client may choose
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding._meter import rows_at
-from cactus_theory.integrations.vllm.batch import FlatBatch, verify_flat
-from cactus_theory.integrations.vllm.settings import Settings
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
 from cactus_theory.verify.draw import Coins
+from cactus_theory.vllm.batch import FlatBatch, verify_flat
+from cactus_theory.vllm.settings import Settings
 
 # target and draft: alike, apart, certain of one token each (the same, or not), holes in either,
 # probabilities that only float64 tells from 0

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.integrations import vllm as plugin
-from cactus_theory.integrations.vllm import checks, install, settings
-from cactus_theory.integrations.vllm.batch import verify_flat
-from cactus_theory.integrations.vllm.versions import UnknownVersion
-from tests.integrations.vllm import fake
-from tests.integrations.vllm.flat import CHAIN, emitted, random_batch
+from cactus_theory import vllm as plugin
+from cactus_theory.vllm import checks, install, settings
+from cactus_theory.vllm.batch import verify_flat
+from cactus_theory.vllm.versions import UnknownVersion
+from tests.vllm import fake
+from tests.vllm.flat import CHAIN, emitted, random_batch
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 BAND = "band:price=0.5"
 PLAIN = settings.read({"CACTUS_POLICY": BAND})
 
@@ -254,8 +254,8 @@ def test_runner_v2_is_let_through_with_its_logits_processor(served):
 
 def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
     """In every process of the server, as the plugin runs before the configuration is known."""
-    from cactus_theory.integrations.vllm import v2
-    from tests.integrations.vllm import published
+    from cactus_theory.vllm import v2
+    from tests.vllm import published
 
     monkeypatch.setenv("CACTUS_POLICY", BAND)
     published.put(monkeypatch, around=False)
@@ -279,7 +279,7 @@ def test_a_build_that_loses_the_temperature_is_refused(served):
 
 def test_the_entry_point_loads_neither_torch_nor_vllm_without_a_policy():
     code = (
-        "import sys; from cactus_theory.integrations.vllm import register; register(); "
+        "import sys; from cactus_theory.vllm import register; register(); "
         "print([name for name in ('torch', 'numpy', 'vllm') if name in sys.modules])"
     )
     done = subprocess.run(

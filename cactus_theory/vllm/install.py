@@ -5,13 +5,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from cactus_theory.integrations.vllm import versions
-from cactus_theory.integrations.vllm.admission import Admission
-from cactus_theory.integrations.vllm.checks import check_config
-from cactus_theory.integrations.vllm.metrics import Prometheus, Reporter
-from cactus_theory.integrations.vllm.requests import reporter_of
-from cactus_theory.integrations.vllm.settings import Settings
-from cactus_theory.integrations.vllm.v1 import Hook
+from cactus_theory.vllm import versions
+from cactus_theory.vllm.admission import Admission
+from cactus_theory.vllm.checks import check_config
+from cactus_theory.vllm.metrics import Prometheus, Reporter
+from cactus_theory.vllm.requests import reporter_of
+from cactus_theory.vllm.settings import Settings
+from cactus_theory.vllm.v1 import Hook
 
 PARAMETERS = (
     "draft_token_ids",

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.integrations.vllm import settings
-from cactus_theory.integrations.vllm.batch import verify_flat
-from cactus_theory.integrations.vllm.metrics import Prometheus, Reporter, Tally
+from cactus_theory.vllm import settings
+from cactus_theory.vllm.batch import verify_flat
+from cactus_theory.vllm.metrics import Prometheus, Reporter, Tally
 from tests.amounts import amount
-from tests.integrations.vllm import fake
-from tests.integrations.vllm.flat import CHAIN, emitted, random_batch
+from tests.vllm import fake
+from tests.vllm.flat import CHAIN, emitted, random_batch
 
 BAND = "band:price=1.0"
 

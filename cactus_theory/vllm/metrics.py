@@ -40,10 +40,10 @@ from collections.abc import Callable
 from typing import Any
 
 from cactus_theory.decoding._meter import Meter, path_to, rows_at
-from cactus_theory.integrations.vllm.admission import family
-from cactus_theory.integrations.vllm.settings import Settings
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verified
+from cactus_theory.vllm.admission import family
+from cactus_theory.vllm.settings import Settings
 
 METERS = 16  # policies under one label whose rows are collected at the same time
 COUNTS = ("verified_rows", "drafted_tokens", "accepted_tokens", "emitted_tokens")

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 import cactus_theory as ct
-from cactus_theory.integrations.vllm import admission as own
-from cactus_theory.integrations.vllm import certain, settings
-from cactus_theory.integrations.vllm.admission import Admission
-from cactus_theory.integrations.vllm.batch import verify_flat
-from cactus_theory.integrations.vllm.trial import try_rows
+from cactus_theory.vllm import admission as own
+from cactus_theory.vllm import certain, settings
+from cactus_theory.vllm.admission import Admission
+from cactus_theory.vllm.batch import verify_flat
+from cactus_theory.vllm.trial import try_rows
 from tests.amounts import THOROUGH, amount
-from tests.integrations.vllm.flat import random_batch
+from tests.vllm.flat import random_batch
 
 BAND = "band:price=2.0"
 EVERY = {"CACTUS_REQUESTS": "any"}

@@ -6,8 +6,8 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cactus_theory.integrations.vllm import settings, versions
-from cactus_theory.integrations.vllm.admission import HOTTEST, Admission, number
+from cactus_theory.vllm import settings, versions
+from cactus_theory.vllm.admission import HOTTEST, Admission, number
 
 if TYPE_CHECKING:
     from cactus_theory.policies import Policy
@@ -47,7 +47,7 @@ class Wish(NamedTuple):
 
     def acts(self, temperature: float) -> bool:
         """Return whether logits are changed."""
-        from cactus_theory.integrations.vllm.bias import is_lossless
+        from cactus_theory.vllm.bias import is_lossless
 
         lossy = self.cut != Cut() or not is_lossless(self.policy)
         return lossy if temperature > 0 else self.margin > 0
@@ -84,8 +84,8 @@ def _may_ask(margin: float, most: float, requests: str) -> bool:
 def admission_of(spec: str, requests: str, cap: str, readings: str) -> Admission:
     """Return what the server admits; the verifier is the engine's own, given biased logits."""
     from cactus_theory.divergences import divergence
-    from cactus_theory.integrations.vllm.bias import check_rule
     from cactus_theory.policies import policy
+    from cactus_theory.vllm.bias import check_rule
 
     for name, given in ((settings.CAP, cap), (settings.READINGS, readings)):
         if given:
@@ -102,7 +102,7 @@ def try_bias(rule: "Policy", _: settings.Settings) -> None:
     """Raise what the policy raises on a few logits; ArithmeticError for a bias not finite."""
     import torch
 
-    from cactus_theory.integrations.vllm.bias import drafted_bias, lifts_of
+    from cactus_theory.vllm.bias import drafted_bias, lifts_of
 
     logits = torch.tensor(
         [[0.0, 1.0, -torch.inf], [30.0, -30.0, 0.0], [-torch.inf, 0.0, -torch.inf]]

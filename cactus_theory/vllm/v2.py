@@ -42,12 +42,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.integrations.vllm import versions
-from cactus_theory.integrations.vllm.admission import Admission
-from cactus_theory.integrations.vllm.settings import Settings
-from cactus_theory.integrations.vllm.trial import try_rows
-from cactus_theory.integrations.vllm.v2_layout import requests_of
 from cactus_theory.policies import Policy, policy
+from cactus_theory.vllm import versions
+from cactus_theory.vllm.admission import Admission
+from cactus_theory.vllm.settings import Settings
+from cactus_theory.vllm.trial import try_rows
+from cactus_theory.vllm.v2_layout import requests_of
 
 TESTED = ("0.32.0", "0.33.0")  # their functions; no engine was run
 SAMPLER = "vllm.v1.worker.gpu.sample.sampler"

@@ -38,15 +38,15 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._meter import rows_of
-from cactus_theory.integrations.vllm.admission import Admission
-from cactus_theory.integrations.vllm.batch import FlatBatch, verify_flat
-from cactus_theory.integrations.vllm.metrics import Reporter, Tally
-from cactus_theory.integrations.vllm.requests import Request
-from cactus_theory.integrations.vllm.settings import LONGEST_LINE, Settings
-from cactus_theory.integrations.vllm.trial import try_rows
 from cactus_theory.policies import Policy, policy
 from cactus_theory.verify import Assignment
 from cactus_theory.verify.contract import Verified
+from cactus_theory.vllm.admission import Admission
+from cactus_theory.vllm.batch import FlatBatch, verify_flat
+from cactus_theory.vllm.metrics import Reporter, Tally
+from cactus_theory.vllm.requests import Request
+from cactus_theory.vllm.settings import LONGEST_LINE, Settings
+from cactus_theory.vllm.trial import try_rows
 
 OWN_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
 

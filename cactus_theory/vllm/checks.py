@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from cactus_theory.integrations.vllm import versions
-from cactus_theory.integrations.vllm.settings import CAP, READINGS, Settings
+from cactus_theory.vllm import versions
+from cactus_theory.vllm.settings import CAP, READINGS, Settings
 
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
 # decides certain drafts of model runner V2
-PROCESSOR = "cactus_theory.integrations.vllm.logits_processor:CactusLogitsProcessor"
+PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 
 
 def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -> None:
@@ -51,7 +51,7 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
 
 def check_processor(config: Any) -> None:
     """Stop the start-up where a bias on logits would be another law."""
-    from cactus_theory.integrations.vllm.certain import drafts_of
+    from cactus_theory.vllm.certain import drafts_of
 
     try:
         drafts_of(config)
@@ -68,7 +68,7 @@ def require_no_accounts(settings: Settings) -> None:
 
 def require_hook(warn: Callable[[str], None]) -> None:
     """Stop the start-up unless the hook of model runner V2 is in place."""
-    from cactus_theory.integrations.vllm import v2
+    from cactus_theory.vllm import v2
 
     if v2.installed() is not None:
         return warn("cactus-theory: drafts are decided on model runner V2; nothing is counted")

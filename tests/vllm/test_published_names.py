@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.vllm import published
+from tests.vllm import published
 
 SOURCE = os.environ.get("VLLM_SOURCE")
 pytestmark = pytest.mark.skipif(not SOURCE, reason="needs VLLM_SOURCE, an unpacked wheel of vLLM")
@@ -61,7 +61,7 @@ def test_what_the_hook_replaces():
 
 def test_the_runner_passes_what_the_tests_pass():
     """By place, twelve arguments; by name, rules that the hook refuses or knows."""
-    from cactus_theory.integrations.vllm import v2
+    from cactus_theory.vllm import v2
 
     runner = method(parsed(published.REJECTION)["RejectionSampler"], "_verify")
     calls = [node for node in ast.walk(runner) if isinstance(node, ast.Call)]

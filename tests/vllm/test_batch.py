@@ -7,9 +7,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base.scratch import scratch
-from cactus_theory.integrations.vllm.batch import toss, verify_flat
+from cactus_theory.vllm.batch import toss, verify_flat
 from tests.amounts import amount
-from tests.integrations.vllm.flat import (
+from tests.vllm.flat import (
     BLOCK,
     CHAIN,
     VOCAB,

@@ -3,7 +3,7 @@
 import pytest
 
 import cactus_theory as ct
-from cactus_theory.integrations.vllm import settings
+from cactus_theory.vllm import settings
 
 BAND = {"CACTUS_POLICY": "band:price=2.0"}
 
