@@ -14,9 +14,11 @@ from cactus_theory.decoding.token_log import TokenLog
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import FixedTarget, one_hot
-from cactus_theory.policies._path import Path
-from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.policies._base import (
+    one_hot,
+)
+from cactus_theory.policies._forms import FixedTarget, PerProposal
+from cactus_theory.policies._records import Path
 from cactus_theory.verify.contract import Draft, Verified, Verifier
 from cactus_theory.verify.registry import find_verifier
 

@@ -12,7 +12,7 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.policies import Policy
-from cactus_theory.policies._lent import copied, is_own
+from cactus_theory.policies._foreign_code import copied, is_own
 from cactus_theory.verify.contract import Assignment, Draft
 
 

@@ -11,9 +11,9 @@ from cactus_theory.kernels import _streams, verify_logits
 from cactus_theory.vllm import settings, v2, v2_layout, versions
 from simulations.gpu_check import kernel_checks as laws
 from tests.amounts import THOROUGH, amount
+from tests.kernels.conftest import device  # noqa: F401
 from tests.vllm import published
 from tests.vllm.nothing_read import NothingRead
-from tests.kernels.conftest import device  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 SLOTS, WIDTH, VOCAB = 9, 3, 7
