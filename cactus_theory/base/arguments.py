@@ -164,6 +164,13 @@ def number(
     return result
 
 
+def whole_number(name: str, value: Any, low: int) -> int:
+    """Return ``value`` if it is an integer of at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name}: must be an integer of at least {low}; got {value!r}")
+    return value
+
+
 def row_numbers(
     name: str, value: Any, batch: torch.Size, device: torch.device, low: float, high: float
 ) -> Tensor:

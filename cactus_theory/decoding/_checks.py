@@ -7,6 +7,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from cactus_theory.base.arguments import whole_number
+
 HALF = (torch.float16, torch.bfloat16)
 # a draft with so many times its target's parameters is no draft; a little more may be meant
 SWAPPED = 1.5
@@ -40,13 +42,6 @@ def warn_of(models: Mapping[str, Any]) -> None:
             "are they swapped?",
             stacklevel=4,
         )
-
-
-def whole_number(name: str, value: Any, low: int) -> int:
-    """Return ``value`` if it is an integer of at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name}: must be an integer of at least {low}; got {value!r}")
-    return value
 
 
 def end_tokens(eos_token_ids: int | Iterable[int] | None) -> frozenset[int]:

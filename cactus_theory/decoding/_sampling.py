@@ -1,7 +1,6 @@
 """The uniform numbers that choose among tokens: one stream per row."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -88,14 +87,8 @@ def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> 
     if generator is not None:
         return [generator] if isinstance(generator, torch.Generator) else list(generator)
     if isinstance(seed, Sequence) and not isinstance(seed, str):
-        return [_whole(own) for own in seed]
-    return 0 if seed is None else _whole(seed)
-
-
-def _whole(seed: Any) -> int:
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed: must be an integer of at least 0; got {seed!r}")
-    return seed
+        return [check.whole_number("seed", row_seed, 0) for row_seed in seed]
+    return 0 if seed is None else check.whole_number("seed", seed, 0)
 
 
 def _streams(batch: int, sources: Sources) -> list[Uniforms]:

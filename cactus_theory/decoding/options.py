@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from cactus_theory.decoding._checks import end_tokens, whole_number
+from cactus_theory.base.arguments import whole_number
+from cactus_theory.decoding._checks import end_tokens
 from cactus_theory.decoding._sampling import (
     Generators,
     Sources,

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from cactus_theory.decoding._checks import whole_number
+from cactus_theory.base.arguments import whole_number
 
 # weight of the newest round in the running acceptance and costs: they average about 20 rounds
 FORGETTING = 0.05

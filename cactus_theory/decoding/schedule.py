@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.specs import names_a_file
-from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy

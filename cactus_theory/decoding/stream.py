@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cactus_theory.decoding._checks import whole_number
+from cactus_theory.base.arguments import whole_number
 
 
 class TextPieces:

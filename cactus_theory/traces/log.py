@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._decode import opened_texts
 from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.decoding.loop import decode
@@ -103,9 +102,9 @@ def log_trace(
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
     sizes = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": max_new_tokens}
     for name, size in sizes.items():
-        whole_number(name, size, 1)
+        check.whole_number(name, size, 1)
     if cycles is not None:
-        whole_number("cycles", cycles, 1)
+        check.whole_number("cycles", cycles, 1)
     options = DecodeOptions(
         num_draft_tokens=num_draft_tokens,
         # room for a whole draft in the last round too; the text itself is stopped
@@ -124,7 +123,7 @@ def log_trace(
         target=name_of(target_model),
         draft=name_of(draft_model),
         temperature=options.temperature,
-        seed=whole_number("seed", seed, 0),
+        seed=check.whole_number("seed", seed, 0),
         eos_token_ids=ends,
         details={
             "target_weights": identity(target_model),

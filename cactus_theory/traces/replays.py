@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._checks import whole_number
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule, check_followed, find_rule
 from cactus_theory.divergences import Divergence

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
-from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.drafters import Siblings, as_drafter
 from cactus_theory.decoding.pace import Round

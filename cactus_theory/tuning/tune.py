@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.files import write_whole
-from cactus_theory.decoding._checks import whole_number
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import policy as find_policy

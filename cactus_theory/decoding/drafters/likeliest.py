@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._checks import whole_number
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.drafters._base import (
     Drafter,
     Drafting,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._checks import whole_number
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, write
 from cactus_theory.verify.contract import Draft

@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding._checks import whole_number
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
@@ -109,7 +108,7 @@ class DraftStop:
         ValueError
             No tokens, numbers outside [0, 1], lengths that differ.
         """
-        whole_number("bins", bins, 1)
+        check.whole_number("bins", bins, 1)
         p, kept = (np.asarray(values, dtype=float) for values in (draft_prob, accepted))
         if p.ndim != 1 or p.shape != kept.shape or not len(p):
             raise ValueError(
