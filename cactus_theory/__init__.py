@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         policy,
         register,
     )
-    from cactus_theory.policies._rule import rule
+    from cactus_theory.policies._custom import rule
     from cactus_theory.promises import Certificate, Promise, certificate
     from cactus_theory.tuned import TunedSetting, load_tuned
     from cactus_theory.verify import ChainVerdict, verify_block, verify_chain, verify_tree
@@ -108,7 +108,7 @@ _FROM = {
     "list_policies": "policies",
     "policy": "policies",
     "register": "policies",
-    "rule": "policies._rule",
+    "rule": "policies._custom",
     "TunedSetting": "tuned",
     "load_tuned": "tuned",
     "ChainVerdict": "verify",
@@ -122,9 +122,9 @@ def __getattr__(name: str) -> Any:
     """Return a public name, from the file that has it."""
     if name not in _FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
-    globals()[name] = value
-    return value
+    found = getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

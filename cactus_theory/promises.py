@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.optimum.roots import RisingRoot
 
 # searches go on to the last digit: beside 0 and 1 the KL is so steep that secants settle too early
@@ -94,9 +95,9 @@ class Promise:
         for name in ("cap", "per_token"):
             check.number(name, getattr(self, name) or 0.0, 0)
         check.number("burst", self.burst, 0, math.inf if self.per_token is not None else 0)
-        check.whole_number("lossless", self.lossless, 0)
+        whole_number("lossless", self.lossless, 0)
         if self.tokens is not None:
-            check.whole_number("tokens", self.tokens, 1)
+            whole_number("tokens", self.tokens, 1)
 
     @property
     def nats(self) -> float:

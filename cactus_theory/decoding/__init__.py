@@ -1,5 +1,6 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
+from cactus_theory.decoding._text import check_same_vocabulary
 from cactus_theory.decoding.drafters import (
     BlockDrafter,
     Cascade,
@@ -12,7 +13,6 @@ from cactus_theory.decoding.drafters import (
     RecurrentDrafter,
     Siblings,
 )
-from cactus_theory.decoding.failure import DecodingError
 from cactus_theory.decoding.from_hub import hub_path
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
@@ -20,7 +20,8 @@ from cactus_theory.decoding.load import Pair, load_pair
 from cactus_theory.decoding.loop import decode, generate, generate_plain
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.readings import Reading
-from cactus_theory.decoding.result import GenerationResult
+from cactus_theory.decoding.result import GenerationResult, LogProbs
+from cactus_theory.decoding.rounds import DecodingError
 from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
 from cactus_theory.decoding.stream import (
     BatchPiece,
@@ -30,8 +31,6 @@ from cactus_theory.decoding.stream import (
     batch_stream,
     speculative_stream,
 )
-from cactus_theory.decoding.token_log import LogProbs
-from cactus_theory.decoding.vocabulary import check_same_vocabulary
 
 __all__ = [
     "BatchPiece",

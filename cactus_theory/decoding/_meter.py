@@ -1,4 +1,4 @@
-"""Measure what relaxed acceptance costs, on the rows that a decode has verified."""
+"""Measure what relaxed acceptance costs, on the rows that a decode has verified, token by token."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,86 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding.result import MeterReading, VerifiedRows
-from cactus_theory.decoding.token_log import TokenLog
+from cactus_theory.decoding._verification import path_to, rows_at
+from cactus_theory.decoding.result import LogProbs, MeterReading
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import (
-    one_hot,
-)
-from cactus_theory.policies._forms import FixedTarget, PerProposal
-from cactus_theory.policies._records import Path
-from cactus_theory.verify.contract import Draft, Verified, Verifier
+from cactus_theory.policies._base import FixedTarget
+from cactus_theory.policies._path import Path
+from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.verify.contract import Verified, Verifier
 from cactus_theory.verify.registry import find_verifier
+
+
+class TokenLog:
+    """Entries of up to ``room`` new tokens of each of B texts, written in any order.
+
+    Attributes
+    ----------
+    kl : (B · room,) what the meter charged for each token, 0 for those it does not charge.
+    target, emitted : (B · room,) ln q and ln h, or None where they are not wanted.
+    """
+
+    def __init__(self, batch: int, room: int, log_probs: bool) -> None:
+        self.batch, self.room = batch, room
+        self.kl = torch.zeros(batch * room, dtype=torch.float64)
+        self.target = torch.full_like(self.kl, torch.nan) if log_probs else None
+        self.emitted = torch.full_like(self.kl, torch.nan) if log_probs else None
+
+    def slots(self, text: int, first: int, count: int) -> Int[Tensor, "count"]:
+        """Return the places of ``count`` tokens of a text, from its new token ``first`` on."""
+        start = text * self.room + first
+        return torch.arange(start, start + count)
+
+    def score(
+        self,
+        place: tuple[int, int],
+        ids: Sequence[int],
+        target_probs: Float[Tensor, "rows vocab"],
+        path: Int[Tensor, "most"] | None = None,
+    ) -> None:
+        """Enter ln q of a round's tokens, for ln h as well: :meth:`charge` replaces that later.
+
+        ``place`` is the text and its new tokens before these, ``target_probs`` the text's rows
+        of the round, ``path`` the accepted tokens of a tree among the drafted ones, None where
+        they are the first ones.
+        """
+        if self.target is None or self.emitted is None:
+            return
+        rows: Any = slice(0, len(ids))
+        if path is not None:  # a token's row follows the accepted token before it
+            rows = [0, *(taken + 1 for taken in path[: len(ids) - 1].tolist())]
+        q = check.normalised(target_probs[rows])
+        target_logs = q.gather(-1, torch.tensor(ids, device=q.device)[:, None])[:, 0].log().cpu()
+        slots = self.slots(*place, len(ids))
+        self.target[slots] = self.emitted[slots] = target_logs
+
+    def charge(
+        self,
+        slots: Int[Tensor, "rows"],
+        ids: Int[Tensor, "rows"],
+        emitted: Float[Tensor, "rows vocab"],
+        spent: Float[Tensor, "rows"],
+    ) -> None:
+        """Enter what charged tokens cost, and ln h."""
+        self.kl[slots] = spent.cpu()
+        if self.emitted is not None:
+            self.emitted[slots] = emitted.gather(-1, ids[:, None])[:, 0].log().cpu()
+
+    def costs(self, width: int) -> Float[Tensor, "batch width"]:
+        """Return what the first ``width`` tokens of each text were charged."""
+        return self.kl.reshape(self.batch, self.room)[:, :width].clone()
+
+    def log_probs(self, width: int) -> LogProbs | None:
+        """Return the logarithms of the first ``width`` tokens of each text."""
+        if self.target is None or self.emitted is None:
+            return None
+        shape = self.batch, self.room
+        return LogProbs(
+            *(values.reshape(shape)[:, :width] for values in (self.target, self.emitted))
+        )
+
 
 # Rows are collected up to WAITING_ENTRIES entries, then measured in batches of at most
 # BATCHED_ENTRIES (192 KiB of float64): few calls, on arrays that fit into a core's own cache.
@@ -41,12 +109,12 @@ class Meter:
 
     def __init__(
         self,
-        rules: tuple[Policy, ...],
+        policies: tuple[Policy, ...],
         divergence: str | Divergence = "kl",
         verifier: str | Verifier = "chain",
         log: TokenLog | None = None,
     ) -> None:
-        self.rules, self.verifier, self.log = rules, find_verifier(verifier), log
+        self.rules, self.verifier, self.log = policies, find_verifier(verifier), log
         self.divergence = find_divergence(divergence)
         self.waiting: list[Waiting] = []
         self.only = torch.zeros(1, dtype=torch.int64)
@@ -115,26 +183,26 @@ class Meter:
     ) -> None:
         assert path.raised is not None
         ahead = path.raised.isfinite()
-        for number, rule in enumerate(self.rules):
+        for number, policy in enumerate(self.rules):
             for looked in (False, True):
-                mine = (choice == number) & (ahead == looked)
-                if bool(mine.all()):
+                rows = (choice == number) & (ahead == looked)
+                if bool(rows.all()):
                     raised = path.raised if looked else None
-                    self._measure(rule, q, p, Path(path.alive, path.left, raised), tokens)
-                elif bool(mine.any()):
-                    raised = path.raised[mine] if looked else None
-                    own = Path(path.alive[mine], path.left[mine], raised)
-                    some = [part[mine.to(part.device)] for part in tokens]
-                    self._measure(rule, q[mine], p[mine], own, some)
+                    self._measure(policy, q, p, Path(path.alive, path.left, raised), tokens)
+                elif bool(rows.any()):
+                    raised = path.raised[rows] if looked else None
+                    their_path = Path(path.alive[rows], path.left[rows], raised)
+                    their_tokens = [part[rows.to(part.device)] for part in tokens]
+                    self._measure(policy, q[rows], p[rows], their_path, their_tokens)
 
     def _measure(
-        self, rule: Policy, q: Tensor, p: Tensor, path: Path, tokens: Sequence[Tensor]
+        self, policy: Policy, q: Tensor, p: Tensor, path: Path, tokens: Sequence[Tensor]
     ) -> None:
-        emitted = self.verifier.emitted(rule, q, p, path)
+        emitted = self.verifier.emitted(policy, q, p, path)
         # a policy that is lossless for what it emits accepts Σ min(p, out)
-        exact = isinstance(rule, FixedTarget | PerProposal)
+        exact = isinstance(policy, FixedTarget | PerProposal)
         offered = p if bool((path.alive == 1).all()) else p / path.alive[:, None]
-        kept = torch.minimum(offered, emitted) if exact else p * rule.keep(q, p)
+        kept = torch.minimum(offered, emitted) if exact else p * policy.keep(q, p)
         self.expected = self.expected + kept.sum()
         if emitted is q:  # seen, not claimed: the policy returned the target's own row
             return
@@ -159,119 +227,23 @@ def _groups(waiting: list[Waiting], size: int) -> Iterator[list[Waiting]]:
     yield group
 
 
-class Recorder:
-    """Keeps the verified rows of a decode."""
-
-    def __init__(self) -> None:
-        self.rounds: list[VerifiedRows] = []
-
-    def add(self, rows: VerifiedRows) -> None:
-        """Keep one round's verified rows."""
-        self.rounds.append(rows)
-
-    def rows(self, vocab: int) -> VerifiedRows:
-        """Return everything kept, stacked over rounds, as float64 rows that sum to 1."""
-        if not self.rounds:
-            nothing = torch.empty(0, vocab, dtype=torch.float64)
-            ids = torch.empty(0, dtype=torch.int64)
-            return VerifiedRows(nothing, nothing.clone(), ids, ids.bool())
-        rounds = self.rounds
-        return VerifiedRows(
-            check.normalised(torch.cat([own.target_probs for own in rounds])),
-            check.normalised(torch.cat([own.draft_probs for own in rounds])),
-            torch.cat([own.draft_token_ids for own in rounds]),
-            torch.cat([own.accepted for own in rounds]),
-            sum((own.policies for own in rounds), ()),
-            rounds[0].verifier,
-            _joined([own.path for own in rounds if own.path is not None]),
-        )
-
-
-def _joined(paths: Sequence[Path]) -> Path | None:
-    """Return the paths to rows of one round after another."""
-    if not paths:
-        return None
-    raised = [own.alive * math.nan if own.raised is None else own.raised for own in paths]
-    parts = [own.alive for own in paths], [own.left for own in paths], raised
-    return Path(*map(torch.cat, parts))
-
-
-def rows_of(
-    row: int, nodes: Any, places: Any, q: Tensor, draft: Draft
-) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
-    """Return copies of the target and draft rows of one text at nodes.
-
-    ``places`` are the drafted tokens that follow them, which a certain draft is certain of. Where
-    the draft declares the laws of its nodes its row is their selection law.
-    """
-    own_q = q[row, nodes].clone()
-    if draft.sampled is not None:
-        some = range(draft.lengths[row])[nodes] if isinstance(nodes, slice) else nodes
-        return own_q, draft.offers(row, some, own_q)
-    if draft.probs is None:
-        return own_q, one_hot(draft.token_ids[row, places], own_q)
-    return own_q, draft.probs[row, nodes].clone()
-
-
-def rows_at(row: int, nodes: Any, seen: Verified) -> tuple[Tensor, Tensor]:
-    """Return the same of charged nodes."""
-    declared = seen.draft.sampled is not None
-    places = seen.judged(row, nodes) if seen.draft.probs is None and not declared else nodes
-    q, p = rows_of(row, nodes, places, seen.target_probs, seen.draft)
-    if declared and seen.verdict.raised is not None:
-        raised = seen.raised(row)
-        for number, node in enumerate(nodes):
-            ids, values = raised[node]
-            if ids:  # their shares of what h gives them
-                p[number] = 0.0
-                p[number, ids] = p.new_tensor(values) / math.fsum(values)
-    return q, p
-
-
-def verified(row: int, nodes: Any, seen: Verified, verifier: Verifier) -> VerifiedRows:
-    """Return copies of all that was verified of one text at charged nodes, no bonus among them."""
-    ids = seen.draft.token_ids[row, seen.judged(row, nodes)].clone()
-    kept = torch.arange(len(ids), device=ids.device) < seen.verdict.num_accepted[row]
-    choice, policies = seen.assigned.choice, seen.assigned.policies
-    numbers = [0] * len(ids) if choice is None else choice[row, nodes].tolist()
-    judged = tuple(policies[number] for number in numbers)
-    path = path_to(row, nodes, seen)
-    return VerifiedRows(*rows_at(row, nodes, seen), ids, kept, judged, verifier, path)
-
-
-def path_to(row: int, nodes: Any, seen: Verified) -> Path | None:
-    """Return how charged rows of one text were reached, None where it does not matter."""
-    verdict, draft = seen.verdict, seen.draft
-    if verdict.alive is None:
-        return None
-    # measured later, when a step may have written the next round there
-    alive, drafted = verdict.alive[row, nodes].clone(), draft.lengths[row]
-    left = alive.new_tensor(draft.left(row), dtype=torch.int64)[:drafted][nodes]
-    raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
-    if raised is not None and draft.sampled is not None:
-        mass = [math.fsum(values) or math.nan for _, values in seen.raised(row)]
-        raised = alive.new_tensor(mass)[nodes]
-    if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
-        alive = torch.cat([alive[:drafted], alive.new_ones(1)])
-        left = torch.cat([left, left.new_zeros(1)])
-    return Path(alive, left, raised)
-
-
 def charge(
-    meter: Meter, row: int, new: Sequence[int], seen: Verified, place: tuple[int, int]
+    meter: Meter, row: int, new: Sequence[int], verified: Verified, position: tuple[int, int]
 ) -> None:
     """Give the meter the charged rows of one text, with that of a charged bonus.
 
     ``new`` are the tokens that the text took, ``place`` which text of the batch it is, and how
     many new tokens it had before.
     """
-    drafted, choice = seen.draft.lengths[row], seen.assigned.choice
-    nodes = seen.verdict.charged_rows(row, min(drafted + seen.verdict.charges_bonus, len(new)))
-    q, p = rows_at(row, nodes, seen)
-    own = None if choice is None else choice[row, nodes]
-    if own is not None and len(own) < len(q):  # the bonus follows the last one's policy
-        own = torch.cat([own, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
+    drafted, choice = verified.draft.lengths[row], verified.assigned.choice
+    nodes = verified.verdict.charged_rows(
+        row, min(drafted + verified.verdict.charges_bonus, len(new))
+    )
+    q, p = rows_at(row, nodes, verified)
+    choices = None if choice is None else choice[row, nodes]
+    if choices is not None and len(choices) < len(q):  # the bonus follows the last one's policy
+        choices = torch.cat([choices, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
     tokens = None
     if meter.log is not None:
-        tokens = meter.log.slots(*place, len(q)), torch.tensor(new[: len(q)], device=q.device)
-    meter.add(q, p, own, path_to(row, nodes, seen), tokens)
+        tokens = meter.log.slots(*position, len(q)), torch.tensor(new[: len(q)], device=q.device)
+    meter.add(q, p, choices, path_to(row, nodes, verified), tokens)

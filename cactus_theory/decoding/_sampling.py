@@ -1,6 +1,7 @@
-"""The uniform numbers that choose among tokens: one stream per row."""
+"""From logits to rows of probabilities, and the coins that choose from them: one stream a row."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,6 +9,135 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.rows import greedy, scaled, warn_of_probabilities
+from cactus_theory.decoding._text import Texts
+from cactus_theory.verify.contract import Draft
+
+# processors that read nothing but a row of scores; any other is called position by position
+CONTEXT_FREE = frozenset(
+    {
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+# processors that compare n-grams of ids: padding of any kind would add n-grams
+UNPADDED = frozenset({"NoRepeatNGramLogitsProcessor"})
+
+
+class Warp:
+    """softmax(logits / temperature) after Hugging Face processors; temperature 0 is greedy.
+
+    At temperature 0 a row is exactly 1 at the largest processed logit, the first one on ties.
+    A row with NaN, or without a logit above −∞, has no law and is NaN throughout.
+    Rows keep the precision of the logits, at least float32, and their memory: without processors,
+    which get copies, nothing of the size of the logits is allocated.
+
+    Processors see the ids that the library's own loop would show them: the prompt with its
+    padding in front (a row's first token replaces the padding, so that no processor about used
+    tokens sees one that the row does not contain), then everything up to the position.
+    """
+
+    def __init__(
+        self, temperature: float, processors: Sequence[Any] = (), padding: Sequence[int] = ()
+    ) -> None:
+        self.temperature, self.processors = temperature, list(processors)
+        self.padding, self.looked = padding, not self.processors
+        # where each row stood in the batch that the processors were made for
+        self.places, self.batch = list(range(len(padding))), max(len(padding), 1)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self.places = [self.places[row] for row in rows]
+
+    @property
+    def greedy(self) -> bool:
+        """Return whether every row is certain of its token."""
+        return self.temperature == 0
+
+    def __call__(
+        self,
+        logits: Float[Tensor, "batch some vocab"],
+        texts: Texts,
+        first: int,
+        drafted: Sequence[int],
+        out: Tensor | None = None,
+        draft: Draft | None = None,
+    ) -> Float[Tensor, "batch some vocab"]:
+        """Return probabilities, written into ``out`` or over the logits.
+
+        Row (b, i) continues the settled text of row b and its first ``first + i`` drafted
+        tokens; row b is valid up to ``first + i = drafted[b]``. Where ``draft`` is a tree it
+        continues the text of its node.
+        """
+        scores = self.scores(logits, texts, first, drafted, draft)
+        if self.greedy:
+            return greedy(scores, scores if out is None else out)
+        if self.temperature != 1:
+            scores = scaled(scores, self.temperature, scores)
+        return torch.softmax(scores, -1, out=scores if out is None else out)
+
+    def scores(
+        self,
+        logits: Float[Tensor, "batch some vocab"],
+        texts: Texts,
+        first: int,
+        drafted: Sequence[int],
+        draft: Draft | None = None,
+    ) -> Float[Tensor, "batch some vocab"]:
+        """Return the processed logits, temperature not yet applied."""
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        for processor in self.processors:
+            if type(processor).__name__ in CONTEXT_FREE:
+                flat = logits.reshape(-1, logits.shape[-1])
+                # a processor may change what it gets, and keep what it returns
+                scores = processor(texts.buffer[:, :1].clone(), flat.clone())
+                logits.copy_(scores.reshape(logits.shape))
+            else:
+                self._in_context(processor, logits, texts, first, drafted, draft)
+        if not self.looked:
+            self.looked = True
+            warn_of_probabilities("logits_processor", logits[0, 0])
+        return logits
+
+    def _in_context(
+        self,
+        processor: Any,
+        logits: Tensor,
+        texts: Texts,
+        first: int,
+        drafted: Sequence[int],
+        draft: Draft | None,
+    ) -> None:
+        tree = None if draft is None or draft.parents is None else draft
+        for row in range(texts.batch):
+            last = min(drafted[row] - first + 1, logits.shape[1])
+            for offset in range(last):
+                if tree is None:
+                    ids = texts.prefix(row, first + offset)
+                else:  # ancestors, no cousins
+                    ids = texts.along(row, tree.path(row, offset - 1) if offset else [])
+                place = self.places[row] if self.places else 0
+                if self._pads(processor, place):
+                    ids = torch.cat([ids[:, :1].expand(1, self.padding[place]), ids], 1)
+                # processors may hold a state per row: show each its row of a whole batch
+                shown = ids.expand(self.batch, -1), logits[row, offset].expand(self.batch, -1)
+                logits[row, offset] = processor(*(part.clone() for part in shown))[place]
+
+    def _pads(self, processor: Any, place: int) -> bool:
+        if not self.padding or type(processor).__name__ in UNPADDED:
+            return False
+        return self.padding[place] > 0
+
 
 Uniforms = Callable[[int], "np.ndarray | Tensor"]
 Generators = torch.Generator | Sequence[torch.Generator] | None
@@ -28,35 +158,38 @@ class Coins:
 
     def seeds(self) -> Int[Tensor, "batch"]:
         """Return a whole number below 2^53 for each row, the next one of its stream."""
-        own = [int(float(stream(1)[0]) * 2**53) for stream in self.streams]
-        return torch.tensor(own, device=self.device)
+        seeds = [int(float(stream(1)[0]) * 2**53) for stream in self.streams]
+        return torch.tensor(seeds, device=self.device)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         self.streams = [self.streams[row] for row in rows]
 
     def toss(
-        self, wanted: Sequence[int], coins: Callable[[int], int] = int
+        self, draft_lengths: Sequence[int], coins: Callable[[int], int] = int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (draft (B, K), accept (B, C), draw (B,)) for rows drafting up to ``wanted``.
 
         ``coins`` returns how many acceptance coins a number of drafted tokens takes.
         """
-        width, both = max(wanted), max(own + coins(own) for own in wanted)
-        if len(wanted) == 1:
-            drawn = self.streams[0](both + 1)
+        width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
+        if len(draft_lengths) == 1:
+            drawn = self.streams[0](count + 1)
             row = torch.as_tensor(drawn).to(self.device)[None]
-            return row[:, :width], row[:, width:both], row[:, -1]
-        table = np.zeros((len(wanted), both + 1))
-        self.fill(table, width, wanted, coins)
+            return row[:, :width], row[:, width:count], row[:, -1]
+        table = np.zeros((len(draft_lengths), count + 1))
+        self.fill(table, width, draft_lengths, coins)
         rows = torch.from_numpy(table).to(self.device)
-        return rows[:, :width], rows[:, width:both], rows[:, -1]
+        return rows[:, :width], rows[:, width:count], rows[:, -1]
 
     def further(
-        self, draw: Float[Tensor, "batch"], wanted: Sequence[int], draws: Callable[[int], int]
+        self,
+        draw: Float[Tensor, "batch"],
+        draft_lengths: Sequence[int],
+        draws: Callable[[int], int],
     ) -> Float[Tensor, "batch *draws"]:
         """Return the draws with as many more columns as a verifier takes, tossed after them."""
-        counts = [draws(own) - 1 for own in wanted]
+        counts = [draws(length) - 1 for length in draft_lengths]
         if not any(counts):
             return draw
         table = np.zeros((len(counts), max(counts)))
@@ -68,16 +201,16 @@ class Coins:
         self,
         table: np.ndarray,
         width: int,
-        wanted: Sequence[int],
+        draft_lengths: Sequence[int],
         coins: Callable[[int], int] = int,
     ) -> None:
         """Write coins into a table (B, width + C + 1); a row that wants −1 takes none."""
-        for row, (stream, own) in enumerate(zip(self.streams, wanted, strict=True)):
-            if own < 0:
+        for row, (stream, length) in enumerate(zip(self.streams, draft_lengths, strict=True)):
+            if length < 0:
                 continue
-            numbers = np.asarray(stream(own + coins(own) + 1))
-            table[row, :own], table[row, -1] = numbers[:own], numbers[-1]
-            table[row, width : width + coins(own)] = numbers[own:-1]
+            numbers = np.asarray(stream(length + coins(length) + 1))
+            table[row, :length], table[row, -1] = numbers[:length], numbers[-1]
+            table[row, width : width + coins(length)] = numbers[length:-1]
 
 
 def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> Sources:
@@ -87,8 +220,14 @@ def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> 
     if generator is not None:
         return [generator] if isinstance(generator, torch.Generator) else list(generator)
     if isinstance(seed, Sequence) and not isinstance(seed, str):
-        return [check.whole_number("seed", row_seed, 0) for row_seed in seed]
-    return 0 if seed is None else check.whole_number("seed", seed, 0)
+        return [_whole(number) for number in seed]
+    return 0 if seed is None else _whole(seed)
+
+
+def _whole(seed: Any) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed: must be an integer of at least 0; got {seed!r}")
+    return seed
 
 
 def _streams(batch: int, sources: Sources) -> list[Uniforms]:
@@ -96,13 +235,19 @@ def _streams(batch: int, sources: Sources) -> list[Uniforms]:
 
     The global state of either library is neither read nor changed.
     """
-    own = [sources + row for row in range(batch)] if isinstance(sources, int) else sources
-    if len(own) != batch:
-        name = "generator" if any(isinstance(one, torch.Generator) for one in own) else "seed"
-        raise ValueError(f"{name}: must be one per row of input_ids ({batch}); got {len(own)}")
+    row_sources = [sources + row for row in range(batch)] if isinstance(sources, int) else sources
+    if len(row_sources) != batch:
+        name = (
+            "generator"
+            if any(isinstance(source, torch.Generator) for source in row_sources)
+            else "seed"
+        )
+        raise ValueError(
+            f"{name}: must be one per row of input_ids ({batch}); got {len(row_sources)}"
+        )
     return [
-        np.random.default_rng(one).random if isinstance(one, int) else _from_generator(one)
-        for one in own
+        np.random.default_rng(source).random if isinstance(source, int) else _from_generator(source)
+        for source in row_sources
     ]
 
 

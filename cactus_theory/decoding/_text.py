@@ -1,4 +1,4 @@
-"""The token ids of a batch of texts, padded and while they grow, in memory taken once."""
+"""The token ids of a batch of texts in memory taken once, and what two models mean by an id."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+from cactus_theory.decoding.models import text_config
 
 Stop = Callable[[Int[Tensor, "1 length"]], bool]
 
@@ -58,8 +60,8 @@ class Texts:
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         for name in ("ids", "prompts", "limits", "lengths", "ended"):
-            own = getattr(self, name)
-            setattr(self, name, [own[row] for row in rows])
+            values = getattr(self, name)
+            setattr(self, name, [values[row] for row in rows])
         self.buffer[: len(rows)] = self.buffer[list(rows)]
         self.buffer = self.buffer[: len(rows)]
 
@@ -76,11 +78,11 @@ class Texts:
 
         Shorter rows are padded with arbitrary ids.
         """
-        most = max(counts)
+        longest = max(counts)
         if self.batch == 1:
-            return self.buffer[:, starts[0] : starts[0] + most]
+            return self.buffer[:, starts[0] : starts[0] + longest]
         at = torch.tensor(starts, device=self.device)[:, None]
-        at = (at + torch.arange(most, device=self.device)).clamp(max=self.last)
+        at = (at + torch.arange(longest, device=self.device)).clamp(max=self.last)
         return self.buffer.gather(1, at)
 
     def propose(self, offset: int, token: Int[Tensor, "batch"]) -> None:
@@ -100,7 +102,7 @@ class Texts:
     def along(self, row: int, path: Sequence[int]) -> Int[Tensor, "1 length"]:
         """Return a row's settled ids and some of its drafted ones, in the order of ``path``."""
         length = self.lengths[row]
-        return self.buffer[row : row + 1, [*range(length), *(length + own for own in path)]]
+        return self.buffer[row : row + 1, [*range(length), *(length + place for place in path)]]
 
     def settle(self, emitted: Sequence[Sequence[int]], last: Int[Tensor, "batch"]) -> list[int]:
         """Append ids to every row, up to its first end; return how many each row took.
@@ -141,3 +143,41 @@ def left_padded(prompts: Sequence[Sequence[int]], model: Any) -> tuple[torch.Ten
     rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     marks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     return torch.tensor(rows, device=model.device), torch.tensor(marks, device=model.device)
+
+
+def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Raise ValueError unless both tokenizers map the same texts to the same ids.
+
+    Compares the maps of ``get_vocab()``, token by token in order of id; equal sizes prove
+    nothing. The message names the first token that differs.
+
+    Examples
+    --------
+    >>> check_same_vocabulary(pair.tokenizer, pair.tokenizer)
+    """
+    target, draft = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if target == draft:
+        return
+    ids = {**draft, **target}
+    for token in sorted(ids, key=lambda text: (ids[text], text)):
+        if target.get(token) != draft.get(token):
+            raise ValueError(
+                "draft_tokenizer: its token map must equal that of target_tokenizer; "
+                f"token {token!r} is {_named(target.get(token))} in the target "
+                f"and {_named(draft.get(token))} in the draft"
+            )
+
+
+def check_model_vocabularies(target_model: Any, draft_model: Any) -> int:
+    """Return the common vocabulary size of two models, or raise ValueError."""
+    sizes = [text_config(model).vocab_size for model in (target_model, draft_model)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"draft_model: vocabulary must equal that of target_model ({sizes[0]} tokens); "
+            f"got {sizes[1]}"
+        )
+    return sizes[0]
+
+
+def _named(index: int | None) -> str:
+    return "missing" if index is None else f"id {index}"

@@ -50,6 +50,6 @@ def generate_from_hub(
         raise ValueError("assistant_model: must be given as draft_model instead; got a model")
     library = check.optional_module("transformers.generation.utils", "llm")
     ours = partial(speculative_generate, streamer=streamer, tokenizer=tokenizer)
-    given = {"streamer": streamer, "tokenizer": tokenizer} | options
+    keywords = {"streamer": streamer, "tokenizer": tokenizer} | options
     decode = ours if custom_generate is None else custom_generate
-    return library.GenerationMixin.generate(model, *inputs, custom_generate=decode, **given)
+    return library.GenerationMixin.generate(model, *inputs, custom_generate=decode, **keywords)

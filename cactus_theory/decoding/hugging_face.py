@@ -104,15 +104,15 @@ def speculative_generate(
     """
     _check(generation_config, model_kwargs, draft_model)
     if tuned is not None:
-        given = {
+        settings = {
             "policy": (policy, "speculative"),
             "verifier": (verifier, "chain"),
             "num_draft_tokens": (num_draft_tokens, 5),
         }
-        own = follow(tuned, model, draft_model, given)
-        _check_temperature(generation_config, own.temperature)
-        policy, verifier = own.policy or policy, own.verifier or verifier
-        num_draft_tokens, draft_model = own.num_draft_tokens, own.drafter(draft_model)
+        setting = follow(tuned, model, draft_model, settings)
+        _check_temperature(generation_config, setting.temperature)
+        policy, verifier = setting.policy or policy, setting.verifier or verifier
+        num_draft_tokens, draft_model = setting.num_draft_tokens, setting.drafter(draft_model)
     if meter is None:
         meter = bool(generation_config.return_dict_in_generate)
     criteria = [*stopping_criteria, *_strings(stop_strings, tokenizer)]
@@ -122,7 +122,7 @@ def speculative_generate(
     if seed is None and generator is None:
         seed = int(torch.randint(2**62, ()))
     limits = _limits(criteria, generation_config)
-    told = {
+    arguments = {
         "max_new_tokens": limits[0] - input_ids.shape[1],
         "attention_mask": model_kwargs.get("attention_mask"),
         "temperature": 1.0 if generation_config.do_sample else 0.0,
@@ -131,7 +131,7 @@ def speculative_generate(
         "meter": meter or log_probs,
         "on_tokens": _shown(on_tokens, columns, len(input_ids)),
     }
-    options = DecodeOptions.of(locals() | told)
+    options = DecodeOptions.of(locals() | arguments)
     result = decode(model, as_drafter(draft_model), input_ids, options)
     if columns is not None:
         columns.end()
@@ -187,9 +187,11 @@ def _pad(config: Any) -> int:
 def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int] | None]:
     """Return the longest length and the end-of-text ids; the caller's criteria replace both."""
     length, ends = config.max_length, config.eos_token_id
-    for one in (own for own in criteria if type(own).__name__ in KNOWN_CRITERIA):
-        length = getattr(one, "max_length", length)
-        ends = getattr(one, "eos_token_id", ends)
+    for criterion in (
+        criterion for criterion in criteria if type(criterion).__name__ in KNOWN_CRITERIA
+    ):
+        length = getattr(criterion, "max_length", length)
+        ends = getattr(criterion, "eos_token_id", ends)
     return length, None if ends is None else torch.as_tensor(ends).flatten().tolist()
 
 
@@ -206,10 +208,12 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
 
 def _stop(criteria: Sequence[Any]) -> Stop | None:
     """Return one callable for all criteria that the loop does not handle itself."""
-    others = [one for one in criteria if type(one).__name__ not in KNOWN_CRITERIA]
+    others = [criterion for criterion in criteria if type(criterion).__name__ not in KNOWN_CRITERIA]
     if not others:
         return None
-    return lambda ids: any(bool(torch.as_tensor(one(ids, None)).all()) for one in others)
+    return lambda ids: any(
+        bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in others
+    )
 
 
 def _shown(on_tokens: OnTokens | None, columns: Columns | None, batch: int) -> OnTokens | None:
@@ -250,16 +254,16 @@ def withheld(name: str) -> Any:
     the keywords of the ``no_grad`` around it.
     """
     frame = _generate_frame()
-    for own in (frame, frame and frame.f_back):
-        if own is None:
+    for call in (frame, frame and frame.f_back):
+        if call is None:
             break
-        keywords = own.f_locals.get("kwargs")
-        known = keywords if isinstance(keywords, dict) else {}
-        found = own.f_locals.get(name) if own is frame else None
-        if found is None:
-            found = known.get(name)
-        if found is not None:
-            return found
+        keywords = call.f_locals.get("kwargs")
+        names = keywords if isinstance(keywords, dict) else {}
+        value = call.f_locals.get(name) if call is frame else None
+        if value is None:
+            value = names.get(name)
+        if value is not None:
+            return value
     return None
 
 

@@ -99,11 +99,11 @@ class Ledger(Schedule):
             if value == math.inf:
                 raise ValueError(f"{name}: must be finite; got {value}")
         self.inner = policy if isinstance(policy, Schedule) else _Always(policy)
-        for rule in self.inner.rules:
-            if rule.needs_path:
+        for choice in self.inner.rules:
+            if choice.needs_path:
                 raise ValueError(
                     "policy: a ledger needs policies whose law at a row does not depend on the "
-                    f"path to it, such as band; got {rule.spec}"
+                    f"path to it, such as band; got {choice.spec}"
                 )
 
     @property
@@ -116,15 +116,15 @@ class Ledger(Schedule):
     def ladders(self) -> tuple[tuple[Policy, ...], ...]:
         """Return for each policy of the inner schedule what a row may be offered, loosest first."""
         strict = find_policy(LOSSLESS)
-        return tuple((*_ladder(rule), strict) for rule in self.inner.rules)
+        return tuple((*_ladder(policy), strict) for policy in self.inner.rules)
 
     @cached_property
     def rules(self) -> tuple[Policy, ...]:  # type: ignore[override]
         """Return the different policies of all ladders."""
-        found: list[Policy] = []
+        policies: list[Policy] = []
         for ladder in self.ladders:
-            found += [rule for rule in ladder if rule not in found]
-        return tuple(found)
+            policies += [policy for policy in ladder if policy not in policies]
+        return tuple(policies)
 
     @cached_property
     def numbers(self) -> tuple[tuple[int, ...], ...]:
@@ -163,16 +163,16 @@ class Ledger(Schedule):
         draft_probs: Float[Tensor, "K vocab"],
     ) -> Int[Tensor, "K"]:
         """Return for each token the first policy of its ladder that the allowance has room for."""
-        wanted = self.inner.choose_by_rows(state.inner, drafted, target_probs, draft_probs)
+        asked_of_inner = self.inner.choose_by_rows(state.inner, drafted, target_probs, draft_probs)
         charges = _Charges(self.rules, target_probs, draft_probs)
-        found, spent, above = [], state.spent, tuple(drafted.tolist())
-        for place, number in enumerate(wanted.tolist()):
+        choices, spent, above = [], state.spent, tuple(drafted.tolist())
+        for place, number in enumerate(asked_of_inner.tolist()):
             allowed = self.cap * (state.emitted + place + 1) * (1 - ROUNDING) + self.burst - spent
-            own = self._fitting(self.numbers[number], charges, place, allowed)
-            found.append(own)
-            state.offered[above[:place]] = charges.of(own, place)
+            choice = self._fitting(self.numbers[number], charges, place, allowed)
+            choices.append(choice)
+            state.offered[above[:place]] = charges.of(choice, place)
             spent += state.offered[above[:place]]
-        return drafted.new_tensor(found)
+        return drafted.new_tensor(choices)
 
     def observe(self, state: Account, rows: VerifiedRows) -> Account:
         """Return the account with the rows that were charged booked."""
@@ -187,11 +187,11 @@ class Ledger(Schedule):
         """Return the first policy from the rung that the credit suggests on that fits."""
         rung = self._first(allowed, len(ladder))
         while rung < len(ladder) - 1:
-            asked = charges.of(ladder[rung], place)
-            if asked <= allowed:
+            charge = charges.of(ladder[rung], place)
+            if charge <= allowed:
                 return ladder[rung]
             # a charge falls about as the square of the price, so that STEP² fits the excess
-            over = math.log(asked / allowed) / (2 * math.log(STEP)) if asked < math.inf else 0.0
+            over = math.log(charge / allowed) / (2 * math.log(STEP)) if charge < math.inf else 0.0
             rung += max(1, math.floor(over))
         return ladder[-1]
 
@@ -228,11 +228,11 @@ class _Always(Schedule):
 class _Charges:
     """D(out‖q) of a round's rows under the policies that are asked about, in nats."""
 
-    def __init__(self, rules: Sequence[Policy], q: Tensor, p: Tensor) -> None:
+    def __init__(self, policies: Sequence[Policy], q: Tensor, p: Tensor) -> None:
         # beyond the draft of a row in a batch there may be anything; those rows are never charged
         real = (q.sum(-1) > 0) & (p.sum(-1) > 0)
         q, p = (torch.where(real[:, None], row.double(), 1.0) for row in (q, p))
-        self.rules, self.q, self.p = rules, check.normalised(q), check.normalised(p)
+        self.rules, self.q, self.p = policies, check.normalised(q), check.normalised(p)
         self.known: dict[tuple[int, int], float] = {}
 
     def of(self, number: int, place: int) -> float:
@@ -245,10 +245,10 @@ class _Charges:
         return self.known[number, place]
 
 
-def _ladder(rule: Policy) -> tuple[Policy, ...]:
+def _ladder(policy: Policy) -> tuple[Policy, ...]:
     """Return a policy and, if it has a price, the same at higher ones."""
-    price = getattr(rule, "price", None)
+    price = getattr(policy, "price", None)
     if not isinstance(price, float) or not 0 < price < math.inf:
-        return (rule,)
+        return (policy,)
     prices = [price * STEP**rung for rung in range(RUNGS)]
-    return (rule, *(replace(rule, price=own) for own in prices[1:]))  # type: ignore[type-var]
+    return (policy, *(replace(policy, price=higher) for higher in prices[1:]))  # type: ignore[type-var]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.decoding._text import check_model_vocabularies, check_same_vocabulary
 from cactus_theory.decoding.drafters import is_head, load
-from cactus_theory.decoding.vocabulary import check_model_vocabularies, check_same_vocabulary
 
 
 @dataclass(frozen=True)

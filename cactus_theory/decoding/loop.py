@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._checks import dtype_of, warn_of
-from cactus_theory.decoding._decode import Opening
-from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding._opening import Opening, dtype_of, warn_of
 from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.host import Decode
 from cactus_theory.decoding.options import DecodeOptions, OnRound, OnRows, OnTokens
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
@@ -139,16 +138,16 @@ def generate(
     True
     """
     if tuned is not None:
-        given = {
+        settings = {
             "policy": (policy, None),
             "verifier": (verifier, "chain"),
             "num_draft_tokens": (num_draft_tokens, 4),
             "temperature": (temperature, 1.0),
         }
-        own = follow(tuned, target_model, draft_model, given)
-        policy, verifier = own.policy, own.verifier or "chain"
-        num_draft_tokens, temperature = own.num_draft_tokens, own.temperature
-        draft_model = own.drafter(draft_model)
+        setting = follow(tuned, target_model, draft_model, settings)
+        policy, verifier = setting.policy, setting.verifier or "chain"
+        num_draft_tokens, temperature = setting.num_draft_tokens, setting.temperature
+        draft_model = setting.drafter(draft_model)
     if policy is None:
         raise ValueError("policy, tuned: exactly one must be given; got neither")
     options = DecodeOptions.of(locals())

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.decoding._checks import end_tokens
 from cactus_theory.decoding._sampling import (
     Generators,
     Sources,
@@ -82,8 +81,8 @@ class DecodeOptions:
         object.__setattr__(self, "eos_token_ids", self.ends)  # ids that come from an iterator
         whole_number("max_new_tokens", self.max_new_tokens, 1)
         whole_number("num_draft_tokens", self.num_draft_tokens, 1)
-        for own in self.policies:
-            check_followed(own, self.judge)
+        for policy in self.policies:
+            check_followed(policy, self.judge)
         if self.log_probs and not self.meter:
             raise ValueError(
                 "log_probs: needs the meter, which has the emitted laws; got meter=False"
@@ -99,18 +98,18 @@ class DecodeOptions:
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "DecodeOptions":
         """Return the options among the arguments of a function that has them as keywords."""
-        names = [own.name for own in fields(cls) if own.name in arguments]
+        names = [option.name for option in fields(cls) if option.name in arguments]
         return cls(**{name: arguments[name] for name in names})
 
     @cached_property
     def policies(self) -> tuple[Policy | Schedule, ...]:
         """Return ``policy``, read: one, or one a row."""
-        given = self.policy
-        if isinstance(given, str | Policy | Schedule):
-            given = (given,)
-        elif not isinstance(given, Sequence):
-            raise TypeError(f"policy: must be a spec, a Policy or a Schedule; got {given!r}")
-        return tuple(find_rule(own) for own in given)
+        policies = self.policy
+        if isinstance(policies, str | Policy | Schedule):
+            policies = (policies,)
+        elif not isinstance(policies, Sequence):
+            raise TypeError(f"policy: must be a spec, a Policy or a Schedule; got {policies!r}")
+        return tuple(find_rule(policy) for policy in policies)
 
     @cached_property
     def judge(self) -> Verifier:
@@ -132,3 +131,13 @@ class DecodeOptions:
     def sources(self) -> Sources:
         """Return a seed for the first row, or the seeds or generators of all rows."""
         return checked_sources(self.seed, self.generator)
+
+
+def end_tokens(eos_token_ids: int | Iterable[int] | None) -> frozenset[int]:
+    """Return the ids that end a text."""
+    if eos_token_ids is None:
+        return frozenset()
+    ids = (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
+    for token in ids:
+        whole_number("eos_token_ids", token, 0)
+    return frozenset(ids)

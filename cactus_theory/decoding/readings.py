@@ -92,13 +92,13 @@ class Reading:
 
     def speculative_decoding(self) -> dict[str, Any]:
         """Return vLLM's object for one request; ``num_spec_tokens`` is the longest draft."""
-        found = {name: getattr(self, own) for name, own in VLLM_SUMMARY.items()}
-        return found | {"num_spec_tokens": len(self.num_accepted_tokens_per_pos)}
+        summary = {name: getattr(self, field) for name, field in VLLM_SUMMARY.items()}
+        return summary | {"num_spec_tokens": len(self.num_accepted_tokens_per_pos)}
 
     def as_dict(self, divergence: str = "kl") -> dict[str, Any]:
         """Return every field for JSON, with vLLM's object for one request among them."""
-        own = {name.replace("kl", divergence): value for name, value in asdict(self).items()}
-        return own | {"speculative_decoding": self.speculative_decoding()}
+        fields = {name.replace("kl", divergence): value for name, value in asdict(self).items()}
+        return fields | {"speculative_decoding": self.speculative_decoding()}
 
 
 def reading_of(
@@ -129,7 +129,7 @@ def reading_of(
         mean_acceptance_length=1 + _share(sum(kept), count),
         acceptance_rate=_share(sum(kept), drafted),
         acceptance_histogram=tuple(histogram),
-        marginal_acceptance_rates=tuple(_share(own, count) for own in kept),
+        marginal_acceptance_rates=tuple(_share(accepted, count) for accepted in kept),
         conditional_acceptance_rates=tuple(map(_share, kept, reached)),
         num_tokens=num_tokens,
         num_calls=calls,
@@ -143,8 +143,8 @@ def reading_of(
 def pooled(rounds: Sequence[Mapping[Kind, int]]) -> dict[Kind, int]:
     """Return how many rounds of all texts did each thing."""
     total: dict[Kind, int] = {}
-    for own in rounds:
-        for kind, times in own.items():
+    for counts in rounds:
+        for kind, times in counts.items():
             total[kind] = total.get(kind, 0) + times
     return total
 

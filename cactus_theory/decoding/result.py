@@ -11,10 +11,9 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding.readings import Reading, conditional_rates, reading_of
-from cactus_theory.decoding.token_log import LogProbs
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._path import Path
 from cactus_theory.verify.contract import Verifier
 
 KL = divergence("kl")
@@ -112,8 +111,10 @@ class VerifiedRows:
                 f"{len(self.policies)}"
             )
         target, draft = normalised(self.target_probs), normalised(self.draft_probs)
-        found = target.new_zeros(len(target))
-        path = self.path or Path(torch.ones_like(found), torch.zeros_like(found, dtype=torch.int64))
+        charges = target.new_zeros(len(target))
+        path = self.path or Path(
+            torch.ones_like(charges), torch.zeros_like(charges, dtype=torch.int64)
+        )
         for row, policy in enumerate(self.policies):
             q, p = target[row : row + 1], draft[row : row + 1]
             if self.verifier is None:
@@ -121,8 +122,43 @@ class VerifiedRows:
             else:
                 law = self.verifier.emitted(policy, q, p, path.at(row))
             if law is not q:
-                found[row] = KL.value(law, q)[0]
-        return found.clamp(min=0.0)
+                charges[row] = KL.value(law, q)[0]
+        return charges.clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Natural logarithms of the probabilities of the new tokens, (B, N) float64, NaN as padding.
+
+    Attributes
+    ----------
+    target : ln q, q the target's row for the token, after processors and temperature. Their sum
+        is the log-likelihood of the answer under the target: this one scores a text (perplexity,
+        reranking, the reference of a policy gradient).
+    emitted : ln h, h the law that the token was drawn from, given the text before it and that
+        the round got that far: the emitted law of the token's policy (``chain``), the row h at
+        the node (``block``), and q for a bonus token or one that was not drafted. Accepted and
+        recovered tokens have the same h: which of the two a token was is not asked.
+
+    Where the policy is lossless the two are equal. On average over h, ``emitted − target`` of a
+    token is the divergence that the meter charges for it (KL), so that the sums of an answer
+    average to the meter's, no less than the KL of whole texts. The product of q ÷ h over an
+    answer, ``exp`` of the sum of ``target − emitted``, weighs answers back to the target's law
+    wherever h excludes no token that q allows. ``emitted`` is not the law of the token given the
+    text alone, which is a mixture over where rounds may have begun: it does not score a text.
+
+    Examples
+    --------
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> lossless = generate(
+    ...     pair.target, pair.draft, ids, policy="speculative", max_new_tokens=8, log_probs=True
+    ... )
+    >>> torch.allclose(lossless.log_probs.target, lossless.log_probs.emitted)
+    True
+    """
+
+    target: Float[Tensor, "batch new"]
+    emitted: Float[Tensor, "batch new"]
 
 
 @dataclass(frozen=True)
@@ -213,8 +249,8 @@ class GenerationResult:
     def readings(self) -> list[Reading]:
         """Return what each row took and cost, by itself; see ``decoding.readings``."""
         costs = [None] * len(self.row_rounds) if self.token_kl is None else self.token_kl.tolist()
-        own = zip(self.row_rounds, self.row_lengths, costs, strict=True)
-        return [reading_of(rounds, length, row and row[:length]) for rounds, length, row in own]
+        rows = zip(self.row_rounds, self.row_lengths, costs, strict=True)
+        return [reading_of(rounds, length, row and row[:length]) for rounds, length, row in rows]
 
     def pooled_reading(self) -> Reading:
         """Return the same over all rows: counts are added up, rates are of the sums."""

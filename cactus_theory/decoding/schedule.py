@@ -224,9 +224,9 @@ class Between(Schedule):
         self.rules = (find_policy(outside), find_policy(inside))
         self.opening = _markers("opening", opening)
         self.closing = _markers("closing", closing)
-        both = sorted(set(self.opening) & set(self.closing))
-        if both:
-            raise ValueError(f"closing: must differ from opening; got {_shown(both[0])} in both")
+        shared = sorted(set(self.opening) & set(self.closing))
+        if shared:
+            raise ValueError(f"closing: must differ from opening; got {_shown(shared[0])} in both")
         self.memory = max(map(len, self.opening + self.closing)) - 1
 
     @property
@@ -284,29 +284,31 @@ def spellings(tokenizer: Any, text: str) -> list[tuple[int, ...]]:
 
     line, lined = ids("\n"), ids(f"\n{text}")
     after_line = lined[len(line) :] if lined[: len(line)] == line else lined
-    return list(dict.fromkeys(own for own in (ids(text), ids(f" {text}"), after_line) if own))
+    return list(
+        dict.fromkeys(spelling for spelling in (ids(text), ids(f" {text}"), after_line) if spelling)
+    )
 
 
 def _ends(text: Int[Tensor, "T"], markers: Sequence[Sequence[int]]) -> Bool[Tensor, "T"]:
     """Return at which tokens any of the markers ends."""
-    found = torch.zeros_like(text, dtype=torch.bool)
+    ends = torch.zeros_like(text, dtype=torch.bool)
     for marker in markers:
         size = len(marker)
         if len(text) >= size:
             written = text.unfold(0, size, 1) == text.new_tensor(marker)
-            found[size - 1 :] |= written.all(-1)
-    return found
+            ends[size - 1 :] |= written.all(-1)
+    return ends
 
 
-def _markers(name: str, given: int | Iterable[Marker]) -> tuple[tuple[int, ...], ...]:
-    each = [given] if isinstance(given, int) else list(given)
-    found = [(one,) if isinstance(one, int) else tuple(one) for one in each]
-    if not found or not all(found):
-        given_text = "an empty marker" if found else "none"
+def _markers(name: str, value: int | Iterable[Marker]) -> tuple[tuple[int, ...], ...]:
+    each = [value] if isinstance(value, int) else list(value)
+    markers = [(marker,) if isinstance(marker, int) else tuple(marker) for marker in each]
+    if not markers or not all(markers):
+        given_text = "an empty marker" if markers else "none"
         raise ValueError(f"{name}: must name at least one token; got {given_text}")
-    for token in (token for marker in found for token in marker):
+    for token in (token for marker in markers for token in marker):
         whole_number(name, token, 0)
-    return tuple(found)
+    return tuple(markers)
 
 
 def _shown(marker: tuple[int, ...]) -> str:

@@ -66,10 +66,10 @@ class Columns:
 
     def add(self, new: Sequence[Sequence[int]]) -> None:
         """Take the ids of a round, those of each row; a row with none has ended."""
-        for row, own in enumerate(new):
-            self.waiting[row].extend(own)
-            self.over[row] |= not own
-        while all(map(lambda own, over: own or over, self.waiting, self.over)) and self._put():
+        for row, ids in enumerate(new):
+            self.waiting[row].extend(ids)
+            self.over[row] |= not ids
+        while all(map(lambda ids, over: ids or over, self.waiting, self.over)) and self._put():
             pass
 
     def end(self) -> None:
@@ -82,7 +82,7 @@ class Columns:
         """Hand over the next place; return whether there was one."""
         if not any(self.waiting):
             return False
-        column = [own.popleft() if own else self.pad for own in self.waiting]
+        column = [waiting.popleft() if waiting else self.pad for waiting in self.waiting]
         self.streamer.put(torch.tensor(column))
         return True
 
@@ -203,9 +203,9 @@ class BatchStream(SpeculativeStream):
 
         for new in self._rounds():
             texts = texts or [TextPieces(self.tokenizer) for _ in new]
-            for index, own in enumerate(new):
-                if own:
-                    yield BatchPiece(index, texts[index].add(own), own, False)
+            for index, ids in enumerate(new):
+                if ids:
+                    yield BatchPiece(index, texts[index].add(ids), ids, False)
                 elif index not in over:
                     yield last(index)
         yield from (last(index) for index in range(len(texts)) if index not in over)

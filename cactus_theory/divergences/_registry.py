@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
+from cactus_theory.base.specs import Registry, names_a_file, parse_spec, together
 from cactus_theory.divergences._base import Divergence
 
 Kind = TypeVar("Kind", bound=type[Divergence])
@@ -117,7 +117,7 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     kind = found if isinstance(found, type) else type(found)
     if DIVERGENCES.known.get(kind.name) is not kind:
         register_divergence(kind)
-    values = merged_knobs(spec, knobs, ONCE)
+    values = together(spec, knobs, ONCE)
     return _built(kind, spec, values) if isinstance(found, type) or values else found
 
 
@@ -128,7 +128,7 @@ def registered_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     if not isinstance(spec, str):
         raise TypeError(f"divergence: must be a spec string or a Divergence; got {spec!r}")
     kind = DIVERGENCES.find(parse_spec(spec)[0])
-    return _built(kind, spec, merged_knobs(spec, knobs, ONCE))
+    return _built(kind, spec, together(spec, knobs, ONCE))
 
 
 def _built(kind: type[Divergence], spec: str, values: dict[str, Any]) -> Divergence:

@@ -4,6 +4,7 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which they are
     speculative,
     sample_and_match,
     cactus,
+    cactus_exact,
     band,
     mentored,
     soft_band,
@@ -11,6 +12,7 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which they are
     distillspec,
     mixture,
     typical,
+    typical_exact,
     top_k,
     relaxed,
     thresholds,
@@ -19,10 +21,12 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which they are
     cascade,
     reshaped,
 )
-from cactus_theory.policies._base import Policy
-from cactus_theory.policies._forms import Entrywise, FixedTarget, PerProposal
-from cactus_theory.policies._records import Budget, Decision, Declaration, Residual
+from cactus_theory.policies._base import FixedTarget, Policy
+from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._forms import Entrywise
+from cactus_theory.policies._per_proposal import PerProposal
 from cactus_theory.policies._registry import list_policies, policy, register
+from cactus_theory.policies._path import Decision, Residual
 
 __all__ = [
     "Budget",
@@ -35,6 +39,7 @@ __all__ = [
     "Residual",
     "band",
     "cactus",
+    "cactus_exact",
     "cascade",
     "distillspec",
     "fuzzy",
@@ -53,4 +58,5 @@ __all__ = [
     "thresholds",
     "top_k",
     "typical",
+    "typical_exact",
 ]

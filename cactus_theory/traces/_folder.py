@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.files import NAME as LOCK
 from cactus_theory.base.files import FolderLock, write_whole
 from cactus_theory.traces._manifest import (
@@ -172,7 +173,7 @@ def save_trace(
     """
     ends = list(eos_token_ids)
     check.one_of("dtype", dtype, tuple(DTYPES))
-    details = {} if nodes is None else {"nodes": check.whole_number("nodes", nodes, 1)}
+    details = {} if nodes is None else {"nodes": whole_number("nodes", nodes, 1)}
     header = Header(
         vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details
     )

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._meter import path_to, rows_at
+from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._path import Path
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.verify._tree_host import Steps
 from cactus_theory.verify.contract import Assignment, Verdict, Verified

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding._decode import opened_texts
+from cactus_theory.decoding._opening import opened_texts
 from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.decoding.loop import decode
 from cactus_theory.decoding.models import text_config
@@ -102,9 +103,9 @@ def log_trace(
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
     sizes = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": max_new_tokens}
     for name, size in sizes.items():
-        check.whole_number(name, size, 1)
+        whole_number(name, size, 1)
     if cycles is not None:
-        check.whole_number("cycles", cycles, 1)
+        whole_number("cycles", cycles, 1)
     options = DecodeOptions(
         num_draft_tokens=num_draft_tokens,
         # room for a whole draft in the last round too; the text itself is stopped
@@ -123,7 +124,7 @@ def log_trace(
         target=name_of(target_model),
         draft=name_of(draft_model),
         temperature=options.temperature,
-        seed=check.whole_number("seed", seed, 0),
+        seed=whole_number("seed", seed, 0),
         eos_token_ids=ends,
         details={
             "target_weights": identity(target_model),

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding._checks import dtype_of
+from cactus_theory.base.arguments import whole_number
+from cactus_theory.decoding._opening import dtype_of
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.verify.draw import pick
@@ -78,7 +79,7 @@ def noise_floor(
     3
     """
     for name, size in {"width": width, "max_new_tokens": max_new_tokens}.items():
-        check.whole_number(name, size, 1)
+        whole_number(name, size, 1)
     check.number("temperature", temperature, 0, open_low=True)
     if not prompts_ids or not all(map(len, prompts_ids)):
         raise ValueError("prompts_ids: must hold prompts of at least one token; got none or empty")

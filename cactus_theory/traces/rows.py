@@ -11,7 +11,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import load_rows
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path as Place
+from cactus_theory.policies._path import Path as Place
 from cactus_theory.traces._manifest import digest
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain

@@ -21,10 +21,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.soft import Worth, soft_rows
-from cactus_theory.policies._knobs import ValueTable
+from cactus_theory.policies._values import ValueTable
 from cactus_theory.traces.trace import Trace
 
 # where φ changes its slope
@@ -76,7 +77,7 @@ def learn_values(
         )
     trace.check_chains("learn_values")
     width = trace.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
-    width = min(check.whole_number("num_draft_tokens", width, 1), trace.num_draft_tokens)
+    width = min(whole_number("num_draft_tokens", width, 1), trace.num_draft_tokens)
     amounts = [check.number("prices", price, 0, open_low=True) for price in prices]
     ValueTable.of(kind.spec, knots, amounts, [[]] * len(amounts))  # bad ones raise at once
     logged = _by_place(trace, width, cycles)

@@ -8,7 +8,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._knobs import ValueTable
+from cactus_theory.policies._values import ValueTable
 from cactus_theory.tuned import MOST_SIBLINGS
 from cactus_theory.verify.registry import find_verifier, verifiers
 from cactus_theory.verify.tree import RUNS

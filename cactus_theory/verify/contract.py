@@ -20,7 +20,7 @@ from cactus_theory.base.arguments import normalised
 from cactus_theory.base.specs import spec_of
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._path import Path
 
 NO_ROW = (
     "verifier: {0} looks ahead, so what it emits at a row depends on rows of tokens that were not "

@@ -39,7 +39,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cactus_theory.decoding._meter import Meter, path_to, rows_at
+from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verified
 from cactus_theory.vllm.admission import family

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._meter import Meter, verified
+from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding._verification import verified_rows
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verified
@@ -64,7 +65,7 @@ class Request:
         charged = slice(0, min(kept + 1, count))
         self.drafted, self.accepted = self.drafted + count, self.accepted + kept
         self.emitted += kept + 1
-        rows = verified(place, charged, seen, self.judge)
+        rows = verified_rows(place, charged, seen, self.judge)
         if self.ledger is not None and self.account is not None:
             account = self.ledger.observe(self.account, rows)
             self.account = self.ledger.advance(account, [0] * (kept + 1))

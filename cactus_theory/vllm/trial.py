@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base.arguments import normalised
-from cactus_theory.decoding._meter import rows_at
+from cactus_theory.decoding._verification import rows_at
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._path import Path
 from cactus_theory.verify.draw import Coins
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.vllm.settings import Settings

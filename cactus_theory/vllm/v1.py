@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._meter import rows_of
+from cactus_theory.decoding._verification import rows_of
 from cactus_theory.policies import Policy, policy
 from cactus_theory.verify import Assignment
 from cactus_theory.verify.contract import Verified

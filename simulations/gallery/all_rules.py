@@ -14,7 +14,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.policies import Policy
 
-from ..block_gap import registered
+from ..blocks.gap import registered
 from .look import INK, MUTED, OPTIMUM
 from .rows import real_rows
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from cactus_theory.decoding.device import Repeated
-from cactus_theory.decoding.device.capture import never_waits
+from cactus_theory.decoding.device.round import never_waits
 
 from .sections import Bench, Job, Message, Row, in_turn
 

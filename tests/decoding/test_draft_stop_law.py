@@ -13,11 +13,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import DraftStop, ModelDrafter
+from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.policies._forms import FixedTarget
+from cactus_theory.policies._base import FixedTarget
 from cactus_theory.verify.contract import Assignment, Draft
 from cactus_theory.verify.registry import find_verifier
 

@@ -15,8 +15,8 @@ from cactus_theory.decoding import (
     generate,
     generate_plain,
 )
+from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.drafters import (
     BlockHead,
     HeadShape,

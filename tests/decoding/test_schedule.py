@@ -14,8 +14,8 @@ from cactus_theory.decoding import (
     Siblings,
     generate,
 )
-from cactus_theory.decoding._rules import Rules
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Section
 from cactus_theory.verify import Draft
@@ -57,11 +57,15 @@ def test_positions_count_new_tokens():
 
 def test_rules_are_numbered_over_rows():
     texts = Texts([[7], [1], [2]], 4, frozenset(), torch.device("cpu"))
-    rules = Rules([MARKED, ct.policy("typical"), ct.policy("cactus:delta=5")], texts)
-    assert [rule.spec for rule in rules.rules] == ["speculative", "cactus:delta=5.0", "typical"]
+    policies = RowPolicies([MARKED, ct.policy("typical"), ct.policy("cactus:delta=5")], texts)
+    assert [policy.spec for policy in policies.distinct] == [
+        "speculative",
+        "cactus:delta=5.0",
+        "typical",
+    ]
     draft = Draft(torch.tensor([[3, 8, 3], [3, 3, 3], [3, 3, 3]]), [3, 3, 3], None)
-    assigned = rules.assign(torch.full((3, 4, 12), 1 / 12), draft)
-    assert assigned.policies == rules.rules
+    assigned = policies.assign(torch.full((3, 4, 12), 1 / 12), draft)
+    assert assigned.policies == policies.distinct
     assert assigned.choice.tolist() == [[1, 1, 0], [2, 2, 2], [1, 1, 1]]
 
 

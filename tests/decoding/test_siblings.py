@@ -21,9 +21,9 @@ from cactus_theory.decoding import (
     generate,
     generate_plain,
 )  # fmt: skip
-from cactus_theory.decoding._decode import Opening
-from cactus_theory.decoding._round import Decode
+from cactus_theory.decoding._opening import Opening
 from cactus_theory.decoding.drafters.siblings import SiblingsDrafting
+from cactus_theory.decoding.host import Decode
 from tests.amounts import amount, some
 from tests.decoding.models.families import build, families
 from tests.verify.test_tree import Walks

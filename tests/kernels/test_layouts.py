@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding.device.capture import never_waits
+from cactus_theory.decoding.device.round import never_waits
 from cactus_theory.kernels import (
     LogitsVerdict,
     Workspace,

@@ -51,7 +51,7 @@ IN_VERIFY = {
 }
 
 IN_DECODING = {
-    "decoding/_round.py": (
+    "decoding/host.py": (
         ("Decode._settle", Replace("length - 1", "length")),
         ("Decode._score", Replace("count + 1", "max(count, 1)")),
     ),
@@ -60,13 +60,16 @@ IN_DECODING = {
         ("Meter._measure", Replace("torch.minimum(offered, emitted)", "p")),
         ("Meter._judge", Operator("==", "!=")),
         ("_groups", DropStatement("(group, rows)")),
-        ("verified", Operator("<", "<=")),
-        ("rows_of", Replace("q[row, nodes]", "q[row, 1:][nodes]")),
     ),
-    "decoding/_rules.py": (
-        ("Rules._chosen", Value("self._asked(row, q, draft, slice(0, len(drafted)))", nth=1)),
-        ("Rules.keep", Replace("values[row]", "values[0]")),
-        ("Rules.observe", DropStatement("self.states[row]")),
+    "decoding/_verification.py": (
+        (
+            "RowPolicies._chosen",
+            Value("self._scheduled(row, q, draft, slice(0, len(drafted)))", nth=1),
+        ),
+        ("RowPolicies.keep", Replace("values[row]", "values[0]")),
+        ("RowPolicies.observe", DropStatement("self.states[row]")),
+        ("verified_rows", Operator("<", "<=")),
+        ("rows_of", Replace("q[row, nodes]", "q[row, 1:][nodes]")),
     ),
     "decoding/models/cache.py": (
         ("places", Replace("torch.where(real, slots, cache.capacity)", "chain")),
@@ -76,6 +79,6 @@ IN_DECODING = {
         ("RaggedCache.select", Replace("length + stay", "length")),
         ("RaggedCache._kept", Replace("place != row", "False")),
     ),
-    "decoding/models/weights.py": (("_quick_norm", Value("lambda x: x / length(x)")),),
+    "decoding/models/fast.py": (("_quick_norm", Value("lambda x: x / length(x)")),),
     "decoding/models/linear.py": (("exact_in_half", RenameCall("all", "any")),),
 }

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cactus_theory.decoding import DecodeOptions, ModelDrafter, decode
-from cactus_theory.decoding._warp import Warp
+from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy

@@ -16,9 +16,98 @@ statistics and meter. Where the fused kernels verify, which is on CUDA where the
 random numbers are their own: the same laws and meter, other tokens.
 """
 
-from cactus_theory.decoding.device.capture import Repeated
-from cactus_theory.decoding.device.choose import BY_KERNELS, on_device
-from cactus_theory.decoding.device.loop import BUCKET, DeviceDecode
-from cactus_theory.decoding.device.round import StaticForward
+from typing import Any
+
+from cactus_theory.base.rows import ORDINARY
+from cactus_theory.decoding._opening import Opening
+from cactus_theory.decoding.device.loop import BUCKET, DeviceDecode, capacity
+from cactus_theory.decoding.device.round import Repeated, StaticForward, captures
+from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
+from cactus_theory.decoding.drafters.model import ModelDrafter
+from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models.fast import obstacle as not_fast
+from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.pace import FixedPace
 
 __all__ = ["BUCKET", "BY_KERNELS", "DeviceDecode", "Repeated", "StaticForward", "on_device"]
+
+BY_KERNELS = "device, by kernels"
+
+
+def on_device(opening: Opening) -> tuple[DeviceDecode | None, str]:
+    """Return the device's decode if it is to run, and what a result says of its loop.
+
+    Raises ValueError where it, or the kernels, are required and cannot run.
+    """
+    device_loop, texts = opening.options.device_loop, opening.texts
+    if device_loop is False or (device_loop is None and not captures(texts.device)):
+        return None, "host"
+    drafter, models = opening.drafter, {"target_model": opening.target_model}
+    if isinstance(drafter, ModelDrafter):
+        models["draft_model"] = drafter.model
+    reason = (
+        _round_obstacle(opening)
+        or _option_obstacle(opening.options)
+        or _model_obstacle(models, capacity(texts, opening.width))
+    )
+    if reason is None:
+        step, loop = _step(opening, list(models.values()))
+        return DeviceDecode(opening, step), loop
+    if device_loop:
+        raise ValueError(f"device_loop: must be None or False here, {reason}; got {device_loop!r}")
+    return None, f"host, {reason}"
+
+
+def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
+    """Return the kernels' step where it is to verify, and what a result says of the loop."""
+    options, policies, coins = opening.options, opening.policies.distinct, opening.coins
+    device_loop, judge, temperature = options.device_loop, options.judge, options.temperature
+    if device_loop == "torch" or (device_loop != "kernels" and not captures(coins.device)):
+        return None, "device"
+    reason = obstacle(policies, judge, models, coins.device)
+    if temperature and not ORDINARY[0] <= temperature <= ORDINARY[1]:
+        reason = f"as they do not divide by a temperature of {temperature:g}"
+    if reason is None:
+        vocab = text_config(models[0]).vocab_size
+        seeds, width = coins.seeds(), opening.width
+        return kernel_step(policies[0], judge.spec, seeds, temperature, width, vocab), BY_KERNELS
+    if device_loop == "kernels":
+        raise ValueError(f"device_loop: must not be 'kernels' here, {reason}")
+    return None, f"device, by torch {reason}"
+
+
+def _round_obstacle(opening: Opening) -> str | None:
+    """Return what makes rounds differ in kind."""
+    judge = opening.options.judge
+    drafter = opening.drafter
+    if drafter is not None and not (
+        isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
+    ):
+        return "where a drafter is more than a model"
+    if not isinstance(opening.pace, FixedPace):
+        return "where adaptive or gate chooses each round"
+    if opening.warp.processors:
+        return "where logits processors apply"
+    if any(schedule is not None for schedule in opening.policies.schedules):
+        return "where a schedule chooses policies"
+    if judge.drafts != ("chain",):
+        return f"where {judge.spec} may walk trees"
+    if judge.needs_next_draft_row:
+        return f"where {judge.spec} reads one more draft row"
+    return None
+
+
+def _option_obstacle(options: DecodeOptions) -> str | None:
+    """Return which options are given that the device loop does not have."""
+    names = [name for name in ("record_rows", "on_rows", "on_round") if getattr(options, name)]
+    names += ["fast_forward"] * (options.fast_forward is False)
+    names += ["stop"] * (options.stop is not None)
+    return f"where {', '.join(names)} is used" if names else None
+
+
+def _model_obstacle(models: dict[str, Any], positions: int) -> str | None:
+    for name, model in models.items():
+        reason = not_fast(model, positions)
+        if reason is not None:
+            return f"as to {name}, {reason}"
+    return None

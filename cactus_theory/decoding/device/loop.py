@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._decode import Loop, Opening
-from cactus_theory.decoding._rules import Rules
+from cactus_theory.decoding._opening import Opening
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.device.capture import captures
-from cactus_theory.decoding.device.round import Inputs, Outcome, Round, StaticForward
+from cactus_theory.decoding._verification import RowPolicies
+from cactus_theory.decoding.device.round import Inputs, Outcome, Round, StaticForward, captures
 from cactus_theory.decoding.device.verify import VerifyStep, probabilities, torch_step
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import GenerationResult
+from cactus_theory.decoding.rounds import Loop
 from cactus_theory.verify.contract import Assignment, Draft, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 
@@ -23,19 +23,16 @@ BUCKET = 256
 class DeviceDecode(Loop):
     """The state of one decode of B texts; rows that have ended run along until all have.
 
-    The caches' lengths are those of the prompts: the device's are in its inputs.
-
-    Parameters
-    ----------
-    verify : the verification step, None for the verifier's own in PyTorch.
+    The caches' lengths are those of the prompts: the device's are in its inputs. Without
+    ``verify`` the verifier's own step in PyTorch runs.
     """
 
     def __init__(self, opening: Opening, verify: VerifyStep | None = None) -> None:
         super().__init__(opening)
         texts, width = self.texts, opening.width
         self.width, self.device, self.rounds = width, texts.device, 0
-        self.temperature = heat = self.options.temperature
-        self.assigned = Assignment(self.rules.rules, _choice(self.rules, texts, width))
+        self.temperature = self.options.temperature
+        self.assigned = Assignment(self.policies.distinct, _choice(self.policies, texts, width))
         models = [opening.target_model]
         if isinstance(opening.drafter, ModelDrafter):
             models.append(opening.drafter.model)
@@ -45,9 +42,9 @@ class DeviceDecode(Loop):
         ]
         forwards = [StaticForward(model) for model in self.models]
         self.inputs = Inputs(texts.batch, width, self.verifier.coins(width), self.device)
-        step = verify or torch_step(self.verifier, self.assigned, heat)
+        step = verify or torch_step(self.verifier, self.assigned, self.temperature)
         draft = forwards[1] if len(forwards) > 1 else None
-        self.graph = Round(self.inputs, forwards[0], draft, heat, step)
+        self.graph = Round(self.inputs, forwards[0], draft, self.temperature, step)
 
     @property
     def calls(self) -> tuple[int, int]:
@@ -74,53 +71,53 @@ class DeviceDecode(Loop):
     def round(self) -> Tokens:
         """Give every open text at least one token; return the new ids of all."""
         texts = self.texts
-        wanted = [min(self.width, texts.room(row) - 1) for row in range(texts.batch)]
-        self.coins.fill(self.inputs.table, self.width, wanted, self.verifier.coins)
-        drafted = [max(own, 0) for own in wanted]
-        self.inputs.upload([self._row(row, own) for row, own in enumerate(drafted)])
+        draft_lengths = [min(self.width, texts.room(row) - 1) for row in range(texts.batch)]
+        self.coins.fill(self.inputs.table, self.width, draft_lengths, self.verifier.coins)
+        drafted = [max(length, 0) for length in draft_lengths]
+        self.inputs.upload([self._row(row, length) for row, length in enumerate(drafted)])
         end = _whole_buckets(max(texts.lengths) + self.width)
         self.clock.lap("other")
         if self.graph.prepare(end):
             torch.cuda.synchronize(self.device)
         self.clock.lap("capture")
-        done = self.graph(end)
-        tokens = [[*ids[:kept], last] for *ids, kept, last in done.report.tolist()]
+        outcome = self.graph(end)
+        tokens = [[*ids[:kept], last] for *ids, kept, last in outcome.report.tolist()]
         self.rounds += 1
-        for row, own in enumerate(tokens):
-            if wanted[row] >= 0 and own[-1] == NO_TOKEN:
-                q, p = self._rows(done)
-                own_p = None if p is None else p[row]
-                raise self.failure(row, q[row], own_p, range(len(own) - 1, drafted[row] + 1))
+        for row, ids in enumerate(tokens):
+            if draft_lengths[row] >= 0 and ids[-1] == NO_TOKEN:
+                q, p = self._rows(outcome)
+                places = range(len(ids) - 1, drafted[row] + 1)
+                raise self.failure(row, q[row], None if p is None else p[row], places)
         new: Tokens = [[]] * texts.batch
-        for row, own in enumerate(tokens):
-            if wanted[row] >= 0:
-                new[row] = own[: texts.append(row, own)]
-                self._note(row, drafted[row], own, new[row])
+        for row, ids in enumerate(tokens):
+            if draft_lengths[row] >= 0:
+                new[row] = ids[: texts.append(row, ids)]
+                self._note(row, drafted[row], ids, new[row])
         self.clock.lap("other")
         if self.meter is not None and self.width:
-            self._charge(done, drafted, new)
+            self._charge(outcome, drafted, new)
         return new
 
     def _row(self, row: int, drafted: int) -> list[int]:
         ids = self.texts.ids[row]
         return [ids[-2] if len(ids) > 1 else ids[-1], ids[-1], len(ids), drafted]
 
-    def _note(self, row: int, drafted: int, own: list[int], new: list[int]) -> None:
-        self.tally.note(row, drafted, own, new)
+    def _note(self, row: int, drafted: int, tokens: list[int], new: list[int]) -> None:
+        self.tally.note(row, drafted, tokens, new)
         if not self.texts.room(row):
             self.tally.finished[row] = self.texts.new_ids(row), self.texts.ended[row]
 
-    def _rows(self, done: Outcome) -> tuple[Tensor, Tensor | None]:
+    def _rows(self, outcome: Outcome) -> tuple[Tensor, Tensor | None]:
         """Return the rows of the target and of the draft in a round."""
-        target, draft = done.logits.target, done.logits.draft
+        target, draft = outcome.logits.target, outcome.logits.draft
         p = None if draft is None else probabilities(draft, self.temperature)
         return probabilities(target, self.temperature), p
 
-    def _charge(self, done: Outcome, drafted: list[int], new: Tokens) -> None:
+    def _charge(self, outcome: Outcome, drafted: list[int], new: Tokens) -> None:
         """Give the meter the rows that were verified."""
-        q, p = self._rows(done)
-        draft = Draft(done.logits.token_ids, drafted, p)
-        self.measure(Verified(self.assigned, q, draft, done.verdict), new)
+        q, p = self._rows(outcome)
+        draft = Draft(outcome.logits.token_ids, drafted, p)
+        self.measure(Verified(self.assigned, q, draft, outcome.verdict), new)
         if captures(self.device):  # measuring is not to be paid by the next round
             torch.cuda.synchronize(self.device)
         self.clock.lap("meter")
@@ -135,9 +132,9 @@ def _whole_buckets(positions: int) -> int:
     return -(-positions // BUCKET) * BUCKET
 
 
-def _choice(rules: Rules, texts: Texts, width: int) -> Tensor | None:
+def _choice(policies: RowPolicies, texts: Texts, width: int) -> Tensor | None:
     """Return which policy judges which drafted token, None if there is one policy."""
-    if len(rules.rules) == 1:
+    if len(policies.distinct) == 1:
         return None
-    own = [rules.rules.index(rule) for rule in rules.own]  # type: ignore[arg-type]
-    return torch.tensor(own, device=texts.device)[:, None].repeat(1, width)
+    numbers = [policies.distinct.index(policy) for policy in policies.of_row]  # type: ignore
+    return torch.tensor(numbers, device=texts.device)[:, None].repeat(1, width)

@@ -1,9 +1,13 @@
 """One round as a function of tensors that keep their place: draft, score, verify.
 
-Its forward passes feed tokens whose places in the ragged cache only the device knows.
+Its forward passes feed tokens whose places in the ragged cache only the device knows. It runs
+again and again: as a CUDA graph, or as it is; only that differs between a GPU and a CPU.
 """
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -11,13 +15,83 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding.device.capture import Repeated, captures, never_waits
 from cactus_theory.decoding.device.verify import Logits, VerifyStep, probabilities
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.models.cache import Places, additive
 from cactus_theory.decoding.models.fast import FastForward
 from cactus_theory.verify.contract import Verdict
 from cactus_theory.verify.draw import pick
+
+Result = TypeVar("Result")
+# runs before a capture: libraries choose kernels and take workspace at the first ones
+WARM_UP = 2
+
+
+def captures(device: torch.device) -> bool:
+    """Return whether rounds run as CUDA graphs there."""
+    return device.type == "cuda"
+
+
+class Repeated(Generic[Result]):
+    """``compute(end)``, captured once for every ``end``.
+
+    ``compute`` reads and writes tensors at fixed addresses, never waits for the device, and may
+    run any number of times on the same inputs. Its result is overwritten by the next call.
+    """
+
+    def __init__(self, compute: Callable[[int], Result], device: torch.device) -> None:
+        self.compute, self.device = compute, device
+        self.captured: dict[int, tuple[Any, Result]] = {}
+        self.pool: Any = None
+
+    def prepare(self, end: int) -> bool:
+        """Capture the computation for ``end`` unless that was done; return whether it was now."""
+        if not captures(self.device) or end in self.captured:
+            return False
+        self.captured[end] = self._capture(end)
+        return True
+
+    def __call__(self, end: int) -> Result:
+        """Return the result for the inputs that are in memory now."""
+        if not captures(self.device):
+            return self.compute(end)
+        self.prepare(end)
+        graph, result = self.captured[end]
+        graph.replay()
+        return result
+
+    def _capture(self, end: int) -> tuple[Any, Result]:
+        """Return a graph that shares the memory of the ones before, and where its result lies."""
+        aside = torch.cuda.Stream(self.device)
+        aside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP):
+                self.compute(end)
+        torch.cuda.current_stream(self.device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            result = self.compute(end)
+        self.pool = graph.pool()
+        return graph, result
+
+
+def never_waits(job: Callable[[], Any], device: torch.device) -> bool:
+    """Return whether a job on a CUDA device runs without waiting for it; True elsewhere."""
+    if not captures(device):
+        return True
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode says that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            job()
+        except RuntimeError as error:
+            if "synchronizing" not in str(error):
+                raise
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return True
 
 
 @dataclass(frozen=True)
@@ -32,27 +106,20 @@ class Outcome:
 class Inputs:
     """What the host tells the device before a round, in memory taken once.
 
-    Attributes
-    ----------
-    tokens : (B, 2) the last two tokens of each text (one twice if it has no more).
-    lengths : (B,) tokens of each text.
-    wanted : (B,) how many drafted tokens of each row count.
-    coins : (B, K + C + 1): for the draft, the verification and the token that follows.
+    ``tokens`` (B, 2) are the last two of each text (one twice if it has no more), ``lengths`` (B,)
+    its tokens, ``draft_lengths`` (B,) how many drafted tokens of it count, ``coins`` (B, K + C + 1)
+    those of the draft, of the verification and of the token that follows.
     """
 
     def __init__(self, batch: int, width: int, accept: int, device: torch.device) -> None:
         self.width, pinned = width, device.type == "cuda"
-        self.host_whole = torch.zeros(batch, 4, dtype=torch.int64, pin_memory=pinned)
-        self.host_coins = torch.zeros(
-            batch, width + accept + 1, dtype=torch.float64, pin_memory=pinned
-        )
-        self.whole = self.host_whole.to(device, copy=True)
+        shape = batch, width + accept + 1
+        self.host_counts = torch.zeros(batch, 4, dtype=torch.int64, pin_memory=pinned)
+        self.host_coins = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned)
+        self.counts = self.host_counts.to(device, copy=True)
         self.coins = self.host_coins.to(device, copy=True)
-        self.tokens, self.lengths, self.wanted = (
-            self.whole[:, :2],
-            self.whole[:, 2],
-            self.whole[:, 3],
-        )
+        self.tokens, self.lengths = self.counts[:, :2], self.counts[:, 2]
+        self.draft_lengths = self.counts[:, 3]
 
     @property
     def table(self) -> np.ndarray:
@@ -60,12 +127,12 @@ class Inputs:
         return self.host_coins.numpy()
 
     def upload(self, rows: list[list[int]]) -> None:
-        """Write (two tokens, length, wanted) of each row and the coins; nothing is waited for.
+        """Write (two tokens, length, draft length) of each row and the coins, without waiting.
 
         The host's side may be written again once the round's report was read.
         """
-        self.host_whole.copy_(torch.tensor(rows))
-        self.whole.copy_(self.host_whole, non_blocking=True)
+        self.host_counts.copy_(torch.tensor(rows))
+        self.counts.copy_(self.host_counts, non_blocking=True)
         self.coins.copy_(self.host_coins, non_blocking=True)
 
 
@@ -122,14 +189,14 @@ class Round:
     ) -> None:
         self.inputs, self.target, self.draft = inputs, target, draft
         self.temperature, self.verify = temperature, verify
-        device = inputs.whole.device
+        device = inputs.counts.device
         self.scored = Repeated(self._score, device)
         self.whole = Repeated(lambda end: self._verify(self._score(end)), device)
         self.in_one: bool | None = None
 
     def prepare(self, end: int) -> bool:
         """Capture what is needed for caches read up to ``end``; return whether anything was."""
-        if not captures(self.inputs.whole.device):
+        if not captures(self.inputs.counts.device):
             return False
         if self.in_one is None:
             logits = self._score(end)
@@ -148,24 +215,24 @@ class Round:
 
     def _score(self, end: int) -> Logits:
         """Draft K tokens a row and run the target over them."""
-        given = self.inputs
+        inputs = self.inputs
         ids, logits = self._propose(end)
-        place = given.lengths[:, None] - 1 + torch.arange(ids.shape[1] + 1, device=ids.device)
-        fed = torch.cat([given.tokens[:, 1:], ids], 1)
-        coins = given.coins[:, given.width : -1], given.coins[:, -1]
+        place = inputs.lengths[:, None] - 1 + torch.arange(ids.shape[1] + 1, device=ids.device)
+        fed = torch.cat([inputs.tokens[:, 1:], ids], 1)
+        coins = inputs.coins[:, inputs.width : -1], inputs.coins[:, -1]
         target = self.target(fed, place, end)
-        return Logits(target, logits, ids, given.wanted, *coins, given.lengths)
+        return Logits(target, logits, ids, inputs.draft_lengths, *coins, inputs.lengths)
 
     def _propose(self, end: int) -> tuple[Tensor, Tensor | None]:
-        given = self.inputs
-        if self.draft is None or not given.width:
-            return given.tokens[:, :0], None
+        inputs = self.inputs
+        if self.draft is None or not inputs.width:
+            return inputs.tokens[:, :0], None
         # the cache may lack the token before the last one, if all drafted ones were accepted
-        place = given.lengths[:, None] + torch.arange(-2, 0, device=given.whole.device)
-        rows = self.draft(given.tokens, place.clamp(min=0), end, last=True)[:, 0]
+        place = inputs.lengths[:, None] + torch.arange(-2, 0, device=inputs.counts.device)
+        rows = self.draft(inputs.tokens, place.clamp(min=0), end, last=True)[:, 0]
         ids, logits = [self._drawn(rows, 0)], [rows]
-        for step in range(1, given.width):
-            place = (given.lengths - 1 + step)[:, None]
+        for step in range(1, inputs.width):
+            place = (inputs.lengths - 1 + step)[:, None]
             rows = self.draft(ids[-1][:, None], place, end, last=True)[:, 0]
             ids.append(self._drawn(rows, step))
             logits.append(rows)

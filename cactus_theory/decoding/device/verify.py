@@ -1,4 +1,4 @@
-"""Verification of one round from logits: the in torch or by the fused kernels.
+"""Verification of one round from logits: in torch or by the fused kernels.
 
 The kernels make their coins and noise of a seed, a position, a place and a stream (see
 ``cactus_theory/kernels/_streams.py``). Here the seed of a text is the first number of its own
@@ -31,14 +31,9 @@ from cactus_theory.verify.draw import pick
 class Logits:
     """What a round knows before it verifies; all on the device.
 
-    Attributes
-    ----------
-    target, draft : (B, K + 1, V) and (B, K, V) logits as the models gave them; no draft logits
-        where the draft was certain, as it is at temperature 0.
-    token_ids : (B, K) drafted tokens, of which the first ``drafted`` (B,) of a row count.
-    accept, draw : (B, C) and (B,) the verifier's coins.
-    positions : (B,) tokens of each text before the drafted ones, for kernels that make coins
-        of a seed and a position.
+    ``target`` and ``draft`` are logits as the models gave them (none of a certain draft, as it is
+    at temperature 0); the first ``drafted`` tokens of a row count; ``accept`` and ``draw`` are the
+    verifier's coins, ``positions`` the tokens of each text before the drafted ones.
     """
 
     target: Float[Tensor, "batch K1 vocab"]
@@ -68,12 +63,12 @@ def probabilities(
 def torch_step(verifier: Verifier, assigned: Assignment, temperature: float) -> VerifyStep:
     """Return the step that PyTorch's own kernels make of a verifier and its policies."""
 
-    def step(given: Logits) -> Verdict:
-        ids, q = given.token_ids, probabilities(given.target, temperature)
+    def step(logits: Logits) -> Verdict:
+        ids, q = logits.token_ids, probabilities(logits.target, temperature)
         if not ids.shape[1]:
-            return Verdict(ids, torch.zeros_like(given.drafted), pick(q[:, 0], given.draw))
-        p = None if given.draft is None else probabilities(given.draft, temperature)
-        draft, coins = Draft(ids, given.drafted, p), (given.accept, given.draw)
+            return Verdict(ids, torch.zeros_like(logits.drafted), pick(q[:, 0], logits.draw))
+        p = None if logits.draft is None else probabilities(logits.draft, temperature)
+        draft, coins = Draft(ids, logits.drafted, p), (logits.accept, logits.draw)
         if type(verifier) is Chain:
             return Verdict(ids, *chain_on_device(assigned, q, draft, *coins))
         return verifier.verify(assigned, q, draft, *coins)
@@ -91,36 +86,31 @@ def kernel_step(
 ) -> VerifyStep:
     """Return the step that decides every text's draft by one policy, in memory taken once.
 
-    Its verdict is overwritten by the next round. Under ``block`` it has the alive ratios that
-    the meter needs: the kernels follow them down the whole draft.
-
-    Parameters
-    ----------
-    verifier : ``chain`` or ``block``.
-    seeds : one per text, on the device.
-    width, vocab : K and V.
+    Its verdict is overwritten by the next round. Under ``block`` (the other ``verifier`` is
+    ``chain``) it has the alive ratios that the meter needs: the kernels follow them down the
+    whole draft. ``seeds`` are on the device; ``width`` and ``vocab`` are K and V.
     """
     batch = len(seeds)
     work = Workspace(batch, width, vocab, seeds.device)
     out = LogitsVerdict(seeds.new_empty(batch, width + 1), seeds.new_empty(batch))
     alive = work.alive.view(batch, width) if verifier == "block" and width else None
 
-    def step(given: Logits) -> Verdict:
+    def step(logits: Logits) -> Verdict:
         ids, counts = verify_logits(
             policy,
-            given.target,
-            given.draft,
-            given.token_ids,
+            logits.target,
+            logits.draft,
+            logits.token_ids,
             seeds=seeds,
-            positions=given.positions.contiguous(),
+            positions=logits.positions.contiguous(),
             temperature=temperature,
-            lengths=given.drafted.contiguous(),
+            lengths=logits.drafted.contiguous(),
             verifier=verifier,
             workspace=work,
             out=out,
         )
         last = ids.gather(1, counts[:, None])[:, 0]
-        return Verdict(given.token_ids, counts, last, alive=alive)
+        return Verdict(logits.token_ids, counts, last, alive=alive)
 
     return step
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._warp import Warp
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.verify.contract import Draft
 from cactus_theory.verify.draw import pick
@@ -123,7 +123,7 @@ class SampledDrafting(Drafting):
         self,
         logits: Float[Tensor, "batch 1 vocab"],
         offset: int,
-        wanted: Sequence[int],
+        draft_lengths: Sequence[int],
         coin: Tensor,
     ) -> Int[Tensor, "batch"]:
         """Write drafted token number ``offset`` of every row, and its law; return it.
@@ -131,22 +131,22 @@ class SampledDrafting(Drafting):
         The logits are written over. Entries of rows that want no more tokens are arbitrary.
         """
         if self.certain:
-            scores = self.warp.scores(logits, self.texts, offset, wanted)[:, 0]
+            scores = self.warp.scores(logits, self.texts, offset, draft_lengths)[:, 0]
             token = scores.argmax(-1)
             if self.beside:
                 self.likeliest[offset] = best(scores, self.beside + 1, -torch.inf)
         else:
             # a row without a law is found where it verifies
-            token = pick(self.law(logits, offset, wanted), coin, none=0)
+            token = pick(self.law(logits, offset, draft_lengths), coin, none=0)
         self.texts.propose(offset, token)
         return token
 
     def law(
-        self, logits: Float[Tensor, "batch 1 vocab"], offset: int, wanted: Sequence[int]
+        self, logits: Float[Tensor, "batch 1 vocab"], offset: int, draft_lengths: Sequence[int]
     ) -> Float[Tensor, "batch vocab"]:
         """Write the law of what follows the first ``offset`` drafted tokens; return it."""
         out = self.memory(logits)[:, offset : offset + 1]
-        return self.warp(logits, self.texts, offset, wanted, out=out)[:, 0]
+        return self.warp(logits, self.texts, offset, draft_lengths, out=out)[:, 0]
 
     def memory(self, logits: Tensor) -> Tensor:
         """Return room for the rows of one round, taken once."""
@@ -216,7 +216,7 @@ def tree_of(
 ) -> Draft:
     """Return the draft of each row's tokens: ids, parents, whether sampled, whether certain."""
     width = max(map(len, rows))
-    padded = [[*own, *[(0, -1, False, False)] * (width - len(own))] for own in rows]
+    padded = [[*nodes, *[(0, -1, False, False)] * (width - len(nodes))] for nodes in rows]
     ids, parents, sampled, certain = torch.tensor(padded, device=device).unbind(-1)
     flags = sampled.bool(), certain.bool()
     return Draft(ids, list(map(len, rows)), probs, parents, limits, *flags)
@@ -231,9 +231,9 @@ def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"]
         return None
     fed = max(counts)
     parents = torch.arange(-1, fed - 1, device=draft.parents.device).repeat(len(counts), 1)
-    for row, (count, own) in enumerate(zip(counts, draft.lengths, strict=True)):
-        first = count - own  # the settled tokens that are fed along
-        follows = draft.parents[row, :own]
+    for row, (count, drafted) in enumerate(zip(counts, draft.lengths, strict=True)):
+        first = count - drafted  # the settled tokens that are fed along
+        follows = draft.parents[row, :drafted]
         parents[row, first:count] = torch.where(follows >= 0, follows + first, first - 1)
     return parents
 
@@ -252,5 +252,5 @@ def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
 
 def best(rows: Float[Tensor, "*batch vocab"], m: int, least: float) -> Int[Tensor, "*batch m"]:
     """Return the ``m`` largest tokens of each row, −1 for those not above ``least``."""
-    found = rows.topk(min(m, rows.shape[-1]))
-    return torch.where(found.values > least, found.indices, -1)
+    largest = rows.topk(min(m, rows.shape[-1]))
+    return torch.where(largest.values > least, largest.indices, -1)

@@ -22,8 +22,7 @@ from cactus_theory.decoding.drafters._base import Drafting, SampledDrafting, Set
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.fast import FastForward
-from cactus_theory.decoding.models.linear import Linear
-from cactus_theory.decoding.models.weights import unchanged
+from cactus_theory.decoding.models.linear import Linear, prepared
 
 CONFIG, WEIGHTS = "head.json", "model.safetensors"
 # what all tokens add to units is kept up to so many numbers (16 MB)
@@ -100,7 +99,7 @@ class FeatureHead(nn.Module):
         self, states: Sequence[Float[Tensor, "batch some hidden"]], embedded: Tensor
     ) -> Float[Tensor, "batch some width"]:
         """Return the units of tokens with these embeddings, after tokens with these states."""
-        read = torch.cat([self.normed(own) for own in states], -1)
+        read = torch.cat([self.normed(layer) for layer in states], -1)
         return self.features(read) + self.token(self.normed(embedded))
 
     def normed(self, states: Tensor) -> Tensor:
@@ -111,7 +110,9 @@ class FeatureHead(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write sizes and float16 weights to a folder, each file whole or not at all."""
         tensors = check.optional_module("safetensors.torch", "llm")
-        weights = {name: own.detach().half().contiguous() for name, own in self.named_parameters()}
+        weights = {
+            name: weight.detach().half().contiguous() for name, weight in self.named_parameters()
+        }
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_whole(Path(folder) / WEIGHTS, tensors.save(weights))
         described = {"format": FORMAT, "kind": self.kind} | asdict(self.shape)
@@ -140,24 +141,24 @@ class FeatureHead(nn.Module):
             head = cls(shape)
             head.load_state_dict(weights)
         except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
-            said = (str(error).splitlines() or [""])[0]
+            reason = (str(error).splitlines() or [""])[0]
             raise ValueError(
-                f"folder: must hold a {cls.kind} head; got {type(error).__name__}: {said} "
+                f"folder: must hold a {cls.kind} head; got {type(error).__name__}: {reason} "
                 f"in {str(folder)!r}"
             ) from error
         return head.eval().requires_grad_(False)
 
     def check(self, target_model: Any) -> None:
         """Raise ValueError for a target of another vocabulary, width or device."""
-        config, shape, here = text_config(target_model), self.shape, self.token.weight.device
-        for name, own, other in (
+        config, shape, device = text_config(target_model), self.shape, self.token.weight.device
+        for name, of_head, of_target in (
             ("vocabulary", shape.vocab, config.vocab_size),
             ("hidden size", shape.hidden, config.hidden_size),
-            ("device", here, target_model.device),
+            ("device", device, target_model.device),
         ):
-            if own != other:
+            if of_head != of_target:
                 raise ValueError(
-                    f"target_model: {name} must be that of the head, {own}; got {other}"
+                    f"target_model: {name} must be that of the head, {of_head}; got {of_target}"
                 )
 
 
@@ -171,8 +172,8 @@ class HeadMaps:
     """
 
     def __init__(self, head: FeatureHead, embedding: Float[Tensor, "vocab hidden"]) -> None:
-        own = {name: part for name, part in head.named_children() if type(part) is nn.Linear}
-        self.of = {name: Linear(part.weight, part.bias) for name, part in own.items()}
+        parts = {name: part for name, part in head.named_children() if type(part) is nn.Linear}
+        self.of = {name: Linear(part.weight, part.bias) for name, part in parts.items()}
         self.table: Tensor | None = None
         if len(embedding) * head.shape.width <= TABLE_ENTRIES:
             self.table = self.of["token"](head.normed(embedding))
@@ -185,29 +186,35 @@ class FeatureDrafting(SampledDrafting):
         super().__init__(setting, greedy)
         self.head, self.features, texts = head, setting.features, self.texts
         self.embedding = setting.target_model.get_input_embeddings()
-        weights = unchanged(head, HeadMaps, others=[self.embedding.weight])
+        weights = prepared(head, HeadMaps, others=[self.embedding.weight])
         self.maps, self.table = weights.of, weights.table
         self.cache = RaggedCache(
             head.shape.layers, texts.batch, texts.capacity + head.shape.places + 1
         )
         self.forward = FastForward(head.core, self.cache)
 
-    def planned(self, wanted: Sequence[int]) -> list[int]:
+    def planned(self, draft_lengths: Sequence[int]) -> list[int]:
         """Return how many tokens each row may draft: none before its states are there."""
-        most = self.head.shape.places - self.next_row
-        lengths = [0] * len(wanted) if self.features is None else self.features.lengths
+        places = self.head.shape.places - self.next_row
+        lengths = [0] * len(draft_lengths) if self.features is None else self.features.lengths
         return [
-            min(own, most) if 0 < read == settled - 1 else 0
-            for own, read, settled in zip(wanted, lengths, self.texts.lengths, strict=True)
+            min(length, places) if 0 < read == settled - 1 else 0
+            for length, read, settled in zip(
+                draft_lengths, lengths, self.texts.lengths, strict=True
+            )
         ]
 
-    def fresh(self, rows: Sequence[int]) -> tuple[Float[Tensor, "batch most width"], list[int]]:
+    def fresh(
+        self, draft_lengths: Sequence[int]
+    ) -> tuple[Float[Tensor, "batch most width"], list[int]]:
         """Return the units that are not cached yet, 0 of them where ``rows`` has a 0."""
         assert self.features is not None
         starts = list(self.cache.lengths)
         counts = [
-            (read - start) * bool(own)
-            for read, start, own in zip(self.features.lengths, starts, rows, strict=True)
+            (read - start) * bool(drafted)
+            for read, start, drafted in zip(
+                self.features.lengths, starts, draft_lengths, strict=True
+            )
         ]
         states = [self.features.hidden(layer, starts, counts) for layer in self.head.shape.reads]
         tokens = self.texts.take([start + 1 for start in starts], counts)

@@ -124,29 +124,29 @@ class BlockDrafting(FeatureDrafting):
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Run the decoder once, and draw the tokens one after another."""
-        left = self.planned(wanted)
-        if not any(left):
+        lengths = self.planned(wanted)
+        if not any(lengths):
             return nothing(self.texts)
-        limits = None if self.stop is None else list(left)
-        states = self._states(max(left) + self.next_row, left)
-        low = self.low(states)
+        limits = None if self.stop is None else list(lengths)
+        states = self._states(max(lengths) + self.next_row, lengths)
+        logits_of_places = self.low(states)
         self.clock.lap("draft")
-        products = [1.0] * len(left)
+        products = [1.0] * len(lengths)
         before, tokens = last_tokens(self), []
         for place in range(states.shape[1]):
             path = F.embedding(before, self.before)
             if self.stop is not None:
-                self._stop(place, left, products, torch.cat([states[:, place], path], -1))
-            if place >= max(left) + self.next_row:
+                self._stop(place, lengths, products, torch.cat([states[:, place], path], -1))
+            if place >= max(lengths) + self.next_row:
                 break
-            logits = self.maps["after"](path).add_(low[:, place])[:, None]
-            if place == max(left):
-                self.law(logits, place, left)
+            logits = self.maps["after"](path).add_(logits_of_places[:, place])[:, None]
+            if place == max(lengths):
+                self.law(logits, place, lengths)
                 break
-            before = self.draw(logits, place, left, coins[:, place])
+            before = self.draw(logits, place, lengths, coins[:, place])
             tokens.append(before)
         self.clock.lap("draft")
-        return Draft(torch.stack(tokens, 1), left, self.rows(len(tokens)), limits=limits)
+        return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)), limits=limits)
 
     def _states(self, places: int, rows: Sequence[int]) -> Float[Tensor, "batch places width"]:
         """Feed the new units and the marks of the places after the first; return their states."""
@@ -161,13 +161,15 @@ class BlockDrafting(FeatureDrafting):
         self.cache.extend(counts)  # marks are written over by the next units
         return states
 
-    def _stop(self, place: int, left: list[int], products: list[float], seen: Tensor) -> None:
+    def _stop(
+        self, place: int, lengths: list[int], products: list[float], features: Tensor
+    ) -> None:
         """Learn what is foretold of a place; end the drafts that will probably not reach it."""
-        foretold = self.maps["confidence"](seen)[:, 0].sigmoid().tolist()
-        for row, chance in enumerate(foretold):
+        chances = self.maps["confidence"](features)[:, 0].sigmoid().tolist()
+        for row, chance in enumerate(chances):
             products[row] *= chance
-            if place and left[row] > place and products[row] < (self.stop or 0.0):
-                left[row] = place
+            if place and lengths[row] > place and products[row] < (self.stop or 0.0):
+                lengths[row] = place
 
 
 def _followed(
@@ -179,8 +181,8 @@ def _followed(
     if min(counts) == max(counts):
         return torch.cat([units, marked], 1)
     at = torch.arange(units.shape[1] + marked.shape[1], device=units.device)
-    own = torch.tensor(list(counts), device=units.device)[:, None]
+    lengths = torch.tensor(list(counts), device=units.device)[:, None]
     row = torch.arange(len(counts), device=units.device)[:, None]
-    after = marked[row, (at - own).clamp(0, marked.shape[1] - 1)]
+    after = marked[row, (at - lengths).clamp(0, marked.shape[1] - 1)]
     before = units[:, at.clamp(max=units.shape[1] - 1)]
-    return torch.where((at < own)[..., None], before, after)
+    return torch.where((at < lengths)[..., None], before, after)

@@ -37,9 +37,9 @@ class Cascade(Drafter):
 
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise where either drafter does, or drafts trees."""
-        for own in (self.first, self.second):
-            if own.nodes(1) > 1:
-                name = type(own).__name__
+        for drafter in (self.first, self.second):
+            if drafter.nodes(1) > 1:
+                name = type(drafter).__name__
                 raise ValueError(f"drafter: must draft paths inside a Cascade; got {name}")
         return self.first.check(target_model) | self.second.check(target_model)
 
@@ -59,37 +59,39 @@ class CascadeDrafting(Drafting):
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Return the first drafter's tokens where it has any, else the second's."""
         cheap = self.first.propose(wanted, coins)
-        left = [0 if found else own for own, found in zip(wanted, cheap.lengths, strict=True)]
-        if not any(left):
+        missing = [
+            0 if drafted else length for length, drafted in zip(wanted, cheap.lengths, strict=True)
+        ]
+        if not any(missing):
             return cheap
         if not any(cheap.lengths):
             return self._asked(wanted, coins)
-        other = self._asked(left, coins)
-        found = torch.tensor([count > 0 for count in cheap.lengths], device=self.texts.device)
-        return self._merged(cheap, other, found)
+        second = self._asked(missing, coins)
+        drafted = torch.tensor([count > 0 for count in cheap.lengths], device=self.texts.device)
+        return self._merged(cheap, second, drafted)
 
-    def _asked(self, wanted: Sequence[int], coins: Tensor) -> Draft:
-        proposal = self.second.propose(wanted, coins)
+    def _asked(self, draft_lengths: Sequence[int], coins: Tensor) -> Draft:
+        proposal = self.second.propose(draft_lengths, coins)
         self.calls = self.first.calls + self.second.calls
         return proposal
 
-    def _merged(self, cheap: Draft, other: Draft, found: Tensor) -> Draft:
-        width = max(cheap.token_ids.shape[1], other.token_ids.shape[1])
+    def _merged(self, cheap: Draft, second: Draft, drafted: Tensor) -> Draft:
+        width = max(cheap.token_ids.shape[1], second.token_ids.shape[1])
         ids = torch.where(
-            found[:, None], _wide(cheap.token_ids, width), _wide(other.token_ids, width)
+            drafted[:, None], _wide(cheap.token_ids, width), _wide(second.token_ids, width)
         )
         self.texts.propose_all(ids)
         counts, limits = (
-            [found or own for found, own in zip(cheap.lengths, rest, strict=True)]
-            for rest in (other.lengths, other.planned)
+            [drafted or length for drafted, length in zip(cheap.lengths, rest, strict=True)]
+            for rest in (second.lengths, second.planned)
         )
-        if other.probs is None:
+        if second.probs is None:
             return Draft(ids, counts, None, limits=limits)
         # certain tokens become one-hot rows, as the other rows of the batch have probabilities
-        probs = F.pad(other.probs, (0, 0, 0, width - other.probs.shape[1]))
+        probs = F.pad(second.probs, (0, 0, 0, width - second.probs.shape[1]))
         certain = torch.zeros_like(probs).scatter_(-1, ids[..., None], 1.0)
-        beyond = torch.arange(width, device=ids.device) >= other.token_ids.shape[1]
-        probs = torch.where((found[:, None] | beyond)[..., None], certain, probs)
+        beyond = torch.arange(width, device=ids.device) >= second.token_ids.shape[1]
+        probs = torch.where((drafted[:, None] | beyond)[..., None], certain, probs)
         return Draft(ids, counts, probs, limits=limits)
 
     def keep(self, rows: Sequence[int]) -> None:

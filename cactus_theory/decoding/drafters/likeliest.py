@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.decoding._text import check_model_vocabularies
 from cactus_theory.decoding.drafters._base import (
     Drafter,
     Drafting,
@@ -18,7 +19,6 @@ from cactus_theory.decoding.drafters._base import (
     tree_of,
 )
 from cactus_theory.decoding.drafters.model import ModelDrafting
-from cactus_theory.decoding.vocabulary import check_model_vocabularies
 from cactus_theory.verify.contract import Draft
 
 # the logarithm of the probability of each drafted text
@@ -92,9 +92,9 @@ class LikeliestDrafting(ModelDrafting):
     def _logs(self, draft: Draft) -> Float[Tensor, "batch nodes vocab"]:
         """Return the model's log-probabilities at every node."""
         texts, lengths = self.texts, self.model.lengths
-        settled = [own - old for own, old in zip(texts.lengths, lengths, strict=True)]
-        counts = [own + more for own, more in zip(settled, draft.lengths, strict=True)]
-        keep = [own + 1 for own in draft.lengths]
+        settled = [length - cached for length, cached in zip(texts.lengths, lengths, strict=True)]
+        counts = [length + drafted for length, drafted in zip(settled, draft.lengths, strict=True)]
+        keep = [length + 1 for length in draft.lengths]
         parents = fed_parents(draft, counts)
         logits = self.model.feed(texts.take(lengths, counts), counts, keep, parents)
         self.calls = self.model.calls

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.decoding._text import check_model_vocabularies
 from cactus_theory.decoding.drafters._base import (
     Drafter,
     Drafting,
@@ -17,7 +18,6 @@ from cactus_theory.decoding.drafters._base import (
 )
 from cactus_theory.decoding.drafters.stop import DraftStop, Watch, as_stop
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.vocabulary import check_model_vocabularies
 from cactus_theory.verify.contract import Draft
 
 
@@ -63,53 +63,55 @@ class ModelDrafting(SampledDrafting):
         self, setting: Setting, model: Any, greedy: bool, stop: DraftStop | None = None
     ) -> None:
         super().__init__(setting, greedy)
-        own = {"slack": self.slack, "fast_forward": setting.fast_forward}
-        self.model = CachedModel(model, self.texts.capacity, self.texts.batch, **own)
+        options = {"slack": self.slack, "fast_forward": setting.fast_forward}
+        self.model = CachedModel(model, self.texts.capacity, self.texts.batch, **options)
         self.stop = None if self.certain else stop
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Sample (or take the likeliest of) one token per step and row."""
         if not any(wanted):
             return nothing(self.texts)
-        left, tokens = list(wanted), []
-        watch = None if self.stop is None else Watch(self.stop, left)
-        while len(tokens) < max(left):
-            tokens.append(self._step(len(tokens), left, coins[:, len(tokens)]))
-            if watch is not None and self.probs is not None and len(tokens) < max(left):
+        lengths, tokens = list(wanted), []
+        watch = None if self.stop is None else Watch(self.stop, lengths)
+        while len(tokens) < max(lengths):
+            tokens.append(self._step(len(tokens), lengths, coins[:, len(tokens)]))
+            if watch is not None and self.probs is not None and len(tokens) < max(lengths):
                 watch.see(len(tokens), self.probs[:, len(tokens) - 1], tokens[-1])
         if self.next_row:
-            self._follow(left)
+            self._follow(lengths)
         limits = None if watch is None else list(wanted)
         self.clock.lap("other")
-        return Draft(torch.stack(tokens, 1), left, self.rows(len(tokens)), limits=limits)
+        return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)), limits=limits)
 
     def _follow(self, drafted: Sequence[int]) -> None:
         """Write each row's probabilities after its last drafted token."""
         lengths = self.model.lengths
         counts = [
-            length + own - cached
-            for length, cached, own in zip(self.texts.lengths, lengths, drafted, strict=True)
+            length + count - cached
+            for length, cached, count in zip(self.texts.lengths, lengths, drafted, strict=True)
         ]
         logits = self.model.feed(self.texts.take(lengths, counts), counts, [1] * len(counts))
         self.calls = self.model.calls
         memory = self.memory(logits)
         for offset in set(drafted):
-            rows = [row for row, own in enumerate(drafted) if own == offset]
+            rows = [row for row, count in enumerate(drafted) if count == offset]
             memory[rows, offset] = self.warp(logits.clone(), self.texts, offset, drafted)[rows, 0]
         self.clock.lap("draft")
 
-    def _step(self, offset: int, wanted: Sequence[int], coin: Tensor) -> Tensor:
+    def _step(self, offset: int, draft_lengths: Sequence[int], coin: Tensor) -> Tensor:
         lengths = self.model.lengths
         counts = [
-            length + offset - cached if own > offset else 0
-            for length, cached, own in zip(self.texts.lengths, lengths, wanted, strict=True)
+            length + offset - cached if drafted > offset else 0
+            for length, cached, drafted in zip(
+                self.texts.lengths, lengths, draft_lengths, strict=True
+            )
         ]
         fed = self.texts.take(lengths, counts)
         self.clock.lap("other")
         logits = self.model.feed(fed, counts, [1] * len(counts))
         self.calls = self.model.calls
         self.clock.lap("draft")
-        return self.draw(logits, offset, wanted, coin)
+        return self.draw(logits, offset, draft_lengths, coin)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""

@@ -64,7 +64,7 @@ class NGramDrafting(Drafting):
         self.tables = [self.tables[row] for row in rows]
         self.indexed = [self.indexed[row] for row in rows]
 
-    def look_up(self, row: int, wanted: int) -> list[int]:
+    def look_up(self, row: int, count: int) -> list[int]:
         """Return up to ``wanted`` tokens for a row."""
         ids = self.texts.ids[row]
         self._index(row, ids)
@@ -72,7 +72,7 @@ class NGramDrafting(Drafting):
             followers = self.tables[row].get(tuple(ids[-size:])) if len(ids) > size else None
             if followers:
                 end = next(reversed(followers.values()))
-                return ids[end : end + wanted]
+                return ids[end : end + count]
         return []
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
@@ -80,15 +80,15 @@ class NGramDrafting(Drafting):
         return [self._others(row, path, most) for row, path in enumerate(paths)]
 
     def _others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
-        found, context = [], list(self.texts.ids[row])
+        others, context = [], list(self.texts.ids[row])
         for token in path:
-            seen = {token: None}
+            tokens = {token: None}
             for size in self.sizes:
                 followers = self.tables[row].get(tuple(context[-size:]), {})
-                seen |= dict.fromkeys(reversed(followers))
-            found.append(list(seen)[1 : 1 + most])
+                tokens |= dict.fromkeys(reversed(followers))
+            others.append(list(tokens)[1 : 1 + most])
             context.append(token)
-        return found
+        return others
 
     def _index(self, row: int, ids: list[int]) -> None:
         """Note what follows sequences, up to the one before the last token."""

@@ -84,27 +84,27 @@ class RecurrentDrafting(FeatureDrafting):
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Draw a token, feed it with the state before it, and so on."""
-        left = self.planned(wanted)
-        if not any(left):
+        lengths = self.planned(wanted)
+        if not any(lengths):
             return nothing(self.texts)
-        units, counts = self.fresh(left)
+        units, counts = self.fresh(lengths)
         last = [max(count - 1, 0) for count in counts]
         state = gathered(self.run(units, counts), last, [1] * len(last))
         self.cache.extend(counts)
         settled, tokens = list(self.cache.lengths), []
-        for step in range(max(left) + self.next_row):
+        for step in range(max(lengths) + self.next_row):
             if step:
-                fed = [int(own + self.next_row > step) for own in left]
+                fed = [int(count + self.next_row > step) for count in lengths]
                 x = self.maps["state"](state[:, 0]).add_(self.embedded(tokens[-1]))
                 state = self.run(x[:, None], fed)
                 self.cache.extend(fed)
             self.clock.lap("draft")
             logits = self.low(state)
-            if step == max(left):
-                self.law(logits, step, left)
+            if step == max(lengths):
+                self.law(logits, step, lengths)
             else:
-                tokens.append(self.draw(logits, step, left, coins[:, step]))
+                tokens.append(self.draw(logits, step, lengths, coins[:, step]))
         for row, length in enumerate(settled):
             self.cache.rollback(row, length)
         self.clock.lap("draft")
-        return Draft(torch.stack(tokens, 1), left, self.rows(len(tokens)))
+        return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))

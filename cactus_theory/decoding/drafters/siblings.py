@@ -85,8 +85,8 @@ class SiblingsDrafting(Drafting):
         """Return a draft whose first tokens are the path, the others after them."""
         trunk = self.inner.propose(wanted, coins)
         self.calls = self.inner.calls
-        drafted = zip(trunk.token_ids.tolist(), trunk.lengths, strict=True)
-        self.paths, self.before = [ids[:own] for ids, own in drafted], list(self.texts.lengths)
+        paths = zip(trunk.token_ids.tolist(), trunk.lengths, strict=True)
+        self.paths, self.before = [ids[:count] for ids, count in paths], list(self.texts.lengths)
         if not (self.m and any(trunk.lengths)):
             return trunk
         if trunk.probs is None:
@@ -109,8 +109,8 @@ class SiblingsDrafting(Drafting):
         texts, lengths = self.texts, list(self.texts.lengths)
         for row, (path, start) in enumerate(zip(self.paths, self.before, strict=True)):
             new = texts.ids[row][start:]
-            same = (own == drafted for own, drafted in zip(new, path, strict=False))
-            agreed = next((place for place, one in enumerate(same) if not one), len(path))
+            same = (token == drafted for token, drafted in zip(new, path, strict=False))
+            agreed = next((place for place, equal in enumerate(same) if not equal), len(path))
             texts.lengths[row] = min(lengths[row], start + agreed + 1)
         self.inner.settle()
         texts.lengths[:] = lengths
@@ -133,12 +133,12 @@ def with_siblings(
     rows, drawn = [], trunk.probs is not None
     for ids, count, beside in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
         path = list(enumerate(ids[:count]))
-        own = [  # token, parent, sampled, certain
+        nodes = [  # token, parent, sampled, certain
             (token, place - 1, drawn, not drawn or (certain and token in beside[place]))
             for place, token in path
         ]
         for place, token in path:
             others = [other for other in beside[place] if other not in (token, -1)]
-            own += [(other, place - 1, False, certain) for other in others[:m]]
-        rows.append(own)
+            nodes += [(other, place - 1, False, certain) for other in others[:m]]
+        rows.append(nodes)
     return tree_of(rows, trunk.token_ids.device, trunk.probs, trunk.limits)

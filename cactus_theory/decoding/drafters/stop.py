@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
@@ -108,7 +109,7 @@ class DraftStop:
         ValueError
             No tokens, numbers outside [0, 1], lengths that differ.
         """
-        check.whole_number("bins", bins, 1)
+        whole_number("bins", bins, 1)
         p, kept = (np.asarray(values, dtype=float) for values in (draft_prob, accepted))
         if p.ndim != 1 or p.shape != kept.shape or not len(p):
             raise ValueError(
@@ -121,7 +122,9 @@ class DraftStop:
                     f"{name}: must lie in [0, 1]; got {values.min()} to {values.max()}"
                 )
         groups = np.array_split(np.argsort(p, kind="stable"), min(bins, len(p)))
-        means = [(len(own), float(p[own].mean()), float(kept[own].mean())) for own in groups]
+        means = [
+            (len(group), float(p[group].mean()), float(kept[group].mean())) for group in groups
+        ]
         return cls(threshold, tuple((place, value) for _, place, value in _pooled(means)))
 
     @classmethod
@@ -150,15 +153,15 @@ class DraftStop:
 
 def _pooled(groups: Sequence[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
     """Return (size, p, acceptance) with neighbours merged until both of their means rise."""
-    found: list[tuple[int, float, float]] = []
+    pools: list[tuple[int, float, float]] = []
     for size, place, value in groups:
-        while found and (value <= found[-1][2] or place <= found[-1][1]):
-            other, p, kept = found.pop()
+        while pools and (value <= pools[-1][2] or place <= pools[-1][1]):
+            other, p, kept = pools.pop()
             total = size + other
             place, value = (place * size + p * other) / total, (value * size + kept * other) / total
             size = total
-        found.append((size, min(place, 1.0), min(value, 1.0)))
-    return found
+        pools.append((size, min(place, 1.0), min(value, 1.0)))
+    return pools
 
 
 def as_stop(stop: "DraftStop | float | None") -> DraftStop | None:
@@ -174,10 +177,10 @@ class Watch:
     left : how many tokens each row drafts at most; shortened to those drafted where a row stops.
     """
 
-    def __init__(self, stop: DraftStop, left: list[int]) -> None:
-        self.threshold, self.left = stop.threshold, left
+    def __init__(self, stop: DraftStop, lengths: list[int]) -> None:
+        self.threshold, self.left = stop.threshold, lengths
         self.places, self.pieces = stop.lines
-        self.products = [1.0] * len(left)
+        self.products = [1.0] * len(lengths)
 
     def see(
         self, drafted: int, probs: Float[Tensor, "batch vocab"], token: Int[Tensor, "batch"]

@@ -97,10 +97,10 @@ class RaggedCache:
             self._move(row, [length + i for i in steps[stay:]], length + stay)
 
     def _move(self, row: int, source: list[int], start: int) -> None:
-        own = slice(start, start + len(source))
+        slots = slice(start, start + len(source))
         for states in (*self.keys, *self.values, *self.hidden.values()):
             if states is not None:
-                states[row, own] = states[row, torch.tensor(source, device=states.device)]
+                states[row, slots] = states[row, torch.tensor(source, device=states.device)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order; a row that changes its place is copied.
@@ -110,7 +110,7 @@ class RaggedCache:
         """
         self.keys[:] = [self._kept(states, rows) for states in self.keys]
         self.values[:] = [self._kept(states, rows) for states in self.values]
-        self.hidden = {layer: self._kept(own, rows) for layer, own in self.hidden.items()}
+        self.hidden = {layer: self._kept(states, rows) for layer, states in self.hidden.items()}
         self.lengths[:] = [self.lengths[row] for row in rows]
         self.batch = len(rows)
 
@@ -220,11 +220,11 @@ def places(
         return block(rows, lengths[0], new)
     starts = torch.tensor(lengths, device=device)[:, None]
     slots = chain = starts + torch.arange(new, device=device)
-    own = torch.tensor(list(counts), device=device)[:, None]
+    fed = torch.tensor(list(counts), device=device)[:, None]
     real = None
     if min(counts) < new:  # padding stands where its row's last token does, a valid position
-        real = torch.arange(new, device=device) < own
-        chain = torch.minimum(chain, (starts + own - 1).clamp_(min=0))
+        real = torch.arange(new, device=device) < fed
+        chain = torch.minimum(chain, (starts + fed - 1).clamp_(min=0))
         slots = torch.where(real, slots, cache.capacity)
     end = max(max(map(int.__add__, lengths, counts)), 1)
     if parents is None:
@@ -275,11 +275,11 @@ def _ancestors(parents: Int[Tensor, "batch new"]) -> Bool[Tensor, "batch new new
     new, place = parents.shape[1], torch.arange(parents.shape[1], device=parents.device)
     chain = int((parents == place - 1).all(0).long().cumprod(0).sum())
     up = parents[:, chain:, None] == place[chain:]
-    reach = up.float() + torch.eye(new - chain, device=parents.device)
+    connected = up.float() + torch.eye(new - chain, device=parents.device)
     for _ in range((new - chain - 1).bit_length()):
-        reach = (reach @ reach).clamp_(max=1.0)
-    found = (place <= place[:, None]).repeat(len(parents), 1, 1)
-    found[:, chain:, chain:] = reach > 0
+        connected = (connected @ connected).clamp_(max=1.0)
+    ancestors = (place <= place[:, None]).repeat(len(parents), 1, 1)
+    ancestors[:, chain:, chain:] = connected > 0
     below = (parents[:, chain:, None] < chain) & (place[:chain] <= parents[:, chain:, None])
-    found[:, chain:, :chain] = (reach @ below.float()) > 0
-    return found
+    ancestors[:, chain:, :chain] = (connected @ below.float()) > 0
+    return ancestors

@@ -60,10 +60,10 @@ class CachedModel:
     ) -> None:
         self.model = model
         self.cache = allocate(model, batch, capacity + slack)
-        most = len(self.cache.keys)
+        layers = len(self.cache.keys)
         for layer in reads:
-            if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer <= most:
-                raise ValueError(f"reads: must be layers in [0, {most}]; got {layer!r}")
+            if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer <= layers:
+                raise ValueError(f"reads: must be layers in [0, {layers}]; got {layer!r}")
         self.cache.hidden = dict.fromkeys(reads)
         self.calls = 0
         self.fast = _takes_fast(model, capacity + slack, fast_forward)
@@ -102,14 +102,14 @@ class CachedModel:
                     f"counts: row {row} has states of {self.lengths[row]} tokens; "
                     f"got {count} from {start} on"
                 )
-        memory, most = self.cache.hidden[layer], max(counts)
+        memory, longest = self.cache.hidden[layer], max(counts)
         if memory is None:  # nothing was fed yet
             return torch.empty(len(counts), 0, 0)
         if min(starts) == max(starts):
-            return memory[:, starts[0] : starts[0] + most].clone()
+            return memory[:, starts[0] : starts[0] + longest].clone()
         rows = torch.arange(len(counts), device=memory.device)[:, None]
         at = torch.tensor(list(starts), device=memory.device)[:, None]
-        at = at + torch.arange(most, device=memory.device)
+        at = at + torch.arange(longest, device=memory.device)
         return memory[rows, at.clamp(max=memory.shape[1] - 1)]
 
     def feed(
@@ -193,12 +193,12 @@ class CachedModel:
             )
 
 
-def _takes_fast(model: Any, capacity: int, wanted: bool | None) -> bool:
+def _takes_fast(model: Any, capacity: int, required: bool | None) -> bool:
     """Return whether the fast pass runs, or raise ValueError where it is required and cannot."""
-    if wanted is False:
+    if required is False:
         return False
     reason = obstacle(model, capacity)
-    if wanted and reason is not None:
+    if required and reason is not None:
         raise ValueError(f"fast_forward: must be None or False here, {reason}; got True")
     return reason is None
 
@@ -214,10 +214,10 @@ def check_reach(model: Any, capacity: int) -> None:
         forward pass does not.
     """
     name = type(model).__name__
-    for most in _rotary_lengths(text_config(model)):
-        if capacity > most:
+    for length in _rotary_lengths(text_config(model)):
+        if capacity > length:
             raise ValueError(
-                f"model: prompt and new tokens of {name} must stay within {most} positions, "
+                f"model: prompt and new tokens of {name} must stay within {length} positions, "
                 f"where its rotary table changes under cached keys; got {capacity}"
             )
     window = getattr(text_config(model), "sliding_window", None)
@@ -229,10 +229,10 @@ def check_reach(model: Any, capacity: int) -> None:
 
 
 def _rotary_lengths(config: Any) -> Iterator[int]:
-    given = getattr(config, "rope_parameters", None) or {}
-    for one in (given, *(own for own in given.values() if isinstance(own, dict))):
-        if one.get("rope_type") == "longrope":
-            yield one.get("original_max_position_embeddings") or config.max_position_embeddings
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for table in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        if table.get("rope_type") == "longrope":
+            yield table.get("original_max_position_embeddings") or config.max_position_embeddings
 
 
 def _applies_windows(model: Any) -> bool:

@@ -1,10 +1,9 @@
 """A forward pass of Llama-like models without the library's overhead per module.
 
-Reads the weights of the Hugging Face modules and calls PyTorch directly: the same function of
-the same weights up to rounding, for a batch whose rows have different lengths. The library's
-own forward pass is its test; ``fast_forward=False`` takes that one instead, and models this
-pass does not support (other families, quantised or adapted layers, hooks) always do; see
-:mod:`cactus_theory.decoding.models.cached`.
+Reads the weights of the Hugging Face modules, joined and packed where the model is small, and calls
+PyTorch directly: the same function of the same weights up to rounding, for a batch whose rows
+have different lengths. The library's own forward pass is its test; models that this pass does not
+support (other families, quantised or adapted layers, hooks) run in that one.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,154 @@ from torch import Tensor, nn
 
 from cactus_theory.decoding.models.cache import Places, RaggedCache, additive, places, text_config
 from cactus_theory.decoding.models.library import gathered
-from cactus_theory.decoding.models.weights import DecoderLayer, prepared
+from cactus_theory.decoding.models.linear import Linear, adjacent, exact_in_half, joined, prepared
+
+# small layers are bound by calls, not by arithmetic: their projections are joined into one
+JOINED_ENTRIES = 2**24
+
+
+class Weights:
+    """The weights that the fast pass reads: a large model's in place, a small one's copied."""
+
+    def __init__(self, model: Any) -> None:
+        inner, head, small = model.model, model.lm_head, _small(model)
+        self.embedding = inner.embed_tokens.weight
+        self.norm = _quick_norm(inner.norm) if small and _quick(inner.norm) else _norm(inner.norm)
+        self.layers = [DecoderLayer(layer, small) for layer in inner.layers]
+        self.head = Linear(head.weight, head.bias) if small else head
+
+
+def _small(model: Any) -> bool:
+    return sum(weight.numel() for weight in model.model.layers.parameters()) <= JOINED_ENTRIES
+
+
+class DecoderLayer:
+    """Weights of one decoder layer, and what happens to the residual stream (N, hidden)."""
+
+    def __init__(self, layer: Any, small: bool) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.width, self.scale = attention.head_dim, attention.scaling
+        self.heads = attention.q_proj.out_features // self.width
+        self.kv_heads = attention.k_proj.out_features // self.width
+        self.shared = self.heads // self.kv_heads
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv = _normed(layer.input_layernorm, projections, small)
+        gates = [mlp.gate_proj, mlp.up_proj]
+        self.gates = _normed(layer.post_attention_layernorm, gates, small)
+        self.q_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self.k_norm = _norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        self.out, self.down = attention.o_proj, mlp.down_proj
+        if small:
+            self.out, self.down = (Linear(part.weight, part.bias) for part in (self.out, self.down))
+        self.activation = F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
+        self.inner = mlp.down_proj.in_features
+
+    def __call__(
+        self,
+        x: Float[Tensor, "N hidden"],
+        shape: tuple[int, int],
+        cos: Tensor,
+        sin: Tensor,
+        memory: tuple[Tensor, Tensor],
+        at: Places,
+        mask: Float[Tensor, "..."] | None,
+    ) -> Float[Tensor, "N hidden"]:
+        """Return the stream after the layer; keys and values of its N tokens are written.
+
+        ``mask`` is once there for each of the ``shared`` query heads of a head of keys.
+        """
+        states = self.qkv(x).view(len(x), -1, self.width)
+        heads = self.heads + self.kv_heads
+        rotated = states[:, :heads]
+        if self.q_norm is not None and self.k_norm is not None:
+            q_part, k_part = rotated[:, : self.heads], rotated[:, self.heads :]
+            rotated = torch.cat([self.q_norm(q_part), self.k_norm(k_part)], 1)
+        rotated = (rotated * cos).addcmul_(rotated.roll(self.width // 2, -1), sin)
+        keys, values = memory
+        keys[at.place] = rotated[:, self.heads :].view(*shape, self.kv_heads, self.width)
+        values[at.place] = states[:, heads:].view(*shape, self.kv_heads, self.width)
+        queries = rotated[:, : self.heads].view(*shape, self.heads, self.width)
+        attended = self._attended(queries, keys[:, : at.end], values[:, : at.end], mask)
+        attended = attended.transpose(1, 2).reshape(len(x), -1)
+        x = self.out(attended).add_(x)
+        gates = self.gates(x)
+        inner = self.activation(gates[:, : self.inner]).mul_(gates[:, self.inner :])
+        return self.down(inner).add_(x)
+
+    def _attended(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Float[Tensor, "batch heads new width"]:
+        """Attend with ``queries`` (B, new, heads, width) to keys and values (B, end, …).
+
+        Under a mask the queries that share a head of keys stand behind one another, as if they
+        were more tokens: each key is read once, by any kernel that takes a mask.
+        """
+        batch, new, heads, width = queries.shape
+        by_head, states = queries.transpose(1, 2), (keys.transpose(1, 2), values.transpose(1, 2))
+        if mask is not None:
+            by_head = by_head.reshape(batch, self.kv_heads, self.shared * new, width)
+        attended = F.scaled_dot_product_attention(
+            by_head,
+            *states,
+            attn_mask=mask,
+            is_causal=mask is None and new > 1,
+            scale=self.scale,
+            enable_gqa=mask is None and self.shared > 1,
+        )
+        return attended.reshape(batch, heads, new, width)
+
+
+def _norm(module: Any) -> Any:
+    weight, epsilon = module.weight, module.variance_epsilon
+    shape = weight.shape
+    return lambda x: F.rms_norm(x, shape, weight, epsilon)
+
+
+def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
+    """Return one call for a norm and the projections of its output, side by side.
+
+    Projections whose weights lie together in memory (``lay_together``) are one. In small models
+    all that is left of the norm is x / √(mean x² + ε): its weight is folded into theirs, unless
+    these are exact in half precision and stay so.
+    """
+    if not small or not _quick(norm):
+        before, whole = _norm(norm), adjacent(parts)
+        if whole is not None:
+            return lambda x: F.linear(before(x), whole)
+
+        def apart(x: Tensor) -> Tensor:
+            normed = before(x)
+            return torch.cat([part(normed) for part in parts], -1)
+
+        return apart
+    weight, bias = joined(parts)
+    if exact_in_half(weight):
+        before, linear = _quick_norm(norm), Linear(weight, bias)
+        return lambda x: linear(before(x))
+    gain, length = _gain(norm), _length(norm)
+    folded = Linear(weight * gain, bias)
+    return lambda x: folded(x / length(x))
+
+
+def _quick(norm: Any) -> bool:
+    return norm.weight.dtype in (torch.float32, torch.float64)
+
+
+def _quick_norm(norm: Any) -> Any:
+    """Return the norm as x·√d·w / √(‖x‖² + dε), at half the time of the general one."""
+    gain, length = _gain(norm), _length(norm)
+    return lambda x: (x * gain).div_(length(x))
+
+
+def _gain(norm: Any) -> Tensor:
+    return norm.weight.detach() * norm.weight.shape[0] ** 0.5
+
+
+def _length(norm: Any) -> Any:
+    """Return x ↦ √(‖x‖² + dε) (..., 1)."""
+    least = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
+    return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
+
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # its hooks stay on a model that was once asked for hidden states, and do nothing in other passes
@@ -44,8 +190,8 @@ def obstacle(model: Any, capacity: int) -> str | None:
 
 
 def _hooked(model: Any) -> bool:
-    tables = [own for m in model.modules() for own in (m._forward_hooks, m._forward_pre_hooks)]
-    hooks = [hook for own in tables if own for hook in own.values()]
+    tables = [table for m in model.modules() for table in (m._forward_hooks, m._forward_pre_hooks)]
+    hooks = [hook for table in tables if table for hook in table.values()]
     return any(getattr(hook, "__module__", None) != CAPTURING for hook in hooks)
 
 
@@ -61,10 +207,10 @@ def _plain(module: Any) -> bool:
 
 
 def _plain_layer(layer: Any) -> bool:
-    own, mlp = layer.self_attn, layer.mlp
+    attention, mlp = layer.self_attn, layer.mlp
     return all(
         _plain(module)
-        for module in (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
+        for module in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         + (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     )
 
@@ -74,7 +220,7 @@ class FastForward:
 
     def __init__(self, model: Any, cache: RaggedCache) -> None:
         self.cache = cache
-        weights = prepared(model)
+        weights = prepared(model, Weights, _small(model))
         self.embedding, self.norm, self.head = weights.embedding, weights.norm, weights.head
         self.layers = weights.layers
         self.width = model.model.layers[0].self_attn.head_dim

@@ -133,12 +133,12 @@ class LibraryForward:
         for row, (count, kept) in enumerate(zip(counts, keep, strict=True)):
             if not count:
                 continue
-            one = slice(row, row + 1)
-            at = block(one, self.cache.lengths[row], count)
-            own = self._pass(token_ids[one, :count], at, [count - kept], [kept])
+            only = slice(row, row + 1)
+            at = block(only, self.cache.lengths[row], count)
+            logits = self._pass(token_ids[only, :count], at, [count - kept], [kept])
             if padded is None:
-                padded = own.new_zeros(len(counts), max(keep), own.shape[-1])
-            padded[row, :kept] = own[0]
+                padded = logits.new_zeros(len(counts), max(keep), logits.shape[-1])
+            padded[row, :kept] = logits[0]
         if padded is None:
             raise ValueError(f"counts: some row must consume a token; got {list(counts)}")
         return padded
@@ -155,9 +155,9 @@ class LibraryForward:
             options["attention_mask"] = self._mask(at.sight)
         if self.cache.hidden:
             options["output_hidden_states"] = True
-        wanted = _wanted(first, keep, token_ids.shape[1])
+        positions = _wanted(first, keep, token_ids.shape[1])
         if self.slices:
-            options["logits_to_keep"] = _slice(wanted, token_ids)
+            options["logits_to_keep"] = _slice(positions, token_ids)
         output = self.model(
             input_ids=token_ids, past_key_values=self.shown, use_cache=True, **options
         )
@@ -165,7 +165,7 @@ class LibraryForward:
             if not output.hidden_states:
                 raise ValueError(f"reads: {type(self.model).__name__} hands out no hidden states")
             self.cache.record(layer, at.place, output.hidden_states[layer])
-        kept = wanted if self.slices else list(range(token_ids.shape[1]))
+        kept = positions if self.slices else list(range(token_ids.shape[1]))
         return gathered(output.logits, [kept.index(j) if j in kept else 0 for j in first], keep)
 
     def _mask(self, sight: Sight) -> Any:
@@ -197,11 +197,11 @@ def gathered(
     states: Float[Tensor, "batch new wide"], first: Sequence[int], keep: Sequence[int]
 ) -> Float[Tensor, "batch kept wide"]:
     """Return the entries from ``first[b]`` on; those beyond ``keep[b]`` are arbitrary."""
-    most, new = max(keep), states.shape[1]
-    if min(first) == max(first) and first[0] + most <= new:
-        return states[:, first[0] : first[0] + most]
+    longest, new = max(keep), states.shape[1]
+    if min(first) == max(first) and first[0] + longest <= new:
+        return states[:, first[0] : first[0] + longest]
     at = torch.tensor(list(first), device=states.device)[:, None]
-    at = (at + torch.arange(most, device=states.device)).clamp(max=new - 1)
+    at = (at + torch.arange(longest, device=states.device)).clamp(max=new - 1)
     return states[torch.arange(len(first), device=states.device)[:, None], at]
 
 
@@ -211,9 +211,9 @@ def _wanted(first: Sequence[int], keep: Sequence[int], new: int) -> list[int]:
     return sorted({j for start, kept in rows for j in range(start, start + kept)}) or [new - 1]
 
 
-def _slice(wanted: list[int], token_ids: Tensor) -> int | Tensor:
+def _slice(positions: list[int], token_ids: Tensor) -> int | Tensor:
     """Return the library's argument for these positions: how many at the end, or a list."""
     new = token_ids.shape[1]
-    if wanted == list(range(new - len(wanted), new)):
-        return len(wanted)
-    return torch.tensor(wanted, device=token_ids.device)
+    if positions == list(range(new - len(positions), new)):
+        return len(positions)
+    return torch.tensor(positions, device=token_ids.device)

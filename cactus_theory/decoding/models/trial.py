@@ -59,10 +59,10 @@ def runs_together(model: Any) -> bool:
 
 def _anchor(model: Any) -> Any:
     try:
-        found = model.get_input_embeddings()
+        embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
-        found = None
-    return model if found is None else found
+        embedding = None
+    return model if embedding is None else embedding
 
 
 def _answer(model: Any) -> Answer:
@@ -97,8 +97,8 @@ def _ragged_equals(model: Any, ids: Tensor, whole: Tensor) -> bool:
 
 def _may_run_together(model: Any) -> bool:
     """Return whether a few tokens can tell that a model respects positions and mask."""
-    config, given = text_config(model), inspect.signature(model.forward).parameters
-    if "position_ids" not in given or "attention_mask" not in given:
+    config, parameters = text_config(model), inspect.signature(model.forward).parameters
+    if "position_ids" not in parameters or "attention_mask" not in parameters:
         return False
     if any(getattr(config, name, None) is not None for name in OWN_WINDOWS):
         return False
@@ -119,19 +119,19 @@ def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
 
 def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
     """Return the logits without a cache, called as the library's ``generate`` does."""
-    given = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"attention_mask": torch.ones_like(ids)}
     options["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     options["use_cache"] = False
     return model(
-        input_ids=ids, **{name: value for name, value in options.items() if name in given}
+        input_ids=ids, **{name: value for name, value in options.items() if name in parameters}
     ).logits
 
 
 def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
     """Return the logits of rows fed alike: several tokens, one, several after a prefix."""
     forward = _forward(model, together=False)
-    return torch.cat([_feed(forward, ids[:, own]) for own in _pieces(4, 5, TOKENS)], 1)
+    return torch.cat([_feed(forward, ids[:, piece]) for piece in _pieces(4, 5, TOKENS)], 1)
 
 
 def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows tokens vocab"]:
@@ -139,30 +139,30 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
     forward, logits = _forward(model, together=True), whole.clone()
     for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
         lengths = forward.cache.lengths
-        found = forward(_ahead(ids, lengths, max(counts)), counts, keep)
+        last = forward(_ahead(ids, lengths, max(counts)), counts, keep)
         forward.cache.extend(counts)
-        _note(logits, forward.cache.lengths, keep, found)
+        _note(logits, forward.cache.lengths, keep, last)
     # a stray token before the last ones: the tree's second branch is the text
-    left = [TOKENS - length for length in forward.cache.lengths]
-    own = _ahead(ids, forward.cache.lengths, max(left))
-    parents = torch.arange(-1, max(left)).repeat(ROWS, 1)
+    remaining = [TOKENS - length for length in forward.cache.lengths]
+    tokens = _ahead(ids, forward.cache.lengths, max(remaining))
+    parents = torch.arange(-1, max(remaining)).repeat(ROWS, 1)
     parents[:, 1] = -1
-    tree = torch.cat([ids[:, :1], own], 1)
-    found = forward(tree, [count + 1 for count in left], left, parents.to(ids.device))
-    _note(logits, [TOKENS] * ROWS, left, found)
+    tree = torch.cat([ids[:, :1], tokens], 1)
+    last = forward(tree, [count + 1 for count in remaining], remaining, parents.to(ids.device))
+    _note(logits, [TOKENS] * ROWS, remaining, last)
     return logits
 
 
-def _ahead(ids: Tensor, lengths: list[int], most: int) -> Tensor:
+def _ahead(ids: Tensor, lengths: list[int], count: int) -> Tensor:
     """Return the ``most`` tokens of each text after its first ``lengths[b]``."""
-    at = torch.tensor(lengths, device=ids.device)[:, None] + torch.arange(most, device=ids.device)
+    at = torch.tensor(lengths, device=ids.device)[:, None] + torch.arange(count, device=ids.device)
     return ids.gather(1, at.clamp(max=TOKENS - 1))
 
 
-def _note(logits: Tensor, ends: list[int], keep: list[int], found: Tensor) -> None:
+def _note(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> None:
     """Write the last ``keep[b]`` logits of each text so far."""
     for row, (end, count) in enumerate(zip(ends, keep, strict=True)):
-        logits[row, end - count : end] = found[row, :count]
+        logits[row, end - count : end] = last[row, :count]
 
 
 def _feed(forward: LibraryForward, ids: Tensor) -> Tensor:
@@ -180,9 +180,9 @@ def _forward(model: Any, together: bool) -> LibraryForward:
     return LibraryForward(model, allocate(model, ROWS, TOKENS + 1), together)
 
 
-def _difference(found: Tensor, whole: Tensor) -> float:
+def _difference(logits: Tensor, whole: Tensor) -> float:
     size = (whole - whole.mean(-1, keepdim=True)).double().square().mean()
-    return float(((found - whole).double().square().mean() / size.clamp(min=1e-300)).sqrt())
+    return float(((logits - whole).double().square().mean() / size.clamp(min=1e-300)).sqrt())
 
 
 def _tolerance(like: Tensor) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.testing._property import broken
+from cactus_theory.testing._engine import broken
 from cactus_theory.testing.verifiers._enumeration import VERIFIER_PROPERTIES, Enumeration
 from cactus_theory.testing.verifiers._trees import trees
 from cactus_theory.verify import Verifier, find_verifier

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate, generate_plain
-from cactus_theory.decoding.device import capture
 from cactus_theory.decoding.device import loop as device_loop
+from cactus_theory.decoding.device import round as device_round
 from tests.decoding.device.test_same import ENDS, assert_same, prompts
 
 # graphs that ran, one a bucket, and the round's own parts
@@ -35,9 +35,11 @@ def test_captured_rounds_are_the_usual_ones(moved, monkeypatch, policy, verifier
     options = {"policy": policy, "verifier": verifier, "temperature": temperature}
     usual = on_device(moved, **options)
     graphs = []
-    capturing = capture.Repeated._capture
+    capturing = device_round.Repeated._capture
     monkeypatch.setattr(
-        capture.Repeated, "_capture", lambda own, end: graphs.append(end) or capturing(own, end)
+        device_round.Repeated,
+        "_capture",
+        lambda own, end: graphs.append(end) or capturing(own, end),
     )
     assert_same(usual, on_device(moved, **options, device_loop="torch"))
     assert len(graphs) >= 2 and len(set(graphs)) == len(graphs)
@@ -57,5 +59,5 @@ def test_plain_decoding_is_captured(moved):
 def test_what_waits_is_noticed():
     device = torch.device("cuda")
     value = torch.ones(3, device=device)
-    assert capture.never_waits(lambda: value + 1, device)
-    assert not capture.never_waits(lambda: float(value.sum()), device)
+    assert device_round.never_waits(lambda: value + 1, device)
+    assert not device_round.never_waits(lambda: float(value.sum()), device)

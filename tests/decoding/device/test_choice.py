@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cactus_theory.decoding import DecodeOptions, ModelDrafter, NGram, generate
-from cactus_theory.decoding._decode import Opening
-from cactus_theory.decoding.device import DeviceDecode, choose, verify
+from cactus_theory.decoding import DecodeOptions, ModelDrafter, NGram, device, generate
+from cactus_theory.decoding._opening import Opening
+from cactus_theory.decoding.device import DeviceDecode, verify
 from cactus_theory.decoding.device.verify import torch_step
 from cactus_theory.verify.contract import Assignment
 from cactus_theory.verify.registry import find_verifier
@@ -39,7 +39,7 @@ def run(tiny, draft=None, **options):
 def test_what_it_does_not_do_is_named(tiny, monkeypatch, options, said):
     with pytest.raises(ValueError, match=f"device_loop: .*{said}"):
         run(tiny, **options)
-    monkeypatch.setattr(choose, "captures", lambda device: True)  # as on a GPU
+    monkeypatch.setattr(device, "captures", lambda device: True)  # as on a GPU
     assert said in run(tiny, **options, device_loop=None).loop
     assert run(tiny, **options, device_loop=False).loop == "host"
 
@@ -64,7 +64,7 @@ def test_a_kernel_may_verify(tiny):
     ids, mask = torch.tensor([[1, 2, 3], [0, 4, 5]]), torch.tensor([[1, 1, 1], [0, 1, 1]])
     sizes = {"num_draft_tokens": 2, "max_new_tokens": 6, "meter": False}
     opening, seen = Opening(*tiny, ids, DecodeOptions(attention_mask=mask, **sizes)), []
-    usual = torch_step(find_verifier("chain"), Assignment(opening.rules.rules), 1.0)
+    usual = torch_step(find_verifier("chain"), Assignment(opening.policies.distinct), 1.0)
 
     def step(given):
         seen.append([tuple(part.shape) for part in vars(given).values()])
@@ -88,7 +88,7 @@ def test_a_kernel_may_verify(tiny):
 def test_without_a_kernel_torch_verifies_and_says_so(single, monkeypatch, in_torch, options, said):
     with pytest.raises(ValueError, match=f"device_loop: must not be 'kernels' here, .*{said}"):
         run(single, **(KERNELS | options))
-    monkeypatch.setattr(choose, "captures", lambda device: True)  # as on a GPU
+    monkeypatch.setattr(device, "captures", lambda device: True)  # as on a GPU
     usual = run(single, **options, device_loop="torch")
     for on in (True, None):
         found = run(single, **options, device_loop=on)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import DecodingError, generate, generate_plain
-from cactus_theory.decoding.device import BY_KERNELS, capture, choose
+from cactus_theory.decoding import DecodingError, device, generate, generate_plain
+from cactus_theory.decoding.device import BY_KERNELS
 from cactus_theory.decoding.device import round as device_round
 from cactus_theory.divergences import divergence
 from cactus_theory.verify import Assignment, Draft, find_verifier
@@ -36,7 +36,7 @@ def run(pair, given=None, **options):
 
 def recorded(monkeypatch):
     """Return the rounds to come, as (logits, verdict) in memory of their own."""
-    rounds, make = [], choose.kernel_step
+    rounds, make = [], device.kernel_step
 
     def recording(*args):
         step = make(*args)
@@ -50,7 +50,7 @@ def recorded(monkeypatch):
 
         return verify
 
-    monkeypatch.setattr(choose, "kernel_step", recording)
+    monkeypatch.setattr(device, "kernel_step", recording)
     return rounds
 
 
@@ -166,8 +166,7 @@ def test_captured_kernels_are_those_that_were_captured(single, monkeypatch, poli
         found.output_token_ids
     )
     assert found.loop == BY_KERNELS and all(inside)
-    for module in (capture, device_round):
-        monkeypatch.setattr(module, "captures", lambda device: False)
+    monkeypatch.setattr(device_round, "captures", lambda device: False)
     single_launches = run(moved, given, **options)
     assert single_launches.output_token_ids.equal(found.output_token_ids)
     assert found.meter.kl == pytest.approx(single_launches.meter.kl, rel=METERED, abs=METERED)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cactus_theory.decoding.device import choose
+from cactus_theory.decoding import device
 from tests.amounts import amount
 from tests.decoding.device.test_fused import run
 from tests.decoding.test_law import FALSE_ALARM, PROMPT, VOCAB, next_law, p_value
@@ -48,12 +48,12 @@ def test_texts_over_several_rounds_have_the_targets_law(four_tokens, in_torch, v
 
 
 def test_rounds_that_share_their_numbers_are_noticed(four_tokens, in_torch, monkeypatch):
-    make = choose.kernel_step
+    make = device.kernel_step
 
     def sharing(*args):
         step = make(*args)
         return lambda given: step(replace(given, positions=torch.zeros_like(given.positions)))
 
-    monkeypatch.setattr(choose, "kernel_step", sharing)
+    monkeypatch.setattr(device, "kernel_step", sharing)
     counts = counts_of(four_tokens, "chain")
     assert p_value(counts, three_token_law(four_tokens[0])) < FALSE_ALARM

@@ -69,7 +69,7 @@ def test_these_wait_and_so_run_after_it(monkeypatch, verifier, policy):
 def test_a_whole_round_does_not_wait(monkeypatch, tiny, temperature):
     models = [CachedModel(model, 64, BATCH, fast_forward=True) for model in tiny]
     inputs = Inputs(BATCH, WIDTH, WIDTH, torch.device("cpu"))
-    for name in ("whole", "coins", "tokens", "lengths", "wanted"):
+    for name in ("counts", "coins", "tokens", "lengths", "draft_lengths"):
         setattr(inputs, name, pretended(getattr(inputs, name)))
     inputs.table[:] = 0.5
     inputs.upload([[3, 4, 2, 3], [5, 5, 1, 2]])

@@ -4,10 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cactus_theory.decoding._round import closed_up
-from cactus_theory.decoding.models import CachedModel, weights
-from cactus_theory.decoding.models.linear import HALF_UP_TO, PACKED_FROM, Linear
-from cactus_theory.decoding.models.weights import WIDE, fingerprint
+from cactus_theory.decoding.host import closed_up
+from cactus_theory.decoding.models import CachedModel, fast
+from cactus_theory.decoding.models.linear import HALF_UP_TO, PACKED_FROM, WIDE, Linear, fingerprint
 
 IDS = torch.tensor([[1, 5, 9, 2]])
 
@@ -128,7 +127,7 @@ CHANGES = {
 def test_a_changed_weight_is_noticed(make_model, change, large, inference, monkeypatch):
     """Also in weights made in inference mode, which count no versions; large ones are read live."""
     if large:
-        monkeypatch.setattr(weights, "JOINED_ENTRIES", 0)
+        monkeypatch.setattr(fast, "JOINED_ENTRIES", 0)
     with torch.inference_mode(inference), torch.no_grad():
         model = make_model()
         projection = model.model.layers[1].mlp.up_proj

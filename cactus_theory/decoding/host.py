@@ -1,16 +1,17 @@
-"""One decode of a batch, round by round: draft, verify in one forward pass, roll back."""
+"""The decode loop on the host: draft, verify in one forward pass, roll back."""
 
 from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._decode import Loop, Opening
+from cactus_theory.decoding._opening import Opening
 from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.pace import Round
-from cactus_theory.policies._foreign_code import copied
+from cactus_theory.decoding.rounds import Loop
+from cactus_theory.policies._lent import copied
 from cactus_theory.verify.contract import Draft, Verdict, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 
@@ -52,36 +53,36 @@ class Decode(Loop):
         """Give every text that is not finished at least one token; return the new ids of all."""
         before, (_, steps) = dict(self.clock.parts), self.calls
         texts, width = self.texts, self.pace.width()
-        wanted = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
-        draft_coins, accept, draw = self.coins.toss(wanted, self._coins)
-        draw = self.coins.further(draw, wanted, self.verifier.draws)
-        draft = self._propose(wanted, draft_coins)
+        draft_lengths = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
+        draft_coins, accept, draw = self.coins.toss(draft_lengths, self._coins)
+        draw = self.coins.further(draw, draft_lengths, self.verifier.draws)
+        draft = self._propose(draft_lengths, draft_coins)
         steps = self.calls[1] - steps
         q = self._score(draft)
-        assigned = self.rules.assign(q, draft)
+        assigned = self.policies.assign(q, draft)
         self.clock.lap("other")
         coins = accept[:, : self.verifier.coins(max(draft.lengths))]
         verdict = self.verifier.verify(assigned, q, draft, coins, draw)
         tokens = verdict.rows()
         self.clock.lap("verify")
-        for row, own in enumerate(tokens):
-            if own[-1] == NO_TOKEN:
+        for row, ids in enumerate(tokens):
+            if ids[-1] == NO_TOKEN:
                 p = None if draft.probs is None else draft.probs[row]
-                raise self.failure(row, q[row], p, range(len(own) - 1, draft.lengths[row] + 1))
+                raise self.failure(row, q[row], p, range(len(ids) - 1, draft.lengths[row] + 1))
         new = self._settle(tokens, verdict)
         if self.options.on_rows is not None:
-            made = map(len, map(texts.new_ids, range(len(new))))
-            earlier = [after - len(own) for after, own in zip(made, new, strict=True)]
+            counts = map(len, map(texts.new_ids, range(len(new))))
+            earlier = [after - len(ids) for after, ids in zip(counts, new, strict=True)]
             self.options.on_rows(*copied((q, draft, self.places, earlier)))
         self.measure(Verified(assigned, q, draft, verdict), new)
-        for row, own in enumerate(new):
-            self.rules.advance(row, own)
+        for row, ids in enumerate(new):
+            self.policies.advance(row, ids)
         self._note(before, draft.longest, new, tokens, steps)
-        everywhere: list[list[int]] = [[] for _ in range(self.batch)]
-        for place, own in zip(self.places, new, strict=True):
-            everywhere[place] = list(own)
+        new_of_all: list[list[int]] = [[] for _ in range(self.batch)]
+        for place, ids in zip(self.places, new, strict=True):
+            new_of_all[place] = list(ids)
         self._retire()
-        return everywhere
+        return new_of_all
 
     def _retire(self) -> None:
         """Set finished texts aside and close the gaps in the batch."""
@@ -95,16 +96,16 @@ class Decode(Loop):
         rows = closed_up(opened)
         if not rows:
             return
-        parts = [texts, self.target, self.coins, self.rules, self.warp, self.drafting]
+        parts = [texts, self.target, self.coins, self.policies, self.warp, self.drafting]
         for part in parts:
             if part is not None:
                 part.keep(rows)
         self.places = [self.places[row] for row in rows]
 
-    def _propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        if self.drafting is None or not any(wanted):
+    def _propose(self, draft_lengths: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
+        if self.drafting is None or not any(draft_lengths):
             return nothing(self.texts)
-        proposal = self.drafting.propose(wanted, coins)
+        proposal = self.drafting.propose(draft_lengths, coins)
         if proposal.parents is not None and "tree" not in self.verifier.drafts:
             raise ValueError(
                 f"verifier: {type(self.opening.drafter).__name__} drafts trees, and "
@@ -138,7 +139,7 @@ class Decode(Loop):
         if verdict.path is not None:  # the draft stands in the texts in its own order
             texts.propose_all(verdict.accepted_token_ids)
         taken = texts.settle(tokens, verdict.last)
-        new = [own[:count] for own, count in zip(tokens, taken, strict=True)]
+        new = [ids[:count] for ids, count in zip(tokens, taken, strict=True)]
         for row, length in enumerate(texts.lengths):
             if verdict.path is None:
                 self.target.rollback(row, length - 1)  # the last token is fed next round
@@ -160,15 +161,15 @@ class Decode(Loop):
     ) -> None:
         """Count what happened and update the pace."""
         kept = refused = 0
-        for row, (own, emitted, count) in enumerate(zip(tokens, new, drafted, strict=True)):
-            accepted, cut = self.tally.note(self.places[row], count, own, emitted)
+        for row, (ids, emitted, count) in enumerate(zip(tokens, new, drafted, strict=True)):
+            accepted, cut = self.tally.note(self.places[row], count, ids, emitted)
             kept += accepted
             refused += accepted < count and not cut
         if not self.pace.learns and self.options.on_round is None:
             return
         now = self.clock.parts
         spent = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in now}
-        done = Round(
+        round_counts = Round(
             drafted=sum(drafted),
             accepted=kept,
             refused=refused,
@@ -180,9 +181,9 @@ class Decode(Loop):
             verify_seconds=spent.get("verify", 0.0),
             rows=len(new),
         )
-        self.pace.note(done)
+        self.pace.note(round_counts)
         if self.options.on_round is not None:
-            self.options.on_round(done)
+            self.options.on_round(round_counts)
             self.clock.lap("callback")
 
 

@@ -1,0 +1,167 @@
+"""What a decode begins with: models and prompts, checked, and what its rounds work on."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from cactus_theory.decoding._meter import Meter, TokenLog
+from cactus_theory.decoding._sampling import Coins, Warp
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding._verification import RowPolicies
+from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.options import DecodeOptions, OnTokens
+from cactus_theory.decoding.pace import FixedPace, pace
+from cactus_theory.decoding.result import VerifiedRows
+
+HALF = (torch.float16, torch.bfloat16)
+# a draft with so many times its target's parameters is no draft; a little more may be meant
+SWAPPED = 1.5
+# parameters of models that were looked at
+_SIZES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+class Opening:
+    """A decode before its first round.
+
+    ``models`` are those whose limits are kept, by the name of their argument, ``width`` the most
+    tokens of a path that a round drafts, ``beside`` how many more its drafts may hold.
+    """
+
+    def __init__(
+        self, target_model: Any, draft_model: Any, input_ids: Tensor, options: DecodeOptions
+    ) -> None:
+        self.target_model, self.options = target_model, options
+        self.drafter = None if draft_model is None else as_drafter(draft_model)
+        self.models = {"target_model": target_model}
+        self.width, self.beside, self.pace, metered = 0, 0, FixedPace(0), None
+        if self.drafter is not None:
+            self.models |= self.drafter.check(target_model)
+            # a draft that is longer than the text takes no memory
+            self.width = min(options.num_draft_tokens, options.max_new_tokens)
+            self.pace = pace(self.width, options.adaptive, options.gate)
+            metered = options.metered
+            depths = range(1, self.width + 1)
+            self.beside = max(self.drafter.nodes(depth) - depth for depth in depths)
+        self.texts, padding = opened_texts(self.models, input_ids, options, self.beside)
+        self.texts.stop, batch = options.stop, self.texts.batch
+        self.policies = RowPolicies(options.policies, self.texts)
+        self.coins = Coins(batch, options.sources, self.texts.device)
+        self.warp = Warp(options.temperature, options.logits_processor, padding)
+        self.meter: Meter | None = None
+        self.recorder: list[VerifiedRows] | None = None
+        if metered is not None:
+            log = TokenLog(batch, options.max_new_tokens, options.log_probs)
+            self.meter = Meter(self.policies.distinct, metered, options.judge, log)
+        if self.drafter is not None and options.record_rows:
+            self.recorder = []
+
+    @property
+    def report(self) -> OnTokens | None:
+        """Return a callback for the ids of all rows, which passes a single row's as one list."""
+        call = self.options.on_tokens
+        if call is None or self.texts.batch > 1:
+            return call
+        return lambda new: call(new[0])
+
+
+def opened_texts(
+    models: dict[str, Any], input_ids: Tensor, options: DecodeOptions, beside: int = 0
+) -> tuple[Texts, list[int]]:
+    """Return prompts with room for new tokens, and how many places each leaves out.
+
+    Checks them against the models. ``beside`` is how many more tokens a round may draft.
+    """
+    _check_prompt(input_ids)
+    first = next(iter(models))
+    for name, model in models.items():
+        _check_model(name, model, input_ids, options.max_new_tokens)
+        if model.device != models[first].device:
+            raise ValueError(
+                f"{name}: device must equal that of {first} ({models[first].device}); "
+                f"got {model.device}"
+            )
+    visible = _visible(input_ids, options.attention_mask)
+    rows = zip(input_ids.tolist(), visible, strict=True)
+    prompts = [[token for token, on in zip(*row, strict=True) if on] for row in rows]
+    new, device = options.max_new_tokens, models[first].device
+    texts = Texts(prompts, new, options.ends, device, beside)
+    return texts, [mask.count(False) for mask in visible]
+
+
+def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool]]:
+    """Return which tokens of each prompt the models see; masked ones take no position."""
+    batch, length = input_ids.shape
+    if attention_mask is None:
+        return [[True] * length] * batch
+    if tuple(attention_mask.shape) != (batch, length):
+        raise ValueError(
+            f"attention_mask: shape must be that of input_ids {(batch, length)}; "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    visible = attention_mask.bool().tolist()
+    for row, mask in enumerate(visible):
+        if not mask[-1]:
+            raise ValueError(
+                "attention_mask: must be 1 on the last token of a prompt (pad in front); "
+                f"got 0 in row {row}"
+            )
+    return visible
+
+
+def _check_prompt(input_ids: Any) -> None:
+    if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+        kind = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        raise TypeError(f"input_ids: must be an int64 tensor; got {kind}")
+    if input_ids.ndim != 2 or 0 in input_ids.shape:
+        raise ValueError(
+            f"input_ids: shape must be (B, T) with at least one token; got {tuple(input_ids.shape)}"
+        )
+
+
+def _check_model(name: str, model: Any, input_ids: Tensor, max_new_tokens: int) -> None:
+    if model.training:
+        raise ValueError(f"{name}: must be in evaluation mode, call {name}.eval(); got training")
+    config = text_config(model)
+    low, high, vocab = int(input_ids.min()), int(input_ids.max()), config.vocab_size
+    if low < 0 or high >= vocab:
+        raise ValueError(f"input_ids: ids must lie in [0, {vocab}); got {low if low < 0 else high}")
+    longest = getattr(config, "max_position_embeddings", None)
+    positions = input_ids.shape[1] + max_new_tokens
+    if longest is not None and 0 < longest < positions:  # −1 stands for no limit
+        raise ValueError(
+            f"max_new_tokens: prompt and new tokens must fit the {longest} positions of "
+            f"{name}; got {input_ids.shape[1]} + {max_new_tokens} = {positions}"
+        )
+
+
+def dtype_of(models: Iterable[Any]) -> str:
+    """Return the name of the models' dtype, or their names in order where they differ."""
+    return ", ".join(dict.fromkeys(str(model.dtype).removeprefix("torch.") for model in models))
+
+
+def warn_of(models: Mapping[str, Any]) -> None:
+    """Warn of half precision on a CPU, and of a draft that is larger than its target."""
+    for name, model in models.items():
+        if model.dtype in HALF and model.device.type == "cpu":
+            warnings.warn(
+                f"{name}: {type(model).__name__} runs in {dtype_of([model])} on a CPU, which may "
+                "take longer than plain decoding in float32, and a text may depend on the batch "
+                "it is in; load it with dtype=torch.float32",
+                stacklevel=4,
+            )
+            break
+    for model in models.values():
+        if model not in _SIZES:  # half a millisecond, once
+            _SIZES[model] = sum(weight.numel() for weight in model.parameters())
+    sizes = [_SIZES[model] for model in models.values()]
+    if len(sizes) == 2 and sizes[1] > SWAPPED * sizes[0]:
+        warnings.warn(
+            f"draft_model: has more parameters ({sizes[1]:,}) than target_model ({sizes[0]:,}); "
+            "are they swapped?",
+            stacklevel=4,
+        )

@@ -1,0 +1,226 @@
+"""What every decode loop shares: rounds until each text has ended, their counts, its error."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding._meter import charge
+from cactus_theory.decoding._opening import HALF, Opening, dtype_of
+from cactus_theory.decoding._verification import stacked, verified_rows
+from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.readings import Kind, pooled
+from cactus_theory.decoding.result import GenerationResult, Seconds, Stopwatch
+from cactus_theory.verify.contract import Verified
+
+
+class DecodingError(RuntimeError):
+    """A token of a text has no law: its row holds NaN, or leaves no token possible.
+
+    The decode stops there, for all texts of the batch. A text behaves as if it were alone, so
+    the others go on where they stood if they are decoded again without this one, each with the
+    seed that it had (``seed + row`` of a single seed).
+
+    Attributes
+    ----------
+    text : the number of the text in the batch.
+    position : how many new tokens it would have had before that one.
+    result : the :class:`GenerationResult` of all texts, up to the round before.
+
+    Examples
+    --------
+    >>> def spoilt(ids, scores):
+    ...     return scores if ids.shape[1] < 6 else scores * float("nan")
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> try:
+    ...     generate_plain(pair.target, ids, max_new_tokens=8, logits_processor=[spoilt])
+    ... except DecodingError as error:
+    ...     error.text, error.position, error.result.num_tokens
+    (0, 3, 3)
+    """
+
+    def __init__(self, message: str, text: int, position: int, result: GenerationResult) -> None:
+        super().__init__(message, text, position, result)
+        self.text, self.position, self.result = text, position, result
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Tally:
+    """The rounds and the finished texts of a decode.
+
+    Attributes
+    ----------
+    rounds : for each text (drafted, accepted, ended inside) → how many rounds did that.
+    finished : place in the batch → (new ids, whether the text ended by itself).
+    """
+
+    def __init__(self, batch: int, width: int) -> None:
+        self.batch, self.width = batch, width
+        self.rounds: list[dict[Kind, int]] = [{} for _ in range(batch)]
+        self.finished: dict[int, tuple[list[int], bool]] = {}
+
+    def note(
+        self, place: int, drafted: int, tokens: Sequence[int], emitted: Sequence[int]
+    ) -> tuple[int, bool]:
+        """Count a round of the text ``place`` that took ``emitted`` of its verified ``tokens``.
+
+        Returns how many drafted tokens it took, and whether the text ended among them.
+        """
+        accepted = min(len(tokens) - 1, len(emitted))
+        cut = len(emitted) <= len(tokens) - 1
+        kind = (drafted, accepted, cut)
+        rounds = self.rounds[place]
+        rounds[kind] = rounds.get(kind, 0) + 1
+        return accepted, cut
+
+    def result(self, **figures: Any) -> GenerationResult:
+        """Return the texts and the counts, with ``figures`` of :class:`GenerationResult`."""
+        finished = [self.finished[place] for place in range(self.batch)]
+        new = [ids for ids, _ in finished]
+        ended = tuple(by_itself for _, by_itself in finished)
+        rounds, longest = pooled(self.rounds), max(map(len, new))
+        histogram = [0] * (self.width + 1)
+        for (_, accepted, _), times in rounds.items():
+            histogram[accepted] += times
+        padded = [ids + [-1] * (longest - len(ids)) for ids in new]
+        return GenerationResult(
+            output_token_ids=torch.tensor(padded, dtype=torch.int64),
+            ended=all(ended),
+            accepted_histogram=tuple(histogram),
+            row_lengths=tuple(map(len, new)),
+            row_ended=ended,
+            rounds=rounds,
+            row_rounds=tuple(self.rounds),
+            **figures,
+        )
+
+
+class Loop(ABC):
+    """Rounds until every text has ended.
+
+    Attributes
+    ----------
+    places : where each row of the batch stood when the decode began.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self.clock = Stopwatch()
+        self.opening, self.options, self.verifier = opening, opening.options, opening.options.judge
+        self.texts, self.coins, self.policies = opening.texts, opening.coins, opening.policies
+        self.meter, self.recorder = opening.meter, opening.recorder
+        self.tally = Tally(self.texts.batch, opening.width)
+        self.places = list(range(self.texts.batch))
+
+    def run(self) -> GenerationResult:
+        """Decode until every row has ended or is full."""
+        report = self.opening.report
+        self.clock.lap("other")
+        while self.texts.open:
+            new = self.round()
+            if report is not None:
+                report(new)
+                self.clock.lap("callback")
+        return self.result()
+
+    @abstractmethod
+    def round(self) -> list[list[int]]:
+        """Give every open text at least one token; return the new ids of all."""
+
+    @property
+    @abstractmethod
+    def calls(self) -> tuple[int, int]:
+        """Return the forward passes of the target and of the draft so far."""
+
+    def measure(self, verified: Verified, new: list[list[int]]) -> None:
+        """Show the meter, the recorder and the schedules what was verified, text by text.
+
+        ``new`` are the tokens that each text took, perhaps none.
+        """
+        meter, recorder, observing = self.meter, self.recorder, self.policies.observing
+        if meter is None and recorder is None and not observing:
+            return
+        draft, verdict = verified.draft, verified.verdict
+        for row, ids in enumerate(new):
+            place = self.places[row], len(self.texts.new_ids(row)) - len(ids)
+            if ids and meter is not None and meter.log is not None:
+                path = None if verdict.path is None else verdict.path[row]
+                meter.log.score(place, ids, verified.target_probs[row], path)
+            count = min(draft.lengths[row], len(ids))
+            if not count:
+                continue
+            if recorder is not None or observing:
+                nodes = verdict.charged_rows(row, count)
+                rows = verified_rows(row, nodes, verified, self.verifier)
+                self.policies.observe(row, rows)
+                if recorder is not None:
+                    recorder.append(rows)
+            if meter is not None:
+                charge(meter, row, ids, verified, place)
+        self.clock.lap("meter")
+
+    def failure(
+        self,
+        row: int,
+        q: Float[Tensor, "K1 vocab"],
+        p: Float[Tensor, "K vocab"] | None,
+        places: range,
+    ) -> DecodingError:
+        """Return the error for a row that got no token; ``places`` of its rows may be to blame."""
+        before = [self.texts.new_ids(text) for text in range(self.texts.batch)]
+        for text, ids in zip(self.places, before, strict=True):
+            self.tally.finished.setdefault(text, (ids, False))
+        place, name = _lawless((q, p), places)
+        model, processors = self.opening.target_model, self.opening.warp.processors
+        causes = [f"a logits processor ({', '.join(map(_name, processors))})"] if processors else []
+        if name == "policy":
+            causes = ["a rule of one's own that returned NaN"]
+        else:
+            causes.append("weights that hold NaN")
+            if model.dtype in HALF:
+                causes.append(f"an overflow of {dtype_of([model])}")
+        text, position = self.places[row], len(before[row]) + place
+        message = (
+            f"{name}: new token {position} of text {text} has no law, as its row holds NaN or "
+            f"leaves no token possible; likely cause: {' or '.join(causes)}. What was decoded "
+            "before is in the error's result"
+        )
+        return DecodingError(message, text, position, self.result())
+
+    def result(self) -> GenerationResult:
+        """Return tokens and statistics."""
+        target, draft = self.calls
+        result = self.tally.result(target_calls=target, draft_calls=draft, seconds=Seconds())
+        self.clock.lap("other")
+        measured: dict[str, Any] = {}
+        if self.meter is not None:
+            measured["meter"] = self.meter.reading(result.num_accepted, result.num_tokens)
+            if (log := self.meter.log) is not None:
+                width = result.output_token_ids.shape[1]
+                measured |= {"token_kl": log.costs(width), "log_probs": log.log_probs(width)}
+        if self.recorder is not None:
+            vocab = text_config(self.opening.target_model).vocab_size
+            measured["rows"] = stacked(self.recorder, vocab)
+        self.clock.lap("meter")
+        return replace(result, seconds=self.clock.seconds(), **measured)
+
+
+def _lawless(rows: tuple[Tensor, Tensor | None], places: range) -> tuple[int, str]:
+    """Return the place of the first row without a law, and whose it is."""
+    for place in places:
+        for name, probs in zip(("target_model", "draft_model"), rows, strict=True):
+            if probs is None or place >= len(probs):
+                continue
+            if not 0 < float(probs[place].sum()) < math.inf:
+                return place, name
+    return places[0], "policy"
+
+
+def _name(processor: Any) -> str:
+    return getattr(processor, "__name__", type(processor).__name__)

@@ -1,0 +1,1 @@
+"""Verifying drafted paths as a whole: what it gains, on logged rows and exactly."""
