@@ -24,7 +24,7 @@ from .common.grid import PLAIN, USUAL, Config, Grid, Job, Record, Runs, configs
 from .common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
 from .common.journal import Journal, add_journal_arguments
 from .common.results import columns, publish
-from .throughput.equal_kl import read, rising
+from .throughput.table import read, rising
 
 NGRAM, LOSSLESS = "ngram", "speculative"
 # column: what is over what, of timed decodes or of all

@@ -132,7 +132,7 @@ def test_a_grid_file_runs_no_code(tmp_path: Path, spy: str, capsys) -> None:
 
 
 def test_a_journal_runs_no_code(tmp_path: Path, spy: str) -> None:
-    from simulations.tune_check.table import config
+    from simulations.tune_check import config
 
     line = {"policy": spy, "num_draft_tokens": 2, "verifier": "chain"}
     with pytest.raises(ValueError, match=r"journal\.jsonl"):

@@ -15,8 +15,7 @@ import cactus_theory as ct
 from cactus_theory.policies import Policy
 
 from ..blocks.gap import registered
-from .look import INK, MUTED, OPTIMUM
-from .rows import real_rows
+from . import INK, MUTED, OPTIMUM, real_rows
 
 # values of a knob, by its name; those outside a policy's range are left out
 VALUES = {

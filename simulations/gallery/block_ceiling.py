@@ -13,7 +13,7 @@ import cactus_theory as ct
 from solvers.paths import random_tree
 
 from ..blocks.gap import measure as measured
-from .look import BUDGETED, CACTUS, INK, OPTIMUM, SOFT
+from . import BUDGETED, CACTUS, INK, OPTIMUM, SOFT
 
 BUDGETS = (0.005, 0.02, 0.05, 0.1)
 QUICK_BUDGETS = (0.02,)

@@ -14,8 +14,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.vllm.bias import drafted_bias, lifts_of
 
-from .look import INK, OPTIMUM, SOFT
-from .rows import shipped_trace
+from . import INK, OPTIMUM, SOFT, shipped_trace
 
 PRICES = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5)
 PATHS, QUICK_PATHS = 68, 12

@@ -15,8 +15,7 @@ import cactus_theory as ct
 from cactus_theory.testing import Report, load_rule
 from cactus_theory.testing._check import check_file
 
-from .look import DRAFT, INK, OPTIMUM, OWN, bars
-from .rows import real_rows
+from . import DRAFT, INK, OPTIMUM, OWN, bars, real_rows
 
 RULE = Path(__file__).with_name("agreement.py")
 CLAIM = 0.1  # nats, as the rule declares

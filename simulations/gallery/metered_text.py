@@ -13,7 +13,7 @@ from torch import Tensor
 from cactus_theory.decoding import Ledger, load_pair, speculative_generate
 
 from ..common.inputs import PAIR, PROMPTS, prompts_of
-from .look import CACTUS, INK, OPTIMUM, SOFT
+from . import CACTUS, INK, OPTIMUM, SOFT
 
 CAP = 0.05  # nats a token
 COLOURS = {

@@ -12,7 +12,7 @@ import numpy as np
 
 import cactus_theory as ct
 
-from .look import INK, OPTIMUM, OWN, bars
+from . import INK, OPTIMUM, OWN, bars
 
 TARGET = np.array([0.60, 0.35, 0.05])
 DRAFT = np.array([0.30, 0.25, 0.45])

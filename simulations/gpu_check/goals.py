@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..common.grid import PLAIN
-from ..throughput.equal_kl import LEVELS, read, rising
+from ..throughput.table import LEVELS, read, rising
 from .sections import Bench, Message, Row, Tables
 from .verify import BAND, LARGE, LOSSLESS
 

@@ -7,10 +7,8 @@ meter that bounds it.
 """
 
 from .pair import Setting, TinyPair, markov_pair
-from .places import Places, follow_places
-from .rates import Rates, long_run_rates
-from .rounds import Rounds, every_round
-from .texts import Moments, Texts, enumerate_texts
+from .rounds import Rates, Rounds, every_round, long_run_rates
+from .texts import Moments, Places, Texts, enumerate_texts, follow_places
 
 __all__ = [
     "Moments",

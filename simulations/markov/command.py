@@ -23,10 +23,8 @@ from ..common.grid import checked_policy, label
 from ..common.progress import Progress
 from ..common.results import columns, publish
 from .pair import Setting, TinyPair, markov_pair
-from .places import follow_places
-from .rates import long_run_rates
-from .rounds import every_round
-from .texts import enumerate_texts
+from .rounds import every_round, long_run_rates
+from .texts import enumerate_texts, follow_places
 
 POLICIES = (
     "speculative",

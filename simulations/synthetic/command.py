@@ -20,7 +20,7 @@ from ..common.grid import checked_policy, followers, label
 from ..common.inputs import at_least
 from ..common.progress import Progress
 from ..common.results import columns, publish
-from ..traces.table import valued
+from ..replay import valued
 from .rows import MEASURES, Dials, Texts, synthetic_trace
 
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "typical")

@@ -26,6 +26,8 @@ from ..common.results import write_json
 from . import heads, ship
 from .corpus import (
     Document,
+    PoolPlan,
+    build_pool,
     encode_stream,
     fingerprint,
     held_out,
@@ -34,17 +36,23 @@ from .corpus import (
     train_tokenizer,
     training,
 )
-from .distil import (
-    PoolPlan,
-    build_pool,
+from .train import (
+    Batches,
+    Outcome,
+    Plan,
+    Shape,
+    build,
     distil_loss,
     distil_plan,
+    fit,
+    load,
     mixed_batches,
     overlap_loss,
     overlap_plan,
+    save,
+    text_batches,
+    text_loss,
 )
-from .model import Shape, build, load, save
-from .train import Batches, Outcome, Plan, fit, text_batches, text_loss
 
 # steps in which the draft's learning rate rises to its peak
 DRAFT_WARMUP = 30

@@ -1,9 +1,8 @@
-"""Read the Python standard library found on this machine as training text and as token ids.
+"""What is trained on: the Python standard library of this machine, and what the target writes.
 
 Which files count, which are held out and what identifies the corpus are pure
 functions of relative paths and contents, so two machines with the same Python
-release agree without sharing a file.
-The tokenizer, byte-level BPE, is trained on the corpus.
+release agree without sharing a file. The tokenizer, byte-level BPE, is trained on the corpus.
 """
 
 import hashlib
@@ -14,8 +13,11 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from torch import Generator, Tensor
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StaticCache
+
+from ..common.progress import Progress
+from ..common.results import write_tensors
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__"})
 GENERATED_TABLE = re.compile(r"generated from .{0,200}gencodec\.py", re.DOTALL)
@@ -170,3 +172,74 @@ def encode_stream(tokenizer: Tokenizer, documents: list[Document]) -> Stream:
         tokens.extend(encoding.ids)
     tokens.append(END_OF_TEXT_ID)
     return Stream(torch.tensor(tokens, dtype=torch.int32), torch.tensor(starts))
+
+
+# tokens that the target's samples begin with, from end-of-text alone to some context
+PREFIX_LENGTHS = (1, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """How much the target writes: ``chunks`` files of ``rows`` sequences, one seed each."""
+
+    chunks: int
+    rows: int = 128
+    length: int = 257
+    seed: int = 0
+
+
+def prefixes(stream: Stream, rows: int, length: int, generator: Generator) -> Tensor:
+    """Return (rows, length) beginnings of documents or top-level definitions.
+
+    Each is led by end-of-text, so length 1 is end-of-text alone.
+
+    Raises
+    ------
+        ValueError: no boundary is followed by ``length`` tokens.
+    """
+    starts = stream.starts[stream.starts < len(stream.tokens) - length]
+    if not len(starts):
+        raise ValueError(f"stream must have a boundary {length} tokens before its end, got none")
+    begin = starts[torch.randint(len(starts), (rows,), generator=generator)]
+    rest = stream.tokens[begin[:, None] + torch.arange(length - 1)].long()
+    return torch.cat([torch.full((rows, 1), END_OF_TEXT_ID), rest], dim=1)
+
+
+@torch.inference_mode()
+def sample(model: LlamaForCausalLM, prefix: Tensor, length: int, generator: Generator) -> Tensor:
+    """Continue ``prefix`` (rows, k) at temperature 1 to (rows, length), past end-of-text too.
+
+    The cache has its final size from the start: growing one copies it at every token.
+    """
+    cache = StaticCache(config=model.config, max_cache_len=length)
+    tokens, last = [prefix], prefix
+    for _ in range(length - prefix.shape[1]):
+        out = model(last, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        probs = out.logits[:, -1].float().softmax(-1)
+        last = torch.multinomial(probs, 1, generator=generator)
+        tokens.append(last)
+    return torch.cat(tokens, dim=1)
+
+
+def build_pool(target: LlamaForCausalLM, stream: Stream, plan: PoolPlan, folder: Path) -> Tensor:
+    """Return (chunks * rows, length) int32 samples of the target, one file per chunk.
+
+    Chunks already on disk are kept, so a killed call goes on where it stopped.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pool = []
+    with Progress("target samples", plan.chunks) as progress:
+        for chunk in range(plan.chunks):
+            path = folder / f"{plan.seed}-{plan.rows}x{plan.length}-{chunk:04d}.pt"
+            if not path.exists():
+                write_tensors(path, _sample_chunk(target, stream, plan, chunk))
+            pool.append(torch.load(path, weights_only=True))
+            progress.advance()
+    return torch.cat(pool)
+
+
+def _sample_chunk(target, stream: Stream, plan: PoolPlan, chunk: int) -> Tensor:
+    generator = Generator().manual_seed(plan.seed * 100_003 + chunk)
+    lengths = [k for k in PREFIX_LENGTHS if k < plan.length]
+    prefix = prefixes(stream, plan.rows, lengths[chunk % len(lengths)], generator)
+    return sample(target, prefix, plan.length, generator).to(torch.int32)

@@ -16,8 +16,7 @@ from cactus_theory.base.files import FolderLock
 from ..common.inputs import at_least
 from ..common.results import publish
 from . import command, heads
-from .corpus import encode_stream, held_out, training
-from .distil import prefixes
+from .corpus import encode_stream, held_out, prefixes, training
 
 # the checkpoint that all losses go on from
 START = "start"

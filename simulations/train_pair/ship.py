@@ -20,10 +20,17 @@ from transformers import LlamaForCausalLM
 
 from ..common.results import machine_kind, write_bytes, write_json
 from . import heads
-from .corpus import Document, Stream, as_transformers, fingerprint, held_out, num_bytes
-from .distil import prefixes, sample
-from .model import MAX_POSITIONS, load, num_parameters
-from .train import Outcome
+from .corpus import (
+    Document,
+    Stream,
+    as_transformers,
+    fingerprint,
+    held_out,
+    num_bytes,
+    prefixes,
+    sample,
+)
+from .train import MAX_POSITIONS, Outcome, load, num_parameters
 
 # tokens that the texts begin with along which heads are measured
 HEAD_PREFIX = 32

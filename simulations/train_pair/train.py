@@ -1,24 +1,100 @@
-"""Fit a model for a fixed number of steps, surviving kills without changing the result.
+"""Build a model, fit it for a fixed number of steps, surviving kills, and save it.
 
 A run is a function of its plan: every random choice comes from one generator whose
 state is saved with model, optimizer and step. On one thread a run that was killed and
 resumed therefore ends with the same bits as one that was not.
+Losses are those of text and of the target's distribution.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from ..common.inputs import load_model as load
 from ..common.progress import Progress
 from ..common.results import write_tensors
 from .corpus import END_OF_TEXT_ID, Stream
+
+# as long as the longest training windows: four times 256 tokens
+MAX_POSITIONS = 1024
+
+__all__ = ["MAX_POSITIONS", "Shape", "build", "load", "num_parameters", "save"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Layers, width and head size of a Llama model with tied embeddings."""
+
+    layers: int
+    width: int
+    head_size: int = 32
+
+    @property
+    def feed_forward(self) -> int:
+        """Inner width of the gated feed-forward block: 8/3 of the width, in steps of 32."""
+        return -(-8 * self.width // (3 * 32)) * 32
+
+
+def build(shape: Shape, vocab_size: int, seed: int) -> LlamaForCausalLM:
+    """Return a freshly initialised float32 model; the global RNG is left as found.
+
+    Raises
+    ------
+        ValueError: the head size does not divide the width, or a size is not positive.
+    """
+    if min(shape.layers, shape.width, shape.head_size) < 1:
+        raise ValueError(f"layers, width and head size must be positive, got {shape}")
+    if shape.width % shape.head_size:
+        raise ValueError(f"head size must divide width, got {shape.head_size} and {shape.width}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(_config(shape, vocab_size))
+
+
+def _config(shape: Shape, vocab_size: int) -> LlamaConfig:
+    heads = shape.width // shape.head_size
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.width,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=END_OF_TEXT_ID,
+        pad_token_id=END_OF_TEXT_ID,
+    )
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Count parameters, the tied embedding once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def save(model: LlamaForCausalLM, folder: Path) -> None:
+    """Write config, generation settings and float16 weights; ``model`` stays float32.
+
+    The config says float32, which is what the weights are loaded as where nothing else is asked
+    for: half precision is slow on a CPU, and a text then depends on the batch it is in.
+    """
+    stored = LlamaForCausalLM(model.config)
+    stored.load_state_dict(model.state_dict())
+    stored.generation_config = GenerationConfig(
+        bos_token_id=END_OF_TEXT_ID, eos_token_id=END_OF_TEXT_ID, pad_token_id=END_OF_TEXT_ID
+    )
+    stored.half().save_pretrained(folder)
+    stored.config.dtype = torch.float32
+    stored.config.save_pretrained(folder)
+
 
 # every eighth batch has windows four times as long, see text_batches
 LONG_EVERY = 8
@@ -195,3 +271,63 @@ def _resume(path: Path, plan: Plan, model, optimizer, generator: Generator) -> d
     optimizer.load_state_dict(whole["optimizer"])
     generator.set_state(whole["generator"])
     return whole["state"]
+
+
+def mixed_batches(pool: Tensor, text: Batches, share: float) -> Batches:
+    """Return a sampler that replaces a share of each text batch by rows of the pool.
+
+    Batches whose windows have another length than the pool's rows stay pure text.
+    """
+
+    def batch(step: int, generator: Generator) -> Tensor:
+        window = text(step, generator)
+        if window.shape[1] != pool.shape[1]:
+            return window
+        rows = round(share * len(window))
+        chosen = torch.randint(len(pool), (rows,), generator=generator)
+        return torch.cat([pool[chosen].long(), window[rows:]])
+
+    return batch
+
+
+def distil_loss(target: LlamaForCausalLM) -> Loss:
+    r"""Return the mean forward divergence :math:`KL(q \| p)` in nats a position.
+
+    q is the target's full distribution and p the draft's, at temperature 1.
+    """
+
+    def loss(draft: LlamaForCausalLM, window: Tensor) -> Tensor:
+        context = window[:, :-1]
+        with torch.no_grad():
+            wanted = target(context, use_cache=False).logits.float().log_softmax(-1)
+        given = draft(context, use_cache=False).logits.float().log_softmax(-1)
+        return (wanted.exp() * (wanted - given)).sum(-1).mean()
+
+    return loss
+
+
+def overlap_loss(target: LlamaForCausalLM) -> Loss:
+    r"""Return the mean total variation :math:`1 - \sum \min(q, p)` a position.
+
+    It is the chance that lossless verification rejects. Its gradient vanishes where p has
+    almost nothing, so it finishes a draft that already learned by :func:`distil_loss`.
+    """
+
+    def loss(draft: LlamaForCausalLM, window: Tensor) -> Tensor:
+        context = window[:, :-1]
+        with torch.no_grad():
+            wanted = target(context, use_cache=False).logits.float().softmax(-1)
+        given = draft(context, use_cache=False).logits.float().softmax(-1)
+        return 1 - torch.minimum(wanted, given).sum(-1).mean()
+
+    return loss
+
+
+def distil_plan(steps: int, text: Plan, rate: float) -> Plan:
+    """Return the distillation's plan: the text plan with its own steps, rate and seed."""
+    return replace(text, steps=steps, peak_rate=rate, decay=0.6, seed=text.seed + 1)
+
+
+def overlap_plan(steps: int, text: Plan, rate: float) -> Plan:
+    """Return the last stage's plan: the rate falls from the start."""
+    return replace(text, steps=steps, peak_rate=rate, decay=1.0, seed=text.seed + 2)

@@ -38,7 +38,7 @@ from ..common.grid import Config
 from ..common.inputs import add_pair_arguments, at_least, prompts_of
 from ..common.results import columns, publish
 from ..common.statistics import resamples, spread
-from ..traces.table import valued
+from ..replay import valued
 from .ideas import ideas
 from .references import left
 from .rounds import LOSSLESS, Round, alone, followed, summed

@@ -22,7 +22,7 @@ from cactus_theory.policies.soft_band import SoftBand
 from cactus_theory.traces import Estimate
 
 from ..common.inputs import PAIR
-from ..traces.table import valued
+from ..replay import valued
 from .rounds import LOSSLESS, Round, alone, followed, summed
 
 # candidates a place, siblings that are continued, and by how many tokens at most

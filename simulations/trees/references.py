@@ -20,7 +20,7 @@ from cactus_theory.decoding import Pair
 from cactus_theory.divergences import KL
 from solvers.paths import PathTree, follow, random_tree
 
-from ..traces.table import valued
+from ..replay import valued
 from .rounds import LOSSLESS, Round, Sums, summed
 
 Row = np.ndarray

@@ -24,7 +24,7 @@ from cactus_theory.traces import Estimate, Replay
 from cactus_theory.verify import Draft
 
 from ..common.progress import Progress
-from ..traces.table import reached
+from ..replay import reached
 
 LOSSLESS = "speculative"
 # the row h at a place that is reached with the alive ratio P

@@ -9,9 +9,11 @@ import pytest
 
 pytest.importorskip("mkdocs", reason="make docs installs it")
 pytest.importorskip("mkdocstrings")
-from simulations.reference import command  # noqa: E402
-from simulations.reference.docstrings import markdown  # noqa: E402
-from simulations.reference.formulas import with_formulas  # noqa: E402
+from simulations import reference  # noqa: E402
+from simulations.markup import (
+    markdown,  # noqa: E402
+    with_formulas,  # noqa: E402
+)
 from tests.amounts import thorough  # noqa: E402
 from tests.test_docs import PACKAGES, PUBLIC  # noqa: E402
 
@@ -63,13 +65,13 @@ def test_links_lead_to_pages_pictures_or_nowhere(tmp_path) -> None:
     said = (
         "[g](../cactus_theory/GUIDE.md#tune) [r](data/rules.csv) ![p](rules.png) [w](https://a.b)"
     )
-    page = command.linked(said, "paper_figures/RESULTS.md", tmp_path)
+    page = reference.linked(said, "paper_figures/RESULTS.md", tmp_path)
     assert page == "[g](guide.md#tune) r ![p](rules.png) [w](https://a.b)"
     assert (tmp_path / "rules.png").stat().st_size
 
 
 def test_every_package_has_a_page() -> None:
-    assert {f"cactus_theory{name}" for name in PACKAGES} <= set(command.PACKAGES)
+    assert {f"cactus_theory{name}" for name in PACKAGES} <= set(reference.PACKAGES)
 
 
 class Page(HTMLParser):
@@ -114,7 +116,7 @@ def site(tmp_path_factory) -> tuple[Path, dict[Path, Page]]:
 @thorough
 def test_every_link_leads_somewhere(site) -> None:
     out, pages = site
-    assert len(pages) == len(command.PAGES) + len(command.PACKAGES)
+    assert len(pages) == len(reference.PAGES) + len(reference.PACKAGES)
     for path, page in pages.items():
         for link in page.links + page.loaded:
             target, anchor = urldefrag(unquote(link))

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from cactus_theory.traces import Trace, replay
 
-from ...traces.table import alone
+from ...replay import alone
 from ..task import MANIFEST, Row, Task, known, local, task
 
 FLAGS = ("trace",)

@@ -9,7 +9,7 @@ import torch
 
 import cactus_theory as ct
 from simulations.__main__ import main
-from simulations.gallery.command import HERE, PROGRAMS
+from simulations.gallery import HERE, PROGRAMS
 from tests.amounts import THOROUGH
 
 # interpolation between 257 points of a concave curve, and rounding

@@ -5,7 +5,7 @@ import pytest
 from simulations.__main__ import main
 from simulations.common.results import read_csv
 from simulations.markov import Setting, command, enumerate_texts, markov_pair
-from simulations.markov.places import Places
+from simulations.markov.texts import Places
 
 SMALL = ["--length", "4", "--num-draft-tokens", "1", "2"]
 WIDEST = 100

@@ -9,7 +9,7 @@ import cactus_theory as ct
 from simulations.__main__ import main
 from simulations.common.results import read_csv
 from simulations.markov import Setting, enumerate_texts, long_run_rates, markov_pair
-from simulations.markov.rates import stationary
+from simulations.markov.rounds import stationary
 from tests.amounts import some
 from tests.simulations.markov.by_hand import one_round
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from simulations import recompute
 from simulations.__main__ import COMMANDS, main
 from simulations.common.inputs import DATA, ROOT
 from simulations.common.results import read_csv
-from simulations.recompute import command
-from simulations.recompute.entries import ENTRIES, GPU, Entry
+from simulations.recompute import ENTRIES, GPU, Entry
 from tests.amounts import THOROUGH
 
 PLACES = {"csv": "made/t.csv", "made": "made", "root": ".", "shared": "shared"}
@@ -56,8 +56,8 @@ def test_one_that_fails_stops_no_other(tmp_path: Path, capsys, monkeypatch) -> N
         Entry("acceptance_kl=t", SMALL, SMALL),
         Entry("band_row", "{shared}", "{shared}"),
     )
-    monkeypatch.setattr(command, "ENTRIES", entries)
-    monkeypatch.setattr(command, "_run", in_this_process)
+    monkeypatch.setattr(recompute, "ENTRIES", entries)
+    monkeypatch.setattr(recompute, "_run", in_this_process)
     given = ["all", "--quick", "--out", str(tmp_path), "--shared", str(tmp_path)]
     assert main(given) == 1
     rows, notes = read_csv(tmp_path / "seconds.csv")
@@ -83,8 +83,8 @@ def test_a_command_has_a_process_and_a_log_of_its_own(tmp_path: Path, monkeypatc
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho ran $@ in $PWD\nexit 3\n")
     python.chmod(0o755)
-    monkeypatch.setattr(command.sys, "executable", str(python))
-    assert command._run(["overspend", "--points", "3"], tmp_path / "log") == 3
+    monkeypatch.setattr(recompute.sys, "executable", str(python))
+    assert recompute._run(["overspend", "--points", "3"], tmp_path / "log") == 3
     words = "-m simulations overspend --points 3"
     said = f"$ python {words}\nran {words} in {ROOT}\n"
     assert (tmp_path / "log").read_text() == said

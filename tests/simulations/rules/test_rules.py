@@ -10,12 +10,12 @@ import cactus_theory as ct
 from cactus_theory.decoding import load_pair
 from cactus_theory.traces import Trace, log_trace
 from cactus_theory.verify import Fly
+from simulations import fly, rules
 from simulations.__main__ import main
 from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
 from simulations.markov import Setting, every_round, markov_pair
-from simulations.rules import ahead, greedy
-from simulations.rules.command import AT_ZERO, SAMPLED
+from simulations.rules import AT_ZERO, SAMPLED
 from tests.amounts import THOROUGH
 
 EXACT = 1e-12
@@ -49,7 +49,7 @@ def test_a_rows_law_is_that_of_all_drafts(width, window, zeros):
             continue
         own = exact_ahead(pair, states, 6)
         node, chance = 0, 1.0
-        for place, (reached, law) in enumerate(ahead.node_laws((q, p, ids), own, verifier)):
+        for place, (reached, law) in enumerate(fly.node_laws((q, p, ids), own, verifier)):
             assert chance * reached == pytest.approx(float(rounds.alive[place][0, node]), abs=EXACT)
             due = rounds.following[place][0, node]
             np.testing.assert_allclose(law, due, atol=EXACT / max(reached * chance, 1e-3))
@@ -68,11 +68,11 @@ def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
     trace = log_trace(shipped.target, shipped.draft, prompts, tmp_path / "t", **sizes)
     for cycle in trace:
         prompt = prompts[cycle.text % 2]
-        before = ahead.written(shipped, prompt, trace, cycle.text)[: len(prompt) + cycle.position]
+        before = fly.written(shipped, prompt, trace, cycle.text)[: len(prompt) + cycle.position]
         rows = shipped.target(torch.tensor([before])).logits[0, -1].double().softmax(-1)
         assert (rows - cycle.target_probs[0]).abs().max() < LOGGED
     source = torch.Generator().manual_seed(0)
-    for half in ahead.drafted_on(shipped, before, cycle.draft_probs[0], 2, source):
+    for half in fly.drafted_on(shipped, before, cycle.draft_probs[0], 2, source):
         assert half.shape == (trace.header.vocab_size, 3)
         assert (half[..., 0] == 1).all() and (half.diff(dim=-1) <= 1e-12).all() and half.min() >= 0
 
@@ -80,7 +80,7 @@ def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
 def test_cached_drafts_are_those_of_whole_passes(shipped):
     source = torch.Generator().manual_seed(3)
     first = torch.tensor([3, 8])
-    kept = ahead._kept(shipped, [5, 9], first, 2, source)
+    kept = fly._kept(shipped, [5, 9], first, 2, source)
     source = torch.Generator().manual_seed(3)
     line = torch.cat([torch.tensor([[5, 9]] * 2), first[:, None]], 1)
     due = [torch.ones(2).double()]
@@ -98,16 +98,16 @@ def test_greedy_rules_keep_exact_matches_and_count_changes():
     q = torch.tensor([[0.5, 0.4, 0.1], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [1.0, 0, 0]]).double()
     ids, logits = torch.tensor([[1, 0, 1]]), (5 + (q / q.amax(-1, keepdim=True)).log())[None]
     found = {
-        (own.engine, own.setting): int(greedy.accepted(own.policy, own.verifier, ids, logits))
+        (own.engine, own.setting): int(rules.accepted(own.policy, own.verifier, ids, logits))
         for own in AT_ZERO
     }
     assert found["all engines", "exact match"] == found["TensorRT-LLM", "default k=1 δ=0"] == 0
     assert found["MAX, ATOM", "default k=10 δ=.6"] == 2  # .05 < .9 − .6
     assert found["MARS", "θ=.9"] == 2 and found["MARS", "θ=.97"] == 0  # ln(.5/.4) = .22 < .5
-    told = greedy.counted(AT_ZERO[3].policy, "chain", [(ids, logits)] * 2, [], "two")
+    told = rules.counted(AT_ZERO[3].policy, "chain", [(ids, logits)] * 2, [], "two")
     assert told["tokens_per_call"].value == 3 and told["changed_calls"].value == 1
     assert told["tv_per_token"].value == pytest.approx(1 / 3)
-    ended = greedy.counted(
+    ended = rules.counted(
         AT_ZERO[3].policy, "chain", [(ids, logits)], [1], "one"
     )  # the first draft ends it
     assert ended["tokens_per_call"].value == ended["tv_per_token"].value == 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simulations.common.grid import Config, Runs
-from simulations.throughput.equal_kl import LEVELS, chosen, curves, read, rows
+from simulations.throughput.table import LEVELS, curves, equal_kl_rows, families_of, read
 
 PRICES = (8, 4, 2, 1, 0.5, 0.25)
 DELTAS = (0.001, 0.01, 0.1, 1)
@@ -38,7 +38,7 @@ def run(factor: float, noise: float = 0.0, slope: float = 100.0) -> dict[Config,
 
 
 def test_the_ratio_is_read_at_equal_kl_and_the_same_k() -> None:
-    found = rows(run(0.8), FAMILIES)
+    found = equal_kl_rows(run(0.8), FAMILIES)
     assert [(row["num_draft_tokens"], row["kl"]) for row in found] == [
         (width, level) for width in (3, 7) for level in LEVELS
     ]
@@ -51,7 +51,7 @@ def test_the_ratio_is_read_at_equal_kl_and_the_same_k() -> None:
 def test_intervals_hold_the_truth_and_widen_with_the_noise() -> None:
     width = []
     for noise in (0.01, 0.05):
-        found = rows(run(1.0, noise), FAMILIES)
+        found = equal_kl_rows(run(1.0, noise), FAMILIES)
         assert np.mean([row["ratio_low"] <= 1 <= row["ratio_high"] for row in found]) > 0.7
         width.append(np.mean([row["ratio_high"] - row["ratio_low"] for row in found]))
     assert 0 < width[0] < width[1] / 3
@@ -62,16 +62,16 @@ def test_what_both_families_share_widens_no_interval() -> None:
     for own in made.values():
         for records, shift in zip(own.timed, drift, strict=True):
             records[0]["seconds"] = 1 + shift
-    for row in rows(made, FAMILIES):
+    for row in equal_kl_rows(made, FAMILIES):
         assert row["ratio_high"] - row["ratio_low"] < CLOSE
 
 
 def test_nothing_is_said_outside_a_curve_or_where_a_family_is_alone() -> None:
     made = run(1.0)
     short = {line: own for line, own in made.items() if "delta=1" not in line.method}
-    assert max(row["kl"] for row in rows(short, FAMILIES)) == 0.05
+    assert max(row["kl"] for row in equal_kl_rows(short, FAMILIES)) == 0.05
     alone = {line: own for line, own in made.items() if line.width == 3 or "band" in line.method}
-    assert {row["num_draft_tokens"] for row in rows(alone, FAMILIES)} == {3}
+    assert {row["num_draft_tokens"] for row in equal_kl_rows(alone, FAMILIES)} == {3}
 
 
 def test_metered_prompts_are_resampled_too() -> None:
@@ -80,7 +80,7 @@ def test_metered_prompts_are_resampled_too() -> None:
         if "cactus" in line.method:
             for place, record in enumerate(made[line].judged):
                 record["kl"] *= 0.4 + 0.4 * place
-    assert all(row["ratio_high"] - row["ratio_low"] > 0.01 for row in rows(made, FAMILIES))
+    assert all(row["ratio_high"] - row["ratio_low"] > 0.01 for row in equal_kl_rows(made, FAMILIES))
 
 
 def test_a_curve_is_monotone_between_its_points_and_meets_them() -> None:
@@ -106,18 +106,18 @@ def test_the_same_policy_by_two_verifiers_makes_two_families() -> None:
         for line, own in run(0.8).items()
     }
     made, names = run(0.8) | faster, ("band:price@block", "band:price")
-    assert chosen(names, list(made)) == names
-    for row in rows(made, names):
+    assert families_of(names, list(made)) == names
+    for row in equal_kl_rows(made, names):
         assert row["ratio"] == pytest.approx(2, rel=CLOSE) and row["first"] == names[0]
-    assert rows(made, FAMILIES) == rows(run(0.8), FAMILIES)
+    assert equal_kl_rows(made, FAMILIES) == equal_kl_rows(run(0.8), FAMILIES)
     with pytest.raises(ValueError, match="band:delta@block needs .* band:price, band:price@block"):
-        chosen(["band:delta@block", "band:price"], list(made))
+        families_of(["band:delta@block", "band:price"], list(made))
 
 
 def test_families_asked_for_must_be_there() -> None:
     lines = list(run(1.0))
-    assert chosen(None, lines) == FAMILIES
-    assert chosen(None, lines[:3]) is None
-    assert chosen(["cactus:delta", "band:price"], lines) == ("cactus:delta", "band:price")
+    assert families_of(None, lines) == FAMILIES
+    assert families_of(None, lines[:3]) is None
+    assert families_of(["cactus:delta", "band:price"], lines) == ("cactus:delta", "band:price")
     with pytest.raises(ValueError, match="--compare: band:delta needs at least two.*band:price"):
-        chosen(["band:delta", "cactus:delta"], lines)
+        families_of(["band:delta", "cactus:delta"], lines)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from simulations.throughput.command import compared, show, verdict
 from simulations.throughput.table import COLUMNS
-from simulations.throughput.verdict import compared, show, verdict
 
 
 def row(method: str, speed: float, kl: float | None = None, **more) -> dict:

@@ -5,18 +5,23 @@ import math
 import pytest
 import torch
 
-from simulations.train_pair.corpus import END_OF_TEXT_ID, Stream
-from simulations.train_pair.distil import (
+from simulations.train_pair.corpus import (
+    END_OF_TEXT_ID,
     PoolPlan,
+    Stream,
     build_pool,
-    distil_loss,
-    mixed_batches,
-    overlap_loss,
     prefixes,
     sample,
 )
-from simulations.train_pair.model import Shape, build
-from simulations.train_pair.train import Plan, text_batches
+from simulations.train_pair.train import (
+    Plan,
+    Shape,
+    build,
+    distil_loss,
+    mixed_batches,
+    overlap_loss,
+    text_batches,
+)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from simulations.train_pair.corpus import Stream
-from simulations.train_pair.model import Shape, build, load, num_parameters, save
 from simulations.train_pair.ship import forward_cost, held_out_loss, overlap
+from simulations.train_pair.train import Shape, build, load, num_parameters, save
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from cactus_theory.decoding.drafters import is_head
 from simulations.train_pair.command import PAIR
 from simulations.train_pair.corpus import END_OF_TEXT_ID, Stream
-from simulations.train_pair.model import load, num_parameters
 from simulations.train_pair.ship import overlap
+from simulations.train_pair.train import load, num_parameters
 from tests.amounts import THOROUGH
 
 PROMPTS = PAIR.parent / "data" / "prompts.jsonl"

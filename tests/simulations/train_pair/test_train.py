@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from simulations.train_pair.corpus import END_OF_TEXT_ID
-from simulations.train_pair.model import Shape, build
-from simulations.train_pair.train import Plan, fit, text_batches, text_loss
+from simulations.train_pair.train import Plan, Shape, build, fit, text_batches, text_loss
 
 PLAN = Plan(steps=12, batch_size=4, length=16, seed=3)
 SHAPE = Shape(1, 32)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
+from simulations import tune_check
 from simulations.__main__ import main
 from simulations.common.results import read_csv
-from simulations.tune_check import command, table
 from tests.amounts import thorough
 
 SMALL = (
@@ -50,7 +50,7 @@ def test_the_grid_is_measured_and_resumed(tmp_path: Path, monkeypatch, capsys) -
         assert float(own["predicted_kl"]) == pytest.approx(0.05 * relaxed, rel=0.01, abs=1e-9)
     kept = (out / "journal.jsonl").read_text()
     assert len(kept.splitlines()) == 1 + 1 + 7 * 2  # settings, tuned, decodes of two prompts
-    monkeypatch.setattr(command, "tune", None)
+    monkeypatch.setattr(tune_check, "tune", None)
     assert main(asked) == 0 and (out / "journal.jsonl").read_text() == kept
     assert main([*asked, "--repeats", "2"]) == 0  # adds one, and makes none again
     more = (out / "journal.jsonl").read_text()
@@ -68,7 +68,7 @@ def test_the_verdict_compares_with_the_best_within_the_level(monkeypatch) -> Non
         row("fast", 100.0, 0.105, chosen_by_ratios=1),
         row("greedy", 500.0, 0.2),  # meters too much to count
     ]
-    said = table.verdict(made)
+    said = tune_check.verdict(made)
     assert (
         "0.900" in said and "0.950" in said and "fast@chain, K=2" in said and "greedy" not in said
     )
@@ -80,13 +80,13 @@ def test_a_choice_is_compared_with_what_is_fastest_in_other_repeats() -> None:
     chosen = row("chosen", 100.0, 0.1, chosen=1, speeds=np.array([100.0, 110.0, 90.0]))
     lucky = row("lucky", 101.0, 0.1, speeds=np.array([110.0, 90.0, 101.0]))
     greedy = row("greedy", 500.0, 0.2, speeds=np.array([500.0, 500.0, 500.0]))
-    first, second, _ = table._compared([chosen, lucky, greedy], 0.1)
+    first, second, _ = tune_check._compared([chosen, lucky, greedy], 0.1)
     # fastest by the other two repeats: chosen (100), lucky (105.5), chosen (105)
     assert first["of_the_best_of_other_repeats"] == pytest.approx(np.median([1.0, 110 / 90, 1.0]))
     assert second["of_the_best_of_other_repeats"] == "" and "speeds" not in first
     faster = row("faster", 120.0, 0.1, speeds=1.2 * chosen["speeds"])
-    first, *_ = table._compared([chosen, faster], 0.1)
+    first, *_ = tune_check._compared([chosen, faster], 0.1)
     assert first["of_the_best_of_other_repeats"] == pytest.approx(1 / 1.2)
     alone = row("alone", 50.0, 0.1, chosen=1, speeds=np.array([50.0]))
-    first, *_ = table._compared([alone, row("a", 80.0, 0.1, speeds=np.array([80.0]))], 0.1)
+    first, *_ = tune_check._compared([alone, row("a", 80.0, 0.1, speeds=np.array([80.0]))], 0.1)
     assert first["of_the_best_of_other_repeats"] == pytest.approx(50 / 80)

@@ -30,7 +30,7 @@ from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
 from cactus_theory.verify.fly import WINDOW
 
-from ..common.progress import Progress
+from .common.progress import Progress
 
 SPENT = {"kl_per_token": ct.divergence("kl"), "tv_per_token": ct.divergence("total_variation")}
 # tokens drafted on from at a row: the likeliest ones of the draft, and some for all the others

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..common.inputs import ROOT
+from .common.inputs import ROOT
 
 OUT = Path("docs")
 CONFIG = Path(__file__).with_name("mkdocs.yml")
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def written(folder: Path) -> None:
     """Write the pages as Markdown, with the pictures that they show."""
-    from .formulas import with_formulas
+    from .markup import with_formulas
 
     for source, name in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from pathlib import Path
 from cactus_theory.traces import Trace, learn_values
 from cactus_theory.traces.values import KNOTS, PRICES
 
-from ..common.progress import Progress
-from ..common.results import made, write_json
+from .common.progress import Progress
+from .common.results import made, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from cactus_theory.base.prompts import column_of
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
 from cactus_theory.traces.log import log_shown
 
-from ..common.inputs import add_pair_arguments, prompts_of
+from .common.inputs import add_pair_arguments, prompts_of
 
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "sampled": lambda model: model,

@@ -1,11 +1,10 @@
-"""Docstrings as Markdown: what mkdocstrings shows of a public name."""
+"""The site's markup: docstrings as Markdown, and formulas as MathML, which needs no script."""
 
 import re
 from typing import Any
 
 import griffe
-
-from .formulas import with_formulas
+from latex2mathml.converter import convert
 
 HEADING = re.compile(r"^([A-Z][A-Za-z ]+)\n-{3,}\n", flags=re.MULTILINE)
 # text under these is left alone
@@ -53,3 +52,29 @@ def entries(text: str) -> str:
 def literal(names: str) -> str:
     """Return names so that Markdown leaves their stars and underscores alone."""
     return names.replace("*", "\\*").replace("_", "\\_")
+
+
+CODE = re.compile(r"(^ *```.*?^ *```[^\n]*$|`[^`\n]*`)", flags=re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^( *)```math\n(.*?)^ *```", flags=re.DOTALL | re.MULTILINE)
+DISPLAYED = re.compile(r"\$\$(.+?)\$\$", flags=re.DOTALL)
+INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<!\s)\$(?![\w$])")
+
+
+def with_formulas(text: str) -> str:
+    """Return Markdown with the TeX between dollars, outside of code, as MathML."""
+    text = FENCED.sub(lambda found: f"$${found[2]}$$", text)
+    parts = CODE.split(text)
+    parts[::2] = [_converted(part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _converted(text: str) -> str:
+    text = DISPLAYED.sub(lambda found: f"\n\n<div>{_mathml(found[1], 'block')}</div>\n\n", text)
+    # of a line that begins with <math> Markdown would make a block of its own
+    return INLINE.sub(lambda found: f"<span>{_mathml(found[1], 'inline')}</span>", text)
+
+
+def _mathml(tex: str, display: str) -> str:
+    # a brace by its name is not known beside an operator
+    tex = tex.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
+    return convert(" ".join(tex.split()), display=display)

@@ -1,1 +1,0 @@
-"""The pages of the public names, out of their docstrings."""

@@ -1,0 +1,236 @@
+"""Replay policies and verifiers on a trace, without its models: exact, nothing is sampled.
+
+TRACE is a folder from ``python -m simulations trace``, or a file of target rows with DRAFT beside
+it, which are then drafts of one token. Errors count texts; differences are paired with the
+first line's. With --at, families of at least two knob values are also compared at equal
+divergence per token.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cactus_theory.base.tables import print_json
+from cactus_theory.decoding.schedule import check_followed, find_rule
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, compare, replay, tokens_at
+from cactus_theory.verify.registry import find_verifier, verifiers
+
+from .common.grid import checked_policy, series
+from .common.progress import Progress
+from .common.results import publish
+from .common.terminal import fitted, width_of_terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.description = __doc__
+    add = parser.add_argument
+    add("trace", type=Path, metavar="TRACE")
+    add("draft_rows", type=Path, nargs="?", metavar="DRAFT", help="draft rows, with target rows")
+    add(
+        "--policy",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="SPEC",
+        help="or FILE.py:NAME, a schedule too",
+    )
+    add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
+    add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
+    add("--divergence", default="kl")
+    add("--at", type=float, nargs="+", default=[], metavar="LEVEL", help="divergence per token")
+    add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
+    add("--out", type=Path, metavar="FILE.csv")
+    add("--json", action="store_true", help="print one JSON object only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay everything, print a table or JSON, write the CSV; return 0."""
+    if args.draft_rows is None:
+        source = Trace.open(args.trace)
+    else:
+        source = SavedRows.load(args.trace, args.draft_rows)
+    if args.by is not None and not isinstance(source, Trace):
+        raise ValueError(f"--by: rows have no prompts, a trace has; got {args.by!r}")
+    groups = source.groups(args.by) if args.by and isinstance(source, Trace) else {}
+    found = _replayed(args, source, [checked_policy(spec) for spec in args.policy])
+    rows = replay_rows(found, args.divergence)
+    levels, missing = family_rows(found, args.at, args.divergence)
+    for said in missing:
+        print(said, file=sys.stderr)
+    notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
+    parts = {
+        value: replay_rows([own.part(texts) for own in found], args.divergence)
+        for value, texts in groups.items()
+    }
+    if args.out is not None:
+        every = [{"group": value} | row for value, own in parts.items() for row in own]
+        publish(args, every or rows, **{k: str(v) for k, v in notes.items()})
+    if args.json:
+        return print_json(
+            notes | {"replays": rows, "levels": levels} | ({"groups": parts} if parts else {})
+        )
+    print(tables(rows, levels, notes, args.divergence))
+    for value, own in parts.items():
+        texts = {"trace": f"{args.by} = {value}", "texts": len(groups[value])}
+        cycles = int(sum(found[0].cycles[text] for text in groups[value]))
+        print(f"\n{tables(own, [], texts | {'cycles': cycles}, args.divergence)}")
+    return 0
+
+
+def _replayed(
+    args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
+) -> list[Replay]:
+    """Return one replay per verifier and policy."""
+    able = {policy: _followers(policy, (*args.verifier, *verifiers())) for policy in policies}
+    pairs = [(own, policy) for own in args.verifier for policy in policies if own in able[policy]]
+    for policy, own in able.items() if pairs else ():
+        if left := [name for name in args.verifier if name not in own]:
+            said = f"{policy} can only be verified with {', '.join(own)}: left out of"
+            print(said, ", ".join(left), file=sys.stderr)
+    if not pairs:
+        check_followed(find_rule(policies[-1]), find_verifier(args.verifier[-1]))  # raises
+    found = []
+    with Progress("replaying cycles", len(pairs) * len(source)) as progress:
+        for number, (verifier, policy) in enumerate(pairs):
+            before = number * len(source)
+            own = replay(
+                source,
+                policy,
+                verifier,
+                num_draft_tokens=args.num_draft_tokens,
+                divergences=(args.divergence,),
+                on_cycles=lambda done, before=before: progress.update(before + done),
+            )
+            found.append(own)
+    return found
+
+
+def _followers(policy: str, names: Sequence[str]) -> list[str]:
+    """Return the verifiers that can follow a policy or a schedule, each once."""
+    found = []
+    for judge, name in [(find_verifier(name), name) for name in dict.fromkeys(names)]:
+        with suppress(ValueError):
+            check_followed(find_rule(policy), judge)
+            found.append(name)
+    return found
+
+
+WIDEST = 100
+Row = dict[str, Any]
+
+
+def replay_rows(replays: Sequence[Replay], divergence: str) -> list[Row]:
+    """Return one dictionary per replay; ``_se`` are standard errors over texts."""
+    return [_replay_row(own, replays[0], divergence) for own in replays]
+
+
+def family_rows(
+    replays: Sequence[Replay], wanted: Sequence[float], divergence: str
+) -> tuple[list[Row], list[str]]:
+    """Return tokens per call of every family at every level, and what the first is behind.
+
+    A family is a policy at several values of its first knob, under one verifier. Those that do
+    not reach a level on both sides are left out there, for the reasons returned beside them.
+    """
+    families: dict[str, list[Replay]] = {}
+    for own in replays:
+        families.setdefault(f"{series(own.policy)} {own.verifier}", []).append(own)
+    found, missing = [], []
+    for level in wanted:
+        there = {}
+        for name, own in families.items():
+            try:
+                there[name] = tokens_at(own, level, divergence)
+            except ValueError as error:  # this family does not go that far
+                missing.append(f"{name} is not compared at {level:g}: {error}")
+        for name, own in there.items():
+            first = next(iter(there.values()))
+            row = {"level": level, "family": name}
+            found.append(row | valued("tokens_per_call", own) | valued("difference", own - first))
+    return found, missing
+
+
+def tables(
+    rows: Sequence[Row], at: Sequence[Row], notes: Mapping[str, Any], divergence: str
+) -> str:
+    """Return both tables as a terminal shows them, at most 100 columns wide."""
+    width, spec = width_of_terminal(WIDEST), find_divergence(divergence).spec
+    spent = f"{_head(spec)}/token"
+    title = "{trace}: {cycles} cycles of {texts} texts".format(**notes)
+    heads = ("policy", "verifier", "K", "tokens/call", spent, "tokens − first", "accepted")
+    parts = [fitted(heads, [_cells(row, spec) for row in rows], width, title)]
+    if at:
+        heads = ("policy", spent, "tokens/call", "tokens − first")
+        cells = [
+            [row["family"], f"{row['level']:g}", _both(row, "tokens_per_call"),
+             _both(row, "difference")]
+            for row in at
+        ]  # fmt: skip
+        parts.append(fitted(heads, cells, width, f"\nat equal {_head(spec)} per token"))
+    return "\n".join([*parts, "± one standard error over texts; differences are paired"])
+
+
+def alone(own: Replay, divergence: str) -> Row:
+    """Return what a replay gives by itself; ``_se`` are standard errors over texts."""
+    spec = find_divergence(divergence).spec
+    row = valued("tokens_per_call", own.tokens_per_call)
+    row |= valued("accepted_per_call", own.accepted_per_call)
+    row |= valued(f"{spec}_per_token", own.divergence_per_token(spec))
+    return row | valued(f"{spec}_per_call", own.divergence_per_call(spec))
+
+
+def _replay_row(own: Replay, first: Replay, divergence: str) -> Row:
+    spec = find_divergence(divergence).spec
+    against = compare(own, first)
+    row: Row = {
+        "policy": own.policy,
+        "verifier": own.verifier,
+        "num_draft_tokens": own.num_draft_tokens,
+    }
+    row |= alone(own, divergence)
+    row |= valued("tokens_difference", against.tokens_per_call)
+    row |= valued(f"{spec}_per_token_difference", against.divergence_per_token[spec])
+    for place, kept in enumerate(own.acceptance_by_position, 1):
+        row[f"acceptance_{place}"] = kept.value
+    return row
+
+
+def valued(name: str, own: Estimate | None) -> Row:
+    """Return an estimate as ``name`` and its standard error as ``name_se``, None without one."""
+    known = (None, None) if own is None else (own.value, own.standard_error)
+    return dict(zip((name, f"{name}_se"), known, strict=True))
+
+
+def reached(
+    replays: Sequence[Replay], level: float | Estimate, divergence: str = "kl"
+) -> Estimate | None:
+    """Return a family's tokens per call at a level, None if it does not go that far."""
+    try:
+        return tokens_at(replays, level, divergence)
+    except ValueError:
+        return None
+
+
+def _cells(row: Row, spec: str) -> list[str]:
+    return [
+        row["policy"],
+        row["verifier"],
+        str(row["num_draft_tokens"]),
+        _both(row, "tokens_per_call"),
+        _both(row, f"{spec}_per_token"),
+        _both(row, "tokens_difference"),
+        f"{row['accepted_per_call']:.3f}",
+    ]
+
+
+def _both(row: Row, name: str) -> str:
+    return f"{row[name]:.4f} ±{row[f'{name}_se']:.4f}"
+
+
+def _head(spec: str) -> str:
+    return "KL" if spec == "kl" else spec

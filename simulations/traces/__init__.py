@@ -1,1 +1,0 @@
-"""Log traces of a pair of models, and replay policies and verifiers on them."""
