@@ -10,7 +10,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.files import beside, read_marked
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
-from cactus_theory.verify.registry import find_verifier, registered_verifier
+from cactus_theory.verify.contract import find_verifier, registered_verifier
 
 FORMAT = "cactus-theory tuned"
 # of drafted paths, and with siblings, which earlier releases would leave out

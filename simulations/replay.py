@@ -17,7 +17,7 @@ from cactus_theory.base.tables import print_json
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, compare, replay, tokens_at
-from cactus_theory.verify.registry import find_verifier, verifiers
+from cactus_theory.verify.contract import find_verifier, verifiers
 
 from .common.grid import checked_policy, series
 from .common.progress import Progress

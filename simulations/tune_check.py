@@ -22,7 +22,7 @@ from cactus_theory.traces import Trace
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, Setting, Tuned, measure_costs, tune
 from cactus_theory.tuning.choices import Choice
-from cactus_theory.verify.registry import registered_verifier
+from cactus_theory.verify.contract import registered_verifier
 
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Runs, label, own_file

@@ -21,8 +21,8 @@ from cactus_theory import emitted
 from cactus_theory.base import arguments
 from cactus_theory.base.files import write_whole
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
 from simulations.markov import Setting, enumerate_texts, follow_places, markov_pair
 from tests import test_divergences, test_emitted
 from tests.formulas import ALL, by_hand

@@ -20,7 +20,7 @@ from cactus_theory.divergences import _registry as divergences
 from cactus_theory.policies import _registry as policies
 from cactus_theory.testing.laws import LAWS
 from cactus_theory.testing.verifiers import VERIFIER_PROPERTIES
-from cactus_theory.verify import registry as verifiers
+from cactus_theory.verify import contract as verifiers
 from tests.amounts import THOROUGH
 
 ROOT = Path(__file__).resolve().parent.parent

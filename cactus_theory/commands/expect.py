@@ -23,7 +23,7 @@ from cactus_theory.traces import Trace, compare_observed, expect, noise_floor, r
 from cactus_theory.traces.compared import Verdict, observed_rates, read_metrics
 from cactus_theory.traces.faults import FAULTS, shown
 from cactus_theory.traces.log import log_shown
-from cactus_theory.verify.registry import find_verifier, verifiers
+from cactus_theory.verify.contract import find_verifier, verifiers
 
 MODES = ("sampled", "greedy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -14,7 +14,7 @@ from cactus_theory.base.tables import print_json
 from cactus_theory.commands.flags import add_policy, add_trust, chosen_policy
 from cactus_theory.promises import Promise
 from cactus_theory.tuned import TunedSetting
-from cactus_theory.verify.registry import verifiers
+from cactus_theory.verify.contract import verifiers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,8 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._base import FixedTarget
 from cactus_theory.policies._path import Path
 from cactus_theory.policies._per_proposal import PerProposal
-from cactus_theory.verify.contract import Verified, Verifier
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import Verifier, find_verifier
+from cactus_theory.verify.draft import Verified
 
 
 class TokenLog:

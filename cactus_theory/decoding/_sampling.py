@@ -11,7 +11,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import greedy, scaled, warn_of_probabilities
 from cactus_theory.decoding._text import Texts
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 
 # processors that read nothing but a row of scores; any other is called position by position
 CONTEXT_FREE = frozenset(

@@ -20,8 +20,8 @@ from cactus_theory.decoding.schedule import Schedule, Spec, check_followed, find
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import NO_ROW, Draft, Verifier
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
+from cactus_theory.verify.draft import Draft
 
 # the new ids of the only row, or a list of them per row
 OnTokens = Callable[[Any], None]

@@ -16,7 +16,7 @@ from cactus_theory.decoding._verification import stacked, verified_rows
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.readings import Kind, pooled
 from cactus_theory.decoding.result import GenerationResult, Seconds, Stopwatch
-from cactus_theory.verify.contract import Verified
+from cactus_theory.verify.draft import Verified
 
 
 class DecodingError(RuntimeError):

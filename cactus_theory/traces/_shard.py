@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.verify._tree_host import Steps
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.tree import declared
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}

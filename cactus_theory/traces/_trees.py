@@ -20,7 +20,7 @@ from cactus_theory.policies._base import keep_probability
 from cactus_theory.policies._path import Path
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.verify._tree_host import Steps
-from cactus_theory.verify.contract import Assignment, Verdict, Verified
+from cactus_theory.verify.draft import Assignment, Verdict, Verified
 from cactus_theory.verify.tree import Tree
 
 

@@ -25,8 +25,7 @@ from cactus_theory.policies._base import one_hot
 from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
 from cactus_theory.traces.replays import ENTRIES, _judged, _Sums, _width
 from cactus_theory.traces.trace import Batch, Trace
-from cactus_theory.verify.contract import Verifier
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import Verifier, find_verifier
 
 # of all intervals of one table together
 LEVEL = 0.99

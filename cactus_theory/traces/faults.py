@@ -24,8 +24,8 @@ from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import VerdictLaw, Verifier, find_verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 # what engines cut rows to where nobody said otherwise
 USUAL_TOP_K = 50

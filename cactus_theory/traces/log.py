@@ -23,7 +23,8 @@ from cactus_theory.traces._folder import Folder
 from cactus_theory.traces._manifest import Header, identity, name_of
 from cactus_theory.traces._shard import DTYPES, Cycle
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify.contract import Draft, Verifier
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Draft
 
 # of a decode whose header names none
 USUAL = {"policy": "speculative", "verifier": "chain"}

@@ -35,8 +35,8 @@ from cactus_theory.traces.rows import SavedRows, mean_alive
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import NO_ROW, Assignment, Draft, Verifier
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.tree import Tree
 
 # numbers of target rows judged at once: a few cycles at V=2,048, so that arrays stay near a core

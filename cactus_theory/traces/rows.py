@@ -15,7 +15,8 @@ from cactus_theory.policies._path import Path as Place
 from cactus_theory.traces._manifest import digest
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Assignment, Draft
 
 Rows = Float[Tensor, "rows vocab"]
 

@@ -10,7 +10,7 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 from cactus_theory.traces.replays import ENTRIES, _judged
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
 
 # times the trace's own, then times the temperature that is read off these: between them the root
 # of the KL is taken for a straight line in 1/t, which misses by less than 2e-4 on the shipped pair

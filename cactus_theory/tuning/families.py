@@ -10,7 +10,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._values import ValueTable
 from cactus_theory.tuned import MOST_SIBLINGS
-from cactus_theory.verify.registry import find_verifier, verifiers
+from cactus_theory.verify.contract import find_verifier, verifiers
 from cactus_theory.verify.tree import RUNS
 
 LOSSLESS = "speculative"

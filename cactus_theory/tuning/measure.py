@@ -18,9 +18,9 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
-from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import toss
-from cactus_theory.verify.registry import find_verifier
 
 VERIFY = "verify"
 # decodes of every setting; medians over them stand

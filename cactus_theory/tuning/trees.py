@@ -17,7 +17,7 @@ from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import ENTRIES, shares_rows
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.tree import RUNS, Tree
 
 

@@ -2,9 +2,15 @@
 
 from cactus_theory.verify.block import Block, verify_block
 from cactus_theory.verify.chain import Chain, ChainVerdict, verify_chain
-from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.contract import (
+    VerdictLaw,
+    Verifier,
+    find_verifier,
+    register_verifier,
+    verifiers,
+)
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.fly import Fly
-from cactus_theory.verify.registry import find_verifier, register_verifier, verifiers
 from cactus_theory.verify.tree import Tree, verify_tree
 
 __all__ = [

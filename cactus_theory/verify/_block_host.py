@@ -21,7 +21,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Node, Path
 from cactus_theory.verify._host import OnHost, Place, Places, residual
-from cactus_theory.verify.contract import Assignment, Draft, Verdict
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN
 
 

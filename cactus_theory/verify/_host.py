@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies._path import UNSCALED
-from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import BLOCKED_FROM, pick, pick_one
 
 Place = tuple[int, int]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
 
 

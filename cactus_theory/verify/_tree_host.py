@@ -20,7 +20,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Node
 from cactus_theory.verify._block_host import BlockOnHost
 from cactus_theory.verify._host import Place, Places
-from cactus_theory.verify.contract import Assignment, Draft
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN, pick_one
 
 

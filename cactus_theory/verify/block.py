@@ -28,9 +28,9 @@ from cactus_theory.policies._base import keep_probability, normalised_or, one_ho
 from cactus_theory.policies._path import Path
 from cactus_theory.verify._block_host import BlockOnHost, as_assigned, looked_ahead
 from cactus_theory.verify._tensors import verify_tensors
-from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
-from cactus_theory.verify.registry import register_verifier
 
 
 @register_verifier("block")

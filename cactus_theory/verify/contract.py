@@ -1,315 +1,39 @@
-"""The contract of verification, as data: drafts in, verdicts out.
+"""What a verifier is: a draft, the target's rows and coins in, a verdict out; and their names.
 
-The decode loop, its caches and its meter depend on this file and on no particular verifier:
-they pass a :class:`Draft` with the target's rows and coins, and get a :class:`Verdict` back.
-A new verifier is one file with one :func:`~cactus_theory.verify.registry.register_verifier`.
+The decode loop, its caches and its meter depend on this file and on
+:mod:`~cactus_theory.verify.draft`, and on no particular verifier. A new one is one file with one
+:func:`register_verifier`.
+
+What a verifier may rely on:
+
+* Its rows and its draft are lent: it may read them until :meth:`Verifier.verify` returns, and
+  write into none. Rows need not be distributions: see ``last`` of
+  :class:`~cactus_theory.verify.draft.Verdict`.
+* Its coins are independent and uniform on [0, 1): ``coins`` acceptance coins and ``draws`` draws
+  for each row of the batch.
+* Of a policy: φ, g and the emitted law; facts of its class (``entrywise``,
+  ``keeps_what_lossless_keeps`` and ``shared_recovery``, each with a property test of its own, and
+  ``needs_path``); and the methods of :class:`~cactus_theory.policies.Policy` that give the same
+  answer sooner. What a policy ``declares`` is a claim, which no verifier reads.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import compress
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import ClassVar, TypeVar
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
-from cactus_theory.base.specs import spec_of
-from cactus_theory.optimum.selection import offered
+from cactus_theory.base.specs import Registry, names_a_file, parse_spec, spec_of
 from cactus_theory.policies import Policy
 from cactus_theory.policies._path import Path
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 NO_ROW = (
     "verifier: {0} looks ahead, so what it emits at a row depends on rows of tokens that were not "
     "drafted, and cannot be metered; `python -m simulations rules` says what it costs"
 )
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Drafted tokens of a batch, and the law that they were drawn from at every node.
-
-    Node 0 of a row is its settled text, node i + 1 the text with drafted token i after the tokens
-    that this one follows. Rows of the target, laws and charges are those of nodes. In a chain
-    what follows node i is token i.
-
-    A draft belongs to the loop from when it is handed over: the drafter writes into none of its
-    lists and tensors until it is asked for the next one.
-
-    Attributes
-    ----------
-    token_ids : (B, K) int64; entries after the first ``counts`` of a row are ignored.
-    counts : drafted tokens of each row, at most K; a list, or a tensor on the device.
-    probs : (B, K, V) by node, the law that what follows node i was drawn from, or None if the
-        drafter is certain of its tokens; arbitrary where nothing follows. (B, K + 1, V) for a
-        verifier that reads the row after a row's last token.
-    parents : (B, K) int64, the drafted token that each one follows, an earlier one, −1 for the
-        settled text; None for a chain, where each follows the one before it.
-    limits : where a drafter decides by what it has drafted when to stop, the most tokens that
-        each row could have had; None where ``counts`` were known before. What a policy emits at
-        a row may depend on how far the draft was planned to go, not on how far it went: that
-        depends on the drafted tokens.
-
-    Examples
-    --------
-    >>> draft = Draft(torch.tensor([[3, 1], [2, 0]]), [2, 1], None)  # two texts, certain tokens
-    >>> draft.lengths, draft.planned
-    ([2, 1], [2, 1])
-    >>> tree = Draft(torch.tensor([[3, 1, 4]]), [3], None, torch.tensor([[-1, -1, 1]]))
-    >>> tree.node(0, 2), tree.path(0, 2)  # token 2 follows token 1, which is node 2
-    (2, [1, 2])
-    """
-
-    token_ids: Int[Tensor, "batch K"]
-    counts: list[int] | Int[Tensor, "batch"]
-    probs: Float[Tensor, "batch rows vocab"] | None
-    parents: Int[Tensor, "batch K"] | None = None
-    limits: list[int] | None = None
-    sampled: Bool[Tensor, "batch K"] | None = None
-    certain: Bool[Tensor, "batch K"] | None = None
-
-    def node(self, row: int, place: int) -> int:
-        """Return the node that a drafted token of a row follows, whose law it was drawn from."""
-        return place if self.parents is None else int(self.parents[row, place]) + 1
-
-    def path(self, row: int, place: int) -> list[int]:
-        """Return the drafted tokens of a row up to one of them, from the settled text on."""
-        path = [place]
-        while node := self.node(row, path[0]):
-            path.insert(0, node - 1)
-        return path
-
-    def children(self, row: int) -> list[list[int]]:
-        """Return for each node of a row the drafted tokens that follow it."""
-        above = self.above[row]
-        found: list[list[int]] = [[] for _ in range(len(above) + 1)]
-        for place, node in enumerate(above):
-            found[node].append(place)
-        return found
-
-    @cached_property
-    def above(self) -> list[Sequence[int]]:
-        """Return for each row the nodes that its drafted tokens follow."""
-        if self.parents is None:
-            return [range(count) for count in self.lengths]
-        pairs = zip((self.parents + 1).tolist(), self.lengths, strict=True)
-        return [own[:count] for own, count in pairs]
-
-    @cached_property
-    def depths(self) -> list[list[int]]:
-        """Return for each row how many drafted tokens lie above each node."""
-        found = []
-        for above in self.above:
-            own = [0]
-            for node in above:
-                own.append(own[node] + 1)
-            found.append(own)
-        return found
-
-    @property
-    def longest(self) -> list[int]:
-        """Return how many tokens the longest drafted path of each row has."""
-        return self.lengths if self.parents is None else list(map(max, self.depths))
-
-    @cached_property
-    def flags(self) -> list[tuple[list[bool], list[bool]]]:
-        """Return for each row which tokens were sampled, and which are certain."""
-        assert self.sampled is not None
-        certain = ~self.sampled if self.certain is None else self.certain
-        return list(zip(self.sampled.tolist(), certain.tolist(), strict=True))
-
-    def fixed(self, row: int) -> list[list[int]]:
-        """Return for each node of a row the certain token ids after it, where laws are declared."""
-        above, ids = self.above[row], self.token_ids[row].tolist()
-        found: list[list[int]] = [[] for _ in range(len(above) + 1)]
-        for node, token in compress(zip(above, ids, strict=False), self.flags[row][1]):
-            found[node].append(token)
-        return found
-
-    def offers(
-        self, row: int, nodes: Sequence[int], q: Float[Tensor, "nodes vocab"]
-    ) -> Float[Tensor, "nodes vocab"]:
-        """Return the selection law p° of nodes whose laws are declared, float64.
-
-        It is what policies see as the draft's row: what is certain there and the row that is
-        sampled from beside it, whatever was drawn. The target's own where neither is.
-        """
-        fixed, children, (drawn, _) = self.fixed(row), self.children(row), self.flags[row]
-        found = normalised(q)
-        for number, node in enumerate(nodes):
-            law = None
-            if any(drawn[place] for place in children[node]):
-                assert self.probs is not None
-                law = normalised(self.probs[row, node])
-            if fixed[node]:
-                own = None if law is None else law.cpu().numpy()
-                law = torch.from_numpy(offered(found[number].cpu().numpy(), own, fixed[node]))
-            if law is not None:
-                found[number] = law
-        return found
-
-    def left(self, row: int) -> list[int]:
-        """Return for each node of a row how many tokens were planned below what follows it."""
-        depths = self.depths[row]
-        most = self.planned[row] if self.parents is None or self.limits else max(depths)
-        return [max(most - 1 - depth, 0) for depth in depths]
-
-    @property
-    def planned(self) -> list[int]:
-        """Return how many tokens each row could have had, known before any was drafted."""
-        return self.lengths if self.limits is None else self.limits
-
-    @property
-    def lengths(self) -> list[int]:
-        """Return ``counts`` as a list."""
-        return self.counts if isinstance(self.counts, list) else self.counts.tolist()
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """Which policy judges which drafted token.
-
-    Attributes
-    ----------
-    policies : the different policies.
-    choice : (B, K) indices into ``policies`` by node, of what follows it (in a chain of token i);
-        None if one policy judges every token.
-
-    Examples
-    --------
-    >>> rules = ct.policy("speculative"), ct.policy("band:price=1")
-    >>> first_lossless = Assignment(rules, torch.tensor([[0, 1, 1]]))
-    >>> first_lossless.policies[first_lossless.choice[0, 2]].spec
-    'band:price=1.0'
-    """
-
-    policies: tuple[Policy, ...]
-    choice: Int[Tensor, "batch K"] | None = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a verification step emits.
-
-    Attributes
-    ----------
-    draft_token_ids : (B, K), as drafted.
-    num_accepted : (B,) int64, without the recovered or bonus token.
-    last : (B,) int64, the recovered or bonus token that follows the accepted ones; −1 where
-        a row that decides it is no distribution (it has no mass, NaN or ∞).
-    path : (B, K) int64, the places in the draft of the accepted tokens, in order, −1 after
-        them; None where they are the first ones.
-    charged : for each row the nodes whose emitted divergence counts, in the order of the tokens
-        that were emitted there: those on the accepted path, and that of the refusal if there
-        was one. None where they are the first ones, as in a chain.
-    charges_bonus : whether the row of a bonus token counts, too.
-    alive : (B, K) float64, the probability ratio with which each row of the target was reached
-        (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
-        do not. Known at charged rows only.
-    raised : (B, K) float64, h_n of the drafted tokens of certain drafts whose policy looked
-        ahead, NaN where it did not; None if there are none.
-
-    Examples
-    --------
-    >>> drafted = torch.tensor([[3, 1], [2, 0]])
-    >>> step = ct.ChainVerdict(drafted, torch.tensor([1, 0]), torch.tensor([4, 4]))
-    >>> step.output_token_ids
-    tensor([[ 3,  4, -1],
-            [ 4, -1, -1]])
-    >>> step.rows()
-    [[3, 4], [4]]
-    """
-
-    draft_token_ids: Int[Tensor, "batch K"]
-    num_accepted: Int[Tensor, "batch"]
-    last: Int[Tensor, "batch"]
-    path: Int[Tensor, "batch K"] | None = None
-    charged: Sequence[Any] | None = None
-    alive: Float[Tensor, "batch K"] | None = None
-    raised: Float[Tensor, "batch K"] | None = None
-    charges_bonus: bool = False
-
-    @cached_property
-    def accepted_token_ids(self) -> Int[Tensor, "batch K"]:
-        """Return the accepted tokens of each row, padded with arbitrary ids."""
-        if self.path is None:
-            return self.draft_token_ids
-        return self.draft_token_ids.gather(1, self.path.clamp(min=0))
-
-    @cached_property
-    def output_token_ids(self) -> Int[Tensor, "batch width"]:
-        """Return (B, K + 1): the accepted tokens, one recovered or bonus token, then −1."""
-        ids, accepted = self.accepted_token_ids, self.num_accepted[:, None]
-        place = torch.arange(ids.shape[1], device=ids.device)
-        output = ids.new_full((len(ids), ids.shape[1] + 1), -1)
-        output[:, :-1] = torch.where(place < accepted, ids, -1)
-        return output.scatter_(1, accepted, self.last[:, None])
-
-    def rows(self) -> list[list[int]]:
-        """Return the ids each row emits, as lists."""
-        if self.last.is_cuda:  # one transfer
-            columns = self.num_accepted[:, None], self.last[:, None]
-            table = torch.cat([self.accepted_token_ids, *columns], 1).tolist()
-            return [[*ids[:count], token] for *ids, count, token in table]
-        ids = self.accepted_token_ids.tolist()
-        ends = zip(ids, self.num_accepted.tolist(), self.last.tolist(), strict=True)
-        return [[*own[:count], token] for own, count, token in ends]
-
-    def charged_rows(self, row: int, tokens: int) -> Any:
-        """Return the index of a row's charged nodes, if ``tokens`` of it were taken."""
-        if self.charged is None:
-            return slice(0, tokens)
-        return self.charged[row][:tokens]
-
-
-@dataclass(frozen=True)
-class Verified:
-    """A round of a batch with its verdict, for meters, schedules and counters.
-
-    Attributes
-    ----------
-    assigned, target_probs, draft, verdict : as a verifier takes and returns them. Their memory
-        is that of the round: it may be read until the next one, and kept as copies.
-    """
-
-    assigned: Assignment
-    target_probs: Float[Tensor, "batch K1 vocab"]
-    draft: Draft
-    verdict: Verdict
-
-    def judged(self, row: int, nodes: Any) -> Any:
-        """Return which drafted tokens were judged at charged nodes of a row.
-
-        Those are the accepted ones, and after them the first one that follows the node.
-
-        Raises
-        ------
-        ValueError
-            A charged node that no token was drafted after.
-        """
-        if self.draft.parents is None or self.verdict.charged is None:  # the first ones
-            return nodes
-        accepted, path = int(self.verdict.num_accepted[row]), self.verdict.path
-        taken = range(accepted) if path is None else path[row, :accepted].tolist()
-        places = range(self.draft.lengths[row])
-        after = {self.draft.node(row, place): place for place in reversed(places)}
-        after |= {self.draft.node(row, place): place for place in taken}
-        if missing := [node for node in nodes if node not in after]:
-            raise ValueError(f"charged: tokens must follow each node; got none after {missing[0]}")
-        return [after[node] for node in nodes]
-
-    def raised(self, row: int) -> list[tuple[list[int], list[float]]]:
-        """Return for each node of a tree the certain tokens raised there, and how far."""
-        assert self.verdict.raised is not None
-        values, ids = self.verdict.raised[row].tolist(), self.draft.token_ids[row].tolist()
-        found = []
-        for places in self.draft.children(row):
-            own = [place for place in places if values[place] > 0]  # not NaN
-            found.append(([ids[place] for place in own], [values[place] for place in own]))
-        return found
 
 
 @dataclass(frozen=True)
@@ -460,3 +184,87 @@ class Verifier(ABC):
             A verifier that cannot be enumerated.
         """
         raise NotImplementedError(f"verifier: {self.name} has no enumerated law")
+
+
+VERIFIERS: Registry[Verifier] = Registry("verifier", Verifier, "a Verifier", "verifier")
+Kind = TypeVar("Kind", bound=Verifier)
+
+
+def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
+    """Make a verifier available by name wherever one is chosen.
+
+    Raises
+    ------
+    ValueError
+        A name that is taken.
+
+    Examples
+    --------
+    >>> @register_verifier("mine")
+    ... class Mine(Chain):
+    ...     pass
+    >>> find_verifier("mine").spec
+    'mine'
+    """
+
+    def enter(kind: type[Kind]) -> type[Kind]:
+        VERIFIERS.add(name, kind())
+        kind.name = kind.registered_as = name  # type: ignore[attr-defined]
+        return kind
+
+    return enter
+
+
+def verifiers(metered: bool = False) -> tuple[str, ...]:
+    """Return the names of the registered verifiers; only those that can be metered if asked.
+
+    Examples
+    --------
+    >>> "fly" in verifiers(), "fly" in verifiers(metered=True)
+    (True, False)
+    """
+    names = VERIFIERS.names()
+    return tuple(own for own in names if not (metered and VERIFIERS.find(own).looks_ahead))
+
+
+def find_verifier(verifier: str | Verifier) -> Verifier:
+    """Return the verifier of that name, or the verifier itself.
+
+    A name may be followed by options, as in ``block:bonus=policy``. ``my_file.py:Mine`` is read
+    from its file.
+
+    Raises
+    ------
+    ValueError
+        A name that is not registered, an option that the verifier does not have or that is
+        given twice.
+    OSError, TypeError
+        No such file; a file's name that is no verifier.
+
+    Examples
+    --------
+    >>> find_verifier("block:bonus=policy").spec
+    'block:bonus=policy'
+    """
+    if isinstance(verifier, Verifier):
+        return verifier
+    if not names_a_file(str(verifier)):
+        return registered_verifier(verifier)
+    found, _ = VERIFIERS.read(verifier)
+    return _with_options(found() if isinstance(found, type) else found, verifier)
+
+
+def registered_verifier(verifier: str) -> Verifier:
+    """Return :func:`find_verifier`, but read no file: for what data may name."""
+    name, _ = parse_spec(str(verifier))
+    return _with_options(VERIFIERS.find(name), verifier)
+
+
+def _with_options(found: Verifier, spec: str) -> Verifier:
+    _, options = parse_spec(str(spec))
+    known = [field.name for field in fields(found)] if is_dataclass(found) else []
+    for option in options:
+        if option not in known:
+            has = f"the options {', '.join(known)}" if known else "no options"
+            raise ValueError(f"verifier: {found.name} takes {has}; got {option!r}")
+    return replace(found, **options) if options else found  # type: ignore[type-var]

@@ -34,9 +34,9 @@ from cactus_theory.policies.sample_and_match import SampleAndMatch
 from cactus_theory.policies.speculative import Speculative
 from cactus_theory.policies.top_k import whole
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, pick
-from cactus_theory.verify.registry import register_verifier
 
 # vLLM looks at so many tokens after a refusal where the draft has as many
 WINDOW = 6

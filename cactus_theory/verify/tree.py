@@ -30,9 +30,9 @@ from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify._tree_host import RunsOnHost, Steps, TokensOnHost
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import Assignment, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import Coins, Generators
-from cactus_theory.verify.registry import register_verifier
 
 RUNS = {"block": Block(), "chain": Chain()}
 

@@ -28,21 +28,17 @@ def register() -> None:
     """
     if not settings.asked():
         return
-    from cactus_theory.vllm.checks import stop
-    from cactus_theory.vllm.versions import UnknownVersion, unknown
-
     try:
-        found = settings.read()
-        assert found is not None
+        server_settings = settings.read()
+        assert server_settings is not None
         from cactus_theory.vllm import v2
         from cactus_theory.vllm.install import install
 
-        install(found)
-        with suppress(
-            ImportError, UnknownVersion
-        ):  # checks.require_hook stops servers that need it
-            v2.install(found)
-    except (ValueError, UnknownVersion) as error:
-        stop(str(error))
+        install(server_settings)
+        # where it fails, require_hook stops the servers that need it
+        with suppress(ImportError, settings.UnknownVersion):
+            v2.install(server_settings)
+    except (ValueError, settings.UnknownVersion) as error:
+        settings.stop(str(error))
     except ImportError as error:
-        stop(str(unknown(str(error))))
+        settings.stop(str(settings.unknown_version(str(error))))

@@ -6,8 +6,9 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cactus_theory.vllm import settings, versions
+from cactus_theory.vllm import settings
 from cactus_theory.vllm.admission import HOTTEST, Admission, number
+from cactus_theory.vllm.settings import require_names
 
 if TYPE_CHECKING:
     from cactus_theory.policies import Policy
@@ -128,7 +129,7 @@ def drafts_of(vllm_config: Any) -> int:
     drafts = vllm_config.speculative_config
     if drafts is None:
         return 0
-    versions.require_names(drafts, CONFIG, "SpeculativeConfig", TESTED)
+    require_names(drafts, CONFIG, "SpeculativeConfig", TESTED)
     if drafts.draft_sample_method != "greedy":
         raise ValueError(
             "draft_sample_method: must be greedy for CactusLogitsProcessor, since a biased logit "

@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cactus_theory.vllm import versions
 from cactus_theory.vllm.certain import TESTED, Cut, Unasked, drafts_of, wish_of
+from cactus_theory.vllm.settings import require_names, require_parameters, unknown_version
 
 if TYPE_CHECKING:
     import torch
@@ -70,15 +70,15 @@ try:
         LogitsProcRequestState,
     )
 except ImportError as error:
-    raise versions.unknown(f"{INTERFACE} cannot be imported ({error})", TESTED) from None
+    raise unknown_version(f"{INTERFACE} cannot be imported ({error})", TESTED) from None
 
 for _name, _parameters in METHODS.items():
-    versions.require_parameters(
+    require_parameters(
         getattr(LogitsProcessor, _name), _parameters, f"LogitsProcessor.{_name}", TESTED
     )
-versions.require_names(LogitsProcessor, ("validate_params",), "LogitsProcessor", TESTED)
-versions.require_names(LogitsContext, CONTEXT, "LogitsContext", TESTED)
-versions.require_names(LogitsProcRequestState, STATE, "LogitsProcRequestState", TESTED)
+require_names(LogitsProcessor, ("validate_params",), "LogitsProcessor", TESTED)
+require_names(LogitsContext, CONTEXT, "LogitsContext", TESTED)
+require_names(LogitsProcRequestState, STATE, "LogitsProcRequestState", TESTED)
 
 
 class CactusLogitsProcessor(LogitsProcessor):
@@ -137,8 +137,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         """Truncate ``logits`` (rows, V) where asked, and add the bias, in place."""
         if not self.acting[ctx.idx_mapping_np].any():
             return logits
-        from cactus_theory.vllm.bias import drafted_bias
-        from cactus_theory.vllm.truncate import truncate_
+        from cactus_theory.vllm.bias import drafted_bias, truncate_
 
         rows, vocab = logits.shape
         drafted = tested_tokens(ctx.input_ids[:rows], ctx.expanded_local_pos[:rows], vocab)

@@ -42,7 +42,7 @@ from typing import Any
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import Verified
+from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import family
 from cactus_theory.vllm.settings import Settings
 

@@ -18,11 +18,15 @@ A request may choose its own policy in ``SamplingParams.extra_args`` (over HTTP:
 server's policy alone, ``{"cactus": {"price": 4}}`` or ``{"cactus": "price=4"}``, and lower its
 cap, ``{"cactus_cap": 0.01}``; see :mod:`cactus_theory.vllm.admission` for what is
 admitted. Nothing here imports torch before a policy is asked for.
+
+:func:`require_parameters` and :func:`require_names` compare what is relied on in vLLM with what
+there is; :func:`stop` ends the start of a server with one line.
 """
 
+import inspect
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +43,8 @@ MODES = ("stricter", "any", "off")
 LOG = "log"
 MEASURED = 16  # measuring a row of a large vocabulary costs as much as verifying a whole batch
 LONGEST_LINE = 1000  # characters of a refusal
+# run in an engine here; the first eight parameters were read in 0.18.0, 0.22.0, 0.27.0 and 0.33.0
+TESTED = ("0.32.0",)
 
 
 @dataclass(frozen=True)
@@ -141,3 +147,53 @@ def named(name: str, function: Any, *given: Any) -> Any:
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
         said = " ".join(str(error).split())
         raise ValueError(f"{name}: {said[:LONGEST_LINE]}") from None
+
+
+class UnknownVersion(RuntimeError):
+    """A version of vLLM that this package was not written against."""
+
+
+def vllm_version() -> str:
+    """Return the version of vLLM, ``not installed`` if there is none."""
+    try:
+        import vllm  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        return "not installed"
+    return str(getattr(vllm, "__version__", "unknown"))
+
+
+def unknown_version(found: str, tested: Sequence[str] = TESTED) -> UnknownVersion:
+    """Return the one-line refusal."""
+    return UnknownVersion(
+        f"vllm {vllm_version()}: {found}; cactus-theory was tested with vllm {', '.join(tested)}. "
+        "Install one of these, or unset CACTUS_POLICY"
+    )
+
+
+def require_parameters(
+    function: Callable[..., Any],
+    names: Sequence[str],
+    where: str,
+    tested: Sequence[str] = TESTED,
+) -> None:
+    """Raise UnknownVersion unless the first parameters of a function have these names."""
+    found = tuple(inspect.signature(function).parameters)[: len(names)]
+    if found != tuple(names):
+        raise unknown_version(
+            f"{where} takes ({', '.join(found)}), not ({', '.join(names)})", tested
+        )
+
+
+def require_names(
+    thing: Any, names: Sequence[str], where: str, tested: Sequence[str] = TESTED
+) -> None:
+    """Raise UnknownVersion unless a module, class or dataclass has these names."""
+    own = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
+    missing = [name for name in names if name not in own and not hasattr(thing, name)]
+    if missing:
+        raise unknown_version(f"{where} has no {', '.join(missing)}", tested)
+
+
+def stop(line: str) -> None:
+    """End the process with one line: what a plugin raises besides is logged, or a traceback."""
+    raise SystemExit(f"cactus-theory: {line}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.verify.registry import verifiers
+from cactus_theory.verify.contract import verifiers
 from solvers.paths import PathTree, random_tree
 
 from ..common.progress import Progress

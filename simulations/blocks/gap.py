@@ -16,8 +16,8 @@ import cactus_theory as ct
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import NO_ROW, Assignment, Draft, Verifier
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
 from solvers import block
 from solvers.paths import PathTree
 

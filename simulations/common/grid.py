@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from cactus_theory.base.specs import file_of
 from cactus_theory.decoding.schedule import check_followed, find_rule
-from cactus_theory.verify import registry
+from cactus_theory.verify import find_verifier, verifiers
 
 from .journal import Journal, fill
 
@@ -249,13 +249,13 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
     ValueError
         A verifier that is not known; none that can follow the policy.
     """
-    known, rule = registry.verifiers(), find_rule(spec)
+    known, rule = verifiers(), find_rule(spec)
     found, refused = [], ""
     for name in dict.fromkeys(names):
         if name not in known:
             raise ValueError(f"--verifier: must be among {', '.join(known)}; got {name!r}")
         try:
-            check_followed(rule, registry.find_verifier(name))
+            check_followed(rule, find_verifier(name))
             found.append(name)
         except ValueError as error:
             refused = str(error)

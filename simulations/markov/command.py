@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.verify.registry import verifiers
+from cactus_theory.verify.contract import verifiers
 from solvers import decode
 
 from ..common.grid import checked_policy, label

@@ -9,8 +9,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import Verifier
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import Verifier, find_verifier
 
 # texts of one length that are held at once: 6^8 fit
 MOST_TEXTS = 2**21

@@ -22,7 +22,8 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import Assignment, Draft, Verifier
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Assignment, Draft
 
 from .pair import Setting, TinyPair
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.traces import Replay, Trace, replay
-from cactus_theory.verify.registry import verifiers
+from cactus_theory.verify.contract import verifiers
 
 from ..common.grid import checked_policy, followers, label
 from ..common.inputs import at_least

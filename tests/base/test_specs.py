@@ -12,7 +12,7 @@ from cactus_theory.decoding.schedule import find_rule
 from cactus_theory.divergences import _registry as divergences
 from cactus_theory.divergences import registered_divergence
 from cactus_theory.policies._registry import policy_of_data
-from cactus_theory.verify import registry as verifiers
+from cactus_theory.verify import contract as verifiers
 from simulations.common.grid import checked_policy, files_of, followers, label
 
 FILE = '''

@@ -9,7 +9,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, Drafter, ModelDrafter, generate, generate_plain
 from cactus_theory.decoding.drafters import Drafting
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, Verifier
-from cactus_theory.verify.contract import Verified
+from cactus_theory.verify.draft import Verified
 
 PROMPT = torch.tensor([[1, 5, 9], [4, 4, 2]])
 EOS = 3

@@ -18,8 +18,8 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.policies._base import FixedTarget
-from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
 
 START, VOCAB, WIDTH = [1, 0], 3, 3
 TEXTS = list(itertools.product(range(VOCAB), repeat=WIDTH + 1))

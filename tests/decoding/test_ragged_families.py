@@ -11,7 +11,7 @@ import torch
 
 from cactus_theory.decoding import Cascade, EarlyExit, ModelDrafter, NGram, generate
 from cactus_theory.decoding.models.trial import runs_together
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
 from tests.amounts import THOROUGH
 from tests.decoding.models.families import build, families
 from tests.rules import CHAIN, RULES

@@ -10,7 +10,7 @@ from tests.mutation.edits import (
 )
 
 IN_VERIFY = {
-    "verify/_chain_host.py": (
+    "verify/chain.py": (
         ("ChainOnHost._kept_under", Operator("<", "<=", nth=0)),
         ("ChainOnHost._open", Replace("number not in self.ceilings", "number in self.ceilings")),
         ("ChainOnHost.run", Replace("places.of(self.q_n)", "places.of(self.p_n)")),
@@ -24,15 +24,13 @@ IN_VERIFY = {
         ("ChainOnHost._keeps", Replace("math.inf", "0.0")),
         ("ChainOnHost._replace", Replace("None if self.p is None else places.of(self.p)", "None")),
         ("ChainOnHost._replace_row", Operator("<=", "<")),
-    ),
-    "verify/chain.py": (
         ("chain_on_device", Replace("accepted < lengths", "accepted <= lengths")),
         ("chain_on_device", Operator("&", "|")),
         ("chain_on_device", RenameCall("cumprod", "cumsum")),
         ("_kept", Operator("<", "<=")),
         ("_recovered", Replace("q[at]", "q[:, 0]")),
     ),
-    "verify/contract.py": (
+    "verify/draft.py": (
         ("Verdict.output_token_ids", Replace("torch.where(place < accepted, ids, -1)", "ids")),
         ("Verdict.rows", Replace("own[:count]", "own")),
         ("Verdict.accepted_token_ids", Value("self.draft_token_ids")),

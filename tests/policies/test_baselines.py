@@ -5,7 +5,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
 from tests.amounts import amount
 from tests.rows import pair
 

@@ -9,8 +9,8 @@ from scipy.optimize import linprog
 
 import cactus_theory as ct
 from cactus_theory.divergences import divergence
-from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
 from solvers.paths import PathTree, follow, markov_tree, random_tree
 from tests.amounts import amount
 

@@ -16,7 +16,8 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Batch, Observation
 from cactus_theory.traces.faults import Fault, Planted, _cut
 from cactus_theory.traces.replays import _judged
-from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import pick
 
 

@@ -16,7 +16,7 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Expectation, Observation, Replay, compare_observed
 from cactus_theory.traces.faults import shown
 from cactus_theory.traces.replays import _judged
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
 from tests.decoding.conftest import STORIES
 from tests.traces.planted import Pool
 from tests.traces.test_expect_faults import BY_NAME, decodes_of

@@ -16,8 +16,8 @@ from cactus_theory.traces import compare_observed, expect, noise_floor, row_sign
 from cactus_theory.traces._misled import Misled, MisledDrafting
 from cactus_theory.traces.faults import FAULTS, Rows, shown
 from cactus_theory.tuned import TunedSetting, below_floor
-from cactus_theory.verify.contract import Assignment, Draft
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import thorough
 from tests.decoding.conftest import STORIES
 from tests.traces.conftest import rows_of

@@ -14,8 +14,8 @@ from cactus_theory.traces import Cycle, SavedRows, Trace, log_trace, replay, sav
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.traces.rows import start_of_block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import Assignment, Draft, VerdictLaw, Verifier
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import VerdictLaw, Verifier, find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import amount
 from tests.traces.conftest import VOCAB, rows_of
 

@@ -8,8 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies import Declaration, Entrywise, Policy
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
-from cactus_theory.verify._chain_host import ChainOnHost
-from cactus_theory.verify.chain import chain_on_device
+from cactus_theory.verify.chain import ChainOnHost, chain_on_device
 from cactus_theory.verify.draw import BLOCKED_FROM
 from tests.amounts import some
 from tests.rules import CHAIN, RULES

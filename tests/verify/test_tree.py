@@ -16,7 +16,7 @@ from cactus_theory.policies._values import ValueTable
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
 from cactus_theory.verify._host import Places
-from cactus_theory.verify.contract import Verified
+from cactus_theory.verify.draft import Verified
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
 

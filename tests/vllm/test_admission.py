@@ -14,8 +14,7 @@ import cactus_theory as ct
 from cactus_theory.vllm import admission as own
 from cactus_theory.vllm import certain, settings
 from cactus_theory.vllm.admission import Admission
-from cactus_theory.vllm.batch import verify_flat
-from cactus_theory.vllm.trial import try_rows
+from cactus_theory.vllm.batch import try_rows, verify_flat
 from tests.amounts import THOROUGH, amount
 from tests.vllm.flat import random_batch
 

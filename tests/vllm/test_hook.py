@@ -10,9 +10,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory import vllm as plugin
-from cactus_theory.vllm import checks, install, settings
+from cactus_theory.vllm import install, settings
 from cactus_theory.vllm.batch import verify_flat
-from cactus_theory.vllm.versions import UnknownVersion
+from cactus_theory.vllm.settings import UnknownVersion
 from tests.vllm import fake
 from tests.vllm.flat import CHAIN, emitted, random_batch
 
@@ -234,11 +234,11 @@ def test_a_configuration_is_checked_before_processes_start(served, logged):
 def test_other_methods_are_refused(served, method):
     speculative = SimpleNamespace(rejection_sample_method=method)
     with pytest.raises(SystemExit, match=method):
-        checks.check_config(config(speculative_config=speculative), print, PLAIN)
+        install.check_config(config(speculative_config=speculative), print, PLAIN)
 
 
 def test_runner_v2_is_let_through_with_its_logits_processor(served):
-    loaded = SimpleNamespace(logits_processors=[checks.PROCESSOR])
+    loaded = SimpleNamespace(logits_processors=[install.PROCESSOR])
     own = {"rejection_sample_method": "block", "num_speculative_tokens": 2}
     for sampled in ("greedy", "probabilistic"):
         drafts = SimpleNamespace(draft_sample_method=sampled, **own)
@@ -246,10 +246,10 @@ def test_runner_v2_is_let_through_with_its_logits_processor(served):
             use_v2_model_runner=True, model_config=loaded, speculative_config=drafts
         )  # fmt: skip
         if sampled == "greedy":
-            checks.check_config(given, print, PLAIN)
+            install.check_config(given, print, PLAIN)
         else:
             with pytest.raises(SystemExit, match="draft_sample_method: must be greedy"):
-                checks.check_config(given, print, PLAIN)
+                install.check_config(given, print, PLAIN)
 
 
 def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
@@ -262,19 +262,19 @@ def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
     assert v2.installed() is None
     plugin.register()
     assert v2.installed() is not None
-    checks.check_config(config(use_v2_model_runner=True), logged.append, PLAIN)
+    install.check_config(config(use_v2_model_runner=True), logged.append, PLAIN)
     assert any("nothing is counted" in line for line in logged)
     published.put(monkeypatch, around=False, rejection_sample=lambda logits: None)
     plugin.register()
     with pytest.raises(SystemExit, match=r"no hook for model runner V2 .* takes \(logits\)"):
-        checks.check_config(config(use_v2_model_runner=True), print, PLAIN)
+        install.check_config(config(use_v2_model_runner=True), print, PLAIN)
 
 
 def test_a_build_that_loses_the_temperature_is_refused(served):
     sampler, _, _ = served
     sampler.expand_batch_to_tokens = lambda x, ends, count: torch.zeros(count)
     with pytest.raises(SystemExit, match="55005"):
-        checks.check_config(config(), print, PLAIN)
+        install.check_config(config(), print, PLAIN)
 
 
 def test_the_entry_point_loads_neither_torch_nor_vllm_without_a_policy():

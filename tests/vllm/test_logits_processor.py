@@ -298,7 +298,7 @@ def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_cla
 
 
 def test_other_versions_are_refused_with_one_line(monkeypatch):
-    from cactus_theory.vllm.versions import UnknownVersion
+    from cactus_theory.vllm.settings import UnknownVersion
 
     class Other(published.LogitsProcessor):
         def apply(self, logits, context):

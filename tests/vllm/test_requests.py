@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.vllm import checks, install, settings
+from cactus_theory.vllm import install, settings
 from cactus_theory.vllm.batch import verify_flat
-from cactus_theory.vllm.requests import reporter_of
+from cactus_theory.vllm.v1 import reporter_of
 from tests.amounts import amount
 from tests.vllm import fake
 from tests.vllm.flat import CHAIN, random_batch
@@ -165,7 +165,7 @@ def test_runner_v2_is_refused_by_name_where_accounts_are_asked_for(own):
     config = SimpleNamespace(speculative_config=SimpleNamespace(), use_v2_model_runner=True)
     (name,) = own
     with pytest.raises(SystemExit, match=f"{name}: is kept by model runner V1 alone"):
-        checks.check_config(config, print, asked)
+        install.check_config(config, print, asked)
 
 
 def test_requests_with_a_bad_cap_are_refused_when_they_are_submitted(server):

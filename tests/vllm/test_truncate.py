@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cactus_theory.vllm.truncate import truncate_
+from cactus_theory.vllm.bias import truncate_
 
 
 def kept(row, top_p, top_k, min_p):

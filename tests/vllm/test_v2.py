@@ -8,7 +8,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import _streams, verify_logits
-from cactus_theory.vllm import settings, v2, v2_layout, versions
+from cactus_theory.vllm import settings, v2
+from cactus_theory.vllm.settings import UnknownVersion
 from simulations.gpu_check import kernel_checks as laws
 from tests.amounts import THOROUGH, amount
 from tests.kernels.conftest import device  # noqa: F401
@@ -77,7 +78,7 @@ class Batch:
             p = torch.nn.functional.one_hot(torch.tensor(ids).long(), vocab).double()
         else:
             q, p = rows.softmax(-1), (p / heat).softmax(-1)
-        seed = (self.seed[slot] ^ v2_layout.SALT)[None]
+        seed = (self.seed[slot] ^ v2.SALT)[None]
         at, places = self.pos[start : start + 1] + 1, torch.arange(max(count, 1))[None]
         coins = (
             _streams.coins(seed, at, places, _streams.ACCEPT)[:, :count],
@@ -127,7 +128,7 @@ def test_the_kernel_gets_the_same_requests(device):  # noqa: F811
         ids[request, :length] = batch.fed[start + 1 : start + 1 + length].long()
     expected = verify_logits(
         rule, target, draft, ids,
-        seeds=batch.seed[batch.slots.long()] ^ v2_layout.SALT,
+        seeds=batch.seed[batch.slots.long()] ^ v2.SALT,
         positions=batch.pos[batch.ends[:-1].long()] + 1,
         temperature=(batch.heat[batch.slots.long()] > 0).float(),
     )  # fmt: skip
@@ -270,11 +271,11 @@ def test_unknown_parameters_are_refused(monkeypatch):
     extra = inspect.Parameter("acceptance_rule", inspect.Parameter.KEYWORD_ONLY, default=None)
     newer.__signature__ = plain.replace(parameters=[*plain.parameters.values(), extra])  # type: ignore[attr-defined]
     published.put(monkeypatch, rejection_sample=newer)
-    with pytest.raises(versions.UnknownVersion, match="also takes acceptance_rule") as said:
+    with pytest.raises(UnknownVersion, match="also takes acceptance_rule") as said:
         v2.install(asked())
     assert "\n" not in str(said.value)
     published.put(monkeypatch, rejection_sample=lambda target_logits, seeds: None)
-    with pytest.raises(versions.UnknownVersion, match=r"takes \(target_logits, seeds\)"):
+    with pytest.raises(UnknownVersion, match=r"takes \(target_logits, seeds\)"):
         v2.install(asked())
 
 
@@ -289,4 +290,4 @@ def test_the_layout_is_made_without_reading_on_the_host():
     for batch in (Batch(), Batch((3, 3), narrow=2)):
         given = batch.arguments()
         with NothingRead():
-            v2_layout.requests_of(**{name: given[name] for name in v2.READ})
+            v2.requests_of(**{name: given[name] for name in v2.READ})

@@ -12,7 +12,7 @@ from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.rounds import Loop
-from cactus_theory.verify.contract import Assignment, Draft, Verified
+from cactus_theory.verify.draft import Assignment, Draft, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 
 Tokens = list[list[int]]

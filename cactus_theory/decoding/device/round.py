@@ -19,7 +19,7 @@ from cactus_theory.decoding.device.verify import Logits, VerifyStep, probabiliti
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.models.cache import Places, additive
 from cactus_theory.decoding.models.fast import FastForward
-from cactus_theory.verify.contract import Verdict
+from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.draw import pick
 
 Result = TypeVar("Result")

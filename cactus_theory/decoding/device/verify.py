@@ -23,7 +23,8 @@ from cactus_theory.kernels.logits import runs_kernels
 from cactus_theory.policies import Policy
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain, chain_on_device
-from cactus_theory.verify.contract import Assignment, Draft, Verdict, Verifier
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import pick
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.draw import pick
 
 

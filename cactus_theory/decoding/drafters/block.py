@@ -32,7 +32,7 @@ from cactus_theory.decoding.drafters._heads import (
     last_tokens,
 )
 from cactus_theory.decoding.models.library import gathered
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 
 
 class BlockHead(FeatureHead):

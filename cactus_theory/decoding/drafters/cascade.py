@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
 from cactus_theory.decoding.drafters.ngram import NGram
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cactus_theory.decoding.drafters._base import (
     tree_of,
 )
 from cactus_theory.decoding.drafters.model import ModelDrafting
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 
 # the logarithm of the probability of each drafted text
 Tree = dict[tuple[int, ...], float]

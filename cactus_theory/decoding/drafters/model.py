@@ -18,7 +18,7 @@ from cactus_theory.decoding.drafters._base import (
 )
 from cactus_theory.decoding.drafters.stop import DraftStop, Watch, as_stop
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, write
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 
 # by the tokens before it each token that followed, the latest one last, and where
 Table = dict[tuple[int, ...], dict[int, int]]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
 from cactus_theory.decoding.drafters._heads import FeatureDrafting, FeatureHead, HeadShape
 from cactus_theory.decoding.models.library import gathered
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 
 
 class RecurrentHead(FeatureHead):

@@ -10,7 +10,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, best, tree_of
 from cactus_theory.decoding.drafters.cascade import Cascade
-from cactus_theory.verify.contract import Draft
+from cactus_theory.verify.draft import Draft
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,22 @@ Examples
 'On every path the probabilities of 0 … K accepted tokens are ≥ 0 and sum to 1.'
 """
 
-from typing import Any  # noqa: I001  the order of properties
+from collections.abc import Iterable  # noqa: I001  the order of properties
+from typing import Any
 
+from cactus_theory.base import arguments as check
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.testing._engine import broken
 from cactus_theory.testing._property import Property as VerifierProperty
 from cactus_theory.testing.verifiers import exact, coins, batches  # noqa: F401
-from cactus_theory.testing.verifiers._assert import POLICIES, assert_verifier_properties
 from cactus_theory.testing.verifiers._enumeration import (
     VERIFIER_PROPERTIES,
     Enumeration,
     verifier_property,
 )
 from cactus_theory.testing.verifiers._trees import Trees, trees
+from cactus_theory.verify import Verifier, find_verifier
 
 __all__ = [
     "POLICIES",
@@ -36,3 +41,85 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return the function of a property."""
     return VERIFIER_PROPERTIES.function(__name__, name)
+
+
+# one of each kind: lossless, the band by price and by budget, a per-proposal rule, a mixture
+POLICIES = (
+    "speculative",
+    "band:price=1",
+    "band:delta=0.1",
+    "cactus:delta=0.1",
+    "mixture:alpha=0.3",
+)
+
+
+def assert_verifier_properties(
+    verifier: Verifier | str,
+    *,
+    policies: Iterable[Policy | str] | None = None,
+    properties: Iterable[str] | None = None,
+    examples: int = 60,
+    seed: int = 0,
+) -> int:
+    """Check a verifier on small trees; raise AssertionError if a property is broken.
+
+    The joint law of (drafted path, accepted tokens, next token) is enumerated, on trees of 2 to
+    4 tokens, 1 to 3 deep, with zeros, certain, equal and nearly equal rows among them. The
+    message shows the first broken property of each policy on the smallest tree found. Returns
+    how many trees were checked, over all policies.
+
+    Parameters
+    ----------
+    verifier : a Verifier, or the name of a registered one, that takes chains and has a ``law``.
+    policies : policies or specs to verify with; those of ``POLICIES`` that it can follow by
+        default.
+    properties : names out of ``VERIFIER_PROPERTIES``; all of them by default.
+    examples : trees to draw; ``seed`` fixes which.
+
+    Raises
+    ------
+    AssertionError
+        A property is broken.
+    ValueError
+        An unknown property, a verifier that takes no chains, a policy it cannot follow.
+
+    Examples
+    --------
+    >>> assert_verifier_properties("block", policies=["speculative"], examples=3)
+    3
+    """
+    judge = find_verifier(verifier)
+    if "chain" not in judge.drafts:
+        raise ValueError(f"verifier: must take chains; {judge.name} takes {judge.drafts}")
+    chosen = VERIFIER_PROPERTIES.chosen("properties", properties)
+    own = [prop for prop in chosen if prop.applies(judge)]
+    groups = trees(int(check.number("examples", examples, 1)), seed)
+    followed = _followed(judge, policies)
+    said = [
+        broken(
+            f"{judge.name} with {policy.spec}",
+            (Enumeration(judge, policy, group, seed) for group in groups),
+            own,
+        )
+        for policy in followed
+    ]
+    if any(said):
+        raise AssertionError("\n\n".join(filter(None, said)))
+    return examples * len(followed)
+
+
+def _followed(verifier: Verifier, policies: Iterable[Policy | str] | None) -> list[Policy]:
+    """Return the policies, of the default ones those that the verifier can follow."""
+    if policies is not None:
+        given = [find_policy(policy) for policy in policies]
+        for policy in given:
+            verifier.check(policy)
+        return given
+    found = []
+    for policy in map(find_policy, POLICIES):
+        try:
+            verifier.check(policy)
+        except ValueError:
+            continue
+        found.append(policy)
+    return found

@@ -11,8 +11,14 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._path import Path
 from cactus_theory.testing._property import EXACT, Bounds, chance_of_counts
-from cactus_theory.testing.verifiers._coins import Asked, named, some_paths
-from cactus_theory.testing.verifiers._enumeration import Enumeration, aim, verifier_property
+from cactus_theory.testing.verifiers._enumeration import (
+    Asked,
+    Enumeration,
+    aim,
+    named,
+    some_paths,
+    verifier_property,
+)
 from cactus_theory.verify import Assignment, Draft, Verdict
 from cactus_theory.verify._tensors import verify_tensors
 

@@ -2,23 +2,19 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.testing._property import LAST_COIN, Bounds
-from cactus_theory.testing.verifiers._coins import (
-    Asked,
-    Cells,
-    cells,
-    combinations,
-    combined,
-    named,
-    some_paths,
-)
 from cactus_theory.testing.verifiers._enumeration import (
+    Asked,
     Enumeration,
+    named,
     row_by_row,
+    some_paths,
     verifier_property,
 )
 
@@ -38,6 +34,43 @@ RARE = 1e-6
 PATTERNS = 3
 # a coin this far above a threshold cannot be mistaken for it; fractions of 2^20 are exact
 BESIDE, SHORT = 1e-11, 2.0**20
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Coins that stand for all others: (N, patterns, coins) and the mass (N, patterns) of each."""
+
+    accept: Tensor
+    mass: Tensor
+
+
+def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> Cells:
+    """Return coins just inside both ends of each interval between edges, all combined.
+
+    A decision that turns anywhere but at an edge weighs as much as half the interval. Intervals
+    too thin to have an inside, between two roundings of one edge for example, have no mass.
+    """
+    ends = torch.zeros_like(edges[..., :1])
+    cuts = torch.cat([ends, edges, ends + 1], -1).sort(-1).values
+    low, high = cuts[..., :-1], cuts[..., 1:]
+    step = torch.minimum((high - low) / 2, torch.tensor(inside))
+    points = torch.cat([low + step, high - step], -1).clamp(0.0, LAST_COIN)
+    width = high - low
+    mass = torch.where(width > 4 * inside, width / 2, 0.0).repeat(1, 1, 2)
+    every = combinations(points.shape[-1], points.shape[1])
+    return Cells(combined(points, every), combined(mass, every).prod(-1))
+
+
+def combinations(values: int, places: int) -> Int[Tensor, "all places"]:
+    """Return every way to choose one of so many values at each place."""
+    return torch.cartesian_prod(*[torch.arange(values)] * places).reshape(-1, places)
+
+
+def combined(
+    points: Float[Tensor, "N places values"], every: Int[Tensor, "all places"]
+) -> Float[Tensor, "N all places"]:
+    """Return the chosen value at each place."""
+    return points[:, torch.arange(points.shape[1]), every]
 
 
 @verifier_property(hint="a coin is compared with another value than the law says, or <= for <")

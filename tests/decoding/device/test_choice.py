@@ -10,8 +10,8 @@ from cactus_theory.decoding import DecodeOptions, ModelDrafter, NGram, device, g
 from cactus_theory.decoding._opening import Opening
 from cactus_theory.decoding.device import DeviceDecode, verify
 from cactus_theory.decoding.device.verify import torch_step
-from cactus_theory.verify.contract import Assignment
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Assignment
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 KERNELS = {"device_loop": "kernels"}

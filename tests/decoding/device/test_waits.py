@@ -8,8 +8,8 @@ from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.device.round import Inputs, Round, StaticForward
 from cactus_theory.decoding.device.verify import Logits, torch_step
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.verify.contract import Assignment
-from cactus_theory.verify.registry import find_verifier
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Assignment
 from simulations.common.inputs import PAIR
 from tests.decoding.device.pretended import Waited, no_uploads, pretended
 

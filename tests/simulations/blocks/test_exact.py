@@ -12,7 +12,7 @@ pytest.importorskip("cvxpy")
 
 import cactus_theory as ct  # noqa: E402
 from cactus_theory.divergences import divergence  # noqa: E402
-from cactus_theory.verify.registry import find_verifier, verifiers  # noqa: E402
+from cactus_theory.verify.contract import find_verifier, verifiers  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.blocks.gap import (  # noqa: E402
     measure,
