@@ -70,12 +70,12 @@ class Audit:
     Examples
     --------
     >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
-    >>> seen = ct.audit(ct.policy("cactus:delta=0.25"), q, p)
-    >>> print(seen.declares.budget)
+    >>> report = ct.audit(ct.policy("cactus:delta=0.25"), q, p)
+    >>> print(report.declares.budget)
     kl <= 0.25 per proposal
-    >>> bool(seen.within), round(float(seen.spent), 4)
+    >>> bool(report.within), round(float(report.spent), 4)
     (False, 0.3236)
-    >>> round(float(seen.divergences["kl"]), 4), round(float(seen.optimum_divergence), 4)
+    >>> round(float(report.divergences["kl"]), 4), round(float(report.optimum_divergence), 4)
     (0.5507, 0.5507)
     """
 
@@ -113,10 +113,10 @@ def audit(
     Examples
     --------
     >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
-    >>> seen = ct.audit(ct.policy("band:delta=0.1"), q, p)
-    >>> print(f"{seen.acceptance:.4f} at {seen.divergences['kl']:.4f} nats")
+    >>> report = ct.audit(ct.policy("band:delta=0.1"), q, p)
+    >>> print(f"{report.acceptance:.4f} at {report.divergences['kl']:.4f} nats")
     0.7221 at 0.1000 nats
-    >>> print(f"held: {seen.within}; the optimum there: {seen.optimum_acceptance:.4f}")
+    >>> print(f"held: {report.within}; the optimum there: {report.optimum_acceptance:.4f}")
     held: True; the optimum there: 0.7221
     """
     _check_rule(rule)
@@ -166,11 +166,6 @@ def _spent(
     return torch.where(drafted, costs, 0.0).amax(-1), over
 
 
-def proposal_costs(rule: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
-    """Return D(h⁽ⁿ⁾‖q) for every token n, (..., V), of a policy that has proposals."""
-    return rule.proposal_divergence(q, p, kind)
-
-
 def _optima(
     q: Tensor, p: Tensor, kind: Divergence, spent: Tensor, accepted: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -188,9 +183,9 @@ def _optima(
 def _rows(target_probs: Any, draft_probs: Any, draft_token_ids: Any) -> tuple[Tensor, Tensor]:
     """Return checked float64 rows of target and draft, the draft's one-hot where it was certain."""
     if (draft_probs is None) == (draft_token_ids is None):
-        given = "neither" if draft_probs is None else "both"
+        number = "neither" if draft_probs is None else "both"
         raise ValueError(
-            f"draft_probs, draft_token_ids: exactly one must be given; got {given} of them"
+            f"draft_probs, draft_token_ids: exactly one must be given; got {number} of them"
         )
     if draft_token_ids is None:
         return check.probability_rows(target_probs, draft_probs)

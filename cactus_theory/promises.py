@@ -67,8 +67,8 @@ class Promise:
 
     Examples
     --------
-    >>> seen = ct.Promise(cap=0.1, rate=0.9)
-    >>> print(f"{seen.low:.3f} to {seen.high:.3f}, total variation {seen.total_variation:.3f}")
+    >>> bound = ct.Promise(cap=0.1, rate=0.9)
+    >>> print(f"{bound.low:.3f} to {bound.high:.3f}, total variation {bound.total_variation:.3f}")
     0.743 to 0.999, total variation 0.222
     """
 
@@ -168,8 +168,8 @@ class Certificate:
 
     Examples
     --------
-    >>> seen = ct.certificate([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
-    >>> f"{seen.mean:.3f}, at most {seen.bound:.3f}"
+    >>> proof = ct.certificate([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
+    >>> f"{proof.mean:.3f}, at most {proof.bound:.3f}"
     '0.125, at most 0.135'
     """
 
@@ -221,7 +221,7 @@ def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> C
     """
     cap = check.number("cap", cap, 0, sys.float_info.max)
     alpha = check.number("alpha", alpha, 0, 1, open_low=True)
-    values = [check.number("readings", own, 0, cap * (1 + ROUNDING)) for own in readings]
+    values = [check.number("readings", nats, 0, cap * (1 + ROUNDING)) for nats in readings]
     if not values:
         raise ValueError("readings: must be at least one; got none")
     count, mean = len(values), math.fsum(values) / len(values)
@@ -251,7 +251,7 @@ def _most_change(rate: float, rest: float, cap: float) -> float:
     spread = math.sqrt(cap) * math.sqrt(rate) * math.sqrt(rest)  # kl₂ ≤ d²/(rate rest)
     most = min(rest, math.sqrt(cap / 2))  # Pinsker
     start = spread * math.sqrt(2)
-    return _where(lambda d: binary_kl(rate, rest, d), cap, min(spread, most), most, start)
+    return _root_of(lambda d: binary_kl(rate, rest, d), cap, min(spread, most), most, start)
 
 
 def binary_kl(rate: float, rest: float, change: float) -> float:
@@ -283,7 +283,7 @@ def most_variation(cap: float) -> float:
     if cap > MUCH:
         return -math.expm1(-cap)
     low, high = math.sqrt(2 * cap), math.exp(cap) + 3
-    t = _where(_kl_of_widest, cap, low / 2, high, low)
+    t = _root_of(_kl_of_widest, cap, low / 2, high, low)
     slope = 1 / math.tanh(t) - 1 / t
     return min(t * (1 - slope) * (1 + slope) / 2, math.sqrt(cap / 2), 1.0)
 
@@ -295,10 +295,10 @@ def _kl_of_widest(t: float) -> float:
     return math.log(2 * t) - math.log(less) + 2 * t * over - 4 * t * t * over / less
 
 
-def _where(
+def _root_of(
     rising: Callable[[float], float], amount: float, low: float, high: float, start: float
 ) -> float:
-    """Return where a function that rises about as the square of x is so much, to the last digit."""
+    """Return x where a function that rises about as its square is ``amount``, to the last digit."""
     search = RisingRoot(low, high, start, SETTLED, 2 * amount)
     while not search.done:
         search.tell(rising(search.x) - amount)
@@ -313,7 +313,7 @@ def _most_mean(mean: float, amount: float) -> float:
     if mean == 0:
         return -math.expm1(-amount)
     most = min(math.sqrt(amount / 2), rest)
-    return mean + _where(
+    return mean + _root_of(
         lambda x: binary_kl(mean + x, rest - x, -x), amount, EXACT * rest, most, most / 2
     )
 

@@ -16,7 +16,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import Pair, load_pair
-from cactus_theory.divergences import _registry as divergences
+from cactus_theory.divergences import definition as divergences
 from cactus_theory.policies import _registry as policies
 from cactus_theory.testing.laws import LAWS
 from cactus_theory.testing.verifiers import VERIFIER_PROPERTIES

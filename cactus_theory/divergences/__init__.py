@@ -6,15 +6,6 @@ A new one is a class in one file, decorated with :func:`register_divergence`; se
 
 from typing import Any
 
-from cactus_theory.divergences import _registry
-from cactus_theory.divergences._base import SAFE_RATIO, Divergence, FDivergence
-from cactus_theory.divergences._registry import (
-    divergence,
-    divergences,
-    examples,
-    register_divergence,
-    registered_divergence,
-)
 from cactus_theory.divergences.classical import (
     KL,
     Alpha,
@@ -26,6 +17,16 @@ from cactus_theory.divergences.classical import (
     ReverseKL,
     SquaredHellinger,
     TotalVariation,
+)
+from cactus_theory.divergences.definition import (
+    SAFE_RATIO,
+    Divergence,
+    FDivergence,
+    divergence,
+    divergences,
+    examples,
+    register_divergence,
+    registered_divergence,
 )
 
 __all__ = [
@@ -58,7 +59,7 @@ EXAMPLES: tuple[str, ...]
 def __getattr__(name: str) -> Any:
     """Return NAMES and EXAMPLES as registered at the time of asking."""
     if name == "NAMES":
-        return _registry.divergences()
+        return divergences()
     if name == "EXAMPLES":
-        return _registry.examples()
+        return examples()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

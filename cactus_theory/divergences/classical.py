@@ -11,8 +11,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.scratch import scratch
-from cactus_theory.divergences._base import Divergence, FDivergence
-from cactus_theory.divergences._registry import register_divergence
+from cactus_theory.divergences.definition import Divergence, FDivergence, register_divergence
 
 LARGEST_EXPONENT = 700.0  # e^x is finite in float64 up to here
 

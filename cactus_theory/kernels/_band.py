@@ -10,13 +10,13 @@ in [1, 1/c]. It is linear between the ratios p_i/q_i and those over c, so that a
 exact once no ratio lies between it and the root: 2 to 4 steps on most rows. A step that leaves
 the bracket looks at its end first, where the root is when a row is almost one-hot, and then at
 the bracket's geometric middle. Every step is one launch, and rows that are done are not read.
+Parameters are those of ``_rows.py``.
 """
 
 import triton
 import triton.language as tl
 
-from cactus_theory.kernels._judge import KEPT, OPEN, REFUSED, first_refusal, wide
-from cactus_theory.kernels._rows import draft_at, drafted, target_at, temperature_of
+from cactus_theory.kernels._rows import draft_at, draft_span, knob_of, target_at, temperature_of
 
 # a row to be read, whose bracket's lower and upper ends have been evaluated
 READ, LOW_SEEN, HIGH_SEEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
@@ -25,8 +25,8 @@ SETTLED, NOISE = tl.constexpr(1e-6), tl.constexpr(3e-8)
 
 
 @triton.jit
-def stepped(excess, slope, x, low, high, flag):
-    """Return the next point, the bracket and the flag, from E and E′ at x."""
+def newton_step(excess, slope, x, low, high, flag):
+    """Return one row's next point, bracket and flag, from E and E′ at x, all float64."""
     below = excess < 0
     low, high = tl.where(below, x, low), tl.where(below, high, x)
     flag = flag | tl.where(below, LOW_SEEN, HIGH_SEEN)
@@ -36,18 +36,18 @@ def stepped(excess, slope, x, low, high, flag):
     under = tl.where((flag & LOW_SEEN) == 0, low, middle)
     over = tl.where((flag & HIGH_SEEN) == 0, high, middle)
     following = tl.where(newton <= low, under, tl.where(newton >= high, over, newton))
-    found = (tl.abs(excess) <= NOISE) | (excess != excess)  # NaN in the row: nothing to solve
+    at_root = (tl.abs(excess) <= NOISE) | (excess != excess)  # NaN in the row: nothing to solve
     following = tl.where(
-        found & ((newton <= low) | (newton >= high) | (newton != newton)), x, following
+        at_root & ((newton <= low) | (newton >= high) | (newton != newton)), x, following
     )
     # the number comes last: Triton 3.7's interpreter makes a constant of a constant times a tensor
-    settled = found | (tl.abs(following - x) <= x * SETTLED)
+    settled = at_root | (tl.abs(following - x) <= x * SETTLED)
     return following, low, high, tl.where(settled, flag & ~READ, flag)
 
 
 @triton.jit
-def summed(sums, row, ROWS, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
-    """Return E and E′ of one row."""
+def excess_of(sums, row, ROWS, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
+    """Return E and E′ of one row, from one buffer of ``sums``."""
     part = tl.arange(0, MOST_PARTS)
     at = row.to(tl.int64) * PARTS + part
     size = ROWS * PARTS
@@ -57,12 +57,12 @@ def summed(sums, row, ROWS, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
 
 
 @triton.jit
-def part_of_row(
+def part_of_rows(
     b, place, start, part, target, draft, peaks, weights, inverse,
     target_batch, target_row, draft_batch, draft_row, vocab, ROWS,
     WIDTH: tl.constexpr, PART: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """Return a part of q and p of one place, float32."""
+    """Return a part of q and of p at one place, float32 (PART,)."""
     token = part * PART + tl.arange(0, PART)
     inside = token < vocab
     slot = b * WIDTH + place
@@ -86,18 +86,19 @@ def band_step(
     """Take one Newton step on every row that is marked, and sum E and E′ at its end.
 
     Grid: (ROWS, PARTS). Reads buffer FROM of ``sums``, ``edges``, ``flags``, writes the other.
+    FIRST: only sums, at the starting points.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     into: tl.constexpr = 1 - FROM
     flag = tl.load(flags + FROM * ROWS + row)
     x = tl.load(edges + FROM * 3 * ROWS + row)
-    lower, upper = 1.0 + x * 0, 1.0 / wide(high, low) + x * 0
+    lower, upper = 1.0 + x * 0, 1.0 / knob_of(high, low) + x * 0
     if not FIRST:
         lower = tl.load(edges + (FROM * 3 + 1) * ROWS + row)
         upper = tl.load(edges + (FROM * 3 + 2) * ROWS + row)
         if (flag & READ) != 0:
-            excess, slope = summed(sums + FROM * 2 * ROWS * PARTS, row, ROWS, PARTS, MOST_PARTS)
-            x, lower, upper, flag = stepped(excess, slope, x, lower, upper, flag)
+            excess, slope = excess_of(sums + FROM * 2 * ROWS * PARTS, row, ROWS, PARTS, MOST_PARTS)
+            x, lower, upper, flag = newton_step(excess, slope, x, lower, upper, flag)
     if part == 0:
         tl.store(flags + into * ROWS + row, flag)
         tl.store(edges + into * 3 * ROWS + row, x)
@@ -106,13 +107,13 @@ def band_step(
     if (flag & READ) == 0:
         return
     b, place = row // WIDTH, row % WIDTH
-    start, _ = drafted(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
+    start, _ = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
     inverse, _ = temperature_of(b, temperature, scalar, PER_ROW)
-    q, p = part_of_row(
+    q, p = part_of_rows(
         b, place, start, part, target, draft, peaks, weights, inverse,
         target_batch, target_row, draft_batch, draft_row, vocab, ROWS, WIDTH, PART, FLAT,
     )  # fmt: skip
-    ratio = wide(high, low)
+    ratio = knob_of(high, low)
     b_edge, a_edge = x.to(tl.float32), (x * ratio).to(tl.float32)
     lifted = tl.maximum(a_edge * q - p, 0.0)
     cut = tl.maximum(p - b_edge * q, 0.0)
@@ -123,42 +124,15 @@ def band_step(
 
 
 @triton.jit
-def solved(
+def upper_edge(
     row, sums, edges, flags, ROWS, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
     FROM: tl.constexpr,
 ):  # fmt: skip
-    """Return the upper edge of one row after the last step."""
+    """Return the upper edge b of one row, float64, after the last step, which wrote buffer FROM."""
     flag = tl.load(flags + FROM * ROWS + row)
     x = tl.load(edges + FROM * 3 * ROWS + row)
     lower = tl.load(edges + (FROM * 3 + 1) * ROWS + row)
     upper = tl.load(edges + (FROM * 3 + 2) * ROWS + row)
-    excess, slope = summed(sums + FROM * 2 * ROWS * PARTS, row, ROWS, PARTS, MOST_PARTS)
-    following, _, _, _ = stepped(excess, slope, x, lower, upper, flag)
+    excess, slope = excess_of(sums + FROM * 2 * ROWS * PARTS, row, ROWS, PARTS, MOST_PARTS)
+    following, _, _, _ = newton_step(excess, slope, x, lower, upper, flag)
     return tl.where((flag & READ) != 0, following, x)
-
-
-@triton.jit
-def band_judge(
-    ids, lengths, accepted, verdicts, sums, flags, ids_step, ROWS,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
-    FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, FROM: tl.constexpr,
-):  # fmt: skip
-    """Decide what was open: kept iff E < 0 at the token's own ratio. Grid: (requests,).
-
-    Of a request's rows only that of the first refused token stays marked.
-    """
-    b = tl.program_id(0)
-    _, length = drafted(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
-    place = tl.arange(0, PLACES)
-    slot = b * WIDTH + place
-    on = place < length
-    verdict = tl.load(verdicts + slot, mask=on, other=KEPT)
-    flag = tl.load(flags + FROM * ROWS + slot, mask=on, other=0)
-    part = tl.arange(0, MOST_PARTS)[None, :]
-    at = (FROM * 2 * ROWS + slot).to(tl.int64)[:, None] * PARTS + part
-    read = ((flag & READ) != 0)[:, None] & (part < PARTS)
-    excess = tl.sum(tl.load(sums + at, mask=read, other=0.0).to(tl.float64), 1)
-    verdict = tl.where(verdict == OPEN, tl.where(excess < 0, KEPT, REFUSED), verdict)
-    count = first_refusal(verdict, place, length, PLACES)
-    tl.store(accepted + b, count)
-    tl.store(flags + FROM * ROWS + slot, tl.where(place == count, flag, 0), mask=on)

@@ -1,33 +1,84 @@
 # Triton's annotations do not describe what its functions return
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-r"""Draw a token in one pass over its row, by an exponential race.
+r"""Random numbers, and draws of a token in one pass over its row, by an exponential race.
 
 Token i has exponential noise E_i of mean 1, and argmin E_i/w_i has the law w/Σw, without Σw
 being known. After the accepted tokens the weights are (s q − p)₊ after a refusal, and q, by its raw
 logits, for a bonus token or where nothing is left; a drafted token's are its row of logits. Weight
 0 takes no part, so such a token is never drawn. On a CPU tokens are drawn in
 ``cactus_theory/verify/draw.py``.
+
+Parameters are those of ``_rows.py``; ``counter``, ``position`` and ``stream`` those of
+``random_numbers.py``.
 """
 
 import triton
 import triton.language as tl
 
-from cactus_theory.kernels import _streams
-from cactus_theory.kernels._band import solved
-from cactus_theory.kernels._judge import BONUS, RECOVERED, bits_of, exponential, tokens_of, wide
-from cactus_theory.kernels._rows import draft_at, drafted, target_at, temperature_of, token_at
+from cactus_theory.kernels import random_numbers
+from cactus_theory.kernels._band import upper_edge
+from cactus_theory.kernels._rows import (
+    draft_at,
+    draft_span,
+    knob_of,
+    target_at,
+    temperature_of,
+    token_at,
+)
+
+ACCEPT, RECOVERED, BONUS, DRAFT, _ = map(tl.constexpr, random_numbers.STREAMS)
+# tokens that share a group of counters: 4 outputs of 128 counters each
+LANES = tl.constexpr(random_numbers.LANES)
+GROUP = tl.constexpr(4 * random_numbers.LANES)
+# below this u the series of −ln(1 − u) is exact to float32, above it the logarithm is
+SMALL = tl.constexpr(1 / 16)
+
+
+@triton.jit
+def bits_of(seed, counter, position, place, stream):
+    """Return four uint32 for every uint32 of ``counter``, to which the others broadcast."""
+    zero = counter * 0
+    at = zero + position.to(tl.uint32)
+    where = zero + place
+    return tl.philox(seed, counter, at, where.to(tl.uint32), (zero + stream).to(tl.uint32))
+
+
+@triton.jit
+def accept_coins(seed, position, places):
+    """Return one float64 in [0, 1) for each of ``places`` (int32), with 53 random bits."""
+    counter = (places * 0).to(tl.uint32)
+    first, second, _, _ = bits_of(seed, counter, position, places, ACCEPT)
+    high = first.to(tl.float64) * 2097152.0  # 2^21
+    return (high + (second >> 11).to(tl.float64)) * 1.1102230246251565e-16  # 2^-53
+
+
+@triton.jit
+def exponential(bits):
+    """Return −ln(1 − u) of u = (bits + 1/2) 2^-32 of uint32: float32, positive and finite."""
+    u = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    other = bits ^ 0xFFFFFFFF  # ~bits, which not every release's interpreter has for uint32
+    left = (other.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 1 − u, without cancellation
+    series = 1 / 5 + u * (1 / 6 + u * (1 / 7))
+    series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * series))))
+    return tl.where(u < SMALL, series, -tl.log(left))
+
+
+@triton.jit
+def tokens_of(counter, OUTPUT: tl.constexpr):
+    """Return the token ids whose noise is output OUTPUT (0 to 3) of each counter."""
+    return (counter // LANES) * GROUP + OUTPUT * LANES + counter % LANES
 
 
 @triton.jit
 def contest(best, winner, key, token):
-    """Keep the larger key of each lane, and its token."""
+    """Return the larger key of each lane and its token, of the ``best`` so far and another."""
     better = key > best
     return tl.where(better, key, best), tl.where(better, token, winner)
 
 
 @triton.jit
 def foremost(best, winner):
-    """Return the largest key and the smallest token that has it."""
+    """Return the largest key of all lanes and the smallest token that has it."""
     most = tl.max(best, 0)
     return most, tl.min(tl.where(best == most, winner, 2147483647), 0)
 
@@ -43,10 +94,10 @@ def race(
 ):  # fmt: skip
     """Write the winner of one part of each request's row, by its residual and by the whole row.
 
-    Grid: (requests, PARTS).
+    Grid: (requests, PARTS). The row is that after its accepted tokens.
     """
     b, part = tl.program_id(0), tl.program_id(1)
-    start, length = drafted(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
+    start, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
     place = tl.load(accepted + b)
     refused = place < length
     inverse, greedy = temperature_of(b, temperature, scalar, PER_ROW)
@@ -56,7 +107,7 @@ def race(
     weight_q = tl.load(weights + slot, mask=refused, other=0.0)
     scale = tl.load(scales + b)
     if CERTAIN:
-        gone = tl.load(ids + token_at(place, start, ids_step, FLAT), mask=refused, other=-1)
+        sure_token = tl.load(ids + token_at(place, start, ids_step, FLAT), mask=refused, other=-1)
     else:
         other = draft + draft_at(place, start, draft_batch, draft_row, FLAT)
         beyond = tl.where(refused, vocab, 0)  # a bonus token reads no row of the draft
@@ -64,8 +115,8 @@ def race(
         weight_p = tl.load(weights + ROWS + slot, mask=refused, other=0.0)
         if ON_BAND:
             if refused & (not greedy):
-                edge = solved(slot, sums, edges, flags, ROWS, PARTS, MOST_PARTS, FROM)
-                scale = scale * edge * wide(high, low)
+                edge = upper_edge(slot, sums, edges, flags, ROWS, PARTS, MOST_PARTS, FROM)
+                scale = scale * edge * knob_of(high, low)
     weight_q *= scale.to(tl.float32)
     seed, position = tl.load(seeds + b), tl.load(positions + b)
     counter = part * (PART // 4) + tl.arange(0, PART // 4)
@@ -86,7 +137,7 @@ def race(
         whole, whole_at = contest(whole, whole_at, key, token)
         weight = tl.exp((logit - peak_q) * inverse) * weight_q
         if CERTAIN:
-            weight = tl.where(token == gone, 0.0, weight)
+            weight = tl.where(token == sure_token, 0.0, weight)
         else:
             drafted_logit = tl.load(other + token, mask=token < beyond, other=-float("inf"))
             weight -= tl.exp((drafted_logit.to(tl.float32) - peak_p) * inverse) * weight_p
@@ -114,7 +165,7 @@ def finish(
     won with an infinite key, or no token has a logit at all.
     """
     b = tl.program_id(0)
-    start, _ = drafted(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
+    start, _ = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
     count = tl.load(accepted + b)
     part = tl.arange(0, MOST_PARTS)
     at = b * PARTS + part
@@ -133,15 +184,15 @@ def finish(
     tl.store(counts + b, count.to(tl.int64))
 
 
-DRAFT = tl.constexpr(_streams.DRAFT)
-
-
 @triton.jit
 def race_alone(
     logits, temperature, seeds, positions, keys, tokens, row_step, vocab, scalar, place,
     PARTS: tl.constexpr, PART: tl.constexpr, PER_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Write the winner of one part of each row. Grid: (rows, PARTS)."""
+    """Write the winner of one part of each row of ``logits`` (B, V), and its key. Grid: (B, PARTS).
+
+    ``keys`` float64 and ``tokens`` int32 are (B, C); ``place`` is one number, of the drafted token.
+    """
     b, part = tl.program_id(0), tl.program_id(1)
     inverse, greedy = temperature_of(b, temperature, scalar, PER_ROW)
     row = logits + b.to(tl.int64) * row_step
@@ -162,7 +213,10 @@ def race_alone(
 
 @triton.jit
 def pick_alone(keys, tokens, out, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
-    """Write the winner of all parts, −1 where the row is no distribution. Grid: (rows,)."""
+    """Write the winner of all parts to ``out`` (B,), −1 where the row is no distribution.
+
+    Grid: (B,).
+    """
     b = tl.program_id(0)
     part = tl.arange(0, MOST_PARTS)
     at = b * PARTS + part

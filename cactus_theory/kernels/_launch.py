@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.kernels import _band, _block, _draws, _judge, _rows
-from cactus_theory.kernels._layout import Layout, Workspace
-from cactus_theory.kernels.rules import BAND, KernelRule
+from cactus_theory.kernels import _band, _draws, _rows, _verdicts
+from cactus_theory.kernels.memory import Layout, Workspace
+from cactus_theory.kernels.policies import BAND, KernelPolicy
 
 # Newton steps at prices from 0.5 nats on, and below; rows of tests took at most 6 and 11
 STEPS, MANY_STEPS = 8, 12
@@ -23,15 +23,9 @@ PAIRS_A_WARP = 64
 
 @dataclass(frozen=True)
 class Step:
-    """The arguments of one verification step, checked.
+    """The arguments of one verification step, checked."""
 
-    Attributes
-    ----------
-    target, draft : logits with one or two row strides, the vocabulary contiguous.
-    temperature : one number, or one per row on the device.
-    """
-
-    rule: KernelRule
+    policy: KernelPolicy
     block: bool
     layout: Layout
     target: Tensor
@@ -46,11 +40,11 @@ class Step:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Return the arguments by their names in the kernels."""
+        """Return the arguments by their names in the kernels; ``_rows.py`` says what they are."""
         work, draft = self.workspace, self.target if self.draft is None else self.draft
         lengths, flat = self.layout.lengths, self.layout.flat
         per_row = isinstance(self.temperature, Tensor)
-        high, low = self.rule.parts
+        high, low = self.policy.high_and_low
         target_batch, target_row = _steps(self.target)
         draft_batch, draft_row = _steps(draft)
         return {
@@ -68,7 +62,7 @@ class Step:
             "MOST_PARTS": next_power(work.parts), "PART": work.part, "FLAT": flat,
             "HAS_LENGTHS": lengths is not None, "CERTAIN": self.draft is None,
             "PER_ROW": per_row, "GREEDY": per_row or self.temperature == 0,
-            "KIND": self.rule.kind, "ON_BAND": self.on_band and self.draft is not None,
+            "KIND": self.policy.kind, "ON_BAND": self.on_band and self.draft is not None,
             "FROM": self.last_buffer, "OUTPUTS": next_power(work.width + 1),
             **work.tensors,
         }  # fmt: skip
@@ -76,12 +70,12 @@ class Step:
     @property
     def on_band(self) -> bool:
         """Return whether bands are solved."""
-        return self.rule.kind == BAND
+        return self.policy.kind == BAND
 
     @property
     def steps(self) -> int:
         """Return how many Newton steps there are."""
-        return STEPS if self.rule.knob >= FAR_RATIO else MANY_STEPS
+        return STEPS if self.policy.knob >= FAR_RATIO else MANY_STEPS
 
     @property
     def last_buffer(self) -> int:
@@ -113,20 +107,20 @@ class Step:
         launch(_draws.finish, (work.batch,), shared, 1)
 
     def _run_chain(self) -> None:
-        launch(_judge.judge, (self.workspace.batch,), self.shared, self.merging_warps)
+        launch(_verdicts.judge, (self.workspace.batch,), self.shared, self.merging_warps)
         if self.shared["ON_BAND"]:
             self._solve(decide=True)
 
     def _run_block(self) -> None:
         work, shared = self.workspace, self.shared
-        launch(_block.block_entries, (work.batch,), shared, self.merging_warps)
+        launch(_verdicts.block_entries, (work.batch,), shared, self.merging_warps)
         if shared["ON_BAND"]:
             self._solve(decide=False)
         walk = {**shared, "ON_BAND": self.on_band}
-        launch(_block.block_walk, (work.batch,), walk, 1)
+        launch(_verdicts.block_walk, (work.batch,), walk, 1)
         if self.draft is not None:
-            launch(_block.shortfall, (work.rows, work.parts), shared, warps_for(work.part))
-        launch(_block.block_judge, (work.batch,), shared, self.merging_warps)
+            launch(_verdicts.shortfall, (work.rows, work.parts), shared, warps_for(work.part))
+        launch(_verdicts.block_judge, (work.batch,), shared, self.merging_warps)
 
     def _solve(self, decide: bool) -> None:
         """Take Newton steps; after the first, decide what a chain left open."""
@@ -136,7 +130,7 @@ class Step:
             at = {**self.shared, "FROM": step % 2, "FIRST": step == 0}
             launch(_band.band_step, grid, at, warps)
             if decide and step == 0:
-                launch(_band.band_judge, (work.batch,), {**at, "FROM": 1}, self.merging_warps)
+                launch(_verdicts.band_judge, (work.batch,), {**at, "FROM": 1}, self.merging_warps)
 
 
 @dataclass(frozen=True)
@@ -173,8 +167,9 @@ class Drawing:
 
 def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:
     """Launch a kernel with those of the arguments that it has."""
-    own = {name: shared[name] for name in kernel.arg_names}
-    kernel[grid](**own, num_warps=warps, enable_fp_fusion=True)  # a release warns of it unsaid
+    arguments = {name: shared[name] for name in kernel.arg_names}
+    # a release warns where fusion is left unsaid
+    kernel[grid](**arguments, num_warps=warps, enable_fp_fusion=True)
 
 
 def next_power(count: int) -> int:

@@ -1,6 +1,6 @@
 # Triton's annotations do not describe what its functions return
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-"""Where rows lie, and their sums of exponentials, by parts.
+r"""Where rows lie and their sums of exponentials, by parts; what the parameters of kernels are.
 
 A row is never written back: it is read once for its largest logit M and S = Σ exp((l − M)/T),
 by programs that take a part of the vocabulary each, and probabilities are exp((l − M)/T)/S
@@ -8,6 +8,53 @@ wherever they are needed. A part's length depends on the vocabulary alone, so th
 gets the same bits in every batch: of logits of one dtype, and of rows whose strides are or are
 not multiples of 16 alike. Triton compiles another kernel for other ones, which may read and sum
 in another order, and a coin within rounding of its probability may then fall otherwise.
+
+Parameters of all kernels and of the functions they call; ``_launch.py`` passes them by name. B
+requests draft up to K tokens of a vocabulary V each, R = B K rows in C parts; flat, N in all.
+
+Read:
+
+* ``target``, ``draft`` : logits, (B, K + 1, V) and (B, K, V), or flat (N + B, V) and (N, V).
+* ``ids`` : drafted tokens, int64, (B, K), −1 after the last, or flat (N,).
+* ``lengths`` : (B,) drafted tokens of each request, read if HAS_LENGTHS, or running counts if FLAT.
+* ``temperature`` : T, float32 (B,), read if PER_ROW; else T is ``scalar``.
+* ``seeds``, ``positions`` : int64 (B,), of which random numbers are functions.
+
+Written and read again, the tensors of a :class:`Workspace` (its dtypes):
+
+* ``part_max``, ``part_sum``, ``part_arg`` : (B, 2, K, C), or (B, K, C) if CERTAIN: a part's largest
+  logit, Σ exp((l − largest)/T) and first token of that logit; target rows, then draft rows.
+* ``peaks``, ``weights`` : (2, R), M and 1/S of the target's rows and of the draft's.
+* ``verdicts`` : (R,), whether a drafted token is REFUSED, KEPT or OPEN.
+* ``accepted``, ``scales`` : (B,), how many tokens are accepted, and s of the residual (s q − p)₊.
+* ``sums``, ``edges``, ``flags`` : (2, 2, R, C), (2, 3, R) and (2, R), two buffers which Newton
+  steps read and write in turns: E and E′ by parts; the point and its bracket's ends, upper edges
+  of a band; bits of READ, LOW_SEEN, HIGH_SEEN.
+* ``chances`` : (2, R), q_n and p_n of the drafted tokens of a block.
+* ``alive``, ``row_scales``, ``closed`` : (R,), of a block's nodes: the alive ratio P, s of the
+  residual, the residual's mass if the draft is certain of its token (else −1).
+* ``ends``, ``sure`` : (B,), P after the last drafted token, the last node that is always reached.
+* ``lefts`` : (R, C), a part of Σ (s q − p)₊ of a node.
+* ``left_keys``, ``left_tokens``, ``whole_keys``, ``whole_tokens`` : (B, C), the winner of each part
+  and its key, by the residual and by the whole row.
+
+Emitted: ``output`` (B, K + 1) and ``counts`` (B,), int64.
+
+Numbers:
+
+* ``target_batch``, ``draft_batch``, ``ids_step``, ``output_step`` : elements from one request to
+  the next; ``target_row``, ``draft_row``, ``row_step`` : from one row to the next.
+* ``vocab`` : V. ``scalar`` : T of all requests. ROWS : R.
+* ``high``, ``low`` : float32, the policy's knob is their sum (:class:`KernelPolicy`).
+
+Constants: WIDTH K; PARTS C; PART the tokens of a part; PLACES, OUTPUTS and MOST_PARTS the least
+powers of two from K, K + 1 and C on; FLAT the flat layout; HAS_LENGTHS padded ``lengths``; CERTAIN
+no draft rows; PER_ROW a temperature a request; GREEDY whether some T may be 0; ON_BAND whether
+bands are solved; FROM the buffer of Newton steps to read; KIND how the policy decides.
+
+Values: ``b`` a request; ``part``; ``place`` a drafted token's, 0 to K − 1, K for the bonus token;
+``start``, ``length`` of :func:`draft_span`; ``slot`` b K + place; ``inverse`` 1/T; ``greedy``
+T = 0; ``q_n``, ``p_n`` a drafted token's probabilities, float64; ``on``, ``read`` masks.
 """
 
 import triton
@@ -15,11 +62,14 @@ import triton.language as tl
 
 
 @triton.jit
-def drafted(
+def draft_span(
     b, ids, lengths, ids_step, WIDTH: tl.constexpr, PLACES: tl.constexpr, FLAT: tl.constexpr,
     HAS_LENGTHS: tl.constexpr,
 ):  # fmt: skip
-    """Return where a request's drafted tokens start in a flat layout, and how many they are."""
+    """Return where a request's drafted tokens start, and how many they are.
+
+    The start counts tokens in a flat layout, requests in a padded one.
+    """
     if FLAT:
         end = tl.load(lengths + b).to(tl.int64)
         start = tl.load(lengths + b - 1, mask=b > 0, other=0).to(tl.int64)
@@ -36,7 +86,10 @@ def drafted(
 
 @triton.jit
 def target_at(b, place, start, batch_step, row_step, FLAT: tl.constexpr):
-    """Return the offset of the target's row after ``place`` drafted tokens."""
+    """Return the offset of the target's row after ``place`` drafted tokens.
+
+    The steps are ``target_batch`` and ``target_row``.
+    """
     if FLAT:
         return (start + b + place) * row_step
     return start * batch_step + place.to(tl.int64) * row_step
@@ -44,7 +97,10 @@ def target_at(b, place, start, batch_step, row_step, FLAT: tl.constexpr):
 
 @triton.jit
 def draft_at(place, start, batch_step, row_step, FLAT: tl.constexpr):
-    """Return the offset of the row that drafted token ``place`` was drawn from."""
+    """Return the offset of the row that drafted token ``place`` was drawn from.
+
+    The steps are ``draft_batch`` and ``draft_row``.
+    """
     if FLAT:
         return (start + place) * row_step
     return start * batch_step + place.to(tl.int64) * row_step
@@ -52,7 +108,7 @@ def draft_at(place, start, batch_step, row_step, FLAT: tl.constexpr):
 
 @triton.jit
 def token_at(place, start, ids_step, FLAT: tl.constexpr):
-    """Return the offset of a drafted token."""
+    """Return the offset of a drafted token in ``ids``."""
     if FLAT:
         return start + place
     return start * ids_step + place
@@ -69,6 +125,12 @@ def temperature_of(b, temperature, scalar, PER_ROW: tl.constexpr):
 
 
 @triton.jit
+def knob_of(high, low):
+    """Return the policy's knob as float64."""
+    return tl.full((), high, tl.float64) + tl.full((), low, tl.float64)
+
+
+@triton.jit
 def sum_rows(
     target, draft, ids, lengths, temperature, part_max, part_sum, part_arg,
     target_batch, target_row, draft_batch, draft_row, ids_step, vocab, scalar,
@@ -76,15 +138,15 @@ def sum_rows(
     FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, CERTAIN: tl.constexpr,
     PER_ROW: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """Write max l and Σ exp((l − max l)/T) of one part of one row.
+    """Write max l and Σ exp((l − max l)/T) of one part of one row of drafted tokens.
 
-    Grid: (rows, PARTS); a request's K target rows, then its K draft rows.
+    Grid: (2 ROWS, PARTS), or (ROWS, PARTS) if CERTAIN; a request's target rows come first.
     """
     rows: tl.constexpr = WIDTH if CERTAIN else 2 * WIDTH
     row, part = tl.program_id(0), tl.program_id(1)
     b, which = row // rows, row % rows
     place = which % WIDTH
-    start, length = drafted(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
+    start, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
     if place >= length:
         return
     inverse, greedy = temperature_of(b, temperature, scalar, PER_ROW)
@@ -111,8 +173,11 @@ def sum_rows(
 
 
 @triton.jit
-def merged(row, on, inverse, part_max, part_sum, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
-    """Return M and S (float64) of rows by their number; S is NaN if a row is no distribution."""
+def row_sums(row, on, inverse, part_max, part_sum, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
+    """Return M and S, float64, of the rows that ``part_max`` has at ``row`` (n,), where ``on``.
+
+    S is NaN if a row is no distribution.
+    """
     part = tl.arange(0, MOST_PARTS)[None, :]
     at = row[:, None] * PARTS + part
     read = on[:, None] & (part < PARTS)
@@ -126,7 +191,7 @@ def merged(row, on, inverse, part_max, part_sum, PARTS: tl.constexpr, MOST_PARTS
 
 @triton.jit
 def likeliest(row, on, peak, part_max, part_arg, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
-    """Return the first token that has a row's largest logit."""
+    """Return the first token that has the largest logit, ``peak`` (n,), of such rows."""
     part = tl.arange(0, MOST_PARTS)[None, :]
     at = row[:, None] * PARTS + part
     read = on[:, None] & (part < PARTS)
@@ -136,7 +201,7 @@ def likeliest(row, on, peak, part_max, part_arg, PARTS: tl.constexpr, MOST_PARTS
 
 
 @triton.jit
-def entries(
+def drafted_chances(
     b, start, length, place, token, target, draft, temperature, part_max, part_sum, part_arg,
     peaks, weights, target_batch, target_row, draft_batch, draft_row, vocab, scalar,
     WIDTH: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr, FLAT: tl.constexpr,
@@ -144,8 +209,8 @@ def entries(
 ):  # fmt: skip
     """Return q_n and p_n of a request's drafted tokens, float64, and whether it is greedy.
 
-    They are NaN where a row is no distribution, and such a token is refused by every policy.
-    Writes M and 1/S of its rows, those of the draft ROWS further on.
+    ``place`` and ``token`` are (PLACES,). They are NaN where a row is no distribution, and such a
+    token is refused by every policy. Writes M and 1/S of its rows.
     """
     inverse32, greedy = temperature_of(b, temperature, scalar, PER_ROW)
     heat = tl.full((), scalar, tl.float32)
@@ -156,7 +221,7 @@ def entries(
     rows: tl.constexpr = WIDTH if CERTAIN else 2 * WIDTH
     known = on & (token >= 0) & (token < vocab)
     row = (b * rows + place).to(tl.int64)
-    peak, total = merged(row, on, inverse, part_max, part_sum, PARTS, MOST_PARTS)
+    peak, total = row_sums(row, on, inverse, part_max, part_sum, PARTS, MOST_PARTS)
     at = target_at(b, place, start, target_batch, target_row, FLAT)
     logit = tl.load(target + at + token, mask=known, other=-float("inf")).to(tl.float64)
     q_n = tl.exp((logit - peak) * inverse) / total
@@ -165,7 +230,7 @@ def entries(
     tl.store(weights + slot, (1.0 / total).to(tl.float32), mask=on)
     p_n = tl.where(known, 1.0, 0.0).to(tl.float64)
     if not CERTAIN:
-        peak_p, total_p = merged(row + WIDTH, on, inverse, part_max, part_sum, PARTS, MOST_PARTS)
+        peak_p, total_p = row_sums(row + WIDTH, on, inverse, part_max, part_sum, PARTS, MOST_PARTS)
         where = draft_at(place, start, draft_batch, draft_row, FLAT)
         logit_p = tl.load(draft + where + token, mask=known, other=-float("inf")).to(tl.float64)
         p_n = tl.where(greedy, p_n, tl.exp((logit_p - peak_p) * inverse) / total_p)

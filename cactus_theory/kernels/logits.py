@@ -1,24 +1,29 @@
-"""Verify drafted tokens from logits, in a few kernels and without a table of probabilities."""
+"""Verify drafted tokens from logits, in a few kernels and without a table of probabilities.
+
+The same step in torch is for policies without a kernel and for machines without Triton.
+"""
 
 import os
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import warn_of_probabilities
-from cactus_theory.kernels._layout import (
+from cactus_theory.kernels import random_numbers
+from cactus_theory.kernels.memory import (
+    Layout,
     Workspace,
     check_logits,
     check_per_request,
     checked_temperature,
     layout_of,
 )
-from cactus_theory.kernels._torch import draw_in_torch, verify_in_torch
-from cactus_theory.kernels.rules import kernel_rule
+from cactus_theory.kernels.policies import kernel_policy
 from cactus_theory.policies import Policy
+from cactus_theory.verify import Assignment, Draft, find_verifier
 
 WHOLE = (torch.int64,)
 
@@ -61,8 +66,8 @@ def verify_logits(
 
     The law is that of :func:`cactus_theory.verify_chain` (``verify_block``) on softmax(l/T).
     The random numbers are functions of a request's seed and position (see
-    ``cactus_theory/kernels/_streams.py``): a request emits the same tokens alone, in any batch
-    and in both layouts.
+    ``cactus_theory/kernels/random_numbers.py``): a request emits the same tokens alone, in any
+    batch and in both layouts.
 
     On a CUDA device, policies of :func:`has_kernel` run in a fixed sequence of launches: nothing
     is read on the host, no table of probabilities is written, and a step can be captured in a
@@ -123,8 +128,8 @@ def verify_logits(
     device = target_logits.device
     check_per_request(layout.batch, device, WHOLE, seeds=seeds, positions=positions)
     heat = checked_temperature(temperature, layout.batch, device)
-    found = kernel_rule(rule, verifier)
-    if found is None or not runs_kernels(device):
+    policy = kernel_policy(rule, verifier)
+    if policy is None or not runs_kernels(device):
         if not target_logits.is_cuda and target_logits.numel():
             first = target_logits.reshape(-1, target_logits.shape[-1])[0]
             warn_of_probabilities("target_logits", first)
@@ -141,7 +146,7 @@ def verify_logits(
         ids = draft_token_ids.new_empty(layout.batch, layout.width + 1)
         out = LogitsVerdict(ids, draft_token_ids.new_empty(layout.batch))
     Step(
-        found, verifier == "block", layout, target_logits, draft_logits, draft_token_ids, heat,
+        policy, verifier == "block", layout, target_logits, draft_logits, draft_token_ids, heat,
         seeds, positions, work, *out,
     ).run()  # fmt: skip
     return out
@@ -209,18 +214,118 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def _workspace(
-    given: Workspace | None, batch: int, width: int, vocab: int, device: torch.device
+    workspace: Workspace | None, batch: int, width: int, vocab: int, device: torch.device
 ) -> Workspace:
-    if given is None:
+    if workspace is None:
         return Workspace(batch, width, vocab, device)
-    if given.sizes != (batch, width, vocab):
+    if workspace.sizes != (batch, width, vocab):
         raise ValueError(
-            f"workspace: must be of (B, K, V) = {(batch, width, vocab)}; got {given.sizes}"
+            f"workspace: must be of (B, K, V) = {(batch, width, vocab)}; got {workspace.sizes}"
         )
-    return given
+    return workspace
 
 
 def _copied(out: LogitsVerdict, ids: Tensor, counts: Tensor) -> LogitsVerdict:
     out.output_token_ids.copy_(ids)
     out.num_accepted.copy_(counts)
     return out
+
+
+def verify_in_torch(
+    policy: Policy,
+    verifier: str,
+    layout: Layout,
+    target: Float[Tensor, "..."],
+    draft: Float[Tensor, "..."] | None,
+    ids: Int[Tensor, "..."],
+    temperature: float | Tensor,
+    seeds: Int[Tensor, "batch"],
+    positions: Int[Tensor, "batch"],
+) -> tuple[Int[Tensor, "batch width"], Int[Tensor, "batch"]]:
+    """Return the emitted ids and the accepted counts; rows are softmax in float64.
+
+    A draft ends before the first token outside the vocabulary or row that is no distribution;
+    −1 follows where that row is the target's.
+
+    Raises
+    ------
+    ValueError
+        An unknown verifier, one that takes other rows, or a policy that it cannot follow.
+    """
+    judge = find_verifier(verifier)
+    judge.check(policy)
+    if judge.needs_next_draft_row:
+        raise ValueError(f"verifier: must not read the draft's next row; got {verifier!r}")
+    ids, lengths, target, draft = _padded(layout, target, draft, ids)
+    width, vocab = layout.width, layout.vocab
+    heat = torch.as_tensor(temperature, dtype=torch.float64, device=target.device)
+    heat = heat.expand(layout.batch)[:, None, None]
+    lawful = target.amax(-1).isfinite()
+    sound = lawful[:, :-1] & (ids >= 0) & (ids < vocab)
+    if draft is not None:
+        drawable = draft.amax(-1).isfinite()
+        sound = sound & (drawable | (heat[..., 0] == 0))
+        draft = torch.where(drawable[..., None], draft, 0.0)
+    lengths = torch.minimum(lengths, sound.long().cumprod(-1).sum(-1))
+    target = torch.where(lawful[..., None], target, 0.0)
+    known = torch.arange(width, device=ids.device) < lengths[:, None]
+    tokens = torch.where(known, ids, 0)
+    q, p = _probabilities(target, heat), None
+    if draft is not None:
+        likely = torch.nn.functional.one_hot(tokens, vocab).double()
+        p = torch.where(heat > 0, _probabilities(draft, heat), likely)
+    places = torch.arange(width + 1, device=ids.device).expand(layout.batch, -1)
+    accept = random_numbers.coins(seeds, positions, places[:, :width], random_numbers.ACCEPT)
+    draw = random_numbers.coins(seeds, positions, places[:, :1], random_numbers.DRAW)[:, 0]
+    verdict = judge.verify(Assignment((policy,)), q, Draft(tokens, lengths, p), accept, draw)
+    counts = verdict.num_accepted
+    last = places == counts[:, None]
+    return torch.where(last & ~lawful, -1, verdict.output_token_ids), counts
+
+
+def draw_in_torch(
+    logits: Float[Tensor, "batch vocab"],
+    temperature: float | Tensor,
+    seeds: Int[Tensor, "batch"],
+    positions: Int[Tensor, "batch"],
+    place: int,
+) -> Int[Tensor, "batch"]:
+    """Return one token a row, by the kernel's noise; −1 where a row is no distribution."""
+    rows = logits.double()
+    heat = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
+    heat = heat.expand(len(rows))[:, None]
+    at = torch.full_like(positions, place)
+    noise = random_numbers.noise(seeds, positions, at, random_numbers.DRAFT, rows.shape[-1])
+    keys = torch.where(heat > 0, rows / torch.where(heat > 0, heat, 1.0) - noise.log(), rows)
+    best, token = keys.max(-1)
+    return torch.where(best.isfinite(), token, -1)
+
+
+def _probabilities(logits: Tensor, heat: Tensor) -> Tensor:
+    """Return softmax(l/T), one-hot at the first largest logit where T = 0."""
+    rows = logits.double()
+    likely = torch.nn.functional.one_hot(rows.argmax(-1), rows.shape[-1]).double()
+    return torch.where(heat > 0, (rows / torch.where(heat > 0, heat, 1.0)).softmax(-1), likely)
+
+
+def _padded(
+    layout: Layout, target: Tensor, draft: Tensor | None, ids: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return ids, lengths, target and draft in the padded layout."""
+    place = torch.arange(layout.width + 1, device=ids.device)
+    if not layout.flat:
+        ended = torch.where(ids < 0, place[:-1], layout.width)
+        lengths = ended.amin(-1) if layout.width else ids.new_zeros(layout.batch)
+        if layout.lengths is not None:
+            lengths = torch.minimum(lengths, layout.lengths)
+        return ids, lengths, target, draft
+    assert layout.lengths is not None
+    ends = layout.lengths.long()
+    starts = torch.nn.functional.pad(ends[:-1], (1, 0))
+    lengths = (ends - starts).clamp(max=layout.width)
+    inner = (starts[:, None] + place).clamp(max=max(len(ids) - 1, 0))[:, :-1]
+    bonus = torch.arange(layout.batch, device=ids.device)
+    outer = (starts + bonus)[:, None] + torch.minimum(place, lengths[:, None])
+    if not len(ids):
+        return ids.new_zeros(inner.shape), lengths, target[outer], None
+    return ids[inner], lengths, target[outer], None if draft is None else draft[inner]

@@ -111,12 +111,12 @@ def optimal_acceptance(
     with torch.no_grad():
         geometry = geometry_of(flat_q, flat_p, kind, support)
         solved = solve_band(geometry, name, amounts.reshape(-1)).measured()
-    scalars = {
-        name: check.scalar_like(value.reshape(batch), target_probs)
-        for name, value in solved.scalars().items()
-    }
-    target = check.like(solved.rows.reshape(q.shape), target_probs)
-    return OptimalAcceptance(target=target, **scalars)
+    edges = solved.edges.lower, solved.edges.upper
+    scalars = solved.acceptance, solved.divergence, *edges, solved.price, solved.gap
+    return OptimalAcceptance(
+        check.like(solved.rows.reshape(q.shape), target_probs),
+        *(check.scalar_like(value.reshape(batch), target_probs) for value in scalars),
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ f′(b) − f′(a) = 1/λ gives a as a function of b, and one equation in b is 
 converge, or would lose precision, are left to the sorted path: ``done`` is False for them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +44,7 @@ AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)
-class Found:
+class NewtonBands:
     """Per row: the edges a ≤ 1 ≤ b, whether h = q, whether h = p, and whether Newton converged."""
 
     lower: PerRow
@@ -57,7 +57,7 @@ class Found:
 class Tables:
     """Ratios and weights of float64 rows (R, V) in reused memory, ready for masked sums."""
 
-    def __init__(self, q: Rows, p: Rows, f: FDivergence, costs: bool = True) -> None:
+    def __init__(self, q: Rows, p: Rows, f: FDivergence, costs: bool) -> None:
         shape, device = q.shape, q.device
         ratio = torch.div(p, q, out=scratch("newton.ratio", shape, device=device))
         weights = scratch("newton.weights", (shape[0], 2 + costs, shape[1]), device=device)
@@ -96,24 +96,18 @@ class Tables:
         return torch.bmm(self.weights, masks.transpose(1, 2)).unbind(1)
 
 
-def newton_for_budget(q: Rows, p: Rows, f: FDivergence, delta: PerRow) -> Found:
-    """Return the bands that spend ``delta`` of ``f``, float64 rows (R, V)."""
-    return _by_parts(q, lambda at: _for_budget(Tables(q[at], p[at], f), delta[at]))
+def newton_bands(q: Rows, p: Rows, f: FDivergence, knob: str, amount: PerRow) -> NewtonBands:
+    """Return the bands that spend a ``delta`` of f, or at which one more unit buys a ``price``.
 
-
-def newton_for_price(q: Rows, p: Rows, f: FDivergence, price: PerRow) -> Found:
-    """Return the bands at which one more unit of ``f`` buys ``price``, float64 rows (R, V)."""
-    return _by_parts(q, lambda at: _for_price(Tables(q[at], p[at], f, costs=False), price[at]))
-
-
-def _by_parts(q: Rows, find: Callable[[slice], Found]) -> Found:
-    parts = [find(at) for at in parts_of(q)]
+    Of float64 rows (R, V); ``knob`` is one of the two, ``amount`` what each row has of it.
+    """
+    budget = knob == "delta"
+    solve = _for_budget if budget else _for_price
+    parts = [solve(Tables(q[at], p[at], f, costs=budget), amount[at]) for at in parts_of(q)]
     if len(parts) == 1:
         return parts[0]
-    return Found(*(torch.cat([getattr(part, name) for part in parts]) for name in _FIELDS))
-
-
-_FIELDS = tuple(Found.__dataclass_fields__)
+    names = NewtonBands.__dataclass_fields__
+    return NewtonBands(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
 
 def parts_of(q: Rows) -> Iterator[slice]:
@@ -124,21 +118,21 @@ def parts_of(q: Rows) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def _for_budget(tables: Tables, delta: PerRow) -> Found:
+def _for_budget(tables: Tables, delta: PerRow) -> NewtonBands:
     f = tables.generator
     lossless, whole = delta == 0, (tables.total <= delta) & (tables.leaked == 0)
     ready = lossless | whole
-    hopeless = ~(tables.finite <= MOST_COST) | (delta < LEAST_BUDGET) | torch.isinf(delta)
-    hopeless = hopeless & ~ready
-    edges = _near(tables, delta)
+    abandoned = ~(tables.finite <= MOST_COST) | (delta < LEAST_BUDGET) | torch.isinf(delta)
+    abandoned = abandoned & ~ready
+    edges = _starting_edges(tables, delta)
     for step in range(MOST_STEPS):
-        if bool((ready | hopeless).all()):
+        if bool((ready | abandoned).all()):
             break
         mass, drafted, cost = tables.sums(edges)
         moved = edges * mass - drafted  # L and −U
-        over = tables.finite - delta + (mass * f.centred(edges) - cost).sum(-1)
-        close = over.abs() + (moved.sum(-1) - tables.leaked).abs() <= CLOSE * (1 + delta)
-        new = _budget_step(f, mass, moved, tables.leaked, edges, over)
+        excess = tables.finite - delta + (mass * f.centred(edges) - cost).sum(-1)
+        close = excess.abs() + (moved.sum(-1) - tables.leaked).abs() <= CLOSE * (1 + delta)
+        new = _budget_step(f, mass, moved, tables.leaked, edges, excess)
         tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
         if step >= UNDAMPED and step % 2 == 0:  # steps may jump to and fro over a ratio
             new = torch.where(tiny[:, None], new, (new + edges) / 2)
@@ -146,44 +140,46 @@ def _for_budget(tables: Tables, delta: PerRow) -> Found:
         # no token below a: halve it. None above b: leave it
         new = torch.where(usable, new, edges * edges.new_tensor([0.5, 1.0]))
         # beyond the largest ratio with mass left over, the path may have ended
-        hopeless = hopeless | ((tables.leaked > 0) & (mass[:, 1] <= 0) & ~ready)
+        abandoned = abandoned | ((tables.leaked > 0) & (mass[:, 1] <= 0) & ~ready)
         edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
         ready = ready | close
-    return _found(tables, edges, lossless, whole, ready & ~hopeless)
+    return _with_ends(tables, edges, lossless, whole, ready & ~abandoned)
 
 
-def _found(
+def _with_ends(
     tables: Tables,
     edges: Pairs,
     lossless: Bool[Tensor, "rows"],
     whole: Bool[Tensor, "rows"],
     done: Bool[Tensor, "rows"],
-) -> Found:
+) -> NewtonBands:
     """Return the edges with those of the path's ends filled in; a = b only where lossless."""
     whole = whole & ~lossless
     lower = torch.where(lossless, 1.0, torch.where(whole, tables.least, edges[:, 0]))
     upper = torch.where(lossless, 1.0, torch.where(whole, tables.most, edges[:, 1]))
     apart = (upper > lower) & (upper < torch.inf)
-    return Found(lower, upper, lossless, whole, done & (apart | lossless | whole))
+    return NewtonBands(lower, upper, lossless, whole, done & (apart | lossless | whole))
 
 
 def _budget_step(
-    f: FDivergence, mass: Pairs, moved: Pairs, leaked: PerRow, edges: Pairs, over: PerRow
+    f: FDivergence, mass: Pairs, moved: Pairs, leaked: PerRow, edges: Pairs, excess: PerRow
 ) -> Pairs:
     """Return the edges at which the linearised L, U + P₀ and D agree."""
     down, up = f.centred_slope(edges).unbind(-1)
     lifted, cut = moved[:, 0], leaked - moved[:, 1]
-    wanted = (over - down * lifted + up * cut) / (up - down)
+    rejection = (excess - down * lifted + up * cut) / (up - down)
     mean = (lifted + cut) / 2
     # at the start both slopes are 0 and the step is undefined: halve instead
-    wanted = torch.where(torch.isfinite(wanted) & (wanted > 0.05 * mean), wanted, 0.3 * mean)
-    step = torch.stack([wanted - lifted, cut - wanted], -1) / mass
+    rejection = torch.where(
+        torch.isfinite(rejection) & (rejection > 0.05 * mean), rejection, 0.3 * mean
+    )
+    step = torch.stack([rejection - lifted, cut - rejection], -1) / mass
     return torch.stack(
         [(edges + step)[:, 0].clamp(max=1.0), (edges + step)[:, 1].clamp(min=1.0)], -1
     )
 
 
-def _near(tables: Tables, delta: PerRow) -> Pairs:
+def _starting_edges(tables: Tables, delta: PerRow) -> Pairs:
     """Return edges to start from: those of a curvature f″(1), with a ratio beyond each."""
     curvature = tables.generator.curvature(torch.ones_like(delta[:1]))
     width = STARTING_WIDTH * (2 * delta / curvature).sqrt()
@@ -192,12 +188,12 @@ def _near(tables: Tables, delta: PerRow) -> Pairs:
     return torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
 
 
-def _for_price(tables: Tables, price: PerRow) -> Found:
+def _for_price(tables: Tables, price: PerRow) -> NewtonBands:
     f, width = tables.generator, 1 / price
     end = f.centred_slope(tables.most) - f.centred_slope(tables.least)
     lossless, whole = torch.isinf(price), (price <= 1 / end) & (tables.leaked == 0)
     ready = lossless | whole
-    hopeless = (price < LEAST_PRICE) & ~ready
+    abandoned = (price < LEAST_PRICE) & ~ready
     least = torch.ones_like(price)
     most = torch.minimum(f.ratio_at(f.slope_at_one + width), tables.most).clamp(min=1.0)
     middle = f.ratio_at(f.slope_at_one + width / 2)
@@ -206,8 +202,8 @@ def _for_price(tables: Tables, price: PerRow) -> Found:
     for step in range(2 * MOST_STEPS):
         upper = edges[:, 1]
         # beyond the largest ratio with mass left over, the path may have ended
-        hopeless = hopeless | ((tables.leaked > 0) & (upper >= tables.most) & ~ready)
-        if bool((ready | hopeless).all()):
+        abandoned = abandoned | ((tables.leaked > 0) & (upper >= tables.most) & ~ready)
+        if bool((ready | abandoned).all()):
             break
         mass, drafted = tables.sums(edges)
         error = (edges * mass - drafted).sum(-1) - tables.leaked
@@ -221,13 +217,13 @@ def _for_price(tables: Tables, price: PerRow) -> Found:
         new = torch.where(usable, new, (least * most).sqrt())
         new = torch.where(ready | (close & ~tiny), upper, new)
         edges, ready = _with_partner(f, new, width), ready | close
-    return _found(tables, edges, lossless, whole, ready & ~hopeless)
+    return _with_ends(tables, edges, lossless, whole, ready & ~abandoned)
 
 
 def _with_partner(f: FDivergence, upper: PerRow, width: PerRow) -> Pairs:
     """Return (a, b) with f′(a) = f′(b) − 1/λ; a is 0 where f′ does not fall so low.
 
-    Found from b and not b from a: where f′(∞) is finite, b depends on the last digits of a.
+    It is from b, and not b from a: where f′(∞) is finite, b depends on the last digits of a.
     """
     return torch.stack([f.ratio_at(f.slope(upper) - width).clamp(max=1.0), upper], -1)
 

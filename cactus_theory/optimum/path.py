@@ -8,7 +8,6 @@ ratio 1 outwards (divergence), of non-negative terms, so that entries of 1e-30 n
 of 0.1 keep their precision. After the sort each evaluation is a lookup, O(log V).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.divergences import FDivergence
-from cactus_theory.optimum.roots import halved
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
@@ -128,8 +126,3 @@ def _search(rising: Tensor, value: Tensor) -> Tensor:
 def _weighted(mass: Tensor, cost: Tensor) -> Tensor:
     """Return mass·cost where there is mass (0·∞ is 0 here: an empty set costs nothing)."""
     return torch.where(mass > 0, mass * torch.where(mass > 0, cost, 0.0), 0.0)
-
-
-def reject_for_price(path: Path, price: PerRow, price_at: Callable[[Point], PerRow]) -> PerRow:
-    """Return the ε at which the rising function ``price_at`` passes ``price``, by halving."""
-    return halved(path.smallest, path.largest, lambda at: price_at(path.at(at)) <= price)[0]

@@ -28,7 +28,7 @@ from cactus_theory.optimum.geometry import Geometry, geometry_of
 from cactus_theory.optimum.newton import parts_of
 from cactus_theory.optimum.solve import Measured, chosen_knob, solve_band
 
-# a price is found when the means are this close to what was asked, relative to 1 + that
+# means this close to an amount have reached it, relative to 1 + the amount
 CLOSE = 1e-13
 # bisection alone exhausts float64 in so many halvings of a bracket in ln λ
 MOST_STEPS = 100
@@ -100,7 +100,7 @@ class _Point:
     price: float
     acceptance: float
     divergence: float
-    found: Measured
+    bands: Measured
 
 
 def pooled_acceptance(
@@ -141,13 +141,13 @@ def pooled_acceptance(
     """
     kind, geometry, batch = _pool(target_probs, draft_probs, divergence)
     knob, amount, most = chosen_knob(kind, delta=delta, price=price, acceptance=acceptance)
-    wanted = check.number(knob, amount, 0.0, most)
-    point = _point(geometry, wanted) if knob == "price" else _meeting(geometry, knob, wanted)
+    amount = check.number(knob, amount, 0.0, most)
+    point = _point(geometry, amount) if knob == "price" else _point_at(geometry, knob, amount)
     bound = _bound(geometry, point)
     return PooledAcceptance(
-        target=check.like(point.found.rows.reshape(*batch, -1), target_probs),
-        acceptance=check.scalar_like(point.found.acceptance.reshape(batch), target_probs),
-        divergence=check.scalar_like(point.found.divergence.reshape(batch), target_probs),
+        target=check.like(point.bands.rows.reshape(*batch, -1), target_probs),
+        acceptance=check.scalar_like(point.bands.acceptance.reshape(batch), target_probs),
+        divergence=check.scalar_like(point.bands.divergence.reshape(batch), target_probs),
         mean_acceptance=point.acceptance,
         mean_divergence=point.divergence,
         price=point.price,
@@ -185,19 +185,14 @@ def pooled_frontier(
     count = int(check.number("points", points, 2))
     if count != points:
         raise ValueError(f"points: must be a whole number; got {points!r}")
-    line = [_point(geometry, math.inf), _point(geometry, 0.0)]
-    while len(line) < count and line[0].acceptance < line[-1].acceptance:
-        gaps = [after.acceptance - own.acceptance for own, after in pairwise(line)]
+    curve = [_point(geometry, math.inf), _point(geometry, 0.0)]
+    while len(curve) < count and curve[0].acceptance < curve[-1].acceptance:
+        gaps = [after.acceptance - before.acceptance for before, after in pairwise(curve)]
         at = gaps.index(max(gaps)) + 1
-        line.insert(at, _point(geometry, _between(line[at - 1], line[at])))
-    columns = (
-        [own.divergence for own in line],
-        [own.acceptance for own in line],
-        [own.price for own in line],
-        [_bound(geometry, own) for own in line],
-    )
-    tensors = (torch.tensor(column, dtype=torch.float64) for column in columns)
-    return PooledFrontier(*(check.scalar_like(column, target_probs) for column in tensors))
+        curve.insert(at, _point(geometry, _between(curve[at - 1], curve[at])))
+    rows = [(at.divergence, at.acceptance, at.price, _bound(geometry, at)) for at in curve]
+    columns = torch.tensor(rows, dtype=torch.float64).T.contiguous()
+    return PooledFrontier(*(check.scalar_like(column, target_probs) for column in columns))
 
 
 def _pool(
@@ -218,24 +213,24 @@ def _pool(
 
 def _point(geometry: Geometry, price: float) -> _Point:
     with torch.no_grad():
-        found = solve_band(geometry, "price", torch.full_like(geometry.q[:, 0], price)).measured()
-    return _Point(price, float(found.acceptance.mean()), float(found.divergence.mean()), found)
+        bands = solve_band(geometry, "price", torch.full_like(geometry.q[:, 0], price)).measured()
+    return _Point(price, float(bands.acceptance.mean()), float(bands.divergence.mean()), bands)
 
 
-def _meeting(geometry: Geometry, knob: str, wanted: float) -> _Point:
-    """Return the point whose mean divergence, or acceptance, is ``wanted``, or an end."""
+def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
+    """Return the point whose mean divergence, or acceptance, is ``amount``, or an end."""
 
     def excess(point: _Point) -> float:
-        return (point.divergence if knob == "delta" else point.acceptance) - wanted
+        return (point.divergence if knob == "delta" else point.acceptance) - amount
 
-    close = CLOSE * (1 + wanted)
+    close = CLOSE * (1 + amount)
     strict, whole = _point(geometry, math.inf), _point(geometry, 0.0)
     if knob == "acceptance" and excess(whole) < -close:
         raise ValueError(
             f"acceptance: must not exceed {whole.acceptance:.12g}, the draft's mean mass where "
-            f"the target has any; got {wanted:g}"
+            f"the target has any; got {amount:g}"
         )
-    if wanted == math.inf or excess(whole) <= close:
+    if amount == math.inf or excess(whole) <= close:
         return whole
     if excess(strict) >= -close:
         return strict
@@ -248,13 +243,13 @@ def _widened(
     geometry: Geometry,
     excess: Callable[[_Point], float],
     factor: float,
-    reached: Callable[[float], bool],
+    beyond: Callable[[float], bool],
 ) -> _Point | None:
-    """Return a point on one side of what is wanted, from price 1 outwards; None if none is."""
+    """Return the first point that is ``beyond``, from price 1 outwards; None if none is."""
     price = 1.0
     while LEAST_PRICE < price < LARGEST_PRICE:
         point = _point(geometry, price)
-        if reached(excess(point)):
+        if beyond(excess(point)):
             return point
         price, factor = price * factor, factor * factor
     return None
@@ -296,7 +291,7 @@ def _bound(geometry: Geometry, point: _Point) -> float:
         return float(geometry.reachable.mean()) if point.price == 0 else point.acceptance
     parts = []
     for at in parts_of(geometry.q):
-        lower = point.found.edges.lower[at]
+        lower = point.bands.edges.lower[at]
         parts.append(_suprema(geometry.of_rows(at), lower, point.price))
     return point.price * point.divergence + float(torch.cat(parts).mean())
 

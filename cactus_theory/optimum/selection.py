@@ -78,19 +78,19 @@ def selection_law(
     array([0.2, 0.2, 0.6])
     """
     check.one_of("kind", kind, KINDS)
-    alone = kind == "certain" and draft_probs is None
-    q, p = check.probability_rows(target_probs, target_probs if alone else draft_probs)
+    undrafted = kind == "certain" and draft_probs is None
+    q, p = check.probability_rows(target_probs, target_probs if undrafted else draft_probs)
     flat_q, flat_p = (rows.reshape(-1, rows.shape[-1]) for rows in (q, p))
     with torch.no_grad():
         if kind in ("iid", "without_replacement"):
             if certain is not None:
                 raise ValueError(f"certain: must not be given with kind={kind!r}; got {certain!r}")
-            found = _drawn(flat_q, flat_p, k, kind)
+            laws = _drawn(flat_q, flat_p, k, kind)
         else:
             flags = _flags(certain, q.shape).reshape(flat_q.shape)
             rows = zip(flat_q, flat_p, flags, strict=True)
-            found = torch.stack([_beside(*own, kind) for own in rows]) if len(flags) else flat_q
-    return check.like(found.reshape(q.shape), target_probs)
+            laws = torch.stack([_beside(*row, kind) for row in rows]) if len(flags) else flat_q
+    return check.like(laws.reshape(q.shape), target_probs)
 
 
 def _flags(certain: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
@@ -119,8 +119,8 @@ def _beside(q: Tensor, p: Tensor, certain: Tensor, kind: str) -> Float[Tensor, "
     row = p.masked_fill(certain, 0.0) if kind == "certain+off" else p
     total = float(row.sum())
     drawn = None if kind == "certain" or not total else (row / total).cpu().numpy()
-    found = offered(q.cpu().numpy(), drawn, certain.nonzero()[:, 0].tolist())
-    return torch.from_numpy(found).to(q.device)
+    law = offered(q.cpu().numpy(), drawn, certain.nonzero()[:, 0].tolist())
+    return torch.from_numpy(law).to(q.device)
 
 
 def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
@@ -130,7 +130,7 @@ def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
     is none. The mass is concave in c, so that Newton from c = 1 climbs to the root, in as many
     steps as it takes to tell which tokens are cut; what is not cut stays so.
     """
-    most, law, cut = (own.numpy() for own in scratch("selection", (3, len(q)), torch.float64))
+    most, law, cut = scratch("selection", (3, len(q)), torch.float64).numpy()
     most[:] = 0.0 if sampled is None else sampled
     most[certain] = np.inf
     level, before = 1.0, -1
@@ -166,7 +166,7 @@ def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
             )
         if k > 1:
             law = partial(_of_prefixes, _two_different) if k == 2 else _of_all_sets
-    rows = [law(*own, k) for own in zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)]
+    rows = [law(*row, k) for row in zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)]
     return torch.from_numpy(np.stack(rows)).to(q.device) if rows else p.clone()
 
 
@@ -175,11 +175,11 @@ def _of_prefixes(increments: Callable[[Row, int], Row], q: Row, p: Row, k: int) 
     ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
     order = np.argsort(ratio, kind="stable")
     law = increments(p[order], k)
-    reach = q[order] > 0
-    law[reach] = _pooled(law[reach], q[order][reach])
-    found = np.empty_like(law)
-    found[order] = law
-    return found
+    support = q[order] > 0
+    law[support] = _pooled(law[support], q[order][support])
+    unsorted = np.empty_like(law)
+    unsorted[order] = law
+    return unsorted
 
 
 def _pooled(mass: Row, weight: Row) -> Row:
@@ -188,12 +188,12 @@ def _pooled(mass: Row, weight: Row) -> Row:
     if (ratio[1:] >= ratio[:-1]).all():
         return mass
     pools: list[tuple[float, float, int]] = []
-    for own, share in zip(mass.tolist(), weight.tolist(), strict=True):
+    for one, share in zip(mass.tolist(), weight.tolist(), strict=True):
         size = 1
-        while pools and pools[-1][0] * share >= own * pools[-1][1]:
+        while pools and pools[-1][0] * share >= one * pools[-1][1]:
             before, part, count = pools.pop()
-            own, share, size = own + before, share + part, size + count
-        pools.append((own, share, size))
+            one, share, size = one + before, share + part, size + count
+        pools.append((one, share, size))
     total, shared, sizes = (np.array(part) for part in zip(*pools, strict=True))
     return np.repeat(total / shared, sizes.astype(np.int64)) * weight
 
@@ -226,31 +226,33 @@ def _of_all_sets(q: Row, p: Row, k: int) -> Row:
     vocab = len(q)
     sets = np.arange(1 << vocab)
     members = (sets[:, None] >> np.arange(vocab)) & 1 == 1
-    met, mass = _meets(p, k, members), members @ q
-    reach = int(sum(1 << i for i in range(vocab) if q[i] > 0))
+    meets, mass = _meeting_chances(p, k, members), members @ q
+    support = int(sum(1 << i for i in range(vocab) if q[i] > 0))
     law, done = np.zeros(vocab), 0
-    while done != reach:
-        larger = sets[(sets & done == done) & (sets & ~reach == 0) & (sets != done)]
-        slope = (met[larger] - met[done]) / (mass[larger] - mass[done])
+    while done != support:
+        larger = sets[(sets & done == done) & (sets & ~support == 0) & (sets != done)]
+        slope = (meets[larger] - meets[done]) / (mass[larger] - mass[done])
         united = int(np.bitwise_or.reduce(larger[slope <= slope.min() + LEVEL]))
         gained = members[united] & ~members[done]
-        law[gained] = (met[united] - met[done]) / q[gained].sum() * q[gained]
+        law[gained] = (meets[united] - meets[done]) / q[gained].sum() * q[gained]
         done = united
     for token in np.flatnonzero(q == 0):
-        law[token] = met[done | 1 << int(token)] - met[done]
+        law[token] = meets[done | 1 << int(token)] - meets[done]
         done |= 1 << int(token)
     return law
 
 
-def _meets(p: Row, k: int, members: Bool[np.ndarray, "sets vocab"]) -> Float[np.ndarray, "sets"]:
+def _meeting_chances(
+    p: Row, k: int, members: Bool[np.ndarray, "sets vocab"]
+) -> Float[np.ndarray, "sets"]:
     """Return Pr(S meets A) for every set A of tokens, k drawn without replacement."""
     drawn = np.zeros(len(members))
     drawn[0] = 1.0
     for _ in range(k):
         following, left = np.zeros_like(drawn), 1 - members @ p
-        for token, own in enumerate(p):
+        for token, mass in enumerate(p):
             before = np.flatnonzero((drawn > 0) & ~members[:, token])
-            following[before | 1 << token] += drawn[before] * own / left[before]
+            following[before | 1 << token] += drawn[before] * mass / left[before]
         drawn = following
     missed = drawn.copy()  # mass of the sets inside each set
     for token in range(len(p)):

@@ -46,36 +46,29 @@ LOWEST = 1e-290
 
 
 class Precision(NamedTuple):
-    """What edges are worth in a dtype.
-
-    Attributes
-    ----------
-    least : q = 0 counts as this, so that p/q stays finite.
-    most : a ratio above this can only come from a q that counts as ``least``, or from an edge
-        that is infinite.
-    slack : how far a row's sum may be from 1 (relative), so how far beyond its limits an edge
-        may lie.
-    settled : a secant step this small (relative) is the last one: two units of rounding, as the
-        functions have kinks where an edge passes a token, and what a step across one leaves is
-        a share of the step.
-    together : the same where the edges are multiples of each other (KL at a price): a hundred
-        times larger steps then leave the emitted law of float32 rows as near.
-    rounding : of a sum over a row.
-    """
+    """What edges are worth in a dtype."""
 
     dtype: torch.dtype
+    # q = 0 counts as this, so that p/q stays finite
     least: float
+    # a ratio above this can only come from a q that counts as ``least``, or from an infinite edge
     most: float
+    # how far a row's sum may be from 1 (relative), so how far beyond its limits an edge may lie
     slack: float
+    # a secant step this small (relative) is the last one: two units of rounding, as the functions
+    # have kinks where an edge passes a token, and what a step across one leaves is a share of it
     settled: float
-    together: float
+    # the same where the edges are multiples of each other (KL at a price): a hundred times larger
+    # steps then leave the emitted law of float32 rows as near
+    settled_multiples: float
+    # of a sum over a row
     rounding: float
 
 
 # the dtypes that rows are decided in
 PRECISIONS = {
-    own.dtype: own
-    for own in (
+    precision.dtype: precision
+    for precision in (
         Precision(torch.float32, 1e-30, 1e25, 2e-4, 2e-7, 2e-5, 1e-7),
         Precision(torch.float64, 1e-290, 1e280, 2e-9, SENSITIVE, SENSITIVE, 1e-16),
     )
@@ -84,16 +77,10 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class Worth:
-    """φ of the tokens drafted at one depth: concave, piecewise linear on [0, 1], constant after.
+    """φ of the tokens drafted at one depth: concave, piecewise linear on [0, 1], constant after."""
 
-    Attributes
-    ----------
-    knots : where slopes change, rising, the last one 1.
-    slopes : tokens per unit of r up to each knot, falling, none negative.
-    """
-
-    knots: tuple[float, ...]
-    slopes: tuple[float, ...]
+    knots: tuple[float, ...]  # where slopes change, rising, the last one 1
+    slopes: tuple[float, ...]  # tokens per unit of r up to each knot, falling, none negative
 
     def of(self, r: Tensor) -> Tensor:
         """Return φ(r) of r ≥ 0, in tokens."""
@@ -115,15 +102,11 @@ class Pieces:
     of each other. Elsewhere u_M may be all but 0 (or below what f′ reaches) with u_1 above 1:
     then it is t in [1, 2], linear in f′(a), ``by_slope``. For f′(∞) = ∞ that is always so.
 
-    Attributes
-    ----------
-    rises, fall : (s_j − s_M)/ν for every j, and s_M/ν.
-    low, high : bounds on u_M.
-    top : the largest u_1.
-    steep, flat : f′(∞) = ∞ and edges are no multiples of each other; f′(∞) is finite.
-    bent : φ has several slopes and edges are no multiples of each other.
-    span : how far f′(a) may go.
-    drop : A/U_1 where φ has one piece and edges are multiples of each other, else None.
+    ``rises`` and ``fall`` are (s_j − s_M)/ν for every j and s_M/ν, ``low`` and ``high`` bounds on
+    u_M, ``top`` the largest u_1, ``span`` how far f′(a) may go. ``steep``: f′(∞) = ∞ and edges are
+    no multiples of each other; ``flat``: f′(∞) is finite; ``bent``: φ has several slopes and edges
+    are no multiples of each other. ``drop`` is A/U_1 where φ has one piece and edges are multiples
+    of each other, else None.
     """
 
     def __init__(self, worth: Worth, f: FDivergence, price: float) -> None:
@@ -132,17 +115,17 @@ class Pieces:
             price = max(price, worth.slopes[0] / FURTHEST)
         self.f, self.fall = f, last / price
         self.rises = [(slope - last) / price for slope in worth.slopes]
-        self.reach = self.rises[0] + self.fall
+        self.slope_range = self.rises[0] + self.fall
         self.low, self.high = f.lower_edge(1.0, self.rises[0]), f.upper_edge(1.0, self.fall)
-        self.top = f.upper_edge(1.0, self.reach)
+        self.top = f.upper_edge(1.0, self.slope_range)
         self.steep = not f.scale_free and f.slope_at_infinity == math.inf
         self.flat = not (self.steep or f.scale_free)
         self.bent = not f.scale_free and self.rises[0] > 0
-        self.span = self.reach if self.steep else self.rises[0]
+        self.span = self.slope_range if self.steep else self.rises[0]
         self.factors = None
         if f.scale_free:
             self.factors = (
-                [f.upper_edge(1.0, own) for own in self.rises],
+                [f.upper_edge(1.0, rise) for rise in self.rises],
                 f.lower_edge(1.0, last / price),
             )
         self.drop = self.factors[1] if self.factors is not None and not self.bends else None
@@ -155,13 +138,13 @@ class Pieces:
             return [level * factor for factor in self.factors[0]], level * self.factors[1]
         at = level / unit
         # far up f′ is flat, so that its inverse would not find its way back to the level
-        upper = [unit * self.f.upper_edge(at, own) if own else level for own in self.rises]
+        upper = [unit * self.f.upper_edge(at, rise) if rise else level for rise in self.rises]
         return upper, unit * self.f.lower_edge(at, self.fall)
 
     def by_slope(self, place: float, unit: float) -> Edges:
         """Return the same for t = ``place``: u_1 = 1 at 1; at 2 a = 1, or u_M = 1 if not steep."""
-        low = (place - 1) * self.span - self.reach
-        upper = [unit * self.f.upper_edge(1.0, low + own + self.fall) for own in self.rises]
+        low = (place - 1) * self.span - self.slope_range
+        upper = [unit * self.f.upper_edge(1.0, low + rise + self.fall) for rise in self.rises]
         return upper, unit * self.f.upper_edge(1.0, low)
 
     def uncut(self, lower: float, unit: float) -> Edges:
@@ -171,22 +154,22 @@ class Pieces:
     def search(
         self,
         unit: float,
-        kind: Precision,
+        precision: Precision,
         largest: Callable[[], float],
-        asked: float = math.inf,
+        threshold: float = math.inf,
         start: float | None = None,
         steepness: float = STEEPNESS,
         close: float = 0.0,
     ) -> Search:
-        """Look for a row's edges: yield some, take Σ g − P there; None if U_M > ``asked``.
+        """Look for a row's edges: yield some, take Σ g − P there; None if U_M > ``threshold``.
 
-        The first level tried is ``asked``, ``start`` or the middle of the bracket. ``close`` ends
-        the search where Σ g is right up to rounding. Where f′(∞) is finite, U_M may be above
+        The first level tried is ``threshold``, ``start`` or the middle of the bracket. ``close``
+        ends the search where Σ g is right up to rounding. Where f′(∞) is finite, U_M may be above
         every ratio, the ``largest`` one too. If even all of the draft's mass within the target's
         support is too little, the row is max(A, p/q), of A.
         """
-        low, high, slack = self.low * unit, self.high * unit, kind.slack
-        if asked <= low * (1 - slack):
+        low, high, slack = self.low * unit, self.high * unit, precision.slack
+        if threshold <= low * (1 - slack):
             return None
         shape, root = self.edges, None
         if not (self.steep or self.bent):
@@ -194,28 +177,30 @@ class Pieces:
         if high == math.inf:
             high = max(largest(), unit)
             if (yield shape(high, unit)) < 0:
-                if asked <= high:
+                if threshold <= high:
                     return None
                 least = max(shape(high, unit)[1], LOWEST)
-                root = RisingRoot(least, unit * (1 + slack), unit, kind.settled, steepness, True)
-                shape, close, asked = self.uncut, 0.0, math.nan
+                root = RisingRoot(
+                    least, unit * (1 + slack), unit, precision.settled, steepness, True
+                )
+                shape, close, threshold = self.uncut, 0.0, math.nan
         if root is None and (self.steep or self.bent):
-            if asked < high and (yield shape(asked, unit)) < 0:
+            if threshold < high and (yield shape(threshold, unit)) < 0:
                 return None
             if self.steep or (yield shape(unit, unit)) > 0:
                 settled = SENSITIVE / max(self.span, 1.0)
                 root = RisingRoot(1 - slack, 2 + slack, 1.5, settled, STEEPNESS)
-                shape, asked = self.by_slope, math.nan
+                shape, threshold = self.by_slope, math.nan
             low = unit
         if root is None:
             low, high = max(low * (1 - slack), LOWEST), high * (1 + slack)
-            start = asked if low < asked < high else start or math.sqrt(low * high)
-            settled = kind.settled if self.drop is None else kind.together
+            start = threshold if low < threshold < high else start or math.sqrt(low * high)
+            settled = precision.settled if self.drop is None else precision.settled_multiples
             settled = SENSITIVE if self.bent else settled
             root = RisingRoot(low, high, start, settled, steepness, self.factors is not None)
         while not root.done:
             value = yield shape(root.x, unit)
-            if value < 0 and root.x == asked:
+            if value < 0 and root.x == threshold:
                 return None
             if abs(value) <= close:
                 break
@@ -227,20 +212,20 @@ class SoftBands:
     """The soft bands of rows q and p (N, V) float64, solved together, on any device."""
 
     def __init__(self, q: Rows, p: Rows, alive: Sequence[float], pieces: Sequence[Pieces]) -> None:
-        self.pieces, self.kind, self.single = pieces, PRECISIONS[q.dtype], len(q) == 1
+        self.pieces, self.precision, self.single = pieces, PRECISIONS[q.dtype], len(q) == 1
         memory = scratch("soft", (4, *q.shape), q.dtype, q.device).unbind(0)
-        self.q = torch.clamp(q, min=self.kind.least, out=memory[0])
+        self.q = torch.clamp(q, min=self.precision.least, out=memory[0])
         self.ratio = torch.div(p, self.q, out=memory[1]).mul_(q > 0)
         self.out, self.spare = memory[2:]
         mass, draft = (row.sum(-1, dtype=torch.float64).tolist() for row in (q, p))
-        totals = list(zip(alive, draft, mass, strict=True))
+        sums = list(zip(alive, draft, mass, strict=True))
         # P in the row's units, and g in the units of p: Σ g = P Σ p
-        self.units = [own * (drafted / whole) for own, drafted, whole in totals]
-        self.wanted = [own * drafted for own, drafted, _ in totals]
+        self.units = [ratio * (drafted / whole) for ratio, drafted, whole in sums]
+        self.totals = [ratio * drafted for ratio, drafted, _ in sums]
 
     def shaped(self, edges: Sequence[Edges]) -> Rows:
         """Return g/q, in memory that the next call reuses."""
-        knots, most = self.pieces[0].knots, self.kind.most
+        knots, most = self.pieces[0].knots, self.precision.most
         if self.single:
             ((upper, lower),) = edges
             out = torch.clamp(self.ratio, lower, max(min(upper[-1], most), lower), out=self.out)
@@ -261,8 +246,10 @@ class SoftBands:
     def solved(self) -> list[Edges]:
         """Return the edges of every row."""
         searches = {
-            row: pieces.search(unit, self.kind, lambda own=own: float(own.amax()), start=unit)
-            for row, (own, pieces, unit) in enumerate(
+            row: pieces.search(
+                unit, self.precision, lambda ratio=ratio: float(ratio.amax()), start=unit
+            )
+            for row, (ratio, pieces, unit) in enumerate(
                 zip(self.ratio, self.pieces, self.units, strict=True)
             )
         }
@@ -277,7 +264,7 @@ class SoftBands:
                     del searches[row]
             if searches:
                 sums = self.shaped(edges).mul_(self.q).sum(-1).tolist()
-                excess = [own - wanted for own, wanted in zip(sums, self.wanted, strict=True)]
+                excess = [mass - total for mass, total in zip(sums, self.totals, strict=True)]
         return edges
 
 

@@ -45,11 +45,9 @@ class SoftRow:
     are ``certain`` the band is that of the selection law of these and one sampled from p, 0 for
     none: min(p, cq), and cq at certain tokens, c such that its sum is that of p.
 
-    Attributes
-    ----------
-    unit, wanted : P in the row's units, and Σ g in those of p.
-    cap : c, ∞ where no certain token has q > 0 or the band does not depend on it.
-    upper, scale : U_1, …, U_M, and A = P a, the scale of the residual, once solved.
+    ``unit`` and ``total`` are P in the row's units and Σ g in those of p; ``cap`` is c, ∞ where no
+    certain token has q > 0 or the band does not depend on it; once solved, ``upper`` and ``scale``
+    are U_1, …, U_M and A = P a, the scale of the residual.
     """
 
     def __init__(
@@ -61,30 +59,30 @@ class SoftRow:
         exact: bool = False,
         certain: Sequence[int] = (),
     ) -> None:
-        self.pieces, self.kind = pieces, _KINDS[q.dtype]
-        self.target, self.unit, self.wanted = q, alive, alive
+        self.pieces, self.precision = pieces, _PRECISIONS[q.dtype]
+        self.target, self.unit, self.total = q, alive, alive
         safe = q
-        if q.min() < self.kind.least:
-            safe = scratch("soft_row.q", (len(q),), self.kind.dtype).numpy()
-            np.maximum(q, self.kind.least, out=safe)
-        memory = _room_for(self, len(q), self.kind)
+        if q.min() < self.precision.least:
+            safe = scratch("soft_row.q", (len(q),), self.precision.dtype).numpy()
+            np.maximum(q, self.precision.least, out=safe)
+        memory = _memory_for(self, len(q), self.precision)
         self.short = len(memory) == 1
         if self.short:
-            ratio, own, spare = memory[0]
-            self.parts = [(np.divide(p, safe, out=ratio), safe, own, spare)]
+            ratio, clipped, spare = memory[0]
+            self.parts = [(np.divide(p, safe, out=ratio), safe, clipped, spare)]
         else:
             self._divide(p, safe, memory)
         if exact or pieces.flat or not self.short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             drafted = drafted or mass
-            self.unit, self.wanted = alive * drafted / mass, alive * drafted
+            self.unit, self.total = alive * drafted / mass, alive * drafted
         self.upper, self.scale, self.cap = [math.inf], self.unit, math.inf
         reached = [token for token in certain if q[token] > 0]
         capped = bool(reached) and pieces.drop is None
-        if capped or pieces.top * self.unit >= SMALL * self.kind.most:
+        if capped or pieces.top * self.unit >= SMALL * self.precision.most:
             self._exclude()
         if reached:  # of one piece of KL the band is the same for p = ∞ as for cq, as U_1 ≤ c
-            self._offer(reached, self.kind.most)
+            self._offer(reached, self.precision.most)
         if capped:
             self.cap = self._level(alive)
             for ratio, *_ in self.parts:
@@ -93,10 +91,10 @@ class SoftRow:
     def _divide(self, p: Row, safe: Row, memory: list[tuple[Row, Row, Row]]) -> None:
         """Set p/q part by part."""
         self.parts, first = [], 0
-        for ratio, own, spare in memory:
-            part = slice(first, first := first + len(own))
+        for ratio, clipped, spare in memory:
+            part = slice(first, first := first + len(ratio))
             np.divide(p[part], safe[part], out=ratio)
-            self.parts.append((ratio, safe[part], own, spare))
+            self.parts.append((ratio, safe[part], clipped, spare))
 
     def _exclude(self) -> None:
         """Give p/q = 0 to tokens with q = 0: q counts as little, which a large edge undoes."""
@@ -112,12 +110,12 @@ class SoftRow:
 
     def _level(self, alive: float) -> float:
         """Return c, at which Σ min(p, cq) is Σ p: Newton from below, exact once no token joins."""
-        level, before, whole = self.unit / alive, math.inf, self.wanted / alive
+        level, before, whole = self.unit / alive, math.inf, self.total / alive
         while True:
             above = sum(float(q.dot(ratio > level)) for ratio, q, *_ in self.parts)
             if not above < before:  # NaN is not
-                return min(level, self.kind.most)
-            lacking = whole - self.wanted - self.beyond([level], 0.0)
+                return min(level, self.precision.most)
+            lacking = whole - self.total - self.beyond([level], 0.0)
             level, before = level + max(lacking, 0.0) / above, above
 
     def _largest(self) -> float:
@@ -126,25 +124,25 @@ class SoftRow:
 
     def beyond(self, upper: list[float], lower: float) -> float:
         """Return Σ g − P at these edges, which rises with them."""
-        bends, most = self.pieces.bends, self.kind.most
+        bends, most = self.pieces.bends, self.precision.most
         top, total = max(min(upper[-1], most), lower), 0.0
-        for ratio, q, own, spare in self.parts:
-            ratio.clip(lower, top, own)
+        for ratio, q, clipped, spare in self.parts:
+            ratio.clip(lower, top, clipped)
             for knot, edge in zip(bends, upper, strict=False):
                 np.minimum(ratio, min(edge, most) / knot, out=spare)
                 np.multiply(spare, knot, out=spare)
-                np.maximum(own, spare, out=own)
-            total += float(own.dot(q))
-        return total - self.wanted
+                np.maximum(clipped, spare, out=clipped)
+            total += float(clipped.dot(q))
+        return total - self.total
 
-    def passes(self, asked: float) -> bool:
-        """Return whether U_M > ``asked``; if not, ``upper`` and ``scale`` are solved."""
+    def passes(self, threshold: float) -> bool:
+        """Return whether U_M > ``threshold``; if not, ``upper`` and ``scale`` are solved."""
         if self.short and self.pieces.drop is not None:
-            return self._passes_shortly(asked, self.pieces.drop)
-        close = self.kind.rounding * self.wanted
+            return self._passes_shortly(threshold, self.pieces.drop)
+        close = self.precision.rounding * self.total
         steepness = STEEP if self.pieces.factors is None else STRAIGHT
         search = self.pieces.search(
-            self.unit, self.kind, self._largest, asked, steepness=steepness, close=close
+            self.unit, self.precision, self._largest, threshold, steepness=steepness, close=close
         )
         beyond, value = self.beyond, None
         try:
@@ -156,44 +154,45 @@ class SoftRow:
             self.upper, self.scale = end.value
             return False
 
-    def _passes_shortly(self, asked: float, drop: float) -> bool:
+    def _passes_shortly(self, threshold: float, drop: float) -> bool:
         """Return the same for one piece of KL, most decisions: the search in fewer steps."""
-        (ratio, q, own, _), most, slack = self.parts[0], self.kind.most, self.kind.slack
+        (ratio, q, clipped, _), precision = self.parts[0], self.precision
+        most, slack = precision.most, precision.slack
         low = max(self.pieces.low * self.unit * (1 - slack), LOWEST)
         high = self.pieces.high * self.unit * (1 + slack)
-        if asked <= low:
+        if threshold <= low:
             return True
-        start = asked if asked < high else math.sqrt(low * high)
-        root = RisingRoot(low, high, start, self.kind.together, STRAIGHT, straight=True)
+        start = threshold if threshold < high else math.sqrt(low * high)
+        root = RisingRoot(low, high, start, precision.settled_multiples, STRAIGHT, straight=True)
         while not root.done:
             level = root.x
             lower = level * drop
-            ratio.clip(lower, max(min(level, most), lower), own)
-            value = float(own.dot(q)) - self.wanted
-            if value < 0 and level == asked:
+            ratio.clip(lower, max(min(level, most), lower), clipped)
+            value = float(clipped.dot(q)) - self.total
+            if value < 0 and level == threshold:
                 return True
             root.tell(value)
         self.upper, self.scale = [root.x], root.x * drop
         return False
 
-    def recovers(self, asked: float) -> bool:
-        """Return whether A > ``asked`` (then it is solved) of a token that :meth:`passes`.
+    def recovers(self, threshold: float) -> bool:
+        """Return whether A > ``threshold`` (then it is solved) of a token that :meth:`passes`.
 
         If not, and φ has one piece, the token is emitted as often as it is drafted.
         """
         drop = self.pieces.drop
-        if asked >= self.unit or (drop and self.beyond([asked / drop], asked) >= 0):
+        if threshold >= self.unit or (drop and self.beyond([threshold / drop], threshold) >= 0):
             return False
         self.passes(math.inf)
-        return self.scale > asked
+        return self.scale > threshold
 
-    def ratio_of(self, asked: float, certain: bool = False) -> float:
+    def ratio_of(self, ratio: float, certain: bool = False) -> float:
         """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
-        if asked == 0:
+        if ratio == 0:
             return math.inf
-        if asked == math.inf:
+        if ratio == math.inf:
             return 0.0
-        return (self.raised if certain else self._raised(min(asked, self.cap))) / asked
+        return (self.raised if certain else self._raised(min(ratio, self.cap))) / ratio
 
     @property
     def raised(self) -> float:
@@ -212,64 +211,61 @@ class BudgetRow:
     Σ(aq − p)₊ = Σ(p − bq)₊ gives the a that belongs to b, and D rises with b. The search is for
     √D = √δ: D is flat at b = 1, so that secants in D would end too early at small δ. The sums are
     of differences that are 0 inside the band, so that the edges are as precise as the row.
-
-    Attributes
-    ----------
-    upper, scale : b and a, once solved.
+    ``upper`` and ``scale`` are b and a, once solved.
     """
 
     def __init__(self, q: Row, p: Row, f: FDivergence, delta: float) -> None:
         self.target, draft = torch.from_numpy(q), torch.from_numpy(p)
-        kind = self.kind = PRECISIONS[self.target.dtype]
-        memory = scratch("budget_row", (4, len(q)), kind.dtype)
-        self.q = torch.clamp(self.target, min=kind.least, out=memory[0])
+        precision = self.precision = PRECISIONS[self.target.dtype]
+        memory = scratch("budget_row", (4, len(q)), precision.dtype)
+        self.q = torch.clamp(self.target, min=precision.least, out=memory[0])
         self.ratio = torch.div(draft, self.q, out=memory[1])
-        self.own, self.spare = memory[2], memory[3]
-        totals = (float(row.sum(dtype=torch.float64)) for row in (self.target, draft))
-        self.mass, drafted = totals
+        self.clipped, self.spare = memory[2], memory[3]
+        self.mass, drafted = (float(row.sum(dtype=torch.float64)) for row in (self.target, draft))
         self.unit = drafted / self.mass
-        self.f, self.aim = f, math.sqrt(delta)
-        self.known = self.unit / 2, RISE  # a and the steepness there, where the last search ended
+        self.f, self.root_delta = f, math.sqrt(delta)
+        # a and the steepness there, where the last search ended
+        self.last_search = self.unit / 2, RISE
         self.upper, self.scale = [math.inf], self.unit
 
-    def passes(self, asked: float) -> bool:
-        """Return whether b > ``asked``; if not, ``upper`` and ``scale`` are solved."""
-        most, slack = float(self.ratio.amax()), self.kind.slack
-        if most > self.kind.most:
+    def passes(self, threshold: float) -> bool:
+        """Return whether b > ``threshold``; if not, ``upper`` and ``scale`` are solved."""
+        most, slack = float(self.ratio.amax()), self.precision.slack
+        if most > self.precision.most:
             most = float(torch.where(self.target > 0, self.ratio, 0.0).amax())
         low, high = self.unit * (1 - slack), max(most, self.unit) * (1 + slack)
-        if asked <= low:
+        if threshold <= low:
             return True
-        root = RisingRoot(low, high, asked, self.kind.settled)
+        root = RisingRoot(low, high, threshold, self.precision.settled)
         while not root.done:
-            value = self._over(root.x)
-            if root.x == asked and value < 0:
+            value = self._excess(root.x)
+            if root.x == threshold and value < 0:
                 return True
             root.tell(value)
-        self.upper, self.scale = [root.x], self._matched(root.x)
+        self.upper, self.scale = [root.x], self._lower_of(root.x)
         return False
 
-    def _over(self, upper: float) -> float:
+    def _excess(self, upper: float) -> float:
         """Return √D − √δ of the band with this upper edge."""
-        lower = self._matched(upper)
-        clipped = torch.clamp(self.ratio, lower, upper, out=self.own).div_(self.unit)
+        lower = self._lower_of(upper)
+        clipped = torch.clamp(self.ratio, lower, upper, out=self.clipped).div_(self.unit)
         cost = float(self.f.centred(clipped, out=self.spare).dot(self.q))
-        return math.sqrt(max(cost, 0.0) / self.mass) - self.aim
+        return math.sqrt(max(cost, 0.0) / self.mass) - self.root_delta
 
-    def _matched(self, upper: float) -> float:
+    def _lower_of(self, upper: float) -> float:
         """Return a with Σ(aq − p)₊ = Σ(p − bq)₊, tokens with q = 0 counted."""
-        cut = -self._moved(None, upper)
-        start, steepness = self.known
-        start, high = max(start, NEAREST * self.unit), self.unit * (1 + self.kind.slack)
-        root = RisingRoot(self.kind.least, high, start, self.kind.settled, steepness)
+        cut = -self._moved_mass(None, upper)
+        start, steepness = self.last_search
+        start, high = max(start, NEAREST * self.unit), self.unit * (1 + self.precision.slack)
+        root = RisingRoot(self.precision.least, high, start, self.precision.settled, steepness)
         while not root.done:
-            root.tell(_log_ratio(self._moved(root.x, None), cut))
-        self.known = root.x, root.steepness
+            root.tell(_log_ratio(self._moved_mass(root.x, None), cut))
+        self.last_search = root.x, root.steepness
         return root.x
 
-    def _moved(self, lower: float | None, upper: float | None) -> float:
+    def _moved_mass(self, lower: float | None, upper: float | None) -> float:
         """Return Σ q (clip(p/q) − p/q)."""
-        clipped = torch.clamp(self.ratio, lower, upper, out=self.own)
+        clipped = torch.clamp(self.ratio, lower, upper, out=self.clipped)
         return float(clipped.sub_(self.ratio).dot(self.q))
 
 
@@ -280,30 +276,33 @@ def _log_ratio(one: float, other: float) -> float:
     return 0.0 if one == other else math.copysign(math.inf, one - other)
 
 
-class _Room:
-    """Room for p/q, a result and a spare row of ``count``, part by part, for one row at a time.
+class _RowMemory:
+    """Memory for p/q, a clipped and a spare row of ``count``, part by part, for one row at a time.
 
     Results of one part are written over those of the part before, so that they stay near the
     core.
     """
 
-    def __init__(self, count: int, kind: Precision) -> None:
-        self.key = count, kind.dtype
-        ratio = scratch("soft_row", (count,), kind.dtype).numpy()
-        own, spare = scratch("soft_row.part", (2, min(count, PART)), kind.dtype).numpy()
-        parts = (ratio[i : i + PART] for i in range(0, count, PART))
-        self.parts = [(part, own[: len(part)], spare[: len(part)]) for part in parts]
+    def __init__(self, count: int, precision: Precision) -> None:
+        self.key = count, precision.dtype
+        ratio = scratch("soft_row", (count,), precision.dtype).numpy()
+        shape = 2, min(count, PART)
+        clipped, spare = scratch("soft_row.part", shape, precision.dtype).numpy()
+        rows = (ratio[i : i + PART] for i in range(0, count, PART))
+        self.parts = [(row, clipped[: len(row)], spare[: len(row)]) for row in rows]
 
 
-def _room_for(user: SoftRow, count: int, kind: Precision) -> list[tuple[Row, Row, Row]]:
-    """Return this thread's room, or another if a row that is still there uses it."""
-    room, before = getattr(_rows, "last", _NOBODY)
-    if room is None or room.key != (count, kind.dtype) or before() is not None:
-        room = _Room(count, kind)
-    _rows.last = room, weakref.ref(user)
-    return room.parts
+def _memory_for(user: SoftRow, count: int, precision: Precision) -> list[tuple[Row, Row, Row]]:
+    """Return this thread's memory, or another if a row that is still there uses it."""
+    memory, last_user = getattr(_thread, "last", _NOBODY)
+    if memory is None or memory.key != (count, precision.dtype) or last_user() is not None:
+        memory = _RowMemory(count, precision)
+    _thread.last = memory, weakref.ref(user)
+    return memory.parts
 
 
 _NOBODY: Any = None, None
-_rows = threading.local()
-_KINDS = {np.dtype(str(own).partition(".")[2]): kind for own, kind in PRECISIONS.items()}
+_thread = threading.local()
+_PRECISIONS = {
+    np.dtype(str(dtype).partition(".")[2]): precision for dtype, precision in PRECISIONS.items()
+}

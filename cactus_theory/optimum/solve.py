@@ -12,8 +12,9 @@ from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.geometry import Edges, Geometry, geometry_of
-from cactus_theory.optimum.newton import Found, newton_for_budget, newton_for_price, parts_of
-from cactus_theory.optimum.path import Point, reject_for_price
+from cactus_theory.optimum.newton import NewtonBands, newton_bands, parts_of
+from cactus_theory.optimum.path import Point
+from cactus_theory.optimum.roots import halved
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
@@ -33,17 +34,6 @@ class Measured:
     divergence: PerRow
     price: PerRow
     gap: PerRow
-
-    def scalars(self) -> dict[str, PerRow]:
-        """Return the scalars of :class:`OptimalAcceptance`."""
-        return {
-            "acceptance": self.acceptance,
-            "divergence": self.divergence,
-            "lower": self.edges.lower,
-            "upper": self.edges.upper,
-            "price": self.price,
-            "gap": self.gap,
-        }
 
 
 @dataclass(frozen=True)
@@ -116,29 +106,29 @@ def solve_band(geometry: Geometry, knob: str, amount: PerRow) -> Band:
 
     Newton where it converges; the sorted path, which is the reference, for the other rows.
     """
-    found = _newton(geometry, knob, amount)
-    if found is None:
+    bands = _newton(geometry, knob, amount)
+    if bands is None:
         return Band(geometry, _sorted(geometry, knob, amount))
-    ends = found.lossless, found.whole.clone(), found.whole
-    edges = Edges(found.lower, found.upper, torch.zeros_like(amount), *ends)
-    left = (~found.done).nonzero()[:, 0]
-    if len(left):
-        rest = _sorted(geometry.of_rows(left), knob, amount[left])
+    ends = bands.lossless, bands.whole.clone(), bands.whole
+    edges = Edges(bands.lower, bands.upper, torch.zeros_like(amount), *ends)
+    unsolved = (~bands.done).nonzero()[:, 0]
+    if len(unsolved):
+        rest = _sorted(geometry.of_rows(unsolved), knob, amount[unsolved])
         for field in fields(Edges):
-            getattr(edges, field.name)[left] = getattr(rest, field.name)
+            getattr(edges, field.name)[unsolved] = getattr(rest, field.name)
     return Band(geometry, edges)
 
 
-def _newton(geometry: Geometry, knob: str, amount: PerRow) -> Found | None:
-    """Return what Newton finds, None where it does not apply."""
+def _newton(geometry: Geometry, knob: str, amount: PerRow) -> NewtonBands | None:
+    """Return Newton's bands, None where it does not apply."""
     f, kind = geometry.generator, geometry.divergence
     if not (len(amount) and f.smooth) or (geometry.free and bool((geometry.zero_mass > 0).any())):
         return None
     if knob == "delta":
-        return newton_for_budget(geometry.q, geometry.p, f, kind.to_generator(amount))
-    if knob == "price" and kind is f:  # else the price depends on what is spent
-        return newton_for_price(geometry.q, geometry.p, f, amount)
-    return None
+        amount = kind.to_generator(amount)
+    elif knob != "price" or kind is not f:  # else the price depends on what is spent
+        return None
+    return newton_bands(geometry.q, geometry.p, f, knob, amount)
 
 
 def _sorted(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
@@ -164,15 +154,18 @@ def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
     spent = geometry.spent(end.upper, end.divergence)
     if knob == "delta":
         slack, lossless = spent <= amount, amount == 0
-        found = geometry.rejection(torch.where(slack | lossless, 0.0, amount))
+        rejection = geometry.rejection(torch.where(slack | lossless, 0.0, amount))
     elif knob == "price":
 
         def price_at(point: Point) -> Tensor:
             at = geometry.spent(point.upper, point.divergence)
             return geometry.price(point.lower, point.upper, at)
 
+        def cheap(rejection: Tensor) -> Tensor:
+            return price_at(path.at(rejection)) <= amount
+
         slack, lossless = amount <= price_at(end), amount == math.inf
-        found = reject_for_price(path, amount, price_at)
+        rejection, _ = halved(path.smallest, path.largest, cheap)
     else:
         reachable = geometry.reachable
         if bool((amount > reachable + ACCEPTANCE_SLACK).any()):
@@ -182,23 +175,23 @@ def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
                 f"the target has any; got {amount[row].item():g}"
             )
         slack, lossless = amount >= reachable, 1 - amount >= path.largest
-        found = torch.minimum(torch.maximum(1 - amount, path.smallest), path.largest)
-    found = torch.where(slack, path.smallest, found)
-    return torch.where(lossless, path.largest, found)
+        rejection = torch.minimum(torch.maximum(1 - amount, path.smallest), path.largest)
+    rejection = torch.where(slack, path.smallest, rejection)
+    return torch.where(lossless, path.largest, rejection)
 
 
 def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:
     """Return the one knob that was given, with its upper limit."""
-    given = [name for name, value in knobs.items() if value is not None]
-    if len(given) != 1:
-        shown = " and ".join(given) or "none of them"
+    names = [name for name, value in knobs.items() if value is not None]
+    if len(names) != 1:
+        shown = " and ".join(names) or "none of them"
         raise ValueError(f"delta, price, acceptance: exactly one must be given; got {shown}")
-    if given[0] == "price" and not divergence.priced:
+    if names[0] == "price" and not divergence.priced:
         raise ValueError(
             f"price: {divergence.spec} has no one-to-one price; name delta= or acceptance= "
             f"instead; got {knobs['price']!r}"
         )
-    return given[0], knobs[given[0]], 1.0 if given[0] == "acceptance" else math.inf
+    return names[0], knobs[names[0]], 1.0 if names[0] == "acceptance" else math.inf
 
 
 def edges(
@@ -223,7 +216,7 @@ def edges(
     knob, amount, _ = chosen_knob(kind, delta=delta, price=price)
     amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
     with torch.no_grad():
-        found = solve_band(geometry_of(q, p, kind), knob, amounts).edges
-    lower = torch.where(found.whole, 0.0, found.lower)
-    upper = torch.where(found.whole, torch.inf, found.upper)
+        bands = solve_band(geometry_of(q, p, kind), knob, amounts).edges
+    lower = torch.where(bands.whole, 0.0, bands.lower)
+    upper = torch.where(bands.whole, torch.inf, bands.upper)
     return lower[:, None], upper[:, None]

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.emitted import BUDGET_TOLERANCE, proposal_costs
+from cactus_theory.emitted import BUDGET_TOLERANCE
 from cactus_theory.policies import Policy
 
 from ..common.inputs import add_pair_arguments, load_model, load_prompts
@@ -116,7 +116,7 @@ def over_share(rule: Policy, q: Rows, p: Rows) -> float | None:
     budget = rule.declares.budget
     if budget is None or budget.scope != "per proposal":
         return None
-    costs = proposal_costs(rule, q, p, ct.divergence(budget.divergence))
+    costs = rule.proposal_divergence(q, p, ct.divergence(budget.divergence))
     return torch.where(costs > budget.amount + BUDGET_TOLERANCE, p, 0.0).sum(-1).mean().item()
 
 

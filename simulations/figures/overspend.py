@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.emitted import proposal_costs
 
 from ..common.results import publish
 
@@ -76,7 +75,7 @@ def proposal_kl(name: str, delta: float, q_n: Float[Tensor, "points"]) -> Float[
     """Return KL(h⁽ⁿ⁾‖q) in nats: the row raised at n differs from q as two points do."""
     rule = ct.policy(name, delta=delta)
     pairs = torch.stack([q_n, 1 - q_n], -1)
-    return proposal_costs(rule, pairs, pairs, ct.divergence("kl"))[:, 0]
+    return rule.proposal_divergence(pairs, pairs, ct.divergence("kl"))[:, 0]
 
 
 def curve(name: str, delta: float, points: int) -> list[Row]:

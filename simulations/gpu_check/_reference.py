@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.kernels import LogitsVerdict, _streams
+from cactus_theory.kernels import LogitsVerdict, random_numbers
 from cactus_theory.policies import Entrywise
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies.band import Band
@@ -116,7 +116,7 @@ def closed_form(
 ) -> Expected:
     """Return what the closed forms say about each request."""
     place = torch.arange(rows.ids.shape[1], device=seeds.device).expand(len(seeds), -1)
-    coins = _streams.coins(seeds, positions, place, _streams.ACCEPT)
+    coins = random_numbers.coins(seeds, positions, place, random_numbers.ACCEPT)
     return (_chain if verifier == "chain" else _block)(rule, rows, coins)
 
 
@@ -129,7 +129,9 @@ def sharp_seeds(
     seeds = torch.randint(2**62, shape, generator=generator, device=generator.device)
     place = torch.arange(width, device=seeds.device).expand(CANDIDATES * batch, -1)
     every = positions.repeat(CANDIDATES)
-    coins = _streams.coins(seeds.flatten(), every, place, _streams.ACCEPT).view(*shape, width)
+    coins = random_numbers.coins(seeds.flatten(), every, place, random_numbers.ACCEPT).view(
+        *shape, width
+    )
     borders = closed_form(rule, verifier, rows, seeds[0], positions).borders
     open_to_coins = (borders > 0) & (borders < 1)
     apart = torch.where(open_to_coins, (coins - borders).abs(), 1.0).amin(-1)
@@ -172,8 +174,8 @@ def _keys(
     near = ROUNDED * (1 - torch.log(q.clamp(min=1e-300)))
     sure = torch.where(refused[:, None], sure, q * (1 - near))
     possible = torch.where(refused[:, None], possible, q * (1 + near))
-    stream = torch.where(refused, _streams.RECOVERED, _streams.BONUS)
-    noise = _streams.noise(seeds, positions, counts, stream, q.shape[-1]).log()
+    stream = torch.where(refused, random_numbers.RECOVERED, random_numbers.BONUS)
+    noise = random_numbers.noise(seeds, positions, counts, stream, q.shape[-1]).log()
     return sure.log() - noise, possible.log() - noise
 
 

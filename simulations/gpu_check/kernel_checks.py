@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.kernels import LogitsVerdict, _streams, draft_from_logits, verify_logits
+from cactus_theory.kernels import (
+    LogitsVerdict,
+    draft_from_logits,
+    random_numbers,
+    verify_logits,
+)
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
 from ._reference import compare, rows_of, sharp_seeds
@@ -272,8 +277,10 @@ def shared_rows() -> tuple[Tensor, Tensor]:
 def shared_acceptance(q: Tensor, p: Tensor, seeds: Tensor) -> Tensor:
     """Return the share of drafted tokens kept by coins of the draft's own counters."""
     q, p, zero = q.to(seeds.device), p.to(seeds.device), torch.zeros_like(seeds)
-    drafted = (_streams.noise(seeds, zero + 11, zero, _streams.DRAFT, 16) / p).argmin(-1)
-    coins = _streams.coins(seeds, zero + 11, zero[:, None], _streams.DRAFT)[:, 0]
+    drafted = (random_numbers.noise(seeds, zero + 11, zero, random_numbers.DRAFT, 16) / p).argmin(
+        -1
+    )
+    coins = random_numbers.coins(seeds, zero + 11, zero[:, None], random_numbers.DRAFT)[:, 0]
     return (coins < q[drafted] / p[drafted]).double().mean()
 
 

@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import Schedule
 from cactus_theory.decoding.schedule import find_rule
-from cactus_theory.divergences import _registry as divergences
+from cactus_theory.divergences import definition as divergences
 from cactus_theory.divergences import registered_divergence
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import contract as verifiers

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from cactus_theory.kernels._judge import exponential
+from cactus_theory.kernels._draws import exponential
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.kernels import Workspace, _streams, has_kernel, verify_logits
+from cactus_theory.kernels import Workspace, has_kernel, random_numbers, verify_logits
 from simulations.gpu_check import kernel_checks as checks
 from simulations.gpu_check._reference import closed_form, compare, rows_of
 from simulations.gpu_check.kernel_checks import DRAFTED, TARGET
@@ -44,8 +44,8 @@ def test_the_scale_of_a_residual_takes_tokens_out(device):
     p = torch.tensor([0.6, 0.1, 0.3], device=device)
     seeds = torch.arange(600, device=device)
     zero = torch.zeros_like(seeds)
-    coins = _streams.coins(seeds, zero, zero[:, None], _streams.ACCEPT)[:, 0]
-    noise = _streams.noise(seeds, zero, zero, _streams.RECOVERED, 3)
+    coins = random_numbers.coins(seeds, zero, zero[:, None], random_numbers.ACCEPT)[:, 0]
+    noise = random_numbers.noise(seeds, zero, zero, random_numbers.RECOVERED, 3)
     second = (noise / (q - p).clamp(min=0)).argmin(-1) == 2
     at = ((coins > 0.9) & second).nonzero()[: amount(2, 15), 0]
     rows = [row.log().expand(len(at), width, 3) for row, width in ((q, 2), (p, 1))]
@@ -82,7 +82,7 @@ def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
     rows = rows_of(target.expand(3200, -1, -1), draft.expand(3200, -1, -1), every)
     borders = closed_form(rule, "block", rows, seeds, zero).borders
     place = torch.arange(2, device=device).expand(3200, -1)
-    above = _streams.coins(seeds, zero, place, _streams.ACCEPT) - borders
+    above = random_numbers.coins(seeds, zero, place, random_numbers.ACCEPT) - borders
     inner = (borders[:, 0] > 0.1) & (borders[:, 0] < 0.9) & (above[:, 1] > 0.01)
     chosen = [
         (inner & near(above[:, 0])).nonzero()[: amount(3, 60), 0]

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.kernels import Workspace, _streams, draft_from_logits, has_kernel, verify_logits
+from cactus_theory.kernels import (
+    Workspace,
+    draft_from_logits,
+    has_kernel,
+    random_numbers,
+    verify_logits,
+)
 from simulations.gpu_check import kernel_checks as laws
 from tests.amounts import THOROUGH, amount
 from tests.rules import of_each
@@ -97,8 +103,8 @@ def test_the_torch_path_gives_what_verify_chain_gives(spec):
     )
     places = torch.arange(4).expand(6, -1)
     coins = (
-        _streams.coins(seeds, seeds + 1, places[:, :3], _streams.ACCEPT),
-        _streams.coins(seeds, seeds + 1, places[:, :1], _streams.DRAW)[:, 0],
+        random_numbers.coins(seeds, seeds + 1, places[:, :3], random_numbers.ACCEPT),
+        random_numbers.coins(seeds, seeds + 1, places[:, :1], random_numbers.DRAW)[:, 0],
     )
     rows = [(part.double() / 0.5).softmax(-1) for part in (target, draft)]
     wanted = ct.verify_chain(rule, *rows, ids, coins=coins)

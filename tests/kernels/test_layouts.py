@@ -8,8 +8,8 @@ from cactus_theory.decoding.device.round import never_waits
 from cactus_theory.kernels import (
     LogitsVerdict,
     Workspace,
-    _streams,
     draft_from_logits,
+    random_numbers,
     verify_logits,
 )
 from tests.amounts import THOROUGH, amount
@@ -183,7 +183,7 @@ def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
         ct.policy("speculative"), target, None, ids, workspace=work, out=out, **batch.numbers()
     )
     zero = torch.zeros_like(batch.seeds)
-    noise = _streams.noise(batch.seeds, batch.positions, zero, _streams.BONUS, VOCAB)
+    noise = random_numbers.noise(batch.seeds, batch.positions, zero, random_numbers.BONUS, VOCAB)
     rows, heat = target[:, 0].double(), batch.heat.double()[:, None]
     keys = torch.where(heat > 0, rows / heat.clamp(min=0.1) - noise.log(), rows)
     assert found is out and found.num_accepted.tolist() == [0] * 3
@@ -193,12 +193,14 @@ def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
 def test_drafts_are_drawn_by_the_noise_of_their_own_stream(device, monkeypatch):
     """Two parts a row, so that parts are merged, and more tokens than a part."""
     count = amount(3, 20)
-    monkeypatch.setattr("cactus_theory.kernels._layout.part_for", lambda vocab: 512)
+    monkeypatch.setattr("cactus_theory.kernels.memory.part_for", lambda vocab: 512)
     logits = torch.randn(count, 700, generator=torch.Generator().manual_seed(2)).to(device)
     seeds = torch.arange(count, device=device)
     heat = torch.full((count,), 0.8, device=device)
     given = {"seeds": seeds, "positions": seeds + 4, "place": 3, "temperature": heat}
-    noise = _streams.noise(seeds, seeds + 4, torch.full_like(seeds, 3), _streams.DRAFT, 700)
+    noise = random_numbers.noise(
+        seeds, seeds + 4, torch.full_like(seeds, 3), random_numbers.DRAFT, 700
+    )
     keys = logits.double() / heat.double()[:, None] - noise.log()
     assert torch.equal(draft_from_logits(logits, **given), keys.argmax(-1))
     assert draft_from_logits(logits[:1], **{**given, "seeds": seeds[:1], "positions": seeds[:1],

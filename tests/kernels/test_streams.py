@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.kernels import _streams
+from cactus_theory.kernels import random_numbers
 from simulations.gpu_check import kernel_checks as laws
 from simulations.gpu_check._reference import emitted, rows_of
 from tests.amounts import amount, some
@@ -36,14 +36,14 @@ NOISE_ERROR = 5e-6
 def test_philox_gives_the_published_numbers(counters, key, numbers):
     whole = int(np.uint64(key[0] + (key[1] << 32)).astype(np.int64))
     parts = tuple(torch.tensor([counter]) for counter in counters)
-    found = _streams.philox(torch.tensor([whole]), parts)
+    found = random_numbers.philox(torch.tensor([whole]), parts)
     assert tuple(int(part) for part in found) == numbers
 
 
 def test_noise_is_exponential_and_never_0_or_infinite():
     count = 4000
     seeds = torch.arange(count)
-    noise = _streams.noise(seeds, seeds, seeds, _streams.BONUS, 40)
+    noise = random_numbers.noise(seeds, seeds, seeds, random_numbers.BONUS, 40)
     assert bool(((noise > 0) & (noise < 23)).all())
     # the mean of 160,000 draws is within 5 of its standard deviations
     assert abs(float(noise.mean()) - 1) < 5 / (count * 40) ** 0.5
@@ -63,14 +63,14 @@ def test_noise_in_kernels_is_exact_to_float32(device):
 
 def test_coins_keep_to_their_stream_place_and_position():
     seeds, places = torch.tensor([3]), torch.arange(2)[None]
-    first = _streams.coins(seeds, seeds, places, _streams.ACCEPT)
-    again = _streams.coins(seeds, seeds + 2**32, places, _streams.ACCEPT)
+    first = random_numbers.coins(seeds, seeds, places, random_numbers.ACCEPT)
+    again = random_numbers.coins(seeds, seeds + 2**32, places, random_numbers.ACCEPT)
     assert torch.equal(first, again)  # only the low 32 bits of a position count
     for other in (
-        _streams.coins(seeds, seeds + 1, places, _streams.ACCEPT),
-        _streams.coins(seeds, seeds, places + 2, _streams.ACCEPT),
-        _streams.coins(seeds, seeds, places, _streams.DRAW),
-        _streams.coins(seeds + 1, seeds, places, _streams.ACCEPT),
+        random_numbers.coins(seeds, seeds + 1, places, random_numbers.ACCEPT),
+        random_numbers.coins(seeds, seeds, places + 2, random_numbers.ACCEPT),
+        random_numbers.coins(seeds, seeds, places, random_numbers.DRAW),
+        random_numbers.coins(seeds + 1, seeds, places, random_numbers.ACCEPT),
     ):
         assert not bool((first == other).any())
 
@@ -90,7 +90,7 @@ def first_by_the_grid(q):
 
 @pytest.mark.parametrize("q", [1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-6, 1e-5][: amount(6, 7)])
 def test_noise_of_32_bits_starves_rare_tokens_as_the_formula_says(q):
-    x = _streams.GRID / q
+    x = random_numbers.GRID / q
     lost = 1 - first_by_the_grid(q) / q
     error = HALF_STEP * (LATEST + 2.0**-32 / q)
     assert lost == pytest.approx(1 - x / math.sinh(x), abs=error)
@@ -99,7 +99,7 @@ def test_noise_of_32_bits_starves_rare_tokens_as_the_formula_says(q):
 def test_what_all_rare_tokens_lose_together_is_bounded():
     """A token loses q (1 − x/sinh x) = GRID (1/x − 1/sinh x) with x = GRID/q."""
     x = torch.logspace(-3, 2, 20_001, dtype=torch.float64)
-    most = _streams.GRID * float((1 / x - 1 / x.sinh()).max())
+    most = random_numbers.GRID * float((1 / x - 1 / x.sinh()).max())
     assert 2.73e-11 < most < 2.75e-11
     assert most * 151_936 < 4.3e-6 and most * 2**19 < 1.5e-5
 
@@ -112,7 +112,7 @@ def test_the_numbers_of_the_kernels_lead_to_the_exact_law(spec, verifier):
 
 
 def test_a_recovered_token_from_the_noise_of_the_draft_is_noticed(monkeypatch):
-    monkeypatch.setattr(_streams, "RECOVERED", _streams.DRAFT)
+    monkeypatch.setattr(random_numbers, "RECOVERED", random_numbers.DRAFT)
     p_value, _ = law_of("speculative", "chain", 8000)
     assert p_value < laws.FALSE_ALARM
 
@@ -122,7 +122,9 @@ def law_of(spec, verifier, trials):
     target, draft = (torch.tensor(rows).log() for rows in (laws.TARGET, laws.DRAFTED))
     seeds = torch.arange(trials)
     positions, zero = torch.full_like(seeds, 5), torch.zeros_like(seeds)
-    noise = [_streams.noise(seeds, positions, zero + k, _streams.DRAFT, 4) for k in (0, 1)]
+    noise = [
+        random_numbers.noise(seeds, positions, zero + k, random_numbers.DRAFT, 4) for k in (0, 1)
+    ]
     drafted = [(row - own.log()).argmax(-1) for row, own in zip(draft, noise, strict=True)]
     rows = rows_of(
         target.expand(trials, -1, -1), draft.expand(trials, -1, -1), torch.stack(drafted, 1)

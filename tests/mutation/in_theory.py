@@ -11,7 +11,7 @@ from tests.mutation.edits import (
 )
 
 IN_DIVERGENCES = {
-    "divergences/_base.py": (
+    "divergences/definition.py": (
         ("FDivergence.value", Value("0 * _", into="price")),
         ("FDivergence.two_points", Operator("+", "-", nth=0)),
         ("FDivergence.lower_edge", Operator("-", "+")),
@@ -36,6 +36,14 @@ IN_OPTIMUM = {
         ("Path._lower", Operator("+", "-", nth=0)),
         ("Path._lower", Argument("clamp", "max", "0.9")),
     ),
+    "optimum/newton.py": (
+        ("_for_price", Replace("1 / price", "price")),
+        ("_for_budget", Replace("moved.sum(-1) - tables.leaked", "moved.sum(-1)")),
+        ("_budget_step", SwapNames("down", "up", into="rejection")),
+        ("_with_ends", Replace("tables.least", "tables.most")),
+        ("_with_partner", Operator("-", "+")),
+        ("Tables._set_zeros_apart", Value("0 * _", into="self.leaked")),
+    ),
     "optimum/roots.py": (
         ("convex_root", Replace("there <= budget", "there > budget")),
         ("RisingRoot.tell", Replace("value > 0", "value < 0")),
@@ -56,16 +64,8 @@ IN_OPTIMUM = {
     ),
     "optimum/solve.py": (
         ("_sorted", Value("rejection > path.largest + 1", into="lossless")),
-        ("solve_band", Replace("~found.done", "found.done")),
+        ("solve_band", Replace("~bands.done", "bands.done")),
         ("Band._write_rows", RenameCall("maximum", "minimum")),
-    ),
-    "optimum/newton.py": (
-        ("_for_price", Replace("1 / price", "price")),
-        ("_for_budget", Replace("moved.sum(-1) - tables.leaked", "moved.sum(-1)")),
-        ("_budget_step", SwapNames("down", "up", into="wanted")),
-        ("_found", Replace("tables.least", "tables.most")),
-        ("_with_partner", Operator("-", "+")),
-        ("Tables._set_zeros_apart", Value("0 * _", into="self.leaked")),
     ),
     "emitted.py": (
         ("_spent", RenameCall("amax", "amin")),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.divergences import Alpha, Divergence, FDivergence, _registry
+from cactus_theory.divergences import Alpha, Divergence, FDivergence, definition
 from solvers import _left_sides, _perspective, block, optimal
 from solvers.paths import random_tree
 from tests.rows import pair
@@ -19,7 +19,7 @@ CLOSE = 1e-9
 @pytest.fixture
 def registry(monkeypatch):
     """Forget what a test registers."""
-    monkeypatch.setattr(_registry.DIVERGENCES, "known", dict(_registry.DIVERGENCES.known))
+    monkeypatch.setattr(definition.DIVERGENCES, "known", dict(definition.DIVERGENCES.known))
     for forms in (_perspective._FORMS, _left_sides._FORMS):
         monkeypatch.delitem(forms, Jeffreys, raising=False)
 

@@ -6,7 +6,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.divergences import FDivergence, divergence
 from cactus_theory.optimum import geometry_of, solve
-from cactus_theory.optimum.newton import newton_for_budget, newton_for_price
+from cactus_theory.optimum.newton import newton_bands
 from tests.amounts import some
 from tests.formulas import ALL
 from tests.rows import pair
@@ -32,7 +32,7 @@ def test_a_budget(spec, delta):
     q, p = pair(20, 30, seed=8)
     reference = sorted_band(q, p, divergence(spec), "delta", delta)
     best = reference.edges
-    found = newton_for_budget(q, p, divergence(spec), torch.full((20,), delta).double())
+    found = newton_bands(q, p, divergence(spec), "delta", torch.full((20,), delta).double())
     # a step may hop to and fro over a ratio: a few rows are left to the sort
     assert found.done.double().mean() > 0.4
     settled = found.done
@@ -49,7 +49,7 @@ def test_a_budget(spec, delta):
 def test_a_price(spec, price, kinds):
     q, p = pair(20, 30, seed=8, kinds=kinds)
     kind = divergence(spec)
-    found = newton_for_price(q, p, kind, torch.full((20,), price).double())
+    found = newton_bands(q, p, kind, "price", torch.full((20,), price).double())
     assert found.done.all()
     on_path = sorted_band(q, p, kind, "price", price)
     assert torch.equal(found.whole[found.done], on_path.edges.whole[found.done])

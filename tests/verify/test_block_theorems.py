@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import rel_entr
 
 import cactus_theory as ct
-from cactus_theory.kernels import _streams
+from cactus_theory.kernels import random_numbers
 from solvers.paths import random_tree
 from tests.amounts import amount
 from tests.formulas import by_hand
@@ -202,7 +202,9 @@ def test_the_first_arrival_of_a_race_has_the_law_of_its_weights():
     """Theorem 16, on the noise that kernels race with; weights need not sum to 1."""
     weights, count = torch.tensor([0.3, 0.0, 1.1, 0.05], dtype=torch.float64), 100_000
     seeds = torch.arange(count)
-    noise = _streams.noise(seeds, seeds, torch.zeros_like(seeds), _streams.BONUS, 4).double()
+    noise = random_numbers.noise(
+        seeds, seeds, torch.zeros_like(seeds), random_numbers.BONUS, 4
+    ).double()
     first = torch.where(weights > 0, noise / weights, torch.inf).argmin(-1)
     share = torch.bincount(first, minlength=4).double() / count
     # 5 standard deviations of a share of 1/2: a false alarm in 1.7 million seeds

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.kernels import _streams, verify_logits
+from cactus_theory.kernels import random_numbers, verify_logits
 from cactus_theory.vllm import settings, v2
 from cactus_theory.vllm.settings import UnknownVersion
 from simulations.gpu_check import kernel_checks as laws
@@ -81,8 +81,8 @@ class Batch:
         seed = (self.seed[slot] ^ v2.SALT)[None]
         at, places = self.pos[start : start + 1] + 1, torch.arange(max(count, 1))[None]
         coins = (
-            _streams.coins(seed, at, places, _streams.ACCEPT)[:, :count],
-            _streams.coins(seed, at, places[:, :1], _streams.DRAW)[:, 0],
+            random_numbers.coins(seed, at, places, random_numbers.ACCEPT)[:, :count],
+            random_numbers.coins(seed, at, places[:, :1], random_numbers.DRAW)[:, 0],
         )
         verify = {"chain": ct.verify_chain, "block": ct.verify_block}[verifier]
         ids = torch.tensor(ids, dtype=torch.int64)[None]
@@ -142,11 +142,17 @@ def law_p_value(spec, verifier, count):
     target, draft = (torch.tensor(rows).log() for rows in (laws.TARGET, laws.DRAFTED))
     seeds = laws._seeds(count, 5, "cpu")
     pos = torch.full((count,), 40)
-    streams = (_streams.ACCEPT, _streams.RECOVERED, _streams.BONUS, _streams.DRAW, _streams.DRAFT)
+    streams = (
+        random_numbers.ACCEPT,
+        random_numbers.RECOVERED,
+        random_numbers.BONUS,
+        random_numbers.DRAW,
+        random_numbers.DRAFT,
+    )
     drawn = []
     for place, row in enumerate(draft):
         stream = torch.tensor(streams)[(torch.arange(count) + place) % len(streams)]
-        noise = _streams.noise(seeds, pos + 1, torch.full_like(pos, place), stream, 4)
+        noise = random_numbers.noise(seeds, pos + 1, torch.full_like(pos, place), stream, 4)
         drawn.append((row.double() - noise.log()).argmax(-1))
     ids = torch.stack(drawn, 1)
     fed = torch.cat([torch.zeros(count, 1, dtype=torch.int64), ids], 1).flatten().int()

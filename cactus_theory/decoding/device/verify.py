@@ -1,7 +1,7 @@
 """Verification of one round from logits: in torch or by the fused kernels.
 
 The kernels make their coins and noise of a seed, a position, a place and a stream (see
-``cactus_theory/kernels/_streams.py``). Here the seed of a text is the first number of its own
+``cactus_theory/kernels/random_numbers.py``). Here the seed of a text is the first number of its own
 stream of coins, and the position is its length before the round, which grows in every round. So
 no number is used twice, a text gets the same ones in every batch, and they are independent of
 the later numbers of the stream, by which the loop draws the draft.
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from cactus_theory.base.rows import greedy, scaled
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
-from cactus_theory.kernels._layout import LOGITS
 from cactus_theory.kernels.logits import runs_kernels
+from cactus_theory.kernels.memory import LOGITS
 from cactus_theory.policies import Policy
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain, chain_on_device

@@ -15,14 +15,9 @@ COUNTS = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of each request lie.
+    """Where the rows of each request lie: padded to B, K and V, or one after another, ``flat``.
 
-    Attributes
-    ----------
-    batch, width, vocab : B, K and V.
-    lengths : (B,) drafted tokens of each request, or running counts if ``flat``; None where −1
-        ends a draft.
-    flat : whether requests follow one another without padding.
+    ``lengths`` (B,) are drafted tokens, or running counts if flat; None where −1 ends a draft.
     """
 
     batch: int
@@ -99,10 +94,10 @@ def check_logits(name: str, logits: Tensor) -> None:
 
 
 def check_per_request(
-    batch: int, device: torch.device, dtypes: tuple[torch.dtype, ...], **given: Tensor
+    batch: int, device: torch.device, dtypes: tuple[torch.dtype, ...], **tensors: Tensor
 ) -> None:
     """Raise unless these are (B,), contiguous, of one of the dtypes and on the device."""
-    for name, value in given.items():
+    for name, value in tensors.items():
         _shaped(name, value, (batch,))
         if value.dtype not in dtypes:
             allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-ACCEPT, RECOVERED, BONUS, DRAFT, DRAW = range(5)
+ACCEPT, RECOVERED, BONUS, DRAFT, DRAW = STREAMS = range(5)
 LANES = 128
 GRID = 2.0**-33
 _LOW = 0xFFFFFFFF

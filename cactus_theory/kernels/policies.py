@@ -1,0 +1,105 @@
+"""Which policies have a kernel, and the numbers that it needs of them."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from cactus_theory.policies import Policy
+from cactus_theory.policies.band import Band
+from cactus_theory.policies.cactus import Cactus
+from cactus_theory.policies.cactus_exact import CactusExact
+from cactus_theory.policies.distillspec import DistillSpec
+from cactus_theory.policies.lenience import Lenience
+from cactus_theory.policies.mixture import Mixture
+from cactus_theory.policies.speculative import Speculative
+
+# how a policy's ceiling follows from q_n and p_n
+SCALED, POWER, MIXED, CACTUS, CACTUS_EXACT, BAND = KINDS = range(6)
+# below this price the band's upper edge may be e^10 and more, and float32 sums lose the residual
+LEAST_PRICE = 0.1
+# with a smaller budget Newton's start is too far away in units of its root
+LEAST_DELTA = 1e-6
+
+
+@dataclass(frozen=True)
+class KernelPolicy:
+    """A policy as a kernel takes it: how the ceiling follows from q_n and p_n, and by what number.
+
+    The knob is a factor of q_n (SCALED), an exponent (POWER), the draft's weight (MIXED), δ
+    (CACTUS, CACTUS_EXACT) or a/b (BAND).
+    """
+
+    kind: int
+    knob: float
+
+    @property
+    def high_and_low(self) -> tuple[float, float]:
+        """Return the knob as a sum of two numbers that float32 holds."""
+        high = float(np.float32(self.knob))
+        return high, float(np.float32(self.knob - high))
+
+
+def has_kernel(rule: Policy, verifier: str = "chain") -> bool:
+    """Return whether :func:`verify_logits` decides by this policy in a kernel.
+
+    Chain: ``speculative``, ``lenience``, ``distillspec``, ``mixture``, ``cactus``,
+    ``cactus_exact`` for KL and ``band`` at a KL price. Block: ``speculative`` and ``band`` at a
+    KL price. Knobs at their ends (δ = ∞, prices below 0.1) and all else take the torch path.
+
+    Examples
+    --------
+    >>> has_kernel(ct.policy("band:price=2")), has_kernel(ct.policy("typical:epsilon=0.3"))
+    (True, False)
+    """
+    return kernel_policy(rule, verifier) is not None
+
+
+def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
+    """Return the policy as a kernel takes it, None if it has no kernel."""
+    kernel = _of_chains(policy)
+    if kernel is None or verifier not in ("chain", "block"):
+        return None
+    if verifier == "block" and not (kernel.kind == BAND or kernel == KernelPolicy(SCALED, 1.0)):
+        return None
+    return kernel
+
+
+def _of_chains(policy: Policy) -> KernelPolicy | None:
+    kind = type(policy)  # a subclass may decide otherwise
+    if kind is Speculative:
+        return KernelPolicy(SCALED, 1.0)
+    if isinstance(policy, Lenience) and kind is Lenience:
+        return KernelPolicy(SCALED, 1 / policy.lenience)
+    if isinstance(policy, DistillSpec) and kind is DistillSpec:
+        return _distillspec(policy)
+    if isinstance(policy, Mixture) and kind is Mixture:
+        return KernelPolicy(MIXED, policy.alpha) if policy.support == "target" else None
+    if isinstance(policy, Cactus) and kind is Cactus:
+        return KernelPolicy(CACTUS, policy.delta) if policy.delta < math.inf else None
+    if isinstance(policy, CactusExact) and kind is CactusExact:
+        return _cactus_exact(policy)
+    if isinstance(policy, Band) and kind is Band:
+        return _band(policy)
+    return None
+
+
+def _distillspec(policy: DistillSpec) -> KernelPolicy:
+    if policy.form == "exp":
+        return KernelPolicy(POWER, policy.epsilon)
+    return KernelPolicy(SCALED, 1 / (policy.epsilon if policy.form == "lin" else policy.epsilon**2))
+
+
+def _cactus_exact(policy: CactusExact) -> KernelPolicy | None:
+    if policy.delta == 0:
+        return KernelPolicy(SCALED, 1.0)
+    fits = policy.divergence == "kl" and LEAST_DELTA <= policy.delta < math.inf
+    return KernelPolicy(CACTUS_EXACT, policy.delta) if fits else None
+
+
+def _band(policy: Band) -> KernelPolicy | None:
+    if policy.price is None or policy.divergence != "kl" or policy.price < LEAST_PRICE:
+        return None
+    if policy.price == math.inf:
+        return KernelPolicy(SCALED, 1.0)
+    return KernelPolicy(BAND, math.exp(-1 / policy.price))
