@@ -97,7 +97,7 @@ class TunedSetting:
         ValueError
             Another target or another draft.
         """
-        from cactus_theory.traces._manifest import check_weights
+        from cactus_theory.traces.log import check_weights
 
         check_weights("tuned", self.weights, target_model, draft_model)
 

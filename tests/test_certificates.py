@@ -12,7 +12,7 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.commands.promise import read_readings
 from cactus_theory.traces import Cycle, save_trace
-from cactus_theory.traces.tempering import TEMPERATURES, equal_temperature
+from cactus_theory.traces.yardsticks import TEMPERATURES, equal_temperature
 from tests.amounts import amount
 
 ALPHA, CAP = 0.1, 0.5

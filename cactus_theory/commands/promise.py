@@ -104,7 +104,7 @@ def _equal(args: argparse.Namespace, own: Promise) -> str:
             "--tokens: must be given with --trace, as temperatures are compared by the token"
         )
     from cactus_theory.traces import Trace
-    from cactus_theory.traces.tempering import TEMPERATURES, equal_temperature
+    from cactus_theory.traces.yardsticks import TEMPERATURES, equal_temperature
 
     trace, nats = Trace.open(args.trace), own.nats / own.tokens
     hot, found = trace.header.temperature, equal_temperature(trace, nats)

@@ -221,7 +221,7 @@ def _source(args: Namespace) -> Any:
 def _of_pair(args: Namespace, pair: Any) -> Any:
     """Return a trace that was logged before, if it is of these models."""
     from cactus_theory.traces import Trace
-    from cactus_theory.traces._manifest import check_weights
+    from cactus_theory.traces.log import check_weights
 
     trace = Trace.open(args.trace)
     check_weights(f"--trace {args.trace}", trace.header.details, pair.target, pair.draft)

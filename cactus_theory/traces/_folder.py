@@ -1,27 +1,220 @@
-"""Write a trace text by text, so that a run can be killed and taken up again."""
+"""The folder of a trace: what it says about itself, written text by text.
 
-from collections.abc import Iterable, Sequence
+The manifest is written last, so that a folder with one is whole; a run that was killed goes on
+where it was.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, get_origin, get_type_hints
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.files import NAME as LOCK
-from cactus_theory.base.files import FolderLock, write_whole
-from cactus_theory.traces._manifest import (
-    MANIFEST,
-    UNFINISHED,
-    Entry,
-    Header,
-    Manifest,
-    digest,
-    read_header,
-    shard_name,
-    write_header,
-    write_manifest,
-)
+from cactus_theory.base.files import FolderLock, beside, read_marked, write_marked, write_whole
 from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
-from cactus_theory.traces.trace import Trace
+
+# of chains, which are written as ever, and of trees
+FORMAT, VERSIONS = "cactus-theory trace", (1, 2)
+MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
+# more tokens a cycle are drafted by nobody, and replays have a column for each
+MOST_DRAFTED = 4096
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known before the first text is decoded.
+
+    Attributes
+    ----------
+    vocab_size, num_draft_tokens, dtype : V, the most tokens a cycle may have drafted, and how
+        rows are stored.
+    target, draft : names of the models (of their folders) or of the drafter.
+    temperature, seed, eos_token_ids : of the decode; tokens after an end-of-text token
+        that was drafted are logged, but no decode would emit them.
+    details : whatever else decides the content; a folder is taken up again only if it is equal.
+        Of drafted trees ``nodes`` is among it, the most tokens that one may have, and
+        ``num_draft_tokens`` is the most of a path.
+    """
+
+    vocab_size: int
+    num_draft_tokens: int
+    dtype: str
+    target: str
+    draft: str
+    temperature: float
+    seed: int
+    eos_token_ids: list[int]
+    details: dict[str, Any]
+
+    @property
+    def trees(self) -> bool:
+        """Return whether cycles drafted trees, which the first version cannot say."""
+        return "nodes" in self.details
+
+    @property
+    def limits(self) -> tuple[int, int, int | None]:
+        """Return V, the most tokens that a cycle drafted, and of trees the most of a path."""
+        depth = self.num_draft_tokens
+        return self.vocab_size, self.details.get("nodes", depth), depth if self.trees else None
+
+    def flat(self) -> dict[str, Any]:
+        """Return everything that makes the content what it is, in one level."""
+        values = asdict(self)
+        return values | values.pop("details")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One shard: its file, what it holds, and how to know that it is the same."""
+
+    file: str
+    cycles: int
+    target_rows: int
+    draft_rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The header and the shards, one a text, in order."""
+
+    header: Header
+    shards: tuple[Entry, ...]
+
+    def total(self, name: str) -> int:
+        """Return the sum of a count over the shards."""
+        return sum(getattr(entry, name) for entry in self.shards)
+
+
+def shard_name(text: int) -> str:
+    """Return the file name of a text's shard."""
+    return f"text-{text:05d}.safetensors"
+
+
+def digest(content: bytes) -> str:
+    """Return the sha256 in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_header(path: Path, header: Header) -> None:
+    """Write what an unfinished folder is to become."""
+    write_marked(path, FORMAT, VERSIONS[header.trees], asdict(header))
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write the manifest, all of it or nothing."""
+    totals = {name: manifest.total(name) for name in ("cycles", "target_rows", "draft_rows")}
+    shards = [asdict(entry) for entry in manifest.shards]
+    write_marked(
+        path,
+        FORMAT,
+        VERSIONS[manifest.header.trees],
+        asdict(manifest.header) | {"texts": len(shards)} | totals | {"shards": shards},
+    )
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of an unfinished folder, or of a manifest.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, or of something else.
+    """
+    return _header(path, read_marked(path, FORMAT, *VERSIONS))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return a manifest whose parts agree with each other.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, or of something else.
+    """
+    content = read_marked(path, FORMAT, *VERSIONS)
+    header = _header(path, content)
+    shards = content.get("shards")
+    if not isinstance(shards, list) or not shards:
+        raise ValueError(f"{path}: shards must be a list of at least one; got {shards!r}")
+    manifest = Manifest(header, tuple(_read_entry(path, item) for item in shards))
+    if content.get("texts") != len(shards):
+        raise ValueError(
+            f"{path}: texts must be the number of shards, {len(shards)}; "
+            f"got {content.get('texts')!r:.60}"
+        )
+    for name in ("cycles", "target_rows", "draft_rows"):
+        if content.get(name) != manifest.total(name):
+            raise ValueError(
+                f"{path}: {name} must be the sum over shards, {manifest.total(name)}; "
+                f"got {content.get(name)!r:.60}"
+            )
+    _check_drafts(path, manifest)
+    return manifest
+
+
+def _check_drafts(path: Path, manifest: Manifest) -> None:
+    """Raise unless every shard can have drafted the tokens that its counts imply."""
+    most = manifest.header.limits[1]
+    for own in manifest.shards:
+        drafted = own.target_rows - own.cycles
+        if not (0 <= own.draft_rows <= drafted <= most * own.cycles and own.bytes >= 0):
+            raise ValueError(
+                f"{path}: {own.file} must have at most {most} drafted tokens a cycle and a row for "
+                f"each; got {own.cycles} cycles, {own.target_rows} target rows and "
+                f"{own.draft_rows} draft rows"
+            )
+
+
+def _header(path: Path, content: dict[str, Any]) -> Header:
+    values = _fields(path, content, Header)
+    header = Header(**values)
+    if header.dtype not in DTYPES:
+        raise ValueError(f"{path}: dtype must be one of {', '.join(DTYPES)}; got {header.dtype!r}")
+    for name in ("vocab_size", "num_draft_tokens"):
+        value = values[name]
+        if value < 1:
+            raise ValueError(f"{path}: {name} must be at least 1; got {value!r:.60}")
+    nodes = header.details.get("nodes", 1)
+    if content["version"] != VERSIONS[header.trees] or type(nodes) is not int or nodes < 1:
+        found = f"version {content['version']} and {header.details.get('nodes')!r:.60}"
+        raise ValueError(f"{path}: details must hold nodes in version 2 alone; got {found}")
+    if max(header.num_draft_tokens, nodes) > MOST_DRAFTED:
+        raise ValueError(
+            f"{path}: num_draft_tokens must be at most {MOST_DRAFTED}; "
+            f"got {header.num_draft_tokens!r:.60}"
+        )
+    if not math.isfinite(header.temperature) or header.temperature < 0:
+        raise ValueError(f"{path}: temperature must be finite; got {header.temperature!r}")
+    for token in header.eos_token_ids:
+        if type(token) is not int or not 0 <= token < 2**63:
+            raise ValueError(f"{path}: eos_token_ids must be token ids; got {token!r:.60}")
+    return header
+
+
+def _read_entry(path: Path, item: Any) -> Entry:
+    if not isinstance(item, dict):
+        raise ValueError(f"{path}: every shard must be an object; got {item!r:.60}")
+    entry = Entry(**_fields(path, item, Entry))
+    beside(path, entry.file)
+    return entry
+
+
+def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Return the fields of ``kind``, each of its type."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        value, wanted = content.get(name), get_origin(hint) or hint
+        if wanted is float and type(value) is int:
+            value = check.number(f"{path}: {name}", value, -math.inf)
+        if type(value) is not wanted:  # True is no integer here
+            raise ValueError(f"{path}: {name} must be of type {wanted.__name__}; got {value!r:.60}")
+        found[name] = value
+    return found
 
 
 class Folder:
@@ -80,17 +273,13 @@ class Folder:
         shard = pack(cycles, *kind)
         content = to_bytes(checked(name, shard, *self._limits))
         write_whole(self.path / name, content)
-        self.entries.append(_entry(name, shard, content))
+        self.entries.append(_entry_of(name, shard, content))
 
     def finish(self) -> None:
         """Write the manifest."""
         write_manifest(self.path / MANIFEST, Manifest(self.header, tuple(self.entries)))
         (self.path / UNFINISHED).unlink(missing_ok=True)
         self.finished = True
-
-    def trace(self) -> Trace:
-        """Return what was written."""
-        return Trace.open(self.path)
 
     def _open(self) -> None:
         for name in (MANIFEST, UNFINISHED):
@@ -130,62 +319,9 @@ class Folder:
         while (path := self.path / shard_name(self.texts)).is_file():
             content = path.read_bytes()
             shard = from_bytes(str(path), content, *self._limits)
-            self.entries.append(_entry(path.name, shard, content))
+            self.entries.append(_entry_of(path.name, shard, content))
 
 
-def save_trace(
-    folder: str | Path,
-    texts: Iterable[Sequence[Cycle]],
-    *,
-    vocab_size: int,
-    num_draft_tokens: int,
-    dtype: str = "float32",
-    target: str = "target",
-    draft: str = "draft",
-    temperature: float = 1.0,
-    eos_token_ids: Sequence[int] = (),
-    nodes: int | None = None,
-) -> Trace:
-    """Write cycles of your own, such as those of another engine, as a trace.
-
-    Parameters
-    ----------
-    folder : a new or empty one.
-    texts : the cycles of each text; their ``text`` is not read.
-    vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted: of trees, in
-        one path.
-    dtype : of the log-probabilities, float16 or float32.
-    target, draft, temperature, eos_token_ids : what is said about the decode.
-    nodes : the most tokens a drafted tree may have; None for chains.
-
-    Raises
-    ------
-    ValueError
-        A folder that is not empty, an unknown dtype, rows that are no distributions.
-
-    Examples
-    --------
-    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
-    >>> cycle = Cycle(0, 0, torch.tensor([1]), rows, rows[:1])
-    >>> trace = save_trace("mine", [[cycle, cycle], [cycle]], vocab_size=2, num_draft_tokens=1)
-    >>> round(replay(trace, "speculative").tokens_per_call.value, 4)
-    2.0
-    """
-    ends = list(eos_token_ids)
-    check.one_of("dtype", dtype, tuple(DTYPES))
-    details = {} if nodes is None else {"nodes": whole_number("nodes", nodes, 1)}
-    header = Header(
-        vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details
-    )
-    with Folder(Path(folder), header) as kept:
-        if kept.finished or kept.texts:
-            raise ValueError(f"folder: must be empty; {folder} holds a trace")
-        for cycles in texts:
-            kept.add(cycles)
-        kept.finish()
-    return kept.trace()
-
-
-def _entry(name: str, shard: Shard, content: bytes) -> Entry:
+def _entry_of(name: str, shard: Shard, content: bytes) -> Entry:
     rows = len(shard.target_log_probs), len(shard.draft_log_probs)
     return Entry(name, len(shard), *rows, len(content), digest(content))

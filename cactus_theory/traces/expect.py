@@ -23,7 +23,8 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
-from cactus_theory.traces.replays import ENTRIES, _judged, _Sums, _width
+from cactus_theory.traces.replays import _judged, _Sums, _width
+from cactus_theory.traces.rows import ENTRIES
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.contract import Verifier, find_verifier
 

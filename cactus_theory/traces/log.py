@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from cactus_theory.decoding.loop import decode
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.policies import Policy
-from cactus_theory.traces._folder import Folder
-from cactus_theory.traces._manifest import Header, identity, name_of
+from cactus_theory.traces._folder import Folder, Header
 from cactus_theory.traces._shard import DTYPES, Cycle
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier
@@ -28,6 +27,8 @@ from cactus_theory.verify.draft import Draft
 
 # of a decode whose header names none
 USUAL = {"policy": "speculative", "verifier": "chain"}
+# entries of every weight that are compared: other weights of the same shape differ in them
+WEIGHT_ENTRIES = 8
 OnText = Callable[[int, int], None]
 
 
@@ -140,7 +141,60 @@ def log_trace(
     )
     with Folder(Path(folder), header) as kept:
         _fill(kept, (target_model, drafter), prompts, options, on_text)
-    return kept.trace()
+    return Trace.open(kept.path)
+
+
+def save_trace(
+    folder: str | Path,
+    texts: Iterable[Sequence[Cycle]],
+    *,
+    vocab_size: int,
+    num_draft_tokens: int,
+    dtype: str = "float32",
+    target: str = "target",
+    draft: str = "draft",
+    temperature: float = 1.0,
+    eos_token_ids: Sequence[int] = (),
+    nodes: int | None = None,
+) -> Trace:
+    """Write cycles of your own, such as those of another engine, as a trace.
+
+    Parameters
+    ----------
+    folder : a new or empty one.
+    texts : the cycles of each text; their ``text`` is not read.
+    vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted: of trees, in
+        one path.
+    dtype : of the log-probabilities, float16 or float32.
+    target, draft, temperature, eos_token_ids : what is said about the decode.
+    nodes : the most tokens a drafted tree may have; None for chains.
+
+    Raises
+    ------
+    ValueError
+        A folder that is not empty, an unknown dtype, rows that are no distributions.
+
+    Examples
+    --------
+    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
+    >>> cycle = Cycle(0, 0, torch.tensor([1]), rows, rows[:1])
+    >>> trace = save_trace("mine", [[cycle, cycle], [cycle]], vocab_size=2, num_draft_tokens=1)
+    >>> round(replay(trace, "speculative").tokens_per_call.value, 4)
+    2.0
+    """
+    ends = list(eos_token_ids)
+    check.one_of("dtype", dtype, tuple(DTYPES))
+    details = {} if nodes is None else {"nodes": whole_number("nodes", nodes, 1)}
+    header = Header(
+        vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details
+    )
+    with Folder(Path(folder), header) as kept:
+        if kept.finished or kept.texts:
+            raise ValueError(f"folder: must be empty; {folder} holds a trace")
+        for cycles in texts:
+            kept.add(cycles)
+        kept.finish()
+    return Trace.open(kept.path)
 
 
 def log_shown(
@@ -221,3 +275,56 @@ def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: Dec
         if not prompt:
             raise ValueError(f"prompts_ids: every prompt must hold a token; prompt {number} is []")
         opened_texts(models, torch.tensor([prompt], device=target.device), options)
+
+
+def name_of(thing: Any) -> str:
+    """Return the name of a model's folder, without where it lies, or that of its class.
+
+    Of a drafter with a model it is the model's.
+    """
+    model = getattr(thing, "model", thing) if isinstance(thing, Drafter) else thing
+    folder = Path(str(getattr(model, "name_or_path", "") or "")).name
+    return folder or type(model).__name__
+
+
+def identity(thing: Any) -> str:
+    """Return a text that differs for another model, another drafter or other options."""
+    if hasattr(thing, "state_dict"):
+        return _weights(thing)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        options = (
+            f"{field.name}={identity(getattr(thing, field.name))}" for field in fields(thing)
+        )
+        return f"{type(thing).__name__}({', '.join(options)})"
+    if isinstance(thing, list | tuple):
+        return f"({', '.join(map(identity, thing))})"
+    if isinstance(thing, int | float | str | bool) or thing is None:
+        return repr(thing)
+    return type(thing).__name__
+
+
+def check_weights(name: str, known: Mapping[str, Any], target_model: Any, draft_model: Any) -> None:
+    """Raise unless both are those that ``target_weights`` and ``draft_weights`` tell.
+
+    Raises
+    ------
+    ValueError
+        Another model; ``name`` is of what was made with those.
+    """
+    drafter = as_drafter(draft_model)
+    for part, thing in (("target", target_model), ("draft", drafter)):
+        wanted, found = known.get(f"{part}_weights"), identity(thing)
+        if wanted is not None and wanted != found:
+            given = f"{name_of(thing)}, weights {found}"
+            raise ValueError(
+                f"{name}: was made for another {part} ({wanted}); got {given}. "
+                "Are target and draft swapped?"
+            )
+
+
+def _weights(model: Any) -> str:
+    held = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        first = weight.flatten()[:WEIGHT_ENTRIES].double().cpu().tolist()
+        held.update(f"{name} {tuple(weight.shape)} {weight.dtype} {first}\n".encode())
+    return f"{type(model).__name__}:{held.hexdigest()[:16]}"

@@ -9,7 +9,7 @@ Cycles start where those of the logged lossless decode did. For that decode's ow
 verifier the numbers are unbiased; for others they are what these would do at the same places,
 which is what makes them comparable, with paired errors far smaller than their own.
 
-Drafted trees are walked (:mod:`cactus_theory.traces._trees`), by the verifier ``tree`` alone.
+Drafted trees are walked (:mod:`cactus_theory.traces.trees`), by the verifier ``tree`` alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,21 +29,17 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._lent import copied
 from cactus_theory.policies._path import Path as Reached
-from cactus_theory.traces._trees import TreeWalk
 from cactus_theory.traces.estimate import Replay
-from cactus_theory.traces.rows import SavedRows, mean_alive
+from cactus_theory.traces.rows import ENTRIES, SavedRows, Source, mean_alive
 from cactus_theory.traces.trace import Batch, Trace
+from cactus_theory.traces.trees import replay_trees
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
-from cactus_theory.verify.tree import Tree
 
-# numbers of target rows judged at once: a few cycles at V=2,048, so that arrays stay near a core
-ENTRIES = 2**17
 # what a schedule knows of a text is drawn with this seed plus the text's number
 SEED = 0
-Source = Trace | SavedRows
 OnCycles = Callable[[int], None]
 
 
@@ -137,7 +133,7 @@ def _replays(
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     sums = [_Sums(source.texts, width, tuple(kinds)) for width in widths]
     if isinstance(source, Trace) and source.header.trees:
-        _replay_trees(source, rule, judge, kinds, sums, on_cycles)
+        replay_trees(source, rule, judge, kinds, sums, on_cycles)
         return {widths[-1]: sums[-1].result(rule.spec, judge.spec, source.fingerprint)}
     if isinstance(rule, Schedule):
         if isinstance(source, SavedRows):
@@ -261,30 +257,6 @@ def _replay_schedule(
             seen = VerifiedRows(q[:rows], p[:rows], ids[:rows], kept, judged, judge, path)
             state = schedule.observe(state, *copied((seen,)))
         state = schedule.advance(state, [*ids[:count].tolist(), token])
-
-
-def _replay_trees(
-    trace: Trace,
-    rule: Policy | Schedule,
-    judge: Verifier,
-    kinds: dict[str, Divergence],
-    sums: "Sequence[_Sums]",
-    on_cycles: OnCycles | None,
-) -> None:
-    """Add to the last of ``sums`` what walks down the trees of each cycle do."""
-    if not isinstance(judge, Tree):
-        raise trace.refusal(f"verifier: {judge.spec}")
-    if isinstance(rule, Schedule):
-        raise trace.refusal(f"policy: the schedule {rule.spec}")
-    if len(sums) > 1 or sums[0].width < trace.num_draft_tokens:
-        raise trace.refusal("num_draft_tokens: a shorter draft")
-    judge.check(rule)
-    ends = frozenset(trace.header.eos_token_ids)
-    for number, cycle in enumerate(trace.cycles(), 1):
-        sums[-1].cycles[cycle.text] += 1.0
-        TreeWalk(rule, judge, cycle, kinds, ends, sums[-1])
-        if on_cycles is not None:
-            on_cycles(number)
 
 
 class _Sums:

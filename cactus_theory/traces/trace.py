@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.traces._manifest import (
+from cactus_theory.traces._folder import (
     MANIFEST,
     UNFINISHED,
     Entry,

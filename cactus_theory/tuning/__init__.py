@@ -2,8 +2,7 @@
 
 from cactus_theory.tuning.choices import Choice, Tuned
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
-from cactus_theory.tuning.families import Family, families
-from cactus_theory.tuning.knobs import Knobs
+from cactus_theory.tuning.families import Family, Knobs, families
 from cactus_theory.tuning.measure import Prompts, Setting, measure_costs
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.tune import tune

@@ -25,8 +25,8 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
 from cactus_theory.traces.estimate import Estimate, Replay, combined, ratio_of_sums
+from cactus_theory.traces.trees import TreeReplay
 from cactus_theory.tuned import FORMAT, VERSIONS
-from cactus_theory.tuning.trees import TreeReplay
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")

@@ -9,13 +9,22 @@ from typing import Any
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.policies import list_policies
 from cactus_theory.promises import USUAL_TOKENS
 from cactus_theory.tuned import FORMAT, VERSIONS
-from cactus_theory.tuning.answers import not_tried
 from cactus_theory.tuning.choices import Choice, Tuned
 from cactus_theory.tuning.costs import SECONDS
+from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 WIDEST = 100
+NO_TREE = "trees (Siblings, LikeliestTree: passes over their nodes are not timed)"
+ALWAYS = (
+    "other schedules than that ledger (Between, ByPosition)",
+    "greedy and n-gram drafts",
+    NO_TREE,
+    "drafts that stop early (--draft-stop)",
+    "other temperatures and cuts than those of the rows",
+)
 
 
 def sentence(tuned: Tuned) -> str:
@@ -282,3 +291,34 @@ def _shown(value: float) -> float:
 
 def _error(value: float, digits: int) -> str:
     return "?" if value != value else f"{value:.{digits}f}"
+
+
+def not_tried(
+    families: Sequence[str],
+    widths: Sequence[int],
+    batches: Sequence[int],
+    siblings: Sequence[int] = (),
+) -> list[str]:
+    """Return what a choice among families (name@verifier), K and batch sizes leaves out."""
+    trees = NO_TREE
+    if siblings:
+        counts = ", ".join(map(str, siblings))
+        trees = f"trees but {counts} siblings a place, which the row knows nothing of"
+    tried: dict[str, set[str]] = {}
+    for name, verifier in (key.rsplit("@", 1) for key in families):
+        tried.setdefault(name, set()).add(verifier)
+    names = {name.split(":")[0] for name in tried}
+    knobs = [own for own in (*USUAL, *OTHERS) if own not in tried and own.split(":")[0] in names]
+    missing = [
+        f"{name} with {other}"
+        for name, own in tried.items()
+        for other in set(USUAL[LOSSLESS]) - own
+        if "soft_band" not in name
+    ]
+    return [
+        f"policies {', '.join([*sorted(set(list_policies()) - names), *knobs])}",
+        *([f"verifiers {', '.join(missing)}"] if missing else []),
+        f"K other than {', '.join(map(str, widths))}",
+        f"batch sizes other than {', '.join(map(str, batches))}",
+        *(trees if own == NO_TREE else own for own in ALWAYS),
+    ]

@@ -21,11 +21,9 @@ from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
 from cactus_theory.traces.values import PRICES, learn_values
-from cactus_theory.tuning.answers import Answers, answers_of
-from cactus_theory.tuning.choices import Choice, Tuned, fastest, priced
+from cactus_theory.tuning.choices import Answers, Choice, Tuned, answers_of, fastest, priced
 from cactus_theory.tuning.costs import Costs, plain_speed
-from cactus_theory.tuning.families import Family, checked_level, families
-from cactus_theory.tuning.knobs import TOLERANCE, Knobs
+from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
 from cactus_theory.tuning.measure import Setting, verification_times
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)

@@ -145,8 +145,6 @@ IN_TRACES = {
         ("Estimate.__sub__", Replace("np.subtract", "np.add")),
         ("ratio_of_sums", Replace("_all_but_one(below)", "bottoms")),
         ("_all_but_one", Replace("values[:-1]", "values[1:]")),
-    ),
-    "traces/paired.py": (
         ("_mixed", Operator("-", "+", nth=2)),
         ("_mixed", Replace("level * tokens_a", "level")),
         ("_between", Operator("<=", ">=", nth=0)),

@@ -13,8 +13,7 @@ import torch
 from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.policies import policy
 from cactus_theory.traces import compare_observed, expect, noise_floor, row_signatures
-from cactus_theory.traces._misled import Misled, MisledDrafting
-from cactus_theory.traces.faults import FAULTS, Rows, shown
+from cactus_theory.traces.faults import FAULTS, Misled, MisledDrafting, Rows, shown
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cactus_theory.traces import Cycle, Trace, save_trace
-from cactus_theory.traces._manifest import MANIFEST, UNFINISHED
+from cactus_theory.traces._folder import MANIFEST, UNFINISHED
 from tests.traces.conftest import VOCAB, rows_of
 
 # relative error of a probability: half an ulp of a log-probability of at most 8 (its exponent

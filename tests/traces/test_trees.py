@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, ModelDrafter, generate
 from cactus_theory.decoding.drafters import LikeliestTree, NGram, Siblings
 from cactus_theory.traces import Cycle, Trace, expect, learn_values, log_trace, replay, save_trace
-from cactus_theory.traces._manifest import MANIFEST
+from cactus_theory.traces._folder import MANIFEST
 from cactus_theory.tuning import Costs, tune
 from cactus_theory.verify import Draft, Tree
 from tests.amounts import THOROUGH, some
@@ -214,7 +214,7 @@ def test_chains_are_written_as_ever_and_readers_of_chains_refuse_trees_by_versio
     trees, ragged, tmp_path
 ):
     from cactus_theory.base.files import read_marked
-    from cactus_theory.traces._manifest import FORMAT
+    from cactus_theory.traces._folder import FORMAT
 
     chains = save_trace(tmp_path / "c", ragged, vocab_size=RAGGED, num_draft_tokens=3)
     content = read_marked(chains.folder / MANIFEST, FORMAT, 1)

@@ -1,6 +1,7 @@
 """The solved knob is where a replay meters the level, for every family, K and divergence."""
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +9,8 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.traces import Replay, replay
-from cactus_theory.tuning import Knobs, families, knobs
-from cactus_theory.tuning.families import KNOBS
-from cactus_theory.tuning.knobs import TOLERANCE
+from cactus_theory.tuning import Knobs, families
+from cactus_theory.tuning.families import KNOBS, TOLERANCE
 from tests.amounts import some
 
 # of the trace, for two widths; a pass takes seconds
@@ -83,8 +83,8 @@ def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
         return {width: Replay(spec, verifier, width, "s", spent=spent, **each, **rows)
                 for width in widths}  # fmt: skip
 
-    monkeypatch.setattr(knobs, "replay_widths", made)
-    monkeypatch.setattr(knobs, "shares_rows", lambda spec, verifier: True)
+    monkeypatch.setattr(sys.modules[Knobs.__module__], "replay_widths", made)
+    monkeypatch.setattr(sys.modules[Knobs.__module__], "shares_rows", lambda spec, verifier: True)
     family = replace(TUNED[0], template="{}", knob=float, least=1e-9, most=1e2, first=1.0)
     monkeypatch.setattr(type(family), "policy", type(family).spec)
     for level in (0.02, 0.1, 0.15):

@@ -13,7 +13,8 @@ from cactus_theory.cli import main
 from cactus_theory.decoding import ModelDrafter, Siblings, generate
 from cactus_theory.decoding.drafters.siblings import likeliest, with_siblings
 from cactus_theory.traces import Cycle, SavedRows, Trace, replay, save_trace
-from cactus_theory.traces.replays import replay_widths
+from cactus_theory.traces.replays import replay_widths, shares_rows
+from cactus_theory.traces.trees import with_caught
 from cactus_theory.tuning import (
     Costs,
     Prompts,
@@ -25,7 +26,6 @@ from cactus_theory.tuning import (
     tune,
 )
 from cactus_theory.tuning.costs import speed
-from cactus_theory.tuning.trees import with_caught
 from cactus_theory.verify import Draft, Tree
 from tests.amounts import THOROUGH, some
 from tests.traces.conftest import rows_of
@@ -83,7 +83,7 @@ def test_what_is_caught_is_what_walks_down_logged_trees_catch(drafted, spec, run
     logged = save_trace(folder / f"{spec}{runs}{count}", trees, **sizes, nodes=nodes)
     rule, judge = ct.policy(spec), Tree(runs)
     paths = replay_widths(trace, rule, runs, [1, K])
-    found = with_caught(paths, trace, rule, runs, count)
+    found = with_caught(paths, trace, rule, runs, count, shares_rows(rule, runs))
     due, own = replay(logged, rule, judge), found[K]
     assert own.verifier == judge.spec and set(found) == {1, K}
     for mine, walked in ((own.tokens, due.tokens), (own.accepted, due.accepted),
@@ -92,7 +92,7 @@ def test_what_is_caught_is_what_walks_down_logged_trees_catch(drafted, spec, run
     gain = ((own.tokens - paths[K].tokens) * mass).sum()
     assert gain > 1e-3 or count == 1  # what this draft finds likeliest the target never wants more
     assert own.followed.sum() == pytest.approx((own.tokens - paths[K].tokens).sum())
-    one = with_caught({1: paths[1]}, trace, rule, runs, count)[1]
+    one = with_caught({1: paths[1]}, trace, rule, runs, count, shares_rows(rule, runs))[1]
     if runs == "chain":  # at the first place it is the same however long the draft is
         np.testing.assert_allclose(one.followed[0], own.followed[0], rtol=ROUNDING)
         np.testing.assert_allclose(one.tokens, found[1].tokens, rtol=ROUNDING)
@@ -109,7 +109,7 @@ def test_parts_and_the_speed_of_a_text_by_hand(drafted) -> None:
     """Of one drafted token: a caught one makes two tokens, as a kept one does; a bonus is one."""
     trace, *_ = drafted
     paths = replay_widths(trace, "speculative", "chain", [1])
-    own = with_caught(paths, trace, ct.policy("speculative"), "chain", 2)[1]
+    own = with_caught(paths, trace, ct.policy("speculative"), "chain", 2, True)[1]
     part = own.part([0, 5])
     assert part.followed.shape == (1, 2) and part.tokens[1] == own.tokens[5]
     tokens = own.tokens.sum() / own.cycles.sum()
@@ -118,7 +118,7 @@ def test_parts_and_the_speed_of_a_text_by_hand(drafted) -> None:
     calls = (10 + (squares / tokens - 1) / 2) / tokens
     assert speed(own, costs, "any").value == pytest.approx(10 / (1.5 * calls), rel=ROUNDING)
     longer = replay_widths(trace, "speculative", "chain", [K])
-    own = with_caught(longer, trace, ct.policy("speculative"), "chain", 2)[K]
+    own = with_caught(longer, trace, ct.policy("speculative"), "chain", 2, True)[K]
     path, places = longer[K], np.arange(K)
     bonus = path.tokens - path.reached.sum(0)
     squares = ((2 * places + 1) @ path.reached + (2 * K + 1) * bonus).sum()

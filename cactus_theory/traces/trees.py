@@ -1,27 +1,40 @@
-r"""What a walk down one drafted tree does on average: all its coins integrated out.
+r"""Drafted trees: what walks down one do on average, and siblings beside a path on its trace.
 
 A walk that comes to a node with probability m is judged along the run of sampled tokens below
 it: with the chances :math:`s_i` to stop after i of them the token after those has the law
 :math:`g_i`, and where it is a child c the walk comes there with probability :math:`m s_i g_i(c)`.
+
+A caught token ends the round with one token from the target (THEORY.md, Theorem 22), so that no
+row below a sibling is needed: the siblings of a place are the m likeliest tokens of the draft's
+row there, and a round that comes to it with probability :math:`P_i` replaces the drafted token by
+sibling t with probability :math:`(P_i h(t) − p(t))_+` in a block, :math:`P_i (h(t) − p(t) φ(t))`
+token by token, averaged over what is drafted from that place on.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._verification import path_to, rows_at
+from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.divergences import Divergence
-from cactus_theory.policies import Policy
+from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies._base import keep_probability
 from cactus_theory.policies._path import Path
 from cactus_theory.traces._shard import Cycle
+from cactus_theory.traces.estimate import Replay
+from cactus_theory.traces.rows import ENTRIES
+from cactus_theory.traces.trace import Trace
 from cactus_theory.verify._tree_host import Steps
-from cactus_theory.verify.draft import Assignment, Verdict, Verified
-from cactus_theory.verify.tree import Tree
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
+from cactus_theory.verify.tree import RUNS, Tree
 
 
 class Place(NamedTuple):
@@ -126,3 +139,94 @@ class TreeWalk:
         path = Path(self.q.new_tensor([alive if self.whole else 1.0]), self.path.left[own], raised)
         q, p = (rows[own] for rows in self.rows)
         return self.judge.emitted(self.rule, q, p, path)[0].double()
+
+
+def replay_trees(
+    trace: Trace,
+    rule: Policy | Schedule,
+    judge: Verifier,
+    kinds: dict[str, Divergence],
+    sums: Sequence[Any],
+    on_cycles: Callable[[int], None] | None,
+) -> None:
+    """Add to the last of ``sums`` what walks down the trees of each cycle do."""
+    if not isinstance(judge, Tree):
+        raise trace.refusal(f"verifier: {judge.spec}")
+    if isinstance(rule, Schedule):
+        raise trace.refusal(f"policy: the schedule {rule.spec}")
+    if len(sums) > 1 or sums[0].width < trace.num_draft_tokens:
+        raise trace.refusal("num_draft_tokens: a shorter draft")
+    judge.check(rule)
+    ends = frozenset(trace.header.eos_token_ids)
+    for number, cycle in enumerate(trace.cycles(), 1):
+        sums[-1].cycles[cycle.text] += 1.0
+        TreeWalk(rule, judge, cycle, kinds, ends, sums[-1])
+        if on_cycles is not None:
+            on_cycles(number)
+
+
+@dataclass(frozen=True, eq=False)
+class TreeReplay(Replay):
+    """What a policy does on drafted paths with siblings; ``kept`` counts caught tokens, too.
+
+    Attributes
+    ----------
+    followed : (K, T), how often a token follows one that is caught at place i.
+    """
+
+    followed: Float[np.ndarray, "K texts"]
+
+
+def with_caught(
+    paths: dict[int, Replay], trace: Trace, policy: Policy, runs: str, siblings: int, shared: bool
+) -> dict[int, Replay]:
+    """Return the replays of drafted paths at several K, with so many siblings at each place.
+
+    ``shared``: what happens at a place is the same at every K (``shares_rows``).
+    """
+    found: dict[int, Replay] = {}
+    caught = None
+    for width in sorted(paths, reverse=True):
+        own = paths[width]
+        if caught is None or not shared:
+            caught = _caught(trace, policy, runs, siblings, width)
+        every, followed = caught[:, :width]
+        sums = {
+            "verifier": Tree(runs).spec,
+            "tokens": own.tokens + followed.sum(0),
+            "accepted": own.accepted + every.sum(0),
+            "kept": own.kept + every,
+        }
+        path = {one.name: getattr(own, one.name) for one in fields(Replay)}
+        found[width] = TreeReplay(**path | sums, followed=followed)
+    return found
+
+
+def _caught(
+    trace: Trace, policy: Policy, runs: str, siblings: int, width: int
+) -> Float[np.ndarray, "2 K texts"]:
+    """Return how often siblings are caught, and how often a token follows them."""
+    found = np.zeros((2, width, trace.texts))
+    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
+    for batch in trace.batches(ENTRIES, width):
+        q, p, ids = batch.target_probs, batch.draft_probs, batch.draft_token_ids
+        if p is None:
+            continue
+        law = RUNS[runs].law(Assignment((policy,)), q, Draft(ids, [ids.shape[1]] * len(ids), p))
+        assert law.emitted is not None
+        h, alive = law.emitted, law.alive[:, :-1, None]
+        if runs == "block":
+            replaced = (alive * h - p).clamp(min=0)
+        elif isinstance(policy, FixedTarget):
+            replaced = alive * (h - p).clamp(min=0)
+        else:
+            replaced = alive * (h - p * policy.keep(q[:, :-1], p))
+        likely = p.topk(min(siblings, p.shape[-1]))
+        own = torch.where(likely.values > 0, replaced.gather(-1, likely.indices), 0.0)
+        ended = torch.isin(ids, ends)
+        own[ended.cumsum(-1) - ended.long() > 0] = 0.0  # places after the end of a text
+        goes_on = ~torch.isin(likely.indices, ends)
+        for place in range(ids.shape[1]):
+            for sums, each in zip(found, (own, own * goes_on), strict=True):
+                np.add.at(sums[place], batch.text.numpy(), each[:, place].sum(-1).numpy())
+    return found
