@@ -20,8 +20,8 @@ from cactus_theory.base.terminal import Progress, one_line
 from cactus_theory.commands.flags import add_policy, add_trust, chosen_policy
 from cactus_theory.decoding import ModelDrafter, load_pair
 from cactus_theory.traces import Trace, compare_observed, expect, noise_floor, row_signatures
-from cactus_theory.traces.compared import Verdict, observed_rates, read_metrics
-from cactus_theory.traces.faults import FAULTS, shown
+from cactus_theory.traces.compared import Diagnosis, observed_rates, read_metrics
+from cactus_theory.traces.faults import FAULTS, visible_faults
 from cactus_theory.traces.log import log_shown
 from cactus_theory.verify.contract import find_verifier, verifiers
 
@@ -185,7 +185,7 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
 def _decoded(args: Namespace, trace: Trace, log: Callable[..., Any]) -> dict[str, Any]:
     """Return what each fault that a decode can have counts in one."""
     judge, found = find_verifier(args.verifier), {}
-    for fault in shown(trace, judge):
+    for fault in visible_faults(trace, judge):
         faulty = fault.verifier(judge, trace.header.temperature)
         own = None if fault.resamples else log(fault.name, fault.draft or ModelDrafter, faulty)
         if own is not None:
@@ -247,7 +247,7 @@ def _interval(line: Line, name: str) -> str:
     return f"{line[name]:.4f} ({line[f'{name}_low']:.4f} to {line[f'{name}_high']:.4f})"
 
 
-def _show_compared(compared: Verdict, by_rows: bool) -> None:
+def _show_compared(compared: Diagnosis, by_rows: bool) -> None:
     """Print every gap and the verdict."""
     heads = ["position", "expected if reached", "observed", "off by", "in errors", ""]
     cells = [

@@ -25,28 +25,20 @@ MOST_DRAFTED = 4096
 
 @dataclass(frozen=True)
 class Header:
-    """What is known before the first text is decoded.
+    """What is known before the first text is decoded; a folder is taken up only if it is equal.
 
-    Attributes
-    ----------
-    vocab_size, num_draft_tokens, dtype : V, the most tokens a cycle may have drafted, and how
-        rows are stored.
-    target, draft : names of the models (of their folders) or of the drafter.
-    temperature, seed, eos_token_ids : of the decode; tokens after an end-of-text token
-        that was drafted are logged, but no decode would emit them.
-    details : whatever else decides the content; a folder is taken up again only if it is equal.
-        Of drafted trees ``nodes`` is among it, the most tokens that one may have, and
-        ``num_draft_tokens`` is the most of a path.
+    ``num_draft_tokens`` is the most a cycle may have drafted, of trees the most of a path; the
+    most tokens of a tree are ``nodes`` in ``details``, with whatever else decides the content.
     """
 
     vocab_size: int
     num_draft_tokens: int
-    dtype: str
-    target: str
+    dtype: str  # of stored rows
+    target: str  # a model's folder, without where it lies, or the drafter
     draft: str
     temperature: float
     seed: int
-    eos_token_ids: list[int]
+    eos_token_ids: list[int]  # tokens drafted after one are logged, but no decode would emit them
     details: dict[str, Any]
 
     @property
@@ -91,7 +83,6 @@ class Manifest:
 
 
 def shard_name(text: int) -> str:
-    """Return the file name of a text's shard."""
     return f"text-{text:05d}.safetensors"
 
 
@@ -118,23 +109,14 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of an unfinished folder, or of a manifest.
-
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read, or of something else.
-    """
+    """Return the header of an unfinished folder, or of a manifest; as ``read_manifest``."""
     return _header(path, read_marked(path, FORMAT, *VERSIONS))
 
 
 def read_manifest(path: Path) -> Manifest:
     """Return a manifest whose parts agree with each other.
 
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read, or of something else.
+    Raises OSError or ValueError for a file that cannot be read, or of something else.
     """
     content = read_marked(path, FORMAT, *VERSIONS)
     header = _header(path, content)
@@ -160,13 +142,13 @@ def read_manifest(path: Path) -> Manifest:
 def _check_drafts(path: Path, manifest: Manifest) -> None:
     """Raise unless every shard can have drafted the tokens that its counts imply."""
     most = manifest.header.limits[1]
-    for own in manifest.shards:
-        drafted = own.target_rows - own.cycles
-        if not (0 <= own.draft_rows <= drafted <= most * own.cycles and own.bytes >= 0):
+    for entry in manifest.shards:
+        drafted = entry.target_rows - entry.cycles
+        if not (0 <= entry.draft_rows <= drafted <= most * entry.cycles and entry.bytes >= 0):
             raise ValueError(
-                f"{path}: {own.file} must have at most {most} drafted tokens a cycle and a row for "
-                f"each; got {own.cycles} cycles, {own.target_rows} target rows and "
-                f"{own.draft_rows} draft rows"
+                f"{path}: {entry.file} must have at most {most} drafted tokens a cycle and a row "
+                f"for each; got {entry.cycles} cycles, {entry.target_rows} target rows and "
+                f"{entry.draft_rows} draft rows"
             )
 
 
@@ -181,8 +163,8 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
             raise ValueError(f"{path}: {name} must be at least 1; got {value!r:.60}")
     nodes = header.details.get("nodes", 1)
     if content["version"] != VERSIONS[header.trees] or type(nodes) is not int or nodes < 1:
-        found = f"version {content['version']} and {header.details.get('nodes')!r:.60}"
-        raise ValueError(f"{path}: details must hold nodes in version 2 alone; got {found}")
+        got = f"version {content['version']} and {header.details.get('nodes')!r:.60}"
+        raise ValueError(f"{path}: details must hold nodes in version 2 alone; got {got}")
     if max(header.num_draft_tokens, nodes) > MOST_DRAFTED:
         raise ValueError(
             f"{path}: num_draft_tokens must be at most {MOST_DRAFTED}; "
@@ -206,28 +188,24 @@ def _read_entry(path: Path, item: Any) -> Entry:
 
 def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
     """Return the fields of ``kind``, each of its type."""
-    found = {}
+    values = {}
     for name, hint in get_type_hints(kind).items():
-        value, wanted = content.get(name), get_origin(hint) or hint
-        if wanted is float and type(value) is int:
+        value, expected = content.get(name), get_origin(hint) or hint
+        if expected is float and type(value) is int:
             value = check.number(f"{path}: {name}", value, -math.inf)
-        if type(value) is not wanted:  # True is no integer here
-            raise ValueError(f"{path}: {name} must be of type {wanted.__name__}; got {value!r:.60}")
-        found[name] = value
-    return found
+        if type(value) is not expected:  # True is no integer here
+            raise ValueError(
+                f"{path}: {name} must be of type {expected.__name__}; got {value!r:.60}"
+            )
+        values[name] = value
+    return values
 
 
 class Folder:
     """The folder of a trace that is being written; use as a context manager.
 
-    Every shard is there whole or not at all; the manifest comes last. Until then one process
-    holds the folder.
-
-    Raises
-    ------
-    ValueError
-        The folder belongs to a trace with another header, holds something else, or another
-        process writes to it.
+    Every shard is there whole or not at all. Until the manifest is, one process holds the folder:
+    ValueError if another one does, or if it holds a trace with another header or something else.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -262,16 +240,12 @@ class Folder:
         """Return the number of cycles logged so far."""
         return sum(entry.cycles for entry in self.entries)
 
-    @property
-    def _limits(self) -> tuple[int, int, int | None]:
-        return self.header.limits
-
     def add(self, cycles: Sequence[Cycle]) -> None:
         """Write the next text's cycles; they are on the disk when this returns."""
         name = shard_name(self.texts)
         kind = DTYPES[self.header.dtype], self.header.vocab_size, self.header.trees
         shard = pack(cycles, *kind)
-        content = to_bytes(checked(name, shard, *self._limits))
+        content = to_bytes(checked(name, shard, *self.header.limits))
         write_whole(self.path / name, content)
         self.entries.append(_entry_of(name, shard, content))
 
@@ -287,9 +261,9 @@ class Folder:
                 self._compare(name)
                 break
         else:
-            if found := sorted(item.name for item in self.path.iterdir() if item.name != LOCK):
+            if names := sorted(item.name for item in self.path.iterdir() if item.name != LOCK):
                 raise ValueError(
-                    f"folder: must be empty or hold a trace; {self.path} holds {found[0]}"
+                    f"folder: must be empty or hold a trace; {self.path} holds {names[0]}"
                 )
             write_header(self.path / UNFINISHED, self.header)
         if (self.path / MANIFEST).is_file():
@@ -299,26 +273,26 @@ class Folder:
             self._take_up()
 
     def _compare(self, name: str) -> None:
-        found, wanted = (header.flat() for header in (read_header(self.path / name), self.header))
-        for key in wanted | found:
-            if found.get(key) != wanted.get(key) and key.startswith("prompts"):
+        stored, current = (header.flat() for header in (read_header(self.path / name), self.header))
+        for key in current | stored:
+            if stored.get(key) != current.get(key) and key.startswith("prompts"):
                 raise ValueError(
-                    f"folder: {self.path} was logged with {found.get('prompts')} other prompts; "
+                    f"folder: {self.path} was logged with {stored.get('prompts')} other prompts; "
                     "name another or delete it"
                 )
-            if found.get(key) != wanted.get(key):
+            if stored.get(key) != current.get(key):
                 raise ValueError(
                     f"folder: {self.path} belongs to a trace with another {key} "
-                    f"({found.get(key)!r}, now {wanted.get(key)!r}); name another or delete it"
+                    f"({stored.get(key)!r}, now {current.get(key)!r}); name another or delete it"
                 )
 
     def _take_up(self) -> None:
         """Read what is there; what a kill left of a file that was being written goes."""
-        for left in self.path.glob(".*.safetensors.*"):
-            left.unlink()
+        for part_file in self.path.glob(".*.safetensors.*"):
+            part_file.unlink()
         while (path := self.path / shard_name(self.texts)).is_file():
             content = path.read_bytes()
-            shard = from_bytes(str(path), content, *self._limits)
+            shard = from_bytes(str(path), content, *self.header.limits)
             self.entries.append(_entry_of(path.name, shard, content))
 
 

@@ -19,9 +19,10 @@ from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.tree import declared
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
-# how far a row's probabilities may sum from 1: rounding moves a log-probability of −16 in float16
-# by 2⁻⁸ at most, and in float32 by far less than rows of that dtype may miss 1 anyway
-ROW_SUM_TOLERANCE = {torch.float16: 1e-2, torch.float32: 1e-4}
+# how far a stored row's probabilities may sum from 1: rounding what is stored moves a
+# log-probability of −16 in float16 by 2⁻⁸ at most, and in float32 by far less than rows of that
+# dtype may miss 1 anyway
+STORED_SUM_TOLERANCE = {torch.float16: 1e-2, torch.float32: 1e-4}
 NAMES = (
     "position",
     "token_offsets",
@@ -67,7 +68,7 @@ class Cycle:
     def draft(self) -> Draft:
         """Return what was drafted, as a batch of one."""
         ids, tree = self.draft_token_ids[None], (self.parents, self.sampled, self.certain)
-        parents, sampled, certain = (None if own is None else own[None] for own in tree)
+        parents, sampled, certain = (None if part is None else part[None] for part in tree)
         probs = None if self.draft_probs is None else self.draft_probs[None]
         if probs is not None and parents is not None and sampled is not None:
             rows = probs.new_zeros(1, ids.shape[1], probs.shape[-1])
@@ -94,7 +95,7 @@ class Cycle:
                     "draft: a tree to be logged must declare which tokens were sampled"
                 )
             flags = draft.sampled, ~draft.sampled if draft.certain is None else draft.certain
-            tree = tuple(own[0, :count].cpu() for own in (draft.parents, *flags))
+            tree = tuple(part[0, :count].cpu() for part in (draft.parents, *flags))
             nodes = (tree[0] + 1)[tree[1]].sort().values
         p = None if probs is None or not len(nodes) else probs[0].cpu()[nodes].double()
         return cls(text, position, ids, q, p, *tree)
@@ -102,25 +103,19 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Shard:
-    """The cycles of one text.
+    """The cycles of one text; ids and positions are int32, offsets int64, rows of DTYPES.
 
-    Attributes
-    ----------
-    position : (C,) int32, new tokens of the text before each cycle.
-    token_offsets : (C + 1,) int64; cycle c drafted the tokens from the c-th on, up to the
-        next, and has one target row more than tokens: its rows start at ``token_offsets[c] + c``.
-    draft_offsets : (C + 1,) int64, the same for draft rows; a cycle has none if certain.
-    draft_token_ids : (N,) int32.
-    target_log_probs, draft_log_probs : (N + C, V) and (M, V), float16 or float32.
-    families : (N, 3) int32 of trees: the drafted token of its cycle that each one follows, −1 for
-        the text; whether it was sampled; whether it is certain.
+    Cycle c drafted the tokens from ``token_offsets[c]`` on, up to the next, and has one target row
+    more than tokens: its rows start at ``token_offsets[c] + c``. ``families`` of trees are the
+    drafted token of its cycle that each one follows, −1 for the text; whether it was sampled;
+    whether it is certain.
     """
 
-    position: Int[Tensor, "cycles"]
+    position: Int[Tensor, "cycles"]  # new tokens of the text before each cycle
     token_offsets: Int[Tensor, "cycles1"]
-    draft_offsets: Int[Tensor, "cycles1"]
+    draft_offsets: Int[Tensor, "cycles1"]  # a cycle has no draft rows if certain
     draft_token_ids: Int[Tensor, "tokens"]
-    target_log_probs: Float[Tensor, "target_rows vocab"]
+    target_log_probs: Float[Tensor, "target_rows vocab"]  # N + C rows
     draft_log_probs: Float[Tensor, "draft_rows vocab"]
     families: Int[Tensor, "tokens 3"] | None = None
 
@@ -142,10 +137,7 @@ class Shard:
 def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = False) -> Shard:
     """Return the cycles of one text as a shard; chains among trees as trees of one path.
 
-    Raises
-    ------
-    ValueError
-        Rows that are not (K + 1, V) and (K, V), trees among chains.
+    Raises ValueError for rows that are not (K + 1, V) and (K, V), and trees among chains.
     """
     counts = [len(cycle.draft_token_ids) for cycle in cycles]
     for cycle, count in zip(cycles, counts, strict=True):
@@ -155,17 +147,17 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = 
             _check_shape("draft_probs", cycle.draft_probs, drawn, vocab)
         if cycle.parents is not None and not trees:
             raise ValueError("parents: a trace of trees must say how many nodes they may have")
-    own = [0 if cycle.draft_probs is None else len(cycle.draft_probs) for cycle in cycles]
-    none = torch.zeros(0, vocab, dtype=torch.float64)
-    target = torch.cat([cycle.target_probs.double() for cycle in cycles] or [none])
+    row_counts = [0 if cycle.draft_probs is None else len(cycle.draft_probs) for cycle in cycles]
+    no_rows = torch.zeros(0, vocab, dtype=torch.float64)
+    target = torch.cat([cycle.target_probs.double() for cycle in cycles] or [no_rows])
     draft = torch.cat(
-        [c.draft_probs.double() for c in cycles if c.draft_probs is not None] + [none]
+        [c.draft_probs.double() for c in cycles if c.draft_probs is not None] + [no_rows]
     )
     ids = [cycle.draft_token_ids.to(torch.int32) for cycle in cycles]
     return Shard(
         position=torch.tensor([cycle.position for cycle in cycles], dtype=torch.int32),
         token_offsets=torch.tensor([0, *counts]).cumsum(0),
-        draft_offsets=torch.tensor([0, *own]).cumsum(0),
+        draft_offsets=torch.tensor([0, *row_counts]).cumsum(0),
         draft_token_ids=torch.cat([*ids, torch.zeros(0, dtype=torch.int32)]),
         target_log_probs=target.log().to(dtype),
         draft_log_probs=draft.log().to(dtype),
@@ -174,16 +166,15 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = 
 
 
 def _families(cycles: Sequence[Cycle]) -> Tensor:
-    """Return parents and flags of all tokens."""
-    found = [torch.zeros(0, 3)]
+    tables = [torch.zeros(0, 3)]
     for cycle in cycles:
-        own = cycle.parents, cycle.sampled, cycle.certain
+        tree = cycle.parents, cycle.sampled, cycle.certain
         if cycle.parents is None:
             path = torch.arange(-1, len(cycle.draft_token_ids) - 1)
             drawn = torch.full_like(path, cycle.draft_probs is not None)
-            own = path, drawn, 1 - drawn
-        found.append(torch.stack([part.int() for part in own], 1))  # type: ignore[union-attr]
-    return torch.cat(found).int()
+            tree = path, drawn, 1 - drawn
+        tables.append(torch.stack([part.int() for part in tree], 1))  # type: ignore[union-attr]
+    return torch.cat(tables).int()
 
 
 def to_bytes(shard: Shard) -> bytes:
@@ -196,13 +187,7 @@ def to_bytes(shard: Shard) -> bytes:
 def from_bytes(
     where: str, content: bytes, vocab: int, most: int, depth: int | None = None
 ) -> Shard:
-    """Return the shard that a file holds, checked.
-
-    Raises
-    ------
-    ValueError
-        Not a safetensors file, not these tensors, and as :func:`checked`.
-    """
+    """Return the shard that a file holds, checked; ValueError for another file or tensors."""
     library = check.optional_module("safetensors.torch", "llm")
     try:
         tensors = library.load(content)
@@ -217,14 +202,11 @@ def from_bytes(
 
 
 def checked(where: str, shard: Shard, vocab: int, most: int, depth: int | None = None) -> Shard:
-    """Return the shard if it can be that of a trace.
+    """Return the shard if it can be that of a trace; ``where`` names the file.
 
-    Raises
-    ------
-    ValueError
-        Shapes that do not fit together, more than ``most`` drafted tokens a cycle, ids that are
-        no tokens, rows that are no log-probabilities, what is no tree, or one of paths of more
-        than ``depth`` tokens; ``where`` names the file.
+    Raises ValueError for shapes that do not fit together, more than ``most`` drafted tokens a
+    cycle, ids that are no tokens, rows that are no log-probabilities, what is no tree, or one of
+    paths of more than ``depth`` tokens.
     """
     _check_offsets(where, shard)
     _check_ids(where, shard, vocab)
@@ -260,8 +242,8 @@ def _check_offsets(where: str, shard: Shard) -> None:
             f"{where}: target_log_probs must have a row for every drafted token and cycle, "
             f"{tokens} + {cycles}; got {len(shard.target_log_probs)}"
         )
-    drafted, own = shard.token_offsets.diff(), shard.draft_offsets.diff()
-    if shard.families is None and bool(((own != drafted) & (own != 0)).any()):
+    drafted, row_counts = shard.token_offsets.diff(), shard.draft_offsets.diff()
+    if shard.families is None and bool(((row_counts != drafted) & (row_counts != 0)).any()):
         raise ValueError(f"{where}: a cycle must have a draft row for every token, or none")
 
 
@@ -275,11 +257,11 @@ def _check_ids(where: str, shard: Shard, vocab: int) -> None:
 
 
 def _check_trees(where: str, shard: Shard, depth: int) -> None:
-    own, shape = shard.families, (len(shard.draft_token_ids), 3)
-    if own is None or own.dtype != torch.int32 or own.shape != shape:
+    families, shape = shard.families, (len(shard.draft_token_ids), 3)
+    if families is None or families.dtype != torch.int32 or families.shape != shape:
         raise ValueError(f"{where}: families must be int32 of shape {shape}")
     for number, rows in enumerate(shard.draft_offsets.diff().tolist()):
-        ids, parents, sampled, certain = (own[None] for own in family(shard, number))
+        ids, parents, sampled, certain = (column[None] for column in family(shard, number))
         try:
             tree = declared(ids, parents, (), sampled, certain, validate=True)
             Steps(tree, 0, ids[0].tolist())  # refuses two sampled tokens after a node
@@ -295,21 +277,21 @@ def _check_trees(where: str, shard: Shard, depth: int) -> None:
 def family(shard: Shard, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ids, parents and both flags of the tokens of a cycle that drafted a tree."""
     assert shard.families is not None
-    own = slice(*shard.token_offsets[number : number + 2].tolist())
-    parents, sampled, certain = shard.families[own].long().unbind(1)
-    return shard.draft_token_ids[own].long(), parents, sampled > 0, certain > 0
+    tokens = slice(*shard.token_offsets[number : number + 2].tolist())
+    parents, sampled, certain = shard.families[tokens].long().unbind(1)
+    return shard.draft_token_ids[tokens].long(), parents, sampled > 0, certain > 0
 
 
 def _check_rows(where: str, rows: Tensor, vocab: int) -> None:
-    if rows.dtype not in ROW_SUM_TOLERANCE or rows.ndim != 2 or rows.shape[1] != vocab:
+    if rows.dtype not in STORED_SUM_TOLERANCE or rows.ndim != 2 or rows.shape[1] != vocab:
         raise ValueError(
             f"{where}: must be float16 or float32 rows of {vocab} tokens; "
             f"got {rows.dtype}, shape {tuple(rows.shape)}"
         )
-    off = (rows.float().exp().sum(-1) - 1).abs()
-    tolerance = ROW_SUM_TOLERANCE[rows.dtype]
-    if not bool((off <= tolerance).all()):  # NaN is not
-        row = int((~(off <= tolerance)).nonzero()[0])
+    misses = (rows.float().exp().sum(-1) - 1).abs()
+    tolerance = STORED_SUM_TOLERANCE[rows.dtype]
+    if not bool((misses <= tolerance).all()):  # NaN is not
+        row = int((~(misses <= tolerance)).nonzero()[0])
         raise ValueError(
             f"{where}: rows must be log-probabilities, summing to 1 within {tolerance:g}; "
             f"row {row} sums to {rows[row].float().exp().sum().item():.6g}"

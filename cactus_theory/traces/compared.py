@@ -112,10 +112,10 @@ def read_metrics(path: str | Path, before: str | Path | None, rounds: float | No
     earlier = {} if before is None else _samples(before)
     counts, places = defaultdict[str, float](float), defaultdict[int, float](float)
     for (name, labels), value in now.items():
-        own = value - earlier.get((name, labels), 0.0)
-        counts[name] += own
+        count = value - earlier.get((name, labels), 0.0)
+        counts[name] += count
         if name == BY_POSITION and (place := POSITION.search(labels)):
-            places[int(place[1])] += own
+            places[int(place[1])] += count
     drafts, drafted, width = counts[DRAFTS], counts[DRAFTED], len(places)
     if not width or sorted(places) != list(range(width)) or drafts <= 0:
         raise ValueError(
@@ -141,18 +141,18 @@ def _samples(path: str | Path) -> dict[tuple[str, str], float]:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise OSError(f"--metrics: must be a readable text; {error}") from None
-    found = {
+    samples = {
         (name, labels): check.number(f"--metrics: {written} in {path}", value, 0)
         for written, name, labels, value in LINE.findall(text)
     }
-    models = {model for _, labels in found for model in MODEL.findall(labels)}
+    models = {model for _, labels in samples for model in MODEL.findall(labels)}
     if len(models) > 1:
         raise ValueError(f"--metrics: must be of one model; got {', '.join(sorted(models))}")
-    return found
+    return samples
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class Diagnosis:
     """An observation against an expectation and against known faults.
 
     Attributes
@@ -172,7 +172,7 @@ class Verdict:
 
 def compare_observed(
     healthy: Expectation, seen: Observation, signatures: Mapping[str, Expectation] | None = None
-) -> Verdict:
+) -> Diagnosis:
     """Return where counts are off, and which faults would explain them.
 
     Of a healthy engine all tests together raise an alarm with probability 1 − QUIET at most, about:
@@ -194,38 +194,41 @@ def compare_observed(
     >>> compare_observed(healthy, seen, faulty).named
     ('no-draft-law',)
     """
-    base, shown = _Numbers(healthy, seen), []
-    least = critical(len(base.places), healthy.freedom)
-    alike = {}
+    base, tests = _Gaps(healthy, seen), []
+    reach = critical(len(base.places), healthy.freedom)
+    invisible: dict[str, bool] = {}
     for spec, signature in (signatures or {}).items():
-        name, other = spec.partition(" ")[0], _Numbers(signature, seen)
-        step = other.expected - base.expected
-        shows = bool((np.abs(step) > least * base.apart(other)).any())
-        alike[name] = alike.get(name, True) and not shows
-        if shows:
-            shown.append((other.worst, name, other.fits, base.along(step / base.spread**2)))
-    reach = critical(len(base.places) + len(shown) / 2, healthy.freedom, QUIET)
-    columns = base.places, base.expected, base.known, base.observed, base.spread, base.errors
-    lines = zip(*(own.tolist() for own in columns), strict=True)
+        name, fault = spec.partition(" ")[0], _Gaps(signature, seen)
+        step = fault.expected - base.expected
+        visible = bool((np.abs(step) > reach * base.step_error(fault)).any())
+        invisible[name] = invisible.get(name, True) and not visible
+        if visible:
+            towards = base.towards(step / base.observed_error**2)
+            tests.append((fault.worst, name, fault.fits, towards))
+    limit = critical(len(base.places) + len(tests) / 2, healthy.freedom, QUIET)
+    columns = (base.places, base.expected, base.expected_error,
+               base.observed, base.observed_error, base.errors)  # fmt: skip
     gaps: list[dict[str, Any]] = [
-        dict(zip(GAP, (*own, abs(own[-1]) > reach), strict=True)) for own in lines
+        dict(zip(GAP, (*numbers, abs(numbers[-1]) > limit), strict=True))
+        for numbers in zip(*(column.tolist() for column in columns), strict=True)
     ]
-    alarm = any(gap["off"] for gap in gaps) or any(towards > reach for *_, towards in shown)
-    alone = critical(1 / 2, healthy.freedom)
+    alarm = any(gap["off"] for gap in gaps) or any(towards > limit for *_, towards in tests)
+    single = critical(1 / 2, healthy.freedom)
     named = dict.fromkeys(
-        name for _, name, fits, towards in sorted(shown) if alarm and fits and towards > alone
+        name for _, name, fits, towards in sorted(tests) if alarm and fits and towards > single
     )
-    return Verdict(gaps, alarm, tuple(named), tuple(name for name, own in alike.items() if own))
+    alike = tuple(name for name in invisible if invisible[name])
+    return Diagnosis(gaps, alarm, tuple(named), alike)
 
 
-class _Numbers:
+class _Gaps:
     """Expected and observed numbers, one a position, or tokens per call alone at place 0.
 
-    ``known`` and ``spread`` are the standard errors of what is expected and of what was counted.
+    Errors are the standard errors of what is expected and of what was counted.
     """
 
-    def __init__(self, own: Expectation, seen: Observation) -> None:
-        self.own, width = own, len(own.if_reached)
+    def __init__(self, expectation: Expectation, seen: Observation) -> None:
+        self.expectation, width = expectation, len(expectation.if_reached)
         if seen.is_length and seen.accepted[0] > width + 1:
             raise ValueError(
                 f"observed: tokens per call must be at most {width + 1}, all {width} drafted and "
@@ -237,39 +240,43 @@ class _Numbers:
                 f"another decode); got {len(seen.accepted)}"
             )
         before = np.concatenate([[1.0], seen.accepted[:-1]])
-        on = np.flatnonzero(seen.is_length | (before * seen.rounds >= FEWEST))
-        before, earlier = before[on], np.concatenate([[0.0], seen.rounding[:-1]])[on]
-        self.observed = seen.accepted[on] / before
-        rounding = np.hypot(seen.rounding[on], self.observed * earlier) / before
+        places = np.flatnonzero(seen.is_length | (before * seen.rounds >= FEWEST))
+        before, earlier = before[places], np.concatenate([[0.0], seen.rounding[:-1]])[places]
+        self.observed = seen.accepted[places] / before
+        rounding = np.hypot(seen.rounding[places], self.observed * earlier) / before
         if seen.is_length:
-            self.places, self.means, step = on, [own.tokens_per_call], 0.0
-            scatter = np.array([own.length_scatter])
+            self.places, self.means, half = places, [expectation.tokens_per_call], 0.0
+            scatter = np.array([expectation.length_scatter])
         else:
-            self.places, step = on + 1, 0.5
-            self.means = [own.if_reached[place] for place in on.tolist()]
-            scatter = np.nan_to_num([own.scatter(place) for place in on.tolist()])
+            self.places, half = places + 1, 0.5  # of a count, which is a whole number
+            self.means = [expectation.if_reached[place] for place in places.tolist()]
+            scatter = np.nan_to_num([expectation.scatter(place) for place in places.tolist()])
         count = before * seen.rounds
-        self.expected = np.nan_to_num(np.array([mean.value for mean in self.means]))
-        self.known = np.nan_to_num(np.array([own.error(mean) for mean in self.means]))
+        self.expected = np.nan_to_num([mean.value for mean in self.means])
+        self.expected_error = np.nan_to_num([expectation.error(mean) for mean in self.means])
         # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
-        near = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
-        self.spread = np.hypot(np.sqrt(np.maximum(scatter, near * (1 - near)) / count), rounding)
+        rate = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
+        coins = np.sqrt(np.maximum(scatter, rate * (1 - rate)) / count)
+        self.observed_error = np.hypot(coins, rounding)
         gap = self.observed - self.expected
-        less = np.sign(gap) * np.maximum(np.abs(gap) - step / count, 0.0)
-        self.errors: Column = less / np.hypot(self.spread, self.known)
+        size = np.maximum(np.abs(gap) - half / count, 0.0)
+        self.errors: Column = (
+            np.sign(gap) * size / np.hypot(self.observed_error, self.expected_error)
+        )
         self.worst = float(np.abs(self.errors).max())
-        self.fits = self.worst <= critical(len(self.places), own.freedom)
+        self.fits = self.worst <= critical(len(self.places), expectation.freedom)
 
-    def apart(self, other: "_Numbers") -> Column:
+    def step_error(self, other: "_Gaps") -> Column:
         """Return the standard errors of differences of what is expected, paired if of one trace."""
-        if self.own.replay.source != other.own.replay.source:
-            return np.hypot(self.known, other.known)
+        if self.expectation.replay.source != other.expectation.replay.source:
+            return np.hypot(self.expected_error, other.expected_error)
         pairs = zip(self.means, other.means, strict=True)
-        return np.nan_to_num([self.own.error(first - second) for first, second in pairs])
+        return np.nan_to_num([self.expectation.error(first - second) for first, second in pairs])
 
-    def along(self, weights: Column) -> float:
+    def towards(self, weights: Column) -> float:
         """Return by how many standard errors the weighted sum of gaps is above 0."""
         value = float(weights @ (self.observed - self.expected))
-        left_out = weights @ np.nan_to_num(np.array([mean.left_out for mean in self.means]))
-        known = self.own.error(Estimate(value, left_out, ""))
-        return value / float(np.hypot(np.linalg.norm(weights * self.spread), known) + 1e-300)
+        left_out = weights @ np.nan_to_num([mean.left_out for mean in self.means])
+        expected_error = self.expectation.error(Estimate(value, left_out, ""))
+        observed_error = np.linalg.norm(weights * self.observed_error)
+        return value / float(np.hypot(observed_error, expected_error) + 1e-300)

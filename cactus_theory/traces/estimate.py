@@ -73,13 +73,10 @@ class Estimate:
         return combined(np.divide, self, other)
 
 
-def combined(rule: Callable[..., Any], first: Estimate, *others: Estimate) -> Estimate:
-    """Return ``rule`` of numbers from the same texts: from all of them and with each left out.
+def combined(function: Callable[..., Any], first: Estimate, *others: Estimate) -> Estimate:
+    """Return ``function`` of numbers from the same texts: from all of them and with each left out.
 
-    Raises
-    ------
-    ValueError
-        Estimates from different texts.
+    Raises ValueError for estimates from different texts.
     """
     count = len(first.left_out)
     for other in others:
@@ -88,10 +85,10 @@ def combined(rule: Callable[..., Any], first: Estimate, *others: Estimate) -> Es
                 f"estimates: must be from the same texts to be paired; got {count} and "
                 f"{len(other.left_out)} texts of different sources"
             )
-    every = first, *others
+    estimates = first, *others
     with np.errstate(divide="ignore", invalid="ignore"):
-        value = float(rule(*(np.float64(own.value) for own in every)))
-        return Estimate(value, rule(*(own.left_out for own in every)), first.source)
+        value = float(function(*(np.float64(part.value) for part in estimates)))
+        return Estimate(value, function(*(part.left_out for part in estimates)), first.source)
 
 
 def ratio_of_sums(above: PerText, below: PerText, source: str) -> Estimate:
@@ -166,11 +163,14 @@ class Replay:
 
     def part(self, texts: Sequence[int]) -> "Replay":
         """Return what it does on some of the texts; parts of the same texts can be paired."""
-        own = np.array(texts, dtype=np.int64)
-        every = {one.name: getattr(self, one.name) for one in fields(self)}
-        sums = {name: one[..., own] for name, one in every.items() if isinstance(one, np.ndarray)}
-        spent = {spec: values[own] for spec, values in self.spent.items()}
-        return replace(self, source=f"{self.source} {own.tolist()}", spent=spent, **sums)
+        numbers = np.array(texts, dtype=np.int64)
+        sums = {
+            field.name: array[..., numbers]
+            for field in fields(self)
+            if isinstance(array := getattr(self, field.name), np.ndarray)
+        }
+        spent = {spec: values[numbers] for spec, values in self.spent.items()}
+        return replace(self, source=f"{self.source} {numbers.tolist()}", spent=spent, **sums)
 
     def divergence_per_call(self, divergence: str = "kl") -> Estimate:
         """Return the metered divergence per target call."""
@@ -273,7 +273,12 @@ def tokens_at(
     """
     names = "level", f"{divergence} per token"
     return _between(
-        replays, lambda own: own.divergence_per_token(divergence), level, names, _mixed, divergence
+        replays,
+        lambda replay: replay.divergence_per_token(divergence),
+        level,
+        names,
+        _mixed,
+        divergence,
     )
 
 
@@ -298,33 +303,33 @@ def divergence_at(
     0.02
     """
     names = "tokens", "tokens per call"
-    return _between(replays, lambda own: own.tokens_per_call, tokens, names, _spent, divergence)
+    return _between(replays, lambda one: one.tokens_per_call, tokens, names, _spent, divergence)
 
 
 def _between(
     replays: Sequence[Replay],
     measure: Callable[[Replay], Estimate],
-    given: float | Estimate,
+    amount: float | Estimate,
     names: tuple[str, str],
-    rule: Callable[..., Any],
+    mixture: Callable[..., Any],
     divergence: str,
 ) -> Estimate:
-    """Return ``rule`` of what is given and of the replays that measure next to it on both sides."""
-    ordered = sorted(replays, key=lambda own: measure(own).value)
-    values = [measure(own).value for own in ordered]
-    amount = given.value if isinstance(given, Estimate) else given
-    if len({own.source for own in ordered}) > 1:
+    """Return the mixture that measures ``amount``, of the replays next to it on both sides."""
+    ordered = sorted(replays, key=lambda replay: measure(replay).value)
+    values = [measure(replay).value for replay in ordered]
+    value = amount.value if isinstance(amount, Estimate) else amount
+    if len({replay.source for replay in ordered}) > 1:
         raise ValueError("replays: must all be of the same trace; got several")
-    for low, high, less, more in zip(ordered, ordered[1:], values, values[1:], strict=False):
-        if less <= amount <= more and less < more:
-            if not isinstance(given, Estimate):
-                given = Estimate(given, np.full(len(low.cycles), float(given)), low.source)
-            numbers = [own.tokens_per_call for own in (low, high)]
-            numbers += [own.divergence_per_call(divergence) for own in (low, high)]
-            return combined(rule, given, *numbers)
+    for low, high, lower, higher in zip(ordered, ordered[1:], values, values[1:], strict=False):
+        if lower <= value <= higher and lower < higher:
+            if not isinstance(amount, Estimate):
+                amount = Estimate(amount, np.full(len(low.cycles), float(amount)), low.source)
+            numbers = [replay.tokens_per_call for replay in (low, high)]
+            numbers += [replay.divergence_per_call(divergence) for replay in (low, high)]
+            return combined(mixture, amount, *numbers)
     name, unit = names
-    reach = f"{values[0]:.4g} to {values[-1]:.4g}" if values else "nothing"
-    raise ValueError(f"{name}: must lie between two of the replays' {unit}, {reach}; got {amount}")
+    span = f"{values[0]:.4g} to {values[-1]:.4g}" if values else "nothing"
+    raise ValueError(f"{name}: must lie between two of the replays' {unit}, {span}; got {value}")
 
 
 def _mixed(level: Any, tokens_a: Any, tokens_b: Any, spent_a: Any, spent_b: Any) -> Any:

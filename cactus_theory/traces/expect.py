@@ -23,7 +23,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
-from cactus_theory.traces.replays import _judged, _Sums, _width
+from cactus_theory.traces.replays import TextSums, batch_law, draft_width
 from cactus_theory.traces.rows import ENTRIES
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.contract import Verifier, find_verifier
@@ -78,8 +78,8 @@ class Expectation:
 
     def intervals(self, estimates: Sequence[Estimate]) -> list[tuple[float, float]]:
         """Return intervals that hold together with probability LEVEL (Bonferroni, Student's t)."""
-        reach = critical(len(estimates), self.freedom)
-        spans = [(own.value, reach * self.error(own)) for own in estimates]
+        width = critical(len(estimates), self.freedom)
+        spans = [(estimate.value, width * self.error(estimate)) for estimate in estimates]
         return [(value - span, value + span) for value, span in spans]
 
     @property
@@ -90,8 +90,8 @@ class Expectation:
     @cached_property
     def accepted(self) -> tuple[Estimate, ...]:
         """Return for each position the share of all rounds that reach and accept it."""
-        own = self.replay
-        return tuple(ratio_of_sums(kept, own.cycles, own.source) for kept in own.kept)
+        sums = self.replay
+        return tuple(ratio_of_sums(kept, sums.cycles, sums.source) for kept in sums.kept)
 
     @property
     def if_reached(self) -> tuple[Estimate, ...]:
@@ -108,9 +108,9 @@ class Expectation:
         """Return 1 + Σ Π of mean acceptances of all rows, which is not what a round yields."""
         if self.alone is None:
             return None
-        own = self.replay
-        means = [ratio_of_sums(kept, own.cycles, own.source) for kept in self.alone]
-        return combined(lambda *own: 1 + np.cumprod(own, 0).sum(0), *means)
+        sums = self.replay
+        means = [ratio_of_sums(kept, sums.cycles, sums.source) for kept in self.alone]
+        return combined(lambda *parts: 1 + np.cumprod(parts, 0).sum(0), *means)
 
     def scatter(self, place: int) -> float:
         """Return the variance of one round's accepted minus expected, of those it reaches.
@@ -121,17 +121,17 @@ class Expectation:
         rate = self.if_reached[place].value
         reached, kept = self.replay.reached[place], self.replay.kept[place]
         among = _within(kept - rate * reached, self.strata)
-        two, both, one = self.squares[:, place]
+        reached_squares, products, kept_squares = self.squares[:, place]
         coins = kept.sum() * (1 - 2 * rate) + rate**2 * reached.sum()
-        coins -= one - 2 * rate * both + rate**2 * two
+        coins -= kept_squares - 2 * rate * products + rate**2 * reached_squares
         return float((among + coins) / max(reached.sum(), 1e-300))
 
     @cached_property
     def length_scatter(self) -> float:
         """Return a bound on the variance of one round's tokens: texts that differ count twice."""
-        mean = np.array([own.value for own in self.accepted])
-        alone = float(((2 * np.arange(len(mean)) + 1) * mean).sum() - mean.sum() ** 2)
-        return alone + self.rounds * self.error(self.tokens_per_call) ** 2
+        mean = np.array([share.value for share in self.accepted])
+        coins = float(((2 * np.arange(len(mean)) + 1) * mean).sum() - mean.sum() ** 2)
+        return coins + self.rounds * self.error(self.tokens_per_call) ** 2
 
 
 def expect(
@@ -164,39 +164,38 @@ def expect(
     >>> expect("simulations/data/trace", num_draft_tokens=2).rounds
     68.0
     """
-    found = Trace.open(source) if isinstance(source, str | Path) else source
-    found.check_chains("expect")
-    width = _width(found, num_draft_tokens)
-    rule, judge = find_policy(policy), find_verifier(verifier)
-    judge.check(rule)
-    sums = _Sums(found.texts, width, ())
-    squares, alone = np.zeros((3, width)), np.zeros((width, found.texts))
-    ends = torch.tensor(found.header.eos_token_ids, dtype=torch.int64)
-    for batch in found.batches(ENTRIES, width):
-        alive, going, _ = _judged(batch, rule, judge, {}, ends)
+    trace = Trace.open(source) if isinstance(source, str | Path) else source
+    trace.check_chains("expect")
+    width = draft_width(trace, num_draft_tokens)
+    policy, verifier = find_policy(policy), find_verifier(verifier)
+    verifier.check(policy)
+    sums = TextSums(trace.texts, width, ())
+    squares, alone = np.zeros((3, width)), np.zeros((width, trace.texts))
+    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
+    for batch in trace.batches(ENTRIES, width):
+        alive, going, _ = batch_law(batch, policy, verifier, {}, ends)
         sums.add(batch.text, alive, going, {})
-        reached, kept = (
-            torch.where(going[:, :-1], own, 0.0) for own in (alive[:, :-1], alive[:, 1:])
-        )
+        reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
+        kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
         products = torch.stack([reached**2, reached * kept, kept**2]).sum(1)
         squares[:, : products.shape[1]] += products.numpy()
-        if not rule.needs_path and batch.draft_token_ids.shape[1]:
-            for place, own in enumerate(_alone(batch, rule).T):
-                np.add.at(alone[place], batch.text.numpy(), own.numpy())
+        if not policy.needs_path and batch.draft_token_ids.shape[1]:
+            for place, acceptance in enumerate(_acceptance(batch, policy).T):
+                np.add.at(alone[place], batch.text.numpy(), acceptance.numpy())
         if on_cycles is not None:
             on_cycles(int(sums.cycles.sum()))
-    result = sums.result(rule.spec, judge.spec, found.fingerprint)
-    prompts = np.array(found.prompts)
+    result = sums.result(policy.spec, verifier.spec, trace.fingerprint)
+    prompts = np.array(trace.prompts)
     single = np.unique(prompts, return_counts=True)[1].min() < 2
     strata = np.zeros_like(prompts) if single else prompts
-    return Expectation(result, squares, None if rule.needs_path else alone, strata)
+    return Expectation(result, squares, None if policy.needs_path else alone, strata)
 
 
-def _alone(batch: Batch, rule: Policy) -> Float[Tensor, "batch K"]:
+def _acceptance(batch: Batch, policy: Policy) -> Float[Tensor, "batch K"]:
     """Return φ of every drafted token, whether reached or not."""
     ids, q = batch.draft_token_ids, batch.target_probs
     p = one_hot(ids, q) if batch.draft_probs is None else batch.draft_probs
-    return rule.acceptance(q[:, :-1], p, ids[..., None])[..., 0]
+    return policy.acceptance(q[:, :-1], p, ids[..., None])[..., 0]
 
 
 def _within(values: PerText, strata: Int[np.ndarray, "texts"]) -> float:
@@ -225,5 +224,5 @@ def critical(tests: float, freedom: int, level: float = LEVEL) -> float:
     density = np.cos(angle) ** (freedom - 1)
     beyond = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
     beyond = 0.5 * (1 - beyond / beyond[-1])
-    at = np.interp(-tail, -beyond, angle)
-    return float(np.sqrt(freedom) * np.tan(at))
+    quantile = np.interp(-tail, -beyond, angle)
+    return float(np.sqrt(freedom) * np.tan(quantile))

@@ -58,41 +58,42 @@ class Misled(ModelDrafter):
 class MisledDrafting(ModelDrafting):
     """Such a drafter at work: one whole pass a token and text."""
 
-    def __init__(self, setting: Setting, own: Misled) -> None:
-        super().__init__(setting, own.model, own.greedy)
-        self.own, self.lost = own, [set[int]() for _ in range(setting.texts.batch)]
+    def __init__(self, setting: Setting, drafter: Misled) -> None:
+        super().__init__(setting, drafter.model, drafter.greedy)
+        self.drafter, self.lost = drafter, [set[int]() for _ in range(setting.texts.batch)]
         self.drafted_from = [(length, 0) for length in setting.texts.lengths]
 
     def fed(self, row: int, offset: int) -> tuple[list[int], list[int]]:
         """Return which tokens of a text a pass is shown, and at which positions."""
         length, lost = self.texts.lengths[row], self.lost[row]
-        kept = [place for place in range(length + offset) if place not in lost]
-        kept = kept[: max(len(kept) - self.own.unseen, 1)]
-        positions = [*range(length), *range(offset)] if self.own.from_round else range(len(kept))
-        return kept, list(positions)
+        places = [place for place in range(length + offset) if place not in lost]
+        places = places[: max(len(places) - self.drafter.unseen, 1)]
+        if self.drafter.from_round:
+            return places, [*range(length), *range(offset)]
+        return places, list(range(len(places)))
 
     @torch.inference_mode()
-    def _step(self, offset: int, wanted: Sequence[int], coin: Tensor) -> Tensor:
+    def _step(self, offset: int, draft_lengths: Sequence[int], coin: Tensor) -> Tensor:
         """Draw a token; rows are padded behind, where no token of theirs looks."""
-        model, texts = self.own.model, self.texts
+        model, texts = self.drafter.model, self.texts
         if not offset:
-            self.drafted_from = list(zip(texts.lengths, wanted, strict=True))
+            self.drafted_from = list(zip(texts.lengths, draft_lengths, strict=True))
         fed = [self.fed(row, offset) for row in range(texts.batch)]
         last = torch.tensor([len(places) - 1 for places, _ in fed])
         width = int(last.max()) + 1
         ids, positions = torch.zeros(2, texts.batch, width, dtype=torch.int64, device=texts.device)
-        for row, (places, own) in enumerate(fed):
+        for row, (places, row_positions) in enumerate(fed):
             ids[row, : len(places)] = texts.prefix(row, offset)[0, places]
-            positions[row, : len(places)] = torch.tensor(own)
-        more: dict[str, Any] = {}
-        if self.own.whole:
+            positions[row, : len(places)] = torch.tensor(row_positions)
+        options: dict[str, Any] = {}
+        if self.drafter.whole:
             least = torch.finfo(model.dtype).min
             barred = torch.full((1, 1, width, width), least, dtype=model.dtype)
-            more["attention_mask"] = barred.triu(1).to(texts.device)
+            options["attention_mask"] = barred.triu(1).to(texts.device)
         self.calls += 1
-        logits = model(input_ids=ids, position_ids=positions, use_cache=False, **more).logits
-        own_row = logits[torch.arange(texts.batch), last][:, None].clone()
-        return self.draw(own_row, offset, wanted, coin)
+        logits = model(input_ids=ids, position_ids=positions, use_cache=False, **options).logits
+        row = logits[torch.arange(texts.batch), last][:, None].clone()
+        return self.draw(row, offset, draft_lengths, coin)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""
@@ -102,14 +103,14 @@ class MisledDrafting(ModelDrafting):
 
     def settle(self) -> None:
         """Note what a faulty cache loses after a refusal: the last tokens but the newest."""
-        if not self.own.lost:
+        if not self.drafter.lost:
             return
         for length, (before, drafted), lost in zip(
             self.texts.lengths, self.drafted_from, self.lost, strict=True
         ):
             if length - before <= drafted:
-                kept = [place for place in range(length - 1) if place not in lost]
-                lost |= set(kept[-self.own.lost :])
+                places = [place for place in range(length - 1) if place not in lost]
+                lost |= set(places[-self.drafter.lost :])
 
 
 # what engines cut rows to where nobody said otherwise
@@ -132,52 +133,46 @@ class Rows:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of an engine.
+    """A fault of an engine; ``needs`` are words for what it can show in.
 
-    Attributes
-    ----------
-    name, says, thread : what happens, and where it was seen.
-    needs : a ``tempered`` decode, ``sampled`` drafts, the ``block`` verifier: words.
-    rows : what it makes of rows.
-    judge : the verifier that takes the place of another.
-    draft : a drafter that has it, of a model and whether it is greedy; None if it cannot.
-    resamples : whether tokens are drawn otherwise, so that no verifier alone can decode with it.
+    These are a ``tempered`` decode, ``sampled`` drafts, the ``block`` verifier. A ``draft`` is a
+    drafter that has the fault, of a model and whether it is greedy; None if that model cannot.
     """
 
     name: str
     says: str
-    thread: str
+    thread: str  # where it was seen
     needs: str = ""
     rows: Change | None = None
-    judge: Verifier | None = None
+    replacement: Verifier | None = None  # in the place of another
     draft: Callable[[Any, bool], Drafter | None] | None = None
-    resamples: bool = False
+    resamples: bool = False  # tokens are drawn otherwise: no verifier alone can decode with it
 
-    def verifier(self, judge: Verifier, temperature: float) -> Verifier | None:
+    def verifier(self, verifier: Verifier, temperature: float) -> Verifier | None:
         """Return the verifier with the fault; None if it is not the verifier's."""
         if self.rows is None:
-            return self.judge
-        return Planted(judge, self.name, self.rows, temperature)
+            return self.replacement
+        return Planted(verifier, self.name, self.rows, temperature)
 
 
 class Planted(Verifier):
     """A verifier that is shown other rows than it should be."""
 
-    def __init__(self, judge: Verifier, name: str, change: Change, temperature: float) -> None:
-        self.judge, self.change, self.temperature = judge, change, temperature
-        self.name = f"{judge.spec} with {name}"  # type: ignore[misc]
+    def __init__(self, verifier: Verifier, name: str, change: Change, temperature: float) -> None:
+        self.verifier, self.change, self.temperature = verifier, change, temperature
+        self.name = f"{verifier.spec} with {name}"  # type: ignore[misc]
 
     def check(self, policy: Policy) -> None:
         """Raise where the verifier does."""
-        self.judge.check(policy)
+        self.verifier.check(policy)
 
     def verify(
         self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
     ) -> Verdict:
         """Return what is emitted."""
-        seen = self.change(Rows(target_probs, draft.probs, self.temperature))
-        own, q = replace(draft, probs=seen.p), seen.q.to(target_probs.dtype)
-        return self.judge.verify(assigned, q, own, accept, draw)
+        shown = self.change(Rows(target_probs, draft.probs, self.temperature))
+        shown_draft, q = replace(draft, probs=shown.p), shown.q.to(target_probs.dtype)
+        return self.verifier.verify(assigned, q, shown_draft, accept, draw)
 
     def law(self, assigned: Assignment, target_probs: Tensor, draft: Draft) -> VerdictLaw:
         """Return the law, with an ``alive`` whose mean over logged drafts is that over faulty ones.
@@ -186,13 +181,13 @@ class Planted(Verifier):
         the tail of ``stop`` of the whole draft is taken. Where tokens come from another law than
         was logged they are weighted, up to the token or as a whole.
         """
-        seen = self.change(Rows(target_probs, draft.probs, self.temperature))
-        law = self.judge.law(assigned, seen.q, replace(draft, probs=seen.p))
-        drawn = draft.probs if seen.sampled is None else seen.sampled
-        by_prefix = seen.p is drawn or isinstance(self.judge, Chain)
+        shown = self.change(Rows(target_probs, draft.probs, self.temperature))
+        law = self.verifier.law(assigned, shown.q, replace(draft, probs=shown.p))
+        drawn = draft.probs if shown.sampled is None else shown.sampled
+        by_prefix = shown.p is drawn or isinstance(self.verifier, Chain)
         alive = law.alive if by_prefix else law.stop.flip(-1).cumsum(-1).flip(-1)
-        if seen.sampled is not None and draft.probs is not None:
-            ratio = (seen.sampled / draft.probs).gather(-1, draft.token_ids[..., None])[..., 0]
+        if shown.sampled is not None and draft.probs is not None:
+            ratio = (shown.sampled / draft.probs).gather(-1, draft.token_ids[..., None])[..., 0]
             weight = ratio.cumprod(-1) if by_prefix else ratio.prod(-1, keepdim=True)
             alive = torch.cat([alive[:, :1], alive[:, 1:] * weight], -1)
         return replace(law, alive=alive)
@@ -268,7 +263,7 @@ FAULTS = (
         "block-by-token",
         "drafts that should be verified as a whole are verified token by token",
         *("vllm-project/vllm-ascend#7807", "block"),
-        judge=Chain(),
+        replacement=Chain(),
     ),
     Fault(  # as if of one law: a token is kept wherever its coin could be 0
         "coin-zero",
@@ -308,14 +303,14 @@ FAULTS = (
 )
 
 
-def shown(trace: Trace, judge: Verifier) -> list[Fault]:
+def visible_faults(trace: Trace, verifier: Verifier) -> list[Fault]:
     """Return the faults that can show in decodes as a trace was logged in."""
-    there = {
+    present = {
         "tempered": trace.header.temperature not in (0.0, 1.0),
         "sampled": trace.manifest.total("draft_rows") > 0,
-        "block": isinstance(judge, Block),
+        "block": isinstance(verifier, Block),
     }
-    return [own for own in FAULTS if all(there[word] for word in own.needs.split())]
+    return [fault for fault in FAULTS if all(present[word] for word in fault.needs.split())]
 
 
 def row_signatures(
@@ -338,11 +333,11 @@ def row_signatures(
     >>> [round(own.value, 3) for own in signatures["no-draft-law"].accepted]
     [0.357, 0.11, 0.031, 0.005]
     """
-    judge = find_verifier(verifier)
+    verifier = find_verifier(verifier)
     trace = Trace.open(source) if isinstance(source, str | Path) else source
     hot = trace.header.temperature
     return {
-        own.name: expect(trace, policy, faulty, num_draft_tokens=num_draft_tokens)
-        for own in shown(trace, judge)
-        if (faulty := own.verifier(judge, hot)) is not None
+        fault.name: expect(trace, policy, faulty, num_draft_tokens=num_draft_tokens)
+        for fault in visible_faults(trace, verifier)
+        if (faulty := fault.verifier(verifier, hot)) is not None
     }

@@ -1,4 +1,4 @@
-"""Log the rows of a target and its draft along texts that the target's own law writes."""
+"""Write a trace: of a decode of a target and its draft, or of cycles of your own."""
 
 import hashlib
 import json
@@ -136,12 +136,12 @@ def log_trace(
             "max_new_tokens": max_new_tokens,
             "at_least_cycles": cycles,
         }
-        | _unusual(options, groups)
+        | _details(options, groups)
         | _nodes(drafter, num_draft_tokens),
     )
-    with Folder(Path(folder), header) as kept:
-        _fill(kept, (target_model, drafter), prompts, options, on_text)
-    return Trace.open(kept.path)
+    with Folder(Path(folder), header) as writer:
+        _fill(writer, (target_model, drafter), prompts, options, on_text)
+    return Trace.open(writer.path)
 
 
 def save_trace(
@@ -188,13 +188,13 @@ def save_trace(
     header = Header(
         vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details
     )
-    with Folder(Path(folder), header) as kept:
-        if kept.finished or kept.texts:
+    with Folder(Path(folder), header) as writer:
+        if writer.finished or writer.texts:
             raise ValueError(f"folder: must be empty; {folder} holds a trace")
         for cycles in texts:
-            kept.add(cycles)
-        kept.finish()
-    return Trace.open(kept.path)
+            writer.add(cycles)
+        writer.finish()
+    return Trace.open(writer.path)
 
 
 def log_shown(
@@ -210,11 +210,12 @@ def log_shown(
         )  # fmt: skip
 
 
-def _unusual(options: DecodeOptions, groups: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:
-    """Return the details that a usual trace lacks."""
-    judged = {"policy": options.policies[0].spec, "verifier": options.judge.spec}
-    found: dict[str, Any] = {} if judged == USUAL else dict(judged)
-    return found | ({"groups": {name: list(own) for name, own in groups.items()}} if groups else {})
+def _details(options: DecodeOptions, groups: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:
+    judges = {"policy": options.policies[0].spec, "verifier": options.judge.spec}
+    details: dict[str, Any] = {} if judges == USUAL else dict(judges)
+    if groups:
+        details["groups"] = {name: list(values) for name, values in groups.items()}
+    return details
 
 
 def _nodes(drafter: Drafter, num_draft_tokens: int) -> dict[str, int]:
@@ -225,40 +226,39 @@ def _nodes(drafter: Drafter, num_draft_tokens: int) -> dict[str, int]:
 
 
 def _fill(
-    kept: Folder,
+    writer: Folder,
     pair: tuple[Any, Drafter],
     prompts: list[list[int]],
     options: DecodeOptions,
     on_text: OnText | None,
 ) -> None:
     """Decode the texts that the folder lacks."""
-    wanted = kept.header.details["at_least_cycles"]
-    while not kept.finished:
+    least = writer.header.details["at_least_cycles"]
+    while not writer.finished:
         if on_text is not None:
-            on_text(kept.cycles, kept.texts)
-        done = kept.texts >= len(prompts) if wanted is None else kept.cycles >= wanted
+            on_text(writer.cycles, writer.texts)
+        done = writer.texts >= len(prompts) if least is None else writer.cycles >= least
         if done:
-            kept.finish()
+            writer.finish()
         else:
-            prompt = prompts[kept.texts % len(prompts)]
-            kept.add(_logged(kept.header, pair, prompt, options, kept.texts))
+            prompt = prompts[writer.texts % len(prompts)]
+            writer.add(_cycles(writer.header, pair, prompt, options, writer.texts))
 
 
-def _logged(
+def _cycles(
     header: Header, pair: tuple[Any, Drafter], prompt: list[int], options: DecodeOptions, text: int
 ) -> list[Cycle]:
-    """Return the cycles of one text."""
     most = len(prompt) + header.details["max_new_tokens"]
-    found: list[Cycle] = []
+    cycles: list[Cycle] = []
 
     def keep(q: Tensor, draft: Draft, texts: list[int], before: list[int]) -> None:
-        found.append(Cycle.of(text, before[0], q, draft))
+        cycles.append(Cycle.of(text, before[0], q, draft))
 
-    own = replace(
+    options = replace(
         options, seed=header.seed + text, stop=lambda ids: ids.shape[1] >= most, on_rows=keep
     )
-    decode(*pair, torch.tensor([prompt], device=pair[0].device), own)
-    return found
+    decode(*pair, torch.tensor([prompt], device=pair[0].device), options)
+    return cycles
 
 
 def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: DecodeOptions) -> None:
@@ -303,28 +303,27 @@ def identity(thing: Any) -> str:
     return type(thing).__name__
 
 
-def check_weights(name: str, known: Mapping[str, Any], target_model: Any, draft_model: Any) -> None:
-    """Raise unless both are those that ``target_weights`` and ``draft_weights`` tell.
+def check_weights(
+    name: str, weights: Mapping[str, Any], target_model: Any, draft_model: Any
+) -> None:
+    """Raise ValueError unless both are those that ``target_weights`` and ``draft_weights`` tell.
 
-    Raises
-    ------
-    ValueError
-        Another model; ``name`` is of what was made with those.
+    ``name`` is of what was made with those.
     """
     drafter = as_drafter(draft_model)
     for part, thing in (("target", target_model), ("draft", drafter)):
-        wanted, found = known.get(f"{part}_weights"), identity(thing)
-        if wanted is not None and wanted != found:
-            given = f"{name_of(thing)}, weights {found}"
+        expected, actual = weights.get(f"{part}_weights"), identity(thing)
+        if expected is not None and expected != actual:
+            got = f"{name_of(thing)}, weights {actual}"
             raise ValueError(
-                f"{name}: was made for another {part} ({wanted}); got {given}. "
+                f"{name}: was made for another {part} ({expected}); got {got}. "
                 "Are target and draft swapped?"
             )
 
 
 def _weights(model: Any) -> str:
-    held = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         first = weight.flatten()[:WEIGHT_ENTRIES].double().cpu().tolist()
-        held.update(f"{name} {tuple(weight.shape)} {weight.dtype} {first}\n".encode())
-    return f"{type(model).__name__}:{held.hexdigest()[:16]}"
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype} {first}\n".encode())
+    return f"{type(model).__name__}:{digest.hexdigest()[:16]}"

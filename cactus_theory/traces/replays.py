@@ -83,9 +83,9 @@ def replay(
     >>> print(f"{tokens.value:.2f} ± {tokens.standard_error:.2f} tokens a call")
     1.60 ± 0.30 tokens a call
     """
-    found = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
-    width = _width(found, num_draft_tokens)
-    return _replays(found, policy, verifier, [width], divergences, on_cycles)[width]
+    source = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
+    width = draft_width(source, num_draft_tokens)
+    return _replays(source, policy, verifier, [width], divergences, on_cycles)[width]
 
 
 def replay_widths(
@@ -102,11 +102,11 @@ def replay_widths(
     ValueError, NotImplementedError
         As :func:`replay`.
     """
-    checked = sorted({_width(source, width) for width in widths})
+    checked = sorted({draft_width(source, width) for width in widths})
     if shares_rows(policy, verifier):
         return _replays(source, policy, verifier, checked, divergences)
-    each = (_replays(source, policy, verifier, [width], divergences) for width in checked)
-    return {width: own for found in each for width, own in found.items()}
+    parts = (_replays(source, policy, verifier, [width], divergences) for width in checked)
+    return {width: result for part in parts for width, result in part.items()}
 
 
 def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
@@ -114,9 +114,9 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
 
     So it is unless a policy counts the drafted tokens that follow.
     """
-    judge = find_verifier(verifier)
-    return isinstance(judge, Chain) or (
-        isinstance(judge, Block) and not find_policy(policy).needs_path
+    verifier = find_verifier(verifier)
+    return isinstance(verifier, Chain) or (
+        isinstance(verifier, Block) and not find_policy(policy).needs_path
     )
 
 
@@ -129,90 +129,90 @@ def _replays(
     on_cycles: OnCycles | None = None,
 ) -> dict[int, Replay]:
     """Return a replay per K, the last one the longest, from one pass."""
-    rule, judge = find_rule(policy), find_verifier(verifier)
+    policy, verifier = find_rule(policy), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
-    sums = [_Sums(source.texts, width, tuple(kinds)) for width in widths]
+    sums = [TextSums(source.texts, width, tuple(kinds)) for width in widths]
     if isinstance(source, Trace) and source.header.trees:
-        replay_trees(source, rule, judge, kinds, sums, on_cycles)
-        return {widths[-1]: sums[-1].result(rule.spec, judge.spec, source.fingerprint)}
-    if isinstance(rule, Schedule):
+        replay_trees(source, policy, verifier, kinds, sums, on_cycles)
+        sums = sums[-1:]
+    elif isinstance(policy, Schedule):
         if isinstance(source, SavedRows):
             raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
-        _replay_schedule(source, rule, judge, kinds, sums[-1])
-        return {widths[-1]: sums[-1].result(rule.spec, judge.spec, source.fingerprint)}
-    judge.check(rule)
-    if isinstance(source, SavedRows):
-        _replay_rows(source, rule, judge, kinds, sums[-1], on_cycles)
+        sums = sums[-1:]
+        _replay_schedule(source, policy, verifier, kinds, sums[0])
+    elif isinstance(source, SavedRows):
+        verifier.check(policy)
+        _replay_rows(source, policy, verifier, kinds, sums[-1], on_cycles)
     else:
+        verifier.check(policy)
         ends = torch.tensor(source.header.eos_token_ids, dtype=torch.int64)
         for batch in source.batches(ENTRIES, widths[-1]):
-            judged = _judged(batch, rule, judge, kinds, ends)
-            for own in sums:
-                own.add(batch.text, *judged)
+            law = batch_law(batch, policy, verifier, kinds, ends)
+            for one in sums:
+                one.add(batch.text, *law)
             if on_cycles is not None:
                 on_cycles(int(sums[-1].cycles.sum()))
-    return {own.width: own.result(rule.spec, judge.spec, source.fingerprint) for own in sums}
+    specs = policy.spec, verifier.spec, source.fingerprint
+    return {one.width: one.result(*specs) for one in sums}
 
 
-def _width(source: Source, wanted: int | None) -> int:
+def draft_width(source: Source, width: int | None) -> int:
+    """Return K, all that were logged for None; ValueError for more."""
     logged = source.num_draft_tokens
-    if wanted is None:
-        return logged
-    if whole_number("num_draft_tokens", wanted, 1) > logged:
-        raise ValueError(f"num_draft_tokens: must be at most the {logged} logged; got {wanted}")
-    return wanted
+    if width is not None and whole_number("num_draft_tokens", width, 1) > logged:
+        raise ValueError(f"num_draft_tokens: must be at most the {logged} logged; got {width}")
+    return logged if width is None else width
 
 
-def _judged(
-    batch: Batch, rule: Policy, judge: Verifier, kinds: dict[str, Divergence], ends: Tensor
+def batch_law(
+    batch: Batch, policy: Policy, verifier: Verifier, kinds: dict[str, Divergence], ends: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K)."""
     ids, q = batch.draft_token_ids, batch.target_probs
     ended = torch.isin(ids, ends).cumsum(-1) > 0
     going = torch.cat([ended.new_zeros(len(ids), 1), ended], -1).logical_not()
     if not ids.shape[1]:
-        nothing = q.new_zeros(ids.shape)
-        return q.new_ones(going.shape), going, dict.fromkeys(kinds, nothing)
+        return q.new_ones(going.shape), going, dict.fromkeys(kinds, q.new_zeros(ids.shape))
     draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
-    alive, emitted = _reached(rule, judge, q, draft, bool(kinds))
+    alive, emitted = _alive_and_emitted(policy, verifier, q, draft, bool(kinds))
     spent = {spec: kind.value(emitted, q[:, :-1]) for spec, kind in kinds.items()}
     return alive, going, spent
 
 
-def _reached(
-    rule: Policy, judge: Verifier, q: Tensor, draft: Draft, metered: bool
+def _alive_and_emitted(
+    policy: Policy, verifier: Verifier, q: Tensor, draft: Draft, metered: bool
 ) -> tuple[Tensor, Tensor]:
     """Return ``alive`` and ``emitted`` of the verdict's law; a chain needs no recovery for them."""
-    if not isinstance(judge, Chain):
-        law = judge.law(Assignment((rule,)), q, draft)
+    if not isinstance(verifier, Chain):
+        law = verifier.law(Assignment((policy,)), q, draft)
         if law.emitted is None and metered:
-            raise NotImplementedError(NO_ROW.format(judge.name))
+            raise NotImplementedError(NO_ROW.format(verifier.name))
         return law.alive, q[:, :-1] if law.emitted is None else law.emitted
     ids, rows = draft.token_ids[..., None], q[:, :-1]
     p = one_hot(draft.token_ids, q) if draft.probs is None else draft.probs
-    emitted = rule.emitted(rows, p)
-    if isinstance(rule, FixedTarget):  # solved once
-        kept = keep_probability(*(own.gather(-1, ids) for own in (emitted, p)))
+    emitted = policy.emitted(rows, p)
+    if isinstance(policy, FixedTarget):  # solved once
+        acceptance = keep_probability(emitted.gather(-1, ids), p.gather(-1, ids))
     else:
-        kept = rule.acceptance(rows, p, ids)
-    start = torch.ones_like(kept[:, :1, 0])
-    return torch.cat([start, kept[..., 0].cumprod(-1)], -1), emitted
+        acceptance = policy.acceptance(rows, p, ids)
+    start = torch.ones_like(acceptance[:, :1, 0])
+    return torch.cat([start, acceptance[..., 0].cumprod(-1)], -1), emitted
 
 
 def _replay_rows(
     rows: SavedRows,
-    rule: Policy,
-    judge: Verifier,
+    policy: Policy,
+    verifier: Verifier,
     kinds: dict[str, Divergence],
-    sums: "_Sums",
+    sums: "TextSums",
     on_cycles: OnCycles | None,
 ) -> None:
     size = max(1, ENTRIES // rows.target_probs.shape[-1])
     places = torch.arange(len(rows.target_probs)).split(size)
     for place in places:
         q, p = rows.target_probs[place], rows.draft_probs[place]
-        kept, emitted = mean_alive(judge, rule, q, p)
-        alive = torch.stack([torch.ones_like(kept), kept], -1)
+        acceptance, emitted = mean_alive(verifier, policy, q, p)
+        alive = torch.stack([torch.ones_like(acceptance), acceptance], -1)
         spent = {spec: kind.value(emitted, q)[:, None] for spec, kind in kinds.items()}
         sums.add(place, alive, torch.ones_like(alive, dtype=torch.bool), spent)
         if on_cycles is not None:
@@ -220,7 +220,11 @@ def _replay_rows(
 
 
 def _replay_schedule(
-    trace: Trace, schedule: Schedule, judge: Verifier, kinds: dict[str, Divergence], sums: "_Sums"
+    trace: Trace,
+    schedule: Schedule,
+    verifier: Verifier,
+    kinds: dict[str, Divergence],
+    sums: "TextSums",
 ) -> None:
     """Add to ``sums`` what each cycle does under a schedule, as the cycles of one policy.
 
@@ -228,7 +232,7 @@ def _replay_schedule(
     outcome that is drawn: the rows that were verified, and the tokens that followed. It begins
     without the prompt, which a trace does not hold.
     """
-    check_followed(schedule, judge)
+    check_followed(schedule, verifier)
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
     text, state, source = -1, None, torch.Generator()
     for cycle in trace:
@@ -239,9 +243,9 @@ def _replay_schedule(
         p = one_hot(ids, q) if cycle.draft_probs is None else cycle.draft_probs[: sums.width]
         choice = schedule.choose_by_rows(state, *copied((ids, q[:-1], p)))
         draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
-        law = judge.law(Assignment(schedule.rules, choice[None]), q[None], draft)
-        if law.emitted is None or judge.looks_ahead:
-            raise NotImplementedError(NO_ROW.format(judge.name))
+        law = verifier.law(Assignment(schedule.rules, choice[None]), q[None], draft)
+        if law.emitted is None or verifier.looks_ahead:
+            raise NotImplementedError(NO_ROW.format(verifier.name))
         ended = torch.isin(ids, ends).cumsum(-1) > 0
         going = torch.cat([ended.new_zeros(1), ended]).logical_not()[None]
         emitted = law.emitted[:, : len(ids)]
@@ -250,16 +254,18 @@ def _replay_schedule(
         count = int(torch.multinomial(law.stop[0], 1, generator=source))
         token = int(torch.multinomial(law.last[0, count], 1, generator=source))
         if rows := min(count + 1, len(ids)):
-            judged = tuple(schedule.rules[number] for number in choice[:rows].tolist())
+            policies = tuple(schedule.rules[number] for number in choice[:rows].tolist())
             raised = None if law.raised is None else law.raised[0, :rows]
             path = Reached(law.alive[0, :rows], torch.tensor(draft.left(0))[:rows], raised)
-            kept = torch.arange(rows) < count
-            seen = VerifiedRows(q[:rows], p[:rows], ids[:rows], kept, judged, judge, path)
-            state = schedule.observe(state, *copied((seen,)))
+            accepted = torch.arange(rows) < count
+            verified = VerifiedRows(
+                q[:rows], p[:rows], ids[:rows], accepted, policies, verifier, path
+            )
+            state = schedule.observe(state, *copied((verified,)))
         state = schedule.advance(state, [*ids[:count].tolist(), token])
 
 
-class _Sums:
+class TextSums:
     """Adds up cycles by text."""
 
     def __init__(self, texts: int, width: int, specs: tuple[str, ...]) -> None:
@@ -269,7 +275,7 @@ class _Sums:
         self.reached, self.kept = (np.zeros((width, texts)) for _ in range(2))
 
     def add(self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor]) -> None:
-        """Add a batch, of longer drafts their first K tokens: see :func:`_judged`."""
+        """Add a batch, of longer drafts their first K tokens: see :func:`batch_law`."""
         where = text.numpy()
         alive, going = alive[:, : self.width + 1], going[:, : self.width + 1]
         spent = {spec: values[:, : self.width] for spec, values in spent.items()}

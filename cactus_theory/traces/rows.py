@@ -99,20 +99,20 @@ Source = Trace | SavedRows
 
 
 def mean_alive(
-    verifier: Verifier, rule: Policy, q: Rows, p: Rows
+    verifier: Verifier, policy: Policy, q: Rows, p: Rows
 ) -> tuple[Float[Tensor, "rows"], Rows]:
     """Return the probability that the token drafted from p is accepted, and the emitted law.
 
     Σ p φ for the chain and Σ min(p, h) for blocks, which at one token is the same for a
     fixed h; any other verifier's law is enumerated over tokens, O(V²) a row.
     """
-    emitted = verifier.emitted(rule, q, p, start_of_block(len(q)))
+    emitted = verifier.emitted(policy, q, p, start_of_block(len(q)))
     if isinstance(verifier, Chain):
-        return (p * rule.keep(q, p)).sum(-1), emitted
+        return (p * policy.keep(q, p)).sum(-1), emitted
     if isinstance(verifier, Block):
         return torch.minimum(p, emitted).sum(-1), emitted
-    kept = [_enumerated(verifier, rule, *rows) for rows in zip(q, p, strict=True)]
-    return torch.stack(kept), emitted
+    acceptance = [_enumerated(verifier, policy, *rows) for rows in zip(q, p, strict=True)]
+    return torch.stack(acceptance), emitted
 
 
 def start_of_block(rows: int) -> Place:
@@ -121,12 +121,12 @@ def start_of_block(rows: int) -> Place:
     return Place(alive, torch.zeros(rows, dtype=torch.int64))
 
 
-def _enumerated(verifier: Verifier, rule: Policy, q: Tensor, p: Tensor) -> Tensor:
+def _enumerated(verifier: Verifier, policy: Policy, q: Tensor, p: Tensor) -> Tensor:
     """Return Σ_n p_n alive_1(n) of one row (V,)."""
     total = q.new_zeros(())
     for token in p.nonzero()[:, 0]:
         draft = Draft(token[None, None], [1], p[None, None])
-        law = verifier.law(Assignment((rule,)), q.expand(1, 2, -1), draft)
+        law = verifier.law(Assignment((policy,)), q.expand(1, 2, -1), draft)
         total += p[token] * law.alive[0, 1]
     return total
 
@@ -178,8 +178,8 @@ def row_pairs(
     """
     if isinstance(source, SavedRows):
         size = max(1, entries // source.target_probs.shape[-1])
-        for at in torch.arange(len(source)).split(size):
-            yield at, source.target_probs[at], source.draft_probs[at]
+        for numbers in torch.arange(len(source)).split(size):
+            yield numbers, source.target_probs[numbers], source.draft_probs[numbers]
         return
     for batch in source.batches(entries):
         if batch.draft_probs is not None:
@@ -217,34 +217,34 @@ def pooled_audit(
     >>> print(f"{seen.acceptance.value:.3f}, {seen.share.value:.3f} of the optimum at equal spend")
     0.752, 1.000 of the optimum at equal spend
     """
-    found = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
-    rule, kind = find_policy(policy), find_divergence(divergence)
-    sums = np.zeros((4, found.texts))
+    source = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
+    policy, kind = find_policy(policy), find_divergence(divergence)
+    sums = np.zeros((4, source.texts))
     held = 0
-    for text, q, p in row_pairs(found, ENTRIES):
-        seen = audit(rule, q, p, divergence=kind)
-        np.add.at(sums.T, text.numpy(), _columns(seen))
-        held += 0 if seen.within is None else int(seen.within.sum())
+    for text, q, p in row_pairs(source, ENTRIES):
+        report = audit(policy, q, p, divergence=kind)
+        np.add.at(sums.T, text.numpy(), _columns(report))
+        held += 0 if report.within is None else int(report.within.sum())
         if on_rows is not None:
             on_rows(int(sums[0].sum()))
     rows, accepted, spent, best = sums
     if not rows.sum():
         raise ValueError("source: must hold draft rows; every draft in it was certain")
-    mark = found.fingerprint
+    fingerprint = source.fingerprint
     return PooledAudit(
-        policy=rule.spec,
-        declares=rule.declares,
+        policy=policy.spec,
+        declares=policy.declares,
         reference=kind.spec,
         rows=int(rows.sum()),
-        acceptance=ratio_of_sums(accepted, rows, mark),
-        divergence=ratio_of_sums(spent, rows, mark),
-        share=ratio_of_sums(accepted, best, mark),
-        held=None if rule.declares.budget is None else held,
+        acceptance=ratio_of_sums(accepted, rows, fingerprint),
+        divergence=ratio_of_sums(spent, rows, fingerprint),
+        share=ratio_of_sums(accepted, best, fingerprint),
+        held=None if policy.declares.budget is None else held,
     )
 
 
-def _columns(seen: Audit) -> Float[np.ndarray, "rows 4"]:
+def _columns(report: Audit) -> Float[np.ndarray, "rows 4"]:
     """Return 1, acceptance, divergence and the best acceptance at that divergence."""
-    spent = seen.divergences[seen.reference]
-    parts = (torch.ones_like(spent), seen.acceptance, spent, seen.optimum_acceptance)
+    spent = report.divergences[report.reference]
+    parts = (torch.ones_like(spent), report.acceptance, spent, report.optimum_acceptance)
     return torch.stack(parts, -1).numpy()

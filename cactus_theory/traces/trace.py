@@ -77,7 +77,7 @@ class Trace:
         self.folder, self.manifest = folder, manifest
         # of the texts among all that were logged
         self.numbers = list(range(len(manifest.shards)) if numbers is None else numbers)
-        self._seen: set[str] = set()
+        self._unchanged: set[str] = set()  # files whose sha256 was right
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
@@ -136,14 +136,14 @@ class Trace:
         ValueError
             No text, or one that there is not.
         """
-        known = range(self.texts)
-        if not texts or any(text not in known for text in texts):
+        numbers = range(self.texts)
+        if not texts or any(text not in numbers for text in texts):
             raise ValueError(
                 f"texts: must be numbers from 0 to {self.texts - 1}; got {list(texts)}"
             )
         shards = tuple(self.manifest.shards[text] for text in texts)
-        numbers = [self.numbers[text] for text in texts]
-        return Trace(self.folder, Manifest(self.header, shards), numbers)
+        logged = [self.numbers[text] for text in texts]
+        return Trace(self.folder, Manifest(self.header, shards), logged)
 
     @property
     def prompts(self) -> list[int]:
@@ -161,18 +161,18 @@ class Trace:
         ValueError
             A trace that was logged without that column.
         """
-        kept = self.header.details.get("groups")
-        kept = kept if isinstance(kept, dict) else {}
-        values = kept.get(column)
+        columns = self.header.details.get("groups")
+        columns = columns if isinstance(columns, dict) else {}
+        values = columns.get(column)
         if not isinstance(values, list) or len(values) != self.header.details.get("prompts"):
             raise ValueError(
                 f"{self.folder / MANIFEST}: must keep the column {column!r} of its prompts to be "
-                f"grouped by it (log it again with --by); got {', '.join(kept) or 'no column'}"
+                f"grouped by it (log it again with --by); got {', '.join(columns) or 'no column'}"
             )
-        found: dict[str, list[int]] = {}
+        groups: dict[str, list[int]] = {}
         for text, prompt in enumerate(self.prompts):
-            found.setdefault(str(values[prompt]), []).append(text)
-        return found
+            groups.setdefault(str(values[prompt]), []).append(text)
+        return groups
 
     def __len__(self) -> int:
         """Return the number of cycles."""
@@ -191,13 +191,7 @@ class Trace:
                 yield _cycle(text, shard, number)
 
     def check_chains(self, reader: str) -> None:
-        """Raise for a trace of trees, which a reader of chains would take for paths.
-
-        Raises
-        ------
-        ValueError
-            Drafted trees.
-        """
+        """Raise ValueError for a trace of trees, which a reader of chains would take for paths."""
         if self.header.trees:
             raise self.refusal(reader)
 
@@ -219,16 +213,16 @@ class Trace:
         entry = self.manifest.shards[text]
         path = self.folder / entry.file
         content = path.read_bytes()
-        if entry.file not in self._seen:
+        if entry.file not in self._unchanged:
             if digest(content) != entry.sha256:
                 raise ValueError(f"{path}: must be the file that was logged; its sha256 differs")
-            self._seen.add(entry.file)
+            self._unchanged.add(entry.file)
         shard = from_bytes(str(path), content, *self.header.limits)
-        held = len(shard), len(shard.target_log_probs), len(shard.draft_log_probs)
-        if held != (entry.cycles, entry.target_rows, entry.draft_rows):
+        counts = len(shard), len(shard.target_log_probs), len(shard.draft_log_probs)
+        if counts != (entry.cycles, entry.target_rows, entry.draft_rows):
             raise ValueError(
                 f"{path}: cycles, target rows and draft rows must be as the manifest says; "
-                f"got {held}"
+                f"got {counts}"
             )
         return shard
 
@@ -249,10 +243,12 @@ class Trace:
         for text in range(self.texts):
             shard = self.shard(text)
             drafted |= set(shard.counts)
-            kinds: dict[tuple[int, bool], list[int]] = {}
-            for number, own in enumerate(zip(shard.counts, shard.certain, strict=True)):
-                kinds.setdefault((min(own[0], most), own[1]), []).append(number)
-            for (width, certain), numbers in sorted(kinds.items()):
+            numbers_by_kind: dict[tuple[int, bool], list[int]] = {}
+            for number, (count, certain) in enumerate(
+                zip(shard.counts, shard.certain, strict=True)
+            ):
+                numbers_by_kind.setdefault((min(count, most), certain), []).append(number)
+            for (width, certain), numbers in sorted(numbers_by_kind.items()):
                 size = max(1, entries // ((width + 1) * self.header.vocab_size))
                 for start in range(0, len(numbers), size):
                     yield _batch(text, shard, numbers[start : start + size], width, certain)
@@ -266,10 +262,10 @@ class Trace:
         ValueError
             A trace of certain drafts only, which have no rows, or of trees.
         """
-        own = [(c.target_probs[:-1], c.draft_probs) for c in self if c.draft_probs is not None]
-        if not own:
+        pairs = [(c.target_probs[:-1], c.draft_probs) for c in self if c.draft_probs is not None]
+        if not pairs:
             raise ValueError(f"{self.folder}: must hold draft rows; every draft in it was certain")
-        target, draft = map(torch.cat, zip(*own, strict=True))
+        target, draft = map(torch.cat, zip(*pairs, strict=True))
         return target, draft
 
     def _check_drafted(self, lengths: set[int]) -> None:
@@ -329,15 +325,15 @@ def _cycle(text: int, shard: Shard, number: int) -> Cycle:
 
 
 def _batch(text: int, shard: Shard, numbers: list[int], width: int, certain: bool) -> Batch:
-    own = torch.tensor(numbers)
+    cycles = torch.tensor(numbers)
     place = torch.arange(width + 1)
-    first = shard.token_offsets[own, None]
-    drafted = shard.draft_offsets[own, None] + place[:-1]
-    bare = certain or not width
+    first = shard.token_offsets[cycles, None]
+    drafted = shard.draft_offsets[cycles, None] + place[:-1]
+    without_rows = certain or not width
     return Batch(
-        text=torch.full_like(own, text),
-        position=shard.position[own].long(),
+        text=torch.full_like(cycles, text),
+        position=shard.position[cycles].long(),
         draft_token_ids=shard.draft_token_ids[first + place[:-1]].long(),
-        target_probs=_probs(shard.target_log_probs[first + own[:, None] + place]),
-        draft_probs=None if bare else _probs(shard.draft_log_probs[drafted]),
+        target_probs=_probs(shard.target_log_probs[first + cycles[:, None] + place]),
+        draft_probs=None if without_rows else _probs(shard.draft_log_probs[drafted]),
     )

@@ -51,26 +51,27 @@ class TreeWalk:
     """Adds to ``sums`` the expected tokens and divergences of one cycle, by depth of the tree."""
 
     def __init__(
-        self, rule: Policy, judge: Tree, cycle: Cycle, kinds: Mapping[str, Divergence],
+        self, policy: Policy, verifier: Tree, cycle: Cycle, kinds: Mapping[str, Divergence],
         ends: frozenset[int], sums: Any,
     ) -> None:  # fmt: skip
-        self.rule, self.judge, self.kinds, self.ends, self.sums = rule, judge, kinds, ends, sums
+        self.policy, self.verifier, self.kinds = policy, verifier, kinds
+        self.ends, self.sums = ends, sums
         self.text, self.q, draft = cycle.text, cycle.target_probs, cycle.draft()
-        self.ids, self.whole = cycle.draft_token_ids.tolist(), judge.runs == "block"
+        self.ids, self.whole = cycle.draft_token_ids.tolist(), verifier.runs == "block"
         self.r = self.q if draft.probs is None else draft.probs[0]
-        self.steps, assigned = Steps(draft, 0, self.ids), Assignment((rule,))
+        self.steps, assigned = Steps(draft, 0, self.ids), Assignment((policy,))
         self.depth = draft.depths[0]
         self.steps.look_ahead(assigned, self.q)
         self.children = draft.children(0)
-        nodes = [node for node, own in enumerate(self.children) if own]
+        nodes = [node for node, children in enumerate(self.children) if children]
         self.number, self.path = {node: number for number, node in enumerate(nodes)}, None
         if nodes:
             ahead = self.steps.raised
             raised = None if ahead is None else self.q.new_tensor([ahead])
             alive, none = self.q.new_ones(1, len(self.ids)), draft.token_ids.new_zeros(1)
             verdict = Verdict(draft.token_ids, none, none, None, [nodes], alive, raised)
-            seen = Verified(assigned, self.q[None], draft, verdict)
-            self.rows, self.path = rows_at(0, nodes, seen), path_to(0, nodes, seen)
+            verified = Verified(assigned, self.q[None], draft, verdict)
+            self.rows, self.path = rows_at(0, nodes, verified), path_to(0, nodes, verified)
         self.sums.tokens[self.text] += 1.0
         self.visit(0, 1.0)
 
@@ -81,7 +82,7 @@ class TreeWalk:
         for number, place in enumerate(run):
             reached = mass * place.alive
             if number:
-                self._keep(place.node, reached)
+                self._count(place.node, reached)
                 if self.ids[place.node - 1] in self.ends:
                     return
             if not self.children[place.node]:
@@ -97,11 +98,11 @@ class TreeWalk:
             for child in self.children[place.node]:
                 caught = mass * stop * float(place.following[self.ids[child]])
                 if child != self.steps.next.get(place.node) and caught > 0:
-                    self._keep(child + 1, caught)
+                    self._count(child + 1, caught)
                     if self.ids[child] not in self.ends:
                         self.visit(child + 1, caught)
 
-    def _keep(self, node: int, mass: float) -> None:
+    def _count(self, node: int, mass: float) -> None:
         """Count a drafted token, and the one that follows it unless the text ends."""
         self.sums.accepted[self.text] += mass
         self.sums.kept[self.depth[node] - 1, self.text] += mass
@@ -109,72 +110,68 @@ class TreeWalk:
 
     def _run(self, node: int) -> list[Place]:
         """Return the nodes from one on along sampled tokens, as far as they can be reached."""
-        run, alive, kept = [], 1.0, 1.0
+        run, alive, acceptance = [], 1.0, 1.0
         while True:
             q, fixed, child = self.q[node], self.steps.fixed[node], self.steps.next.get(node)
             h = self._emitted(node, alive) if fixed or child is not None else q
             if child is None:
-                run.append(Place(node, alive, kept, h, h))
+                run.append(Place(node, alive, acceptance, h, h))
                 return run
             r, token = self.r[node], torch.tensor(self.ids[child])
-            aim, value = (alive * h if self.whole else h), kept
-            law, kept = (aim - r).clamp(min=0.0), float(keep_probability(aim[token], r[token]))
+            aim, value = (alive * h if self.whole else h), acceptance
+            acceptance = float(keep_probability(aim[token], r[token]))
+            law = (aim - r).clamp(min=0.0)
             if not self.whole and not fixed:  # a proposal's recovery is that of its own token
-                kept = float(self.rule.acceptance(q, r, token[None])[0])
-                law = self.rule.recovery(q, r, token).double()
+                acceptance = float(self.policy.acceptance(q, r, token[None])[0])
+                law = self.policy.recovery(q, r, token).double()
             total = float(law.sum())
             if self.whole and alive < 1:
                 value = total / (total + (1 - alive))
             run.append(Place(node, alive, value, h, law / total if total > 0 else q))
-            node, alive = child + 1, kept if self.whole else alive * kept
+            node, alive = child + 1, acceptance if self.whole else alive * acceptance
             if not alive:
                 return run
 
     def _emitted(self, node: int, alive: float) -> Float[Tensor, "vocab"]:
-        own = slice(self.number[node], self.number[node] + 1)
+        row = slice(self.number[node], self.number[node] + 1)
         assert self.path is not None
-        raised = None if self.path.raised is None else self.path.raised[own]
+        raised = None if self.path.raised is None else self.path.raised[row]
         if raised is not None and not bool(raised.isfinite()):
             raised = None
-        path = Path(self.q.new_tensor([alive if self.whole else 1.0]), self.path.left[own], raised)
-        q, p = (rows[own] for rows in self.rows)
-        return self.judge.emitted(self.rule, q, p, path)[0].double()
+        path = Path(self.q.new_tensor([alive if self.whole else 1.0]), self.path.left[row], raised)
+        q, p = (rows[row] for rows in self.rows)
+        return self.verifier.emitted(self.policy, q, p, path)[0].double()
 
 
 def replay_trees(
     trace: Trace,
-    rule: Policy | Schedule,
-    judge: Verifier,
+    policy: Policy | Schedule,
+    verifier: Verifier,
     kinds: dict[str, Divergence],
     sums: Sequence[Any],
     on_cycles: Callable[[int], None] | None,
 ) -> None:
     """Add to the last of ``sums`` what walks down the trees of each cycle do."""
-    if not isinstance(judge, Tree):
-        raise trace.refusal(f"verifier: {judge.spec}")
-    if isinstance(rule, Schedule):
-        raise trace.refusal(f"policy: the schedule {rule.spec}")
+    if not isinstance(verifier, Tree):
+        raise trace.refusal(f"verifier: {verifier.spec}")
+    if isinstance(policy, Schedule):
+        raise trace.refusal(f"policy: the schedule {policy.spec}")
     if len(sums) > 1 or sums[0].width < trace.num_draft_tokens:
         raise trace.refusal("num_draft_tokens: a shorter draft")
-    judge.check(rule)
+    verifier.check(policy)
     ends = frozenset(trace.header.eos_token_ids)
     for number, cycle in enumerate(trace.cycles(), 1):
         sums[-1].cycles[cycle.text] += 1.0
-        TreeWalk(rule, judge, cycle, kinds, ends, sums[-1])
+        TreeWalk(policy, verifier, cycle, kinds, ends, sums[-1])
         if on_cycles is not None:
             on_cycles(number)
 
 
 @dataclass(frozen=True, eq=False)
 class TreeReplay(Replay):
-    """What a policy does on drafted paths with siblings; ``kept`` counts caught tokens, too.
+    """What a policy does on drafted paths with siblings; ``kept`` counts caught tokens, too."""
 
-    Attributes
-    ----------
-    followed : (K, T), how often a token follows one that is caught at place i.
-    """
-
-    followed: Float[np.ndarray, "K texts"]
+    followed: Float[np.ndarray, "K texts"]  # how often a token follows one caught at a place
 
 
 def with_caught(
@@ -184,29 +181,29 @@ def with_caught(
 
     ``shared``: what happens at a place is the same at every K (``shares_rows``).
     """
-    found: dict[int, Replay] = {}
-    caught = None
+    replays: dict[int, Replay] = {}
+    counts = None
     for width in sorted(paths, reverse=True):
-        own = paths[width]
-        if caught is None or not shared:
-            caught = _caught(trace, policy, runs, siblings, width)
-        every, followed = caught[:, :width]
+        replay = paths[width]
+        if counts is None or not shared:
+            counts = _caught(trace, policy, runs, siblings, width)
+        caught, followed = counts[:, :width]
         sums = {
             "verifier": Tree(runs).spec,
-            "tokens": own.tokens + followed.sum(0),
-            "accepted": own.accepted + every.sum(0),
-            "kept": own.kept + every,
+            "tokens": replay.tokens + followed.sum(0),
+            "accepted": replay.accepted + caught.sum(0),
+            "kept": replay.kept + caught,
         }
-        path = {one.name: getattr(own, one.name) for one in fields(Replay)}
-        found[width] = TreeReplay(**path | sums, followed=followed)
-    return found
+        path = {field.name: getattr(replay, field.name) for field in fields(Replay)}
+        replays[width] = TreeReplay(**path | sums, followed=followed)
+    return replays
 
 
 def _caught(
     trace: Trace, policy: Policy, runs: str, siblings: int, width: int
 ) -> Float[np.ndarray, "2 K texts"]:
     """Return how often siblings are caught, and how often a token follows them."""
-    found = np.zeros((2, width, trace.texts))
+    counts = np.zeros((2, width, trace.texts))
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
     for batch in trace.batches(ENTRIES, width):
         q, p, ids = batch.target_probs, batch.draft_probs, batch.draft_token_ids
@@ -222,11 +219,11 @@ def _caught(
         else:
             replaced = alive * (h - p * policy.keep(q[:, :-1], p))
         likely = p.topk(min(siblings, p.shape[-1]))
-        own = torch.where(likely.values > 0, replaced.gather(-1, likely.indices), 0.0)
+        caught = torch.where(likely.values > 0, replaced.gather(-1, likely.indices), 0.0)
         ended = torch.isin(ids, ends)
-        own[ended.cumsum(-1) - ended.long() > 0] = 0.0  # places after the end of a text
+        caught[ended.cumsum(-1) - ended.long() > 0] = 0.0  # places after the end of a text
         goes_on = ~torch.isin(likely.indices, ends)
         for place in range(ids.shape[1]):
-            for sums, each in zip(found, (own, own * goes_on), strict=True):
-                np.add.at(sums[place], batch.text.numpy(), each[:, place].sum(-1).numpy())
-    return found
+            for sums, mass in zip(counts, (caught, caught * goes_on), strict=True):
+                np.add.at(sums[place], batch.text.numpy(), mass[:, place].sum(-1).numpy())
+    return counts

@@ -20,7 +20,7 @@ from cactus_theory.decoding.models import CachedModel
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
-from cactus_theory.traces.replays import _judged
+from cactus_theory.traces.replays import batch_law
 from cactus_theory.traces.rows import ENTRIES
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import find_verifier
@@ -148,7 +148,7 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     lossless, chain = find_policy("speculative"), find_verifier("chain")
     colder = [find_policy("tempered", temperature=own) for own in temperatures]
     for batch in trace.batches(ENTRIES):
-        alive, going, _ = _judged(batch, lossless, chain, {}, ends)
+        alive, going, _ = batch_law(batch, lossless, chain, {}, ends)
         reached = torch.where(going, alive, 0.0)
         text = int(batch.text[0])
         weight[text] += float(reached.sum())

@@ -134,11 +134,11 @@ IN_TRACES = {
         ("_pooled", Replace("value * size + kept * other", "value * other + kept * size")),
     ),
     "traces/replays.py": (
-        ("_judged", Replace("going", "going[:, 1:]")),
-        ("_judged", Replace("q[:, :-1]", "q[:, 1:]")),
-        ("_Sums.add", Replace("alive[:, 1:]", "alive[:, :-1]")),
-        ("_Sums.add", Value("alive", into="after")),
-        ("_Sums.add", Replace("reached * values", "values")),
+        ("batch_law", Replace("going", "going[:, 1:]")),
+        ("batch_law", Replace("q[:, :-1]", "q[:, 1:]")),
+        ("TextSums.add", Replace("alive[:, 1:]", "alive[:, :-1]")),
+        ("TextSums.add", Value("alive", into="after")),
+        ("TextSums.add", Replace("reached * values", "values")),
     ),
     "traces/estimate.py": (
         ("Estimate.standard_error", Operator("/", "*")),

@@ -15,7 +15,7 @@ from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Batch, Observation
 from cactus_theory.traces.faults import Fault, Planted, _cut
-from cactus_theory.traces.replays import _judged
+from cactus_theory.traces.replays import batch_law
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import pick
@@ -212,7 +212,7 @@ class Pool:
             ids = batch.draft_token_ids
             draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
             stop = judge.law(Assignment((rule,)), batch.target_probs, draft).stop
-            _, going, _ = _judged(batch, rule, judge, {}, ends)
+            _, going, _ = batch_law(batch, rule, judge, {}, ends)
             own = stop.flip(-1).cumsum(-1).flip(-1)  # of this draft, however it was drawn
             alive.append(torch.where(going[:, :-1], own[:, 1:], 0.0))
             text.append(batch.text)

@@ -14,8 +14,8 @@ import torch
 from cactus_theory.decoding import load_pair
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Expectation, Observation, Replay, compare_observed
-from cactus_theory.traces.faults import shown
-from cactus_theory.traces.replays import _judged
+from cactus_theory.traces.faults import visible_faults
+from cactus_theory.traces.replays import batch_law
 from cactus_theory.verify.contract import find_verifier
 from tests.decoding.conftest import STORIES
 from tests.traces.planted import Pool
@@ -38,7 +38,9 @@ class Engine:
             rounds, verifier, _ = decodes.rounds(fault, REPEATS, seed + 1000 * number)
             judges = {"own": verifier}
             if fault is None:
-                planted = {own.name: own.verifier(judge, 0.5) for own in shown(rounds, judge)}
+                planted = {
+                    own.name: own.verifier(judge, 0.5) for own in visible_faults(rounds, judge)
+                }
                 judges |= {name: own for name, own in planted.items() if own is not None}
             ends = torch.tensor(rounds.header.eos_token_ids)
             pool = Pool.of(rounds, verifier)
@@ -47,7 +49,7 @@ class Engine:
             for name, own in judges.items():
                 found = np.zeros((6, decodes.num_draft_tokens, rounds.texts))
                 for batch in rounds.batches(0):
-                    alive, going, _ = _judged(batch, rule, own, {}, ends)
+                    alive, going, _ = batch_law(batch, rule, own, {}, ends)
                     reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
                     kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
                     parts = (going[:, :1] + 0.0 * kept, reached, kept, reached**2,

@@ -13,7 +13,7 @@ import torch
 from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.policies import policy
 from cactus_theory.traces import compare_observed, expect, noise_floor, row_signatures
-from cactus_theory.traces.faults import FAULTS, Misled, MisledDrafting, Rows, shown
+from cactus_theory.traces.faults import FAULTS, Misled, MisledDrafting, Rows, visible_faults
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
@@ -127,9 +127,9 @@ def test_a_verifier_with_a_fault_decides_as_its_law_says() -> None:
 
 
 def test_where_faults_can_show() -> None:
-    names = {own.name for own in shown(_trace(1.0, 0), find_verifier("chain"))}
+    names = {own.name for own in visible_faults(_trace(1.0, 0), find_verifier("chain"))}
     assert "no-draft-law" not in names and "rows-late" in names and "block-by-token" not in names
-    names = {own.name for own in shown(_trace(0.5, 7), find_verifier("block"))}
+    names = {own.name for own in visible_faults(_trace(0.5, 7), find_verifier("block"))}
     assert names == set(BY_NAME)
 
 
@@ -170,7 +170,7 @@ def test_what_a_pass_is_shown(tiny) -> None:
         (Misled(tiny[1], from_round=True), set(), [0, 1, 2, 3, 4], [0, 1, 2, 3, 0]),
         (Misled(tiny[1], lost=2), {1, 2}, [0, 3, 4], [0, 1, 2]),
     ]:
-        work = SimpleNamespace(own=own, lost=[lost], texts=texts)
+        work = SimpleNamespace(drafter=own, lost=[lost], texts=texts)
         assert MisledDrafting.fed(work, 0, 1) == (tokens, positions)
 
 
