@@ -122,9 +122,9 @@ def __getattr__(name: str) -> Any:
     """Return a public name, from the file that has it."""
     if name not in _FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -71,20 +71,20 @@ def check_probabilities(name: str, probs: Tensor) -> None:
     least, most = probs.aminmax()
     if not bool((least >= 0) & (most < torch.inf)):  # NaN is both least and most
         bad = ~torch.isfinite(probs)
-        rule, hint = ("be finite", "") if bad.any() else ("not be negative", LOGITS)
+        bound, hint = ("be finite", "") if bad.any() else ("not be negative", LOGITS)
         at = _first(bad if bad.any() else probs < 0)
         where = f"token {at[-1]} of {place(at[:-1], probs.shape[:-1])}"
-        raise ValueError(f"{name}: entries must {rule}; got {probs[at].item()} at {where}{hint}")
+        raise ValueError(f"{name}: entries must {bound}; got {probs[at].item()} at {where}{hint}")
     tolerance = ROW_SUM_TOLERANCE[probs.dtype]
     sums = probs.sum(-1, dtype=torch.float64)
     bad = (sums - 1).abs() > tolerance
     if bad.any():
         at = _first(bad)
-        found = sums[at].item()
-        hint = ROUNDED if abs(found - 1) < NEARLY_ONE else LOGITS if float(most) > 1 else ""
+        total = sums[at].item()
+        hint = ROUNDED if abs(total - 1) < NEARLY_ONE else LOGITS if float(most) > 1 else ""
         raise ValueError(
             f"{name}: every row must sum to 1 within {tolerance:g} ({probs.dtype}); "
-            f"{place(at, sums.shape)} sums to {found:.12g}{hint}"
+            f"{place(at, sums.shape)} sums to {total:.12g}{hint}"
         )
 
 
@@ -205,8 +205,8 @@ def working_device(name: str, value: str | torch.device) -> torch.device:
     try:
         torch.zeros(1, device=value).item()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        said = str(error).partition("\n")[0]
-        raise ValueError(f"{name}: must be a device of this machine; got {value}; {said}") from None
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"{name}: must be a device of this machine; got {value}; {why}") from None
     return torch.device(value)
 
 

@@ -94,13 +94,13 @@ def read_marked(path: Path, kind: str | int, *versions: int) -> dict[str, Any]:
     except OSError as error:
         raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
     content = parsed_json(f"{path}: must be a JSON file", text)
-    said = content.get("format") if isinstance(content, dict) else None
-    if said != kind or isinstance(said, bool):
-        other = "this is something else" if said is None else f"got {said!r:.60}"
+    format_name = content.get("format") if isinstance(content, dict) else None
+    if format_name != kind or isinstance(format_name, bool):
+        other = "this is something else" if format_name is None else f"got {format_name!r:.60}"
         raise ValueError(f"{path}: must say format {kind!r}; {other}")
     if versions and content.get("version") not in versions:
-        known = " or ".join(map(str, versions))
-        raise ValueError(f"{path}: version must be {known}; got {content.get('version')!r:.60}")
+        readable = " or ".join(map(str, versions))
+        raise ValueError(f"{path}: version must be {readable}; got {content.get('version')!r:.60}")
     return content
 
 

@@ -39,7 +39,7 @@ def column_of(path: str | Path, name: str) -> list[str]:
         A file that cannot be read, or is plain text; a line without it.
     """
     path = Path(path)
-    found = []
+    values = []
     for number, line in _written(path):
         record = parsed_json(f"--by: line {number} of {path.name} must be JSON", line)
         value = record.get(name) if isinstance(record, dict) else None
@@ -48,8 +48,8 @@ def column_of(path: str | Path, name: str) -> list[str]:
                 f"--by: line {number} of {path.name} must hold a text or a number under {name!r}; "
                 f"got {line[:60]!r}"
             )
-        found.append(str(value))
-    return found
+        values.append(str(value))
+    return values
 
 
 def _written(path: Path) -> list[tuple[int, str]]:
@@ -98,5 +98,5 @@ def _first(value: Any) -> Any:
     if not isinstance(value[0], dict):
         return value[0]
     chat = [turn for turn in value if isinstance(turn, dict)]
-    said = (turn.get("content") for turn in chat if turn.get("role", "user") == "user")
-    return next(said, None)
+    contents = (turn.get("content") for turn in chat if turn.get("role", "user") == "user")
+    return next(contents, None)

@@ -164,14 +164,14 @@ def _read_npy(path: str, file: Path, key: str) -> Any:
 def _read_npz(path: str, file: Path, key: str) -> Any:
     broken = f"{path}: must be a .npz file of numbers"
     try:
-        held = zipfile.ZipFile(file)
+        archive = zipfile.ZipFile(file)
     except BROKEN as error:
         raise ValueError(f"{broken}; {first_line(error)}") from None
-    with held:
-        members = {own.filename.removesuffix(".npy"): own for own in held.infolist()}
+    with archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         name = _pick(path, list(members), key)
         try:
-            with held.open(members[name]) as stream:
+            with archive.open(members[name]) as stream:
                 return _array(stream, _unpacked(members[name]))
         except BROKEN as error:
             raise ValueError(f"{broken}; {name}: {first_line(error)}") from None

@@ -33,17 +33,17 @@ class BrokenRule(ValueError):
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     """Split a spec into its name, registered or ``FILE.py:NAME``, and its knobs (as text)."""
-    found = FORM.fullmatch(spec)
-    if found is not None:
-        return f"{found['file']}:{found['name']}", parse_knobs(found["knobs"] or "", spec)
+    match = FORM.fullmatch(spec)
+    if match is not None:
+        return f"{match['file']}:{match['name']}", parse_knobs(match["knobs"] or "", spec)
     name, _, rest = spec.partition(":")
     return name.strip(), parse_knobs(rest, spec)
 
 
-def spec_of(name: str, own: Any) -> str:
+def spec_of(name: str, value: Any) -> str:
     """Return what :func:`parse_spec` reads: a name, and a dataclass's values but defaults."""
-    known = fields(own) if is_dataclass(own) else ()
-    pairs = [(each.name, getattr(own, each.name), each.default) for each in known]
+    knob_fields = fields(value) if is_dataclass(value) else ()
+    pairs = [(each.name, getattr(value, each.name), each.default) for each in knob_fields]
     knobs = ",".join(f"{knob}={value}" for knob, value, default in pairs if value != default)
     return f"{name}:{knobs}" if knobs else name
 
@@ -61,13 +61,13 @@ def parse_knobs(text: str, spec: str) -> dict[str, str]:
     return knobs
 
 
-def together(spec: str, knobs: Mapping[str, Any], said: str = "") -> dict[str, Any]:
+def merged_knobs(spec: str, knobs: Mapping[str, Any], label: str = "") -> dict[str, Any]:
     """Return the knobs of a spec with those given as keywords; each must be given once."""
-    _, given = parse_spec(spec)
-    if twice := given.keys() & knobs.keys():
-        said = said or f"{min(twice)}:"
-        raise ValueError(f"{said} must be given once; got {spec!r} and {knobs!r}")
-    return {**given, **knobs}
+    _, spec_knobs = parse_spec(spec)
+    if twice := spec_knobs.keys() & knobs.keys():
+        label = label or f"{min(twice)}:"
+        raise ValueError(f"{label} must be given once; got {spec!r} and {knobs!r}")
+    return {**spec_knobs, **knobs}
 
 
 def names_a_file(spec: str) -> bool:
@@ -77,8 +77,8 @@ def names_a_file(spec: str) -> bool:
 
 def file_of(spec: str) -> Path | None:
     """Return the file that a spec names, None for a registered name."""
-    found = FORM.fullmatch(spec)
-    return None if found is None else Path(found["file"])
+    match = FORM.fullmatch(spec)
+    return None if match is None else Path(match["file"])
 
 
 def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
@@ -89,17 +89,17 @@ def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
     ValueError, OSError
         Not of that form; no such file.
     """
-    found = FORM.fullmatch(source)
-    name = found["name"] if found else None
-    if found is None or (name is not None and not name.isidentifier()):
+    match = FORM.fullmatch(source)
+    name = match["name"] if match else None
+    if match is None or (name is not None and not name.isidentifier()):
         raise ValueError(f"{word}: must read file.py:name; got {source!r}")
-    path = Path(found["file"])
+    path = Path(match["file"])
     if not path.is_file():
-        raise FileNotFoundError(f"{word}: no such file; got {found['file']!r}")
+        raise FileNotFoundError(f"{word}: no such file; got {match['file']!r}")
     if name is None:
-        held = ", ".join(_written(path)) or "no function or class"
-        raise ValueError(f"{word}: must read file.py:name; got {source!r}; it holds {held}")
-    return path, name, found["knobs"] or ""
+        names = ", ".join(_written(path)) or "no function or class"
+        raise ValueError(f"{word}: must read file.py:name; got {source!r}; it holds {names}")
+    return path, name, match["knobs"] or ""
 
 
 class Registry(Generic[Kind]):
@@ -164,8 +164,8 @@ class Registry(Generic[Kind]):
 
     def _offers(self, module: ModuleType) -> str:
         """Return which of its kind a file defines, in words."""
-        found = ", ".join(self._defined(module))
-        return f"it defines {found or f'no {self.word}'}"
+        names = ", ".join(self._defined(module))
+        return f"it defines {names or f'no {self.word}'}"
 
     def _defined(self, module: ModuleType) -> Iterator[str]:
         for name, value in vars(module).items():
@@ -189,8 +189,8 @@ def _named(value: Any, module: ModuleType, path: Path, name: str) -> Any:
     if not isinstance(value, type) and hasattr(value, "read_as"):
         return value.read_as(f"{path}:{name}")
     kind: Any = _kind_of(value)
-    own = kind.__module__ == module.__name__ and "registered_as" not in vars(kind)
-    if own and getattr(module, kind.__name__, None) is kind:
+    unregistered = kind.__module__ == module.__name__ and "registered_as" not in vars(kind)
+    if unregistered and getattr(module, kind.__name__, None) is kind:
         kind.name = f"{path}:{kind.__name__}"
     return value
 
@@ -217,8 +217,8 @@ def _module(path: Path, changed: int) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    known = PathFinder.find_spec(path.stem)
-    if known is None or known.origin == str(path):
+    installed = PathFinder.find_spec(path.stem)
+    if installed is None or installed.origin == str(path):
         sys.modules.setdefault(path.stem, module)
     try:
         spec.loader.exec_module(module)
@@ -234,7 +234,7 @@ def _blame(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path.name}, line {error.lineno}: SyntaxError: {error.msg}"
     lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    said = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     if not lines:
-        return f"{path.name}: {said}"
-    return f"{path.name}, line {lines[-1].lineno} ({lines[-1].line}): {said}"
+        return f"{path.name}: {message}"
+    return f"{path.name}, line {lines[-1].lineno} ({lines[-1].line}): {message}"

@@ -26,10 +26,10 @@ ESCAPED = {
 }  # fmt: skip
 
 
-def both(value: float, error: float) -> str:
+def with_error(value: float, error: float) -> str:
     """Return a number with its standard error, if there is one."""
-    shown = f"{value:.4f}"
-    return shown if math.isnan(error) else f"{shown}{PLUS_MINUS}{error:.4f}"
+    digits = f"{value:.4f}"
+    return digits if math.isnan(error) else f"{digits}{PLUS_MINUS}{error:.4f}"
 
 
 def print_table(heads: Cells, lines: Sequence[Cells], words: Sequence[int]) -> None:
@@ -135,9 +135,9 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str =
     tall = max(head.count("\n") for head in heads) + 1
     tops = [[*[""] * tall, *head.split("\n")][-tall:] for head in heads]
     lines = [list(line) for line in zip(*tops, strict=True)] + [list(row) for row in rows]
-    made = aligned(lines, [place for place, head in enumerate(heads) if head in WORDS])
-    ruled = "─" * len(made[0])
-    parts = [title] * bool(title) + [*made[:tall], ruled, *made[tall:]]
+    table = aligned(lines, [place for place, head in enumerate(heads) if head in WORDS])
+    ruled = "─" * len(table[0])
+    parts = [title] * bool(title) + [*table[:tall], ruled, *table[tall:]]
     return "\n".join(map(str.rstrip, parts))
 
 
@@ -188,7 +188,7 @@ def save_csv(path: str, columns: Columns, notes: dict[str, Any]) -> None:
     arrays = _flat(columns)
     heads = ["row", *(name.replace(" ", "_") for name in arrays)]
     count = max(map(len, arrays.values()))
-    lines = zip(range(count), *(map(_exact, own) for own in arrays.values()), strict=True)
+    lines = zip(range(count), *(map(_exact, column) for column in arrays.values()), strict=True)
     save_table(path, [dict(zip(heads, line, strict=True)) for line in lines], notes)
 
 
@@ -211,11 +211,11 @@ def plain_json(value: Any) -> Any:
 
 def _print_table(arrays: dict[str, np.ndarray], count: int) -> None:
     columns = [
-        [name.rjust(12), *map(_cell, own[:ROWS_SHOWN]), _cell(own.astype(float).mean())]
-        for name, own in arrays.items()
+        [name.rjust(12), *map(_cell, column[:ROWS_SHOWN]), _cell(column.astype(float).mean())]
+        for name, column in arrays.items()
     ]
-    shown = [str(row) for row in range(min(count, ROWS_SHOWN))]
-    lines = aligned([*zip(["row".rjust(6), *shown, "mean"], *columns, strict=True)], ())
+    labels = [str(row) for row in range(min(count, ROWS_SHOWN))]
+    lines = aligned([*zip(["row".rjust(6), *labels, "mean"], *columns, strict=True)], ())
     print("\n".join(lines[:-1]))
     if count > ROWS_SHOWN:
         print(f"   … {count - ROWS_SHOWN} more rows (--json prints all, --csv saves all)")

@@ -24,9 +24,9 @@ Given = ParamSpec("Given")
 
 def one_line(error: Exception) -> str:
     """Return what an error says as one line, without the middle of what would fill the screen."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    line = " ".join(str(error).split()) or type(error).__name__
     half = LONGEST // 2
-    return said if len(said) <= LONGEST else f"{said[:half]} … {said[-half:]}"
+    return line if len(line) <= LONGEST else f"{line[:half]} … {line[-half:]}"
 
 
 def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:

@@ -8,12 +8,12 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base.tables import (
-    both,
     print_json,
     print_rows,
     print_table,
     save_latex,
     save_table,
+    with_error,
 )
 from cactus_theory.commands.flags import add_policy, chosen_policy
 from cactus_theory.commands.rows import add_rows, check_outputs, drafts, save_outputs, source
@@ -89,7 +89,7 @@ def _audit_several(args: argparse.Namespace) -> int:
     lines, q, p = _lines(rows, policies, spec)
     notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": rows.texts}
     heads, cells = _heads(spec), [_cells(line, spec) for line in lines]
-    shown = heads, cells, WORDS
+    table = heads, cells, WORDS
     if args.by:
         lines: list[Line] = [
             {"group": value} | line
@@ -97,12 +97,12 @@ def _audit_several(args: argparse.Namespace) -> int:
             for line in _lines(part, policies, spec)[0]
         ]
         cells = [[line["group"], *_cells(line, spec)] for line in lines]
-        shown = [args.by, *heads], cells, (0, *(place + 1 for place in WORDS))
+        table = [args.by, *heads], cells, (0, *(place + 1 for place in WORDS))
     if args.csv:
         save_table(args.csv, lines, notes)
     if args.latex:
-        said = "; ".join([f"{name} {value}" for name, value in notes.items()])
-        save_latex(args.latex, *shown, note="; ".join([said, *LEGEND.splitlines()]))
+        summary = "; ".join([f"{name} {value}" for name, value in notes.items()])
+        save_latex(args.latex, *table, note="; ".join([summary, *LEGEND.splitlines()]))
     if args.plot:
         from cactus_theory.commands.plot import save_pooled_plot
 
@@ -111,7 +111,7 @@ def _audit_several(args: argparse.Namespace) -> int:
     if args.json:
         return print_json(notes | {"policies": lines})
     print("{rows} rows of {texts} texts".format(**notes))
-    print_table(*shown)
+    print_table(*table)
     print(LEGEND)
     return 0
 
@@ -121,7 +121,7 @@ def _lines(
 ) -> tuple[list[Line], torch.Tensor, torch.Tensor]:
     """Return a line for each policy, and all rows."""
     audits = [pooled_audit(policy, source, divergence=spec) for policy in policies]
-    q, p = (torch.cat(part) for part in zip(*[own[1:] for own in row_pairs(source)], strict=True))
+    q, p = (torch.cat(part) for part in zip(*[rows[1:] for rows in row_pairs(source)], strict=True))
     return [_line(one, _pooled_share(one, q, p)) for one in audits], q, p
 
 
@@ -134,11 +134,11 @@ def _parts(source: Trace | SavedRows, column: str) -> dict[str, Trace]:
 
 def _policies(args: argparse.Namespace) -> list[Policy]:
     knobs = {"delta": args.delta, "price": args.price, "set": args.set or None}
-    for flag, given in knobs.items():
-        if given is not None:
+    for flag, value in knobs.items():
+        if value is not None:
             raise ValueError(
                 f"--{flag}: must be written in the spec in a table of policies, as in "
-                f"cactus:delta=0.1; got {given}"
+                f"cactus:delta=0.1; got {value}"
             )
     return [ct.policy(spec) for spec in args.policy]
 
@@ -178,13 +178,13 @@ def _heads(spec: str) -> list[str]:
 
 
 def _cells(line: Line, spec: str) -> list[str]:
-    pooled, held = line["share_of_pooled_optimum"], line["held"]
+    pooled, rows_held = line["share_of_pooled_optimum"], line["held"]
     return [
         line["policy"],
-        both(line["acceptance"], line["acceptance_se"]),
-        both(line[spec], line[f"{spec}_se"]),
+        with_error(line["acceptance"], line["acceptance_se"]),
+        with_error(line[spec], line[f"{spec}_se"]),
         f"{line['share_of_row_optimum']:.4f}",
         "" if pooled is None else f"{pooled:.4f}",
         line["declares"],
-        "" if held is None else f"{held} of {line['rows']}",
+        "" if rows_held is None else f"{rows_held} of {line['rows']}",
     ]

@@ -56,7 +56,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Return 0 if every property holds, 1 if one is broken, 3 if one could not be decided."""
     check.optional_module("hypothesis", "testing")
-    from cactus_theory.commands.check import page
     from cactus_theory.testing._check import check_file
 
     check.number("--timeout", args.timeout, 0, LONGEST, open_low=True)
@@ -153,14 +152,14 @@ def page(report: Report, source: str) -> str:
 """
 
 
-def _line(v: Verdict) -> str:
-    kind = v.verdict if v.verdict in ("holds", "fails") else "quiet"
-    name = escape(v.law)
-    shown = f'<a href="#{name}">{name}</a>' if v.finding is not None else name
-    margin = "" if v.worst is None else number(v.worst)
+def _line(verdict: Verdict) -> str:
+    kind = verdict.verdict if verdict.verdict in ("holds", "fails") else "quiet"
+    name = escape(verdict.law)
+    label = f'<a href="#{name}">{name}</a>' if verdict.finding is not None else name
+    margin = "" if verdict.worst is None else number(verdict.worst)
     return (
-        f'<tr><td>{shown}<br><span class="quiet">{escape(v.statement)}</span></td>'
-        f'<td class="{kind}">{v.verdict}</td><td class="number">{v.examples or ""}</td>'
+        f'<tr><td>{label}<br><span class="quiet">{escape(verdict.statement)}</span></td>'
+        f'<td class="{kind}">{verdict.verdict}</td><td class="number">{verdict.examples or ""}</td>'
         f'<td class="number">{margin}</td></tr>'
     )
 
@@ -178,10 +177,10 @@ def _section(report: Report, finding: Finding, source: str) -> str:
     listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in entries)
     picture = bars(finding) if finding.target else ""
     test = pasted_test(source, finding) if finding.target else ""
-    shown = f"<p>A test to paste next to the rule:</p><pre>{escape(test)}</pre>" if test else ""
+    paste = f"<p>A test to paste next to the rule:</p><pre>{escape(test)}</pre>" if test else ""
     return (
         f'<h2 id="{escape(finding.law)}">{escape(finding.law)}</h2>\n'
-        f"<p>{escape(finding.statement)}</p>\n{picture}\n<dl>{listed}</dl>\n{shown}"
+        f"<p>{escape(finding.statement)}</p>\n{picture}\n<dl>{listed}</dl>\n{paste}"
     )
 
 

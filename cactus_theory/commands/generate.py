@@ -70,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of torch; 1 is best for small models")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="print one JSON object only")
-    shown.add_argument("--stream", action="store_true", help="print the text while it is decoded")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object only")
+    output.add_argument("--stream", action="store_true", help="print the text while it is decoded")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,19 +81,22 @@ def run(args: argparse.Namespace) -> int:
         check.number("--top-p", args.top_p, 0, 1, open_low=True)
     if args.top_k is not None:
         check.number("--top-k", args.top_k, 1)
-    for name, text in (("--prompt", args.prompt), *(("--span", own) for own in args.span or ())):
+    for name, text in (
+        ("--prompt", args.prompt),
+        *(("--span", marker) for marker in args.span or ()),
+    ):
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
-    tuned = _told(args)
+    tuned = _tuned_setting(args)
     from cactus_theory.decoding import DecodeOptions, TextPieces, decode, load_pair
     from cactus_theory.decoding.drafters import as_drafter
 
-    told: dict[str, Any] = {} if tuned.plain else {**tuned.options}
+    keywords: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
-        told["policy"] = _scheduled(args, tuned)
-    told["temperature"], told["logits_processor"] = _cut(args, tuned.temperature)
+        keywords["policy"] = _scheduled(args, tuned)
+    keywords["temperature"], keywords["logits_processor"] = _cut(args, tuned.temperature)
     options = DecodeOptions(  # checked before models are loaded
-        **told, max_new_tokens=args.max_new_tokens, seed=args.seed
+        **keywords, max_new_tokens=args.max_new_tokens, seed=args.seed
     )
     check.optional_module("transformers", "llm")
     if args.threads is not None:
@@ -104,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
     if not ids.numel():
         raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
     tuned.check_pair(pair.target, pair.draft)
-    if said := tuned.below_floor:
-        print(f"cactus-theory generate: {said}", file=sys.stderr)
+    if warning := tuned.below_floor:
+        print(f"cactus-theory generate: {warning}", file=sys.stderr)
     pieces = TextPieces(pair.tokenizer)
     options = replace(
         options,
@@ -125,17 +128,17 @@ def run(args: argparse.Namespace) -> int:
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
     if args.cap is not None:
-        own = Promise(0.9, per_token=args.cap, tokens=args.max_new_tokens)
-        statistics["promise"] = own.sentence
+        promise = Promise(0.9, per_token=args.cap, tokens=args.max_new_tokens)
+        statistics["promise"] = promise.sentence
     if args.json:
         spec = "plain" if tuned.plain else options.policies[0].spec
         header = {"policy": spec, "verifier": tuned.verifier, "text": text}
-        readings = [own.as_dict() for own in result.readings()]
+        readings = [reading.as_dict() for reading in result.readings()]
         return print_json(header | statistics | {"readings": readings})
     print(pieces.rest() if args.stream else args.prompt + text)
     for name, value in statistics.items():
-        shown = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"{name.replace('_', ' '):<28} {shown}", file=sys.stderr)
+        digits = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{name.replace('_', ' '):<28} {digits}", file=sys.stderr)
     return 0
 
 
@@ -156,7 +159,7 @@ def _print(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def _told(args: argparse.Namespace) -> TunedSetting:
+def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
     """Return how to decode: as the flags say, or a file from ``cactus-theory tune``.
 
     Raises
@@ -172,13 +175,13 @@ def _told(args: argparse.Namespace) -> TunedSetting:
     if args.tuned is None:
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
-        rule = chosen_policy(args, find_rule)
+        policy = chosen_policy(args, find_rule)
         verifier = args.verifier or ("chain" if args.siblings is None else "tree")
-        return TunedSetting(rule, verifier, width, temperature, siblings=args.siblings or 0)
+        return TunedSetting(policy, verifier, width, temperature, siblings=args.siblings or 0)
     for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings", "delta", "price"):
-        if (given := getattr(args, name)) is not None:
+        if (value := getattr(args, name)) is not None:
             flag = name.replace("_", "-")
-            raise ValueError(f"--{flag}: must not be given with --tuned; got {given}")
+            raise ValueError(f"--{flag}: must not be given with --tuned; got {value}")
     if args.set:
         raise ValueError(f"--set: must not be given with --tuned; got {args.set[0]}")
     tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)

@@ -58,9 +58,9 @@ SHOWN_RATIOS = (1e-3, 1e3)
 
 
 def save_plot(
-    path: str, q: np.ndarray, p: np.ndarray, divergence: str, delta: float, rule: Any = None
+    path: str, q: np.ndarray, p: np.ndarray, divergence: str, delta: float, policy: Any = None
 ) -> None:
-    """Draw the optimum for one row (V,) at ``delta``, and the policy ``rule``: PNG, PDF or SVG.
+    """Draw the optimum for one row (V,) at ``delta``, and the policy: PNG, PDF or SVG.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def save_plot(
     q, p = (np.asarray(row, np.float64) / np.asarray(row, np.float64).sum() for row in (q, p))
     best = ct.optimal_acceptance(q, p, divergence=divergence, delta=delta)
     with matplotlib.rc_context(settings()):
-        write_picture(path, _drawn(q, p, best, divergence, rule), 200)
+        write_picture(path, _drawn(q, p, best, divergence, policy), 200)
 
 
 def check_picture(path: str) -> None:
@@ -96,70 +96,70 @@ def write_picture(path: str, figure: Any, dpi: int) -> None:
     write_whole(path, content.getvalue())
 
 
-def _drawn(q: np.ndarray, p: np.ndarray, best: Any, divergence: str, rule: Any) -> Any:
+def _drawn(q: np.ndarray, p: np.ndarray, best: Any, divergence: str, policy: Any) -> Any:
     """Return the figure, as wide as a page."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 3.5), layout="constrained")
     band, curve = figure.subplots(1, 2)
-    _draw_band(band, q, p, best, rule)
-    _draw_frontier(curve, q, p, best, divergence, rule)
+    _draw_band(band, q, p, best, policy)
+    _draw_frontier(curve, q, p, best, divergence, policy)
     return figure
 
 
-def _draw_band(ax: Any, q: np.ndarray, p: np.ndarray, best: Any, rule: Any) -> None:
+def _draw_band(axes: Any, q: np.ndarray, p: np.ndarray, best: Any, policy: Any) -> None:
     """Draw ratios to q over the target mass to the left, tokens in order of p/q."""
     inside = q > 0
     order = np.argsort(p[inside] / q[inside], kind="stable")
     mass = q[inside][order]
     edges = np.concatenate([[0.0], mass.cumsum()])
     rows = [("draft p/q", p, DRAFT, 4.0), ("the optimum", best.target, OPTIMUM, 2.0)]
-    if rule is not None:
-        rows.append((f"{rule.spec} emits", ct.emitted_law(rule, q, p), OWN, 1.3))
+    if policy is not None:
+        rows.append((f"{policy.spec} emits", ct.emitted_law(policy, q, p), OWN, 1.3))
     for label, row, colour, width in rows:
         ratio = (row[inside][order] / mass).clip(*SHOWN_RATIOS)
-        ax.stairs(ratio, edges, color=colour, linewidth=width, label=label, baseline=None)
+        axes.stairs(ratio, edges, color=colour, linewidth=width, label=label, baseline=None)
     lower, upper = float(best.lower), float(best.upper)
     low, high = max(lower, SHOWN_RATIOS[0]), min(upper, SHOWN_RATIOS[1])
-    ax.axhspan(low, high, color=OPTIMUM, alpha=0.09, linewidth=0)
-    ax.set_yscale("log")
-    ax.set_xlim(0, 1)
-    ax.set_xlabel("tokens in order of p/q, as wide as q")
-    ax.set_ylabel("probability relative to the target")
-    ax.set_title(f"Optimum: p within {lower:.3g} q … {upper:.3g} q")
-    ax.legend(frameon=False, fontsize=7.5)
+    axes.axhspan(low, high, color=OPTIMUM, alpha=0.09, linewidth=0)
+    axes.set_yscale("log")
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("tokens in order of p/q, as wide as q")
+    axes.set_ylabel("probability relative to the target")
+    axes.set_title(f"Optimum: p within {lower:.3g} q … {upper:.3g} q")
+    axes.legend(frameon=False, fontsize=7.5)
 
 
 def _draw_frontier(
-    ax: Any, q: np.ndarray, p: np.ndarray, best: Any, divergence: str, rule: Any
+    axes: Any, q: np.ndarray, p: np.ndarray, best: Any, divergence: str, policy: Any
 ) -> None:
     """Draw acceptance against the divergence of what is emitted."""
     line = ct.frontier(q, p, divergence=divergence, points=FRONTIER_POINTS)
-    shown = np.isfinite(line.delta)
-    ax.plot(line.delta[shown], line.acceptance[shown], color=OPTIMUM, label="optimum")
+    finite = np.isfinite(line.delta)
+    axes.plot(line.delta[finite], line.acceptance[finite], color=OPTIMUM, label="optimum")
     for label, specs in COMPARED.items():
         points = [_point(ct.policy(spec), q, p, divergence) for spec in specs]
-        finite = [point for point in points if math.isfinite(point[0])]
-        spent, kept = np.array(finite).reshape(-1, 2).T
-        ax.plot(spent, kept, ms=3.6, lw=1.1, label=label, **LOOKS[label.lower()])
-    ax.plot(0, float(line.acceptance[0]), "s", ms=6, color=INK, label="speculative")
-    ax.plot(float(best.divergence), float(best.acceptance), "o", ms=8, color=OPTIMUM)
-    if rule is not None:
-        spent, kept = _point(rule, q, p, divergence)
-        ax.plot(spent, kept, "*", ms=12, color=OWN, mec=INK, label=rule.spec)
+        drawn = [point for point in points if math.isfinite(point[0])]
+        spent, accepted = np.array(drawn).reshape(-1, 2).T
+        axes.plot(spent, accepted, ms=3.6, lw=1.1, label=label, **LOOKS[label.lower()])
+    axes.plot(0, float(line.acceptance[0]), "s", ms=6, color=INK, label="speculative")
+    axes.plot(float(best.divergence), float(best.acceptance), "o", ms=8, color=OPTIMUM)
+    if policy is not None:
+        spent, accepted = _point(policy, q, p, divergence)
+        axes.plot(spent, accepted, "*", ms=12, color=OWN, mec=INK, label=policy.spec)
     unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
-    ax.set_xlabel(f"{divergence} of what is emitted, from the target{unit}")
-    ax.set_ylabel("acceptance")
-    ax.set_title(f"Optimum: {float(best.acceptance):.4g} at {float(best.divergence):.4g}")
-    ax.legend(frameon=False, fontsize=7.5, loc="best")
+    axes.set_xlabel(f"{divergence} of what is emitted, from the target{unit}")
+    axes.set_ylabel("acceptance")
+    axes.set_title(f"Optimum: {float(best.acceptance):.4g} at {float(best.divergence):.4g}")
+    axes.legend(frameon=False, fontsize=7.5, loc="best")
 
 
-def _point(rule: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[float, float]:
+def _point(policy: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[float, float]:
     """Return the divergence that a policy spends on the row, and its acceptance."""
-    law = torch.from_numpy(np.asarray(ct.emitted_law(rule, q, p)))
+    law = torch.from_numpy(np.asarray(ct.emitted_law(policy, q, p)))
     spent = ct.divergence(divergence).value(law, torch.from_numpy(q)).item()
-    kept = rule.keep(torch.from_numpy(q), torch.from_numpy(p)).numpy()
-    return spent, float((p * kept).sum())
+    keep = policy.keep(torch.from_numpy(q), torch.from_numpy(p)).numpy()
+    return spent, float((p * keep).sum())
 
 
 # whatever the policies are; the optimum has the blue
@@ -187,21 +187,21 @@ def save_pooled_plot(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    ax = figure.subplots()
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(color="#e8e8e8", linewidth=0.6)
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e8e8e8", linewidth=0.6)
     delta, accepted = (np.asarray(column, np.float64) for column in (line.delta, line.acceptance))
-    shown = np.isfinite(delta)
-    marker = "o" if shown.sum() < FRONTIER_POINTS else ""
+    finite = np.isfinite(delta)
+    marker = "o" if finite.sum() < FRONTIER_POINTS else ""
     optimum: dict[str, Any] = {"color": OPTIMUM, "marker": marker, "markersize": 3}
-    ax.plot(delta[shown], accepted[shown], **optimum, label="optimum over all rows")
-    ax.plot(0, accepted[0], "s", color=INK, label="lossless")
-    finite = [point for point in points if math.isfinite(point[1])]
-    for number, (name, spent, kept) in enumerate(finite):
+    axes.plot(delta[finite], accepted[finite], **optimum, label="optimum over all rows")
+    axes.plot(0, accepted[0], "s", color=INK, label="lossless")
+    drawn = [point for point in points if math.isfinite(point[1])]
+    for number, (name, spent, acceptance) in enumerate(drawn):
         marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
-        ax.plot(spent, kept, linestyle="none", label=name, marker=marker, color=colour)
+        axes.plot(spent, acceptance, linestyle="none", label=name, marker=marker, color=colour)
     unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
-    ax.set_xlabel(f"mean {divergence} of what is emitted, from the target{unit}")
-    ax.set_ylabel("mean acceptance")
-    ax.legend(frameon=False, fontsize=8, loc="best")
+    axes.set_xlabel(f"mean {divergence} of what is emitted, from the target{unit}")
+    axes.set_ylabel("mean acceptance")
+    axes.legend(frameon=False, fontsize=8, loc="best")
     write_picture(path, figure, 160)

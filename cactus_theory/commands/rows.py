@@ -53,8 +53,8 @@ def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None
     if args.draft_tokens is None and is_trace(args.target):
         return *_logged(args), None
     if (args.draft is None) == (args.draft_tokens is None):
-        given = "neither" if args.draft is None else "both"
-        raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {given}")
+        got = "neither" if args.draft is None else "both"
+        raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {got}")
     if args.draft_tokens is None:
         return *pair(args), None
     q = _rows(args, args.target)
@@ -124,8 +124,8 @@ def _logged(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 
 def _refuse_with_a_trace(args: argparse.Namespace) -> None:
     for name in ("draft", "logits", "normalise"):
-        if given := getattr(args, name):
-            raise ValueError(f"{name}: must not be given with a trace; got {given}")
+        if value := getattr(args, name):
+            raise ValueError(f"{name}: must not be given with a trace; got {value}")
 
 
 def _token_ids(text: str) -> np.ndarray:

@@ -46,18 +46,18 @@ def run(args: argparse.Namespace) -> int:
     knob = next(k for k in ("delta", "price", "acceptance") if getattr(args, k) is not None)
     if args.pooled:
         return _solve_pooled(args, q, p, knob)
-    found = ct.optimal_acceptance(
+    optimum = ct.optimal_acceptance(
         q, p, divergence=args.divergence, support=args.support, **{knob: getattr(args, knob)}
     )
     speculative = np.minimum(np.asarray(q, np.float64), np.asarray(p, np.float64)).sum(-1)
     columns = {"speculative": speculative} | {
-        name: getattr(found, name)
+        name: getattr(optimum, name)
         for name in ("acceptance", "divergence", "lower", "upper", "price", "gap")
     }
     if args.out:
-        save_rows(args.out, found.target)
+        save_rows(args.out, optimum.target)
     header = {"divergence": ct.divergence(args.divergence).spec, knob: getattr(args, knob)}
-    save_outputs(args, q, p, header, columns, found.divergence)
+    save_outputs(args, q, p, header, columns, optimum.divergence)
     if args.json:
         return print_json(header | {"vocabulary": int(q.shape[-1])} | columns)
     amount = f"{knob} = {getattr(args, knob):g}"
@@ -71,19 +71,19 @@ def _solve_pooled(args: argparse.Namespace, q: np.ndarray, p: np.ndarray, knob: 
     check_outputs(args)
     spec = ct.divergence(args.divergence).spec
     amount = getattr(args, knob)
-    found = ct.pooled_acceptance(q, p, divergence=spec, **{knob: amount})
+    optimum = ct.pooled_acceptance(q, p, divergence=spec, **{knob: amount})
     names = ("mean_acceptance", "mean_divergence", "price", "bound", "gap")
     header = {"divergence": spec, f"pooled_{knob}": amount}
-    numbers = {name: getattr(found, name) for name in names}
-    columns = {"acceptance": found.acceptance, "divergence": found.divergence}
+    numbers = {name: getattr(optimum, name) for name in names}
+    columns = {"acceptance": optimum.acceptance, "divergence": optimum.divergence}
     if args.out:
-        save_rows(args.out, found.target)
+        save_rows(args.out, optimum.target)
     if args.csv:
         save_csv(args.csv, columns, header | numbers)
     if args.plot:
         from cactus_theory.commands.plot import save_pooled_plot
 
-        point = (f"{knob} = {amount:g}", found.mean_divergence, found.mean_acceptance)
+        point = (f"{knob} = {amount:g}", optimum.mean_divergence, optimum.mean_acceptance)
         save_pooled_plot(args.plot, ct.pooled_frontier(q, p, divergence=spec), spec, [point])
     if args.json:
         return print_json(header | {"vocabulary": int(q.shape[-1])} | numbers | columns)
@@ -99,17 +99,17 @@ def _solve_frontier(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> i
         raise ValueError(f"--out: must not be given with --frontier; got {args.out!r}")
     check_outputs(args)
     spec = ct.divergence(args.divergence).spec
-    found = ct.pooled_frontier(q, p, divergence=spec, points=args.frontier)
-    columns = {name: getattr(found, name) for name in ("delta", "acceptance", "price", "bound")}
-    columns["gap"] = found.bound - found.acceptance
-    lines = [dict(zip(columns, own, strict=True)) for own in zip(*columns.values(), strict=True)]
+    frontier = ct.pooled_frontier(q, p, divergence=spec, points=args.frontier)
+    columns = {name: getattr(frontier, name) for name in ("delta", "acceptance", "price", "bound")}
+    columns["gap"] = frontier.bound - frontier.acceptance
+    lines = [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
     header = {"divergence": spec, "rows": int(np.prod(q.shape[:-1]))}
     if args.csv:
         save_table(args.csv, lines, header)
     if args.plot:
         from cactus_theory.commands.plot import save_pooled_plot
 
-        save_pooled_plot(args.plot, found, spec, [])
+        save_pooled_plot(args.plot, frontier, spec, [])
     if args.json:
         return print_json(header | columns)
     print(f"best mean acceptance of {header['rows']} rows by mean {spec}; bound and gap prove it")

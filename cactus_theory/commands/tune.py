@@ -108,16 +108,16 @@ def _check(args: Namespace) -> None:
         raise ValueError("--batch: must be one with --cost-ratio, which is that of one batch size")
     if args.out and not args.out.endswith(".json"):
         raise ValueError(f"--out: must end in .json; got {args.out!r}")
-    given = [name for name in OF_MODELS if getattr(args, name) is not None]
-    if 0 < len(given) < len(OF_MODELS):
-        missing = next(name for name in OF_MODELS if name not in given)
-        raise ValueError(f"--{missing}: must be given with --{given[0]}; got --{given[0]} alone")
+    models = [name for name in OF_MODELS if getattr(args, name) is not None]
+    if 0 < len(models) < len(OF_MODELS):
+        missing = next(name for name in OF_MODELS if name not in models)
+        raise ValueError(f"--{missing}: must be given with --{models[0]}; got --{models[0]} alone")
     costs = [name for name in COSTS if getattr(args, name) is not None]
     if len(costs) != 1:
         got = " and ".join(map(_flag, costs)) or "none"
         raise ValueError(f"{', '.join(map(_flag, COSTS))}: exactly one must be given; got {got}")
     rows = [name for name in ("trace", "rows") if getattr(args, name) is not None]
-    if len(rows) > 1 or not (given or rows):
+    if len(rows) > 1 or not (models or rows):
         got = " and ".join(f"--{name}" for name in rows) or "neither"
         raise ValueError(f"--trace, --rows: one must be given without models; got {got}")
     if args.siblings and (args.rows is not None or (args.target and args.temperature == 0)):
@@ -143,8 +143,8 @@ def _tuned(args: Namespace) -> list[Any]:
         return [_chosen(args, _source(args), costs)]
     if args.costs is not None:
         first, *others = (Costs.load(args.costs, batch) for batch in args.batch)
-        found = _chosen(args, _source(args), first)
-        return [found, *map(found.at_costs, others)]
+        tuned = _chosen(args, _source(args), first)
+        return [tuned, *map(tuned.at_costs, others)]
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
     from cactus_theory.decoding import load_pair
@@ -166,11 +166,11 @@ def _tuned(args: Namespace) -> list[Any]:
         with Progress(f"timing decodes, batch {batch}", 1) as progress:
             return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
 
-    found = _chosen(args, source, measure)
+    tuned = _chosen(args, source, measure)
     dtype = dtype_of([pair.target, *as_drafter(pair.draft).check(pair.target).values()])
     floor = _noise_floor(args, pair.target, ids)
-    found = replace(found, source=found.source | {"dtype": dtype} | floor)
-    return [found, *(found.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]
+    tuned = replace(tuned, source=tuned.source | {"dtype": dtype} | floor)
+    return [tuned, *(tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]
 
 
 def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:
@@ -181,12 +181,12 @@ def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str
     if args.temperature == 0:  # a changed token has no finite KL
         return {}
     with Progress("reading passes", FLOOR_TEXTS) as progress:
-        own = noise_floor(
+        floor = noise_floor(
             target, ids[:FLOOR_TEXTS], temperature=args.temperature, on_text=progress.update
         )
-    if args.divergence == "kl" and (said := below_floor(args.kl_per_token, own.kl_per_token)):
-        print(f"tune: {said}", file=sys.stderr)
-    return {"noise_floor": vars(own)}
+    if args.divergence == "kl" and (warning := below_floor(args.kl_per_token, floor.kl_per_token)):
+        print(f"tune: {warning}", file=sys.stderr)
+    return {"noise_floor": vars(floor)}
 
 
 def _chosen(args: Namespace, source: Any, costs: Any) -> Any:

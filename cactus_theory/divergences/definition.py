@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.specs import Registry, names_a_file, parse_spec, together
+from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 
 SAFE_RATIO = 1e-300  # a probability over one above this is finite
 # relative step of the finite difference that stands in for f″
@@ -317,7 +317,7 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     kind = entry if isinstance(entry, type) else type(entry)
     if DIVERGENCES.known.get(kind.name) is not kind:
         register_divergence(kind)
-    values = together(spec, knobs, ONCE)
+    values = merged_knobs(spec, knobs, ONCE)
     return _built(kind, spec, values) if isinstance(entry, type) or values else entry
 
 
@@ -328,7 +328,7 @@ def registered_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     if not isinstance(spec, str):
         raise TypeError(f"divergence: must be a spec string or a Divergence; got {spec!r}")
     kind = DIVERGENCES.find(parse_spec(spec)[0])
-    return _built(kind, spec, together(spec, knobs, ONCE))
+    return _built(kind, spec, merged_knobs(spec, knobs, ONCE))
 
 
 def _built(kind: type[Divergence], spec: str, values: dict[str, Any]) -> Divergence:

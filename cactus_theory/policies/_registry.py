@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cactus_theory.base.files import beside
-from cactus_theory.base.specs import Registry, names_a_file, parse_spec, together
+from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 from cactus_theory.divergences import divergence as read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base import Policy
@@ -92,7 +92,7 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
         raise TypeError(f"policy: must be a spec string or a Policy; got {spec!r}")
     if names_a_file(spec):
         return policy_in_file(spec, knobs)
-    values = together(spec, knobs)
+    values = merged_knobs(spec, knobs)
     _read_divergence(values)
     return _registered(spec, parse_spec(spec)[0], values)
 
@@ -100,7 +100,7 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
     """Return the policy of ``FILE.py:NAME``, or an object of ``others``, at the knobs given."""
     found, source = POLICIES.read(spec, *others)
-    values = together(spec, knobs)
+    values = merged_knobs(spec, knobs)
     _read_divergence(values)
     return _at_knobs(found, Path(source).name, source, values)
 
@@ -133,7 +133,7 @@ def policy_of_data(
         )
     try:
         name, written = parse_spec(spec)
-        values = together(spec, knobs)
+        values = merged_knobs(spec, knobs)
         if code := next(filter(names_a_file, written.values()), None):
             raise ValueError(f"policy: must name no code in a data file; got {code!r:.200}")
         for knob in written.keys() & set(POLICIES.find(name).file_knobs):
