@@ -7,18 +7,119 @@ saved, and the exit code is 1. 0: every row is solved; 2: bad input, or no row c
 """
 
 import argparse
+import dataclasses
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from cactus_theory.base.arguments import refuse_empty
+from cactus_theory.base.files import write_whole
+from cactus_theory.base.rows import save_rows
+from cactus_theory.base.tables import plain_json, write_csv
 from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, one_line
 
 from ._commands import COMMANDS, Job
-from ._output import Failed, check_path, failures, save, show
 
 REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 COMMAND = f"python -m {__package__}"
+SUFFIXES = (".json", ".csv", ".npy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """A row without an answer, and why."""
+
+    error: str
+
+
+def failures(results: Sequence[Any]) -> dict[int, Failed]:
+    """Return the rows without an answer."""
+    return {row: one for row, one in enumerate(results) if isinstance(one, Failed)}
+
+
+def check_path(path: str | None) -> None:
+    """Raise ValueError for a file that :func:`save` cannot write."""
+    if path is not None and Path(path).suffix.lower() not in SUFFIXES:
+        raise ValueError(f"--out: must end in {', '.join(SUFFIXES)}; got {path!r}")
+
+
+def show(program: str, results: Sequence[Any], as_json: bool) -> None:
+    """Print the results, one JSON object or a list of names and numbers a row."""
+    if as_json:
+        print(_json(program, results))
+        return
+    for index, result in enumerate(results):
+        if len(results) > 1:
+            print(f"row {index}")
+        print(result.report() if hasattr(result, "report") else _listing(result))
+
+
+def save(path: str, program: str, results: Sequence[Any]) -> None:
+    """Write every row, those without an answer too: all of the file or nothing.
+
+    ``.json``: what ``--json`` prints. ``.csv``: the numbers and words of each row, and
+    ``error``. ``.npy``: the rows h (N, V), NaN where there is no answer.
+
+    Raises
+    ------
+    ValueError
+        A .npy of a program whose answer is not rows; another suffix.
+    OSError
+        The file cannot be written.
+    """
+    check_path(path)
+    suffix = Path(path).suffix.lower()
+    if suffix == ".npy":
+        save_rows(path, _targets(results))
+    elif suffix == ".csv":
+        _save_csv(path, results)
+    else:
+        write_whole(path, f"{_json(program, results)}\n".encode())
+
+
+def _json(program: str, results: Sequence[Any]) -> str:
+    rows = [plain_json(_fields(result)) for result in results]
+    failed = list(failures(results))
+    return json.dumps({"program": program, "rows": rows, "failed": failed}, allow_nan=False)
+
+
+def _save_csv(path: str, results: Sequence[Any]) -> None:
+    scalars = [
+        {k: v for k, v in _fields(one).items() if not isinstance(v, np.ndarray | dict)}
+        for one in results
+    ]
+    names = list(dict.fromkeys(name for row in scalars for name in row if name != "error"))
+    lines = ({"row": number} | row for number, row in enumerate(scalars))
+    write_csv(path, ["row", *names, "error"], lines, {})
+
+
+def _targets(results: Sequence[Any]) -> np.ndarray:
+    found = [getattr(one, "target", None) for one in results]
+    known = [rows for rows in found if isinstance(rows, np.ndarray)]
+    if not known or len(known) + len(failures(results)) < len(results):
+        raise ValueError("--out: a .npy holds rows, and this program has none; name a .json")
+    missing = np.full_like(known[0], np.nan)
+    return np.stack([missing if rows is None else rows for rows in found])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return np.array2string(value, precision=6, threshold=16, max_line_width=10_000)
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _fields(result: Any) -> dict[str, Any]:
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+
+
+def _listing(result: Any) -> str:
+    fields = _fields(result)
+    width = max(11, *map(len, fields))
+    return "\n".join(f"{name:<{width}} {_text(value)}" for name, value in fields.items())
 
 
 class _OneLineParser(argparse.ArgumentParser):

@@ -19,9 +19,8 @@ from cactus_theory.divergences import FDivergence
 
 from . import _program
 from ._dual import per_call_bound, per_token_bound, price_bound
-from ._perspective import Terms, perspective
+from ._perspective import Terms, cvxpy, perspective, times
 from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, unproven
-from ._scaled import cvxpy, times
 from .paths import Followed, PathTree, follow
 
 PRICE, PER_CALL, PER_TOKEN = "price", "per_call", "per_token"

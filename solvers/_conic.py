@@ -1,7 +1,8 @@
 r"""Write D(h‖q) ≤ δ for a conic solver, in variables that are all of order one.
 
-A budget is Σ q f(h/q) + f′(∞) z of its generator against the generator's budget; a class may
-have a form of its own, entered by :func:`budget_of`.
+A budget is Σ q f(h/q) + f′(∞) z of its generator, its left side, against the generator's budget; a
+class may have a form of its own, entered by :func:`budget_of`, or a left side of its own, entered
+by :func:`left_side_of`.
 """
 
 import math
@@ -12,14 +13,44 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory.divergences import Divergence, MaxDivergence, Renyi
+from cactus_theory.divergences import Divergence, FDivergence, MaxDivergence, Renyi, TotalVariation
 
-from ._left_sides import left_side
-from ._perspective import power
-from ._scaled import Scaled
+from ._perspective import Scaled, Terms, cvxpy, perspective, power
 
 # e^x overflows float64 from 709.8; a budget above this never binds.
 LARGEST_EXPONENT = 700.0
+
+LeftSide = Callable[[Scaled, Any], Any]
+_LEFT_SIDES: dict[type[FDivergence], LeftSide] = {}
+
+
+def left_side_of(kind: type[FDivergence]) -> Callable[[LeftSide], LeftSide]:
+    """Register a function of (row, divergence) as the sum of a class, in place of the table's."""
+
+    def entered(form: LeftSide) -> LeftSide:
+        _LEFT_SIDES[kind] = form
+        return form
+
+    return entered
+
+
+def left_side(row: Scaled, kind: FDivergence) -> Any:
+    """Return Σ q f(h/q) over the tokens with q > 0, a convex expression.
+
+    Raises
+    ------
+    ValueError
+        No form is known for this divergence.
+    """
+    if type(kind) in _LEFT_SIDES:
+        return _LEFT_SIDES[type(kind)](row, kind)
+    return row.q @ perspective(Terms(row.w, 1, row.s / row.q), kind)
+
+
+@left_side_of(TotalVariation)
+def _total_variation_of_row(row: Scaled, f: FDivergence) -> Any:
+    # the table's, in units of h: they decide at which of many optimal rows a simplex method ends
+    return cvxpy().sum(cvxpy().abs(row.h - row.q)) / 2
 
 
 @dataclass(frozen=True)

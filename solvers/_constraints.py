@@ -13,11 +13,11 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _conic, _rows
+from . import _conic, _program
+from ._conic import left_side
 from ._dual import Lagrangian
-from ._left_sides import left_side
+from ._perspective import Scaled, cvxpy
 from ._program import divergence_of
-from ._scaled import Scaled, cvxpy
 
 Dual = float | dict[int, float]
 # interior-point answers leave what binds within 1e-5 of its limit, relative to it, and keep
@@ -81,7 +81,7 @@ class Quantities:
         ValueError
             A Rényi or the max-divergence: ask for a budget on them instead.
         """
-        return left_side(self.row, _rows.additive(spec, "here"))
+        return left_side(self.row, _program.additive(spec, "here"))
 
     def _spread(self, scale: np.ndarray) -> Any:
         """Return scale∘w at the tokens with q > 0 among zeros."""

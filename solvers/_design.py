@@ -19,6 +19,7 @@ from ._constraints import (
     Quantities,
 )
 from ._dual import Lagrangian
+from ._perspective import Scaled, cvxpy
 from ._program import (
     FEASIBILITY,
     OPTIMALITY,
@@ -27,7 +28,6 @@ from ._program import (
     SolverGaveUp,
     unproven,
 )
-from ._scaled import Scaled, cvxpy
 from .per_proposal import raised_ceiling
 
 if TYPE_CHECKING:

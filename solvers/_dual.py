@@ -34,7 +34,9 @@ Source: Boyd & Vandenberghe 2004, 5.1 and 5.2; theory of the one node: Csiszár 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +45,6 @@ from torch import Tensor
 from cactus_theory.divergences import KL, Divergence, FDivergence
 
 from ._conic import generator_budget, most_of
-from ._rows import halved
 from .paths import PathTree
 
 # the bracket [0, 1] of a row's entry shrinks to 2^-100; the value is then exact to rounding
@@ -52,6 +53,16 @@ HALVINGS = 100
 LEVEL_HALVINGS = 60
 # below this, dividing by a price may overflow; a price of 0 then gives a bound as well
 SMALLEST_PRICE = 1e-150
+
+
+def halved(low: Any, high: Any, below: Callable[[Any], Any], steps: int) -> tuple[Any, Any]:
+    """Return brackets, arrays or tensors, after halvings; ``below``: the root is above x."""
+    where = torch.where if isinstance(low, Tensor) else np.where
+    for _ in range(steps):
+        middle = (low + high) / 2
+        under = below(middle)
+        low, high = where(under, middle, low), where(under, high, middle)
+    return low, high
 
 
 @dataclass

@@ -20,9 +20,9 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _block, _rows
+from . import _block, _program
 from ._block import PRICE, Goal
-from ._dual import lossless_multipliers, price_bound
+from ._dual import halved, lossless_multipliers, price_bound
 from .paths import PathTree, follow
 
 # the bracket [0, 1] of a row's lower edge shrinks below an ulp
@@ -121,7 +121,7 @@ def solve(
     started = time.perf_counter()
     if not isinstance(tree, PathTree):
         raise TypeError(f"tree: must be a PathTree; got {type(tree).__name__}")
-    kind = _rows.additive(divergence)
+    kind = _program.additive(divergence)
     goal = _goal(price=price, per_call=per_call, per_token=per_token)
     asked = _block.Program(_block.Layout.of(tree), kind, goal)
     answer = _without_solver(tree, kind, goal) or asked.solve(asked.guess)
@@ -166,9 +166,7 @@ def accepting_rows(tree: PathTree) -> np.ndarray:
     """
     q, p = tree.target, np.where(tree.target > 0, tree.draft, 0.0)
     ends = np.zeros((len(q), 1)), np.ones((len(q), 1))
-    low, _ = _rows.halved(
-        *ends, lambda a: np.maximum(p, a * q).sum(-1, keepdims=True) <= 1, HALVINGS
-    )
+    low, _ = halved(*ends, lambda a: np.maximum(p, a * q).sum(-1, keepdims=True) <= 1, HALVINGS)
     return np.maximum(p, low * q)
 
 

@@ -27,12 +27,11 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _program, _rows
+from . import _program
 from ._block import Layout
 from ._dual import price_bound
-from ._perspective import Terms, perspective
+from ._perspective import Terms, cvxpy, perspective, times
 from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, unproven
-from ._scaled import cvxpy, times
 from .paths import Followed, PathTree, check_count, count_prefixes, follow, state_tree
 
 # the lazy chain of states is squared so often that only its recurrent part is left
@@ -119,7 +118,7 @@ def solve(
         cvxpy is missing.
     """
     started = time.perf_counter()
-    kind = _rows.additive(divergence)
+    kind = _program.additive(divergence)
     budget = check.number("per_token", per_token, 0.0, math.inf)
     depth = check_count("num_draft_tokens", num_draft_tokens)
     target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))

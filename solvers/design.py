@@ -26,7 +26,7 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _design, _rows
+from . import _design, _program
 from ._constraints import (
     BudgetConstraint,
     Constraint,
@@ -96,7 +96,7 @@ class Design:
     rules: tuple[Constraint, ...] = ()
 
     def __post_init__(self) -> None:
-        q, p = _rows.one_pair(self.target_probs, self.draft_probs)
+        q, p = _program.one_pair(self.target_probs, self.draft_probs)
         object.__setattr__(self, "target_probs", q)
         object.__setattr__(self, "draft_probs", p)
 
@@ -107,7 +107,7 @@ class Design:
 
     def budget(self, divergence: str | Divergence, delta: float) -> "Design":
         """Add D(h‖q) ≤ delta, in the divergence's unit (nats for KL)."""
-        kind, amount = _rows.budget(divergence, delta)
+        kind, amount = _program.checked_budget(divergence, delta)
         return self._with(BudgetConstraint(f"budget {kind.spec}", kind, amount))
 
     def protect(self, tokens: Tokens, name: str = "protect") -> "Design":
@@ -191,7 +191,7 @@ class Design:
     def _tokens(self, tokens: Tokens) -> np.ndarray:
         several = list(tokens) if isinstance(tokens, Iterable) else [tokens]
         size = len(self.target_probs)
-        at = [_rows.token_index(token, size) for token in several]
+        at = [_program.token_index(token, size) for token in several]
         if not at or len(set(at)) < len(at):
             raise ValueError(f"tokens: must be distinct and at least one; got {tokens!r}")
         return np.array(at)

@@ -20,10 +20,10 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _conic, _program, _rows
+from . import _conic, _program
 from ._dual import worth
+from ._perspective import Scaled, cvxpy, times
 from ._program import Answer
-from ._scaled import Scaled, cvxpy, times
 from .optimal import OptimalProgram
 from .per_proposal import raised_ceiling
 
@@ -117,8 +117,8 @@ def solve(
         cvxpy is missing.
     """
     started = time.perf_counter()
-    q, p = _rows.one_pair(target_probs, draft_probs)
-    f, (_, delta) = _rows.additive(divergence), _rows.budget(divergence, delta)
+    q, p = _program.one_pair(target_probs, draft_probs)
+    f, (_, delta) = _program.additive(divergence), _program.checked_budget(divergence, delta)
     if len(q) > LARGEST_VOCABULARY:
         raise ValueError(
             f"target_probs: must have at most {LARGEST_VOCABULARY} tokens; got {len(q)}"

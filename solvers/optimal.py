@@ -16,7 +16,7 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _program, _rows
+from . import _program
 from .per_proposal import raised_ceiling
 
 SUPPORTS = ("target", "free")
@@ -97,15 +97,15 @@ def solve(
         cvxpy is missing.
     """
     started = time.perf_counter()
-    q, p = _rows.one_pair(target_probs, draft_probs)
-    kind, delta = _rows.budget(divergence, delta)
+    q, p = _program.one_pair(target_probs, draft_probs)
+    kind, delta = _program.checked_budget(divergence, delta)
     check.one_of("support", support, SUPPORTS)
     inside = q > 0
     outside = float(p[~inside].sum())
     free = support == "free" and outside > 0 and _may_leak(kind)
     target = q.copy()
     if delta == 0:
-        price = _rows.lossless_price(q, p, kind, free)
+        price = _program.lossless_price(q, p, kind, free)
         accepted = float(np.minimum(p, q).sum())
         answer = _program.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
     else:

@@ -17,8 +17,9 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _program, _rows
+from . import _program
 from ._conic import generator_budget, most_of
+from ._dual import halved
 
 # Bisection in log γ starts from at most 700 nats: 40 halvings leave a factor below 1 + 1e-9.
 SCALE_HALVINGS = 40
@@ -61,7 +62,7 @@ def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 
     ValueError
         q_n outside [0, 1], a negative budget, an unknown divergence.
     """
-    kind, delta = _rows.budget(divergence, delta)
+    kind, delta = _program.checked_budget(divergence, delta)
     q_n = check.number("q_n", q_n, 0.0, 1.0)
     if q_n in (0.0, 1.0) or delta == 0:
         return q_n
@@ -106,7 +107,7 @@ def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
         return f.two_points(log.exp(), target)[0] <= amount
 
     ends = target.log(), torch.zeros_like(target)
-    return _rows.halved(*ends, within, SCALE_HALVINGS)[1].exp().numpy()
+    return halved(*ends, within, SCALE_HALVINGS)[1].exp().numpy()
 
 
 def solve(
@@ -140,12 +141,12 @@ def solve(
         No answer passed its own check.
     """
     started = time.perf_counter()
-    q, _ = _rows.one_pair(target_probs, target_probs)
-    kind, delta = _rows.budget(divergence, delta)
-    token = _rows.token_index(token, len(q))
+    q, _ = _program.one_pair(target_probs, target_probs)
+    kind, delta = _program.checked_budget(divergence, delta)
+    token = _program.token_index(token, len(q))
     target, inside, reward = q.copy(), q > 0, np.arange(len(q)) == token
     if delta == 0 or q[token] in (0.0, 1.0):
-        price = _rows.lossless_price(q, reward * 1.0, kind)
+        price = _program.lossless_price(q, reward * 1.0, kind)
         answer = _program.Answer(q, 0.0, q[token], 0.0, price, q[token], "identity", "exact")
     else:
         scale = np.where(reward, raised_root(q[token], kind, delta), q)[inside]

@@ -29,7 +29,8 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _program, _rows
+from . import _program
+from ._dual import halved
 from ._program import FEASIBILITY, SolverGaveUp
 from .per_proposal import raised_ceiling
 
@@ -171,8 +172,8 @@ def _arguments(
     q, p = (row.cpu().numpy().copy() for row in rows)
     if q.ndim != 2 or not len(q):
         raise ValueError(f"target_probs: must be rows (T, V); got {check.describe(rows[0])}")
-    kind, delta = _rows.budget(divergence, delta)
-    return q, p, _rows.additive(kind), delta
+    kind, delta = _program.checked_budget(divergence, delta)
+    return q, p, _program.additive(kind), delta
 
 
 def _flat(q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float) -> _program.Program:
@@ -188,7 +189,7 @@ def _by_program(
 ) -> SequenceProgram:
     asked = _flat(q, p, kind, delta)
     if delta == 0:
-        price = max(_rows.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
+        price = max(_program.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
         accepted = float(np.minimum(q, p).sum())
         answer = _program.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
         return _finished(q, q, p, kind, answer, started)
@@ -259,7 +260,7 @@ def _at_price(q: Tensor, p: Tensor, f: FDivergence, price: float) -> tuple[Tenso
         return (q * _clipped(ratio, log.exp(), f, price)).sum(-1, keepdim=True) < 1
 
     low = torch.full_like(q[:, :1], LOWEST_LOG)
-    edge = _rows.halved(low, torch.zeros_like(low), short, HALVINGS)[1].exp()
+    edge = halved(low, torch.zeros_like(low), short, HALVINGS)[1].exp()
     rows = q * _clipped(ratio, edge, f, price)
     return rows / rows.sum(-1, keepdim=True), -price * f.slope(edge[:, 0])
 

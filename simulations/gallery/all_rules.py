@@ -14,7 +14,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.policies import Policy
 
-from ..blocks.gap import registered
+from ..block_gap import registered
 from . import INK, MUTED, OPTIMUM, real_rows
 
 # values of a knob, by its name; those outside a policy's range are left out

@@ -12,7 +12,7 @@ import numpy as np
 import cactus_theory as ct
 from solvers.paths import random_tree
 
-from ..blocks.gap import measure as measured
+from ..block_gap import measure as measured
 from . import BUDGETED, CACTUS, INK, OPTIMUM, SOFT
 
 BUDGETS = (0.005, 0.02, 0.05, 0.1)

@@ -9,7 +9,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import Alpha, Divergence, FDivergence, definition
-from solvers import _left_sides, _perspective, block, optimal
+from solvers import _conic, _perspective, block, optimal
 from solvers.paths import random_tree
 from tests.rows import pair
 
@@ -20,7 +20,7 @@ CLOSE = 1e-9
 def registry(monkeypatch):
     """Forget what a test registers."""
     monkeypatch.setattr(definition.DIVERGENCES, "known", dict(definition.DIVERGENCES.known))
-    for forms in (_perspective._FORMS, _left_sides._FORMS):
+    for forms in (_perspective._FORMS, _conic._LEFT_SIDES):
         monkeypatch.delitem(forms, Jeffreys, raising=False)
 
 
@@ -109,9 +109,9 @@ def test_a_whole_sum_of_its_own_is_taken_in_place_of_the_table(registry):
     ct.register_divergence(Jeffreys)
     q, p = (row[0].numpy() for row in pair(1, 6, seed=31))
 
-    @_left_sides.left_side_of(Jeffreys)
+    @_conic.left_side_of(Jeffreys)
     def forward(row, f):
-        return f.weight * _left_sides.left_side(row, ct.divergence("kl"))
+        return f.weight * _conic.left_side(row, ct.divergence("kl"))
 
     with pytest.raises(RuntimeError, match="exceeds"):  # half of it is missing
         optimal.solve(q, p, "jeffreys:weight=1", delta=0.05)

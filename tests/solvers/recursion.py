@@ -26,7 +26,7 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from solvers._dual import worth_at
-from solvers._rows import additive
+from solvers._program import additive
 from solvers.paths import Followed, PathTree, check_count, follow
 
 # the bracket of μ shrinks to 2^-60 of a value of a few tokens: rounding

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cactus_theory.divergences import divergence
-from solvers import _conic, _left_sides, _perspective, _program, optimal, per_proposal
+from solvers import (
+    _conic,
+    _perspective,
+    _program,
+    optimal,
+    per_proposal,
+)
 from solvers._dual import lagrange_bound
 from tests.amounts import some
 from tests.solvers.cases import DIVERGENCES, pairs
@@ -20,7 +26,7 @@ CURVED = [kind(**kind.example).spec for kind in _perspective._FORMS]
 @pytest.mark.parametrize("spec", some(CURVED, 4))
 def test_a_wrong_left_side_is_noticed(monkeypatch, spec, wrong):
     kind = type(divergence(spec))
-    forms = next(own for own in (_left_sides._FORMS, _perspective._FORMS) if kind in own)
+    forms = next(own for own in (_conic._LEFT_SIDES, _perspective._FORMS) if kind in own)
     right = forms[kind]
     monkeypatch.setitem(forms, kind, lambda row, f: wrong * right(row, f))
     message = "exceeds" if wrong < 1 else "misses its bound"

@@ -7,7 +7,7 @@ import torch
 from cactus_theory.divergences import FDivergence, divergence
 from solvers._constraints import CustomConstraint, Quantities
 from solvers._dual import Lagrangian, lagrange_bound
-from solvers._scaled import Scaled
+from solvers._perspective import Scaled
 from tests.solvers.cases import DIVERGENCES
 
 cp = pytest.importorskip("cvxpy")

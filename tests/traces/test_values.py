@@ -16,7 +16,7 @@ from cactus_theory.optimum.soft import Worth  # noqa: E402
 from cactus_theory.policies._values import read_values  # noqa: E402
 from cactus_theory.traces import Cycle, Trace, learn_values, save_trace  # noqa: E402
 from cactus_theory.traces.values import _value  # noqa: E402
-from simulations.blocks.gap import value_of  # noqa: E402
+from simulations.block_gap import value_of  # noqa: E402
 from solvers import block  # noqa: E402
 from solvers.paths import PathTree  # noqa: E402
 from tests.amounts import THOROUGH, amount  # noqa: E402

@@ -10,18 +10,13 @@ pytest.importorskip("safetensors")
 
 from cactus_theory.policies._values import read_values  # noqa: E402
 from cactus_theory.traces import Trace, learn_values, replay, save_trace, tokens_at  # noqa: E402
+from simulations import blocks  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
-from simulations.blocks import replays  # noqa: E402
-from simulations.blocks.replays import (  # noqa: E402
-    REFERENCE,
-    Family,
-    certain_families,
-    families,
-)
+from simulations.blocks import REFERENCE, Family, certain_families, families  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "simulations" / "data" / "trace"
+EXAMPLE = Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace"
 LEARN = "--num-draft-tokens 2 --cycles 4 --prices 1 2 --knots 0.5 1".split()
 LEVEL = 0.03
 BLOCKS = f"--num-draft-tokens 2 --levels {LEVEL}".split()
@@ -38,11 +33,11 @@ def values(tmp_path_factory) -> Path:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let families have two knob values on either side of the level; fewer of them if in haste."""
-    monkeypatch.setattr(replays, "DELTAS", (1e-4, 0.03))
-    monkeypatch.setattr(replays, "BUDGETS", (0.005, 0.4))
-    monkeypatch.setattr(replays, "PRICES", (8.0, 0.45))
-    monkeypatch.setattr(replays, "VALUED_PRICES", (20.0, 1.0))
-    monkeypatch.setattr(replays, "families", taken)
+    monkeypatch.setattr(blocks, "DELTAS", (1e-4, 0.03))
+    monkeypatch.setattr(blocks, "BUDGETS", (0.005, 0.4))
+    monkeypatch.setattr(blocks, "PRICES", (8.0, 0.45))
+    monkeypatch.setattr(blocks, "VALUED_PRICES", (20.0, 1.0))
+    monkeypatch.setattr(blocks, "families", taken)
 
 
 def taken(values: list[Path]) -> list[Family]:
@@ -88,14 +83,14 @@ def test_blocks_are_compared_and_taken_up(values: Path, few, tmp_path, capsys, m
     journal = (out / "journal.jsonl").read_text()
     assert len(journal.splitlines()) == 1 + sum(len(family.policies) for family in known)
 
-    monkeypatch.setattr(replays, "replay", lambda *_, **__: pytest.fail("replayed again"))
+    monkeypatch.setattr(blocks, "replay", lambda *_, **__: pytest.fail("replayed again"))
     assert main([*arguments, "--out", str(out)]) == 0
     assert capsys.readouterr().out == first
     assert (out / "journal.jsonl").read_text() == journal
     cut = journal[: journal.rindex('{"job"') + 40]  # as a kill leaves it
     (out / "journal.jsonl").write_text(cut)
     missing = []
-    monkeypatch.setattr(replays, "replay", lambda *a, **k: missing.append(a) or replay(*a, **k))
+    monkeypatch.setattr(blocks, "replay", lambda *a, **k: missing.append(a) or replay(*a, **k))
     assert main([*arguments, "--out", str(out)]) == 0
     assert len(missing) == 1 and capsys.readouterr().out == first
     assert (out / "journal.jsonl").read_text() == journal
@@ -150,7 +145,7 @@ def test_other_values_do_not_go_into_the_same_journal(
     lossless, own = replay(EXAMPLE, "speculative", num_draft_tokens=2), tmp_path / "own.json"
     own.write_text(values.read_text())
     arguments = ["blocks", str(EXAMPLE), *BLOCKS, "--out", str(tmp_path / "out"), "--values"]
-    monkeypatch.setattr(replays, "replay", lambda *_, **__: lossless)
+    monkeypatch.setattr(blocks, "replay", lambda *_, **__: lossless)
     assert main([*arguments, str(own)]) == 0
     capsys.readouterr()
     own.write_text(own.read_text().replace('"format": 1', '"format":  1'))
@@ -189,7 +184,7 @@ def test_a_bad_file_of_values_is_told_before_anything_is_replayed(
 ) -> None:
     bad, other = tmp_path / "bad.json", tmp_path / "other" / "bad.json"
     bad.write_text('{"format": 7}')
-    monkeypatch.setattr(replays, "replay", lambda *_, **__: pytest.fail("replayed"))
+    monkeypatch.setattr(blocks, "replay", lambda *_, **__: pytest.fail("replayed"))
     arguments = ["blocks", str(EXAMPLE), *BLOCKS, "--out", str(tmp_path / "out"), "--values"]
     for given, message in (
         ([bad], "must say format 1; got 7"),

@@ -14,13 +14,7 @@ import cactus_theory as ct  # noqa: E402
 from cactus_theory.divergences import divergence  # noqa: E402
 from cactus_theory.verify.contract import find_verifier, verifiers  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
-from simulations.blocks.gap import (  # noqa: E402
-    measure,
-    paths_of,
-    registered,
-    tuned,
-    value_of,
-)
+from simulations.block_gap import measure, paths_of, registered, tuned, value_of
 from simulations.common.results import read_csv  # noqa: E402
 from solvers import block  # noqa: E402
 from solvers.paths import PathTree, follow, random_tree  # noqa: E402

@@ -19,10 +19,10 @@ from cactus_theory.base.files import parsed_json
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Estimate, Replay, Trace, replay
 
-from ..common.journal import Journal, add_journal_arguments, fill
-from ..common.results import publish
-from ..common.terminal import fitted, width_of_terminal
-from ..replay import reached, valued
+from .common.journal import Journal, add_journal_arguments, fill
+from .common.results import publish
+from .common.terminal import fitted, width_of_terminal
+from .replay import reached, valued
 
 # knob values whose emitted KL covers .01 to .15 nats a token on pairs of small models
 DELTAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)

@@ -1,1 +1,0 @@
-"""Verifying drafted paths as a whole: what it gains, on logged rows and exactly."""
