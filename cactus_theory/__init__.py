@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         policy,
         register,
     )
-    from cactus_theory.policies._custom import rule
+    from cactus_theory.policies._rule import rule
     from cactus_theory.promises import Certificate, Promise, certificate
     from cactus_theory.tuned import TunedSetting, load_tuned
     from cactus_theory.verify import ChainVerdict, verify_block, verify_chain, verify_tree
@@ -108,7 +108,7 @@ _FROM = {
     "list_policies": "policies",
     "policy": "policies",
     "register": "policies",
-    "rule": "policies._custom",
+    "rule": "policies._rule",
     "TunedSetting": "tuned",
     "load_tuned": "tuned",
     "ChainVerdict": "verify",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cactus_theory as ct
-from cactus_theory.policies import FixedTarget, PerProposal, Policy, _per_proposal
+from cactus_theory.policies import FixedTarget, PerProposal, Policy, _forms
 from cactus_theory.testing import strategies
 from tests.formulas import TEN
 from tests.rows import pair
@@ -68,7 +68,7 @@ def test_terms_added_singly_or_sorted_are_the_same_law(spec, monkeypatch):
     assert refused.max() > 12
     expected = Policy.emitted(rule, q, p)
     for few in (0, 6, 40):  # all sorted, both in one batch, all singly
-        monkeypatch.setattr(_per_proposal, "FEW_REFUSED", few)
+        monkeypatch.setattr(_forms, "FEW_REFUSED", few)
         close(rule.emitted(q, p), expected)
         close(torch.stack([rule.emitted(*row) for row in zip(q, p, strict=True)]), expected)
 

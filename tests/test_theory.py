@@ -16,8 +16,8 @@ CITED = re.compile(r"Theorems?\s+(\d+(?:(?:, | and | to )\d+)*)")
 IMPLEMENTED = {
     1: "cactus_theory/emitted.py",
     2: "cactus_theory/policies/cactus.py",
-    3: "cactus_theory/policies/cactus_exact.py",
-    4: "cactus_theory/policies/_per_proposal.py",
+    3: "cactus_theory/policies/cactus.py",
+    4: "cactus_theory/policies/_forms.py",
     7: "cactus_theory/optimum/path.py",
     8: "cactus_theory/optimum/geometry.py",
     9: "cactus_theory/optimum/pooled.py",

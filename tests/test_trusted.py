@@ -19,8 +19,8 @@ from cactus_theory.base.files import beside
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.rows import load_rows
 from cactus_theory.cli import main
+from cactus_theory.policies._knobs import read_values
 from cactus_theory.policies._registry import policy_of_data
-from cactus_theory.policies._values import read_values
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.tuning import Costs
 from simulations.__main__ import main as simulations

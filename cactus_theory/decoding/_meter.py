@@ -14,9 +14,8 @@ from cactus_theory.decoding.result import LogProbs, MeterReading
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import FixedTarget
-from cactus_theory.policies._path import Path
-from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.policies._forms import FixedTarget, PerProposal
+from cactus_theory.policies._records import Path
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Verified
 

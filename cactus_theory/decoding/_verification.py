@@ -14,8 +14,8 @@ from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._lent import copied, is_own
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._foreign_code import copied, is_own
+from cactus_theory.policies._records import Path
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verified
 

@@ -11,7 +11,7 @@ from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.pace import Round
 from cactus_theory.decoding.rounds import Loop
-from cactus_theory.policies._lent import copied
+from cactus_theory.policies._foreign_code import copied
 from cactus_theory.verify.draft import Draft, Verdict, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 

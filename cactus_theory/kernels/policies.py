@@ -7,8 +7,7 @@ import numpy as np
 
 from cactus_theory.policies import Policy
 from cactus_theory.policies.band import Band
-from cactus_theory.policies.cactus import Cactus
-from cactus_theory.policies.cactus_exact import CactusExact
+from cactus_theory.policies.cactus import Cactus, CactusExact
 from cactus_theory.policies.distillspec import DistillSpec
 from cactus_theory.policies.lenience import Lenience
 from cactus_theory.policies.mixture import Mixture

@@ -4,7 +4,6 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which they are
     speculative,
     sample_and_match,
     cactus,
-    cactus_exact,
     band,
     mentored,
     soft_band,
@@ -12,7 +11,6 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which they are
     distillspec,
     mixture,
     typical,
-    typical_exact,
     top_k,
     relaxed,
     thresholds,
@@ -21,12 +19,10 @@ from cactus_theory.policies import (  # noqa: I001  (the order in which they are
     cascade,
     reshaped,
 )
-from cactus_theory.policies._base import FixedTarget, Policy
-from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._forms import Entrywise
-from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.policies._base import Policy
+from cactus_theory.policies._forms import Entrywise, FixedTarget, PerProposal
+from cactus_theory.policies._records import Budget, Decision, Declaration, Residual
 from cactus_theory.policies._registry import list_policies, policy, register
-from cactus_theory.policies._path import Decision, Residual
 
 __all__ = [
     "Budget",
@@ -39,7 +35,6 @@ __all__ = [
     "Residual",
     "band",
     "cactus",
-    "cactus_exact",
     "cascade",
     "distillspec",
     "fuzzy",
@@ -58,5 +53,4 @@ __all__ = [
     "thresholds",
     "top_k",
     "typical",
-    "typical_exact",
 ]

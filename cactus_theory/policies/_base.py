@@ -31,10 +31,8 @@ from torch import Tensor
 
 from cactus_theory.base.specs import spec_of
 from cactus_theory.divergences import Divergence
-from cactus_theory.policies._declaration import Declaration
-from cactus_theory.policies._forecast import Forecast
-from cactus_theory.policies._lent import guard
-from cactus_theory.policies._path import Decision, Node, Path, Residual, Step
+from cactus_theory.policies._foreign_code import Forecast, guard
+from cactus_theory.policies._records import Decision, Declaration, Node, Path, Residual, Step
 
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]
@@ -314,58 +312,6 @@ class Policy(Mathematics):
         Rows (V,) are on the CPU, in one precision; the scale of a token that is kept is arbitrary.
         """
         raise NotImplementedError
-
-
-class FixedTarget(Policy):
-    """Lossless speculative sampling on a row h that does not depend on the drafted token.
-
-    φ(n) = min(1, h_n/p_n), g ∝ (h − p)₊. The emitted law is h and the acceptance
-    Σ min(p, h) = 1 − TV(p, h), the best possible for that h.
-
-    Examples
-    --------
-    >>> from dataclasses import dataclass
-    >>> @dataclass(frozen=True)
-    ... class Halfway(ct.FixedTarget):
-    ...     def target(self, q, p):
-    ...         return (q + p) / 2
-    >>> ct.emitted_law(Halfway(), np.array([0.2, 0.8]), np.array([0.6, 0.4]))
-    array([0.4, 0.6])
-    """
-
-    shared_recovery = True
-
-    @abstractmethod
-    def target(self, q: Rows, p: Rows) -> Rows:
-        """Return the row h that is emitted instead of q."""
-
-    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows | None:
-        """Return the row h, which is the same on every path."""
-        return self.target(q, p)
-
-    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return min(1, h_n/p_n)."""
-        target = self.target(q.double(), p.double())
-        return keep_probability(target.gather(-1, n), p.double().gather(-1, n))
-
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return (h − p)₊ normalised, q where nothing can be rejected."""
-        q, p = q.double(), p.double()
-        return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)
-
-    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return coin < h_n/p_n, and (h − p)₊, from the row h in the rows' own precision."""
-        target = self.target(q, p)
-        h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))
-        kept = coin < keep_probability(h_n, p_n)
-        if not kept.is_cuda and bool(kept.all()):
-            return Decision(kept, None)
-        left = (target - p).clamp_(min=0.0)
-        return Decision(kept, Residual(rows=torch.where(left.sum(-1, keepdim=True) <= 0, q, left)))
-
-    def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return h itself."""
-        return self.target(q, p)
 
 
 def _all_tokens(q: Tensor) -> Tensor:

@@ -16,15 +16,15 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base import (
-    FixedTarget,
     Id,
     Ids,
     Policy,
     Rows,
     normalised_or,
 )
-from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._lent import lent
+from cactus_theory.policies._foreign_code import lent
+from cactus_theory.policies._forms import FixedTarget
+from cactus_theory.policies._records import Budget, Declaration
 
 Function = Callable[..., Any]
 Pairs = Int[Tensor, "pairs"]

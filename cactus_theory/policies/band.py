@@ -18,7 +18,6 @@ from cactus_theory.optimum.soft import ONE_TOKEN, PRECISIONS, Pieces
 from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
 from cactus_theory.policies._base import (
     Entries,
-    FixedTarget,
     Flat,
     FlatCoins,
     FlatIds,
@@ -26,8 +25,16 @@ from cactus_theory.policies._base import (
     Rows,
     keep_probability,
 )
-from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._path import Decision, Node, Path, Residual, Step
+from cactus_theory.policies._forms import FixedTarget
+from cactus_theory.policies._records import (
+    Budget,
+    Decision,
+    Declaration,
+    Node,
+    Path,
+    Residual,
+    Step,
+)
 from cactus_theory.policies._registry import register
 
 # below this budget the divergence of float32 rows is mostly rounding error

@@ -1,15 +1,19 @@
-"""Cactus as published."""
+"""Cactus as published, and the per-proposal program that it poses, solved exactly."""
 
 import math
 import sys
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._declaration import Budget, Declaration
-from cactus_theory.policies._per_proposal import PerProposal
+from cactus_theory.divergences import FDivergence
+from cactus_theory.divergences import registered_divergence as find_divergence
+from cactus_theory.optimum.roots import convex_root
+from cactus_theory.policies._forms import PerProposal
+from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register
 
 # 2δ beyond it would be ∞, and ∞·0 is no number
@@ -49,3 +53,49 @@ class Cactus(PerProposal):
         if not 0 < self.delta < math.inf:
             return super().gamma(q_n)
         return self.raised(q_n.double().clamp(max=1.0))
+
+
+Values = Float[Tensor, "*any"]
+
+
+@register("cactus_exact")
+@dataclass(frozen=True)
+class CactusExact(PerProposal):
+    r"""Raise the drafted token as far as the budget of its own row allows.
+
+    .. math:: \max_h h_n \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
+
+    γ is the largest root in [q_n, 1] of
+    :math:`q_n f(γ/q_n) + (1−q_n) f((1−γ)/(1−q_n)) = δ`, 1 if there is none. Exact in float64
+    wherever f(γ/q_n) is a float64. Orders above 1 (alpha, Rényi, Pearson) leave it for tiny
+    tokens, which stay unraised: at δ = .3 below q_n = 1e-82 (order 2), 1e-33 (4) and 1e-20 (10),
+    where γ would be 1e-18 at most. The budget holds for each proposal, not for what is emitted.
+    Source of the program: Hao & Mou 2026, section 3; its solution: THEORY.md, Theorem 3.
+    """
+
+    delta: float
+    divergence: str = "kl"
+    knob = "delta"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", check.number("delta", self.delta, 0))
+        object.__setattr__(self, "divergence", find_divergence(self.divergence).spec)
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: the divergence of every proposal within delta."""
+        budget = Budget(self.divergence, self.delta, "per proposal")
+        return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, optimal=True)
+
+    def raised(self, q_n: Values) -> Values:
+        """Return γ for finite delta; ``PerProposal`` handles the limits."""
+        kind = find_divergence(self.divergence)
+        delta = torch.full_like(q_n, self.delta)
+        if kind.generator is None:
+            return q_n * kind.ceiling(delta)
+        return raise_to_budget(kind.generator, q_n, kind.to_generator(delta))
+
+
+def raise_to_budget(f: FDivergence, q_n: Values, delta: Values) -> Values:
+    """Return the largest γ in [q_n, 1] whose two-point divergence is within ``delta``."""
+    return convex_root(lambda gamma: f.two_points(gamma, q_n), torch.ones_like(q_n), q_n, delta)

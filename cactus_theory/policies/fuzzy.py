@@ -8,8 +8,8 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.policies._base import Rows
-from cactus_theory.policies._declaration import SUPPORTS, Budget, Declaration, Support
 from cactus_theory.policies._forms import Either
+from cactus_theory.policies._records import SUPPORTS, Budget, Declaration, Support
 from cactus_theory.policies._registry import register
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import Entries
-from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._forms import Raised
+from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register
 
 

@@ -6,8 +6,8 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import Entries
-from cactus_theory.policies._declaration import SUPPORTS, Budget, Declaration, Support
 from cactus_theory.policies._forms import Raised
+from cactus_theory.policies._records import SUPPORTS, Budget, Declaration, Support
 from cactus_theory.policies._registry import register
 
 

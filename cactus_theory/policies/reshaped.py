@@ -7,8 +7,12 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import scaled
-from cactus_theory.policies._base import FixedTarget, Rows, normalised_or
-from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._base import (
+    Rows,
+    normalised_or,
+)
+from cactus_theory.policies._forms import FixedTarget
+from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register
 from cactus_theory.policies.top_k import whole
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.policies._base import Entries, Flags, Id, Ids, Policy, Rows, normalised_or
-from cactus_theory.policies._declaration import Budget, Declaration
+from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register
 
 

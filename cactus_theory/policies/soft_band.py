@@ -14,11 +14,14 @@ from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.soft import Pieces, Worth, soft_rows
 from cactus_theory.optimum.soft_row import SoftRow
-from cactus_theory.policies._base import Entries, FixedTarget, Rows
-from cactus_theory.policies._declaration import Declaration
-from cactus_theory.policies._path import Node, Path
+from cactus_theory.policies._base import (
+    Entries,
+    Rows,
+)
+from cactus_theory.policies._forms import FixedTarget
+from cactus_theory.policies._knobs import NO_VALUES, ValueTable
+from cactus_theory.policies._records import Declaration, Node, Path
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._values import NO_VALUES, ValueTable
 
 # float64 entries of rows that are solved together
 TOGETHER = 2**18

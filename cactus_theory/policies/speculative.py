@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from cactus_theory.policies._base import Entries, Rows
-from cactus_theory.policies._declaration import Budget, Declaration
 from cactus_theory.policies._forms import Raised
-from cactus_theory.policies._path import Node
+from cactus_theory.policies._records import Budget, Declaration, Node
 from cactus_theory.policies._registry import register
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or, one_hot
-from cactus_theory.policies._declaration import Declaration
+from cactus_theory.policies._records import Declaration
 from cactus_theory.policies._registry import register
 
 

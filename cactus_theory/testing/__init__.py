@@ -11,7 +11,8 @@ What tests check is called a *property*; the older names with ``law`` mean the s
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cactus_theory.testing import families, laws, strategies, verifiers
+    from cactus_theory.testing import families, properties, strategies, verifiers
+    from cactus_theory.testing import properties as laws
     from cactus_theory.testing._check import load_rule
     from cactus_theory.testing._divergence import assert_divergence_properties
     from cactus_theory.testing._drafter import assert_drafter_properties
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from cactus_theory.testing._property import Property as VerifierProperty
     from cactus_theory.testing._report import Finding, Report, Verdict
     from cactus_theory.testing._schedule import assert_schedule_properties
-    from cactus_theory.testing.laws import LAWS as PROPERTIES
-    from cactus_theory.testing.laws import Behaviour
-    from cactus_theory.testing.laws import law as policy_property
+    from cactus_theory.testing.properties import LAWS as PROPERTIES
+    from cactus_theory.testing.properties import Behaviour
+    from cactus_theory.testing.properties import law as policy_property
     from cactus_theory.testing.verifiers import (
         VERIFIER_PROPERTIES,
         assert_verifier_properties,
@@ -52,6 +53,7 @@ __all__ = [
     "laws",
     "load_rule",
     "policy_property",
+    "properties",
     "property_cases",
     "strategies",
     "verifier_property",
@@ -75,7 +77,7 @@ _HOMES = {
     "_property": ("Bounds", "Property"),
     "_report": ("Finding", "Report", "Verdict"),
     "_schedule": ("assert_schedule_properties",),
-    "laws": ("LAWS", "Behaviour", "law"),
+    "properties": ("LAWS", "Behaviour", "law"),
     "verifiers": ("VERIFIER_PROPERTIES", "assert_verifier_properties", "verifier_property"),
 }
 
@@ -84,7 +86,7 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that hypothesis is only needed where it is used."""
     import importlib
 
-    if name in ("families", "laws", "strategies", "verifiers"):
+    if name in ("families", "laws", "properties", "strategies", "verifiers"):
         return importlib.import_module(f"{__name__}.{name}")
     own = _ALIASES.get(name, name)
     for home, names in _HOMES.items():

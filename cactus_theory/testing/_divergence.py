@@ -11,11 +11,10 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.testing._engine import broken
 from cactus_theory.testing._examples import examples as draw_examples
-from cactus_theory.testing._property import EXACT, Bounds, Properties, Seen
+from cactus_theory.testing._property import EXACT, Bounds, Properties, Seen, broken
 from cactus_theory.testing._report import row as shown_row
-from cactus_theory.testing.laws._behaviour import shaped
+from cactus_theory.testing.properties._behaviour import shaped
 
 # properties of f and of the geometry, and of values on rows
 GENERATOR_PROPERTIES = Properties("generator_property")

@@ -6,47 +6,44 @@ one that refused it, every single row still looks right: only the joint law of w
 what is emitted is wrong.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._opening import Opening
-from cactus_theory.decoding._sampling import Coins, Uniforms, Warp
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters import Drafter, Drafting, Setting, as_drafter
-from cactus_theory.decoding.host import Decode
-from cactus_theory.decoding.models import CachedModel, text_config
-from cactus_theory.decoding.options import DecodeOptions
-from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.decoding._sampling import Coins
+from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.testing._engine import broken
-from cactus_theory.testing._property import Bounds, Properties, Seen
-from cactus_theory.verify import Assignment, Draft, Verdict, Verifier, find_verifier
+from cactus_theory.policies._records import Path
+from cactus_theory.testing._drafter_bench import (
+    THIN,
+    Bench,
+    _Drafted,
+    _stream,
+    compared,
+    decoded,
+    middles,
+)
+from cactus_theory.testing._property import Bounds, Properties, broken
+from cactus_theory.verify import Assignment, Verifier, find_verifier
 from cactus_theory.verify.draw import pick
 
 DRAFTER_PROPERTIES = Properties("drafter_property")
-# tokens of the made-up prompts: in the third and the last an n-gram drafter finds something
-PROMPTS = ((1, 5, 9), (2,), (3, 3, 7, 3, 3, 7, 3), (8, 4, 8, 1, 8, 4))
 # rows are float32, and sum to 1 up to its rounding
 SUMS = 1e-4
 # a model run with its cache and without, in float32
 AGREES = 1e-4
 # a coin this far inside a token's share cannot be mistaken for its neighbour's
 INSIDE = 1e-6
-# the likeliest drafted tokens, and of the tokens that follow each, that are looked at
-MOST = 16
-# shares thinner than this are left out: models round differently in other batches
-THIN = 1e-3
-# rows that are also decoded as a batch of one, which tosses its coins elsewhere
-SINGLY = 4
 # drafts of a batch whose numbers are counted
 WANTED = (3, 1, 2)
+# of tokens after caught ones so many are looked at
+FEW = 3
+# what a token loses that its text holds already
+PENALTY = 1.5
 
 
 def assert_drafter_properties(
@@ -93,8 +90,6 @@ def assert_drafter_properties(
     >>> assert_drafter_properties(pair.draft, pair.target, model=pair.draft, rounds=1) > 0
     True
     """
-    from cactus_theory.testing import _drafted_trees  # noqa: F401  enters its properties
-
     drafter, judge = as_drafter(drafter), find_verifier(verifier)
     given = drafter, target_model, model, judge, find_policy(policy)
     seen = Bench(*given, temperature, num_draft_tokens, rounds, seed)
@@ -103,172 +98,6 @@ def assert_drafter_properties(
     if said:
         raise AssertionError(said)
     return sum(sum(one.lengths) for one in seen.turns)
-
-
-@dataclass(frozen=True)
-class _Drafted:
-    """A draft as it was proposed: copies, as a drafter may go on using its memory.
-
-    Attributes
-    ----------
-    before : the texts. ``wanted`` : the most tokens of a path of each.
-    written : (B, K) as the drafted tokens. ``coins`` : (B, most).
-    """
-
-    before: list[list[int]]
-    wanted: list[int]
-    draft: Draft
-    written: Tensor
-    coins: Tensor
-
-    @property
-    def lengths(self) -> list[int]:
-        """Return how many tokens were drafted."""
-        return self.draft.lengths
-
-    @property
-    def ids(self) -> Tensor:
-        """Return the drafted tokens, (B, K)."""
-        return self.draft.token_ids
-
-    @property
-    def probs(self) -> Tensor | None:
-        """Return the rows by node, None where every token is certain."""
-        return self.draft.probs
-
-    @property
-    def drawn(self) -> list[list[int]]:
-        """Return the places of each row's tokens that were drawn, in order."""
-        if self.probs is None:
-            return [[] for _ in self.lengths]
-        flags = self.own if self.draft.sampled is None else self.own & self.draft.sampled
-        return [own.nonzero()[:, 0].tolist() for own in flags]
-
-    @property
-    def own(self) -> Tensor:
-        """Return which tokens were drafted, (B, K) bool."""
-        return torch.arange(self.ids.shape[1]) < torch.tensor(self.lengths)[:, None]
-
-
-@dataclass
-class Bench(Seen):
-    """A drafter on made-up prompts, and the verifier and policy beside it."""
-
-    drafter: Drafter
-    target_model: Any
-    model: Any
-    verifier: Verifier
-    policy: Policy
-    temperature: float
-    most: int
-    rounds: int
-    seed: int
-
-    @cached_property
-    def vocab(self) -> int:
-        """Return V."""
-        return text_config(self.target_model).vocab_size
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """Return the prompts, in the model's vocabulary."""
-        return [[token % self.vocab for token in prompt] for prompt in PROMPTS]
-
-    def accepting(self, depth: int) -> int:
-        """Return how many acceptance coins a draft takes whose paths have so many tokens."""
-        return self.verifier.coins(self.drafter.nodes(depth))
-
-    def source(self) -> torch.Generator:
-        """Return a generator begun anew."""
-        return torch.Generator().manual_seed(self.seed)
-
-    def coins(self, source: torch.Generator) -> Tensor:
-        """Return coins for a draft of every prompt."""
-        shape = len(self.prompts), self.most
-        return torch.rand(shape, generator=source, dtype=torch.float64)
-
-    def begin(self) -> tuple[Texts, Drafting]:
-        """Return new texts and the drafter at work on them."""
-        room = (self.most + 1) * (self.rounds + 1)
-        beside = self.drafter.nodes(self.most) - self.most
-        texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"), beside)
-        warp = Warp(self.temperature, (), [0] * len(self.prompts))
-        features = None
-        if self.reads:
-            features = _Fed(
-                CachedModel(self.target_model, texts.capacity, texts.batch, reads=self.reads), texts
-            )
-        clock = Stopwatch()
-        setting = Setting(self.target_model, texts, warp, clock, self.most, features=features)
-        return texts, self.drafter.begin(setting)
-
-    @property
-    def reads(self) -> Sequence[int]:
-        """Return the layers whose states the drafter asks for."""
-        return self.drafter.reads(self.target_model)
-
-    def anew(self, coins: Tensor) -> _Drafted:
-        """Return the first draft of new texts."""
-        return _proposed(*self.begin(), [self.most] * len(self.prompts), coins.clone())
-
-    @cached_property
-    def turns(self) -> list[_Drafted]:
-        """Return the drafts of texts that go on unequally."""
-        (texts, drafting), source, found = self.begin(), self.source(), []
-        for turn in range(self.rounds):
-            wanted = [self.most - (row + turn) % min(3, self.most) for row in range(texts.batch)]
-            one = _proposed(texts, drafting, wanted, self.coins(source))
-            last = torch.randint(0, self.vocab, (texts.batch,), generator=source)
-            texts.settle(list(_taken(one, turn, last.tolist())), last)
-            drafting.settle()
-            found.append(one)
-        return found
-
-
-class _Fed:
-    """The states of settled texts but their last tokens, computed when somebody looks."""
-
-    def __init__(self, target: CachedModel, texts: Texts) -> None:
-        self.target, self.texts = target, texts
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Return how many tokens of each text have states."""
-        _feed(self.target, self.texts)
-        return self.target.lengths
-
-    def hidden(
-        self, layer: int, starts: Sequence[int], counts: Sequence[int]
-    ) -> Float[Tensor, "batch most hidden"]:
-        """Return copies of states."""
-        return self.target.hidden(layer, starts, counts)
-
-
-def _feed(target: CachedModel, texts: Texts) -> None:
-    """Feed a target what it lacks of settled texts, but for their last tokens."""
-    counts = [len(ids) - 1 - own for ids, own in zip(texts.ids, target.lengths, strict=True)]
-    if any(counts):
-        target.feed(texts.take(target.lengths, counts), counts, [1] * len(counts))
-
-
-def _proposed(texts: Texts, drafting: Drafting, wanted: list[int], coins: Tensor) -> _Drafted:
-    before = [list(ids) for ids in texts.ids]
-    draft = copy_of(drafting.propose(wanted, coins))
-    place = torch.tensor(texts.lengths)[:, None] + torch.arange(draft.token_ids.shape[1])
-    written = texts.buffer.gather(1, place.clamp(max=texts.buffer.shape[1] - 1))
-    return _Drafted(before, wanted, draft, written, coins)
-
-
-def copy_of(draft: Draft) -> Draft:
-    """Return a draft in memory of its own."""
-    parts = {name: part.clone() for name, part in vars(draft).items() if isinstance(part, Tensor)}
-    return replace(draft, **parts | {"counts": list(draft.lengths)})
-
-
-def _taken(one: _Drafted, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
-    """Yield what each row goes on with: some of its draft, and one more token."""
-    for row, (ids, count) in enumerate(zip(one.ids.tolist(), one.lengths, strict=True)):
-        yield [*ids[: min((turn + row) % 4, count)], last[row]]
 
 
 @DRAFTER_PROPERTIES.enter(hint="rows of another place, temperature or model than the draws")
@@ -392,17 +221,6 @@ def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
             yield Bounds(torch.tensor([missing]), 0, 0, about, 0.0)
 
 
-def _stream(numbers: Float[Tensor, "count"]) -> Uniforms:
-    """Return a stream of given numbers."""
-    left = [numbers]
-
-    def take(count: int) -> Float[Tensor, "count"]:
-        taken, left[0] = left[0][:count], left[0][count:]
-        return taken
-
-    return take
-
-
 @DRAFTER_PROPERTIES.enter(hint="the number that drew or refused a token draws the next one too")
 def each_choice_has_a_number_of_its_own(seen: Bench) -> Iterator[Bounds]:
     """The token that follows a refused one does not depend on how that one was drawn.
@@ -442,87 +260,99 @@ def _one_round(bench: Bench, prompt: list[int]) -> Iterator[Bounds]:
     yield from compared(bench, prompt, due, numbers)
 
 
-def compared(
-    bench: Bench, prompt: list[int], due: list[list[int]], numbers: list[list[float]]
-) -> Iterator[Bounds]:
-    """Yield whether the numbers give what is due, as one batch and singly."""
-    yield _compared(decoded(bench, prompt, numbers)[0], due, numbers)
-    for one, own in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
-        yield _compared(decoded(bench, prompt, [one])[0], [own], [one])
+@DRAFTER_PROPERTIES.enter(hint="a sibling chosen knowing the drawn token is not certain")
+def what_is_certain_is_fixed_before_the_draw(seen: Bench) -> Iterator[Bounds]:
+    """Other coins from a drawn token on leave what is certain beside it as it was."""
+    source = seen.source()
+    coins = seen.coins(source)
+    for offset in range(seen.most):
+        one = seen.anew(coins)
+        if one.draft.sampled is None:
+            return
+        others = coins.clone()
+        others[:, offset:] = seen.coins(source)[:, offset:]
+        both = [one, seen.anew(others)]
+        for row in range(len(seen.prompts)):
+            if any(len(own.drawn[row]) <= offset for own in both):
+                continue
+            nodes = [own.draft.node(row, own.drawn[row][offset]) for own in both]
+            fixed = [own.draft.fixed(row)[node] for own, node in zip(both, nodes, strict=True)]
+            flags = torch.tensor([[n in own for n in range(seen.vocab)] for own in fixed]).float()
+            about = (
+                f"propose: what is certain beside drawn token {offset} after {one.before[row]} "
+                "must not depend on its coin; token {0}"
+            )
+            yield Bounds(flags[:1], flags[1:], flags[1:], about, 0.0)
 
 
-def middles(row: Float[Tensor, "vocab"]) -> list[tuple[int, float]]:
-    """Return the likeliest tokens of a row, each with the coin in the middle of its share."""
-    row = row.double() / row.double().sum()
-    middle = row.cumsum(-1) - row / 2
-    best = row.topk(min(MOST, len(row))).indices
-    return [(int(token), float(middle[token])) for token in best if row[token] > THIN]
+def lowered(ids: Tensor, scores: Tensor) -> Tensor:
+    """Return scores in which the tokens of a text so far have lost PENALTY."""
+    return scores.scatter_add(1, ids, torch.full_like(scores, -PENALTY).gather(1, ids))
 
 
-def _compared(found: list[list[int]], due: list[list[int]], numbers: list[list[float]]) -> Bounds:
-    other = torch.tensor([own != expected for own, expected in zip(found, due, strict=True)])
-
-    def about(index: tuple[int, ...]) -> str:
-        (at,) = index
-        return (
-            "coins: what is drafted, what is accepted and what follows must have numbers of "
-            f"their own; with {numbers[at]} for the three, {due[at]} is due and {found[at]} was "
-            "emitted: whether these differ"
-        )
-
-    return Bounds(other, 0, 0, about, 0.0)
-
-
-class _Watching(Verifier):
-    """A verifier that remembers what it was shown."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self.verifier, self.name = verifier, verifier.name  # type: ignore[misc]
-        self.drafts, self.draws = verifier.drafts, verifier.draws  # type: ignore[misc, assignment]
-        self.q: Tensor | None = None
-        self.draft: Draft | None = None
-
-    def coins(self, drafted: int) -> int:
-        return self.verifier.coins(drafted)
-
-    def verify(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch *draws"],
-    ) -> Verdict:
-        self.q, self.draft = target_probs.clone(), copy_of(draft)
-        return self.verifier.verify(assigned, target_probs, draft, accept, draw)
+@DRAFTER_PROPERTIES.enter(hint="positions by index, a mask or a processor that sees cousins")
+def target_rows_are_those_of_their_own_texts(seen: Bench) -> Iterator[Bounds]:
+    """Rows of the target by node are those of their ancestors alone, under processors too."""
+    if seen.drafter.nodes(1) == 1:
+        return
+    for prompt in seen.prompts:
+        for processors in ((), (lowered,)):
+            numbers = torch.rand(512, generator=seen.source(), dtype=torch.float64).tolist()
+            _, shown = decoded(seen, prompt, [numbers], seen.most, processors)
+            assert shown.q is not None and shown.draft is not None
+            for node in range(shown.draft.lengths[0] + 1):
+                path = shown.draft.path(0, node - 1) if node else []
+                text = prompt + shown.draft.token_ids[0, path].tolist()
+                due = _row(seen, text, bool(processors))
+                about = (
+                    f"feed: the target's row of node {node} must be that of its own text {text}"
+                    f"{' under a processor' if processors else ''}; token {{0}}"
+                )
+                yield Bounds(shown.q[:1, node].double(), due, due, about, AGREES)
 
 
-def decoded(
-    bench: Bench,
-    prompt: list[int],
-    numbers: list[list[float]],
-    depth: int = 1,
-    processors: Sequence[Any] = (),
-) -> tuple[list[list[int]], _Watching]:
-    """Decode one round that drafts paths of ``depth``, a row for each list of numbers.
+def _row(seen: Bench, text: list[int], processed: bool = False) -> Float[Tensor, "1 vocab"]:
+    """Return the target's row after a text, computed without a cache."""
+    ids = torch.tensor([text])
+    logits = seen.target_model(input_ids=ids, use_cache=False).logits[:, -1].double()
+    return ((lowered(ids, logits) if processed else logits) / seen.temperature).softmax(-1)
 
-    Returns the new tokens of every row, and what the verifier was shown.
+
+@DRAFTER_PROPERTIES.enter(hint="a number that drew one token draws the next one too")
+def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterator[Bounds]:
+    """Tokens that follow a sibling that was caught are drawn with a number of their own.
+
+    One round with a drawn token and siblings is decoded with every combination of coins: the
+    numbers draw the token, accept or refuse it, draw what replaces it, and what follows that.
     """
-    watching = _Watching(bench.verifier)
-    options = DecodeOptions(
-        policy=bench.policy,
-        num_draft_tokens=depth,
-        max_new_tokens=depth + 1,
-        temperature=bench.temperature,
-        logits_processor=processors,
-        verifier=watching,
-        meter=False,
-    )
-    ids = torch.tensor([prompt] * len(numbers))
-    opening = Opening(bench.target_model, bench.drafter, ids, options)
-    streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
-    opening.coins.streams = streams
-    decode = Decode(opening)
-    if bench.reads:  # as if a round had been there before
-        _feed(decode.target, decode.texts)
-    return decode.round(), watching
+    coins = seen.accepting(1)
+    for prompt in seen.prompts if seen.drafter.nodes(1) > 1 else ():
+        _, shown = decoded(seen, prompt, [[0.5] * (coins + 3)])
+        draft, q = shown.draft, shown.q
+        assert draft is not None and q is not None
+        if draft.sampled is None or draft.probs is None or not bool(draft.sampled.any()):
+            continue
+        one = Path(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
+        h = seen.policy.target_in_block(q[:1, 0].double(), draft.offers(0, [0], q[0, :1]), one)
+        if h is None:
+            return
+        h, r = h[0].double(), draft.probs[0, 0].double()
+        numbers, due, drawn = [], [], middles(r)
+        _, shown = decoded(seen, prompt, [[coin, *[0.5] * (coins + 2)] for _, coin in drawn])
+        assert shown.draft is not None
+        for row, (token, coin) in enumerate(drawn):
+            beside = shown.draft.token_ids[row, shown.draft.children(row)[0]].tolist()
+            keep = min(1.0, float(h[token] / r[token]))
+            if keep > THIN:
+                for last, draw in middles(_row(seen, [*prompt, token])[0])[:FEW]:
+                    numbers.append([coin, *[keep / 2] * coins, draw, 0.5])
+                    due.append([token, last])
+            for following, draw in middles((h - r).clamp(min=0.0)) if 1 - keep > THIN else ():
+                after = [([], 0.5)]
+                if following in beside:
+                    rows = middles(_row(seen, [*prompt, following])[0])[:FEW]
+                    after = [([last], more) for last, more in rows]
+                for last, more in after:
+                    numbers.append([coin, *[(1 + keep) / 2] * coins, draw, more])
+                    due.append([following, *last])
+        yield from compared(seen, prompt, due, numbers)

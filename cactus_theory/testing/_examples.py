@@ -12,7 +12,7 @@ check.optional_module("hypothesis", "testing")
 from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
 
 from cactus_theory.testing import strategies  # noqa: E402
-from cactus_theory.testing._wide import wide_pair  # noqa: E402
+from cactus_theory.testing.strategies import wide_pair  # noqa: E402
 
 Group = tuple[Tensor, Tensor]
 

@@ -10,12 +10,10 @@ from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._function import VECTORISE, FunctionPolicy
-from cactus_theory.testing._clock import Clock, Hang
-from cactus_theory.testing._engine import Checker
+from cactus_theory.testing._checker import Checker, Clock, Hang, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._report import Report, Verdict, declared, message, row
-from cactus_theory.testing._shrink import Pair
-from cactus_theory.testing.laws import LAWS, Behaviour, other_knobs
+from cactus_theory.testing.properties import LAWS, Behaviour, other_knobs
 
 # additional seconds for the very first call, which may import packages
 FIRST = 10.0

@@ -1,18 +1,22 @@
-"""What a property is: bounds on numbers of something, seen on examples, and who must keep them.
+"""What a property is, and how it is measured: bounds on numbers of something, seen on examples.
 
 A kind of thing that is checked (policies, verifiers, drafters, schedules, divergences) is a table
-of :class:`Properties` and a class of what is :class:`Seen` on its examples.
+of :class:`Properties` and a class of what is :class:`Seen` on its examples; :func:`broken` is all
+that is needed then. Policies may come from a stranger: see :mod:`cactus_theory.testing._checker`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.testing._report import Finding, message
 
 # sums of a few dozen float64 terms, each at most 1, and roots solved to that accuracy
 EXACT = 1e-9
@@ -217,3 +221,64 @@ class Properties(dict[str, Property]):
             self[check.one_of(argument, name, tuple(self))]
             for name in (self if names is None else names)
         ]
+
+
+@dataclass
+class Worst:
+    """The entry with the smallest margin among some rows."""
+
+    margin: float = math.inf
+    row: int = 0
+    about: str = ""
+    expected: str = ""
+    found: str = ""
+    counted: int = 0
+
+
+def measure(prop: Property, seen: Seen) -> Worst:
+    """Return the worst entry of a property on a batch; foreign exceptions pass through."""
+    worst, counted = Worst(), set()
+    if seen.width > prop.widest:
+        return worst
+    for bounds in prop.measure(seen):
+        margins = bounds.margins()
+        if not margins.numel():
+            continue
+        owners = torch.arange(len(margins)) if bounds.rows is None else bounds.rows
+        used = slice(None)
+        if bounds.counts is not None:
+            used = bounds.counts.reshape(len(margins), -1).any(-1)
+        counted |= set(owners[used].tolist())
+        if float(margins.min()) < worst.margin:
+            # numpy's unravel_index, as the first call of torch's imports for a second
+            found = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
+            index = tuple(int(i) for i in found)
+            worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
+        if worst.margin < 0:  # a property's first bounds are the easiest to understand
+            break
+    worst.counted = len(counted)
+    return worst
+
+
+def finding(
+    prop: Property, worst: Worst, rows: tuple[list[float], list[float]] = ([], []), **more: Any
+) -> Finding:
+    """Return what is known about a broken property; ``more`` are the last fields."""
+    numbers = worst.about, worst.expected, worst.found, worst.margin
+    return Finding(prop.name, prop.statement, *rows, *numbers, **more)
+
+
+def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property]) -> str:
+    """Return what a failing test says of the first broken property; nothing if all hold.
+
+    The examples come in the order of their size: the first that fails is the smallest.
+    """
+    chosen = list(properties)
+    for seen in examples:
+        for prop in chosen:
+            worst = measure(prop, seen)
+            if worst.margin < 0:
+                fault = finding(prop, worst, hint=prop.hint)
+                again = seen.again(worst.row, prop.name)
+                return message(thing, fault, example=seen.shown(worst.row), again=again)
+    return ""

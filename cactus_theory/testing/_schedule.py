@@ -12,8 +12,7 @@ from torch import Tensor
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.policies import Policy
-from cactus_theory.testing._engine import broken
-from cactus_theory.testing._property import Bounds, Properties, Seen
+from cactus_theory.testing._property import Bounds, Properties, Seen, broken
 
 SCHEDULE_PROPERTIES = Properties("schedule_property")
 WIDTH = 6  # drafted tokens of a round

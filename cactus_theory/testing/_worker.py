@@ -22,12 +22,12 @@ from cactus_theory.base import arguments as check
 from cactus_theory.decoding.schedule import Schedule, find_rule
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.testing._engine import measure
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_rule
+from cactus_theory.testing._property import measure
 from cactus_theory.testing._report import Finding, Verdict, declared
 from cactus_theory.testing._schedule import assert_schedule_properties
-from cactus_theory.testing.laws import LAWS, Behaviour
+from cactus_theory.testing.properties import LAWS, Behaviour
 
 Say = Callable[..., None]
 # the descriptor of events, out of the way of rules that close the usual ones

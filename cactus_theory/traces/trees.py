@@ -26,7 +26,7 @@ from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies._base import keep_probability
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.rows import ENTRIES

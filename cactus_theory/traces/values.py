@@ -25,7 +25,7 @@ from cactus_theory.base.arguments import whole_number
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.soft import Worth, soft_rows
-from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.traces.trace import Trace
 
 # where φ changes its slope

@@ -13,7 +13,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source, replay_widths, shares_rows
 from cactus_theory.traces.trace import Trace

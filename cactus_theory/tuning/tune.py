@@ -16,7 +16,7 @@ from cactus_theory.base.files import write_whole
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace

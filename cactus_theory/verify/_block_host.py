@@ -19,7 +19,7 @@ from cactus_theory.base.scratch import scratch
 from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._path import Node, Path
+from cactus_theory.policies._records import Node, Path
 from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN

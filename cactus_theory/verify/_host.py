@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from cactus_theory.optimum.soft import PRECISIONS
-from cactus_theory.policies._path import UNSCALED
+from cactus_theory.policies._records import UNSCALED
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import BLOCKED_FROM, pick, pick_one
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._path import Node
+from cactus_theory.policies._records import Node
 from cactus_theory.verify._block_host import BlockOnHost
 from cactus_theory.verify._host import Place, Places
 from cactus_theory.verify.draft import Assignment, Draft

@@ -25,7 +25,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from cactus_theory.verify._block_host import BlockOnHost, as_assigned, looked_ahead
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier

@@ -21,7 +21,7 @@ from cactus_theory.base.scratch import scratch
 from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
-from cactus_theory.policies._path import Residual
+from cactus_theory.policies._records import Residual
 from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from cactus_theory.verify._block_host import workable
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify._tree_host import RunsOnHost, Steps, TokensOnHost

@@ -33,7 +33,7 @@ from cactus_theory.base.arguments import normalised
 from cactus_theory.base.scratch import scratch
 from cactus_theory.decoding._verification import rows_at
 from cactus_theory.policies import Policy
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify._tensors import assignment
 from cactus_theory.verify.draft import Verified

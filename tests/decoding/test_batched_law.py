@@ -17,7 +17,7 @@ from cactus_theory.decoding import (
 )
 from cactus_theory.emitted import emitted_law
 from cactus_theory.policies import policy
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from tests.amounts import amount, some
 
 VOCAB = 4

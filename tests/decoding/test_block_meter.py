@@ -8,7 +8,7 @@ import torch
 from cactus_theory.decoding import ByPosition, ModelDrafter, generate
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from tests.amounts import some
 from tests.decoding.test_ragged import padded, prompts
 

@@ -17,7 +17,7 @@ from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.policies._base import FixedTarget
+from cactus_theory.policies._forms import FixedTarget
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 

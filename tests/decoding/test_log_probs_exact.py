@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import ModelDrafter, NGram, generate
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from tests.amounts import some
 from tests.decoding.test_block_meter import looking_ahead
 from tests.decoding.test_ragged import padded, prompts

@@ -8,7 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import Drafter, Ledger, generate, generate_plain
 from cactus_theory.decoding.drafters import Drafting
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from cactus_theory.verify import Draft
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.draw import pick_one

@@ -86,7 +86,7 @@ FIRST = {
     "verify/": ("verify/test_contract", "verify/test_draw", "verify/test_chain"),
     "policies/soft": ("policies/test_soft_band", "verify/test_block"),
     "policies/band": ("verify/test_block", "policies/test_rules", "verify/test_contract"),
-    "policies/_values": ("policies/test_soft_band",),
+    "policies/_knobs": ("policies/test_soft_band",),
     "policies/": ("policies/test_rules", "verify/test_contract", "test_emitted"),
     "optimum/soft": ("optimum/test_soft", "verify/test_block"),
     "optimum/soft_row": ("optimum/test_decide", "optimum/test_soft"),

@@ -109,7 +109,7 @@ IN_BLOCKS = {
         ("SoftBand.follow_row", Replace("row.scale", "node.alive")),
         ("_raised", Replace("1 - raised", "1.0")),
     ),
-    "policies/_values.py": (
+    "policies/_knobs.py": (
         ("ValueTable.worths", Replace("price / below", "above / price")),
         ("ValueTable.worths", Replace("max(place - 1, 0)", "0")),
         ("_mixed", Operator("-", "+")),

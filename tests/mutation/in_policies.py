@@ -25,12 +25,12 @@ IN_POLICIES = {
                 "self.recovery(q, p, refused.argmax(-1))",
             ),
         ),
+    ),
+    "policies/_forms.py": (
         ("FixedTarget.acceptance", SwapArguments("keep_probability")),
         ("FixedTarget.recovery", Replace("self.target(q, p)", "q")),
         ("FixedTarget.decide", SwapNames("target", "p", into="left")),
         ("FixedTarget.decide", Operator("<", "<=")),
-    ),
-    "policies/_forms.py": (
         ("Entrywise.acceptance", SwapArguments("keep_probability")),
         ("Entrywise.recovery", Replace("scale * q - p", "q - p")),
         ("Entrywise.decide", Operator("<", "<=")),
@@ -41,21 +41,19 @@ IN_POLICIES = {
         ("Either.target", Replace("self.takes_draft(q, p)", "~self.takes_draft(q, p)")),
         ("Either.decide", Operator("|", "&")),
         ("Either.decide", Operator("<", "<=")),
+        ("PerProposal.scale", Operator("-", "+", nth=0)),
+        ("PerProposal.proposal", DropCall("scatter")),
+        ("PerProposal.emitted", Replace("torch.minimum(p, gamma)", "torch.minimum(p, q)")),
+        ("PerProposal._refill_singly", Value("lost", into="weight")),
+        ("_shortfall.beyond", Replace("totals[:, 1:]", "totals[:, :-1]")),
     ),
-    "policies/_path.py": (
+    "policies/_records.py": (
         ("Residual.law", DropCall("scatter_")),
         ("Residual.law", Replace("difference.sub_(p)", "difference")),
         ("Residual.at", Replace("self.scale[index]", "self.scale.flip(0)[index]")),
         ("Residual.at", Replace("self.rows[index]", "self.rows[: len(index)]")),
         ("residual_or", DropCall("clamp_")),
         ("residual_or", Value("positive")),
-    ),
-    "policies/_per_proposal.py": (
-        ("PerProposal.scale", Operator("-", "+", nth=0)),
-        ("PerProposal.proposal", DropCall("scatter")),
-        ("PerProposal.emitted", Replace("torch.minimum(p, gamma)", "torch.minimum(p, q)")),
-        ("PerProposal._refill_singly", Value("lost", into="weight")),
-        ("_shortfall.beyond", Replace("totals[:, 1:]", "totals[:, :-1]")),
     ),
     "policies/cactus.py": (
         ("Cactus.raised", Replace("2 * self.delta", "self.delta")),

@@ -8,8 +8,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.optimum.selection import offered
-from cactus_theory.policies._path import Node, Path
-from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies._knobs import ValueTable
+from cactus_theory.policies._records import Node, Path
 from tests.amounts import amount
 
 # edges found by two searches, each settled to some roundings; bands of KL on float32 rows are

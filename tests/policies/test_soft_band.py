@@ -13,8 +13,8 @@ from cactus_theory.decoding._meter import Meter
 from cactus_theory.divergences import divergence
 from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._path import Path
-from cactus_theory.policies._values import ValueTable, read_values
+from cactus_theory.policies._knobs import ValueTable, read_values
+from cactus_theory.policies._records import Path
 from cactus_theory.policies.soft_band import SoftBand
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 from tests.amounts import amount, some

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("safetensors")
 
-from cactus_theory.policies._values import read_values  # noqa: E402
+from cactus_theory.policies._knobs import read_values  # noqa: E402
 from cactus_theory.traces import Trace, learn_values, replay, save_trace, tokens_at  # noqa: E402
 from simulations import blocks  # noqa: E402
 from simulations.__main__ import main  # noqa: E402

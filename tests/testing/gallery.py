@@ -520,7 +520,7 @@ def caught(fault: Fault, laws=None):
 def table() -> str:
     """Return the page: fault, law, examples needed, what was expected and found, the rows."""
     from cactus_theory.testing._report import number, row
-    from cactus_theory.testing.laws import LAWS
+    from cactus_theory.testing.properties import LAWS
 
     lines = [
         "# What the property tests catch",

@@ -216,21 +216,21 @@ def rule(q, p, n):
 #: patches_the_judge 1
 @ct.rule
 def rule(q, p, n):
-    from cactus_theory.testing import _engine
-    _engine.measure = lambda *a: _engine.Worst()
+    from cactus_theory.testing import _property
+    _property.measure = lambda *a: _property.Worst()
     return 2.0
 
 #: patches_bounds 1
 @ct.rule
 def rule(q, p, n):
-    from cactus_theory.testing.laws import Bounds
+    from cactus_theory.testing.properties import Bounds
     Bounds.margins = lambda self: self.found * 0
     return 2.0
 
 #: patches_properties 1
 @ct.rule
 def rule(q, p, n):
-    from cactus_theory.testing.laws import LAWS
+    from cactus_theory.testing.properties import LAWS
     LAWS.update(dict.fromkeys(LAWS, LAWS['answers']))
     return 2.0
 

@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.testing._report import Report
 from cactus_theory.testing._worker import declaration
-from cactus_theory.testing.laws import LAWS
+from cactus_theory.testing.properties import LAWS
 from tests.amounts import THOROUGH, some
 
 slow = pytest.mark.skipif(not THOROUGH, reason="takes seconds; run by make test-thorough")

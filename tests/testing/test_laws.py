@@ -7,12 +7,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.testing import assert_policy_laws, law_cases
-from cactus_theory.testing._clock import Hang, time_limit
+from cactus_theory.testing._checker import Hang, shrink, time_limit
 from cactus_theory.testing._examples import _wide, examples
 from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._report import row
-from cactus_theory.testing._shrink import shrink
-from cactus_theory.testing.laws import LAWS, Bounds, knob_ladder
+from cactus_theory.testing.properties import LAWS, Bounds, knob_ladder
 from tests.amounts import amount
 from tests.testing.gallery import lenience, no_ceiling, reversed_knob, unnormalised
 

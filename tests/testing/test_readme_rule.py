@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cactus_theory.cli import main
-from cactus_theory.testing.laws import LAWS
+from cactus_theory.testing.properties import LAWS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import cactus_theory as ct
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._report import message
-from cactus_theory.testing.laws import LAWS
+from cactus_theory.testing.properties import LAWS
 from tests.amounts import amount
 from tests.rules import RULES, of_each
 

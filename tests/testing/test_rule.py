@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base import terminal
-from cactus_theory.policies import FixedTarget, _base, _forecast, _function
+from cactus_theory.policies import FixedTarget, _base, _foreign_code, _function
 from cactus_theory.testing import _policies, assert_policy_laws
 from cactus_theory.testing._policies import check_rule
 from tests.rows import pair
@@ -97,8 +97,8 @@ def test_a_recovery_of_two_arguments_is_asked_once_a_row():
 
 
 def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch, capsys):
-    monkeypatch.setattr(_forecast, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(_forecast, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(_foreign_code, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(_foreign_code, "SLOW_SECONDS", 0.0)
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(_base, "ENUMERATION_ENTRIES", 20)
     q, p = pair(1, 10, seed=6)

@@ -9,7 +9,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import Schedule, generate
-from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.traces import Cycle, SavedRows, Trace, log_trace, replay, save_trace
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.traces.rows import start_of_block

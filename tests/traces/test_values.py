@@ -13,7 +13,7 @@ pytest.importorskip("cvxpy")
 
 from cactus_theory.divergences import FDivergence, divergence  # noqa: E402
 from cactus_theory.optimum.soft import Worth  # noqa: E402
-from cactus_theory.policies._values import read_values  # noqa: E402
+from cactus_theory.policies._knobs import read_values  # noqa: E402
 from cactus_theory.traces import Cycle, Trace, learn_values, save_trace  # noqa: E402
 from cactus_theory.traces.values import _value  # noqa: E402
 from simulations.block_gap import value_of  # noqa: E402

@@ -12,8 +12,8 @@ from hypothesis import strategies as some_of
 
 import cactus_theory as ct
 from cactus_theory.policies._base import Policy, one_hot
-from cactus_theory.policies._path import Path
-from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies._knobs import ValueTable
+from cactus_theory.policies._records import Path
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 from cactus_theory.verify.block import _on_device
 from tests.amounts import amount, some

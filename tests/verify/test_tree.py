@@ -11,8 +11,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding._verification import path_to, rows_at
-from cactus_theory.policies._path import Path
-from cactus_theory.policies._values import ValueTable
+from cactus_theory.policies._knobs import ValueTable
+from cactus_theory.policies._records import Path
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
 from cactus_theory.verify._host import Places

@@ -15,7 +15,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.testing._engine import broken
+from cactus_theory.testing._property import broken
 from cactus_theory.testing._property import Property as VerifierProperty
 from cactus_theory.testing.verifiers import exact, coins, batches  # noqa: F401
 from cactus_theory.testing.verifiers._enumeration import (

@@ -9,7 +9,7 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from cactus_theory.testing._property import EXACT, Bounds, chance_of_counts
 from cactus_theory.testing.verifiers._enumeration import (
     Asked,

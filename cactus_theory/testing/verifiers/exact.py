@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cactus_theory.policies._path import Path
+from cactus_theory.policies._records import Path
 from cactus_theory.testing._property import EXACT, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,

@@ -2,12 +2,13 @@
 
 ``LAWS`` maps names to properties in the order in which they are checked. A property of your
 own is a function under ``@law()``: see :func:`cactus_theory.testing.policy_property`.
+(:mod:`cactus_theory.testing.laws` is an older name of this module.)
 
 Examples
 --------
->>> laws.LAWS["budget_holds"].applies(ct.policy("band:price=1"))
+>>> properties.LAWS["budget_holds"].applies(ct.policy("band:price=1"))
 False
->>> laws.LAWS["budget_holds"].applies(ct.policy("band:delta=0.1"))
+>>> properties.LAWS["budget_holds"].applies(ct.policy("band:delta=0.1"))
 True
 """
 
@@ -15,9 +16,9 @@ from typing import Any  # noqa: I001  the order of properties
 
 from cactus_theory.testing._property import Bounds
 from cactus_theory.testing._property import Property as Law
-from cactus_theory.testing.laws import always, verifier, declared  # noqa: F401
-from cactus_theory.testing.laws._behaviour import LAWS, Behaviour, law
-from cactus_theory.testing.laws._behaviour import at_knob, knob_ladder, other_knobs
+from cactus_theory.testing.properties import always, declared  # noqa: F401
+from cactus_theory.testing.properties._behaviour import LAWS, Behaviour, law
+from cactus_theory.testing.properties._behaviour import at_knob, knob_ladder, other_knobs
 
 __all__ = ["LAWS", "Behaviour", "Bounds", "Law", "at_knob", "knob_ladder", "law", "other_knobs"]
 

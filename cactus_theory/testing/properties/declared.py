@@ -9,7 +9,7 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Policy
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
-from cactus_theory.testing.laws._behaviour import (
+from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
     REAL,
     Behaviour,
@@ -139,7 +139,7 @@ def stays_between(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
-    """p φ ≥ min(p, q) for every token, as in lossless sampling (declares ``at_least_speculative``).
+    """P φ ≥ min(p, q) for every token, as in lossless sampling (declares ``at_least_speculative``).
 
     A claim about every token, not only about their sum.
     """

@@ -1,26 +1,194 @@
-"""The loop of every check: measure properties on examples, keep the simplest counterexample.
-
-:func:`broken` is all that verifiers, drafters, schedules and divergences need. A policy may come
-from a stranger: a :class:`Checker` bears its errors, limits its time and shrinks its rows.
-"""
+"""How a stranger's policy is checked: its errors are borne, its time limited, its rows shrunk."""
 
 import math
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.testing._clock import ASKED, ONCE, Clock, Hang, time_limit
-from cactus_theory.testing._property import Property, Seen
-from cactus_theory.testing._report import Finding, Verdict, message
-from cactus_theory.testing._shrink import Pair, shrink
-from cactus_theory.testing.laws import Behaviour
+from cactus_theory.testing._property import Property, Worst, finding, measure
+from cactus_theory.testing._report import Finding, Verdict
+from cactus_theory.testing.properties import Behaviour
+
+# the first property makes each call about once, others up to this often (at values of a knob)
+ONCE, ASKED = 2, 40
+# factor for a machine that becomes busier than it was during the first calls
+BUSIER = 5.0
+# seconds after which a row that hung once counts as hanging again
+HANG_AGAIN = 1.0
+# seconds between two messages to the process that waits for this one
+QUIET = 0.2
+
+
+class Hang(Exception):
+    """A rule did not answer in time."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise Hang after so many seconds, where the system can interrupt Python."""
+    possible = (
+        seconds is not None
+        and hasattr(signal, "setitimer")
+        and threading.current_thread() is threading.main_thread()
+    )
+    if not possible:
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> NoReturn:
+        raise Hang(f"no answer within {seconds:.3g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Clock:
+    """The time limit for one property on some rows; None everywhere if ``least`` is None.
+
+    Attributes
+    ----------
+    least : seconds that are always allowed; more rows get more.
+    each : seconds that one drafted token took, the slowest answer so far.
+    tell : called with the number of seconds that the next answer may take.
+    """
+
+    def __init__(
+        self, least: float | None, tell: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        self.least, self.tell = least, tell
+        self.each = 0.0
+        self._told = (-float("inf"), 0.0)
+
+    def limit(self, seen: Behaviour, asked: int = ASKED) -> float | None:
+        """Return the seconds for a property that makes each call ``asked`` times."""
+        if self.least is None:
+            return None
+        seconds = self.least + asked * BUSIER * self.each * _questions(seen)
+        now = time.monotonic()
+        if now - self._told[0] > QUIET or seconds > self._told[1]:
+            self._told = now, seconds
+            self.tell(seconds)
+        return seconds
+
+    def limit_again(self, seen: Behaviour, asked: int = ASKED) -> float | None:
+        """Return the seconds for a single row that may be the one without an answer."""
+        whole = self.limit(seen, asked)
+        if whole is None or self.least is None:
+            return None
+        return whole - self.least + min(self.least / 5, HANG_AGAIN)
+
+    def took(self, seen: Behaviour, seconds: float) -> None:
+        """Record how long it took to make each call once."""
+        self.each = max(self.each, seconds / _questions(seen))
+
+
+def _questions(seen: Behaviour) -> int:
+    return max(1, int(seen.drafted.sum()))
+
+
+Pair = tuple[Tensor, Tensor]
+Fails = Callable[[Tensor, Tensor], bool]
+
+# decimal places that entries are rounded to, fewest first
+DIGITS = (1, 2, 3, 4, 6)
+
+
+def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
+    """Return the simplest pair (V,) found that still fails, within a time limit.
+
+    Greedy: leave out or merge tokens, make rows one-hot, uniform or equal, empty single
+    entries, round to few digits; start again after every success. At last the tokens are put in
+    order, so that what is found does not depend on the order in which they were drawn.
+    """
+    end = time.monotonic() + seconds
+    best = (q, p)
+    moved = True
+    while moved and time.monotonic() < end:
+        moved = False
+        for pair in candidates(*best):
+            if time.monotonic() >= end:
+                break
+            if size(pair) < size(best) and fails(*pair):
+                best, moved = pair, True
+                break
+    ordered = _ordered(*best)
+    return ordered if time.monotonic() < end and fails(*ordered) else best
+
+
+def size(pair: Pair) -> tuple[int, int, int]:
+    """Return what shrinking reduces: tokens, digits to write down, entries that are not 0."""
+    entries = torch.cat(pair).tolist()
+    return len(pair[0]), sum(len(repr(x)) for x in entries), sum(x != 0 for x in entries)
+
+
+def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
+    """Yield simpler pairs, the largest reductions first."""
+    vocab = len(q)
+    for size_left in range(2, vocab):  # halve quickly: keep the first tokens only
+        yield from _valid(q[:size_left], p[:size_left])
+    for i in range(vocab if vocab > 1 else 0):
+        rest = torch.arange(vocab) != i
+        yield from _valid(q[rest], p[rest])
+        merged = [row[rest].clone() for row in (q, p)]
+        for row, whole in zip(merged, (q, p), strict=True):
+            row[i - 1 if i else 0] += whole[i]
+        yield from _valid(*merged)
+    uniform = torch.full_like(q, 1 / vocab)
+    hot = torch.eye(vocab, dtype=q.dtype)
+    yield (uniform, uniform)
+    yield from ((uniform, p), (q, uniform), (p, p), (q, q))
+    for row in hot:
+        yield from ((row, p), (q, row))
+    for digits in DIGITS:
+        yield from _valid(_rounded(q, digits), _rounded(p, digits))
+        yield from _valid(_rounded(q, digits), p)
+        yield from _valid(q, _rounded(p, digits))
+    for i in range(vocab):
+        for which in (0, 1):
+            rows = [q.clone(), p.clone()]
+            rows[which][i] = 0.0
+            yield from _valid(*rows)
+
+
+def _ordered(q: Tensor, p: Tensor) -> Pair:
+    """Return the pair with its tokens by falling target and rising draft probability."""
+    order = sorted(range(len(q)), key=lambda token: (-float(q[token]), float(p[token])))
+    return q[order], p[order]
+
+
+def _rounded(row: Tensor, digits: int) -> Tensor:
+    """Return the row rounded, its largest entry taking what is left over."""
+    short = (row * 10**digits).round()
+    largest = int(short.argmax())
+    short[largest] += 10**digits - short.sum()
+    return short / 10**digits
+
+
+def _valid(q: Tensor, p: Tensor) -> Iterator[Pair]:
+    """Yield the pair with both rows normalised, nothing if one is empty or negative."""
+    rows = []
+    for row in (q, p):
+        total = row.sum()
+        if not total > 0 or (row < 0).any():
+            return
+        rows.append(row if (total - 1).abs() < 1e-15 else row / total)
+    yield rows[0], rows[1]
+
 
 # after this many rows on which the rule hangs, no more are tried
 MOST_HANGS = 2
@@ -34,67 +202,6 @@ JUMPS = (
 RANGE = "declare knob_range if the knob may not have this value"
 
 Crash = tuple[Behaviour, Exception]
-
-
-@dataclass
-class Worst:
-    """The entry with the smallest margin among some rows."""
-
-    margin: float = math.inf
-    row: int = 0
-    about: str = ""
-    expected: str = ""
-    found: str = ""
-    counted: int = 0
-
-
-def measure(prop: Property, seen: Seen) -> Worst:
-    """Return the worst entry of a property on a batch; foreign exceptions pass through."""
-    worst, counted = Worst(), set()
-    if seen.width > prop.widest:
-        return worst
-    for bounds in prop.measure(seen):
-        margins = bounds.margins()
-        if not margins.numel():
-            continue
-        owners = torch.arange(len(margins)) if bounds.rows is None else bounds.rows
-        used = slice(None)
-        if bounds.counts is not None:
-            used = bounds.counts.reshape(len(margins), -1).any(-1)
-        counted |= set(owners[used].tolist())
-        if float(margins.min()) < worst.margin:
-            # numpy's unravel_index, as the first call of torch's imports for a second
-            found = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
-            index = tuple(int(i) for i in found)
-            worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
-        if worst.margin < 0:  # a property's first bounds are the easiest to understand
-            break
-    worst.counted = len(counted)
-    return worst
-
-
-def finding(
-    prop: Property, worst: Worst, rows: tuple[list[float], list[float]] = ([], []), **more: Any
-) -> Finding:
-    """Return what is known about a broken property; ``more`` are the last fields."""
-    numbers = worst.about, worst.expected, worst.found, worst.margin
-    return Finding(prop.name, prop.statement, *rows, *numbers, **more)
-
-
-def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property]) -> str:
-    """Return what a failing test says of the first broken property; nothing if all hold.
-
-    The examples come in the order of their size: the first that fails is the smallest.
-    """
-    chosen = list(properties)
-    for seen in examples:
-        for prop in chosen:
-            worst = measure(prop, seen)
-            if worst.margin < 0:
-                fault = finding(prop, worst, hint=prop.hint)
-                again = seen.again(worst.row, prop.name)
-                return message(thing, fault, example=seen.shown(worst.row), again=again)
-    return ""
 
 
 @dataclass

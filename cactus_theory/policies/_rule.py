@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.policies._declaration import Declaration
 from cactus_theory.policies._function import (
     Function,
     FunctionPolicy,
@@ -16,6 +15,7 @@ from cactus_theory.policies._function import (
     SharedFunctionRule,
     Source,
 )
+from cactus_theory.policies._records import Declaration
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 TRUTHS = ("between", "at_least_speculative", "continuous", "optimal")

@@ -1,0 +1,294 @@
+"""Drafters at work on made-up texts: drafts as proposed, and rounds decoded with chosen coins."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.decoding._opening import Opening
+from cactus_theory.decoding._sampling import Uniforms, Warp
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.drafters import Drafter, Drafting, Setting
+from cactus_theory.decoding.host import Decode
+from cactus_theory.decoding.models import CachedModel, text_config
+from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.policies import Policy
+from cactus_theory.testing._property import Bounds, Seen
+from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
+
+# tokens of the made-up prompts: in the third and the last an n-gram drafter finds something
+PROMPTS = ((1, 5, 9), (2,), (3, 3, 7, 3, 3, 7, 3), (8, 4, 8, 1, 8, 4))
+# the likeliest drafted tokens, and of the tokens that follow each, that are looked at
+MOST = 16
+# shares thinner than this are left out: models round differently in other batches
+THIN = 1e-3
+# rows that are also decoded as a batch of one, which tosses its coins elsewhere
+SINGLY = 4
+
+
+@dataclass(frozen=True)
+class _Drafted:
+    """A draft as it was proposed: copies, as a drafter may go on using its memory.
+
+    Attributes
+    ----------
+    before : the texts. ``wanted`` : the most tokens of a path of each.
+    written : (B, K) as the drafted tokens. ``coins`` : (B, most).
+    """
+
+    before: list[list[int]]
+    wanted: list[int]
+    draft: Draft
+    written: Tensor
+    coins: Tensor
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return how many tokens were drafted."""
+        return self.draft.lengths
+
+    @property
+    def ids(self) -> Tensor:
+        """Return the drafted tokens, (B, K)."""
+        return self.draft.token_ids
+
+    @property
+    def probs(self) -> Tensor | None:
+        """Return the rows by node, None where every token is certain."""
+        return self.draft.probs
+
+    @property
+    def drawn(self) -> list[list[int]]:
+        """Return the places of each row's tokens that were drawn, in order."""
+        if self.probs is None:
+            return [[] for _ in self.lengths]
+        flags = self.own if self.draft.sampled is None else self.own & self.draft.sampled
+        return [own.nonzero()[:, 0].tolist() for own in flags]
+
+    @property
+    def own(self) -> Tensor:
+        """Return which tokens were drafted, (B, K) bool."""
+        return torch.arange(self.ids.shape[1]) < torch.tensor(self.lengths)[:, None]
+
+
+@dataclass
+class Bench(Seen):
+    """A drafter on made-up prompts, and the verifier and policy beside it."""
+
+    drafter: Drafter
+    target_model: Any
+    model: Any
+    verifier: Verifier
+    policy: Policy
+    temperature: float
+    most: int
+    rounds: int
+    seed: int
+
+    @cached_property
+    def vocab(self) -> int:
+        """Return V."""
+        return text_config(self.target_model).vocab_size
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Return the prompts, in the model's vocabulary."""
+        return [[token % self.vocab for token in prompt] for prompt in PROMPTS]
+
+    def accepting(self, depth: int) -> int:
+        """Return how many acceptance coins a draft takes whose paths have so many tokens."""
+        return self.verifier.coins(self.drafter.nodes(depth))
+
+    def source(self) -> torch.Generator:
+        """Return a generator begun anew."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def coins(self, source: torch.Generator) -> Tensor:
+        """Return coins for a draft of every prompt."""
+        shape = len(self.prompts), self.most
+        return torch.rand(shape, generator=source, dtype=torch.float64)
+
+    def begin(self) -> tuple[Texts, Drafting]:
+        """Return new texts and the drafter at work on them."""
+        room = (self.most + 1) * (self.rounds + 1)
+        beside = self.drafter.nodes(self.most) - self.most
+        texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"), beside)
+        warp = Warp(self.temperature, (), [0] * len(self.prompts))
+        features = None
+        if self.reads:
+            features = _Fed(
+                CachedModel(self.target_model, texts.capacity, texts.batch, reads=self.reads), texts
+            )
+        clock = Stopwatch()
+        setting = Setting(self.target_model, texts, warp, clock, self.most, features=features)
+        return texts, self.drafter.begin(setting)
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """Return the layers whose states the drafter asks for."""
+        return self.drafter.reads(self.target_model)
+
+    def anew(self, coins: Tensor) -> _Drafted:
+        """Return the first draft of new texts."""
+        return _proposed(*self.begin(), [self.most] * len(self.prompts), coins.clone())
+
+    @cached_property
+    def turns(self) -> list[_Drafted]:
+        """Return the drafts of texts that go on unequally."""
+        (texts, drafting), source, found = self.begin(), self.source(), []
+        for turn in range(self.rounds):
+            wanted = [self.most - (row + turn) % min(3, self.most) for row in range(texts.batch)]
+            one = _proposed(texts, drafting, wanted, self.coins(source))
+            last = torch.randint(0, self.vocab, (texts.batch,), generator=source)
+            texts.settle(list(_taken(one, turn, last.tolist())), last)
+            drafting.settle()
+            found.append(one)
+        return found
+
+
+class _Fed:
+    """The states of settled texts but their last tokens, computed when somebody looks."""
+
+    def __init__(self, target: CachedModel, texts: Texts) -> None:
+        self.target, self.texts = target, texts
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Return how many tokens of each text have states."""
+        _feed(self.target, self.texts)
+        return self.target.lengths
+
+    def hidden(
+        self, layer: int, starts: Sequence[int], counts: Sequence[int]
+    ) -> Float[Tensor, "batch most hidden"]:
+        """Return copies of states."""
+        return self.target.hidden(layer, starts, counts)
+
+
+def _feed(target: CachedModel, texts: Texts) -> None:
+    """Feed a target what it lacks of settled texts, but for their last tokens."""
+    counts = [len(ids) - 1 - own for ids, own in zip(texts.ids, target.lengths, strict=True)]
+    if any(counts):
+        target.feed(texts.take(target.lengths, counts), counts, [1] * len(counts))
+
+
+def _proposed(texts: Texts, drafting: Drafting, wanted: list[int], coins: Tensor) -> _Drafted:
+    before = [list(ids) for ids in texts.ids]
+    draft = copy_of(drafting.propose(wanted, coins))
+    place = torch.tensor(texts.lengths)[:, None] + torch.arange(draft.token_ids.shape[1])
+    written = texts.buffer.gather(1, place.clamp(max=texts.buffer.shape[1] - 1))
+    return _Drafted(before, wanted, draft, written, coins)
+
+
+def copy_of(draft: Draft) -> Draft:
+    """Return a draft in memory of its own."""
+    parts = {name: part.clone() for name, part in vars(draft).items() if isinstance(part, Tensor)}
+    return replace(draft, **parts | {"counts": list(draft.lengths)})
+
+
+def _taken(one: _Drafted, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
+    """Yield what each row goes on with: some of its draft, and one more token."""
+    for row, (ids, count) in enumerate(zip(one.ids.tolist(), one.lengths, strict=True)):
+        yield [*ids[: min((turn + row) % 4, count)], last[row]]
+
+
+def _stream(numbers: Float[Tensor, "count"]) -> Uniforms:
+    """Return a stream of given numbers."""
+    left = [numbers]
+
+    def take(count: int) -> Float[Tensor, "count"]:
+        taken, left[0] = left[0][:count], left[0][count:]
+        return taken
+
+    return take
+
+
+class _Watching(Verifier):
+    """A verifier that remembers what it was shown."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier, self.name = verifier, verifier.name  # type: ignore[misc]
+        self.drafts, self.draws = verifier.drafts, verifier.draws  # type: ignore[misc, assignment]
+        self.q: Tensor | None = None
+        self.draft: Draft | None = None
+
+    def coins(self, drafted: int) -> int:
+        return self.verifier.coins(drafted)
+
+    def verify(
+        self,
+        assigned: Assignment,
+        target_probs: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch coins"],
+        draw: Float[Tensor, "batch *draws"],
+    ) -> Verdict:
+        self.q, self.draft = target_probs.clone(), copy_of(draft)
+        return self.verifier.verify(assigned, target_probs, draft, accept, draw)
+
+
+def decoded(
+    bench: Bench,
+    prompt: list[int],
+    numbers: list[list[float]],
+    depth: int = 1,
+    processors: Sequence[Any] = (),
+) -> tuple[list[list[int]], _Watching]:
+    """Decode one round that drafts paths of ``depth``, a row for each list of numbers.
+
+    Returns the new tokens of every row, and what the verifier was shown.
+    """
+    watching = _Watching(bench.verifier)
+    options = DecodeOptions(
+        policy=bench.policy,
+        num_draft_tokens=depth,
+        max_new_tokens=depth + 1,
+        temperature=bench.temperature,
+        logits_processor=processors,
+        verifier=watching,
+        meter=False,
+    )
+    ids = torch.tensor([prompt] * len(numbers))
+    opening = Opening(bench.target_model, bench.drafter, ids, options)
+    streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
+    opening.coins.streams = streams
+    decode = Decode(opening)
+    if bench.reads:  # as if a round had been there before
+        _feed(decode.target, decode.texts)
+    return decode.round(), watching
+
+
+def compared(
+    bench: Bench, prompt: list[int], due: list[list[int]], numbers: list[list[float]]
+) -> Iterator[Bounds]:
+    """Yield whether the numbers give what is due, as one batch and singly."""
+    yield _compared(decoded(bench, prompt, numbers)[0], due, numbers)
+    for one, own in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
+        yield _compared(decoded(bench, prompt, [one])[0], [own], [one])
+
+
+def _compared(found: list[list[int]], due: list[list[int]], numbers: list[list[float]]) -> Bounds:
+    other = torch.tensor([own != expected for own, expected in zip(found, due, strict=True)])
+
+    def about(index: tuple[int, ...]) -> str:
+        (at,) = index
+        return (
+            "coins: what is drafted, what is accepted and what follows must have numbers of "
+            f"their own; with {numbers[at]} for the three, {due[at]} is due and {found[at]} was "
+            "emitted: whether these differ"
+        )
+
+    return Bounds(other, 0, 0, about, 0.0)
+
+
+def middles(row: Float[Tensor, "vocab"]) -> list[tuple[int, float]]:
+    """Return the likeliest tokens of a row, each with the coin in the middle of its share."""
+    row = row.double() / row.double().sum()
+    middle = row.cumsum(-1) - row / 2
+    best = row.topk(min(MOST, len(row))).indices
+    return [(int(token), float(middle[token])) for token in best if row[token] > THIN]
