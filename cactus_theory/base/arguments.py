@@ -193,6 +193,18 @@ def whole_number(name: str, value: Any, low: int) -> int:
     return value
 
 
+def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
+    """Return a number, or the text of one, as an int of at least ``low``; True is none."""
+    try:
+        number = float(value)
+        if isinstance(value, bool) or number != number // 1 or (low is not None and number < low):
+            raise ValueError
+        return int(number if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        least = "" if low is None else f" of at least {low}"
+        raise ValueError(f"{name}: must be a whole number{least}; got {value!r}") from None
+
+
 def refuse_empty(arguments: Sequence[str]) -> None:
     """Raise ValueError for a flag of a command line whose value is an empty text."""
     for flag, value in zip(arguments, [*arguments[1:], "none"], strict=True):

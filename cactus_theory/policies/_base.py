@@ -269,7 +269,7 @@ class Policy(Mathematics):
             return Decision(kept, None)
         return Decision(kept, Residual(rows=self.recovery(q, p, n)))
 
-    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+    def ratio_bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n in a block, from a token's entries alone; equal if exact.
 
         A verifier of blocks reads whole rows only where the bounds leave a decision open.

@@ -50,8 +50,8 @@ def copied(value: Any) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if is_dataclass(value) and not isinstance(value, type):
         entries = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        parts = {name: copied(own) for name, own in entries.items()}
-        same = all(parts[name] is own for name, own in entries.items())
+        parts = {name: copied(entry) for name, entry in entries.items()}
+        same = all(parts[name] is entry for name, entry in entries.items())
         return value if same else replace(value, **parts)
     return value
 
@@ -69,7 +69,7 @@ def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
     try:
         yield copies
     except (ValueError, RuntimeError) as error:
-        if any(said in str(error) for said in READ_ONLY):
+        if any(text in str(error) for text in READ_ONLY):
             raise _written(name, str(error)) from error
         raise
     if any(map(_changed, copies, values)):
@@ -82,8 +82,8 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         name = f"{getattr(self, 'name', type(self).__name__)}, {method.__name__}"
-        with lent(name, arguments, tuple(options.values())) as (own, named):
-            return method(self, *own, **dict(zip(options, named, strict=True)))
+        with lent(name, arguments, tuple(options.values())) as (rows, named):
+            return method(self, *rows, **dict(zip(options, named, strict=True)))
 
     return call
 
@@ -111,12 +111,13 @@ def _changed(copy: Any, value: Any) -> bool:
     if isinstance(copy, Tensor):
         if copy._version or copy.is_cuda:  # comparing on a GPU would wait for it
             return copy._version > 0
-        once, own = (_once(part, part.stride()) for part in (copy, value))
-        same = torch.equal(once, own) or bool(((once == own) | (once != once) & (own != own)).all())
-        return not same
+        new, old = (_once(part, part.stride()) for part in (copy, value))
+        return not (
+            torch.equal(new, old) or bool(((new == old) | (new != new) & (old != old)).all())
+        )
     if isinstance(copy, np.ndarray):
-        once, own = (_once(part, part.strides) for part in (copy, value))
-        return once.tobytes() != own.tobytes()
+        new, old = (_once(part, part.strides) for part in (copy, value))
+        return new.tobytes() != old.tobytes()
     if isinstance(copy, tuple | list):
         return any(map(_changed, copy, value))
     return False

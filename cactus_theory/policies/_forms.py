@@ -261,10 +261,10 @@ class PerProposal(Entrywise):
         count = torch.bincount(rows, minlength=len(q))
         few = count <= FEW_REFUSED
         if not few.all():
-            own = few[rows]
+            in_few = few[rows]
             many = (~few).nonzero()[:, 0]
             law[many] += self._refilled_sorted(q[many], p[many], gamma[many])
-            rows, tokens = rows[own], tokens[own]
+            rows, tokens = rows[in_few], tokens[in_few]
         self._refill_singly(law, q, p, gamma, rows, tokens)
         return law.reshape(shape)
 

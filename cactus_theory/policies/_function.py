@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from cactus_theory.policies._forms import FixedTarget
 from cactus_theory.policies._records import Budget, Declaration
 
 Function = Callable[..., Any]
-Pairs = Int[Tensor, "pairs"]
+Shape = tuple[int, ...]
 
 # entries of the rows that a vectorised function is given at once: 2^22 float64 are 32 MiB
 ENTRIES = 2**22
@@ -52,6 +52,15 @@ class Source:
     knob_range: tuple[float, float] | None
     budget: str | None
     declared: dict[str, Any]
+
+
+class Questions(NamedTuple):
+    """Rows q and p (R, V), the number of a row for each question, and its token, if any."""
+
+    q: Rows
+    p: Rows
+    row: Tensor
+    token: Tensor | None = None
 
 
 @lru_cache(maxsize=256)
@@ -106,15 +115,15 @@ class FunctionPolicy(Policy):
 
     def knobs_of_function(self) -> dict[str, _knobs.Knob]:
         """Return the knobs with their types: the annotation's, or else the default's."""
-        known = parameters(self.source.function)
-        found = {}
+        declared = parameters(self.source.function)
+        knobs = {}
         for name, value in self.values:
-            parameter = known[name]
+            parameter = declared[name]
             kind = parameter.annotation
             if kind is parameter.empty or isinstance(kind, str):
                 kind = _knobs.type_of(parameter.default)
-            found[name] = _knobs.Knob(kind, value)
-        return found
+            knobs[name] = _knobs.Knob(kind, value)
+        return knobs
 
     def with_knobs(self, **knobs: Any) -> "FunctionPolicy":
         """Return the same rule at other values of its knobs."""
@@ -140,72 +149,54 @@ class FunctionPolicy(Policy):
         budget = None if text is None else read_budget(text, dict(self.values))
         return Declaration(budget=budget, **self.source.declared)
 
-    def _answers(
-        self,
-        function: Function,
-        q: Rows,
-        p: Rows,
-        pairs: tuple[Pairs, Pairs | None],
-        shape: tuple[int, ...],
-    ) -> Tensor:
-        """Return what ``function`` returns for (row, token) pairs, (pairs, *shape) float64.
+    def _answers(self, function: Function, questions: Questions, shape: Shape) -> Tensor:
+        """Return what ``function`` returns for the questions, (questions, *shape) float64."""
+        names = parameters(function)
+        knobs = {name: value for name, value in self.values if name in names}
+        call = self._call_at_once if self.source.vectorised else self._call_singly
+        if not len(questions.row):
+            return torch.zeros((0, *shape), dtype=torch.float64, device=questions.q.device)
+        return call(lambda *row: function(*row, **knobs), function.__name__, questions, shape)
 
-        ``pairs`` are indices of rows of q and p (R, V), and the tokens or None.
-        """
-        own = parameters(function)
-        knobs = {name: value for name, value in self.values if name in own}
-        asked = self._many if self.source.vectorised else self._singly
-        if not len(pairs[0]):
-            return torch.zeros((0, *shape), dtype=torch.float64, device=q.device)
-        return asked(lambda *row: function(*row, **knobs), function.__name__, q, p, pairs, shape)
-
-    def _singly(
-        self,
-        ask: Function,
-        name: str,
-        q: Rows,
-        p: Rows,
-        pairs: tuple[Pairs, Pairs | None],
-        shape: tuple[int, ...],
+    def _call_singly(
+        self, function: Function, name: str, questions: Questions, shape: Shape
     ) -> Tensor:
         start = time.monotonic()
-        tokens = None if pairs[1] is None else pairs[1].tolist()
+        q, p, rows, tokens = questions
+        ids = None if tokens is None else tokens.tolist()
         answers = []
         with lent(name, self._array(q), self._array(p)) as (q_rows, p_rows):
-            for i, row in enumerate(pairs[0].tolist()):
-                token = () if tokens is None else (tokens[i],)
-                answers.append(_as_tensor(ask(q_rows[row], p_rows[row], *token)))
+            for i, row in enumerate(rows.tolist()):
+                token = () if ids is None else (ids[i],)
+                answers.append(_as_tensor(function(q_rows[row], p_rows[row], *token)))
                 if tuple(answers[-1].shape) != shape:
-                    wanted = f"a row of {shape[0]} numbers" if shape else "one number"
-                    found = tuple(answers[-1].shape)
-                    raise ValueError(f"{name}: must return {wanted}; got shape {found}")
+                    due = f"a row of {shape[0]} numbers" if shape else "one number"
+                    raise ValueError(
+                        f"{name}: must return {due}; got shape {tuple(answers[-1].shape)}"
+                    )
         taken = time.monotonic() - start
         if taken > SLOW_SECONDS:
-            said = f"{name}: took {taken:.0f} s for {len(answers):,} questions; {VECTORISE}"
-            warnings.warn(said, stacklevel=2)
+            warnings.warn(
+                f"{name}: took {taken:.0f} s for {len(answers):,} questions; {VECTORISE}",
+                stacklevel=2,
+            )
         return torch.stack(answers).to(q.device)
 
-    def _many(
-        self,
-        ask: Function,
-        name: str,
-        q: Rows,
-        p: Rows,
-        pairs: tuple[Pairs, Pairs | None],
-        shape: tuple[int, ...],
+    def _call_at_once(
+        self, function: Function, name: str, questions: Questions, shape: Shape
     ) -> Tensor:
+        q, p, rows, tokens = questions
         answers = []
         step = max(1, ENTRIES // q.shape[-1])
-        for first in range(0, len(pairs[0]), step):
-            row, token = (None if part is None else part[first : first + step] for part in pairs)
-            assert row is not None
-            rest = () if token is None else (self._array(token),)
-            rows = (self._array(_picked(part, row)) for part in (q, p))
-            with lent(name, *rows, *rest) as copies:
-                answer = _as_tensor(ask(*copies))
+        for first in range(0, len(rows), step):
+            row = rows[first : first + step]
+            token = () if tokens is None else (self._array(tokens[first : first + step]),)
+            pair = (self._array(_picked(part, row)) for part in (q, p))
+            with lent(name, *pair, *token) as copies:
+                answer = _as_tensor(function(*copies))
             if tuple(answer.shape) != (len(row), *shape):
-                wanted, found = (len(row), *shape), tuple(answer.shape)
-                raise ValueError(f"{name}: must return shape {wanted}; got {found}")
+                due = (len(row), *shape)
+                raise ValueError(f"{name}: must return shape {due}; got {tuple(answer.shape)}")
             answers.append(answer)
         return torch.cat(answers).to(q.device)
 
@@ -240,22 +231,22 @@ class FunctionRule(FunctionPolicy):
         phi = (q.gather(-1, n) > 0).double()
         drafted = p.expand(q.shape).gather(-1, n) > 0
         row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
-        rows = _flat(q), _flat(p.expand(q.shape))
-        phi[drafted] = self._answers(self.source.function, *rows, (row[drafted], n[drafted]), ())
+        questions = Questions(_flat(q), _flat(p.expand(q.shape)), row[drafted], n[drafted])
+        phi[drafted] = self._answers(self.source.function, questions, ())
         return phi
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return what ``recovery`` returns where n can be rejected, q elsewhere."""
         drafts = p.to(q.dtype)
         if self.source.recovery is None:
-            rows, own = q.double(), drafts.double()
-            return normalised_or((rows - own).clamp(min=0.0), rows)
+            rows = q.double()
+            return normalised_or((rows - drafts.double()).clamp(min=0.0), rows)
         phi = self.acceptance(q, drafts, n[..., None]).reshape(-1)
-        flat_q, flat_p = _flat(q), _flat(drafts)
-        out = flat_q.double().clone()
+        out = _flat(q).double().clone()
         refused = (~(phi >= 1)).nonzero()[:, 0]
-        pairs = refused, None if self.shared_recovery else n.reshape(-1)[refused]
-        out[refused] = self._answers(self.source.recovery, flat_q, flat_p, pairs, q.shape[-1:])
+        token = None if self.shared_recovery else n.reshape(-1)[refused]
+        questions = Questions(_flat(q), _flat(drafts), refused, token)
+        out[refused] = self._answers(self.source.recovery, questions, q.shape[-1:])
         return out.reshape(q.shape)
 
     def _recovered(
@@ -263,17 +254,16 @@ class FunctionRule(FunctionPolicy):
     ) -> Float[Tensor, "m vocab"]:
         """Return what ``recovery`` returns for tokens that may be refused, the row read once."""
         assert self.source.recovery is not None  # else it is shared
-        pairs = torch.zeros_like(n), n
-        return self._answers(self.source.recovery, q[None], p[None], pairs, q.shape)
+        questions = Questions(q[None], p[None], torch.zeros_like(n), n)
+        return self._answers(self.source.recovery, questions, q.shape)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
         """Return what ``proposal`` returns, None without one."""
         if self.source.proposal is None:
             return None
         row = torch.arange(n.numel(), device=n.device) // max(1, n.shape[-1])
-        rows = _flat(q), _flat(p.expand(q.shape))
-        pairs = row, n.reshape(-1)
-        answers = self._answers(self.source.proposal, *rows, pairs, q.shape[-1:])
+        questions = Questions(_flat(q), _flat(p.expand(q.shape)), row, n.reshape(-1))
+        answers = self._answers(self.source.proposal, questions, q.shape[-1:])
         return answers.reshape(*n.shape, q.shape[-1])
 
 
@@ -289,10 +279,9 @@ class FunctionTarget(FunctionPolicy, FixedTarget):
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return the function's row for every row."""
         q, p = torch.broadcast_tensors(q, p)
-        rows = _flat(q), _flat(p)
-        every = torch.arange(len(rows[0]), device=q.device)
-        answers = self._answers(self.source.function, *rows, (every, None), q.shape[-1:])
-        return answers.reshape(q.shape)
+        every = torch.arange(q.shape[:-1].numel(), device=q.device)
+        questions = Questions(_flat(q), _flat(p), every)
+        return self._answers(self.source.function, questions, q.shape[-1:]).reshape(q.shape)
 
 
 def read_budget(text: str, knobs: dict[str, Any]) -> Budget:

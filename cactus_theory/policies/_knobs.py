@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
 from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.policies._base import Policy
@@ -56,7 +57,7 @@ class ValueTable:
         ValueError
             Knots or prices that do not rise, slopes that do not fall.
         """
-        slopes = tuple(tuple(own.slopes for own in table) for table in worths)
+        slopes = tuple(tuple(worth.slopes for worth in table) for table in worths)
         table = cls(divergence, tuple(map(float, knots)), tuple(prices), slopes)
         _check(table)
         return table
@@ -68,7 +69,7 @@ class ValueTable:
         """
         place = bisect(self.prices, price)
         if place in (0, len(self.prices)):
-            return tuple(Worth(self.knots, own) for own in self.slopes[max(place - 1, 0)])
+            return tuple(Worth(self.knots, line) for line in self.slopes[max(place - 1, 0)])
         below, above = self.prices[place - 1], self.prices[place]
         weight = math.log(price / below) / math.log(above / below)
         pairs = zip(self.slopes[place - 1], self.slopes[place], strict=True)
@@ -81,7 +82,7 @@ class ValueTable:
             "divergence": self.divergence,
             "knots": list(self.knots),
             "prices": list(self.prices),
-            "slopes": [[list(own) for own in table] for table in self.slopes],
+            "slopes": [[list(line) for line in table] for table in self.slopes],
         }
 
 
@@ -102,7 +103,9 @@ def read_values(file: str) -> ValueTable:
     except (OSError, ValueError) as error:
         raise ValueError(f"values: {error}") from None
     try:
-        slopes = tuple(tuple(tuple(map(float, own)) for own in rows) for rows in content["slopes"])
+        slopes = tuple(
+            tuple(tuple(map(float, line)) for line in rows) for rows in content["slopes"]
+        )
         knots, prices = (tuple(map(float, content[name])) for name in ("knots", "prices"))
         table = ValueTable(str(content["divergence"]), knots, prices, slopes, str(file))
         _check(table)
@@ -121,11 +124,11 @@ def _check(table: ValueTable) -> None:
         raise ValueError(f"prices that do not rise from above 0: {prices}")
     if len(table.slopes) != len(prices) or len({len(rows) for rows in table.slopes}) != 1:
         raise ValueError("slopes that do not have as many tables as prices, all as long")
-    for own in (own for rows in table.slopes for own in rows):
-        if len(own) != len(knots) or not _rising((0.0, *own[::-1]), ties=True):
-            raise ValueError(f"slopes that do not fall, one up to each knot: {own}")
-        if not math.isfinite(own[0]):
-            raise ValueError(f"slopes that are not finite: {own}")
+    for line in (line for rows in table.slopes for line in rows):
+        if len(line) != len(knots) or not _rising((0.0, *line[::-1]), ties=True):
+            raise ValueError(f"slopes that do not fall, one up to each knot: {line}")
+        if not math.isfinite(line[0]):
+            raise ValueError(f"slopes that are not finite: {line}")
 
 
 def _rising(values: Sequence[float], ties: bool = False) -> bool:
@@ -157,34 +160,33 @@ def of_class(kind: type[Policy]) -> dict[str, Knob]:
         kinds = get_type_hints(kind)
     except (NameError, TypeError):  # an annotation that only a type checker can read
         kinds = {}
-    found = {}
+    knobs = {}
     for entry in dataclasses.fields(kind):
         if not entry.init:  # the class has fixed it
             continue
         factory = entry.default_factory
         default = entry.default if factory is MISSING else factory()
-        found[entry.name] = Knob(kinds.get(entry.name, type_of(default)), default)
-    return found
+        knobs[entry.name] = Knob(kinds.get(entry.name, type_of(default)), default)
+    return knobs
 
 
 def _parameters(kind: type) -> dict[str, Knob]:
     """Return what a class is called with by name."""
-    found = {}
-    for name, own in inspect.signature(kind, eval_str=True).parameters.items():
-        if own.kind in (own.POSITIONAL_OR_KEYWORD, own.KEYWORD_ONLY):
-            default = MISSING if own.default is own.empty else own.default
-            kind_of_value = type_of(default) if own.annotation is own.empty else own.annotation
-            found[name] = Knob(kind_of_value, default)
-    return found
+    knobs = {}
+    for name, entry in inspect.signature(kind, eval_str=True).parameters.items():
+        if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY):
+            default = MISSING if entry.default is entry.empty else entry.default
+            annotated = entry.annotation is not entry.empty
+            knobs[name] = Knob(entry.annotation if annotated else type_of(default), default)
+    return knobs
 
 
 def of(policy: Policy | type[Policy]) -> dict[str, Knob]:
     """Return the knobs of a policy, or of a policy class."""
     if isinstance(policy, type):
         return of_class(policy)
-    own: Callable[[], dict[str, Knob]] | None = getattr(policy, "knobs_of_function", None)
-    if own is not None:
-        return own()
+    if hasattr(policy, "knobs_of_function"):
+        return policy.knobs_of_function()  # type: ignore[attr-defined]
     return of_class(type(policy)) if dataclasses.is_dataclass(policy) else {}
 
 
@@ -224,14 +226,14 @@ def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
         return value
     order = [type(None), bool, int, float]
     ranked = sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order))
-    said = None
+    last = None
     for kind in ranked:
         try:
             return converted(name, value, kind)
         except ValueError as error:
-            said = error
-    assert said is not None
-    raise said
+            last = error
+    assert last is not None
+    raise last
 
 
 def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
@@ -248,10 +250,10 @@ def _nothing(name: str, value: Any) -> None:
 
 
 def _yes_or_no(name: str, value: Any) -> bool:
-    found = value if isinstance(value, bool) else WORDS.get(str(value).lower())
-    if found is None:
+    truth = value if isinstance(value, bool) else WORDS.get(str(value).lower())
+    if truth is None:
         raise ValueError(f"{name}: must be true or false; got {value!r}")
-    return found
+    return truth
 
 
 def _number(name: str, value: Any) -> float:
@@ -259,16 +261,6 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}: must be a number; got {value!r}") from None
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        number = float(value)
-        if isinstance(value, bool) or number != number // 1:
-            raise ValueError
-        return int(value) if not isinstance(value, str) else int(number)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}: must be a whole number; got {value!r}") from None
 
 
 def _text(name: str, value: Any) -> str:
@@ -284,13 +276,13 @@ def _table(name: str, value: Any) -> ValueTable:
 READERS: dict[type, Callable[[str, Any], Any]] = {
     bool: _yes_or_no,
     float: _number,
-    int: _whole,
+    int: check.as_whole_number,
     str: _text,
     ValueTable: _table,
 }
 
 
-def readable(policy: Policy | type[Policy], called: str, values: dict[str, Any]) -> dict[str, Any]:
+def readable(policy: Policy | type[Policy], name: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return knob values in their types.
 
     Raises
@@ -302,28 +294,27 @@ def readable(policy: Policy | type[Policy], called: str, values: dict[str, Any])
     for knob in values:
         if knob not in known:
             allowed = ", ".join(known) or "none"
-            raise ValueError(f"policy: {called} takes the knobs {allowed}; got {knob!r}")
+            raise ValueError(f"policy: {name} takes the knobs {allowed}; got {knob!r}")
     return {knob: converted(knob, value, known[knob].kind) for knob, value in values.items()}
 
 
-def with_knobs(policy: Policy, called: str, values: dict[str, Any]) -> Policy:
+def with_knobs(policy: Policy, name: str, values: dict[str, Any]) -> Policy:
     """Return the policy at other values of its knobs; raises as :func:`readable`."""
-    ready = readable(policy, called, values)
+    ready = readable(policy, name, values)
     if not ready:
         return policy
-    own = getattr(policy, "with_knobs", None)
-    if own is not None:
-        return own(**ready)
+    if hasattr(policy, "with_knobs"):
+        return policy.with_knobs(**ready)  # type: ignore[attr-defined]
     return dataclasses.replace(policy, **ready)  # type: ignore[type-var]
 
 
-def built(kind: type[Policy], called: str, given: str, values: dict[str, Any]) -> Policy:
+def built(kind: type[Policy], name: str, spec: str, values: dict[str, Any]) -> Policy:
     """Return a policy of a class; raises as :func:`readable`, and where a knob is missing."""
-    ready = readable(kind, called, values)
+    ready = readable(kind, name, values)
     for knob, entry in of_class(kind).items():
         if entry.default is MISSING and knob not in ready:
-            raise ValueError(f"policy: {called} needs the knob {knob}; got {given!r}")
+            raise ValueError(f"policy: {name} needs the knob {knob}; got {spec!r}")
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
-        raise TypeError(f"policy: {called} is abstract; it lacks {', '.join(missing)}")
+        raise TypeError(f"policy: {name} is abstract; it lacks {', '.join(missing)}")
     return kind(**ready)

@@ -105,16 +105,14 @@ class Residual:
             return self.rows
         if isinstance(self.scale, float) and self.scale == UNSCALED and p is not None:
             return residual_or(torch.sub(q, p, out=out), q)
-        difference = torch.mul(q, self._column(q.dtype), out=out)
+        assert self.scale is not None
+        scale = self.scale.to(q.dtype)[:, None] if isinstance(self.scale, Tensor) else self.scale
+        difference = torch.mul(q, scale, out=out)
         if p is None:  # certain of n, which was refused
             difference.scatter_(-1, n[:, None], 0.0)
         else:
             difference.sub_(p)
         return residual_or(difference, q)
-
-    def _column(self, dtype: torch.dtype) -> Float[Tensor, "rows 1"] | float:
-        assert self.scale is not None
-        return self.scale.to(dtype)[:, None] if isinstance(self.scale, Tensor) else self.scale
 
     def scale_at(self, entry: int) -> float:
         """Return the scale of one row."""
@@ -207,12 +205,12 @@ class Node(NamedTuple):
     joint: bool = False
 
     @property
-    def asked(self) -> float:
+    def draft_ratio(self) -> float:
         """Return p_n/q_n, ∞ where q_n = 0."""
         return self.p_n / self.q_n if self.q_n > 0 else math.inf
 
     @property
-    def kept(self) -> float:
+    def lossless_ratio(self) -> float:
         """Return P q_n/p_n, ∞ where p_n = 0 < q_n."""
         if self.p_n > 0:
             return self.alive * self.q_n / self.p_n

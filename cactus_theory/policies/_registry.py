@@ -40,16 +40,16 @@ def register(name: str) -> Callable[[Kind], Kind]:
     if not isinstance(name, str) or not name or set(name) & set(":,= "):
         raise ValueError(f"name: must be a word without ':', ',' or '='; got {name!r}")
 
-    def enter(own: Any) -> Any:
-        if isinstance(own, type) and issubclass(own, Policy):
-            POLICIES.add(name, own)
-            own.name = own.registered_as = name  # type: ignore[attr-defined]
-            return own
-        if not hasattr(own, "registered_under"):
+    def enter(entry: Any) -> Any:
+        if isinstance(entry, type) and issubclass(entry, Policy):
+            POLICIES.add(name, entry)
+            entry.name = entry.registered_as = name  # type: ignore[attr-defined]
+            return entry
+        if not hasattr(entry, "registered_under"):
             raise TypeError(
-                f"register: must be a Policy class or a function under @ct.rule; got {own!r}"
+                f"register: must be a Policy class or a function under @ct.rule; got {entry!r}"
             )
-        POLICIES.add(name, own.registered_under(name))
+        POLICIES.add(name, entry.registered_under(name))
         return POLICIES.find(name)
 
     return enter
@@ -94,15 +94,16 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
         return policy_in_file(spec, knobs)
     values = merged_knobs(spec, knobs)
     _read_divergence(values)
-    return _registered(spec, parse_spec(spec)[0], values)
+    name = parse_spec(spec)[0]
+    return _at_knobs(POLICIES.find(name), name, spec, values)
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
     """Return the policy of ``FILE.py:NAME``, or an object of ``others``, at the knobs given."""
-    found, source = POLICIES.read(spec, *others)
+    entry, source = POLICIES.read(spec, *others)
     values = merged_knobs(spec, knobs)
     _read_divergence(values)
-    return _at_knobs(found, Path(source).name, source, values)
+    return _at_knobs(entry, Path(source).name, source, values)
 
 
 def _read_divergence(values: dict[str, Any]) -> None:
@@ -138,19 +139,15 @@ def policy_of_data(
             raise ValueError(f"policy: must name no code in a data file; got {code!r:.200}")
         for knob in written.keys() & set(POLICIES.find(name).file_knobs):
             values[knob] = str(beside(path, written[knob]))
-        return _registered(spec, name, values)
+        return _at_knobs(POLICIES.find(name), name, spec, values)
     except ValueError as error:
         raise ValueError(f"{error}; in {path}") from None
 
 
-def _registered(spec: str, name: str, values: dict[str, Any]) -> Policy:
-    return _at_knobs(POLICIES.find(name), name, spec, values)
-
-
-def _at_knobs(found: Any, called: str, given: str, values: dict[str, Any]) -> Any:
-    if isinstance(found, type):
-        return _knobs.built(found, called, given, values)
-    return _knobs.with_knobs(found, called, values)
+def _at_knobs(entry: Any, name: str, spec: str, values: dict[str, Any]) -> Any:
+    if isinstance(entry, type):
+        return _knobs.built(entry, name, spec, values)
+    return _knobs.with_knobs(entry, name, values)
 
 
 def list_policies() -> dict[str, dict[str, Any]]:
@@ -168,23 +165,19 @@ def list_policies() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "knobs": {
-                knob: None if entry.default is _knobs.MISSING else entry.default
-                for knob, entry in _knobs.of(found).items()
+                knob: None if known.default is _knobs.MISSING else known.default
+                for knob, known in _knobs.of(entry).items()
             },
-            "summary": _summary(found),
-            "declares": _declares(found),
+            **_words(entry),
         }
-        for name, found in POLICIES.known.items()
+        for name, entry in POLICIES.known.items()
     }
 
 
-def _summary(found: type[Policy] | Policy) -> str:
-    if isinstance(found, type):
-        return (found.__doc__ or found.__name__).strip().splitlines()[0]
-    return found.summary  # type: ignore[attr-defined]
-
-
-def _declares(found: type[Policy] | Policy) -> str:
-    if isinstance(found, type):
-        return (found.declares.__doc__ or "").strip().removeprefix("Return: ")
-    return str(found.declares.budget or "no budget")
+def _words(entry: Any) -> dict[str, str]:
+    """Return what a policy or a class is and declares, in words."""
+    if not isinstance(entry, type):
+        return {"summary": entry.summary, "declares": str(entry.declares.budget or "no budget")}
+    summary = (entry.__doc__ or entry.__name__).strip().splitlines()[0]
+    declares = (entry.declares.__doc__ or "").strip().removeprefix("Return: ")  # type: ignore[attr-defined]
+    return {"summary": summary, "declares": declares}

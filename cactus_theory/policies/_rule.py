@@ -115,9 +115,9 @@ def rule(
         budget,
         declared,
     )
-    made = _class(count, recovery)(source, tuple(knobs.items()))
-    _check_budget(made)
-    return made
+    policy = _class(count, recovery)(source, tuple(knobs.items()))
+    _check_budget(policy)
+    return policy
 
 
 def _read(function: Function) -> tuple[int, dict[str, Any]]:
@@ -142,7 +142,7 @@ def _class(count: int, recovery: Function | None) -> type[FunctionPolicy]:
         return FunctionTarget
     if recovery is None:
         return SharedFunctionRule
-    kinds = [own.kind for own in inspect.signature(recovery).parameters.values()]
+    kinds = [entry.kind for entry in inspect.signature(recovery).parameters.values()]
     row = [kind for kind in kinds if kind in POSITIONAL]
     shared = len(row) == 2 and inspect.Parameter.VAR_POSITIONAL not in kinds
     return SharedFunctionRule if shared else FunctionRule
@@ -156,15 +156,15 @@ def _kind_of_arrays(arrays: str | None, vectorised: bool) -> str:
     return check.one_of("arrays", arrays, ("numpy", "torch"))
 
 
-def _range(given: tuple[float, float] | None) -> tuple[float, float] | None:
-    if given is None:
+def _range(ends: tuple[float, float] | None) -> tuple[float, float] | None:
+    if ends is None:
         return None
     try:
-        low, high = (float(end) for end in given)
+        low, high = map(float, ends)
     except (TypeError, ValueError):
-        raise ValueError(f"knob_range: must be two numbers (low, high); got {given!r}") from None
+        raise ValueError(f"knob_range: must be two numbers (low, high); got {ends!r}") from None
     if not low <= high:
-        raise ValueError(f"knob_range: must be two numbers (low, high); got {given!r}")
+        raise ValueError(f"knob_range: must be two numbers (low, high); got {ends!r}")
     return low, high
 
 
@@ -190,12 +190,12 @@ def _check_declared(declared: dict[str, Any], knob: str | None) -> None:
             raise ValueError(f"{name}: speaks of a knob, and the function has none after a *")
 
 
-def _check_budget(made: FunctionPolicy) -> None:
+def _check_budget(policy: FunctionPolicy) -> None:
     """Raise unless the declared budget can be read and names a divergence."""
-    budget = made.declares.budget
+    budget = policy.declares.budget
     if budget is None:
         return
     try:
         find_divergence(budget.divergence)
     except ValueError as error:
-        raise ValueError(f"budget: {error}; in {made.source.budget!r}") from None
+        raise ValueError(f"budget: {error}; in {policy.source.budget!r}") from None

@@ -94,8 +94,8 @@ class Band(FixedTarget):
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
             solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
             return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
-        found = optimum.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
-        return found[0].reshape(shape), found[1].reshape(shape)
+        lower, upper = optimum.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
+        return lower.reshape(shape), upper.reshape(shape)
 
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return clip(p, aq, bq), nothing where q = 0."""
@@ -125,12 +125,12 @@ class Band(FixedTarget):
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf).tolist()
         rows = zip(q.detach().numpy(), p.detach().numpy(), ratio, strict=True)
-        kept, lower = zip(*(self.decide_row(*own) for own in rows), strict=True)
+        kept, lower = zip(*(self.decide_row(*row) for row in rows), strict=True)
         return Decision(
             torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
         )
 
-    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+    def ratio_bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n: between 1 and q_n/p_n, raised at most to the largest b."""
         ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
         raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
@@ -178,13 +178,13 @@ class Band(FixedTarget):
 
         These are solved where h_n ≠ p_n, or the path may end.
         """
-        alive, asked = node.alive, node.asked
+        alive, ratio = node.alive, node.draft_ratio
         row = SoftRow(node.q, node.p, 1.0, self._shared, certain=node.certain)
-        cut = asked >= row.cap or (node.joint and alive < 1)
-        if row.passes(math.inf if node.ends or cut else asked):  # asked < b
-            if alive == 1 or not row.recovers(asked):
+        cut = ratio >= row.cap or (node.joint and alive < 1)
+        if row.passes(math.inf if node.ends or cut else ratio):  # ratio < b
+            if alive == 1 or not row.recovers(ratio):
                 return alive, None, None
-        return alive * row.ratio_of(asked, node.joint), alive * row.scale, alive * row.raised
+        return alive * row.ratio_of(ratio, node.joint), alive * row.scale, alive * row.raised
 
     def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
         """Return (a, b) of one row at a price."""

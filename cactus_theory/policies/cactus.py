@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.roots import convex_root
 from cactus_theory.policies._forms import PerProposal
@@ -55,9 +54,6 @@ class Cactus(PerProposal):
         return self.raised(q_n.double().clamp(max=1.0))
 
 
-Values = Float[Tensor, "*any"]
-
-
 @register("cactus_exact")
 @dataclass(frozen=True)
 class CactusExact(PerProposal):
@@ -87,15 +83,11 @@ class CactusExact(PerProposal):
         budget = Budget(self.divergence, self.delta, "per proposal")
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, optimal=True)
 
-    def raised(self, q_n: Values) -> Values:
+    def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
         kind = find_divergence(self.divergence)
         delta = torch.full_like(q_n, self.delta)
         if kind.generator is None:
             return q_n * kind.ceiling(delta)
-        return raise_to_budget(kind.generator, q_n, kind.to_generator(delta))
-
-
-def raise_to_budget(f: FDivergence, q_n: Values, delta: Values) -> Values:
-    """Return the largest γ in [q_n, 1] whose two-point divergence is within ``delta``."""
-    return convex_root(lambda gamma: f.two_points(gamma, q_n), torch.ones_like(q_n), q_n, delta)
+        f, delta = kind.generator, kind.to_generator(delta)
+        return convex_root(lambda gamma: f.two_points(gamma, q_n), torch.ones_like(q_n), q_n, delta)

@@ -14,7 +14,6 @@ from cactus_theory.policies._base import (
 from cactus_theory.policies._forms import FixedTarget
 from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register
-from cactus_theory.policies.top_k import whole
 
 
 @register("tempered")
@@ -62,7 +61,7 @@ class Truncated(FixedTarget):
         value = check.number("top_p", self.top_p, 0, 1, open_low=True)
         object.__setattr__(self, "top_p", value)
         if self.top_k is not None:
-            object.__setattr__(self, "top_k", whole("top_k", self.top_k))
+            object.__setattr__(self, "top_k", check.as_whole_number("top_k", self.top_k, 1))
 
     @property
     def declares(self) -> Declaration:

@@ -100,7 +100,7 @@ class SoftBand(FixedTarget):
     def worth(self, left: Sequence[int]) -> list[Worth]:
         """Return φ for each number of drafted tokens that follow."""
         last = len(self.worths) - 1
-        return [self.worths[min(own, last)] for own in left]
+        return [self.worths[min(count, last)] for count in left]
 
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return h at the first token of a block with ``depth`` drafted tokens after it."""
@@ -118,8 +118,8 @@ class SoftBand(FixedTarget):
         size = max(1, TOGETHER // q.shape[-1])
         chunks = zip(*(part.split(size) for part in (*flat, alive, left)), strict=True)
         rows = [
-            soft_rows(q_rows, p_rows, own, self.worth(after.tolist()), self.kind, self.price)
-            for q_rows, p_rows, own, after in chunks
+            soft_rows(q_rows, p_rows, ratios, self.worth(after.tolist()), self.kind, self.price)
+            for q_rows, p_rows, ratios, after in chunks
         ]
         return torch.cat(rows).reshape(q.shape)
 
@@ -157,19 +157,19 @@ class SoftBand(FixedTarget):
             return None
         follows, raised = [0.0] * len(children), [0.0] * len(q_n)
         for node in range(len(children) - 1, -1, -1):
-            own = [place for place in children[node] if q_n[place] > 0]
-            rest = 1 - math.fsum(q_n[place] for place in own)
-            worths = [1 / self.price + math.log(q_n[place]) + follows[place + 1] for place in own]
-            terms = [*worths, math.log(rest)] if rest > 0 else worths
-            if not own:
+            places = [place for place in children[node] if q_n[place] > 0]
+            if not places:
                 continue
+            rest = 1 - math.fsum(q_n[place] for place in places)
+            worths = [1 / self.price + math.log(q_n[at]) + follows[at + 1] for at in places]
+            terms = [*worths, math.log(rest)] if rest > 0 else worths
             most = max(terms)
             follows[node] = most + math.log(math.fsum(math.exp(term - most) for term in terms))
-            for place, worth in zip(own, worths, strict=True):
+            for place, worth in zip(places, worths, strict=True):
                 raised[place] = math.exp(worth - follows[node])
         return raised
 
-    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+    def ratio_bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n; a ratio of at least 1 may be taken for more."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         if self.price == math.inf:
@@ -180,7 +180,7 @@ class SoftBand(FixedTarget):
     @cached_property
     def bounds(self) -> tuple[float, float]:
         """Return bounds on h_n/q_n under any piece: the least U_M/P of r < 1, the largest U_1/P."""
-        return min(own.low for own in self.pieces), max(own.top for own in self.pieces)
+        return min(part.low for part in self.pieces), max(part.top for part in self.pieces)
 
     @property
     def answers_rows(self) -> bool:
@@ -195,12 +195,12 @@ class SoftBand(FixedTarget):
     def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:
         """Return P h_n/p_n, P a and P h/q of certain tokens, in the precision of the rows."""
         if self.price == math.inf:
-            return node.kept, node.alive, node.alive
+            return node.lossless_ratio, node.alive, node.alive
         pieces = self.pieces[min(node.left, len(self.pieces) - 1)]
         row = SoftRow(node.q, node.p, node.alive, pieces, certain=node.certain)
-        if row.passes(math.inf if node.ends or node.asked >= row.cap else node.asked):
+        if row.passes(math.inf if node.ends or node.draft_ratio >= row.cap else node.draft_ratio):
             return 1.0, None, None
-        return row.ratio_of(node.asked, node.joint), row.scale, row.raised
+        return row.ratio_of(node.draft_ratio, node.joint), row.scale, row.raised
 
 
 def _raised(q: Rows, p: Rows, raised: Float[Tensor, "*batch 1"]) -> Rows:

@@ -30,7 +30,7 @@ class Speculative(Raised):
         """Return q."""
         return q
 
-    def reach(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+    def ratio_bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return q_n/p_n, which is exact."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         return ratio, ratio
@@ -47,4 +47,4 @@ class Speculative(Raised):
 
     def follow_row(self, node: Node) -> tuple[float, float, float]:
         """Return P q_n/p_n and P, as h = q whatever is certain."""
-        return node.kept, node.alive, node.alive
+        return node.lossless_ratio, node.alive, node.alive

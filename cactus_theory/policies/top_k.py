@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or, one_hot
 from cactus_theory.policies._records import Declaration
 from cactus_theory.policies._registry import register
@@ -43,7 +44,7 @@ class AmongTop(KeptSet):
     knob = "k"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", whole("k", self.k))
+        object.__setattr__(self, "k", check.as_whole_number("k", self.k, 1))
 
     @property
     def declares(self) -> Declaration:
@@ -100,14 +101,3 @@ class TopKPublished(AmongTop):
         """Return 1 − p on the kept tokens, normalised; q where that is 0 everywhere."""
         q = q.double()
         return normalised_or(torch.where(self.chosen(q), (1 - p.double()).clamp(min=0.0), 0.0), q)
-
-
-def whole(name: str, value: object) -> int:
-    """Return ``value`` as an integer of at least 1."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = 0.5
-    if isinstance(value, bool) or number < 1 or number != number // 1 or number == float("inf"):
-        raise ValueError(f"{name}: must be a whole number of at least 1; got {value!r}")
-    return int(number)

@@ -131,12 +131,13 @@ class TypicalExact(Policy):
     def raised(self, q: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return h_n of every drafted token."""
         allowed = self.allowance(q)
-        top, place = q.double().max(-1, keepdim=True)
-        surprise, least = -q.gather(-1, n).double().log(), -top.log()
+        surprise, least = -q.gather(-1, n).double().log(), -q.double().amax(-1, keepdim=True).log()
         excess = torch.where(surprise > least, surprise - least, 1.0)
         share = ((allowed - least) / excess).clamp(0.0, 1.0)
         share = torch.where(torch.isinf(surprise), 0.0, share)
-        return torch.where((surprise <= allowed + TIE) | (n == _first_top(q, place)), 1.0, share)
+        return torch.where(
+            (surprise <= allowed + TIE) | (n == q.argmax(-1, keepdim=True)), 1.0, share
+        )
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, h_n/p_n)."""
@@ -148,10 +149,6 @@ class TypicalExact(Policy):
         """Return the one-hot row of the likeliest token."""
         q = q.double()
         return one_hot(q.argmax(-1), q)
-
-
-def _first_top(q: Rows, place: Tensor) -> Tensor:
-    return q.argmax(-1, keepdim=True).expand_as(place)
 
 
 def _log(value: float) -> float:

@@ -1,7 +1,7 @@
 """A block on a CPU: whole rows are read only where a decision needs them.
 
 Two sweeps. Forward, the alive ratio is followed from token to token as far as any later coin
-could still pass; bounds from the drafted entries (:meth:`Policy.reach`) spare most rows.
+could still pass; bounds from the drafted entries (:meth:`Policy.ratio_bounds`) spare most rows.
 Backward, the last token that passes is found: P = 1 always does and a coin above P never, so
 few residuals are summed. Rows of a batch are asked together.
 """
@@ -83,7 +83,7 @@ class BlockOnHost(OnHost):
     def _bounds(self) -> tuple[Tensor, Tensor]:
         """Return bounds (B, K) on h_n/p_n of the drafted tokens."""
         bounds = [
-            policy.reach(self.q_n, self.p_n) if own is None else (own, own)
+            policy.ratio_bounds(self.q_n, self.p_n) if own is None else (own, own)
             for policy, own in zip(self.assigned.policies, self.ahead, strict=True)
         ]
         choice = self._choice()

@@ -32,7 +32,6 @@ from cactus_theory.policies._base import one_hot
 from cactus_theory.policies.relaxed import Relaxed
 from cactus_theory.policies.sample_and_match import SampleAndMatch
 from cactus_theory.policies.speculative import Speculative
-from cactus_theory.policies.top_k import whole
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
@@ -72,9 +71,9 @@ class Fly(Verifier):
 
     def __post_init__(self) -> None:
         if self.window is not None:
-            object.__setattr__(self, "window", whole("window", self.window))
+            object.__setattr__(self, "window", check.as_whole_number("window", self.window, 1))
         object.__setattr__(self, "entropy", check.number("entropy", self.entropy, 0))
-        object.__setattr__(self, "k", whole("k", self.k))
+        object.__setattr__(self, "k", check.as_whole_number("k", self.k, 1))
         check.one_of("bonus", self.bonus, ("target", "argmax"))
 
     def check(self, policy: Policy) -> None:

@@ -194,11 +194,11 @@ def test_stopping_early_changes_nothing(spec: str, seed: int, kinds: list, near:
     assert_equal(assigned, Case(case.q, case.draft, accept, case.draw))
 
 
-REACHING = [own for own in RULES if type(RULES[own]).reach is not Policy.reach]
+BOUNDED = [own for own in RULES if type(RULES[own]).ratio_bounds is not Policy.ratio_bounds]
 
 
 @pytest.mark.parametrize("kinds", some([(a, b) for a in KINDS for b in KINDS], 4))
-@pytest.mark.parametrize("spec", [*some(REACHING, 12), "soft_band:price=1,values=TABLE"])
+@pytest.mark.parametrize("spec", [*some(BOUNDED, 12), "soft_band:price=1,values=TABLE"])
 def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str], table: str) -> None:
     rule = ct.policy(spec.replace("TABLE", table))
     count = amount(20, 200)
@@ -211,7 +211,7 @@ def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str], table: str)
     h = rule.target_in_block(q, p, Path(alive, left))
     assert h is not None
     on = p > 0
-    low, high = (bound[on] for bound in rule.reach(q, p))
+    low, high = (bound[on] for bound in rule.ratio_bounds(q, p))
     ratio, reached = (h / p)[on], alive[:, None].expand_as(p)[on]
     tiny = p.new_tensor(1e-300)
     assert bool((ratio <= high * (1 + 1e-9) + tiny).all())
