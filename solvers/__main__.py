@@ -38,7 +38,7 @@ class Failed:
 
 def failures(results: Sequence[Any]) -> dict[int, Failed]:
     """Return the rows without an answer."""
-    return {row: one for row, one in enumerate(results) if isinstance(one, Failed)}
+    return {row: result for row, result in enumerate(results) if isinstance(result, Failed)}
 
 
 def check_path(path: str | None) -> None:
@@ -62,16 +62,9 @@ def save(path: str, program: str, results: Sequence[Any]) -> None:
     """Write every row, those without an answer too: all of the file or nothing.
 
     ``.json``: what ``--json`` prints. ``.csv``: the numbers and words of each row, and
-    ``error``. ``.npy``: the rows h (N, V), NaN where there is no answer.
-
-    Raises
-    ------
-    ValueError
-        A .npy of a program whose answer is not rows; another suffix.
-    OSError
-        The file cannot be written.
+    ``error``. ``.npy``: the rows h (N, V), NaN where there is no answer; a ValueError if answers
+    are no rows.
     """
-    check_path(path)
     suffix = Path(path).suffix.lower()
     if suffix == ".npy":
         save_rows(path, _targets(results))
@@ -89,8 +82,8 @@ def _json(program: str, results: Sequence[Any]) -> str:
 
 def _save_csv(path: str, results: Sequence[Any]) -> None:
     scalars = [
-        {k: v for k, v in _fields(one).items() if not isinstance(v, np.ndarray | dict)}
-        for one in results
+        {k: v for k, v in _fields(result).items() if not isinstance(v, np.ndarray | dict)}
+        for result in results
     ]
     names = list(dict.fromkeys(name for row in scalars for name in row if name != "error"))
     lines = ({"row": number} | row for number, row in enumerate(scalars))
@@ -98,12 +91,12 @@ def _save_csv(path: str, results: Sequence[Any]) -> None:
 
 
 def _targets(results: Sequence[Any]) -> np.ndarray:
-    found = [getattr(one, "target", None) for one in results]
-    known = [rows for rows in found if isinstance(rows, np.ndarray)]
+    targets = [getattr(result, "target", None) for result in results]
+    known = [rows for rows in targets if isinstance(rows, np.ndarray)]
     if not known or len(known) + len(failures(results)) < len(results):
         raise ValueError("--out: a .npy holds rows, and this program has none; name a .json")
     missing = np.full_like(known[0], np.nan)
-    return np.stack([missing if rows is None else rows for rows in found])
+    return np.stack([missing if rows is None else rows for rows in targets])
 
 
 def _text(value: Any) -> str:
@@ -158,7 +151,7 @@ def _report(args: argparse.Namespace) -> int:
     out = getattr(args, "save_to", None)
     check_path(out)
     results: list[Any] = []
-    whole = _solved(COMMANDS[args.program].solve(args), results, args.program)
+    finished = _solved(COMMANDS[args.program].solve(args), results, args.program)
     failed = failures(results)
     if failed and len(failed) == len(results):
         more = f" (no answer on any of {len(results)} rows)" if len(results) > 1 else ""
@@ -166,9 +159,9 @@ def _report(args: argparse.Namespace) -> int:
     if out is not None and results:
         save(out, args.program, results)
     show(args.program, results, args.json)
-    for row, one in failed.items():
-        print(f"{COMMAND} {args.program}: row {row}: {one.error}", file=sys.stderr)
-    return INTERRUPTED if not whole else bool(failed)
+    for row, failure in failed.items():
+        print(f"{COMMAND} {args.program}: row {row}: {failure.error}", file=sys.stderr)
+    return bool(failed) if finished else INTERRUPTED
 
 
 @ends_quietly

@@ -20,7 +20,7 @@ from cactus_theory.divergences import FDivergence
 from . import _program
 from ._dual import per_call_bound, per_token_bound, price_bound
 from ._perspective import Terms, cvxpy, perspective, times
-from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, unproven
+from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from .paths import Followed, PathTree, follow
 
 PRICE, PER_CALL, PER_TOKEN = "price", "per_call", "per_token"
@@ -33,18 +33,17 @@ class Goal:
     form: str
     amount: float
 
-    def value(self, found: Followed) -> float:
-        """Return the objective of a policy that was followed."""
+    def value(self, followed: Followed) -> float:
         if self.form != PRICE:
-            return found.tokens
-        return found.tokens - (self.amount * found.divergence if self.amount else 0.0)
+            return followed.tokens
+        return followed.tokens - (self.amount * followed.divergence if self.amount else 0.0)
 
-    def excess(self, found: Followed) -> float:
-        """Return by how much a policy exceeds the budget, −∞ where there is none."""
+    def excess(self, followed: Followed) -> float:
+        """Return by how much rows exceed the budget, −∞ where there is none."""
         if self.form == PRICE:
             return -math.inf
-        unit = found.tokens if self.form == PER_TOKEN else 1.0
-        return found.divergence - self.amount * unit
+        unit = followed.tokens if self.form == PER_TOKEN else 1.0
+        return followed.divergence - self.amount * unit
 
     def bound(self, tree: PathTree, alpha: np.ndarray, f: FDivergence, price: float) -> float:
         """Return a proven upper bound on the objective, from multipliers of the price form."""
@@ -58,9 +57,7 @@ class Goal:
 class Layout:
     """The tokens that a program is about: those with q > 0 at nodes that can be reached.
 
-    Attributes
-    ----------
-    row, token : (m,) the node of each entry, and its token.
+    ``row`` and ``token`` (m,) are the node of each entry, and its token.
     """
 
     tree: PathTree
@@ -69,18 +66,15 @@ class Layout:
 
     @classmethod
     def of(cls, tree: PathTree) -> "Layout":
-        """Return the layout of a tree."""
-        live = tree.possible[: len(tree.target)] > 0
-        return cls(tree, *np.nonzero(live[:, None] & (tree.target > 0)))
+        reachable = tree.possible[: len(tree.target)] > 0
+        return cls(tree, *np.nonzero(reachable[:, None] & (tree.target > 0)))
 
     @cached_property
     def q(self) -> np.ndarray:
-        """Return (m,) the target's probabilities."""
         return self.tree.target[self.row, self.token]
 
     @cached_property
     def p(self) -> np.ndarray:
-        """Return (m,) the draft's."""
         return self.tree.draft[self.row, self.token]
 
     @cached_property
@@ -93,17 +87,21 @@ class Layout:
         """Return (n,) the entries that may be drafted; each has a prefix of its own."""
         return np.flatnonzero(self.weight * self.p > 0)
 
+    @property
+    def child_prefixes(self) -> np.ndarray:
+        """Return (n,) the prefix of each child, its number in the tree."""
+        return self.row[self.children] * self.tree.vocabulary + self.token[self.children] + 1
+
     @cached_property
     def alive_at(self) -> tuple[Any, np.ndarray]:
         """Return (matrix (m, n), vector (m,)): the alive ratio at each entry's node."""
         sparse = check.optional_module("scipy.sparse", "solvers")
-        at = self.children
-        prefix = self.row[at] * self.tree.vocabulary + self.token[at] + 1
-        place = np.full(len(self.tree.possible), -1)
-        place[prefix] = np.arange(len(at))
+        count = len(self.children)
+        child = np.full(len(self.tree.possible), -1)
+        child[self.child_prefixes] = np.arange(count)
         inner = np.flatnonzero(self.row > 0)
-        ones = (np.ones(len(inner)), (inner, place[self.row[inner]]))
-        return sparse.csr_matrix(ones, (len(self.row), len(at))), (self.row == 0) * 1.0
+        ones = (np.ones(len(inner)), (inner, child[self.row[inner]]))
+        return sparse.csr_matrix(ones, (len(self.row), count)), (self.row == 0) * 1.0
 
     @cached_property
     def first(self) -> np.ndarray:
@@ -114,8 +112,8 @@ class Layout:
     def sums(self) -> Any:
         """Return the matrix (nodes with entries, m) that adds the entries of a node."""
         sparse = check.optional_module("scipy.sparse", "solvers")
-        own = np.cumsum(np.diff(self.row, prepend=-1) > 0) - 1
-        return sparse.csr_matrix((np.ones(len(own)), (own, np.arange(len(own)))))
+        node = np.cumsum(np.diff(self.row, prepend=-1) > 0) - 1
+        return sparse.csr_matrix((np.ones(len(node)), (node, np.arange(len(node)))))
 
     def spread(self, entries: np.ndarray) -> np.ndarray:
         """Return entries (m,) as rows (nodes, V), 0 elsewhere."""
@@ -136,7 +134,7 @@ class Answer:
 
     target: np.ndarray
     alpha: np.ndarray
-    found: Followed
+    followed: Followed
     price: float
     bound: float
     solver: str
@@ -170,57 +168,58 @@ class Program(Attempted[Answer]):
         slope = torch.tensor(self.f.slope_at_one + step, dtype=torch.float64)
         return np.clip(p, q, q * float(self.f.ratio_at(slope)))
 
-    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
+    def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         built = self._built(scale)
-        if not _program.believable(built.problem, *how) or built.given.dual_value is None:
+        if not _program.believable(built.problem, *solver) or built.emission.dual_value is None:
             return None
         alpha, price = self._multipliers(scale, built)
         target = self.layout.normalised(scale * built.w.value)
-        found = follow(self.layout.tree, target, self.f)
+        followed = follow(self.layout.tree, target, self.f)
         bound = self.goal.bound(self.layout.tree, alpha, self.f, price)
-        return Answer(target, alpha, found, price, bound, how[0], built.problem.status)
+        return Answer(target, alpha, followed, price, bound, solver[0], built.problem.status)
 
-    def fault(self, found: Answer) -> str | None:
-        excess = self.goal.excess(found.found)
+    def fault(self, answer: Answer) -> str | None:
+        excess = self.goal.excess(answer.followed)
         if not excess <= FEASIBILITY:
-            return f"{found.status}, but the budget is exceeded by {excess:.3g}"
-        return unproven(found.status, self.goal.value(found.found), found.bound)
+            return f"{answer.status}, but the budget is exceeded by {excess:.3g}"
+        return unproven(answer.status, self.goal.value(answer.followed), answer.bound)
 
-    def rescaled(self, found: Answer | None, scale: np.ndarray) -> np.ndarray:
-        """Return the size of g at an answer, or q if there was none."""
+    def rescaled(self, answer: Answer | None, scale: np.ndarray) -> np.ndarray:
         q, row, token = self.layout.q, self.layout.row, self.layout.token
-        if found is None:
+        if answer is None:
             return q
-        return np.maximum(found.found.alive[row] * found.target[row, token], SMALLEST_SCALE * q)
+        size = answer.followed.alive[row] * answer.target[row, token]
+        return np.maximum(size, SMALLEST_SCALE * q)
 
     def _built(self, scale: np.ndarray) -> "_Built":
-        cp, layout, goal, at = cvxpy(), self.layout, self.goal, self.layout.children
-        w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(at), nonneg=True)
+        cp, layout, goal, children = cvxpy(), self.layout, self.goal, self.layout.children
+        w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(children), nonneg=True)
         matrix, root = layout.alive_at
         terms = Terms(w, matrix @ kept + root, scale / layout.q)
         spent = (layout.weight * layout.q) @ perspective(terms, self.f)
-        given = times(layout.p[at] / scale[at], kept) <= w[at]
+        emission = times(layout.p[children] / scale[children], kept) <= w[children]
         whole = layout.sums @ times(scale, w) == terms.alive[layout.first]
-        limits = [given, kept <= 1, whole, *terms.constraints]
-        tokens = 1 + (layout.weight * layout.p)[at] @ kept
+        limits = [emission, kept <= 1, whole, *terms.constraints]
+        tokens = 1 + (layout.weight * layout.p)[children] @ kept
         if goal.form == PRICE:
             problem = cp.Problem(cp.Maximize(tokens - goal.amount * spent), limits)
-            return _Built(problem, w, given, None)
+            return _Built(problem, w, emission, None)
         budget = spent <= goal.amount * (tokens if goal.form == PER_TOKEN else 1)
-        return _Built(cp.Problem(cp.Maximize(tokens), [*limits, budget]), w, given, budget)
+        return _Built(cp.Problem(cp.Maximize(tokens), [*limits, budget]), w, emission, budget)
 
     def _multipliers(self, scale: np.ndarray, built: "_Built") -> tuple[np.ndarray, float]:
         """Return α (nodes, V) and ν of the price form.
 
         Tokens enter a budget per token as well: with its multiplier y one of them counts 1 + yκ.
         """
-        at, alpha = self.layout.children, np.zeros(len(scale))
+        children, alpha = self.layout.children, np.zeros(len(scale))
         price, unit = self.goal.amount, 1.0
         if built.budget is not None:
             price = max(0.0, float(np.sum(built.budget.dual_value)))
         if self.goal.form == PER_TOKEN:
             unit = 1 + price * self.goal.amount
-        alpha[at] = built.given.dual_value / (unit * self.layout.weight[at] * scale[at])
+        worth = unit * self.layout.weight[children] * scale[children]
+        alpha[children] = built.emission.dual_value / worth
         return self.layout.spread(alpha), price / unit
 
 
@@ -230,5 +229,5 @@ class _Built:
 
     problem: Any
     w: Any
-    given: Any
+    emission: Any
     budget: Any | None

@@ -29,8 +29,8 @@ class Command(NamedTuple):
 
 
 def _rows(parser: Parser, each: str = "", draft: bool = True) -> None:
-    known = each or ": .npy .npz .safetensors .csv .json"
-    parser.add_argument("target", help=f"rows of the target{known}")
+    formats = each or ": .npy .npz .safetensors .csv .json"
+    parser.add_argument("target", help=f"rows of the target{formats}")
     if draft:
         parser.add_argument("draft", help="rows of the draft, as many")
     parser.add_argument("--normalise", action="store_true", help="divide rows by their sums")
@@ -125,9 +125,9 @@ def _designed(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> Designe
     if args.protect is not None:
         design = design.protect(_numbers("--protect", args.protect))
     for text in args.cap:
-        alone = "=" not in text
-        (pair,) = _settings("--cap", [f"0={text}" if alone else text], int)
-        design = design.cap(pair[1], None if alone else pair[0])
+        everywhere = "=" not in text
+        ((token, ratio),) = _settings("--cap", [f"0={text}" if everywhere else text], int)
+        design = design.cap(ratio, None if everywhere else token)
     for token, mass in _settings("--floor", args.floor, int):
         design = design.floor({token: mass})
     for path, limit in _settings("--expect", args.expect, str):
@@ -221,9 +221,9 @@ def _drafts_arguments(parser: Parser) -> None:
 
 def _drafts(args: argparse.Namespace) -> Jobs:
     certain = [] if args.certain is None else _numbers("--certain", args.certain)
-    chosen = {"delta": args.delta, "k": args.k, "kind": args.kind, "certain": certain}
+    settings = {"delta": args.delta, "k": args.k, "kind": args.kind, "certain": certain}
     for q, p in zip(*_pairs(args), strict=True):
-        yield partial(drafts.solve, q, p, args.divergence, **chosen)
+        yield partial(drafts.solve, q, p, args.divergence, **settings)
 
 
 def _reference_arguments(parser: Parser) -> None:

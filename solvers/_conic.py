@@ -27,21 +27,15 @@ _LEFT_SIDES: dict[type[FDivergence], LeftSide] = {}
 def left_side_of(kind: type[FDivergence]) -> Callable[[LeftSide], LeftSide]:
     """Register a function of (row, divergence) as the sum of a class, in place of the table's."""
 
-    def entered(form: LeftSide) -> LeftSide:
+    def enter(form: LeftSide) -> LeftSide:
         _LEFT_SIDES[kind] = form
         return form
 
-    return entered
+    return enter
 
 
 def left_side(row: Scaled, kind: FDivergence) -> Any:
-    """Return Σ q f(h/q) over the tokens with q > 0, a convex expression.
-
-    Raises
-    ------
-    ValueError
-        No form is known for this divergence.
-    """
+    """Return Σ q f(h/q) over the tokens with q > 0, convex; a ValueError if no form is known."""
     if type(kind) in _LEFT_SIDES:
         return _LEFT_SIDES[type(kind)](row, kind)
     return row.q @ perspective(Terms(row.w, 1, row.s / row.q), kind)
@@ -99,13 +93,7 @@ def budget_of(kind: type[Divergence]) -> Callable[[Form], Form]:
 
 
 def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:
-    """Return D(h‖q) ≤ ``delta`` as cvxpy constraints; none at all for an infinite budget.
-
-    Raises
-    ------
-    ValueError
-        No form is known for this divergence.
-    """
+    """Return D(h‖q) ≤ ``delta`` as cvxpy constraints; none at all for an infinite budget."""
     if math.isinf(delta):
         return Budget([], delta)
     return _FORMS.get(type(kind), _generated)(row, kind, delta)

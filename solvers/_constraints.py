@@ -27,16 +27,7 @@ TIGHT = 1e-4
 
 @dataclass(frozen=True)
 class Quantities:
-    """One row being designed, as cvxpy expressions and numpy rows over the vocabulary (V,).
-
-    Attributes
-    ----------
-    q, p : the target and the draft row, numpy.
-    h : the row being designed, affine; 0 where q = 0.
-    ratio : h/q, affine; 0 where q = 0.
-    accepted : min(p, h), concave: what is drafted and kept, token by token.
-    acceptance, rejection : its sum, concave, and one minus it, convex.
-    """
+    """One row being designed, as cvxpy expressions and numpy rows over the vocabulary (V,)."""
 
     q: np.ndarray
     p: np.ndarray
@@ -44,42 +35,38 @@ class Quantities:
 
     @property
     def h(self) -> Any:
-        """Return the row being designed."""
+        """Return the row being designed, affine; 0 where q = 0."""
         return self._spread(self.row.s)
 
     @property
     def ratio(self) -> Any:
-        """Return h/q."""
+        """Return h/q, affine; 0 where q = 0."""
         return self._spread(self.row.s / self.row.q)
 
     @property
     def accepted(self) -> Any:
-        """Return min(p, h) of each token."""
+        """Return min(p, h) of each token, concave: what is drafted and kept."""
         return cvxpy().minimum(self.p, self.h)
 
     @property
     def acceptance(self) -> Any:
-        """Return Σ min(p, h)."""
+        """Return Σ min(p, h), concave."""
         cp, s = cvxpy(), self.row.s
         return s @ cp.minimum(self.p[self.inside] / s, self.row.w)
 
     @property
     def rejection(self) -> Any:
-        """Return 1 − Σ min(p, h)."""
+        """Return 1 − Σ min(p, h), convex."""
         return 1 - self.acceptance
 
     @property
     def inside(self) -> np.ndarray:
-        """Return where q > 0."""
         return self.q > 0
 
     def divergence(self, spec: str | Divergence) -> Any:
         """Return D(h‖q), convex, of an f-divergence: sums of several may be bounded too.
 
-        Raises
-        ------
-        ValueError
-            A Rényi or the max-divergence: ask for a budget on them instead.
+        A Rényi or the max-divergence is a ValueError: ask for a budget on them instead.
         """
         return left_side(self.row, _program.additive(spec, "here"))
 
@@ -103,13 +90,13 @@ class Constraint:
 
     linear = True
 
-    def build(self, of: Quantities) -> "Built":
+    def build(self, quantities: Quantities) -> "Built":
         """Return the constraint in the scaled variables of a program."""
         raise NotImplementedError
 
 
 class Built:
-    """A constraint inside one program."""
+    """A constraint inside one program, as cvxpy's ``constraints``."""
 
     constraints: list[Any]
 
@@ -142,24 +129,24 @@ class BudgetConstraint(Constraint):
         """Return whether a simplex method can solve it."""
         return self.kind.linear or math.isinf(self.delta)
 
-    def build(self, of: Quantities) -> Built:
-        """Return the budget in the form that suits its divergence."""
-        return BuiltBudget(self, of.row.q, _conic.budget(of.row, self.kind, self.delta))
+    def build(self, quantities: Quantities) -> Built:
+        return BuiltBudget(self, quantities.row)
 
 
 class BuiltBudget(Built):
-    def __init__(self, wanted: BudgetConstraint, q: np.ndarray, budget: _conic.Budget) -> None:
-        self.wanted, self.q, self.budget = wanted, q, budget
-        self.constraints = budget.constraints
+    def __init__(self, definition: BudgetConstraint, row: Scaled) -> None:
+        self.kind, self.delta, self.q = definition.kind, definition.delta, row.q
+        self.budget = _conic.budget(row, self.kind, self.delta)
+        self.constraints = self.budget.constraints
 
     def slack(self, h: np.ndarray) -> float:
-        return self.wanted.delta - divergence_of(self.wanted.kind, h, self.q)
+        return self.delta - divergence_of(self.kind, h, self.q)
 
     def price(self, h: np.ndarray) -> Dual:
-        return self.budget.price if self.slack(h) <= TIGHT * self.wanted.delta else 0.0
+        return self.budget.price if self.slack(h) <= TIGHT * self.delta else 0.0
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
-        lagrangian.add_budget(self.budget.slope, self.wanted.kind, self.wanted.delta)
+        lagrangian.add_budget(self.budget.slope, self.kind, self.delta)
         lagrangian.add_linear(self.budget.tilt * self.budget.slope, 1.0, 1.0)
         return True
 
@@ -172,29 +159,31 @@ class LimitConstraint(Constraint):
     limit: np.ndarray
     sign: int
 
-    def build(self, of: Quantities) -> Built:
-        """Return the limits on those of the tokens that can have mass at all."""
-        return BuiltLimit(self, of)
+    def build(self, quantities: Quantities) -> Built:
+        return BuiltLimit(self, quantities)
 
 
 class BuiltLimit(Built):
-    def __init__(self, wanted: LimitConstraint, of: Quantities) -> None:
-        self.wanted = wanted
-        live = of.inside[wanted.tokens]
-        self.places = (np.cumsum(of.inside) - 1)[wanted.tokens[live]]
-        self.limit, self.tokens = wanted.limit[live], wanted.tokens[live]
-        self.scale = of.row.s[self.places]
-        room = wanted.sign * (of.row.w[self.places] - self.limit / self.scale)
-        self.constraints = [room <= 0] if len(self.places) else []
+    """The limits on those of the tokens that can have mass at all."""
+
+    def __init__(self, definition: LimitConstraint, quantities: Quantities) -> None:
+        inside, row = quantities.inside, quantities.row
+        self.sign, self.all_tokens = definition.sign, definition.tokens
+        possible = inside[self.all_tokens]
+        self.limit, self.tokens = definition.limit[possible], self.all_tokens[possible]
+        self.places = (np.cumsum(inside) - 1)[self.tokens]
+        self.scale = row.s[self.places]
+        excess = self.sign * (row.w[self.places] - self.limit / self.scale)
+        self.constraints = [excess <= 0] if len(self.places) else []
 
     def slack(self, h: np.ndarray) -> float:
         return float(self._room(h).min(initial=math.inf))
 
     def _room(self, h: np.ndarray) -> np.ndarray:
-        return self.wanted.sign * (self.limit - h[self.places])
+        return self.sign * (self.limit - h[self.places])
 
     def price(self, h: np.ndarray) -> Dual:
-        prices = dict.fromkeys(self.wanted.tokens.tolist(), 0.0)
+        prices = dict.fromkeys(self.all_tokens.tolist(), 0.0)
         if self.constraints:
             duals = np.maximum(self.constraints[0].dual_value, 0.0) / self.scale
             duals = np.where(self._room(h) <= TIGHT * self.limit, duals, 0.0)
@@ -203,8 +192,8 @@ class BuiltLimit(Built):
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
         end = np.full_like(lagrangian.q, math.inf)
-        end[self.places] = self.wanted.sign * self.limit
-        lagrangian.narrow(*((0.0, end) if self.wanted.sign > 0 else (-end, 1.0)))
+        end[self.places] = self.sign * self.limit
+        lagrangian.narrow(*((0.0, end) if self.sign > 0 else (-end, 1.0)))
         return True
 
 
@@ -215,16 +204,16 @@ class ExpectationConstraint(Constraint):
     values: np.ndarray
     limit: float
 
-    def build(self, of: Quantities) -> Built:
-        """Return the one linear inequality."""
-        return BuiltExpectation(self, of)
+    def build(self, quantities: Quantities) -> Built:
+        return BuiltExpectation(self, quantities)
 
 
 class BuiltExpectation(Built):
-    def __init__(self, wanted: ExpectationConstraint, of: Quantities) -> None:
-        self.values, self.limit = wanted.values[of.inside], wanted.limit
+    def __init__(self, definition: ExpectationConstraint, quantities: Quantities) -> None:
+        row, self.limit = quantities.row, definition.limit
+        self.values = definition.values[quantities.inside]
         self.unit = float(np.abs(self.values).max(initial=0.0)) or 1.0
-        mean = (self.values * of.row.s / self.unit) @ of.row.w
+        mean = (self.values * row.s / self.unit) @ row.w
         self.constraints = [mean <= self.limit / self.unit]
 
     def slack(self, h: np.ndarray) -> float:
@@ -250,30 +239,27 @@ class CustomConstraint(Constraint):
 
     linear = False
 
-    def build(self, of: Quantities) -> Built:
+    def build(self, quantities: Quantities) -> Built:
         """Return the function's constraints.
 
-        Raises
-        ------
-        TypeError
-            Not a cvxpy ≤, ≥ or ==, or a list of them.
-        ValueError
-            Not convex, or about other variables than the named quantities.
+        A TypeError if they are not cvxpy's ≤, ≥ or ==, or a list of them; a ValueError if they
+        are not convex, or about other variables than the named quantities.
         """
-        made = self.make(of)
-        constraints = list(made) if isinstance(made, list | tuple) else [made]
+        one_or_more = self.make(quantities)
+        several = isinstance(one_or_more, list | tuple)
+        constraints = list(one_or_more) if several else [one_or_more]
         for constraint in constraints:
-            self._check(constraint, of)
-        return _BuiltCustom(constraints, of)
+            self._check(constraint, quantities.row.w)
+        return _BuiltCustom(constraints, quantities.row)
 
-    def _check(self, constraint: Any, of: Quantities) -> None:
+    def _check(self, constraint: Any, w: Any) -> None:
         kinds = cvxpy().constraints
         if not isinstance(constraint, kinds.Inequality | kinds.Equality):
-            got = type(constraint).__name__
-            raise TypeError(f"{self.name}: must return cvxpy ≤, ≥ or ==; got {got}")
-        if (about := {variable.id for variable in constraint.variables()}) != {of.row.w.id}:
-            got = f"{len(about - {of.row.w.id})} other variables" if about else "constants alone"
-            raise ValueError(f"{self.name}: must be about the named quantities; got {got}")
+            kind = type(constraint).__name__
+            raise TypeError(f"{self.name}: must return cvxpy ≤, ≥ or ==; got {kind}")
+        if (about := {variable.id for variable in constraint.variables()}) != {w.id}:
+            others = f"{len(about - {w.id})} other variables" if about else "constants alone"
+            raise ValueError(f"{self.name}: must be about the named quantities; got {others}")
         if not constraint.is_dcp():
             raise ValueError(
                 f"{self.name}: must be convex by cvxpy's rules; got a left minus a right "
@@ -282,8 +268,8 @@ class CustomConstraint(Constraint):
 
 
 class _BuiltCustom(Built):
-    def __init__(self, constraints: list[Any], of: Quantities) -> None:
-        self.constraints, self.row = constraints, of.row
+    def __init__(self, constraints: list[Any], row: Scaled) -> None:
+        self.constraints, self.row = constraints, row
 
     def slack(self, h: np.ndarray) -> float:
         return min(self._rooms(h), default=0.0)
@@ -292,11 +278,10 @@ class _BuiltCustom(Built):
         """Return how far each constraint is from its limit."""
         self.row.w.value = h / self.row.s
         equal = cvxpy().constraints.Equality
-        over = [
-            np.max(np.abs(c.expr.value) if isinstance(c, equal) else c.expr.value)
-            for c in self.constraints
+        values = [
+            np.abs(c.expr.value) if isinstance(c, equal) else c.expr.value for c in self.constraints
         ]
-        return [-float(each) for each in over]
+        return [-float(np.max(value)) for value in values]
 
     def price(self, h: np.ndarray) -> Dual:
         pairs = zip(self.constraints, self._rooms(h), strict=True)

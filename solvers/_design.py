@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from . import _design_dual, _program
 from ._constraints import (
     BudgetConstraint,
     Built,
+    BuiltLimit,
     Constraint,
     CustomConstraint,
     Dual,
@@ -25,13 +26,11 @@ from ._program import (
     OPTIMALITY,
     SMALLEST_SCALE,
     Attempted,
+    Solver,
     SolverGaveUp,
     unproven,
 )
 from .per_proposal import raised_ceiling
-
-if TYPE_CHECKING:
-    from .design import DesignedRow
 
 # rounds of rescaling the entries between their limits, once the others are set to theirs
 POLISHING = 8
@@ -56,7 +55,7 @@ class Infeasible(ValueError):
 class Attempt:
     """A program in one scaling, solved or not, with its row cleaned and what proves it."""
 
-    of: Quantities
+    quantities: Quantities
     constraints: dict[str, Built]
     total: Any
     status: str
@@ -72,9 +71,14 @@ class Attempt:
         return self.h
 
     @property
+    def cap(self) -> np.ndarray:
+        """Return p (m,) where q > 0."""
+        return self.quantities.p[self.quantities.inside]
+
+    @property
     def value(self) -> float:
         """Return Σ min(p, h)."""
-        return float(np.minimum(self.of.p[self.of.inside], self.row).sum())
+        return float(np.minimum(self.cap, self.row).sum())
 
     def broken(self) -> str | None:
         """Return which constraint the row breaks, if any."""
@@ -89,7 +93,7 @@ class Attempt:
 
     def proven(self) -> float:
         """Return the bound at the attempt's multipliers, ∞ where a constraint has no tangent."""
-        lagrangian = Lagrangian.of(self.of.row.q, self.of.p[self.of.inside])
+        lagrangian = Lagrangian.of(self.quantities.row.q, self.cap)
         lagrangian.add_linear(float(np.sum(self.total.dual_value)), 1.0, 1.0)
         if not all([each.charge(lagrangian, self.row) for each in self.constraints.values()]):
             return math.inf
@@ -99,19 +103,13 @@ class Attempt:
 
 @dataclass
 class Program(Attempted[Attempt]):
-    """The program of a design; it remembers what its attempts came to.
-
-    Attributes
-    ----------
-    refused : attempts that found no row at all.
-    earlier : the value of the last row that kept its constraints.
-    """
+    """The program of a design; it remembers what its attempts came to."""
 
     q: np.ndarray
     p: np.ndarray
     constraints: Sequence[Constraint]
-    refused: int = 0
-    earlier: float = math.nan
+    refused: int = 0  # attempts that found no row at all
+    earlier: float = math.nan  # the value of the last row that kept its constraints
 
     promise = f"the row must keep every constraint within {FEASIBILITY:g} and meet its bound"
 
@@ -120,9 +118,9 @@ class Program(Attempted[Attempt]):
         return all(each.linear for each in self.constraints)
 
     @property
-    def ways(self) -> list[tuple[str, dict]]:
+    def solvers(self) -> list[Solver]:
         """Return solvers to try in turn, the dual before them where it is quicker."""
-        return [DUAL] * _design_dual.applies(self.q, self.constraints) + super().ways
+        return [DUAL] * _design_dual.applies(self.q, self.constraints) + super().solvers
 
     @property
     def guess(self) -> np.ndarray:
@@ -140,40 +138,45 @@ class Program(Attempted[Attempt]):
         guess = np.minimum(np.clip(self.p[inside], q[inside], ceiling), limit[inside])
         return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
 
-    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Attempt:
-        """Return what one solver found, a row or only its status."""
-        cp, q = cvxpy(), self.q[self.q > 0]
-        of = Quantities(self.q, self.p, Scaled(q, scale, cp.Variable(len(scale), nonneg=True)))
-        built = {each.name: each.build(of) for each in self.constraints}
-        total = of.row.total == 1
-        limits = [total, *(c for each in built.values() for c in each.constraints)]
-        problem = cp.Problem(cp.Maximize(of.acceptance), limits)
-        if how == DUAL:
-            h = _cleaned(_design_dual.solve(of, built.values(), total), q, built)
-            return Attempt(of, built, total, "proven", h, how[0])
-        solved = _program.believable(problem, *how) and total.dual_value is not None
-        h = _cleaned(scale * of.row.w.value, q, built) if solved else None
-        return Attempt(of, built, total, problem.status or "no answer", h, how[0])
+    def build(self, scale: np.ndarray) -> tuple[Quantities, dict[str, Built]]:
+        """Return the quantities in one scaling, and the constraints on them by name."""
+        w = cvxpy().Variable(len(scale), nonneg=True)
+        quantities = Quantities(self.q, self.p, Scaled(self.q[self.q > 0], scale, w))
+        return quantities, {each.name: each.build(quantities) for each in self.constraints}
 
-    def fault(self, found: Attempt) -> str | None:
+    def attempt(self, scale: np.ndarray, solver: Solver) -> Attempt:
+        """Return one solver's answer, a row or only its status."""
+        cp, (quantities, built) = cvxpy(), self.build(scale)
+        row = quantities.row
+        total = row.total == 1
+        limits = [total, *(c for each in built.values() for c in each.constraints)]
+        problem = cp.Problem(cp.Maximize(quantities.acceptance), limits)
+        if solver == DUAL:
+            h = _cleaned(_design_dual.solve(quantities, built.values(), total), row.q, built)
+            return Attempt(quantities, built, total, "proven", h, solver[0])
+        solved = _program.believable(problem, *solver) and total.dual_value is not None
+        h = _cleaned(scale * row.w.value, row.q, built) if solved else None
+        return Attempt(quantities, built, total, problem.status or "no answer", h, solver[0])
+
+    def fault(self, answer: Attempt) -> str | None:
         """Return why a row is not accepted; its bound and the kind of proof are noted in it."""
-        self.refused += "infeasible" in found.status
-        broken = found.broken()
+        self.refused += "infeasible" in answer.status
+        broken = answer.broken()
         if broken:
             return broken
-        value, found.bound = found.value, found.proven()
-        fault = unproven(found.status, value, found.bound)
-        again = abs(value - self.earlier) <= OPTIMALITY and found.bound > value
+        value, answer.bound = answer.value, answer.proven()
+        fault = unproven(answer.status, value, answer.bound)
+        again = abs(value - self.earlier) <= OPTIMALITY and answer.bound > value
         if fault and again and any(isinstance(each, CustomConstraint) for each in self.constraints):
-            found.bound, found.proof = max(value, self.earlier), "two scalings"
+            answer.bound, answer.proof = max(value, self.earlier), "two scalings"
             return None
         self.earlier = value
         return fault
 
-    def rescaled(self, found: Attempt | None, scale: np.ndarray) -> np.ndarray:
+    def rescaled(self, answer: Attempt | None, scale: np.ndarray) -> np.ndarray:
         """Return the size of a row, or half way to the target if there was none."""
         q = self.q[self.q > 0]
-        guess = np.sqrt(scale * q) if found is None or found.h is None else found.h
+        guess = np.sqrt(scale * q) if answer is None or answer.h is None else answer.h
         return np.maximum(guess, SMALLEST_SCALE * q)
 
     def conflict(self) -> list[str]:
@@ -187,15 +190,15 @@ class Program(Attempted[Attempt]):
 
     def _impossible(self) -> bool:
         """Return whether the solver finds no row that keeps all constraints."""
-        how = _program.attempts(self.linear)[0]
-        return "infeasible" in self.attempt(self.guess, how).status
+        solver = _program.solvers_of(self.linear)[0]
+        return "infeasible" in self.attempt(self.guess, solver).status
 
 
 def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Built]) -> np.ndarray:
     """Return the row inside its limits to the last digit, summing to 1 up to rounding."""
     box = Lagrangian.of(q, q)
     for built in constraints.values():
-        if isinstance(getattr(built, "wanted", None), LimitConstraint):
+        if isinstance(built, BuiltLimit):
             built.charge(box, raw)
     h = np.clip(raw, box.low, np.maximum(box.low, box.high))
     for _ in range(POLISHING):
@@ -214,20 +217,20 @@ def solve(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> di
     program = Program(q, p, constraints)
     zero = [c for c in constraints if isinstance(c, BudgetConstraint) and c.delta == 0]
     try:
-        found = _lossless(program, zero[0]) if zero else program.solve(program.guess)
+        answer = _lossless(program, zero[0]) if zero else program.solve(program.guess)
     except SolverGaveUp:
         if program.refused > 1:
             raise Infeasible(program.conflict()) from None
         raise
-    h, target, value = found.row, np.zeros_like(q), found.value
+    h, target, value = answer.row, np.zeros_like(q), answer.value
     target[q > 0] = h
-    duals = {name: math.nan if zero else each.price(h) for name, each in found.constraints.items()}
+    duals = {name: math.nan if zero else each.price(h) for name, each in answer.constraints.items()}
     return {
         "target": target, "acceptance": value, "lossless": float(np.minimum(p, q).sum()),
-        "slacks": {name: each.slack(h) for name, each in found.constraints.items()},
+        "slacks": {name: each.slack(h) for name, each in answer.constraints.items()},
         "duals": duals if zero else _prices(duals),
-        "bound": found.bound, "gap": found.bound - value, "proof": found.proof,
-        "solver": found.solver, "status": found.status,
+        "bound": answer.bound, "gap": answer.bound - value, "proof": answer.proof,
+        "solver": answer.solver, "status": answer.status,
         "seconds": time.perf_counter() - started,
     }  # fmt: skip
 
@@ -235,19 +238,18 @@ def solve(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> di
 def _lossless(program: Program, zero: BudgetConstraint) -> Attempt:
     """Return h = q, the only row within a budget of 0, if it keeps the other constraints."""
     q = program.q[program.q > 0]
-    of = Quantities(program.q, program.p, Scaled(q, q, cvxpy().Variable(len(q))))
-    built = {each.name: each.build(of) for each in program.constraints}
-    found = Attempt(of, built, None, "exact", q, "identity", proof="only row")
+    quantities, built = program.build(q)
+    answer = Attempt(quantities, built, None, "exact", q, "identity", proof="only row")
     broken = [name for name, each in built.items() if each.slack(q) < -FEASIBILITY]
     if broken:
         raise Infeasible([zero.name, broken[0]])
-    found.bound = found.value
-    return found
+    answer.bound = answer.value
+    return answer
 
 
 def _prices(duals: dict[str, Dual]) -> dict[str, Dual]:
     """Return the prices with those that are noise beside the others set to 0."""
-    every = [abs(price) for dual in duals.values() for price in _single(dual)]
+    every = [abs(price) for dual in duals.values() for price in prices_of(dual)]
     least = NOISE * max(1.0, *every) if every else 0.0
 
     def clean(price: float) -> float:
@@ -261,29 +263,5 @@ def _prices(duals: dict[str, Dual]) -> dict[str, Dual]:
     }
 
 
-def _single(dual: Dual) -> list[float]:
+def prices_of(dual: Dual) -> list[float]:
     return list(dual.values()) if isinstance(dual, dict) else [dual]
-
-
-def report(row: "DesignedRow") -> str:
-    """Return a design in plain text: what it reaches, the proof, and one line a constraint."""
-    lines = [
-        f"acceptance  {row.acceptance:.9g}   (lossless {row.lossless:.9g})",
-        f"proof       {row.proof}, {row.bound:.9g} at most; gap {row.gap:.1e}",
-        f"solver      {row.solver}, {row.status}, {row.seconds:.3f} s",
-    ]
-    width = max((len(name) for name in row.slacks), default=0)
-    for name, slack in row.slacks.items():
-        state = "binds" if any(_single(row.duals[name])) else f"slack {slack:.4g}"
-        lines.append(f"constraint  {name:<{width}}  {state:<16}  {_priced(row.duals[name])}")
-    return "\n".join(lines)
-
-
-def _priced(dual: Dual) -> str:
-    if not isinstance(dual, dict):
-        return f"price {dual:.6g}"
-    paying = {token: price for token, price in dual.items() if price}
-    top = sorted(paying, key=paying.__getitem__, reverse=True)[:4]
-    shown = ", ".join(f"{paying[token]:.4g} at {token}" for token in top)
-    more = f" and {len(paying) - len(top)} more" if len(paying) > len(top) else ""
-    return f"price {shown}{more}" if paying else "price 0"

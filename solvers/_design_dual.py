@@ -51,66 +51,63 @@ def applies(q: np.ndarray, constraints: Sequence[Constraint]) -> bool:
     return len(budgets) == len(kinds) == 1 and isinstance(kinds[0], FDivergence) and kinds[0].smooth
 
 
-def solve(of: Quantities, built: Iterable[Built], total: Any) -> np.ndarray:
+def solve(quantities: Quantities, built: Iterable[Built], total: Any) -> np.ndarray:
     """Return the row h (m,); the dual values that go with it are left in the constraints."""
-    q, every = of.row.q, list(built)
-    limits, sums = Lagrangian.of(q, of.p[of.inside]), []
+    q, every = quantities.row.q, list(built)
+    program = Lagrangian.of(q, quantities.p[quantities.inside])
     (budget,) = (each for each in every if isinstance(each, BuiltBudget))
-    for each in every:
-        if isinstance(each, BuiltLimit):
-            each.charge(limits, q)
-        elif isinstance(each, BuiltExpectation):
-            sums.append(each)
-    limits.add_budget(1.0, budget.wanted.kind, budget.wanted.delta)
+    limits = [each for each in every if isinstance(each, BuiltLimit)]
+    sums = [each for each in every if isinstance(each, BuiltExpectation)]
+    for limit in limits:
+        limit.charge(program, q)
+    program.add_budget(1.0, budget.kind, budget.delta)
     rows = [np.ones_like(q), *(each.values / each.unit for each in sums)]
-    dual = Dual(limits, np.stack(rows), np.array([1.0, *(each.limit / each.unit for each in sums)]))
+    right = np.array([1.0, *(each.limit / each.unit for each in sums)])
+    dual = Dual(program, np.stack(rows), right)
     x, h = dual.solve()
-    stated = zip(
-        [budget.constraints[0], total, *(each.constraints[0] for each in sums)], x, strict=True
-    )
-    for constraint, multiplier in stated:
+    charged = [budget.constraints[0], total, *(each.constraints[0] for each in sums)]
+    for constraint, multiplier in zip(charged, x, strict=True):
         constraint.dual_variables[0].save_value(np.array(multiplier))
     worth = dual.charged(x).slope(h)
-    for each in every:
-        if isinstance(each, BuiltLimit) and each.constraints:
-            price = each.wanted.sign * each.scale * worth[each.places]
-            each.constraints[0].dual_variables[0].save_value(price)
+    for limit in limits:
+        if limit.constraints:
+            price = limit.sign * limit.scale * worth[limit.places]
+            limit.constraints[0].dual_variables[0].save_value(price)
     return h
 
 
 class Dual:
-    """The dual function of sums A h ≤ b, Σh = 1 and one budget, over the box of ``limits``.
+    """The dual function of sums A h ≤ b, Σh = 1 and one budget, over a box.
 
-    Attributes
-    ----------
-    limits : the program without its sums, but for the budget at multiplier 1.
-    rows, right : (1 + n, m) Σh and the expectations' c, and (1 + n,) what they may be.
+    ``program`` is without its sums, but for the budget at multiplier 1; ``rows`` (1 + n, m) are
+    those of Σh and the expectations' c, ``right`` (1 + n,) what the sums may be.
     """
 
-    def __init__(self, limits: Lagrangian, rows: np.ndarray, right: np.ndarray) -> None:
-        self.limits, self.rows, self.right = limits, rows, right
-        ((_, self.f),) = limits.costs
-        self.delta = limits.constant
+    def __init__(self, program: Lagrangian, rows: np.ndarray, right: np.ndarray) -> None:
+        self.program, self.rows, self.right = program, rows, right
+        ((_, self.f),) = program.costs
+        self.delta = program.constant
 
     def charged(self, x: np.ndarray) -> Lagrangian:
         """Return the program at multipliers x = (λ, μ, ν…)."""
-        own = self.limits
-        charged = Lagrangian(own.q, own.cap, own.low, own.high, x[1:] @ self.rows)
+        free = self.program
+        charged = Lagrangian(free.q, free.cap, free.low, free.high, x[1:] @ self.rows)
         charged.add_divergence(float(x[0]), self.f, self.delta)
         charged.constant += float(x[1:] @ self.right)
         return charged
 
     def residuals(self, h: np.ndarray) -> np.ndarray:
         """Return what is left of the budget and of each sum: the gradient where h is best."""
-        spent = self.limits.q @ self.f.f(torch.from_numpy(h / self.limits.q)).numpy()
+        q = self.program.q
+        spent = q @ self.f.f(torch.from_numpy(h / q)).numpy()
         return np.append(self.delta - spent, self.right - self.rows @ h)
 
     def hessian(self, x: np.ndarray, h: np.ndarray) -> np.ndarray:
         """Return the second derivatives at x, where ``h`` is best."""
-        own, ratio = self.limits, torch.from_numpy(h / self.limits.q)
-        still = np.isclose(h, own.cap, rtol=1e-14, atol=0) | (h <= own.low) | (h >= own.high)
+        free, ratio = self.program, torch.from_numpy(h / self.program.q)
+        still = np.isclose(h, free.cap, rtol=1e-14, atol=0) | (h <= free.low) | (h >= free.high)
         slope, bend = self.f.slope(ratio).numpy(), self.f.curvature(ratio).numpy()
-        weight = np.divide(own.q, x[0] * bend, out=np.zeros_like(h), where=~still & (bend > 0))
+        weight = np.divide(free.q, x[0] * bend, out=np.zeros_like(h), where=~still & (bend > 0))
         each = np.vstack([np.where(still, 0.0, slope), self.rows])
         return (each * weight) @ each.T
 

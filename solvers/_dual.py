@@ -67,23 +67,19 @@ def halved(low: Any, high: Any, below: Callable[[Any], Any], steps: int) -> tupl
 
 @dataclass
 class Lagrangian:
-    """What the constraints of a program contribute at given multipliers.
+    """What the constraints of a program contribute at their multipliers; arrays are (m,).
 
-    Attributes
-    ----------
-    q, cap : (m,) the target on tokens with q > 0 and the caps c of the reward.
-    low, high : (m,) the box that the row is known to stay in.
-    linear, constant : (m,) Aᵀν and the number λᵀδ + νᵀb.
-    costs : multiplier λ_k and generator f_k of each divergence.
+    ``q`` is the target on tokens with q > 0, ``cap`` the caps c of the reward, ``low`` and ``high``
+    the box that the row is known to stay in.
     """
 
     q: np.ndarray
     cap: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    linear: np.ndarray
-    constant: float = 0.0
-    costs: list[tuple[float, FDivergence]] = field(default_factory=list)
+    linear: np.ndarray  # Aᵀν
+    constant: float = 0.0  # λᵀδ + νᵀb
+    costs: list[tuple[float, FDivergence]] = field(default_factory=list)  # λ_k and f_k
 
     @classmethod
     def of(cls, q: np.ndarray, cap: np.ndarray) -> "Lagrangian":
@@ -129,10 +125,10 @@ class Lagrangian:
             best = np.clip(self.cap / self.q, ends[0].numpy(), ends[1].numpy())
             return [np.clip(best * self.q, self.low, top)]
         kinks = [np.clip(row, self.low, top) for row in (self.cap, self.q)]
-        found = [self.low, top, *kinks]
+        rows = [self.low, top, *kinks]
         if self.costs:
-            found += halved(self.low, top, lambda h: self.slope(h) > 0, HALVINGS)
-        return found
+            rows += halved(self.low, top, lambda h: self.slope(h) > 0, HALVINGS)
+        return rows
 
     def _value(self, h: np.ndarray) -> np.ndarray:
         ratio = torch.from_numpy(h / self.q)
@@ -157,14 +153,9 @@ def lagrange_bound(
 ) -> float:
     """Return a proven upper bound on the value of one row, or of several that share a budget.
 
-    Parameters
-    ----------
-    kind : the divergence; its budget is read as that of its generator.
-    q, cap : (m,) target and reward caps c on the tokens with q > 0.
-    delta : budget, possibly infinite (then λ must be 0).
-    multipliers : λ of Σ q f(h/q) ≤ its budget, and μ, one or (T,), of each row's Σh = 1.
-    zero_cap : Σc over tokens with q = 0 if mass may go there, else None.
-    position : (m,) the row of each token.
+    ``q`` and ``cap`` (m,) are on the tokens with q > 0, ``position`` (m,) is the row of each.
+    ``multipliers`` are λ of Σ q f(h/q) ≤ its budget (0 if ``delta`` is infinite), and μ, one or
+    (T,), of each row's Σh = 1. ``zero_cap`` is Σc over tokens with q = 0 if mass may go there.
     """
     slope, level = multipliers[0], np.atleast_1d(multipliers[1])
     lagrangian = Lagrangian.of(q, cap)
@@ -238,13 +229,10 @@ def price_bound(
 ) -> float:
     """Return a proven upper bound on tokens − ν·divergence of every verifier.
 
-    Parameters
-    ----------
-    alpha : (nodes, V) multipliers of t ≤ g; negative ones count as 0, and ones above what the
-        prefix is worth as that. Entries with q = 0 are not read: nothing is emitted there.
-    unit : what a token is worth.
-    ends, after : (nodes, V) and (V^K,) what it is worth on top to end a round with each
-        recovered token, and with a bonus token after each whole path.
+    ``alpha`` (nodes, V) are multipliers of t ≤ g; negative ones count as 0, and ones above what
+    the prefix is worth as that. Entries with q = 0 are not read: nothing is emitted there.
+    ``unit`` is what a token is worth; ``ends`` (nodes, V) and ``after`` (V^K,) are what it is worth
+    on top to end a round with each recovered token, and with a bonus token after each whole path.
     """
     possible, paid = tree.possible, 0.0
     below = np.zeros(tree.vocabulary**tree.depth) if after is None else after
@@ -252,11 +240,11 @@ def price_bound(
     for level in reversed(tree.levels):
         q = tree.target[level]
         gained = np.maximum(unit + below.reshape(q.shape) - ending[level], 0.0)
-        own = np.clip(alpha[level], 0.0, gained)
+        rewards = np.clip(alpha[level], 0.0, gained)
         first = 1 + level.start * tree.vocabulary
         chance = possible[first : first + q.size].reshape(q.shape)
-        paid += float(np.sum(chance * (gained - own)))
-        below = worth(ending[level] + own, q, f, price)
+        paid += float(np.sum(chance * (gained - rewards)))
+        below = worth(ending[level] + rewards, q, f, price)
     return unit + float(below[0]) + paid
 
 
@@ -271,8 +259,8 @@ def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:
         q = tree.target[level]
         first = 1 + level.start * tree.vocabulary
         ratio = alive[first : first + q.size].reshape(q.shape)
-        taken = (q > 0) & (tree.draft[level] > 0)
-        alpha[level] = np.where(taken & (ratio < 1), 1 + below.reshape(q.shape), 0.0)
+        possible = (q > 0) & (tree.draft[level] > 0)
+        alpha[level] = np.where(possible & (ratio < 1), 1 + below.reshape(q.shape), 0.0)
         below = worth(alpha[level], q, KL(), math.inf)
     return alpha
 

@@ -52,7 +52,6 @@ class Scaled:
 
     @property
     def h(self) -> Any:
-        """Return h where q > 0, as a cvxpy expression."""
         return times(self.s, self.w)
 
     @property
@@ -84,28 +83,27 @@ class Terms:
     constraints: list[Any] = field(default_factory=list)
 
     @property
-    def given(self) -> Any:
+    def ratio(self) -> Any:
         """Return c w, which is g/q."""
         return times(self.c, self.w)
 
     @property
-    def whole(self) -> bool:
+    def single_row(self) -> bool:
         """Return whether P = 1."""
         return isinstance(self.alive, int)
 
     def variable(self) -> Any:
-        """Return a new variable (m,)."""
         return cvxpy().Variable(self.c.shape)
 
     def relative(self, top: Any, bottom: Any) -> Any:
         """Return top ln(top/bottom), where one of them may be P."""
-        if not self.whole:
+        if not self.single_row:
             return cvxpy().rel_entr(top, bottom)
         return -cvxpy().entr(top) if bottom is self.alive else -cvxpy().log(bottom)
 
     def square_over(self, top: Any, bottom: Any) -> Any:
         """Return something that is at least top²/bottom, and reaches it; one of them is P."""
-        if self.whole:
+        if self.single_row:
             return cvxpy().square(top) if bottom is self.alive else cvxpy().inv_pos(bottom)
         bound = self.variable()
         lower = cvxpy().vstack([2 * top, bound - bottom])
@@ -114,7 +112,7 @@ class Terms:
 
     def root(self) -> Any:
         """Return something that is at most √(w P), and reaches it."""
-        if self.whole:
+        if self.single_row:
             return cvxpy().sqrt(self.w)
         root = self.variable()
         lower = cvxpy().vstack([2 * root, self.w - self.alive])
@@ -123,16 +121,16 @@ class Terms:
 
     def power(self, a: float) -> Any:
         """Return something on the convex or concave side of w^a P^(1−a), and that reaches it."""
-        if self.whole:
+        if self.single_row:
             return power(self.w, a)
         bound, one, cone = self.variable(), np.ones(self.c.shape), cvxpy().PowCone3D
         if 0 < a < 1:
-            held = cone(self.w, self.alive, bound, a * one)
+            constraint = cone(self.w, self.alive, bound, a * one)
         elif a > 1:
-            held = cone(bound, self.alive, self.w, one / a)
+            constraint = cone(bound, self.alive, self.w, one / a)
         else:
-            held = cone(bound, self.w, self.alive, one / (1 - a))
-        self.constraints.append(held)
+            constraint = cone(bound, self.w, self.alive, one / (1 - a))
+        self.constraints.append(constraint)
         return bound
 
 
@@ -153,21 +151,15 @@ _FORMS: dict[type[FDivergence], Form] = {}
 def perspective_of(kind: type[FDivergence]) -> Callable[[Form], Form]:
     """Register a function of (terms, divergence) as the form of a generator class."""
 
-    def entered(form: Form) -> Form:
+    def enter(form: Form) -> Form:
         _FORMS[kind] = form
         return form
 
-    return entered
+    return enter
 
 
 def perspective(terms: Terms, kind: FDivergence) -> Any:
-    """Return P f(c w/P) of every token (m,), convex; see ``terms.constraints`` too.
-
-    Raises
-    ------
-    ValueError
-        No form is known for this divergence.
-    """
+    """Return P f(c w/P) of every token (m,), convex; see ``terms.constraints`` too."""
     if type(kind) not in _FORMS:
         raise ValueError(
             f"divergence: must have a form for cvxpy, entered with "
@@ -190,25 +182,25 @@ def _reverse_kl(terms: Terms, f: FDivergence) -> Any:
 
 @perspective_of(TotalVariation)
 def _total_variation(terms: Terms, f: FDivergence) -> Any:
-    return cvxpy().abs(terms.given - terms.alive) / 2
+    return cvxpy().abs(terms.ratio - terms.alive) / 2
 
 
 @perspective_of(PearsonChi2)
 def _pearson_chi2(terms: Terms, f: FDivergence) -> Any:
     # (c w − P)²/P written out: where c is large its square would swamp the cone
     over = terms.square_over(terms.w, terms.alive)
-    return times(terms.c**2, over) - 2 * terms.given + terms.alive
+    return times(terms.c**2, over) - 2 * terms.ratio + terms.alive
 
 
 @perspective_of(NeymanChi2)
 def _neyman_chi2(terms: Terms, f: FDivergence) -> Any:
     over = terms.square_over(terms.alive, terms.w)
-    return terms.given - 2 * terms.alive + times(1 / terms.c, over)
+    return terms.ratio - 2 * terms.alive + times(1 / terms.c, over)
 
 
 @perspective_of(SquaredHellinger)
 def _squared_hellinger(terms: Terms, f: FDivergence) -> Any:
-    return terms.given + terms.alive - times(2 * np.sqrt(terms.c), terms.root())
+    return terms.ratio + terms.alive - times(2 * np.sqrt(terms.c), terms.root())
 
 
 @perspective_of(JensenShannon)
@@ -216,13 +208,13 @@ def _jensen_shannon(terms: Terms, f: FDivergence) -> Any:
     # ½[rel_entr(c w, m) + rel_entr(P, m)], m = (c w + P)/2, with all arguments of order one
     c = terms.c
     middle = times(c / (1 + c), terms.w) + times(1 / (1 + c), terms.alive)
-    mine = cvxpy().rel_entr(terms.w, middle) + times(np.log(2 * c / (1 + c)), terms.w)
-    theirs = terms.relative(terms.alive, middle) - times(np.log((1 + c) / 2), terms.alive)
-    return (times(c, mine) + theirs) / 2
+    of_w = cvxpy().rel_entr(terms.w, middle) + times(np.log(2 * c / (1 + c)), terms.w)
+    of_alive = terms.relative(terms.alive, middle) - times(np.log((1 + c) / 2), terms.alive)
+    return (times(c, of_w) + of_alive) / 2
 
 
 @perspective_of(Alpha)
 def _alpha(terms: Terms, f: Any) -> Any:
     a = f.a
-    whole = times(terms.c**a, terms.power(a)) - a * terms.given + (a - 1) * terms.alive
-    return whole / (a * (a - 1))
+    power_term = times(terms.c**a, terms.power(a))
+    return (power_term - a * terms.ratio + (a - 1) * terms.alive) / (a * (a - 1))

@@ -57,10 +57,10 @@ def checked_budget(divergence: str | Divergence, delta: Any) -> tuple[Divergence
 
 def additive(divergence: str | Divergence, where: str = "to be summed") -> FDivergence:
     """Return an f-divergence, whose values may be summed over rows."""
-    asked = find_divergence(divergence)
-    if asked.generator is None or not asked.additive:
-        raise ValueError(f"divergence: must be an f-divergence {where}; got {asked.spec!r}")
-    return asked.generator
+    kind = find_divergence(divergence)
+    if kind.generator is None or not kind.additive:
+        raise ValueError(f"divergence: must be an f-divergence {where}; got {kind.spec!r}")
+    return kind.generator
 
 
 def token_index(token: Any, vocabulary: int) -> int:
@@ -118,9 +118,13 @@ def believable(problem: Any, solver: str, options: dict) -> bool:
     )
 
 
-def attempts(linear: bool) -> list[tuple[str, dict]]:
+# a name that cvxpy knows, and options
+Solver = tuple[str, dict[str, Any]]
+
+
+def solvers_of(linear: bool) -> list[Solver]:
     """Return solvers to try in turn; linear programs go to a simplex method first."""
-    interior = [("CLARABEL", how) for how in (_CAREFUL, _VERY_CAREFUL, _TIGHT, {})]
+    interior = [("CLARABEL", options) for options in (_CAREFUL, _VERY_CAREFUL, _TIGHT, {})]
     return [("HIGHS", {}), *interior] if linear else interior
 
 
@@ -128,14 +132,9 @@ Found = TypeVar("Found")
 
 
 class Attempted(Generic[Found]):
-    """A program that solvers try in turn, each answer being checked.
+    """A program that solvers try in turn, each answer being checked."""
 
-    Attributes
-    ----------
-    promise : what an answer must keep, for the error when none does.
-    """
-
-    promise: str = ""
+    promise: str = ""  # what an answer must keep, for the error when none does
 
     @property
     def linear(self) -> bool:
@@ -143,19 +142,19 @@ class Attempted(Generic[Found]):
         return False
 
     @property
-    def ways(self) -> list[tuple[str, dict]]:
-        """Return solvers and their options, to try in turn."""
-        return attempts(self.linear)
+    def solvers(self) -> list[Solver]:
+        """Return solvers to try in turn."""
+        return solvers_of(self.linear)
 
-    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Found | None:
+    def attempt(self, scale: np.ndarray, solver: Solver) -> Found | None:
         """Return one solver's cleaned answer with its bound, or None if it has none."""
         raise NotImplementedError
 
-    def fault(self, found: Found) -> str | None:
+    def fault(self, answer: Found) -> str | None:
         """Return why an answer is not accepted, None if it is."""
         raise NotImplementedError
 
-    def rescaled(self, found: Found | None, scale: np.ndarray) -> np.ndarray:
+    def rescaled(self, answer: Found | None, scale: np.ndarray) -> np.ndarray:
         """Return the scale after an attempt that failed: its answer, or q if there was none."""
         raise NotImplementedError
 
@@ -163,23 +162,16 @@ class Attempted(Generic[Found]):
         """Return the first answer that keeps its promise within 1e-7, and its bound within 1e-6.
 
         ``scale`` (m,) is a positive guess of the size of h; it changes how well the solver
-        works, not the optimum.
-
-        Raises
-        ------
-        SolverGaveUp
-            No attempt passed its own check.
-        ModuleNotFoundError
-            cvxpy is missing.
+        works, not the optimum. Raises SolverGaveUp if no attempt passed its own check.
         """
         faults = []
-        for how in self.ways:
-            found = self.attempt(scale, how)
-            fault = "no answer" if found is None else self.fault(found)
-            if found is not None and fault is None:
-                return found
-            faults.append(f"{how[0]}: {fault}")
-            scale = self.rescaled(found, scale)
+        for solver in self.solvers:
+            answer = self.attempt(scale, solver)
+            fault = "no answer" if answer is None else self.fault(answer)
+            if answer is not None and fault is None:
+                return answer
+            faults.append(f"{solver[0]}: {fault}")
+            scale = self.rescaled(answer, scale)
         raise self.gave_up(*faults)
 
     def gave_up(self, *faults: str) -> SolverGaveUp:
@@ -204,7 +196,6 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """Return bound minus value."""
         return self.bound - self.value
 
 
@@ -212,20 +203,15 @@ class Answer:
 class Program(Attempted[Answer]):
     """Maximise Σ min(c, h) over rows h with D(h‖q) ≤ δ; or over several rows that share δ.
 
-    Attributes
-    ----------
-    kind, delta : the budget, in the divergence's unit (nats for KL).
-    q, cap : (m,) the target on tokens with q > 0 and the caps c of the reward.
-    zero_cap : reward available on tokens with q = 0, None if no mass may go there.
-    position : (m,) the row of each token, from 0; None for one row.
+    ``q`` and ``cap`` (m,) are the target on tokens with q > 0 and the caps c of the reward.
     """
 
     kind: Divergence
-    delta: float
+    delta: float  # in the divergence's unit (nats for KL)
     q: np.ndarray
     cap: np.ndarray
-    zero_cap: float | None = None
-    position: np.ndarray | None = None
+    zero_cap: float | None = None  # reward on tokens with q = 0, None if no mass may go there
+    position: np.ndarray | None = None  # (m,) the row of each token, from 0; None for one row
     promise: str = (
         f"the answer must satisfy its budget within {FEASIBILITY:g} and meet its dual bound"
     )
@@ -234,17 +220,17 @@ class Program(Attempted[Answer]):
     def linear(self) -> bool:
         return self.kind.linear or math.isinf(self.delta)
 
-    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
+    def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer; of positions the sharper of two if the first is blunt."""
-        found = self._once(scale, how)
-        if found is None or self.position is None or abs(found.gap) <= SHARP * found.price:
-            return found
-        again = self._once(self.rescaled(found, scale), how) if not self.fault(found) else None
-        if again is None or self.fault(again):
-            return found
-        return min(found, again, key=lambda own: abs(own.gap))
+        first = self._once(scale, solver)
+        if first is None or self.position is None or abs(first.gap) <= SHARP * first.price:
+            return first
+        second = self._once(self.rescaled(first, scale), solver) if not self.fault(first) else None
+        if second is None or self.fault(second):
+            return first
+        return min(first, second, key=lambda answer: abs(answer.gap))
 
-    def _once(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
+    def _once(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         cp = cvxpy()
         z: Any = 0.0 if self.zero_cap is None else cp.Variable(nonneg=True)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True), z)
@@ -252,22 +238,23 @@ class Program(Attempted[Answer]):
         whole = row.total == 1 if self.position is None else self._sums() @ row.h == 1
         reward = self._kept(row) + (0 if self.zero_cap is None else cp.minimum(z, self.zero_cap))
         problem = cp.Problem(cp.Maximize(reward), [*budget.constraints, whole])
-        if not believable(problem, *how) or whole.dual_value is None:
+        if not believable(problem, *solver) or whole.dual_value is None:
             return None
         h, z = np.maximum(row.s * row.w.value, 0.0), max(float(getattr(z, "value", z)), 0.0)
-        mass = np.bincount(self._at, h) + z
+        positions = self._positions
+        mass = np.bincount(positions, h) + z
         multipliers = budget.slope, whole.dual_value + budget.tilt * budget.slope
-        labels = how[0], problem.status
-        return self.assessed(h / mass[self._at], z / mass[0], multipliers, budget.price, labels)
+        labels = solver[0], problem.status
+        return self.assessed(h / mass[positions], z / mass[0], multipliers, budget.price, labels)
 
     @property
-    def _at(self) -> np.ndarray:
+    def _positions(self) -> np.ndarray:
         return np.zeros(len(self.q), dtype=int) if self.position is None else self.position
 
     def _sums(self) -> Any:
         """Return the matrix (T, m) that adds the tokens of a row."""
         sparse = check.optional_module("scipy.sparse", "solvers")
-        return sparse.csr_matrix((np.ones(len(self.q)), (self._at, np.arange(len(self.q)))))
+        return sparse.csr_matrix((np.ones(len(self.q)), (self._positions, np.arange(len(self.q)))))
 
     def _kept(self, row: Scaled) -> Any:
         """Return Σ min(c, h), which is h_n if there is one row and c is one-hot."""
@@ -287,19 +274,18 @@ class Program(Attempted[Answer]):
         """Measure a row and bound it from the multipliers λ of the budget and μ of each Σh = 1."""
         value = float(np.minimum(self.cap, h).sum()) + min(self.zero_cap or 0.0, z)
         problem = self.kind, self.q, self.cap, self.delta
-        bound = lagrange_bound(*problem, multipliers, self.zero_cap, self._at)
+        bound = lagrange_bound(*problem, multipliers, self.zero_cap, self._positions)
         spent = divergence_of(self.kind, h, self.q, z)
         return Answer(h, z, value, spent, price, bound, *labels)
 
-    def fault(self, found: Answer) -> str | None:
-        if not found.divergence <= self.delta + FEASIBILITY:
+    def fault(self, answer: Answer) -> str | None:
+        if not answer.divergence <= self.delta + FEASIBILITY:
             spent = "D =" if self.position is None else "the total of"
-            return f"{found.status}, but {spent} {found.divergence:.9g} exceeds {self.delta:.9g}"
-        return unproven(found.status, found.value, found.bound)
+            return f"{answer.status}, but {spent} {answer.divergence:.9g} exceeds {self.delta:.9g}"
+        return unproven(answer.status, answer.value, answer.bound)
 
-    def rescaled(self, found: Answer | None, scale: np.ndarray) -> np.ndarray:
-        """Return the size of an answer, or q if there was none."""
-        return self.q if found is None else np.maximum(found.h, SMALLEST_SCALE * self.q)
+    def rescaled(self, answer: Answer | None, scale: np.ndarray) -> np.ndarray:
+        return self.q if answer is None else np.maximum(answer.h, SMALLEST_SCALE * self.q)
 
 
 def divergence_of(kind: Divergence, h: np.ndarray, q: np.ndarray, z: float = 0.0) -> float:

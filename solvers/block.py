@@ -123,19 +123,19 @@ def solve(
         raise TypeError(f"tree: must be a PathTree; got {type(tree).__name__}")
     kind = _program.additive(divergence)
     goal = _goal(price=price, per_call=per_call, per_token=per_token)
-    asked = _block.Program(_block.Layout.of(tree), kind, goal)
-    answer = _without_solver(tree, kind, goal) or asked.solve(asked.guess)
+    program = _block.Program(_block.Layout.of(tree), kind, goal)
+    answer = _without_solver(tree, kind, goal) or program.solve(program.guess)
     return _finished(tree, kind, goal, answer, started)
 
 
 def _goal(**knobs: float | None) -> Goal:
-    given = {name: amount for name, amount in knobs.items() if amount is not None}
-    if len(given) != 1:
+    amounts = {name: amount for name, amount in knobs.items() if amount is not None}
+    if len(amounts) != 1:
         raise ValueError(
             f"price: must be given, or else per_call or per_token, exactly one; "
-            f"got {', '.join(given) or 'none'}"
+            f"got {', '.join(amounts) or 'none'}"
         )
-    ((name, amount),) = given.items()
+    ((name, amount),) = amounts.items()
     return Goal(name, check.number(name, amount, 0.0, math.inf))
 
 
@@ -146,17 +146,17 @@ def _without_solver(tree: PathTree, f: FDivergence, goal: Goal) -> _block.Answer
         return _known(tree, tree.target, f, math.inf)
     everything = _known(tree, accepting_rows(tree), f, 0.0)
     free = goal.amount == (0.0 if goal.form == PRICE else math.inf)
-    if free or (goal.form != PRICE and goal.excess(everything.found) <= 0):
+    if free or (goal.form != PRICE and goal.excess(everything.followed) <= 0):
         return everything
     return None
 
 
 def _known(tree: PathTree, rows: np.ndarray, f: FDivergence, price: float) -> _block.Answer:
     """Return rows known to be optimal: the only lossless ones, or those accepting everything."""
-    found = follow(tree, rows, f)
-    alpha = lossless_multipliers(tree, found.alive) if price else np.zeros_like(rows)
+    followed = follow(tree, rows, f)
+    alpha = lossless_multipliers(tree, followed.alive) if price else np.zeros_like(rows)
     bound = price_bound(tree, alpha, f, price)
-    return _block.Answer(rows, alpha, found, price, bound, "identity", "exact")
+    return _block.Answer(rows, alpha, followed, price, bound, "identity", "exact")
 
 
 def accepting_rows(tree: PathTree) -> np.ndarray:
@@ -173,20 +173,20 @@ def accepting_rows(tree: PathTree) -> np.ndarray:
 def _finished(
     tree: PathTree, f: FDivergence, goal: Goal, answer: _block.Answer, started: float
 ) -> BlockProgram:
-    found = answer.found
-    value = found.tokens if answer.solver == "identity" else goal.value(found)
+    followed = answer.followed
+    value = followed.tokens if answer.solver == "identity" else goal.value(followed)
     return BlockProgram(
-        tokens=found.tokens,
-        divergence=found.divergence,
-        per_token=found.per_token,
+        tokens=followed.tokens,
+        divergence=followed.divergence,
+        per_token=followed.per_token,
         lossless=follow(tree, tree.target, f).tokens,
         value=value,
         price=answer.price,
         bound=answer.bound,
         gap=answer.bound - value,
         target=answer.target,
-        alive=found.alive,
-        reached=found.reached,
+        alive=followed.alive,
+        reached=followed.reached,
         multipliers=answer.alpha,
         solver=answer.solver,
         status=answer.status,

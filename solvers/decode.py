@@ -31,7 +31,7 @@ from . import _program
 from ._block import Layout
 from ._dual import price_bound
 from ._perspective import Terms, cvxpy, perspective, times
-from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, unproven
+from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from .paths import Followed, PathTree, check_count, count_prefixes, follow, state_tree
 
 # the lazy chain of states is squared so often that only its recurrent part is left
@@ -125,8 +125,9 @@ def solve(
     moves = _following(following, target.shape)
     _check_size(moves.shape, depth)
     trees = [state_tree(target, draft, moves, depth, state) for state in range(len(target))]
-    asked = Program([tree for tree, _ in trees], [at for _, at in trees], moves, kind, budget)
-    answer = asked.solve(asked.stacked("q"))
+    paths, states = map(list, zip(*trees, strict=True))
+    program = Program(paths, states, moves, kind, budget)
+    answer = program.solve(program.stacked("q"))
     return DecodeProgram(
         tokens=answer.tokens,
         divergence=answer.divergence,
@@ -156,8 +157,8 @@ def _following(following: Any, shape: tuple[int, ...]) -> np.ndarray:
     if moves.shape != shape or moves.dtype.kind not in "iu":
         raise ValueError(f"following: must be integers {shape}; got {moves.dtype} {moves.shape}")
     if moves.min() < 0 or moves.max() >= shape[0]:
-        found = f"{moves.min()} to {moves.max()}"
-        raise ValueError(f"following: must be states from 0 to {shape[0] - 1}; got {found}")
+        span = f"{moves.min()} to {moves.max()}"
+        raise ValueError(f"following: must be states from 0 to {shape[0] - 1}; got {span}")
     return moves
 
 
@@ -191,20 +192,20 @@ class Answer:
     @property
     def tokens(self) -> float:
         """Return the tokens per call."""
-        return float(self.occupancy @ [one.tokens for one in self.followed])
+        return float(self.occupancy @ [each.tokens for each in self.followed])
 
     @property
     def divergence(self) -> float:
         """Return the metered divergence per token."""
-        return float(self.occupancy @ [one.divergence for one in self.followed]) / self.tokens
+        return float(self.occupancy @ [each.divergence for each in self.followed]) / self.tokens
 
 
 @dataclass(frozen=True)
 class Program(Attempted[Answer]):
-    """The program of S trees; ``at`` tells the state at every prefix, (nodes + V^K,) each."""
+    """The program of S trees; ``states`` are those at every prefix, (nodes + V^K,) each."""
 
     trees: list[PathTree]
-    at: list[np.ndarray]
+    states: list[np.ndarray]
     following: np.ndarray
     f: FDivergence
     budget: float
@@ -221,54 +222,53 @@ class Program(Attempted[Answer]):
         """Return the tokens that each tree's part of the program is about."""
         return [Layout.of(tree) for tree in self.trees]
 
-    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
+    def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer, its rows followed exactly, with its bound."""
         built = self._built(scale)
-        if not _program.believable(built.problem, *how) or built.given.dual_value is None:
+        if not _program.believable(built.problem, *solver) or built.emission.dual_value is None:
             return None
         parts = zip(self.layouts, self._split(scale * built.w.value), strict=True)
         target = np.stack([layout.normalised(part) for layout, part in parts])
         rounds = zip(self.trees, target, strict=True)
         followed = [follow(tree, rows, self.f) for tree, rows in rounds]
-        ends = zip(self.at, target, followed, strict=True)
+        ends = zip(self.states, target, followed, strict=True)
         moves = np.stack([self._ends(*each) for each in ends])
         occupancy = settled(np.maximum(built.rounds.value, 0.0), moves)
         price, bound = self._proof(scale, built)
-        return Answer(target, followed, occupancy, price, bound, how[0], built.problem.status)
+        return Answer(target, followed, occupancy, price, bound, solver[0], built.problem.status)
 
-    def fault(self, found: Answer) -> str | None:
+    def fault(self, answer: Answer) -> str | None:
         """Return what an answer breaks, None if it keeps its budget and meets its bound."""
-        excess = (found.divergence - self.budget) * found.tokens
+        excess = (answer.divergence - self.budget) * answer.tokens
         if not excess <= FEASIBILITY:
-            return f"{found.status}, but the budget is exceeded by {excess:.3g}"
-        return unproven(found.status, found.tokens, found.bound)
+            return f"{answer.status}, but the budget is exceeded by {excess:.3g}"
+        return unproven(answer.status, answer.tokens, answer.bound)
 
-    def rescaled(self, found: Answer | None, scale: np.ndarray) -> np.ndarray:
+    def rescaled(self, answer: Answer | None, scale: np.ndarray) -> np.ndarray:
         """Return the size of g at an answer, or q if there was none."""
         q = self.stacked("q")
-        if found is None:
+        if answer is None:
             return q
+        trees = zip(answer.occupancy, answer.followed, answer.target, self.layouts, strict=True)
         sizes = [
-            count * one.alive[layout.row] * rows[layout.row, layout.token]
-            for count, one, rows, layout in zip(
-                found.occupancy, found.followed, found.target, self.layouts, strict=True
-            )
+            share * followed.alive[layout.row] * rows[layout.row, layout.token]
+            for share, followed, rows, layout in trees
         ]
         return np.maximum(np.concatenate(sizes), SMALLEST_SCALE * q)
 
     def _built(self, scale: np.ndarray) -> "_Built":
-        cp, at, mine = cvxpy(), self._children, self._state
+        cp, children, start = cvxpy(), self._children, self._start
         q, p, weight = (self.stacked(name) for name in ("q", "p", "weight"))
         rounds = cp.Variable(len(self.trees), nonneg=True)
-        w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(at), nonneg=True)
+        w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(children), nonneg=True)
         inside, root = zip(*(layout.alive_at for layout in self.layouts), strict=True)
-        alive = _diagonal(inside) @ kept + times(np.concatenate(root), rounds[mine])
-        given = times(p[at] / scale[at], kept) <= w[at]
+        alive = _diagonal(inside) @ kept + times(np.concatenate(root), rounds[start])
+        emission = times(p[children] / scale[children], kept) <= w[children]
         whole = _diagonal([layout.sums for layout in self.layouts]) @ times(scale, w)
-        tokens = cp.sum(rounds) + (weight * p)[at] @ kept
-        ends = self._arrivals(times(weight * scale, w), times((weight * p)[at], kept))
+        tokens = cp.sum(rounds) + (weight * p)[children] @ kept
+        ends = self._arrivals(times(weight * scale, w), times((weight * p)[children], kept))
         balance = (ends - rounds)[:-1] == 0
-        limits = [given, kept <= rounds[mine[at]], whole == alive[self._first]]
+        limits = [emission, kept <= rounds[start[children]], whole == alive[self._first]]
         limits += [balance, cp.sum(rounds) == 1]
         budget = None
         if self.budget == 0:
@@ -278,7 +278,8 @@ class Program(Attempted[Answer]):
             spent = (weight * q) @ perspective(terms, self.f)
             budget = spent <= self.budget * tokens
             limits += [*terms.constraints, budget]
-        return _Built(cp.Problem(cp.Maximize(tokens), limits), w, rounds, given, balance, budget)
+        problem = cp.Problem(cp.Maximize(tokens), limits)
+        return _Built(problem, w, rounds, emission, balance, budget)
 
     def _proof(self, scale: np.ndarray, built: "_Built") -> tuple[float, float]:
         """Return the price of divergence and a proven bound on the tokens per call."""
@@ -288,53 +289,49 @@ class Program(Attempted[Answer]):
             unit = 1 + price * self.budget
         ending = np.append(-built.balance.dual_value, 0.0)
         alpha = np.zeros(len(scale))
-        at, weight = self._children, self.stacked("weight")
-        alpha[at] = built.given.dual_value / (weight[at] * scale[at])
+        children, weight = self._children, self.stacked("weight")
+        alpha[children] = built.emission.dual_value / (weight[children] * scale[children])
         bounds = []
-        for state, own in enumerate(self._split(alpha)):
-            tree, prefixes = self.trees[state], self.at[state]
-            inner, last = np.split(prefixes, [len(tree.target)])
+        for state, entries in enumerate(self._split(alpha)):
+            tree = self.trees[state]
+            inner, last = np.split(self.states[state], [len(tree.target)])
             worth = {"ends": ending[self.following[inner]], "after": self._bonus[last] @ ending}
-            rows = self.layouts[state].spread(own)
+            rows = self.layouts[state].spread(entries)
             most = price_bound(tree, rows, self.f, price, unit=unit, **worth)
             bounds.append(most - ending[state])
         return price, float(max(bounds))
 
     def _arrivals(self, emitted: Any, kept: Any) -> Any:
         """Return how often rounds end in each state, (S,), from g (m,) and t (n,)."""
-        states = len(self.trees)
-        stays, bonus = [], []
-        to = [
-            self.following[at[layout.row], layout.token]
-            for layout, at in zip(self.layouts, self.at, strict=True)
-        ]
-        for layout, at, after in zip(self.layouts, self.at, to, strict=True):
-            child = layout.children
-            prefix = layout.row[child] * layout.tree.vocabulary + layout.token[child] + 1
-            stays.append(after[child])
-            bonus.append(self._bonus[at[prefix]].T * (prefix >= len(layout.tree.target)))
-        shift = np.concatenate(bonus, axis=1) - _counted(np.concatenate(stays), states).toarray()
-        return _counted(np.concatenate(to), states) @ emitted + shift @ kept
+        count = len(self.trees)
+        after, stays, bonus = [], [], []
+        for layout, states in zip(self.layouts, self.states, strict=True):
+            after.append(self.following[states[layout.row], layout.token])
+            stays.append(after[-1][layout.children])
+            prefix = layout.child_prefixes
+            bonus.append(self._bonus[states[prefix]].T * (prefix >= len(layout.tree.target)))
+        shift = np.concatenate(bonus, axis=1) - _counted(np.concatenate(stays), count).toarray()
+        return _counted(np.concatenate(after), count) @ emitted + shift @ kept
 
-    def _ends(self, at: np.ndarray, rows: np.ndarray, one: Followed) -> np.ndarray:
+    def _ends(self, states: np.ndarray, rows: np.ndarray, followed: Followed) -> np.ndarray:
         """Return (S,) how often a round towards ``rows`` ends in each state, exactly."""
-        inner, last = np.split(at, [len(rows)])
-        emitted = one.reached[: len(rows), None] * rows
-        recovered = np.maximum(emitted - one.reached[1:].reshape(rows.shape), 0.0)
-        found = one.reached[len(rows) :] @ self._bonus[last]
-        np.add.at(found, self.following[inner], recovered)
-        return found
+        inner, last = np.split(states, [len(rows)])
+        emitted = followed.reached[: len(rows), None] * rows
+        recovered = np.maximum(emitted - followed.reached[1:].reshape(rows.shape), 0.0)
+        ends = followed.reached[len(rows) :] @ self._bonus[last]
+        np.add.at(ends, self.following[inner], recovered)
+        return ends
 
     @cached_property
     def _bonus(self) -> np.ndarray:
         """Return (S, S) where a token of the target leads from each state."""
-        found = np.zeros((len(self.trees), len(self.trees)))
+        moves = np.zeros((len(self.trees), len(self.trees)))
         for state, tree in enumerate(self.trees):
-            np.add.at(found[state], self.following[state], tree.target[0])
-        return found
+            np.add.at(moves[state], self.following[state], tree.target[0])
+        return moves
 
     def stacked(self, name: str) -> np.ndarray:
-        """Return what every layout has of that name, one after another: (m,)."""
+        """Return an array of every layout, one after another: (m,)."""
         return np.concatenate([getattr(layout, name) for layout in self.layouts])
 
     @cached_property
@@ -342,7 +339,7 @@ class Program(Attempted[Answer]):
         return np.cumsum([0, *(len(layout.q) for layout in self.layouts)])
 
     @cached_property
-    def _state(self) -> np.ndarray:
+    def _start(self) -> np.ndarray:
         """Return (m,) the state that each entry's tree is drafted from."""
         return np.repeat(np.arange(len(self.trees)), np.diff(self._offsets))
 
@@ -355,8 +352,8 @@ class Program(Attempted[Answer]):
         return self._shifted("first")
 
     def _shifted(self, name: str) -> np.ndarray:
-        each = zip(self._offsets, self.layouts, strict=False)
-        return np.concatenate([offset + getattr(layout, name) for offset, layout in each])
+        pairs = zip(self._offsets, self.layouts, strict=False)
+        return np.concatenate([offset + getattr(layout, name) for offset, layout in pairs])
 
     def _split(self, entries: np.ndarray) -> list[np.ndarray]:
         return np.split(entries, self._offsets[1:-1])
@@ -382,7 +379,7 @@ class _Built:
     problem: Any
     w: Any
     rounds: Any
-    given: Any
+    emission: Any
     balance: Any
     budget: Any | None
 

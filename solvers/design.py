@@ -73,7 +73,17 @@ class DesignedRow:
 
     def report(self) -> str:
         """Return what was found in a few lines of plain text."""
-        return _design.report(self)
+        lines = [
+            f"acceptance  {self.acceptance:.9g}   (lossless {self.lossless:.9g})",
+            f"proof       {self.proof}, {self.bound:.9g} at most; gap {self.gap:.1e}",
+            f"solver      {self.solver}, {self.status}, {self.seconds:.3f} s",
+        ]
+        width = max((len(name) for name in self.slacks), default=0)
+        for name, slack in self.slacks.items():
+            binds = any(_design.prices_of(self.duals[name]))
+            state = "binds" if binds else f"slack {slack:.4g}"
+            lines.append(f"constraint  {name:<{width}}  {state:<16}  {_priced(self.duals[name])}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -112,28 +122,27 @@ class Design:
 
     def protect(self, tokens: Tokens, name: str = "protect") -> "Design":
         """Add h ≤ q on ``tokens``: they are never emitted more often than by the target."""
-        at = self._tokens(tokens)
-        return self._with(LimitConstraint(name, at, self.target_probs[at], 1))
+        ids = self._tokens(tokens)
+        return self._with(LimitConstraint(name, ids, self.target_probs[ids], 1))
 
     def cap(self, ratio: float, tokens: Tokens | None = None, name: str | None = None) -> "Design":
         """Add h ≤ ratio · q on ``tokens`` or everywhere."""
         ratio = check.number("ratio", ratio, 0.0)
-        at = np.arange(len(self.target_probs)) if tokens is None else self._tokens(tokens)
-        name = name or ("cap" if tokens is None else f"cap {_listed(at)}")
-        return self._with(
-            LimitConstraint(name, at, np.minimum(ratio * self.target_probs[at], 1.0), 1)
-        )
+        ids = np.arange(len(self.target_probs)) if tokens is None else self._tokens(tokens)
+        name = name or ("cap" if tokens is None else f"cap {','.join(map(str, ids))}")
+        limits = np.minimum(ratio * self.target_probs[ids], 1.0)
+        return self._with(LimitConstraint(name, ids, limits, 1))
 
     def floor(self, floors: Mapping[int, float]) -> "Design":
         """Add h ≥ floors[token] for each token, each a constraint of its own."""
         design = self
         for token, value in floors.items():
-            at, least = self._tokens(token), check.number(f"floor {token}", value, 0.0, 1.0)
-            if least > 0 and self.target_probs[at[0]] == 0:
+            ids, least = self._tokens(token), check.number(f"floor {token}", value, 0.0, 1.0)
+            if least > 0 and self.target_probs[ids[0]] == 0:
                 raise ValueError(
                     f"floor {token}: must be 0 where the target is 0, as h is; got {value!r}"
                 )
-            design = design._with(LimitConstraint(f"floor {token}", at, np.array([least]), -1))
+            design = design._with(LimitConstraint(f"floor {token}", ids, np.array([least]), -1))
         return design
 
     def expect(
@@ -191,11 +200,17 @@ class Design:
     def _tokens(self, tokens: Tokens) -> np.ndarray:
         several = list(tokens) if isinstance(tokens, Iterable) else [tokens]
         size = len(self.target_probs)
-        at = [_program.token_index(token, size) for token in several]
-        if not at or len(set(at)) < len(at):
+        ids = [_program.token_index(token, size) for token in several]
+        if not ids or len(set(ids)) < len(ids):
             raise ValueError(f"tokens: must be distinct and at least one; got {tokens!r}")
-        return np.array(at)
+        return np.array(ids)
 
 
-def _listed(tokens: np.ndarray) -> str:
-    return ",".join(map(str, tokens.tolist()))
+def _priced(dual: Dual) -> str:
+    if not isinstance(dual, dict):
+        return f"price {dual:.6g}"
+    prices = {token: price for token, price in dual.items() if price}
+    top = sorted(prices, key=prices.__getitem__, reverse=True)[:4]
+    shown = ", ".join(f"{prices[token]:.4g} at {token}" for token in top)
+    more = f" and {len(prices) - len(top)} more" if len(prices) > len(top) else ""
+    return f"price {shown}{more}" if prices else "price 0"

@@ -23,7 +23,7 @@ from cactus_theory.divergences import Divergence, FDivergence
 from . import _conic, _program
 from ._dual import worth
 from ._perspective import Scaled, cvxpy, times
-from ._program import Answer
+from ._program import Answer, Solver
 from .optimal import OptimalProgram
 from .per_proposal import raised_ceiling
 
@@ -34,48 +34,43 @@ KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+of
 
 @dataclass(frozen=True)
 class Program(_program.Program):
-    """The program, on the tokens with q > 0; ``cap`` is how often each is drafted at all.
-
-    Attributes
-    ----------
-    members, law : (n, m) which tokens each set of drafts has, and (n,) its probability.
-    """
+    """The program, on the tokens with q > 0; ``cap`` is how often each is drafted at all."""
 
     kind: FDivergence
-    members: np.ndarray = field(kw_only=True)
-    law: np.ndarray = field(kw_only=True)
+    members: np.ndarray = field(kw_only=True)  # (n, m) which tokens each set of drafts has
+    law: np.ndarray = field(kw_only=True)  # (n,) the probability of each set
 
     @property
     def linear(self) -> bool:
         """Return whether a simplex method can solve it."""
         return super().linear or self.delta == 0
 
-    def attempt(self, scale: np.ndarray, how: tuple[str, dict]) -> Answer | None:
+    def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer with its bound, or None if it has none."""
         cp = cvxpy()
-        own, token = np.nonzero(self.members)
+        number, token = np.nonzero(self.members)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True))
-        share = cp.Variable(len(own), nonneg=True)  # of each set, what is emitted of it
-        sets = (own == np.arange(len(self.law))[:, None]).astype(float)
-        tokens = (token == np.arange(len(self.q))[:, None]) * self.law[own]
-        given = times(1 / scale, tokens @ share) <= row.w
-        limits = [given, sets @ share <= 1, row.total == 1]
+        share = cp.Variable(len(number), nonneg=True)  # of each set, what is emitted of it
+        sets = (number == np.arange(len(self.law))[:, None]).astype(float)
+        tokens = (token == np.arange(len(self.q))[:, None]) * self.law[number]
+        emission = times(1 / scale, tokens @ share) <= row.w
+        limits = [emission, sets @ share <= 1, row.total == 1]
         budget = _conic.budget(row, self.kind, self.delta)
         spent = [row.w == self.q / scale] if self.delta == 0 else budget.constraints
-        problem = cp.Problem(cp.Maximize(self.law[own] @ share), [*limits, *spent])
-        if not _program.believable(problem, *how) or given.dual_value is None:
+        problem = cp.Problem(cp.Maximize(self.law[number] @ share), [*limits, *spent])
+        if not _program.believable(problem, *solver) or emission.dual_value is None:
             return None
         h = np.maximum(scale * row.w.value, 0.0)
         price = math.inf if self.delta == 0 else budget.price
         # a set drafted is worth its best token less α, the row Σ α h − price·D at most
-        alpha = np.clip(given.dual_value / scale, 0.0, 1.0)
+        alpha = np.clip(emission.dual_value / scale, 0.0, 1.0)
         left = np.max(np.where(self.members, 1 - alpha, 0.0), axis=-1)
         paid = price * self.delta if 0 < price < math.inf and self.delta < math.inf else 0.0
         best = worth(alpha[None], self.q[None], self.kind, price)
         bound = float(self.law @ left) + float(best[0]) + paid
         h = h / h.sum()
         spent = _program.divergence_of(self.kind, h, self.q)
-        return Answer(h, 0.0, self.reached(h), spent, price, bound, how[0], problem.status)
+        return Answer(h, 0.0, self.reached(h), spent, price, bound, solver[0], problem.status)
 
     def reached(self, h: np.ndarray) -> float:
         """Return the most that can be accepted of a row: 1 + min over H of h(H) − Pr(S ⊆ H)."""
@@ -146,25 +141,25 @@ def drafted_sets(
     if kind == "without_replacement" and k > np.count_nonzero(p) or k < 1:
         raise ValueError(f"k: must lie in [1, {np.count_nonzero(p)}]; got {k}")
     start = tuple(sorted(set(certain)))
-    found: dict[tuple[int, ...], float] = {start: 1.0}
+    law: dict[tuple[int, ...], float] = {start: 1.0}
     for _ in range({"certain": 0, "iid": k, "without_replacement": k}.get(kind, 1)):
-        found = _one_more(found, p, off=kind in ("certain+off", "without_replacement"))
-    members = np.array([np.isin(range(vocab), own) for own in found])
-    return members, np.array(list(found.values()))
+        law = _one_more(law, p, off=kind in ("certain+off", "without_replacement"))
+    members = np.array([np.isin(range(vocab), tokens) for tokens in law])
+    return members, np.array(list(law.values()))
 
 
 def _one_more(
-    found: dict[tuple[int, ...], float], p: np.ndarray, off: bool
+    law: dict[tuple[int, ...], float], p: np.ndarray, off: bool
 ) -> dict[tuple[int, ...], float]:
     """Return the law of the sets with one token more, drawn from p, or from p off the set."""
     larger: dict[tuple[int, ...], float] = {}
-    for own, mass in found.items():
+    for tokens, mass in law.items():
         row = p.copy()
-        row[list(own) if off else []] = 0.0
+        row[list(tokens) if off else []] = 0.0
         left = row.sum()
         if left <= 0:  # nothing can be drawn off the set
-            larger[own] = larger.get(own, 0.0) + mass
+            larger[tokens] = larger.get(tokens, 0.0) + mass
         for token in np.flatnonzero(row):
-            key = tuple(sorted({*own, int(token)}))
+            key = tuple(sorted({*tokens, int(token)}))
             larger[key] = larger.get(key, 0.0) + mass * row[token] / left
     return larger

@@ -48,11 +48,11 @@ class OptimalProgram:
     seconds: float
 
     @classmethod
-    def of(cls, target: np.ndarray, found: _program.Answer, started: float) -> "OptimalProgram":
+    def of(cls, target: np.ndarray, answer: _program.Answer, started: float) -> "OptimalProgram":
         """Return an answer whose row over all tokens is ``target``, and its time."""
-        proof = found.price, found.bound, found.gap, found.solver, found.status
+        proof = answer.price, answer.bound, answer.gap, answer.solver, answer.status
         seconds = time.perf_counter() - started
-        return cls(target, found.value, found.divergence, *proof, seconds)
+        return cls(target, answer.value, answer.divergence, *proof, seconds)
 
 
 def _may_leak(kind: Divergence) -> bool:

@@ -77,11 +77,11 @@ class PathTree:
     @property
     def levels(self) -> list[slice]:
         """Return which rows follow 0, 1, …, K − 1 tokens."""
-        found = [slice(0, 1)]
-        while found[-1].stop < len(self.target):
-            last = found[-1]
-            found.append(slice(last.stop, last.stop + self.vocabulary * (last.stop - last.start)))
-        return found
+        levels = [slice(0, 1)]
+        while levels[-1].stop < len(self.target):
+            last = levels[-1]
+            levels.append(slice(last.stop, last.stop + self.vocabulary * (last.stop - last.start)))
+        return levels
 
     @property
     def drafted(self) -> np.ndarray:
@@ -94,10 +94,10 @@ class PathTree:
         return self._products(np.where(self.target > 0, self.draft, 0.0))
 
     def _products(self, rows: np.ndarray) -> np.ndarray:
-        found = [np.ones(1)]
+        products = [np.ones(1)]
         for level in self.levels:
-            found.append((found[-1][:, None] * rows[level]).ravel())
-        return np.concatenate(found)
+            products.append((products[-1][:, None] * rows[level]).ravel())
+        return np.concatenate(products)
 
     def save(self, path: str | Path) -> None:
         """Write ``target`` and ``draft`` to a .npz file, all of it or nothing."""
@@ -146,8 +146,8 @@ def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
     """Return what the rows ``target`` (nodes, V) come to, exactly, by walking every path."""
     alive = [np.ones(1)]
     for level in tree.levels:
-        given, drafted = alive[-1][:, None] * target[level], tree.draft[level]
-        ratio = np.divide(given, drafted, out=np.zeros_like(given), where=drafted > 0)
+        mass, drafted = alive[-1][:, None] * target[level], tree.draft[level]
+        ratio = np.divide(mass, drafted, out=np.zeros_like(mass), where=drafted > 0)
         alive.append(np.minimum(ratio, 1.0).ravel())
     kept = np.concatenate(alive)
     reached = kept * tree.drafted

@@ -119,12 +119,12 @@ def solve(
     if delta == 0 or math.isinf(delta) or not kind.smooth:
         return _by_program(q, p, kind, delta, started)
     target, price, levels = _by_dual(q, p, kind, delta)
-    asked = _flat(q, p, kind, delta)
-    found = asked.assessed(target[q > 0], 0.0, (price, levels), price, ("lagrange dual", "proven"))
-    fault = asked.fault(found)
+    joint, labels = _joint_program(q, p, kind, delta), ("lagrange dual", "proven")
+    answer = joint.assessed(target[q > 0], 0.0, (price, levels), price, labels)
+    fault = joint.fault(answer)
     if fault is not None:
-        raise asked.gave_up(f"{found.solver}: {fault}")
-    return _finished(target, q, p, kind, found, started)
+        raise joint.gave_up(f"{answer.solver}: {fault}")
+    return _finished(target, q, p, kind, answer, started)
 
 
 def program(
@@ -155,14 +155,14 @@ def checked(
 
     A program that has no answer says so in ``program``; the answer and its proof stand.
     """
-    found = solve(target_probs, draft_probs, divergence, delta=delta)
-    said: float | str = f"not solved: more than {entries} entries"
-    if found.target.size <= entries:
+    answer = solve(target_probs, draft_probs, divergence, delta=delta)
+    total: float | str = f"not solved: more than {entries} entries"
+    if answer.target.size <= entries:
         try:
-            said = program(target_probs, draft_probs, divergence, delta=delta).total_acceptance
+            total = program(target_probs, draft_probs, divergence, delta=delta).total_acceptance
         except SolverGaveUp as error:
-            said = f"gave up: {error}"
-    return CheckedSequence(**vars(found), program=said)
+            total = f"gave up: {error}"
+    return CheckedSequence(**vars(answer), program=total)
 
 
 def _arguments(
@@ -176,25 +176,26 @@ def _arguments(
     return q, p, _program.additive(kind), delta
 
 
-def _flat(q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float) -> _program.Program:
+def _joint_program(
+    q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float
+) -> _program.Program:
     """Return the program of all positions, without the tokens that a target excludes."""
     inside = q > 0
     promise = f"the rows must satisfy their budget within {FEASIBILITY:g} and meet their dual bound"
-    at = np.nonzero(inside)[0]
-    return _program.Program(kind, delta, q[inside], p[inside], position=at, promise=promise)
+    position = np.nonzero(inside)[0]
+    return _program.Program(kind, delta, q[inside], p[inside], position=position, promise=promise)
 
 
 def _by_program(
     q: np.ndarray, p: np.ndarray, kind: FDivergence, delta: float, started: float
 ) -> SequenceProgram:
-    asked = _flat(q, p, kind, delta)
     if delta == 0:
         price = max(_program.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
         accepted = float(np.minimum(q, p).sum())
         answer = _program.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
         return _finished(q, q, p, kind, answer, started)
-    scale = np.clip(asked.cap, asked.q, raised_ceiling(asked.q, kind, delta))
-    answer, target = asked.solve(scale), np.zeros_like(q)
+    joint, target = _joint_program(q, p, kind, delta), np.zeros_like(q)
+    answer = joint.solve(np.clip(joint.cap, joint.q, raised_ceiling(joint.q, kind, delta)))
     target[q > 0] = answer.h
     return _finished(target, q, p, kind, answer, started)
 
@@ -233,20 +234,20 @@ def _by_dual(
     optimize = check.optional_module("scipy.optimize", "solvers")
     target, draft = torch.from_numpy(q), torch.from_numpy(p)
 
-    seen: dict[float, float] = {}
+    excesses: dict[float, float] = {}
 
-    def over(log_price: float) -> float:
+    def excess(log_price: float) -> float:
         rows, _ = _at_price(target, draft, f, math.exp(log_price))
-        seen[log_price] = float(f.value(rows, target).sum()) - delta
-        return seen[log_price]
+        excesses[log_price] = float(f.value(rows, target).sum()) - delta
+        return excesses[log_price]
 
-    if over(PRICES[0]) <= 0:
+    if excess(PRICES[0]) <= 0:
         rows, _ = _at_price(target, draft, f, math.exp(PRICES[0]))
         return rows.numpy(), 0.0, np.zeros(len(q))
-    optimize.brentq(over, *PRICES, xtol=PRICE_ACCURACY)
+    optimize.brentq(excess, *PRICES, xtol=PRICE_ACCURACY)
     # of the two ends of the last bracket the one within the budget: at a tiny price a row's
     # last digit is worth much divergence, and the other end may spend 1e-9 too much
-    price = math.exp(max((value, log) for log, value in seen.items() if value <= 0)[1])
+    price = math.exp(max((value, log) for log, value in excesses.items() if value <= 0)[1])
     rows, levels = _at_price(target, draft, f, price)
     return rows.numpy(), price, levels.numpy()
 

@@ -181,9 +181,9 @@ def test_a_solver_without_an_answer_is_reported(monkeypatch):
 def test_a_failed_attempt_is_followed_by_a_rescaled_one(monkeypatch):
     attempt, scales = _block.Program.attempt, []
 
-    def fail_once(program, scale, how):
+    def fail_once(program, scale, solver):
         scales.append(scale)
-        return None if len(scales) == 1 else attempt(program, scale, how)
+        return None if len(scales) == 1 else attempt(program, scale, solver)
 
     monkeypatch.setattr(_block.Program, "attempt", fail_once)
     tree = random_tree(2, 2, seed=1)

@@ -166,9 +166,9 @@ def test_a_solver_without_an_answer_is_reported(monkeypatch):
 def test_one_refusal_is_not_a_conflict(monkeypatch):
     attempts, run = [], _design.Program.attempt
 
-    def refused_once(program, scale, how):
-        attempts.append(how)
-        found = run(program, scale, how)
+    def refused_once(program, scale, solver):
+        attempts.append(solver)
+        found = run(program, scale, solver)
         if len(attempts) == 1:
             found.status, found.h = "infeasible", None
         return found

@@ -54,9 +54,9 @@ def test_a_solver_without_an_answer_is_reported(monkeypatch):
 def test_a_failed_attempt_is_followed_by_a_rescaled_one(monkeypatch):
     attempt, scales = _program.Program.attempt, []
 
-    def fail_once(program, scale, how):
+    def fail_once(program, scale, solver):
         scales.append(scale)
-        answer = attempt(program, scale, how)
+        answer = attempt(program, scale, solver)
         return None if len(scales) == 1 else answer
 
     monkeypatch.setattr(_program.Program, "attempt", fail_once)
