@@ -4,8 +4,6 @@ Every ``fig_NAME.py`` here has ``draw(data)``, which reads CSV in that folder an
 figure; it is saved as ``NAME.pdf`` and ``NAME.png``, the same bytes for the same numbers.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

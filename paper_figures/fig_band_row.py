@@ -1,14 +1,12 @@
 """The band on one real row: the optimum stays between a·q and b·q, and where it clips."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figures import _style as style
+from . import _style as style
+from ._style import Row
 
 # tokens whose names fit under the bars
 LABELLED = 9
@@ -23,7 +21,7 @@ def draw(data: Path) -> Figure:
     return figure
 
 
-def _ratios(ax: Axes, rows: list[dict[str, Any]]) -> None:
+def _ratios(axes: Axes, rows: list[Row]) -> None:
     """Draw p/q, the band and what Cactus emits against the target mass to the left."""
     left = [row["target_mass_below"] for row in rows] + [1.0]
     for key, colour, label, width in (
@@ -32,23 +30,22 @@ def _ratios(ax: Axes, rows: list[dict[str, Any]]) -> None:
         ("band", style.COLOUR["band_delta"], "the optimum", 2.4),
     ):
         heights = [row[key] / row["q"] for row in rows]
-        ax.stairs(heights, left, color=colour, lw=width, label=label, baseline=None)
+        axes.stairs(heights, left, color=colour, lw=width, label=label, baseline=None)
     lower, upper = rows[0]["lower"], rows[0]["upper"]
-    ax.axhspan(lower, upper, color=style.COLOUR["band_delta"], alpha=0.12, lw=0)
-    ax.set_yscale("log")
-    ax.set_ylim(max(min(r["p"] / r["q"] for r in rows), 0.02) * 0.7, upper * 30)
-    style.ticks(ax.yaxis, (0.03, 0.1, 0.3, 1, 3, 10, 30))
-    ax.set_xlim(0, 1)
-    style.label(ax, f"b = {upper:.2f}", (0.02, upper), style.COLOUR["band_price"], shift=(0, 6))
-    style.label(ax, f"a = {lower:.2f}", (0.98, lower), style.COLOUR["band_price"],
+    axes.axhspan(lower, upper, color=style.COLOUR["band_delta"], alpha=0.12, lw=0)
+    ticks = (0.03, 0.1, 0.3, 1, 3, 10, 30)
+    style.log_axis(axes.yaxis, ticks, "probability relative to the target")
+    axes.set_ylim(max(min(r["p"] / r["q"] for r in rows), 0.02) * 0.7, upper * 30)
+    axes.set_xlim(0, 1)
+    style.label(axes, f"b = {upper:.2f}", (0.02, upper), style.COLOUR["band_price"], shift=(0, 6))
+    style.label(axes, f"a = {lower:.2f}", (0.98, lower), style.COLOUR["band_price"],
                 shift=(0, -7), ha="right")  # fmt: skip
-    ax.set_xlabel("tokens in order of p/q, as wide as q")
-    ax.set_ylabel("probability relative to the target")
-    ax.set_title("The optimum is a band around q")
-    ax.legend(frameon=False, fontsize=7.5, loc="upper left")
+    axes.set_xlabel("tokens in order of p/q, as wide as q")
+    axes.set_title("The optimum is a band around q")
+    axes.legend(frameon=False, fontsize=7.5, loc="upper left")
 
 
-def _tokens(ax: Axes, rows: list[dict[str, Any]]) -> None:
+def _tokens(axes: Axes, rows: list[Row]) -> None:
     """Draw the likeliest tokens of either model as bars."""
     top = sorted(rows, key=lambda row: -max(row["p"], row["q"]))[:LABELLED]
     bars = (
@@ -59,11 +56,13 @@ def _tokens(ax: Axes, rows: list[dict[str, Any]]) -> None:
     )
     for offset, (key, colour, label) in enumerate(bars):
         places = [index + (offset - 1.5) * 0.2 for index in range(len(top))]
-        ax.barh(places, [row[key] for row in top], height=0.18, color=colour, label=label)
-    ax.set_yticks(range(len(top)), [row["token"] for row in top], fontsize=7.5, family="monospace")
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
-    ax.set_xlabel("probability")
+        axes.barh(places, [row[key] for row in top], height=0.18, color=colour, label=label)
+    axes.set_yticks(
+        range(len(top)), [row["token"] for row in top], fontsize=7.5, family="monospace"
+    )
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("probability")
     first = rows[0]
-    ax.set_title(f"{first['acceptance']:.3f} accepted (lossless {first['speculative']:.3f})")
-    ax.legend(frameon=False, fontsize=7.5, loc="lower right")
+    axes.set_title(f"{first['acceptance']:.3f} accepted (lossless {first['speculative']:.3f})")
+    axes.legend(frameon=False, fontsize=7.5, loc="lower right")

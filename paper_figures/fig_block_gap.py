@@ -1,16 +1,13 @@
 """How far policies stay from the best verification of a drafted path, on exact random trees."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figures import _style as style
+from . import _style as style
+from ._style import Row
 
-Row = dict[str, Any]
 CURVES = {
     ("soft_band", "block"): "band of p/P, block",
     ("band", "block"): "band, block",
@@ -33,24 +30,22 @@ def draw(data: Path) -> Figure:
                     for r in rows if r["tree"] == first and _shown(r)})  # fmt: skip
     tree.plot(*zip(*bound, strict=True), color=style.INK, lw=2.2, label="the bound: any verifier")
     for key, name in CURVES.items():
-        for number, own in enumerate(sorted({row["tree"] for row in rows})):
-            mine = [r for r in rows if r["tree"] == own and _key(r) == key and _shown(r)]
-            mine.sort(key=lambda row: row["divergence_per_token"])
+        for number, one in enumerate(sorted({row["tree"] for row in rows})):
+            curve = [r for r in rows if r["tree"] == one and _key(r) == key and _shown(r)]
+            curve.sort(key=lambda row: row["divergence_per_token"])
             look = style.look(SERIES.get(key[0], key[0])).options()
             if key[1] == "chain":
                 look["mfc"] = "white"
             spent, tokens, gap = style.columns(
-                mine, "divergence_per_token", "tokens_per_call", "gap_percent"
+                curve, "divergence_per_token", "tokens_per_call", "gap_percent"
             )
-            if own == first:
+            if one == first:
                 tree.plot(spent, tokens, lw=1.1, **look)
             gaps.plot(spent, gap, lw=0.9, label=name if not number else None, **look)
     _frame(tree, "tokens per target call", "One random tree, K = 4")
     _frame(gaps, "below the bound, %", "The gap on three trees")
     tree.legend(frameon=False, fontsize=7, loc="upper left")
-    handles, labels = gaps.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=7.5,
-                  ncols=1 if style.narrow() else 3)  # fmt: skip
+    style.legend_below(figure, gaps, across=3)
     return figure
 
 
@@ -58,12 +53,10 @@ def _shown(row: Row) -> bool:
     return LEAST <= row["divergence_per_token"] <= MOST
 
 
-def _frame(ax: Axes, height: str, title: str) -> None:
-    ax.set_xscale("log")
-    style.ticks(ax.xaxis, TICKS)
-    ax.set_xlabel("metered KL, nats per token")
-    ax.set_ylabel(height)
-    ax.set_title(title)
+def _frame(axes: Axes, height: str, title: str) -> None:
+    style.log_axis(axes.xaxis, TICKS, "metered KL, nats per token")
+    axes.set_ylabel(height)
+    axes.set_title(title)
 
 
 def _key(row: Row) -> tuple[str, str]:

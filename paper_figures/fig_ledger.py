@@ -1,16 +1,14 @@
 """A hard cap on every answer beside a constant price that spends as much on average."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figures import _style as style
+from . import _style as style
+from ._style import Row
 
-Row = dict[str, Any]
 CAP, VERIFIER = 0.05, "chain"
 LOOK = {"band": ("band_price", "o", "band, constant price"), "ledger": ("soft_band", "D", "ledger")}
 LINES = {"chain": "-", "block": "--"}
@@ -25,40 +23,38 @@ def draw(data: Path) -> Figure:
     return figure
 
 
-def _answers(ax: Axes, rows: list[Row], books: list[Row]) -> None:
+def _answers(axes: Axes, rows: list[Row], books: list[Row]) -> None:
     """Draw what answers have spent after so many tokens: the median, the largest, the cap."""
     bands = [row for row in rows if row["kind"] == "band" and row["verifier"] == VERIFIER]
     nearest = min(bands, key=lambda row: abs(row["kl_per_token"] - CAP))["setting"]
     for kind, setting in (("band", nearest), ("ledger", CAP)):
         key = (VERIFIER, kind, setting)
-        own = [row for row in books if (row["verifier"], row["kind"], row["setting"]) == key]
-        tokens, median, largest = style.columns(own, "tokens", "median", "largest")
+        book = [row for row in books if (row["verifier"], row["kind"], row["setting"]) == key]
+        tokens, median, largest = style.columns(book, "tokens", "median", "largest")
         colour, _, name = LOOK[kind]
         label = f"{name} {setting:g}" if kind == "band" else name
-        ax.plot(tokens, largest, color=style.COLOUR[colour], label=f"{label}: most of any answer")
-        ax.plot(tokens, median, color=style.COLOUR[colour], ls=":", label="its median")
+        axes.plot(tokens, largest, color=style.COLOUR[colour], label=f"{label}: most of any answer")
+        axes.plot(tokens, median, color=style.COLOUR[colour], ls=":", label="its median")
     last = max(row["tokens"] for row in books)
-    ax.plot([0, last], [0, CAP * last], color=style.INK, lw=1, ls="--", label=f"cap, {CAP:g} · t")
-    ax.set_xlabel("tokens t of an answer")
-    ax.set_ylabel("emitted KL so far, nats")
-    ax.set_title("One answer")
-    ax.legend(frameon=False, fontsize=7)
+    axes.plot([0, last], [0, CAP * last], color=style.INK, lw=1, ls="--", label=f"cap, {CAP:g} · t")
+    axes.set_xlabel("tokens t of an answer")
+    axes.set_ylabel("emitted KL so far, nats")
+    axes.set_title("One answer")
+    axes.legend(frameon=False, fontsize=7)
 
 
-def _tokens(ax: Axes, rows: list[Row]) -> None:
+def _tokens(axes: Axes, rows: list[Row]) -> None:
     """Draw tokens per target call against the mean KL."""
     for verifier, line in LINES.items():
         for kind, (colour, marker, name) in LOOK.items():
-            own = [row for row in rows if (row["verifier"], row["kind"]) == (verifier, kind)]
-            own.sort(key=lambda row: row["kl_per_token"])
-            spent, tokens = style.columns(own, "kl_per_token", "tokens_per_call")
+            curve = [row for row in rows if (row["verifier"], row["kind"]) == (verifier, kind)]
+            curve.sort(key=lambda row: row["kl_per_token"])
+            spent, tokens = style.columns(curve, "kl_per_token", "tokens_per_call")
             look: Any = {"color": style.COLOUR[colour], "marker": marker, "ms": 4}
             look["ls"] = line if kind == "band" else "none"
             look["mfc"] = style.COLOUR[colour] if verifier == "chain" else "white"
-            ax.plot(spent, tokens, label=f"{name}, {verifier}", **look)
-    ax.set_xscale("log")
-    style.ticks(ax.xaxis, (0.01, 0.03, 0.1))
-    ax.set_xlabel("emitted KL, nats per token")
-    ax.set_ylabel("tokens per target call")
-    ax.set_title("All answers")
-    ax.legend(frameon=False, fontsize=7)
+            axes.plot(spent, tokens, label=f"{name}, {verifier}", **look)
+    style.log_axis(axes.xaxis, (0.01, 0.03, 0.1), "emitted KL, nats per token")
+    axes.set_ylabel("tokens per target call")
+    axes.set_title("All answers")
+    axes.legend(frameon=False, fontsize=7)

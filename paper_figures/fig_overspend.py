@@ -1,7 +1,5 @@
 """How many of its budgets Cactus spends, per proposal and in the emitted law."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import _style as style
+from ._style import Row
 
 # light to dark with the budget, in the hue of the published formula
 SHADES = ("#F2A774", "#E67E38", "#D55E00", "#9C4300", "#5E2900")
@@ -20,7 +19,6 @@ EXAMPLES = {
 }
 # in the right panel, above the knee of the upper lines
 PEAK = (0.11, 34.0)
-Rows = list[dict[str, Any]]
 
 
 def draw(data: Path) -> Figure:
@@ -33,65 +31,64 @@ def draw(data: Path) -> Figure:
     return figure
 
 
-def per_proposal(ax: Axes, rows: Rows) -> None:
+def per_proposal(axes: Axes, rows: list[Row]) -> None:
     """Draw KL of the drafted token's row over δ against q_n, the maxima marked."""
-    ax.set_title("Cactus, per proposal")
-    ax.set(xlim=(0, 1), ylim=(0, 2.2))
-    ax.set(xlabel="target probability of the drafted token", ylabel="KL(proposal ‖ target) / δ")
+    axes.set_title("Cactus, per proposal")
+    axes.set(xlim=(0, 1), ylim=(0, 2.2))
+    axes.set(xlabel="target probability of the drafted token", ylabel="KL(proposal ‖ target) / δ")
     top = [row for row in rows if row["kind"] == "maximum"]
     for shade, place, best in zip(SHADES, PLACES, top, strict=True):
         curve = [row for row in rows if row["kind"] == "curve" and row["policy"] == "cactus"]
         curve = [row for row in curve if row["delta"] == best["delta"]]
-        ax.plot(*style.columns(curve, "q_n", "kl_over_delta"), color=shade)
+        axes.plot(*style.columns(curve, "q_n", "kl_over_delta"), color=shade)
         peak = (best["q_n"], best["kl_over_delta"])
-        ax.plot(*peak, "o", color=shade, markersize=4.5, clip_on=False)
+        axes.plot(*peak, "o", color=shade, markersize=4.5, clip_on=False)
         text = f"δ = {best['delta']:g}: {peak[1]:.2f}"
-        style.label(ax, text, peak, style.INK, ha=place[0], shift=place[1])
-    promise(ax, (0.87, 1), "promised", ha="right", shift=(0, -6))
+        style.label(axes, text, peak, style.INK, ha=place[0], shift=place[1])
+    promise(axes, (0.87, 1), "promised", ha="right", shift=(0, -6))
 
 
-def emitted(ax: Axes, rows: Rows) -> None:
+def emitted(axes: Axes, rows: list[Row]) -> None:
     """Draw KL of the emitted law over δ against δ, for two pairs of rows."""
-    ax.set_title("In the law that is emitted")
-    ax.set(xscale="log", yscale="log", ylim=(0.15, 120), xlabel="budget δ, nats")
-    ax.set(ylabel="KL(emitted ‖ target) / δ")
-    style.ticks(ax.xaxis, (0.001, 0.01, 0.1, 1))
-    style.ticks(ax.yaxis, (0.3, 1, 3, 10, 30, 100))
+    axes.set_title("In the law that is emitted")
+    style.log_axis(axes.xaxis, (0.001, 0.01, 0.1, 1), "budget δ, nats")
+    style.log_axis(axes.yaxis, (0.3, 1, 3, 10, 30, 100), "KL(emitted ‖ target) / δ")
+    axes.set_ylim(0.15, 120)
     for example, (dashes, text) in EXAMPLES.items():
         for name in ("cactus_exact", "cactus"):
             line = [row for row in rows if (row["example"], row["policy"]) == (example, name)]
             x, y = style.columns(line, "delta", "kl_over_delta")
-            ax.plot(x, y, color=style.COLOUR[name], linestyle=dashes)
+            axes.plot(x, y, color=style.COLOUR[name], linestyle=dashes)
             if example == "25 of 1000 tokens":
-                name_policy(ax, name, x, y)
+                name_policy(axes, name, x, y)
         wide = dashes == "-"
         place = {"ha": "center", "shift": (6, 9)} if wide else {"shift": (2, -8)}
-        style.label(ax, text, PEAK if wide else (x[0], y[0]), style.INK, **place)
-    promise(ax, (1e-3, 1), "δ itself", shift=(2, -6))
+        style.label(axes, text, PEAK if wide else (x[0], y[0]), style.INK, **place)
+    promise(axes, (1e-3, 1), "δ itself", shift=(2, -6))
 
 
-def real_rows(ax: Axes, rows: Rows) -> None:
+def real_rows(axes: Axes, rows: list[Row]) -> None:
     """Add the mean over a real pair's rows."""
     for name in ("cactus_exact", "cactus"):
         line = [row for row in rows if row["series"] == name]
         x = [row["value"] for row in line]
         y = [row["mean_kl"] / row["value"] for row in line]
-        ax.plot(x, y, "o:", color=style.COLOUR[name], markersize=3.4, linewidth=0.9)
+        axes.plot(x, y, "o:", color=style.COLOUR[name], markersize=3.4, linewidth=0.9)
         if name == "cactus":
             style.label(
-                ax, "mean over real rows", (x[-1], y[-1]), style.INK, ha="right", shift=(-26, 2)
+                axes, "mean over real rows", (x[-1], y[-1]), style.INK, ha="right", shift=(-26, 2)
             )
 
 
-def name_policy(ax: Axes, name: str, x: list[float], y: list[float]) -> None:
+def name_policy(axes: Axes, name: str, x: list[float], y: list[float]) -> None:
     """Write a policy's name next to its line: past the knee, or below where it begins."""
     late = name == "cactus_exact"
     at = next(point for point in zip(x, y, strict=True) if point[0] > 0.25 or not late)
     text = style.NAME[name].replace(", ", ",\n")
-    style.label(ax, text, at, style.COLOUR[name], shift=(5, 7) if late else (2, -14))
+    style.label(axes, text, at, style.COLOUR[name], shift=(5, 7) if late else (2, -14))
 
 
-def promise(ax: Axes, at: tuple[float, float], text: str, **options: Any) -> None:
+def promise(axes: Axes, at: tuple[float, float], text: str, **options: Any) -> None:
     """Draw and name the line at one budget."""
-    ax.axhline(1, color=style.INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
-    style.label(ax, text, at, style.INK, **options)
+    axes.axhline(1, color=style.INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
+    style.label(axes, text, at, style.INK, **options)

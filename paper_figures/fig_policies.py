@@ -1,15 +1,12 @@
 """What each policy gains and costs in a real decode: tokens a target call against emitted KL."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figures import _style as style
-from paper_figures._labels import Name, place
+from . import _style as style
+from ._style import Row
 
 LOSSLESS_AT = 1e-3  # where an emitted KL of zero is drawn on the logarithmic axis
 
@@ -21,49 +18,48 @@ def draw(data: Path) -> Figure:
     figure, (calls, speed) = style.panels(2, height=3.8)
     same = [row for row in rows if row["num_draft_tokens"] == widest]
     tuned = [row for row in rows if row["tuned"] == "True"]
-    named = {calls: _panel(calls, same, "tokens_per_call", "tokens per target call")}
-    named[speed] = _panel(speed, tuned, "speedup", "speed-up over plain")
+    names = {calls: _panel(calls, same, "tokens_per_call", "tokens per target call")}
+    names[speed] = _panel(speed, tuned, "speedup", "speed-up over plain")
     calls.set_title(f"Tokens bought by divergence, K = {widest:g}")
     speed.set_title("Measured speed, each at its fastest K")
-    place(named)
+    style.place_names(names)
     return figure
 
 
-def _panel(ax: Axes, rows: list[dict[str, Any]], key: str, name: str) -> list[Name]:
+def _panel(axes: Axes, rows: list[Row], key: str, name: str) -> list[style.PointName]:
     """Draw one panel and return the names of its points."""
     heights = [row[key] for row in rows]
     margin = 0.08 * (max(heights) - min(heights) or 1.0)
-    ax.set_ylim(min(heights) - margin, max(heights) + margin)
-    ax.set_xscale("log")
-    largest = max(row["emitted_kl_per_token"] for row in rows)
-    ax.set_xlim(LOSSLESS_AT * 0.6, largest * 25)
-    values = (0.01, 0.1, 1.0)
-    style.ticks(ax.xaxis, (LOSSLESS_AT, *values))
-    ax.set_xticklabels(["0", *(f"{value:g}" for value in values)])
-    ax.set_xlabel("emitted KL per token, nats")
-    ax.set_ylabel(name)
+    axes.set_ylim(min(heights) - margin, max(heights) + margin)
+    ticks = (0.01, 0.1, 1.0)
+    style.log_axis(axes.xaxis, (LOSSLESS_AT, *ticks), "emitted KL per token, nats")
+    axes.set_xlim(LOSSLESS_AT * 0.6, 25 * max(row["emitted_kl_per_token"] for row in rows))
+    axes.set_xticklabels(["0", *(f"{value:g}" for value in ticks)])
+    axes.set_ylabel(name)
     if key == "speedup":
-        ax.axhline(1, color=style.MUTED, lw=0.8, ls=":")
-    _join(ax, rows, key)
-    return [Name(_name(row), _at(row, key), style.look(_series(row)).colour) for row in rows]
+        axes.axhline(1, color=style.MUTED, lw=0.8, ls=":")
+    _join(axes, rows, key)
+    looks = [style.look(_series(row)) for row in rows]
+    points = zip(rows, looks, strict=True)
+    return [style.PointName(_name(row), _at(row, key), look.colour) for row, look in points]
 
 
-def _at(row: dict[str, Any], key: str) -> tuple[float, float]:
+def _at(row: Row, key: str) -> tuple[float, float]:
     return max(row["emitted_kl_per_token"], LOSSLESS_AT), row[key]
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: Row) -> str:
     knob = str(row["knob"] or "").replace("delta=", "δ ").replace("price=", "price ")
     return f"{row['policy'].replace('_', ' ')} {knob}".strip()
 
 
-def _join(ax: Axes, rows: list[dict[str, Any]], key: str) -> None:
+def _join(axes: Axes, rows: list[Row], key: str) -> None:
     """Draw the points of each series, joined."""
     for series in sorted({_series(row) for row in rows}):
         points = sorted(_at(row, key) for row in rows if _series(row) == series)
-        ax.plot(*zip(*points, strict=True), lw=0.9, **style.look(series).options(4.5))
+        axes.plot(*zip(*points, strict=True), lw=0.9, **style.look(series).options(4.5))
 
 
-def _series(row: dict[str, Any]) -> str:
+def _series(row: Row) -> str:
     knob = str(row["knob"] or "").partition("=")[0]
     return f"{row['policy']}_{knob}" if row["policy"] == "band" else row["policy"]

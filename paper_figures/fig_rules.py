@@ -1,7 +1,5 @@
 """What the lossy rules of engines cost, and what the same could cost: nats, tokens, changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from paper_figures import _style as style
+from . import _style as style
+from ._style import Row
 
-Row = dict[str, Any]
 PAIRS = {"rules": "shipped pair", "rules_stories": "stories pair"}
 WIDTH = 5  # drafted tokens
 LOSSLESS_AT = 1e-3  # where no nats are drawn on the logarithmic axis
@@ -31,51 +29,51 @@ def draw(data: Path) -> Figure:
     figure, panels = style.panels(6, height=2.45, rows=3)
     for number, (name, pair) in enumerate(PAIRS.items()):
         rows = [row for row in style.read(data / f"{name}.csv") if row["num_draft_tokens"] == WIDTH]
-        for ax, kind in zip(panels[number::2], TITLES, strict=True):
-            own = [row for row in rows if (row["temperature"], row["drafts"]) == kind]
-            (_prices if kind[0] else _changes)(ax, own)
+        for axes, kind in zip(panels[number::2], TITLES, strict=True):
+            engines = [row for row in rows if (row["temperature"], row["drafts"]) == kind]
+            (_prices if kind[0] else _changes)(axes, engines)
             break_or_space = "\n" if style.narrow() else " "
-            ax.set_title(f"{pair}:{break_or_space}{TITLES[kind]}", fontsize=8)
-            ax.set_yticks(range(len(own)), [f"{row['engine']}, {row['setting']}" for row in own])
-            ax.tick_params(axis="y", labelsize=6.5, length=0)
-            ax.tick_params(axis="x", labelsize=7)
-            ax.invert_yaxis()
+            axes.set_title(f"{pair}:{break_or_space}{TITLES[kind]}", fontsize=8)
+            names = [f"{row['engine']}, {row['setting']}" for row in engines]
+            axes.set_yticks(range(len(names)), names)
+            axes.tick_params(axis="y", labelsize=6.5, length=0)
+            axes.tick_params(axis="x", labelsize=7)
+            axes.invert_yaxis()
             if number and not style.narrow():
-                ax.set_yticklabels([])
+                axes.set_yticklabels([])
     _legend(figure)
     return figure
 
 
-def _prices(ax: Axes, rows: list[Row]) -> None:
+def _prices(axes: Axes, rows: list[Row]) -> None:
     """Draw what each rule pays and what the soft band pays for as many tokens."""
-    ax.set_xscale("log")
-    ax.set_xlim(LOSSLESS_AT * 0.7, 60)
     ticks = TICKS[1::2] if style.narrow() else TICKS
-    style.ticks(ax.xaxis, (LOSSLESS_AT, *ticks))
-    ax.set_xticklabels(["0", *(f"{value:g}" for value in ticks)])
-    ax.set_xlabel("nats per token", fontsize=7.5)
+    style.log_axis(axes.xaxis, (LOSSLESS_AT, *ticks))
+    axes.set_xlim(LOSSLESS_AT * 0.7, 60)
+    axes.set_xticklabels(["0", *(f"{value:g}" for value in ticks)])
+    axes.set_xlabel("nats per token", fontsize=7.5)
     for place, row in enumerate(rows):
         paid, could = (row[key] for key in ("kl_per_token", "soft_band_kl_at_tokens"))
         paid = max(paid, LOSSLESS_AT)
         if could is not None:
             could = max(could, LOSSLESS_AT)
-            ax.plot((paid, could), (place, place), color=style.MUTED, lw=0.9, zorder=1)
-            ax.plot(could, place, "D", ms=4, color=COULD, mfc="white", zorder=3)
-        ax.plot(paid, place, "o", ms=4.5, color=PAYS, zorder=2)
+            axes.plot((paid, could), (place, place), color=style.MUTED, lw=0.9, zorder=1)
+            axes.plot(could, place, "D", ms=4, color=COULD, mfc="white", zorder=3)
+        axes.plot(paid, place, "o", ms=4.5, color=PAYS, zorder=2)
         there = row["soft_band_tokens_at_kl"]
         tokens = f"{row['tokens_per_call']:.1f} → {'–' if there is None else f'{there:.1f}'}"
-        ax.text(TEXT_FROM, place, tokens, va="center", fontsize=6.5)
+        axes.text(TEXT_FROM, place, tokens, va="center", fontsize=6.5)
 
 
-def _changes(ax: Axes, rows: list[Row]) -> None:
+def _changes(axes: Axes, rows: list[Row]) -> None:
     """Draw the share of tokens that each greedy rule changes, and its tokens per call."""
-    share = [100 * row["tv_per_token"] for row in rows]
-    ax.barh(range(len(rows)), share, height=0.55, color=PAYS)
-    ax.set_xlim(0, max(share) * 1.45 or 1)
-    ax.set_xlabel("changed tokens, %", fontsize=7.5)
-    for place, (row, own) in enumerate(zip(rows, share, strict=True)):
+    shares = [100 * row["tv_per_token"] for row in rows]
+    axes.barh(range(len(rows)), shares, height=0.55, color=PAYS)
+    axes.set_xlim(0, max(shares) * 1.45 or 1)
+    axes.set_xlabel("changed tokens, %", fontsize=7.5)
+    for place, (row, share) in enumerate(zip(rows, shares, strict=True)):
         text = f"{row['tokens_per_call']:.1f}, × {row['tokens_ratio']:.2f}"
-        ax.text(own + max(share) * 0.03, place, text, va="center", fontsize=6.5)
+        axes.text(share + max(shares) * 0.03, place, text, va="center", fontsize=6.5)
 
 
 def _legend(figure: Figure) -> None:

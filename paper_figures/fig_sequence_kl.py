@@ -1,16 +1,13 @@
 """What a decode does to whole texts, enumerated: tokens per call against the KL of the text."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figures import _style as style
+from . import _style as style
+from ._style import Row
 
-Row = dict[str, Any]
 CURVES = {
     ("soft_band", "block"): "band of p/P, block",
     ("band", "block"): "band, block",
@@ -27,12 +24,12 @@ def draw(data: Path) -> Figure:
     rows = style.read(data / "sequence_kl.csv")
     figure, (calls, slack) = style.panels(2, height=3.5)
     for key, name in CURVES.items():
-        own = [row for row in rows if _key(row) == key and row["kl"] > 0]
-        own.sort(key=lambda row: row["kl"])
+        curve = [row for row in rows if _key(row) == key and row["kl"] > 0]
+        curve.sort(key=lambda row: row["kl"])
         look = style.look(SERIES.get(key[0], key[0])).options()
         if key[1] == "chain":
             look["mfc"] = "white"
-        kl, tokens, meter = style.columns(own, "kl", "tokens_per_call", "meter")
+        kl, tokens, meter = style.columns(curve, "kl", "tokens_per_call", "meter")
         calls.plot(kl, tokens, lw=1.2, label=name, **look)
         slack.plot(kl, [m / k for m, k in zip(meter, kl, strict=True)], lw=1.2, **look)
     for row in rows:
@@ -48,13 +45,11 @@ def draw(data: Path) -> Figure:
     return figure
 
 
-def _frame(ax: Axes, height: str, title: str) -> None:
-    ax.set_xscale("log")
-    ax.set_xlim(KL_TICKS[0] * 0.8, None)
-    style.ticks(ax.xaxis, KL_TICKS)
-    ax.set_xlabel("KL of the whole text, nats")
-    ax.set_ylabel(height)
-    ax.set_title(title)
+def _frame(axes: Axes, height: str, title: str) -> None:
+    style.log_axis(axes.xaxis, KL_TICKS, "KL of the whole text, nats")
+    axes.set_xlim(KL_TICKS[0] * 0.8, None)
+    axes.set_ylabel(height)
+    axes.set_title(title)
 
 
 def _key(row: Row) -> tuple[str, str]:

@@ -1,16 +1,14 @@
 """The closed form against convex programs over the vocabulary, with what failed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figures import _style as style
+from . import _style as style
+from ._style import Row
 
-Row = dict[str, Any]
 PROGRAMS = {
     "ratios": (style.COLOUR["band_price"], "o", "the program in ratios to the row"),
     "plain": (style.COLOUR["cactus"], "s", "the program written plainly in h"),
@@ -27,10 +25,11 @@ def draw(data: Path) -> Figure:
     rows = style.read(data / "solver_error.csv")
     figure, (errors, seconds) = style.panels(2, height=3.5)
     for number, (name, (colour, marker, label)) in enumerate(PROGRAMS.items()):
-        own = [row for row in rows if row["program"] == name]
+        look = {"color": colour, "marker": marker, "ms": 4}
+        solved = [row for row in rows if row["program"] == name]
         aside = APART ** (2 * number - 1)  # so that one does not cover the other
-        _errors(errors, own, aside, {"color": colour, "marker": marker, "ms": 4, "ls": ""}, label)
-        _seconds(seconds, own, "seconds", {"color": colour, "marker": marker, "ms": 4})
+        _errors(errors, solved, aside, look | {"ls": ""}, label)
+        _seconds(seconds, solved, "seconds", look)
     _seconds(seconds, rows, "closed_form_seconds", {"color": style.INK, "marker": "D", "ms": 4})
     style.label(seconds, "the closed form", _last(rows), style.INK, ha="right", shift=(0, -11))
     errors.axhline(FAILED, color=style.MUTED, lw=0.8, ls=":")
@@ -39,28 +38,24 @@ def draw(data: Path) -> Figure:
     seconds.set(yscale="log", ylabel="seconds a row, median")
     errors.set_title("Where programs agree with it")
     seconds.set_title("What an answer takes")
-    for ax in (errors, seconds):
-        ax.set_xscale("log")
-        style.ticks(ax.xaxis, sorted({row["vocabulary"] for row in rows})[::2])
-        ax.set_xlabel("vocabulary")
-    handles, labels = errors.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=7.5,
-                  ncols=1 if style.narrow() else 2)  # fmt: skip
+    for axes in (errors, seconds):
+        style.log_axis(axes.xaxis, sorted({row["vocabulary"] for row in rows})[::2], "vocabulary")
+    style.legend_below(figure, errors)
     return figure
 
 
-def _errors(ax: Axes, rows: list[Row], aside: float, look: dict[str, Any], label: str) -> None:
-    found = [row for row in rows if row["error"] is not None]
-    xs = [row["vocabulary"] * aside for row in found]
-    ax.plot(xs, [max(row["error"], LEAST) for row in found], label=label, **look)
+def _errors(axes: Axes, rows: list[Row], aside: float, look: dict[str, Any], label: str) -> None:
+    sizes, distances = style.columns(rows, "vocabulary", "error")
+    heights = [max(distance, LEAST) for distance in distances]
+    axes.plot([size * aside for size in sizes], heights, label=label, **look)
     lost = [row["vocabulary"] * aside for row in rows if row["error"] is None]
     hollow: dict[str, Any] = look | {"mfc": "white"}
-    ax.plot(lost, [FAILED] * len(lost), **hollow)
+    axes.plot(lost, [FAILED] * len(lost), **hollow)
 
 
-def _seconds(ax: Axes, rows: list[Row], key: str, look: dict[str, Any]) -> None:
+def _seconds(axes: Axes, rows: list[Row], key: str, look: dict[str, Any]) -> None:
     sizes = sorted({row["vocabulary"] for row in rows})
-    ax.plot(sizes, [_median(rows, size, key) for size in sizes], lw=1.2, **look)
+    axes.plot(sizes, [_median(rows, size, key) for size in sizes], lw=1.2, **look)
 
 
 def _last(rows: list[Row]) -> tuple[float, float]:
@@ -69,5 +64,5 @@ def _last(rows: list[Row]) -> tuple[float, float]:
 
 
 def _median(rows: list[Row], size: float, key: str) -> float:
-    own = sorted(row[key] for row in rows if row["vocabulary"] == size)
-    return own[len(own) // 2]
+    values = sorted(row[key] for row in rows if row["vocabulary"] == size)
+    return values[len(values) // 2]

@@ -1,14 +1,13 @@
 """Siblings beside a drafted path: tokens per call at equal KL and at equal time of the pass."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figures import _style as style
+from . import _style as style
+from ._style import Row
 
 # standard errors drawn
 ERRORS = 2
@@ -18,28 +17,28 @@ FORWARDS = {"own": ("other", "-", "this package's pass"), "library": ("other", "
 
 def draw(data: Path) -> Figure:
     """Return the figure from ``trees.csv`` and ``trees_passes.csv``: gain, price, equal time."""
-    rows, timed = style.read(data / "trees.csv"), style.read(data / "trees_passes.csv")
+    rows, passes = style.read(data / "trees.csv"), style.read(data / "trees_passes.csv")
     width = rows[0]["num_draft_tokens"]
     every = [row for row in rows if row["verifier"] == "tree"]
     trees = [row for row in every if row["num_draft_tokens"] == width]
     figure, (gain, price, rival) = style.panels(3, height=3.4)
     most = max(row["siblings"] for row in trees)
     for temperature, (colour, line, marker) in TEMPERATURES.items():
-        own = [row for row in trees if row["temperature"] == temperature]
+        warm = [row for row in trees if row["temperature"] == temperature]
         look: Any = {"color": style.COLOUR[colour], "ls": line, "marker": marker, "ms": 4}
-        _gain(gain, [row for row in own if row["siblings"] == most], temperature, look)
-        own = [row for row in own if row["policy"] == "speculative"]
-        points = sorted((1 + width * (1 + row["siblings"]), row["pays_below"]) for row in own)
+        _gain(gain, [row for row in warm if row["siblings"] == most], temperature, look)
+        lossless = [row for row in warm if row["policy"] == "speculative"]
+        points = sorted((1 + width * (1 + row["siblings"]), row["pays_below"]) for row in lossless)
         price.plot(*zip(*points, strict=True), label=f"pays below, T = {temperature:g}", **look)
-        own = [row for row in every if row["temperature"] == temperature and row["equal_time_k"]]
-        for k in sorted({row["num_draft_tokens"] for row in own}):
-            some = [row for row in own if row["num_draft_tokens"] == k]
-            _equal_time(rival, some, look | {"label": f"T = {temperature:g}" if k == width else ""})
-    for name, (colour, line, said) in FORWARDS.items():
-        own = [row for row in timed if row["forward"] == name and row["num_draft_tokens"] == width]
-        points = sorted((row["nodes"], row["times_path"]) for row in own)
+        timed = [row for row in every if row["temperature"] == temperature and row["equal_time_k"]]
+        for k in sorted({row["num_draft_tokens"] for row in timed}):
+            line = [row for row in timed if row["num_draft_tokens"] == k]
+            _equal_time(rival, line, look | {"label": f"T = {temperature:g}" if k == width else ""})
+    for name, (colour, line, label) in FORWARDS.items():
+        timed = [r for r in passes if (r["forward"], r["num_draft_tokens"]) == (name, width)]
+        points = sorted((row["nodes"], row["times_path"]) for row in timed)
         look = {"color": style.COLOUR[colour], "ls": line, "marker": "s", "ms": 3.5}
-        price.plot(*zip(*points, strict=True), label=said, **look)
+        price.plot(*zip(*points, strict=True), label=label, **look)
     gain.axhline(1, color=style.GRID, zorder=0)
     gain.set(xlabel="emitted KL, nats per token", ylabel="tokens per call, over the block's")
     gain.set_title(f"K = {width:g}, {most:g} siblings")
@@ -55,25 +54,27 @@ def draw(data: Path) -> Figure:
     return figure
 
 
-def _gain(ax: Axes, rows: list[dict[str, Any]], temperature: float, look: dict[str, Any]) -> None:
+def _gain(axes: Axes, rows: list[Row], temperature: float, look: dict[str, Any]) -> None:
     """Draw the gain at no cost and at each level of KL."""
-    own = [row for row in rows if row["policy"] in ("speculative", "band:price")]
-    own.sort(key=lambda row: row["kl_per_token"])
-    spent, ratio, error = style.columns(own, "kl_per_token", "ratio_to_block", "ratio_to_block_se")
-    errors = [ERRORS * one for one in error]
-    ax.errorbar(spent, ratio, errors, lw=1.3, elinewidth=0.8, label=f"T = {temperature:g}", **look)
+    levels = [row for row in rows if row["policy"] in ("speculative", "band:price")]
+    levels.sort(key=lambda row: row["kl_per_token"])
+    spent, ratio, error = style.columns(
+        levels, "kl_per_token", "ratio_to_block", "ratio_to_block_se"
+    )
+    errors = [ERRORS * width for width in error]
+    axes.errorbar(
+        spent, ratio, errors, lw=1.3, elinewidth=0.8, label=f"T = {temperature:g}", **look
+    )
 
 
-def _equal_time(ax: Axes, rows: list[dict[str, Any]], look: dict[str, Any]) -> None:
+def _equal_time(axes: Axes, rows: list[Row], look: dict[str, Any]) -> None:
     """Draw the lossless trees of one K beside blocks whose pass takes as long."""
-    own = [row for row in rows if row["policy"] == "speculative"]
-    own.sort(key=lambda row: row["siblings"])
-    nodes = [1 + row["num_draft_tokens"] * (1 + row["siblings"]) for row in own]
-    ratio, error = style.columns(own, "ratio_to_equal_time", "ratio_to_equal_time_se")
-    errors = [ERRORS * one for one in error]
-    ax.errorbar(nodes, ratio, errors, lw=1.3, elinewidth=0.8, **look)
-    if own and own[0]["temperature"] == 1:
-        said = f"K = {own[0]['num_draft_tokens']:g}"
-        ax.annotate(
-            said, (nodes[-1], ratio[-1]), (0, -16), textcoords="offset points", fontsize=7.5
-        )
+    trees = [row for row in rows if row["policy"] == "speculative"]
+    trees.sort(key=lambda row: row["siblings"])
+    nodes = [1 + row["num_draft_tokens"] * (1 + row["siblings"]) for row in trees]
+    ratio, error = style.columns(trees, "ratio_to_equal_time", "ratio_to_equal_time_se")
+    errors = [ERRORS * width for width in error]
+    axes.errorbar(nodes, ratio, errors, lw=1.3, elinewidth=0.8, **look)
+    if trees and trees[0]["temperature"] == 1:
+        name, end = f"K = {trees[0]['num_draft_tokens']:g}", (nodes[-1], ratio[-1])
+        axes.annotate(name, end, (0, -16), textcoords="offset points", fontsize=7.5)

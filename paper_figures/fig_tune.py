@@ -1,16 +1,14 @@
 """The tuner's predictions against decodes, and where relaxing beats a better K."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper_figures import _style as style
+from . import _style as style
+from ._style import Row
 
-Row = dict[str, Any]
 # family → colour, marker and name; the chain's markers are full, the block's hollow
 FAMILIES = {
     "plain": (style.MUTED, "x", "plain decoding (also dotted)"),
@@ -32,61 +30,60 @@ def draw(data: Path) -> Figure:
     count = len(batches)
     figure, panels = style.panels(3 * count, height=2.8, rows=count)
     for number, batch in enumerate(batches):
-        own = [row for row in rows if row["batch"] == batch]
+        together = [row for row in rows if row["batch"] == batch]
         first, second, third = panels[3 * number : 3 * number + 3]
-        _predictions(first, own, batch)
-        _by_width(second, own, _middle(own))
-        _relaxing(third, own)
+        _predictions(first, together, batch)
+        _by_width(second, together, _middle(together))
+        _relaxing(third, together)
     handles: dict[str, Any] = {}
-    for ax in panels:
-        handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) | handles
+    for axes in panels:
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", frameon=False,
                   fontsize=7.5, ncols=2 if style.narrow() else 4)  # fmt: skip
     return figure
 
 
-def _predictions(ax: Axes, rows: list[Row], batch: float) -> None:
+def _predictions(axes: Axes, rows: list[Row], batch: float) -> None:
     """Draw every setting's measured speed over its predicted one; chosen ones are ringed."""
     for row in rows:
         colour, marker, name = _look(row)
         hollow = "white" if row["verifier"] == "block" and marker not in "x*" else colour
         at = row["predicted_speed"], row["measured_speed"]
-        ax.plot(*at, marker, color=colour, mfc=hollow, ms=3.6, mew=0.9, label=name)
+        axes.plot(*at, marker, color=colour, mfc=hollow, ms=3.6, mew=0.9, label=name)
         if row["chosen"]:
-            ax.plot(*at, "o", mfc="none", mec=style.INK, ms=9, mew=0.9, label="chosen")
+            axes.plot(*at, "o", mfc="none", mec=style.INK, ms=9, mew=0.9, label="chosen")
     ends = [row[name] for row in rows for name in ("predicted_speed", "measured_speed")]
     low, high = min(ends) * 0.95, max(ends) * 1.05
-    ax.plot([low, high], [low, high], color=style.MUTED, lw=0.8, ls=":")
-    ax.set(xlim=(low, high), ylim=(low, high))
-    ax.set_xlabel("predicted tokens/s")
-    ax.set_ylabel("measured tokens/s")
-    ax.set_title(f"Batch {batch:g}")
+    axes.plot([low, high], [low, high], color=style.MUTED, lw=0.8, ls=":")
+    axes.set(xlim=(low, high), ylim=(low, high))
+    axes.set_xlabel("predicted tokens/s")
+    axes.set_ylabel("measured tokens/s")
+    axes.set_title(f"Batch {batch:g}")
 
 
-def _by_width(ax: Axes, rows: list[Row], level: float) -> None:
+def _by_width(axes: Axes, rows: list[Row], level: float) -> None:
     """Draw measured speed over K at one level, predictions as thin lines."""
-    own = [row for row in rows if row["level"] == level]
-    for key in dict.fromkeys((row["family"], row["verifier"]) for row in own):
-        line = [row for row in own if (row["family"], row["verifier"]) == key]
+    settings = [row for row in rows if row["level"] == level]
+    for key in dict.fromkeys((row["family"], row["verifier"]) for row in settings):
+        line = [row for row in settings if (row["family"], row["verifier"]) == key]
         line.sort(key=lambda row: row["num_draft_tokens"])
         colour, marker, _ = _look(line[0])
         if key[0] == "plain":
-            ax.axhline(line[0]["measured_speed"], color=colour, lw=0.9, ls=":")
+            axes.axhline(line[0]["measured_speed"], color=colour, lw=0.9, ls=":")
             continue
-        widths, speeds, said = style.columns(
-            line, "num_draft_tokens", "measured_speed", "predicted_speed"
-        )
+        names = "num_draft_tokens", "measured_speed", "predicted_speed"
+        widths, speeds, predictions = style.columns(line, *names)
         dashed = "--" if key[1] == "block" else "-"
-        ax.plot(widths, speeds, marker=marker, ls=dashed, color=colour, ms=3.2, lw=1.1,
+        axes.plot(widths, speeds, marker=marker, ls=dashed, color=colour, ms=3.2, lw=1.1,
                 mfc="white" if key[1] == "block" else colour)  # fmt: skip
-        ax.plot(widths, said, color=colour, lw=0.5, alpha=0.5)
-    ax.set_xticks(sorted({row["num_draft_tokens"] for row in own} - {0}))
-    ax.set_xlabel("K (dashed: block, thin: predicted)")
-    ax.set_ylabel("tokens/s")
-    ax.set_title(f"{level:g} nats a token")
+        axes.plot(widths, predictions, color=colour, lw=0.5, alpha=0.5)
+    axes.set_xticks(sorted({row["num_draft_tokens"] for row in settings} - {0}))
+    axes.set_xlabel("K (dashed: block, thin: predicted)")
+    axes.set_ylabel("tokens/s")
+    axes.set_title(f"{level:g} nats a token")
 
 
-def _relaxing(ax: Axes, rows: list[Row]) -> None:
+def _relaxing(axes: Axes, rows: list[Row]) -> None:
     """Draw each relaxed family at its best K over the lossless best K, by level."""
     levels = sorted({row["level"] for row in rows})
     best = {level: _best(rows, level, "speculative", None) for level in levels}
@@ -99,23 +96,21 @@ def _relaxing(ax: Axes, rows: list[Row]) -> None:
                  for level, row in points if row is not None]  # fmt: skip
         colour, marker, _ = _look({"family": key[0]})
         block = key[1] == "block"
-        ax.plot(*zip(*known, strict=True), marker=marker, color=colour, ls="--" if block else "-",
+        axes.plot(*zip(*known, strict=True), marker=marker, color=colour, ls="--" if block else "-",
                 mfc="white" if block else colour, ms=3.6, lw=1.1)  # fmt: skip
     plain = _best(rows, levels[0], "plain", None)["measured_speed"]
     lossless = best[levels[0]]["measured_speed"]
-    ax.axhline(1, color=style.INK, lw=0.8)
-    ax.axhline(plain / lossless, color=style.MUTED, lw=0.9, ls=":")
-    ax.set_xscale("log")
-    style.ticks(ax.xaxis, levels)
-    ax.set_xlabel("KL, nats per token")
-    ax.set_ylabel("over the best lossless K")
-    ax.set_title("Relaxing or a better K")
+    axes.axhline(1, color=style.INK, lw=0.8)
+    axes.axhline(plain / lossless, color=style.MUTED, lw=0.9, ls=":")
+    style.log_axis(axes.xaxis, levels, "KL, nats per token")
+    axes.set_ylabel("over the best lossless K")
+    axes.set_title("Relaxing or a better K")
 
 
 def _best(rows: list[Row], level: float, family: str, verifier: str | None) -> Any:
-    own = [row for row in rows if row["level"] == level and row["family"] == family]
-    own = [row for row in own if verifier is None or row["verifier"] == verifier]
-    return max(own, key=lambda row: row["measured_speed"], default=None)
+    settings = [row for row in rows if row["level"] == level and row["family"] == family]
+    settings = [row for row in settings if verifier in (None, row["verifier"])]
+    return max(settings, key=lambda row: row["measured_speed"], default=None)
 
 
 def _middle(rows: list[Row]) -> float:
