@@ -32,24 +32,40 @@ from .common.results import publish
 from .common.terminal import text_table
 
 # paths whose laws are computed at once
-TOGETHER = 4096
+PATHS_AT_ONCE = 4096
+# values tried of a knob, those outside its range left out
+KNOB_VALUES = {"price": (4.0, 1.5, 0.5), "k": (2, 1)}
+OTHER_VALUES = (0.1, 0.3, 0.7)
+# where a knob is looked for at a given divergence: decades, points a decade, halvings after that
+DECADES, STEPS, HALVINGS = (-4, 3), 2, 26
+# of a knob that was looked for
+DIGITS = 6
+# divergence below this is rounding
+ROUNDING = 1e-12
+
+
+OUT = Path("build/block_gap.csv")
+COLUMNS = {
+    "tree": "tree",
+    "verifier": "verifier",
+    "policy": "policy",
+    "tokens_per_call": "tokens\nper call",
+    "divergence_per_token": "divergence\nper token",
+    "optimal_tokens_per_call": "optimum\nthere",
+    "gap_percent": "gap, %",
+}
 
 
 @dataclass(frozen=True)
 class Value:
-    """Tokens per target call, the recovered or bonus token included, and metered divergence.
+    """What is expected of a target call.
 
-    Attributes
-    ----------
-    tokens : expected tokens per call.
-    divergence : expected metered divergence per call: D(emitted‖q) of every row that is reached
-        before a bonus token, which is free.
-    excluded : expected number of emitted tokens that the target excludes (q = 0).
+    Metered is D(emitted‖q) of every row that is reached before a bonus token, which is free.
     """
 
-    tokens: float
+    tokens: float  # the recovered or bonus token included
     divergence: float
-    excluded: float = 0.0
+    excluded: float = 0.0  # emitted tokens that the target excludes (q = 0)
 
     @property
     def per_token(self) -> float:
@@ -66,22 +82,16 @@ def value_of(
     """Return what a policy and a verifier come to on a tree, exactly.
 
     Every path that may be drafted is verified by :meth:`Verifier.law`, weighted by its
-    probability.
-
-    Raises
-    ------
-    ValueError
-        A policy that the verifier cannot follow.
-    NotImplementedError
-        A verifier without an enumerated law.
+    probability. A policy that the verifier cannot follow is a ValueError; a verifier without an
+    enumerated law, a NotImplementedError.
     """
-    followed, judge = ct.policy(rule), find_verifier(verifier)
-    judge.check(followed)
-    kind, assigned = find_divergence(divergence), Assignment((followed,))
+    policy, judge = ct.policy(rule), find_verifier(verifier)
+    judge.check(policy)
+    kind, assigned = find_divergence(divergence), Assignment((policy,))
     tokens, spent, excluded = 1.0, 0.0, 0.0
     ids, nodes, chance = paths_of(tree)
-    for start in range(0, len(ids), TOGETHER):
-        part = slice(start, start + TOGETHER)
+    for start in range(0, len(ids), PATHS_AT_ONCE):
+        part = slice(start, start + PATHS_AT_ONCE)
         q, p = (torch.from_numpy(rows[nodes[part]]) for rows in (tree.target, tree.draft))
         weight = torch.from_numpy(chance[part])
         drafted = torch.from_numpy(ids[part])
@@ -114,27 +124,16 @@ def paths_of(tree: PathTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ids[on], nodes[on], chance[on]
 
 
-# values tried of a knob, those outside its range left out
-KNOB_VALUES = {"price": (4.0, 1.5, 0.5), "k": (2, 1)}
-OTHER_VALUES = (0.1, 0.3, 0.7)
-# where a knob is looked for at a given divergence: decades, points a decade, halvings after that
-DECADES, STEPS, HALVINGS = (-4, 3), 2, 26
-# of a knob that was looked for
-DIGITS = 6
-# divergence below this is rounding
-ROUNDING = 1e-12
-
-
 def registered(verifier: str) -> list[Policy]:
     """Return every registered policy that a verifier can follow, at a few values of its knob."""
-    made = [
-        (knob, _made(name, knobs))
+    policies = [
+        (knob, _policy_at(name, knobs))
         for name, entry in ct.list_policies().items()
         for knob, knobs in [(None, {}), *_settings(entry["knobs"])]
     ]
     return [
         policy
-        for knob, policy in made
+        for knob, policy in policies
         if policy and policy.knob in (None, knob) and can_follow(verifier, policy)
     ]
 
@@ -146,7 +145,7 @@ def _settings(knobs: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def can_follow(verifier: str, policy: Policy) -> bool:
-    """Return whether a verifier can follow a policy."""
+    """Return whether the verifier accepts the policy."""
     try:
         find_verifier(verifier).check(policy)
     except ValueError:
@@ -154,9 +153,9 @@ def can_follow(verifier: str, policy: Policy) -> bool:
     return True
 
 
-def _made(name: str, knobs: dict[str, float]) -> Policy | None:
+def _policy_at(policy: str | Policy, knobs: dict[str, float]) -> Policy | None:
     try:
-        return ct.policy(name, **knobs)
+        return ct.policy(policy, **knobs)
     except (TypeError, ValueError):  # outside its range, a knob of words, or one that is missing
         return None
 
@@ -169,18 +168,15 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row a verifier and policy: tokens, divergence, the optimum there, the gap.
 
-    Parameters
-    ----------
-    cases : verifiers and policies.
-    per_token : metered divergence per token at which to compare: each policy's knob is set to
-        meet it, and policies that cannot are left out. As they are given if None.
+    ``per_token`` is the metered divergence per token at which to compare: each policy's knob is
+    set to meet it, and policies that cannot are left out. Knobs stay as they are if None.
     """
     for verifier, policy in cases:
-        own = policy
+        compared: Policy | None = policy
         if per_token is not None and policy.knob is not None:
-            own = tuned(policy, verifier, tree, divergence, per_token)
-        if own is not None:
-            yield row_of(tree, verifier, own, divergence)
+            compared = tuned(policy, verifier, tree, divergence, per_token)
+        if compared is not None:
+            yield row_of(tree, verifier, compared, divergence)
 
 
 def row_of(tree: PathTree, verifier: str, policy: Policy, divergence: str) -> dict[str, Any]:
@@ -188,21 +184,21 @@ def row_of(tree: PathTree, verifier: str, policy: Policy, divergence: str) -> di
 
     The optimum emits nothing that the target excludes; beside a policy that does, it is None.
     """
-    found = value_of(policy, verifier, tree, divergence)
+    value = value_of(policy, verifier, tree, divergence)
     row: dict[str, Any] = {
         "verifier": verifier,
         "policy": policy.spec,
-        "tokens_per_call": found.tokens,
-        "divergence_per_call": found.divergence,
-        "divergence_per_token": found.per_token,
+        "tokens_per_call": value.tokens,
+        "divergence_per_call": value.divergence,
+        "divergence_per_token": value.per_token,
     }
-    if found.excluded > ROUNDING:
+    if value.excluded > ROUNDING:
         return row | {"optimal_tokens_per_call": None, "gap_percent": None, "proof_gap": None}
-    budget = found.per_token if found.per_token > ROUNDING else 0.0
+    budget = value.per_token if value.per_token > ROUNDING else 0.0
     best = block.solve(tree, divergence, per_token=budget)
     return row | {
         "optimal_tokens_per_call": best.tokens,
-        "gap_percent": 100 * (best.tokens / found.tokens - 1),
+        "gap_percent": 100 * (best.tokens / value.tokens - 1),
         "proof_gap": best.gap,
     }
 
@@ -215,11 +211,15 @@ def tuned(
     Where the divergence jumps over ``per_token``, that is the knob just before the jump.
     """
 
-    def over(log: float) -> float | None:
-        return _over(policy, verifier, tree, divergence, per_token, log)
+    def excess(log: float) -> float | None:
+        """Return by how much ``per_token`` is exceeded at a knob; None outside its range."""
+        at_knob = _policy_at(policy, {str(policy.knob): math.exp(log)})
+        if at_knob is None:
+            return None
+        return value_of(at_knob, verifier, tree, divergence).per_token - per_token
 
     logs = np.log(np.logspace(*DECADES, STEPS * (DECADES[1] - DECADES[0]) + 1)).tolist()
-    known = [(log, found) for log in logs if (found := over(log)) is not None]
+    known = [(log, over) for log in logs if (over := excess(log)) is not None]
     pairs = zip(known, known[1:], strict=False)
     around = next((pair for pair in pairs if (pair[0][1] > 0) != (pair[1][1] > 0)), None)
     if around is None:
@@ -227,34 +227,11 @@ def tuned(
     (low, first), (high, _) = around
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        there = over(middle)
-        assert there is not None  # between two values in the knob's range
-        low, high = (middle, high) if (there > 0) == (first > 0) else (low, middle)
+        over = excess(middle)
+        assert over is not None  # between two values in the knob's range
+        low, high = (middle, high) if (over > 0) == (first > 0) else (low, middle)
     knob = float(f"{math.exp(high if first > 0 else low):.{DIGITS}g}")
     return ct.policy(policy, **{str(policy.knob): knob})
-
-
-def _over(
-    policy: Policy, verifier: str, tree: PathTree, divergence: str, per_token: float, log: float
-) -> float | None:
-    """Return by how much the policy exceeds ``per_token`` at a knob; None outside its range."""
-    try:
-        there = ct.policy(policy, **{str(policy.knob): math.exp(log)})
-    except (TypeError, ValueError):
-        return None
-    return value_of(there, verifier, tree, divergence).per_token - per_token
-
-
-OUT = Path("build/block_gap.csv")
-COLUMNS = {
-    "tree": "tree",
-    "verifier": "verifier",
-    "policy": "policy",
-    "tokens_per_call": "tokens\nper call",
-    "divergence_per_token": "divergence\nper token",
-    "optimal_tokens_per_call": "optimum\nthere",
-    "gap_percent": "gap, %",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -297,33 +274,32 @@ def _cell(value: Any) -> str:
 
 def _rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the table's rows, tree after tree, in order of the gap."""
-    cases = _cases(args)
-    trees = _trees(args)
+    cases, trees = _cases(args), _trees(args)
     with Progress("verifying", len(trees) * len(cases)) as progress:
         for name, tree in trees.items():
-            found = []
+            rows = []
             for case in cases:
-                found += measure(tree, [case], args.divergence, args.kl_per_token)
+                rows += measure(tree, [case], args.divergence, args.kl_per_token)
                 progress.advance(case[1].spec)
-            for row in sorted(found, key=_place):
+            for row in sorted(rows, key=_gap):
                 yield {"tree": name, **row}
 
 
-def _place(row: dict[str, Any]) -> float:
+def _gap(row: dict[str, Any]) -> float:
     return math.inf if row["gap_percent"] is None else row["gap_percent"]
 
 
 def _cases(args: argparse.Namespace) -> list[tuple[str, Policy]]:
     """Return verifiers and policies; each policy once if its knob will be set for it."""
-    found: dict[tuple[str, ...], tuple[str, Policy]] = {}
+    cases: dict[tuple[str, ...], tuple[str, Policy]] = {}
     for verifier in args.verifier:
-        given = None if args.policy is None else [ct.policy(spec) for spec in args.policy]
-        for policy in registered(verifier) if given is None else given:
+        policies = None if args.policy is None else [ct.policy(spec) for spec in args.policy]
+        for policy in registered(verifier) if policies is None else policies:
             set_later = args.kl_per_token is not None and policy.knob is not None
             key = (policy.name, str(policy.knob)) if set_later else (policy.spec,)
             if can_follow(verifier, policy):
-                found.setdefault((verifier, *key), (verifier, policy))
-    return list(found.values())
+                cases.setdefault((verifier, *key), (verifier, policy))
+    return list(cases.values())
 
 
 def _trees(args: argparse.Namespace) -> dict[str, PathTree]:

@@ -51,7 +51,7 @@ def certain_families() -> list[Family]:
     """Return what is compared on drafts of certain tokens, which a soft band knows to their end."""
     prices = (*VALUED_PRICES[:3], *PRICES[1:])
     return [
-        *(Family(f"speculative, {own}", own, ("speculative",)) for own in ("chain", "block")),
+        *(Family(f"speculative, {judge}", judge, ("speculative",)) for judge in ("chain", "block")),
         _family("band:price", "chain", PRICES),
         _family("soft_band:ahead=False,price", "block", PRICES),
         _family("soft_band:price", "block", prices),
@@ -60,23 +60,23 @@ def certain_families() -> list[Family]:
 
 def families(values: Sequence[Path]) -> list[Family]:
     """Return everything that is compared; ``values`` are files for the soft band."""
-    found = []
+    compared = []
     for verifier in ("chain", "block"):
-        found += [
+        compared += [
             Family(f"speculative, {verifier}", verifier, ("speculative",)),
             _family("cactus:delta", verifier, DELTAS),
             _family("band:delta", verifier, BUDGETS),
             _family("band:price", verifier, PRICES),
         ]
-    found.append(_family("soft_band:price", "block", PRICES))
+    compared.append(_family("soft_band:price", "block", PRICES))
     for file in values:
-        policies = tuple(f"soft_band:price={own:g},values={file}" for own in VALUED_PRICES)
-        found.append(Family(f"soft_band:price,values={file.stem}, block", "block", policies))
-    return found
+        policies = tuple(f"soft_band:price={price:g},values={file}" for price in VALUED_PRICES)
+        compared.append(Family(f"soft_band:price,values={file.stem}, block", "block", policies))
+    return compared
 
 
 def _family(knob: str, verifier: str, amounts: Sequence[float]) -> Family:
-    policies = tuple(f"{knob}={own:g}" for own in amounts)
+    policies = tuple(f"{knob}={amount:g}" for amount in amounts)
     return Family(f"{knob}, {verifier}", verifier, policies)
 
 
@@ -110,33 +110,33 @@ def run(args: argparse.Namespace) -> int:
                 f"--num-draft-tokens: must be from 1 to the {trace.num_draft_tokens} logged; "
                 f"got {width}"
             )
-    known = _checked(args.values, certain=not trace.manifest.total("draft_rows"))
-    made = []
+    compared = _checked(args.values, certain=not trace.manifest.total("draft_rows"))
+    rows = []
     tables = {file.name: file.read_text(encoding="utf-8") for file in args.values}
     path, settings = args.out / "journal.jsonl", {"trace": trace.fingerprint} | tables
     jobs = {
-        f"{policy}|{own.verifier}|K={width}": (width, own, policy)
-        for width in args.num_draft_tokens for own in known for policy in own.policies
+        f"{policy}|{family.verifier}|K={width}": (width, family, policy)
+        for width in args.num_draft_tokens for family in compared for policy in family.policies
     }  # fmt: skip
 
     def replayed(job: Job) -> dict[str, Any]:
         width, family, policy = job
-        own = replay(trace, policy, family.verifier, num_draft_tokens=width)
-        sums = {name: getattr(own, name).tolist() for name in SUMS}
-        return sums | {"kl": own.spent["kl"].tolist()}
+        result = replay(trace, policy, family.verifier, num_draft_tokens=width)
+        sums = {name: getattr(result, name).tolist() for name in SUMS}
+        return sums | {"kl": result.spent["kl"].tolist()}
 
     with Journal(path, settings, args.set_aside_damaged) as journal:
-        told = "K={0} {1.name}".format
-        results = fill(jobs, replayed, journal, "replaying", lambda job: told(*job))
+        label = "K={0} {1.name}".format
+        results = fill(jobs, replayed, journal, "replaying", lambda job: label(*job))
     for width in args.num_draft_tokens:
         replays: dict[str, list[Replay]] = {}
-        for key, (own, family, policy) in jobs.items():
-            if own == width:
-                made_again = _kept(trace, family, policy, width, results[key])
-                replays.setdefault(family.name, []).append(made_again)
-        made += _table(width, known, replays, args.levels)
-    publish(args, made, args.out / "blocks.csv", args.publish, **_sources(trace, args.values))
-    print(_shown(made))
+        for key, job in jobs.items():
+            if job[0] == width:
+                result = _from_journal(trace, job, results[key])
+                replays.setdefault(job[1].name, []).append(result)
+        rows += _table(width, compared, replays, args.levels)
+    publish(args, rows, args.out / "blocks.csv", args.publish, **_sources(trace, args.values))
+    print(_shown(rows))
     return 0
 
 
@@ -145,8 +145,8 @@ def _sources(trace: Trace, values: list[Path]) -> dict[str, str]:
     notes = {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
     notes |= {"trace_made": json.dumps(trace.header.flat())}
     for file in values:
-        made = parsed_json(f"--values: {file} must be JSON", file.read_bytes()).get("made", {})
-        notes[f"{file.stem}_made"] = json.dumps(made)
+        table = parsed_json(f"--values: {file} must be JSON", file.read_bytes())
+        notes[f"{file.stem}_made"] = json.dumps(table.get("made", {}))
     return notes
 
 
@@ -157,25 +157,25 @@ def _checked(values: list[Path], certain: bool) -> list[Family]:
     if len({file.stem for file in values}) < len(values):
         names = " ".join(file.name for file in values)
         raise ValueError(f"--values: files must have different names; got {names}")
-    known = certain_families() if certain else families(values)
-    for spec in (spec for family in known for spec in family.policies):
+    compared = certain_families() if certain else families(values)
+    for spec in (spec for family in compared for spec in family.policies):
         find_policy(spec)
-    return known
+    return compared
 
 
-def _kept(trace: Trace, family: Family, policy: str, width: int, kept: dict[str, Any]) -> Replay:
-    """Return a replay out of the journal."""
-    arrays = {name: np.array(kept[name]) for name in SUMS}
-    spent = {"kl": np.array(kept["kl"])}
+def _from_journal(trace: Trace, job: Job, sums: dict[str, Any]) -> Replay:
+    width, family, policy = job
+    arrays = {name: np.array(sums[name]) for name in SUMS}
+    spent = {"kl": np.array(sums["kl"])}
     return Replay(policy=policy, verifier=family.verifier, num_draft_tokens=width,
                   source=trace.fingerprint, spent=spent, **arrays)  # fmt: skip
 
 
 def _table(
-    width: int, known: list[Family], replays: dict[str, list[Replay]], levels: list[float]
+    width: int, compared: list[Family], replays: dict[str, list[Replay]], levels: list[float]
 ) -> list[Row]:
     """Return one row per family and level, lossless ones at 0."""
-    made = []
+    rows = []
     lossless = replays["speculative, chain"][0].tokens_per_call
     for level in (0.0, *levels):
         reference = lossless
@@ -184,38 +184,37 @@ def _table(
             if at_level is None:
                 continue
             reference = at_level
-        for family in known:
-            own = replays[family.name]
+        for family in compared:
             if family.lossless != (level == 0):
                 continue
-            tokens = own[0].tokens_per_call if family.lossless else reached(own, level)
+            results = replays[family.name]
+            tokens = results[0].tokens_per_call if family.lossless else reached(results, level)
             if tokens is not None:
-                made.append(_row(width, level, family.name, tokens, reference))
-    return made
+                rows.append(_row(width, level, family.name, tokens, reference))
+    return rows
 
 
 def _row(width: int, level: float, name: str, tokens: Estimate, reference: Estimate) -> Row:
     ratio = tokens / reference
-    same = tokens is reference
     return {
         "num_draft_tokens": width,
         "kl_per_token": level,
         "family": name,
         **valued("tokens_per_call", tokens),
         "ratio": ratio.value,
-        "ratio_se": 0.0 if same else ratio.standard_error,
+        "ratio_se": 0.0 if tokens is reference else ratio.standard_error,
     }
 
 
-def _shown(made: list[Row]) -> str:
+def _shown(rows: list[Row]) -> str:
     """Return the table: families down, levels across, one block per K."""
     parts = []
-    for width in dict.fromkeys(row["num_draft_tokens"] for row in made):
-        own = [row for row in made if row["num_draft_tokens"] == width]
-        levels = sorted({row["kl_per_token"] for row in own})
+    for width in dict.fromkeys(row["num_draft_tokens"] for row in rows):
+        table = [row for row in rows if row["num_draft_tokens"] == width]
+        levels = sorted({row["kl_per_token"] for row in table})
         cells = []
-        for name in dict.fromkeys(row["family"] for row in own):
-            by_level = {row["kl_per_token"]: row for row in own if row["family"] == name}
+        for name in dict.fromkeys(row["family"] for row in table):
+            by_level = {row["kl_per_token"]: row for row in table if row["family"] == name}
             cells.append([name, *(_cell(by_level.get(level)) for level in levels)])
         heads = (f"K={width}", *(f"{level:g} nats" if level else "lossless" for level in levels))
         parts.append(fitted(heads, cells, width_of_terminal(WIDEST), "tokens per target call"))

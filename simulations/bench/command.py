@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _shown(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the benchmark's rows, each printed as soon as it is known."""
-    own = {"theory": (args.repeats, args.programs), "verify": (args.repeats,)}
+    without_pair = {"theory": (args.repeats, args.programs), "verify": (args.repeats,)}
     pair = args.target, args.draft, args.prompts, args.repeats
     benchmark = importlib.import_module(f"simulations.bench.{args.what.replace('-', '_')}")
-    for row in benchmark.measure(*own.get(args.what, pair)):
+    for row in benchmark.measure(*without_pair.get(args.what, pair)):
         print(benchmark.line(row), flush=True)
         yield row

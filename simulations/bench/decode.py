@@ -63,55 +63,55 @@ def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[
     harness = harness_of(target, draft, prompts, PROMPTS, NEW)
 
     def decoded(job: Job) -> Record:
-        done = harness.decode(job.config, job.group, meter=job.config.meter)
-        meter = {} if done.result is None else {"meter": done.result.seconds.meter}
-        return done.record | meter
+        decode = harness.decode(job.config, job.group, meter=job.config.meter)
+        meter = {} if decode.result is None else {"meter": decode.result.seconds.meter}
+        return decode.record | meter
 
     grid = Grid(lines(), len(harness.prompts), repeats)  # the metered repeat warms up
-    runs = grid.runs(grid.fill(decoded))
-    assisted = next(own for line, own in runs.items() if line.method == HF_ASSISTED)
-    lossless = next(own for line, own in runs.items() if line.method == LOSSLESS)
-    for line, own in runs.items():
-        yield _row(line, own, target.name, assisted, lossless)
+    by_line = grid.runs(grid.fill(decoded))
+    assisted = next(runs for line, runs in by_line.items() if line.method == HF_ASSISTED)
+    lossless = next(runs for line, runs in by_line.items() if line.method == LOSSLESS)
+    for line, runs in by_line.items():
+        yield _row(line, runs, target.name, assisted, lossless)
 
 
-def _row(line: Line, own: Runs, target: str, assisted: Runs, lossless: Runs) -> dict[str, Any]:
+def _row(line: Line, runs: Runs, target: str, assisted: Runs, lossless: Runs) -> dict[str, Any]:
     row: dict[str, Any] = {
         "target": target,
         "job": line.job,
         "num_draft_tokens": WIDTH,
-        "tokens_per_second": float(np.median(own.speeds)),
-        "least": float(own.speeds.min()),
-        "most": float(own.speeds.max()),
-        "times_assisted": float(np.median(own.speeds / assisted.speeds)),
+        "tokens_per_second": float(np.median(runs.speeds)),
+        "least": float(runs.speeds.min()),
+        "most": float(runs.speeds.max()),
+        "times_assisted": float(np.median(runs.speeds / assisted.speeds)),
         "tokens_per_call": "",
         "milliseconds_per_round": "",
         "times_lossless_round": "",
         "outside_forward": "",
         "meter_share": "",
     }
-    if "target_calls" in own.judged[0]:
-        rounds, rival = (runs.per_repeat("seconds", "target_calls") for runs in (own, lossless))
+    if "target_calls" in runs.judged[0]:
+        rounds, rival = (each.per_repeat("seconds", "target_calls") for each in (runs, lossless))
         row |= {
-            "tokens_per_call": own.ratio("tokens", "row_calls"),
+            "tokens_per_call": runs.ratio("tokens", "row_calls"),
             "milliseconds_per_round": 1e3 * float(np.median(rounds)),
             "times_lossless_round": float(np.median(rounds / rival)),
-            "outside_forward": own.share([2, 3]),
-            "meter_share": total(own.clocked, "meter") / total(own.clocked, "seconds"),
+            "outside_forward": runs.share([2, 3]),
+            "meter_share": total(runs.clocked, "meter") / total(runs.clocked, "seconds"),
         }
     return row
 
 
 def line(row: dict[str, Any]) -> str:
     """Return a row as it is printed."""
-    said = (
+    speed = (
         f"{row['tokens_per_second']:>9.1f} tokens/s  {row['times_assisted']:>5.2f}x assisted  "
         f"{row['job']}"
     )
     if row["tokens_per_call"] == "":
-        return said
+        return speed
     calls, outside, meter = row["tokens_per_call"], row["outside_forward"], row["meter_share"]
     return (
-        f"{said}  {calls:.2f} a call, {row['milliseconds_per_round']:.2f} ms a round "
+        f"{speed}  {calls:.2f} a call, {row['milliseconds_per_round']:.2f} ms a round "
         f"({row['times_lossless_round']:.2f}x lossless), outside {outside:.1%}, meter {meter:.1%}"
     )

@@ -50,20 +50,19 @@ def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[
     every = harness_of(target, draft, prompts, 2 * PROMPTS, NEW)
     harness = replace(every, prompts=every.prompts[:PROMPTS])
     others = replace(harness, prompts=every.prompts[PROMPTS:] or every.prompts)
-    found = [line for policy in POLICIES for line in lines(policy, fitted(others, policy))]
+    table = [line for policy in POLICIES for line in lines(policy, fitted(others, policy))]
 
     def decoded(job: Job) -> Record:
         drafter = ModelDrafter(harness.pair.draft, stop=job.config.stop)
-        own = replace(harness, pair=replace(harness.pair, draft=drafter))
-        done = own.decode(job.config, job.group, again=job.repeat)
-        assert done.result is not None
-        return done.record | {"draft_calls": done.result.draft_calls}
+        stopping = replace(harness, pair=replace(harness.pair, draft=drafter))
+        decode = stopping.decode(job.config, job.group, again=job.repeat)
+        assert decode.result is not None
+        return decode.record | {"draft_calls": decode.result.draft_calls}
 
-    grid = Grid(found, len(harness.prompts), repeats)  # the metered repeat warms up
+    grid = Grid(table, len(harness.prompts), repeats)  # the metered repeat warms up
     runs = grid.runs(grid.fill(decoded))
     for policy in POLICIES:
-        own = {line: runs[line] for line in found if line.method == policy}
-        yield from rows(own, target.name)
+        yield from rows({line: runs[line] for line in table if line.method == policy}, target.name)
 
 
 def fitted(harness: Harness, policy: str) -> DraftStop:
@@ -83,14 +82,14 @@ def lines(policy: str, stop: DraftStop) -> list[Line]:
     ]
 
 
-def rows(found: dict[Line, Runs], target: str) -> Iterator[dict[str, Any]]:
+def rows(by_line: dict[Line, Runs], target: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of one policy."""
-    fixed = [line for line in found if line.stop is None]
-    best = max(fixed, key=lambda line: np.median(found[line].speeds))
-    draws = resamples(len(found[best].timed))
-    for line, own in found.items():
+    fixed = [line for line in by_line if line.stop is None]
+    best = max(fixed, key=lambda line: np.median(by_line[line].speeds))
+    draws = resamples(len(by_line[best].timed))
+    for line, runs in by_line.items():
         tokens, calls, steps = (
-            total(own.clocked, name) for name in ("tokens", "row_calls", "draft_calls")
+            total(runs.clocked, name) for name in ("tokens", "row_calls", "draft_calls")
         )
         yield {
             "target": target,
@@ -100,9 +99,9 @@ def rows(found: dict[Line, Runs], target: str) -> Iterator[dict[str, Any]]:
             "tokens_per_call": tokens / calls,
             "draft_steps_per_call": steps / calls,
             "tokens_per_draft_step": tokens / steps,
-            **spread("tokens_per_second", own.speeds, draws),
+            **spread("tokens_per_second", runs.speeds, draws),
             "best_fixed": best.width,
-            **spread("times_best_fixed", own.speeds / found[best].speeds, draws),
+            **spread("times_best_fixed", runs.speeds / by_line[best].speeds, draws),
         }
 
 

@@ -81,14 +81,14 @@ class Logged(Chain):
         self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
     ) -> Verdict:
         """Return what is emitted."""
-        at = draft.token_ids[..., None]
-        if at.shape[1] == LONGEST and draft.probs is not None:
-            phi = self.policy.acceptance(target_probs[:, :-1], draft.probs, at)
-            drawn = draft.probs.double().gather(-1, at)
+        ids = draft.token_ids[..., None]
+        if ids.shape[1] == LONGEST and draft.probs is not None:
+            phi = self.policy.acceptance(target_probs[:, :-1], draft.probs, ids)
+            drafted = draft.probs.double().gather(-1, ids)
             for row, count in enumerate(draft.lengths):
                 if count == LONGEST:
-                    own = (part[row, :, 0].clamp(0, 1).numpy() for part in (phi, drawn))
-                    self.paths.append(tuple(own))  # type: ignore[arg-type]
+                    pair = [part[row, :, 0].clamp(0, 1).numpy() for part in (phi, drafted)]
+                    self.paths.append((pair[0], pair[1]))
         return super().verify(assigned, target_probs, draft, accept, draw)
 
 
@@ -108,7 +108,7 @@ def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[
 
 def logged(pair: Pair, prompts: Sequence[Sequence[int]], policy: str, repeats: int) -> Paths:
     """Decode every prompt ``repeats`` times and return the paths; a repeat's text is its own."""
-    phi, drawn, text = [], [], []
+    phi, drafted, text = [], [], []
     with Progress(f"drafting under {policy}", repeats * len(prompts)) as progress:
         for number in range(repeats * len(prompts)):
             log = Logged(find_policy(policy))
@@ -117,18 +117,18 @@ def logged(pair: Pair, prompts: Sequence[Sequence[int]], policy: str, repeats: i
                      num_draft_tokens=LONGEST, max_new_tokens=NEW, seed=number, verifier=log,
                      meter=False)  # fmt: skip
             phi += [path[0] for path in log.paths]
-            drawn += [path[1] for path in log.paths]
+            drafted += [path[1] for path in log.paths]
             text += [number] * len(log.paths)
             progress.advance()
-    return Paths(np.array(phi), np.array(drawn), np.array(text))
+    return Paths(np.array(phi), np.array(drafted), np.array(text))
 
 
 def compared(paths: Paths, cost: float, fits: bool) -> dict[str, Any]:
     """Return tokens per cost of the best stop over those of the best fixed K, cross-fitted."""
     halves = [paths.of(paths.text % 2 == parity) for parity in (0, 1)]
-    widths, stops = zip(*(_chosen(own, cost, fits) for own in halves), strict=True)
+    widths, stops = zip(*(_chosen(half, cost, fits) for half in halves), strict=True)
     judged = zip(halves[::-1], widths, stops, strict=True)
-    sums = [_by_text(own, [own.stopped(stop), own.fixed(k)]) for own, k, stop in judged]
+    sums = [_by_text(half, [half.stopped(stop), half.fixed(k)]) for half, k, stop in judged]
     totals = np.concatenate(sums)  # (texts, way, tokens | drafted | rounds)
     low, high = interval(_ratio(totals[resamples(len(totals))].sum(1), cost))
     stopped, fixed = totals.sum(0)
@@ -147,13 +147,13 @@ def compared(paths: Paths, cost: float, fits: bool) -> dict[str, Any]:
     }
 
 
-def _chosen(own: Paths, cost: float, fits: bool) -> tuple[int, DraftStop]:
+def _chosen(paths: Paths, cost: float, fits: bool) -> tuple[int, DraftStop]:
     """Return the fixed K and the stop of most tokens per cost."""
-    base = DraftStop.fit(*own.reached(np.random.default_rng(0))) if fits else DraftStop()
+    base = DraftStop.fit(*paths.reached(np.random.default_rng(0))) if fits else DraftStop()
     stops = [replace(base, threshold=threshold) for threshold in THRESHOLDS]
     return (
-        max(range(1, LONGEST + 1), key=lambda k: _value(own, own.fixed(k), cost)),
-        max(stops, key=lambda stop: _value(own, own.stopped(stop), cost)),
+        max(range(1, LONGEST + 1), key=lambda k: _value(paths, paths.fixed(k), cost)),
+        max(stops, key=lambda stop: _value(paths, paths.stopped(stop), cost)),
     )
 
 
@@ -163,9 +163,10 @@ def _value(paths: Paths, counts: Counts, cost: float) -> float:
 
 def _by_text(paths: Paths, ways: Sequence[Counts]) -> Float[np.ndarray, "texts 2 3"]:
     """Return the sums of tokens, drafted tokens and rounds of each text, for each way to draft."""
-    _, at = np.unique(paths.text, return_inverse=True)
+    _, text = np.unique(paths.text, return_inverse=True)
     columns = [[paths.tokens(n), n, np.ones(len(n))] for n in ways]
-    return np.array([[np.bincount(at, own) for own in way] for way in columns]).transpose(2, 0, 1)
+    sums = [[np.bincount(text, values) for values in way] for way in columns]
+    return np.array(sums).transpose(2, 0, 1)
 
 
 def _ratio(sums: Float[np.ndarray, "*draws 2 3"], cost: float) -> Float[np.ndarray, "*draws"]:

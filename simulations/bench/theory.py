@@ -60,7 +60,7 @@ def clocked(
             started = time.perf_counter()
             job()
             times[name].append(1e3 * (time.perf_counter() - started))
-    return {name: milliseconds(own) for name, own in times.items()}, last
+    return {name: milliseconds(each) for name, each in times.items()}, last
 
 
 def milliseconds(times: Sequence[float]) -> dict[str, float]:
@@ -149,12 +149,12 @@ def _against_program(vocab: int, programs: int, repeats: int) -> Iterator[dict[s
         lambda: ct.optimal_acceptance(q[0], p[0], delta=DELTA), repeats,
     )  # fmt: skip
     yield closed
-    own = milliseconds(times)
-    factor = own["milliseconds"] / closed["milliseconds"]
+    program = milliseconds(times)
+    factor = program["milliseconds"] / closed["milliseconds"]
     worst = f"differ by at most {max(errors):.1e}" if errors else "none solved"
     yield closed | {
         "job": f"cvxpy with CLARABEL, V = {vocab:,}",
-        **own,
-        "milliseconds_per_row": own["milliseconds"],
+        **program,
+        "milliseconds_per_row": program["milliseconds"],
         "note": f"{factor:.0f} times the closed form; {worst}; {gave_up} of {len(q)} gave up",
     }

@@ -100,14 +100,14 @@ def _made_up(file: Path) -> Path:
 
 
 def _measured(kind: str, noise: float, repeats: int, values: Path) -> Iterator[dict[str, Any]]:
-    given, rivals = rows(noise), {}
-    jobs = _jobs(*given)
-    for name, (job, rival) in _block_jobs(*given, values).items():
+    drafts, rivals = rows(noise), {}
+    jobs = _jobs(*drafts)
+    for name, (job, rival) in _block_jobs(*drafts, values).items():
         jobs[name], rivals[name] = job, rival
     with torch.inference_mode():
         times, last = clocked(jobs, repeats)
-    medians = {name: own["milliseconds"] for name, own in times.items()}
-    for name, own in times.items():
+    medians = {name: each["milliseconds"] for name, each in times.items()}
+    for name, spread in times.items():
         kept = last[name].num_accepted if name not in (SOFTMAX, DENSE) else None
         yield {
             "draft": kind,
@@ -115,7 +115,7 @@ def _measured(kind: str, noise: float, repeats: int, values: Path) -> Iterator[d
             "batch": BATCH,
             "drafted": WIDTH,
             "vocabulary": VOCAB,
-            **own,
+            **spread,
             "times_faster_than_dense": medians[DENSE] / medians[name],
             "softmaxes": medians[name] / medians[SOFTMAX],
             "times_chain": medians[name] / medians[rivals[name]] if name in rivals else "",

@@ -46,7 +46,7 @@ from .rounds import LOSSLESS, Round, alone, followed, summed
 # siblings that the row h knows of, beside "tree", where it is that of the path
 CERTAIN = "tree, certain"
 # the pass of this package
-OWN = "own"
+PACKAGE = "own"
 # tokens before a timed pass, how often it is timed, and new tokens of a timed decode
 PREFIX, REPEATS, TIMED = 128, 15, 64
 # drafted tokens, siblings, policies and repeats of the walk that is timed at a large vocabulary
@@ -86,20 +86,21 @@ def run(args: argparse.Namespace) -> int:
     ids = [torch.tensor([pair.tokenizer(text)["input_ids"]]) for text in texts]
     for part in args.parts:
         for name, rows in PARTS[part](args, pair, ids).items():
-            publish(args, rows, *(own / f"{name}.csv" for own in (args.out, args.publish) if own))
+            folders = [folder for folder in (args.out, args.publish) if folder]
+            publish(args, rows, *(folder / f"{name}.csv" for folder in folders))
             print(columns(rows, {column: column.replace("_", "\n") for column in rows[0]}))
     return 0
 
 
 def _shapes(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[str, list[Row]]:
     widths = args.num_draft_tokens
-    every: list[Shape] = [(k, 0, own) for k in widths for own in ("chain", "block")]
+    every: list[Shape] = [(k, 0, judge) for k in widths for judge in ("chain", "block")]
     every += [(k, m, "tree") for k in widths for m in args.siblings]
     timed = _passes(pair.target, [*every, *((k, 0, "block") for k in args.path_lengths)])
-    own_pass = {(row["num_draft_tokens"], row["siblings"]): row["milliseconds"]
-                for row in timed if row["forward"] == OWN}  # fmt: skip
+    passes = {(row["num_draft_tokens"], row["siblings"]): row["milliseconds"]
+              for row in timed if row["forward"] == PACKAGE}  # fmt: skip
     rows = [row for heat in args.temperature
-            for row in _judged(args, pair, ids, heat, every, own_pass)]  # fmt: skip
+            for row in _judged(args, pair, ids, heat, every, passes)]  # fmt: skip
     trees = [row for row in rows if row["siblings"]]
     fast = sum(row["tokens_per_second"] > row["block_tokens_per_second"] for row in trees)
     print(f"{fast} of {len(trees)} trees give more tokens a second than the block of their path")
@@ -114,23 +115,23 @@ def _judged(
     known = args.num_draft_tokens[0], args.siblings[0]
     bands = [f"band:price={price:g}" for price in args.prices]
     rules = {spec: ct.policy(spec) for spec in (LOSSLESS, *bands)}
-    harness = Harness(pair, [own[0].tolist() for own in ids], TIMED, args.seed, ends=False)
+    harness = Harness(pair, [prompt[0].tolist() for prompt in ids], TIMED, args.seed, ends=False)
     times: dict[Shape, float] = defaultdict(lambda: math.inf)
 
     def judged(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[Any]:
-        for own, (spec, rule) in product(rounds, rules.items()):
-            for name, given in sums(own, rule, args.siblings).items():
-                yield (name, spec), given
+        for path, (spec, rule) in product(rounds, rules.items()):
+            for name, amounts in sums(path, rule, args.siblings).items():
+                yield (name, spec), amounts
         for k, m, name in every if text < max(3, len(ids) // 8) else ():
             config = Config(LOSSLESS, k, 1, name, m, temperature=temperature)
-            spent, made = milliseconds(partial(harness.decode, config, text))
-            times[k, m, name] = min(times[k, m, name], spent / made.record["row_calls"])
+            spent, decode = milliseconds(partial(harness.decode, config, text))
+            times[k, m, name] = min(times[k, m, name], spent / decode.record["row_calls"])
 
     width = max(*args.num_draft_tokens, *args.path_lengths)
-    found = summed(args, pair, ids, temperature, width, judged)
-    paths = {k: own for (k, m), own in passes.items() if not m}
+    totals = summed(args, pair, ids, temperature, width, judged)
+    paths = {k: spent for (k, m), spent in passes.items() if not m}
     times[*known, CERTAIN] = times[*known, "tree"]
-    priced = [own for own in every if own[0] == known[0] and own[1] in (0, known[1])]
+    priced = [shape for shape in every if shape[0] == known[0] and shape[1] in (0, known[1])]
     priced.append((*known, CERTAIN))
     cases: list[tuple[Shape, Sequence[str], float | None]] = [
         *((shape, [LOSSLESS], None) for shape in every),
@@ -140,15 +141,15 @@ def _judged(
     rows = []
     for shape, specs, level in cases:
         k, m, name = shape
-        kl, tokens = found.at(specs, level, (name, m), k)
-        block = found.at(specs, level, ("block", 0), k)[1]
+        kl, tokens = totals.at(specs, level, (name, m), k)
+        block = totals.at(specs, level, ("block", 0), k)[1]
         if tokens is None or block is None:
             continue
         longer = equal_time(passes[k, m], paths) if m else None
-        rival = None if longer is None else found.at(specs, level, ("block", 0), longer)[1]
+        rival = None if longer is None else totals.at(specs, level, ("block", 0), longer)[1]
         row = {"temperature": temperature, "num_draft_tokens": k, "siblings": m, "verifier": name}
         row |= {"policy": specs[0] if level is None else "band:price", "kl_per_token": kl}
-        seconds = [(times[own], passes[own[:2]]) for own in (shape, (k, 0, "block"))]
+        seconds = [(times[each], passes[each[:2]]) for each in (shape, (k, 0, "block"))]
         row |= against(tokens, block, *seconds, same=name == "block")
         row |= valued("equal_time_tokens_per_call", rival)
         row |= valued("ratio_to_equal_time", rival and tokens / rival)
@@ -156,16 +157,16 @@ def _judged(
     return rows
 
 
-def sums(own: Round, rule: Policy, siblings: Sequence[int]) -> dict[tuple[str, int], np.ndarray]:
+def sums(path: Round, rule: Policy, siblings: Sequence[int]) -> dict[tuple[str, int], np.ndarray]:
     """Return a round's tokens and nats (2, K + 1) of 0, 1, … drafted tokens by verifier, siblings.
 
     CERTAIN is with the first number of siblings.
     """
-    likely = own.p.topk(max(siblings))[1]
-    block, fixed = followed(own, alone(own, rule)), likely[:, : siblings[0]]
-    aware = followed(own, alone(own, rule, fixed.tolist()))
+    likely = path.p.topk(max(siblings))[1]
+    block, fixed = followed(path, alone(path, rule)), likely[:, : siblings[0]]
+    aware = followed(path, alone(path, rule, fixed.tolist()))
     return {
-        ("chain", 0): followed(own, alone(own, rule), chain=True).sums(),
+        ("chain", 0): followed(path, alone(path, rule), chain=True).sums(),
         ("block", 0): block.sums(),
         **{("tree", m): block.sums(block.caught(likely[:, :m])) for m in siblings},
         (CERTAIN, siblings[0]): aware.sums(aware.caught(fixed)),
@@ -180,7 +181,7 @@ def equal_time(spent: float, paths: Mapping[int, float]) -> float | None:
 
 
 def against(
-    tokens: Estimate, block: Estimate, own: tuple[float, float], path: tuple[float, float],
+    tokens: Estimate, block: Estimate, shape: tuple[float, float], path: tuple[float, float],
     same: bool = False,
 ) -> Row:  # fmt: skip
     """Return a shape beside the block of its path: tokens per call, milliseconds of round, pass."""
@@ -189,29 +190,29 @@ def against(
         **valued("tokens_per_call", tokens),
         "ratio_to_block": ratio.value,
         "ratio_to_block_se": 0.0 if same else ratio.standard_error,
-        "tokens_per_second": 1e3 * tokens.value / own[0],
+        "tokens_per_second": 1e3 * tokens.value / shape[0],
         "block_tokens_per_second": 1e3 * block.value / path[0],
-        "times_block_pass": own[1] / path[1],
+        "times_block_pass": shape[1] / path[1],
         "pays_below": ratio.value + (ratio.value - 1) * rest,
-        "round_milliseconds": own[0],
+        "round_milliseconds": shape[0],
     }
 
 
 def milliseconds(job: Callable[[], Any]) -> tuple[float, Any]:
     """Return how long a processor worked, and what the job returned."""
     started = time.process_time()
-    made = job()
-    return 1e3 * (time.process_time() - started), made
+    result = job()
+    return 1e3 * (time.process_time() - started), result
 
 
 @torch.inference_mode()
 def _passes(model: Any, shapes: Sequence[Shape]) -> list[Row]:
     """Return the least time of a pass over each shape, on both forward passes, in turn."""
     times: dict[Any, float] = defaultdict(lambda: math.inf)
-    kinds = list(dict.fromkeys(own[:2] for own in shapes))
+    kinds = list(dict.fromkeys(shape[:2] for shape in shapes))
     most = max(width * (m + 1) for width, m in kinds)
-    for forward in (OWN, "library"):
-        cached = CachedModel(model, PREFIX, slack=1 + most, fast_forward=forward == OWN)
+    for forward in (PACKAGE, "library"):
+        cached = CachedModel(model, PREFIX, slack=1 + most, fast_forward=forward == PACKAGE)
         cached.feed(torch.zeros(1, PREFIX, dtype=torch.int64), [PREFIX], [1])
         for width, m in kinds * REPEATS:
             beside = [place for place in range(width) for _ in range(m)]
@@ -222,8 +223,8 @@ def _passes(model: Any, shapes: Sequence[Shape]) -> list[Row]:
             cached.rollback(0, PREFIX)
     return [
         {"forward": forward, "num_draft_tokens": width, "siblings": m, "nodes": 1 + width * (m + 1),
-         "milliseconds": own, "times_path": own / times[forward, width, 0]}
-        for (forward, width, m), own in times.items()
+         "milliseconds": least, "times_path": least / times[forward, width, 0]}
+        for (forward, width, m), least in times.items()
     ]  # fmt: skip
 
 
@@ -245,7 +246,7 @@ def _walk(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[s
             ct.verify_tree, rule, q[:, nodes], p[:, path], tokens, tree.parents,
             sampled=tree.sampled, certain=tree.certain, coins=(accept[:, path], draws),
         )  # fmt: skip
-        jobs = [partial(own, validate=False) for own in (block, walk)]
+        jobs = [partial(job, validate=False) for job in (block, walk)]
         times = np.array([[milliseconds(job)[0] for job in jobs] for _ in range(repeats + 1)])
         times = times[1:]  # the first call asks for memory
         medians = np.median(times, 0).tolist()

@@ -56,67 +56,67 @@ def _at(
     def judged(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[Any]:
         texts.extend([text] * len(rounds))
         deeper = below(pair, whole, rounds, temperature, args.seed + text)
-        for own, runs in zip(rounds, deeper, strict=True):
-            yield from _by_own_rows(own, runs, cells)
+        for path, runs in zip(rounds, deeper, strict=True):
+            yield from _by_policies(path, runs, cells)
             for spec in softs:
-                yield from _by_values(own, spec)
+                yield from _by_values(path, spec)
 
     sums = summed(args, pair, ids, temperature, args.num_draft_tokens[0], judged)
     needed = _placed(cells, np.array(texts), sums.by_key)
     rows = []
     for name in dict.fromkeys(name for name, _ in sums.by_key):
         rival = SOFT if name.startswith("soft") else PLAIN
-        nodes = next(own[2] for (one, _), own in sums.by_key.items() if one == name)
+        nodes = next(amounts[2] for (idea, _), amounts in sums.by_key.items() if idea == name)
         for specs, level in (([LOSSLESS], None), ([*bands, *softs], args.level)):
-            (spent, own), plain = sums.at(specs, level, name), sums.at(specs, level, rival)[1]
-            if own is None or plain is None:
+            (spent, tokens), plain = sums.at(specs, level, name), sums.at(specs, level, rival)[1]
+            if tokens is None or plain is None:
                 continue
             row = {"temperature": temperature, "idea": name, "over": rival, "kl_per_token": spent}
-            row |= {"nodes": nodes.sum() / sums.cycles.sum()} | valued("tokens_per_call", own)
-            row |= valued("ratio", own / plain)
+            row |= {"nodes": nodes.sum() / sums.cycles.sum()} | valued("tokens_per_call", tokens)
+            row |= valued("ratio", tokens / plain)
             share = needed.get(name) if level is None else None
             rows.append(row | valued("nodes_of_equal_gain", share))
     return rows
 
 
-def _by_own_rows(
-    own: Round, runs: list[list[Round]], cells: dict[str, list[Any]]
+def _by_policies(
+    path: Round, runs: list[list[Round]], cells: dict[str, list[Any]]
 ) -> Iterator[tuple[tuple[str, str], Any]]:
     """Yield tokens, nats and nodes by idea and policy of rows that know of no siblings."""
-    chances, likely = own.p.topk(CANDIDATES)
+    chances, likely = path.p.topk(CANDIDATES)
     new = (1 - chances).numpy()  # nodes: a sibling that is drawn, too, is one node with it
-    drafted = own.p[range(len(own.ids)), own.ids].numpy()
+    drafted = path.p[range(len(path.ids)), path.ids].numpy()
     for spec in cells:
         rule = ct.policy(spec)
-        course = followed(own, alone(own, rule))
+        course = followed(path, alone(path, rule))
         tokens, nats = course.sums()[:, -1]
         caught = course.replaced.gather(1, likely).numpy()
         cells[spec].append((caught, chances.numpy(), drafted, course.alive.numpy()))
         sums = [[followed(run, alone(run, rule)).sums() for run in place] for place in runs]
         more = np.array(sums).transpose(2, 3, 0, 1)  # tokens and nats by how deep, place, rank
         for m, deep in SHAPES:
-            reach = caught[:, :m]
+            catches = caught[:, :m]
             longer, paid = more[:, deep, :, :m] if deep else (1.0, 0.0)
-            nodes = len(own.ids) + (1 + deep) * new[:, :m].sum()
-            given = tokens + (reach * longer).sum(), nats + (reach * paid).sum(), nodes
-            yield (f"{m} a place" + f", {deep} below" * (deep > 0), spec), given
+            nodes = len(path.ids) + (1 + deep) * new[:, :m].sum()
+            amounts = tokens + (catches * longer).sum(), nats + (catches * paid).sum(), nodes
+            yield (f"{m} a place" + f", {deep} below" * (deep > 0), spec), amounts
 
 
-def _by_values(own: Round, spec: str) -> Iterator[tuple[tuple[str, str], Any]]:
+def _by_values(path: Round, spec: str) -> Iterator[tuple[tuple[str, str], Any]]:
     """Yield the same of soft bands, without and with what a caught token is worth."""
     rule = ct.policy(spec)
     assert isinstance(rule, SoftBand)
-    worths = rule.worth(range(len(own.ids) - 1, -1, -1))
-    likely = own.p.topk(CONTINUED)[1]
-    nodes = len(own.ids) + float((1 - own.p.gather(1, likely)).sum())
+    worths = rule.worth(range(len(path.ids) - 1, -1, -1))
+    likely = path.p.topk(CONTINUED)[1]
+    nodes = len(path.ids) + float((1 - path.p.gather(1, likely)).sum())
     for name, fixed in ((SOFT, likely[:, :0]), ("soft band that counts catches", likely)):
 
         def row(place: int, alive: float, fixed: Tensor = fixed) -> Tensor:
-            rows = own.q[place].numpy(), own.p[place].numpy()
+            rows = path.q[place].numpy(), path.p[place].numpy()
             law = counting(*rows, alive, worths[place], rule.price, fixed[place].numpy())
             return torch.from_numpy(law)
 
-        course = followed(own, row)
+        course = followed(path, row)
         yield (name, spec), [*course.sums(course.caught(likely))[:, -1], nodes]
 
 
@@ -149,35 +149,36 @@ def below(
     pair: Pair, whole: Tensor, rounds: Sequence[Round], temperature: float, seed: int
 ) -> list[list[list[Round]]]:
     """Return runs of DEEPEST tokens drafted below CONTINUED siblings of each place and round."""
-    source, found = torch.Generator().manual_seed(seed), []
-    caches = [CachedModel(own, whole.shape[1], slack=999) for own in (pair.target, pair.draft)]
+    source, runs = torch.Generator().manual_seed(seed), []
+    target, draft = (
+        CachedModel(model, whole.shape[1], slack=999) for model in (pair.target, pair.draft)
+    )
 
-    def rows(cached: CachedModel, own: Round, ids: list[int], parents: list[int]) -> Tensor:
+    def rows(cached: CachedModel, before: int, ids: list[int], parents: list[int]) -> Tensor:
         start, count = cached.lengths[0], len(ids)
-        if start < own.before:
-            cached.feed(whole[:, start : own.before], [own.before - start], [1])
+        if start < before:
+            cached.feed(whole[:, start:before], [before - start], [1])
         tree = torch.tensor([ids]), [count], [count], torch.tensor([parents])
         logits = cached.feed(*tree)[0].double()
-        cached.rollback(0, own.before)
+        cached.rollback(0, before)
         return (logits / temperature).softmax(-1)
 
-    for own in rounds:
-        beside = own.p.topk(CONTINUED)[1].flatten().tolist()
-        ids = [*own.ids, *beside]
-        parents = [*range(-1, len(own.ids) - 1)]
-        parents += [place - 1 for place in range(len(own.ids)) for _ in range(CONTINUED)]
-        last, drawn = range(len(own.ids), len(ids)), []
+    for path in rounds:
+        width, beside = len(path.ids), path.p.topk(CONTINUED)[1].flatten().tolist()
+        ids, parents = [*path.ids, *beside], [*range(-1, width - 1)]
+        parents += [place - 1 for place in range(width) for _ in range(CONTINUED)]
+        last, drawn = range(width, len(ids)), []
         for _ in range(DEEPEST):
-            p = rows(caches[1], own, ids, parents)[last]
+            p = rows(draft, path.before, ids, parents)[last]
             drawn.append((p, torch.multinomial(p, 1, generator=source)[:, 0]))
             parents += last
             last = range(len(ids), len(ids) + len(beside))
             ids += drawn[-1][1].tolist()
-        q = rows(caches[0], own, ids, parents)[len(own.ids) :].reshape(DEEPEST + 1, len(beside), -1)
+        q = rows(target, path.before, ids, parents)[width:].reshape(DEEPEST + 1, len(beside), -1)
         p, tokens = (torch.stack(part, 1) for part in zip(*drawn, strict=True))
-        runs = [Round(*one) for one in zip(q.transpose(0, 1), p, tokens.tolist(), strict=True)]
-        found.append([runs[at : at + CONTINUED] for at in range(0, len(runs), CONTINUED)])
-    return found
+        continued = [Round(*run) for run in zip(q.transpose(0, 1), p, tokens.tolist(), strict=True)]
+        runs.append([continued[at : at + CONTINUED] for at in range(0, len(continued), CONTINUED)])
+    return runs
 
 
 def _placed(
@@ -188,7 +189,7 @@ def _placed(
     for spec, parts in cells.items():
         caught, chances, drafted, alive = map(np.stack, zip(*parts, strict=True))
         place = np.indices(caught.shape)  # round, place, rank
-        new, every = 1 - chances, texts[place[0]]
+        new, text_of = 1 - chances, texts[place[0]]
         ranks = place[1] * CANDIDATES + place[2]
         kinds = _kinds(chances, drafted, alive, texts)
         scores = {
@@ -199,16 +200,16 @@ def _placed(
         for name, score in scores.items():
             order = np.random.default_rng(0).permutation(score.size)  # ties
             order = order[np.argsort(-score.ravel()[order], kind="stable")]
-            known = new, caught, place[2] < CONTINUED, every
-            nodes, gain, usual, of = (own.ravel()[order] for own in known)
+            known = new, caught, place[2] < CONTINUED, text_of
+            nodes, gain, usual, text = (part.ravel()[order] for part in known)
             taken = nodes.cumsum() <= nodes[usual].sum()
             sums[name, spec] = sums[PLAIN, spec].copy()
             count = sums[name, spec].shape[1]
-            more, less = (np.bincount(of[own], gain[own], count) for own in (taken, usual))
+            more, less = (np.bincount(text[at], gain[at], count) for at in (taken, usual))
             sums[name, spec][0] += more - less
             if spec == LOSSLESS:
-                left = [_share(*(own[of != text] for own in (nodes, gain, usual)))
-                        for text in range(count)]  # fmt: skip
+                left = [_share(*(part[text != number] for part in (nodes, gain, usual)))
+                        for number in range(count)]  # fmt: skip
                 needed[name] = Estimate(_share(nodes, gain, usual), np.array(left), "trees")
     return needed
 
@@ -223,13 +224,13 @@ def _learned(
     kinds: Cells, above: Cells, below: Cells, texts: np.ndarray, least: float = 1.0
 ) -> Cells:
     """Return Σ above / Σ below, at least ``least``, of each kind in the texts of the other half."""
-    found = np.zeros(kinds.shape)
+    rates = np.zeros(kinds.shape)
     for half in (0, 1):
         other, size = texts % 2 != half, kinds.max() + 1
-        tops, bottoms = (np.bincount(kinds[other].ravel(), own[other].ravel(), size)
-                         for own in (above, below))  # fmt: skip
-        found[~other] = (tops / np.maximum(bottoms, least))[kinds[~other]]
-    return found
+        tops, bottoms = (np.bincount(kinds[other].ravel(), part[other].ravel(), size)
+                         for part in (above, below))  # fmt: skip
+        rates[~other] = (tops / np.maximum(bottoms, least))[kinds[~other]]
+    return rates
 
 
 def _kinds(chances: Cells, drafted: Cells, alive: Cells, texts: np.ndarray) -> Cells:
@@ -238,6 +239,6 @@ def _kinds(chances: Cells, drafted: Cells, alive: Cells, texts: np.ndarray) -> C
     How often a drafted token of a probability is accepted is taken from the other half, too.
     """
     accepted = _learned(np.digitize(drafted, BINS), alive[:, 1:], alive[:, :-1], texts, 1e-9)
-    reach = np.ones(drafted.shape)
-    reach[:, 1:] = accepted.cumprod(1)[:, :-1]
-    return np.digitize(reach, BINS)[..., None] * (len(BINS) + 1) + np.digitize(chances, BINS)
+    reached = np.ones(drafted.shape)
+    reached[:, 1:] = accepted.cumprod(1)[:, :-1]
+    return np.digitize(reached, BINS)[..., None] * (len(BINS) + 1) + np.digitize(chances, BINS)

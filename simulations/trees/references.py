@@ -40,27 +40,27 @@ def left(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[st
     """Return the table, by its name."""
     rows = []
     for temperature in args.temperature:
-        found = summed(args, pair, ids, temperature, 1, _of_contexts)
-        rows += _rows(f"contexts at temperature {temperature:g}", found)
+        sums = summed(args, pair, ids, temperature, 1, _of_contexts)
+        rows += _rows(f"contexts at temperature {temperature:g}", sums)
     return {"trees_left": rows + _rows(f"{PAIRS} random pairs", _of_pairs())}
 
 
 def _rows(place: str, sums: Sums) -> list[dict[str, Any]]:
     names = {"rows": place, "count": int(sums.cycles.sum())}
-    found = []
+    rows = []
     for (drafts, rule), policy in sums.by_key:
-        own = sums.replay((drafts, rule), policy)
+        replay = sums.replay((drafts, rule), policy)
         row = names | {"drafts": drafts, "rule": rule, "policy": policy}
-        row |= valued("accepted_per_call", own.tokens_per_call)
-        found.append(row | valued("kl_per_call", own.divergence_per_call()))
-    return found
+        row |= valued("accepted_per_call", replay.tokens_per_call)
+        rows.append(row | valued("kl_per_call", replay.divergence_per_call()))
+    return rows
 
 
 def _of_contexts(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[Any]:
     """Yield what is accepted of one token, and nats, by drafts, rule and policy."""
-    for own in rounds:
-        q, p = own.q[0].numpy(), own.p[0].numpy()
-        likely = own.p[0].topk(DRAFTS)[1].numpy()
+    for one in rounds:
+        q, p = one.q[0].numpy(), one.p[0].numpy()
+        likely = one.p[0].topk(DRAFTS)[1].numpy()
         offers = {
             "1 sampled": p,
             f"{DRAFTS} sampled": ct.selection_law(q, p, DRAFTS),
@@ -70,8 +70,8 @@ def _of_contexts(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[
             ),
         }
         for drafts, law in offers.items():
-            for policy, asked in POLICIES.items():
-                best = ct.optimal_acceptance(q, law, **asked)
+            for policy, knob in POLICIES.items():
+                best = ct.optimal_acceptance(q, law, **knob)
                 nats = float(best.divergence)
                 yield ((drafts, "best"), policy), [float(best.acceptance), nats]
                 if drafts == f"{DRAFTS} sampled":
@@ -88,7 +88,7 @@ def _of_pairs() -> Sums:
     for number in range(PAIRS):
         long = random_tree(VOCAB, len(PATHS), seed=number)
         short = PathTree(long.target[: 1 + VOCAB], long.draft[: 1 + VOCAB])
-        path, beside = (follow(own, own.target, KL()) for own in (long, short))
+        path, beside = (follow(tree, tree.target, KL()) for tree in (long, short))
         inner = slice(len(short.target))
         replaced = np.maximum(beside.alive[inner, None] * short.target - short.draft, 0.0)
         caught = short.drafted[inner] @ replaced[range(len(replaced)), short.draft.argmax(1)]
@@ -108,22 +108,17 @@ def _recovered(q: Row, p: Row) -> Row:
     return left / left.sum() if left.sum() > 0 else q
 
 
-def recursive_rejection(q: Row, p: Row, k: int, replaced: bool = True) -> tuple[Row, float]:
+def recursive_rejection(q: Row, p: Row, k: int) -> tuple[Row, float]:
     """Return the emitted law and the acceptance of k drafts that are judged one after another.
 
-    Each is judged by what those before it left to be emitted; drawn with or without replacement.
+    Each is judged by what those before it left to be emitted.
     """
-    if not k or p.sum() <= 0:
+    if not k:
         return q, 0.0
     kept = np.minimum(p, q)
-    law, accepted, refused = kept.copy(), kept.sum(), p - kept
-    cases = [(refused.sum(), p)]
-    if not replaced:
-        cases = [(refused[token], _without(p, [token])) for token in np.flatnonzero(refused)]
-    for mass, row in cases:
-        after, more = recursive_rejection(_recovered(q, p), row, k - 1, replaced)
-        law, accepted = law + mass * after, accepted + mass * more
-    return law, accepted
+    law, accepted = recursive_rejection(_recovered(q, p), p, k - 1)
+    refused = (p - kept).sum()
+    return kept + refused * law, kept.sum() + refused * accepted
 
 
 def _without(row: Row, tokens: Any) -> Row:
@@ -146,9 +141,9 @@ def k_seq_factor(q: Row, p: Row, k: int) -> float:
     return high
 
 
-def k_seq(q: Row, p: Row, k: int, factor: float | None = None) -> tuple[Row, float]:
+def k_seq(q: Row, p: Row, k: int) -> tuple[Row, float]:
     """Return the emitted law and the acceptance of k drafts, each kept with min(1, q/(ρp))."""
-    kept = np.minimum(p, q / (k_seq_factor(q, p, k) if factor is None else factor))
+    kept = np.minimum(p, q / k_seq_factor(q, p, k))
     share = kept.sum()
     if share <= 0:
         return q, 0.0
@@ -163,16 +158,16 @@ def drawn_trees(tree: PathTree, places: Sequence[int]) -> list[tuple[list[int], 
     Nodes are numbers of prefixes, the root's 0 first. ``places`` are those among the nodes of what
     each further one follows, in the order in which siblings are drawn.
     """
-    found = [([0], 1.0)]
+    trees = [([0], 1.0)]
     for place in places:
         grown = []
-        for nodes, mass in found:
+        for nodes, mass in trees:
             children = nodes[place] * tree.vocabulary + 1 + np.arange(tree.vocabulary)
             row = _without(tree.draft[nodes[place]], np.isin(children, nodes))
             pairs = zip(children.tolist(), row.tolist(), strict=True)
             grown += [([*nodes, child], mass * chance) for child, chance in pairs if chance > 0]
-        found = grown
-    return found
+        trees = grown
+    return trees
 
 
 def traversal(tree: PathTree, nodes: Sequence[int], false_update: bool = False) -> Row:

@@ -65,63 +65,61 @@ def logged(
     pair: Pair, prompt: Tensor, width: int, most: int, **options: Any
 ) -> tuple[Tensor, list[Round]]:
     """Return a lossless decode's text, and its rounds with a whole path of ``width`` tokens."""
-    found: list[Round] = []
+    rounds: list[Round] = []
 
-    def see(q: Tensor, draft: Draft, places: Any, earlier: list[int]) -> None:
+    def log(q: Tensor, draft: Draft, places: Any, earlier: list[int]) -> None:
         if draft.lengths == [width] and draft.probs is not None:
             ids, before = draft.token_ids[0].tolist(), prompt.shape[1] + earlier[0]
-            found.append(Round(normalised(q[0]), normalised(draft.probs[0]), ids, before))
+            rounds.append(Round(normalised(q[0]), normalised(draft.probs[0]), ids, before))
 
-    made = generate(
+    result = generate(
         pair.target, ModelDrafter(pair.draft), prompt, policy=LOSSLESS, meter=False,
-        verifier="block", num_draft_tokens=width, max_new_tokens=most + width, on_rows=see,
+        verifier="block", num_draft_tokens=width, max_new_tokens=most + width, on_rows=log,
         **options,
     )  # fmt: skip
-    return torch.cat([prompt, made.output_token_ids], 1), found
+    return torch.cat([prompt, result.output_token_ids], 1), rounds
 
 
-def followed(own: Round, row: Row, chain: bool = False) -> Course:
+def followed(path: Round, row: Row, chain: bool = False) -> Course:
     """Return what comes of a path under rows h, as a block or token by token."""
     alive, rows = [1.0], []
-    for place, token in enumerate(own.ids):
+    for place, token in enumerate(path.ids):
         rows.append(row(place, alive[-1]))
-        kept = float(rows[-1][token] / own.p[place, token])
+        kept = float(rows[-1][token] / path.p[place, token])
         alive.append(alive[-1] * min(1.0, kept) if chain else min(1.0, alive[-1] * kept))
     h, reached = torch.stack(rows), torch.tensor(alive, dtype=torch.float64)
     before = reached[:-1, None]
-    replaced = (before * h - (before if chain else 1) * own.p).clamp(min=0)
-    return Course(reached, divergence("kl").value(h, own.q[:-1]).clamp(min=0), replaced)
+    replaced = (before * h - (before if chain else 1) * path.p).clamp(min=0)
+    return Course(reached, divergence("kl").value(h, path.q[:-1]).clamp(min=0), replaced)
 
 
-def alone(own: Round, rule: Policy, fixed: Sequence[Sequence[int]] | None = None) -> Row:
+def alone(path: Round, rule: Policy, fixed: Sequence[Sequence[int]] | None = None) -> Row:
     """Return the rows of a policy that looks at its own row, and at tokens fixed at each place."""
-    p = own.p
+    p = path.p
     if fixed is not None:
-        rows = zip(own.q.numpy(), p.numpy(), fixed, strict=False)
+        rows = zip(path.q.numpy(), p.numpy(), fixed, strict=False)
         p = torch.from_numpy(np.stack([offered(*row) for row in rows]))
-    emitted = rule.emitted(own.q[:-1], p)
+    emitted = rule.emitted(path.q[:-1], p)
     return lambda place, _: emitted[place]
 
 
 class Sums:
     """What rounds give under policies, summed by text.
 
-    Attributes
-    ----------
-    cycles : (texts,) rounds.
-    by_key : (name, policy) → (2 or more, …, texts), tokens and nats first.
+    ``cycles`` (texts,) are rounds; ``by_key`` has by name and policy (2 or more, …, texts), tokens
+    and nats first.
     """
 
     def __init__(self, texts: int) -> None:
         self.cycles = np.zeros(texts)
         self.by_key: dict[tuple[Any, str], np.ndarray] = {}
 
-    def add(self, text: int, key: tuple[Any, str], given: Any) -> None:
+    def add(self, text: int, key: tuple[Any, str], amounts: Any) -> None:
         """Add to the sums of a text."""
-        given = np.asarray(given)
+        amounts = np.asarray(amounts)
         if key not in self.by_key:
-            self.by_key[key] = np.zeros((*given.shape, len(self.cycles)))
-        self.by_key[key][..., text] += given
+            self.by_key[key] = np.zeros((*amounts.shape, len(self.cycles)))
+        self.by_key[key][..., text] += amounts
 
     def replay(self, name: Any, spec: str, width: float | None = None) -> Replay:
         """Return the sums as a replay, which knows their errors; of sums by K those of one.
@@ -140,24 +138,26 @@ class Sums:
         self, specs: Sequence[str], level: float | None, name: Any, width: float | None = None
     ) -> tuple[float, Estimate | None]:
         """Return nats a token and tokens a call: of the only policy, or of several at a level."""
-        own = [self.replay(name, spec, width) for spec in specs if (name, spec) in self.by_key]
+        replays = [self.replay(name, spec, width) for spec in specs if (name, spec) in self.by_key]
         if level is not None:
-            return level, reached(own, level)
-        return (own[0].divergence_per_token().value, own[0].tokens_per_call) if own else (0.0, None)
+            return level, reached(replays, level)
+        if not replays:
+            return 0.0, None
+        return replays[0].divergence_per_token().value, replays[0].tokens_per_call
 
 
 def summed(
     args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor], temperature: float, width: int,
     judged: Callable[[int, Tensor, list[Round]], Iterable[tuple[tuple[Any, str], Any]]],
 ) -> Sums:  # fmt: skip
-    """Return the sums of what is said of each text: by its number, tokens and rounds."""
+    """Return the sums of what ``judged`` yields of each text: of its number, tokens and rounds."""
     sums = Sums(len(ids))
     with Progress(f"temperature {temperature:g}", len(ids)) as progress:
         for text, prompt in enumerate(ids):
             options = {"temperature": temperature, "seed": args.seed + text}
             whole, rounds = logged(pair, prompt, width, args.max_new_tokens, **options)
             sums.cycles[text] = len(rounds)
-            for key, given in judged(text, whole, rounds):
-                sums.add(text, key, given)
+            for key, amounts in judged(text, whole, rounds):
+                sums.add(text, key, amounts)
             progress.advance()
     return sums
