@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.verify._tree_host import Steps
+from cactus_theory.verify._tree_host import Descent
 from cactus_theory.verify.draft import Draft
-from cactus_theory.verify.tree import declared
+from cactus_theory.verify.tree import declared_tree
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 # how far a stored row's probabilities may sum from 1: rounding what is stored moves a
@@ -263,8 +263,8 @@ def _check_trees(where: str, shard: Shard, depth: int) -> None:
     for number, rows in enumerate(shard.draft_offsets.diff().tolist()):
         ids, parents, sampled, certain = (column[None] for column in family(shard, number))
         try:
-            tree = declared(ids, parents, (), sampled, certain, validate=True)
-            Steps(tree, 0, ids[0].tolist())  # refuses two sampled tokens after a node
+            tree = declared_tree(ids, parents, (), sampled, certain, validate=True)
+            Descent(tree, 0, ids[0].tolist())  # refuses two sampled tokens after a node
         except ValueError as error:
             raise ValueError(f"{where}: cycle {number} must be a tree; {error}") from None
         if int(sampled.sum()) != rows or max(tree.depths[0]) > depth:

@@ -31,7 +31,7 @@ from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.rows import ENTRIES
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify._tree_host import Steps
+from cactus_theory.verify._tree_host import Descent
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
 from cactus_theory.verify.tree import RUNS, Tree
@@ -59,7 +59,7 @@ class TreeWalk:
         self.text, self.q, draft = cycle.text, cycle.target_probs, cycle.draft()
         self.ids, self.whole = cycle.draft_token_ids.tolist(), verifier.runs == "block"
         self.r = self.q if draft.probs is None else draft.probs[0]
-        self.steps, assigned = Steps(draft, 0, self.ids), Assignment((policy,))
+        self.steps, assigned = Descent(draft, 0, self.ids), Assignment((policy,))
         self.depth = draft.depths[0]
         self.steps.look_ahead(assigned, self.q)
         self.children = draft.children(0)
@@ -97,7 +97,7 @@ class TreeWalk:
                 stop = place.alive * (1 - after[number])
             for child in self.children[place.node]:
                 caught = mass * stop * float(place.following[self.ids[child]])
-                if child != self.steps.next.get(place.node) and caught > 0:
+                if child != self.steps.sampled_child.get(place.node) and caught > 0:
                     self._count(child + 1, caught)
                     if self.ids[child] not in self.ends:
                         self.visit(child + 1, caught)
@@ -112,7 +112,8 @@ class TreeWalk:
         """Return the nodes from one on along sampled tokens, as far as they can be reached."""
         run, alive, acceptance = [], 1.0, 1.0
         while True:
-            q, fixed, child = self.q[node], self.steps.fixed[node], self.steps.next.get(node)
+            q, fixed = self.q[node], self.steps.certain_ids[node]
+            child = self.steps.sampled_child.get(node)
             h = self._emitted(node, alive) if fixed or child is not None else q
             if child is None:
                 run.append(Place(node, alive, acceptance, h, h))

@@ -26,11 +26,11 @@ MANY = 12
 class Places:
     """N places (row of the batch, place in its draft), and the entries of tensors there.
 
-    ``at`` are the indices of tensors, where they differ from these.
+    ``indices`` are those of tensors, where they differ from the places.
     """
 
-    def __init__(self, places: Sequence[Place], at: Sequence[Place] | None = None) -> None:
-        self.places, self.at = places, places if at is None else at
+    def __init__(self, places: Sequence[Place], indices: Sequence[Place] | None = None) -> None:
+        self.places, self.indices = places, places if indices is None else indices
 
     def __len__(self) -> int:
         return len(self.places)
@@ -38,13 +38,13 @@ class Places:
     def of(self, values: Shaped[Tensor, "batch K *rest"]) -> Shaped[Tensor, "N *rest"]:
         """Return the entries at the places: a view of one, a copy of several."""
         if len(self.places) == 1:
-            row, place = self.at[0]
+            row, place = self.indices[0]
             return values[row, place : place + 1]
         return values[self._index]
 
     @cached_property
     def _index(self) -> tuple[Tensor, Tensor]:
-        rows, nodes = zip(*self.at, strict=True)
+        rows, nodes = zip(*self.indices, strict=True)
         return torch.tensor(rows), torch.tensor(nodes)
 
 
@@ -54,11 +54,11 @@ class OnHost:
     Attributes
     ----------
     q_n, p_n : (B, K) float64, entries of the drafted tokens; p_n is 1 for certain drafts.
-    drafted : how many drafted tokens of each row may be asked about.
-    lost : row → place of its first drafted token without a law to judge it by, where its path
-        is cut. Such a row of probabilities is NaN at the drafted token; NaN that is elsewhere
-        shows where a row is drawn from.
-    accepted, drawn : accepted counts and the token that follows them, as far as they are known.
+    lengths : how many drafted tokens of each row have a law to judge them by.
+    cuts : row → place of its first drafted token without one, where its path is cut. Such a row
+        of probabilities is NaN at the drafted token; NaN that is elsewhere shows where a row is
+        drawn from.
+    accepted, last : accepted counts and the token that follows them, as far as they are known.
     """
 
     def __init__(
@@ -74,15 +74,14 @@ class OnHost:
         q_n = self._entries(q)
         p_n = np.ones_like(q_n) if p is None else self._entries(p)
         self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
-        self.drafted, self.lost = list(draft.lengths), {}
+        self.lengths, self.cuts = list(draft.lengths), {}
         if math.isnan(np.vdot(q_n, p_n)):
             self._cut()
-        self.accepted = [0] * len(self.drafted)
-        self.drawn = [0] * len(self.drafted)
+        self.accepted = [0] * len(self.lengths)
+        self.last = [0] * len(self.lengths)
         self.at_once = max(1, ENTRIES // q.shape[-1])
 
     def _entries(self, rows: Float[Tensor, "texts nodes vocab"]) -> Float[np.ndarray, "batch K"]:
-        """Return the entries of the drafted tokens, float64."""
         if rows.dtype not in PRECISIONS:
             entries = rows[:, : self.ids.shape[1]].gather(-1, self.ids[..., None])
             return entries[..., 0].double().numpy()
@@ -93,51 +92,48 @@ class OnHost:
         batch, width = self.ids.shape
         return np.arange(batch)[:, None], np.arange(width), self.ids.numpy()
 
-    def _at(self, place: Place) -> Place:
+    def _row_index(self, place: Place) -> Place:
         """Return the indices of rows of probabilities at a place: its node."""
         return place
 
     def _places(self, places: Sequence[Place]) -> Places:
-        return Places(places, [*map(self._at, places)])
+        return Places(places, [*map(self._row_index, places)])
 
     def _cut(self) -> None:
         """End each path before its first drafted token without a law."""
         lawless = (self.q_n + self.p_n).isnan()
-        for row, count in enumerate(self.drafted):
+        for row, count in enumerate(self.lengths):
             places = lawless[row, :count].nonzero()
             if len(places):
-                self.lost[row] = self.drafted[row] = int(places[0])
+                self.cuts[row] = self.lengths[row] = int(places[0])
 
     def _draw(self, row: int, law: Float[Tensor, "vocab"]) -> None:
-        """Draw the token that follows the accepted ones of a row."""
-        self.drawn[row] = pick_one(law, self.draws[row])
+        self.last[row] = pick_one(law, self.draws[row])
 
     def _draw_each(
         self, rows: Sequence[int], laws: Sequence[Float[Tensor, "vocab"]] | Tensor
     ) -> None:
-        """Do so for several rows."""
-        if self._few(len(rows)):
+        """Draw the token that follows the accepted ones of each row."""
+        if self._one_by_one(len(rows)):
             for row, law in zip(rows, laws, strict=True):
                 self._draw(row, law)
             return
         draws = torch.tensor([self.draws[row] for row in rows], dtype=torch.float64)
         for first in range(0, len(rows), self.at_once):
             part = slice(first, first + self.at_once)
-            own = laws[part] if isinstance(laws, Tensor) else torch.stack(list(laws[part]))
-            for row, token in zip(rows[part], pick(own, draws[part]).tolist(), strict=True):
-                self.drawn[row] = token
+            chunk = laws[part] if isinstance(laws, Tensor) else torch.stack(list(laws[part]))
+            for row, token in zip(rows[part], pick(chunk, draws[part]).tolist(), strict=True):
+                self.last[row] = token
 
-    def _few(self, count: int) -> bool:
+    def _one_by_one(self, count: int) -> bool:
         """Return whether rows are worked on one by one: few, or long ones."""
         return min(count, self.at_once) < MANY
 
-    def _found(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-        """Return accepted counts and the tokens that follow them."""
-        return torch.from_numpy(np.array(self.accepted, dtype=np.int64)), torch.from_numpy(
-            np.array(self.drawn, dtype=np.int64)
-        )
+    def _accepted_and_last(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
+        accepted, last = np.array(self.accepted, np.int64), np.array(self.last, np.int64)
+        return torch.from_numpy(accepted), torch.from_numpy(last)
 
-    def _together(self, places: Sequence[Place]) -> Iterator[Places]:
+    def _chunks(self, places: Sequence[Place]) -> Iterator[Places]:
         """Yield places, few enough to be worked on together."""
         for first in range(0, len(places), self.at_once):
             yield self._places(places[first : first + self.at_once])
@@ -149,7 +145,7 @@ class OnHost:
             if choice is None:
                 yield number, list(places)
             else:
-                yield number, [own for own in places if int(choice[self._at(own)]) == number]
+                yield number, [at for at in places if int(choice[self._row_index(at)]) == number]
 
 
 def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> None:

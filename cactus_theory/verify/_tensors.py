@@ -47,18 +47,17 @@ def verify_tensors(
     if coins is None:
         ids = draft_token_ids
         lengths = torch.as_tensor(draft.counts, device=ids.device)
-        deeper = None if tree is None else ids.new_tensor(draft.longest)
-        coins = toss(lengths, ids.shape[1], generator, deeper)
+        later_draws = None if tree is None else ids.new_tensor(draft.longest)
+        coins = toss(lengths, ids.shape[1], generator, later_draws)
     accept, draw = coins
     assigned = assignment(policies, draft_token_ids)
     verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
     if not (validate or verdict.last.is_cuda) and NO_TOKEN in (last := verdict.last.tolist()):
-        raise _undrawn(verdict, last.index(NO_TOKEN))
+        raise _no_distribution(verdict, last.index(NO_TOKEN))
     return verdict
 
 
-def _undrawn(verdict: Verdict, row: int) -> ValueError:
-    """Return the error for a token that was to be drawn from what is no distribution."""
+def _no_distribution(verdict: Verdict, row: int) -> ValueError:
     return ValueError(
         "target_probs, draft_probs: rows that decide a token must be distributions; got NaN, ∞ or "
         f"no mass in row {row} of the batch, after {int(verdict.num_accepted[row])} accepted tokens"
@@ -73,8 +72,8 @@ def assignment(policies: Sequence[Policy], ids: Tensor) -> Assignment:
             different.append(policy)
     if len(different) == 1:
         return Assignment((different[0],))
-    own = ids.new_tensor([different.index(policy) for policy in policies])
-    return Assignment(tuple(different), own[:, None].expand(ids.shape))
+    numbers = ids.new_tensor([different.index(policy) for policy in policies])
+    return Assignment(tuple(different), numbers[:, None].expand(ids.shape))
 
 
 def _checked(
@@ -93,8 +92,8 @@ def _checked(
             raise TypeError(f"rule: must be a Policy or a list of them; got {policy!r}")
     q = check.as_tensor("target_probs", target)
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
-        found = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"draft_token_ids: must be an int64 tensor; got {found}")
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"draft_token_ids: must be an int64 tensor; got {kind}")
     if ids.ndim != 2 or q.ndim != 3:
         raise ValueError(
             "draft_token_ids, target_probs: shapes must be (B, K) and (B, K + 1, V); "
@@ -125,13 +124,13 @@ def _checked(
     if p.shape != (batch, width + following, q.shape[-1]):
         shape = (batch, width + following, q.shape[-1])
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
-    drawn = used if following else ids >= 0
+    read = used if following else ids >= 0
     if tree is not None:  # nodes that a token was sampled after
         flags = zip(tree.above, tree.flags, strict=True)
-        for own, (above, (sampled, _)) in zip(drawn, flags, strict=True):
-            own[:] = False
-            own[[node for node, on in zip(above, sampled, strict=False) if on]] = True
-    return q, _normalised("draft_probs", p, drawn)
+        for nodes, (above, (sampled, _)) in zip(read, flags, strict=True):
+            nodes[:] = False
+            nodes[[node for node, on in zip(above, sampled, strict=False) if on]] = True
+    return q, _normalised("draft_probs", p, read)
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:

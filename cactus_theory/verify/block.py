@@ -26,7 +26,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
 from cactus_theory.policies._records import Path
-from cactus_theory.verify._block_host import BlockOnHost, as_assigned, looked_ahead
+from cactus_theory.verify._block_host import BlockOnHost, entries_as_assigned, raised_entries
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
@@ -90,7 +90,7 @@ class Block(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
-        """Return what is emitted."""
+        """Return what is emitted; on a CPU whole rows are read only where a decision needs them."""
         ids = draft.token_ids
         if not ids.shape[1]:
             last = pick(target_probs[:, 0], draw)
@@ -117,12 +117,12 @@ class Block(Verifier):
         q, p = target_probs[batch, counts], draft.probs[batch, counts]
         start = Path(q.new_ones(len(q), dtype=torch.float64), torch.zeros_like(counts))
         rows = [policy.target_in_block(q, p, start) for policy in assigned.policies]
-        found = rows[0]
-        for number, own in enumerate(rows[1:], 1):
-            assert own is not None and found is not None and assigned.choice is not None
+        bonus = rows[0]
+        for number, row in enumerate(rows[1:], 1):
+            assert row is not None and bonus is not None and assigned.choice is not None
             last = assigned.choice[batch, (counts - 1).clamp(min=0)]
-            found = torch.where((last == number)[:, None], own, found)
-        return found
+            bonus = torch.where((last == number)[:, None], row, bonus)
+        return bonus
 
     def emitted(
         self,
@@ -132,9 +132,9 @@ class Block(Verifier):
         path: Path,
     ) -> Float[Tensor, "rows vocab"]:
         """Return h at charged rows, float64."""
-        found = policy.target_in_block(target_probs, draft_probs, path)
-        assert found is not None  # check() has seen the policy
-        return found
+        row = policy.target_in_block(target_probs, draft_probs, path)
+        assert row is not None  # check() has seen the policy
+        return row
 
     def law(
         self,
@@ -176,8 +176,8 @@ def _on_device(
     accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
     last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
     alive = walk.alive[:, :-1]
-    lost = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # no coin decides at such a node
-    last = torch.where(lost, NO_TOKEN, last)
+    undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # no coin decides at such a node
+    last = torch.where(undecided, NO_TOKEN, last)
     return Verdict(ids, accepted, last, None, None, alive, walk.raised, bonus is not None)
 
 
@@ -205,8 +205,8 @@ class Walk:
         self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
         self.alive[:, 0] = 1.0
         batch = torch.arange(len(ids), device=ids.device)
-        self.ahead = looked_ahead(assigned, q, draft.probs, draft)
-        self.raised = as_assigned(self.ahead, assigned)
+        self.raised_by_policy = raised_entries(assigned, q, draft.probs, draft)
+        self.raised = entries_as_assigned(self.raised_by_policy, assigned)
         planned = counts if draft.limits is None else counts.new_tensor(draft.limits)
         for place in range(ids.shape[1]):
             self._step(place, counts, planned - 1 - place)
@@ -221,18 +221,18 @@ class Walk:
         self.emitted = torch.cat([self.emitted, torch.zeros_like(self.emitted[:, :1])], 1)
         self.emitted[batch, self.counts] = bonus
 
-    def _step(self, place: int, counts: Tensor, left: Tensor) -> None:
+    def _step(self, place: int, counts: Tensor, tokens_left: Tensor) -> None:
         """Read the rows after ``place`` tokens and follow the next drafted one."""
         on = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
-        h = self._target(place, q, p, Path(alive, left.clamp(min=0)))
+        h = self._target(place, q, p, Path(alive, tokens_left.clamp(min=0)))
         mass = alive[:, None] * h
-        left = (mass - p).clamp(min=0.0)
-        total = left.sum(-1)
+        residual = (mass - p).clamp(min=0.0)
+        total = residual.sum(-1)
         value = torch.where(alive == 1, 1.0, total / (total + (1 - alive)))
         following = keep_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
-        law = torch.where((total <= 0)[:, None], q, left)  # NaN stays NaN
+        law = torch.where((total <= 0)[:, None], q, residual)  # NaN stays NaN
         self.value[:, place] = torch.where(on[:, 0], value, 0.0)
         self.last[:, place] = torch.where(on, law, 0.0).to(self.last.dtype)
         self.emitted[:, place] = torch.where(on, h, 0.0)
@@ -241,15 +241,15 @@ class Walk:
     def _target(self, place: int, q: Tensor, p: Tensor, path: Path) -> Tensor:
         policies, choice = self.assigned.policies, self.assigned.choice
         rows = []
-        for policy, ahead in zip(policies, self.ahead, strict=True):
-            raised = None if ahead is None else ahead[:, place]
+        for policy, entries in zip(policies, self.raised_by_policy, strict=True):
+            raised = None if entries is None else entries[:, place]
             rows.append(policy.target_in_block(q, p, Path(path.alive, path.left, raised)))
-        found = rows[0]
-        assert found is not None
-        for number, own in enumerate(rows[1:], 1):
-            assert own is not None and choice is not None
-            found = torch.where((choice[:, place] == number)[:, None], own, found)
-        return found.double()
+        target = rows[0]
+        assert target is not None
+        for number, row in enumerate(rows[1:], 1):
+            assert row is not None and choice is not None
+            target = torch.where((choice[:, place] == number)[:, None], row, target)
+        return target.double()
 
 
 def verify_block(

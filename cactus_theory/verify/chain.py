@@ -1,11 +1,9 @@
-"""A chain on a CPU: whole rows are read only where a decision needs them.
+"""Verify one chain of drafted tokens per row, token by token; on a device all tokens at once.
 
-Flags are read on the host, which is free for tensors on a CPU. A token is kept without reading
-its rows if its policy decides from the drafted entries, or if lossless sampling keeps it and the
-policy keeps whatever lossless sampling keeps. Among the others, the policy is called for the
-first undecided token of each row only.
-
-Verify one chain of drafted tokens per row, token by token; on a device all tokens at once.
+On a CPU, where reading flags on the host is free, whole rows are read only where a decision needs
+them. A token is kept without reading its rows if its policy decides from the drafted entries, or
+if lossless sampling keeps it and the policy keeps whatever lossless sampling keeps. Among the
+others, the policy is called for the first undecided token of each row only.
 """
 
 import math
@@ -27,156 +25,6 @@ from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
-
-
-class ChainOnHost(OnHost):
-    """One verification of a batch, row by row up to each row's first refusal."""
-
-    def __init__(
-        self,
-        assigned: Assignment,
-        q: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        accept: Float[Tensor, "batch K"],
-        draw: Float[Tensor, "batch"],
-    ) -> None:
-        super().__init__(assigned, q, draft.probs, draft, draw.tolist())
-        self.accept = accept
-        self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
-        workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in PRECISIONS
-        self.rows = (q.numpy(), self.p.numpy()) if workable else None  # type: ignore[union-attr]
-        if workable and any(policy.answers_rows for policy in assigned.policies):
-            self.entries = [entries.tolist() for entries in (accept, self.q_n, self.p_n)]
-
-    def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-        """Return accepted counts and the token that follows them."""
-        kept = self._kept().tolist()
-        waiting = range(len(self.drafted))
-        passed: list[Place] = []
-        refused: list[Place] = []
-        while waiting:
-            asked = []
-            for row in waiting:
-                place, drafted, own = self.accepted[row], self.drafted[row], kept[row]
-                while place < drafted and own[place]:
-                    place += 1
-                self.accepted[row] = place
-                if place == drafted:
-                    passed.append((row, place))
-                else:
-                    (asked if self._open(row, place) else refused).append((row, place))
-            waiting = self._ask(asked) if asked else ()
-        for number, places in self._asked(refused):
-            policy = self.assigned.policies[number]
-            assert isinstance(policy, Entrywise)
-            entries = places.of(self.q_n), places.of(self.ceilings[number])
-            self._replace(policy.residual_entries(*entries), places)
-        few = self._few(len(passed))
-        laws = [self.q[place] for place in passed] if few else Places(passed).of(self.q)
-        self._draw_each([row for row, _ in passed], laws)
-        for row, place in self.lost.items():
-            if self.accepted[row] == place:
-                self.drawn[row] = NO_TOKEN
-        return self._found()
-
-    def _kept(self) -> Bool[Tensor, "batch K"]:
-        """Return which tokens are kept without reading their rows."""
-        policies, choice = self.assigned.policies, self.assigned.choice
-        kept = [self._kept_under(number) for number in range(len(policies))]
-        return kept[0] if choice is None else torch.stack(kept).gather(0, choice[None])[0]
-
-    def _open(self, row: int, place: int) -> bool:
-        """Return whether a token that is not kept so may be kept by its rows."""
-        choice = self.assigned.choice
-        number = 0 if choice is None else int(choice[row, place])
-        return number not in self.ceilings
-
-    def _kept_under(self, number: int) -> Bool[Tensor, "batch K"]:
-        policy = self.assigned.policies[number]
-        if isinstance(policy, Entrywise):
-            self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
-            return self.accept < keep_probability(ceiling, self.p_n)
-        # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
-        sure = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
-        return policy.keeps_at_once(self.q_n * sure, self.p_n, self.accept)
-
-    def _ask(self, asked: list[Place]) -> list[int]:
-        """Let the policies decide each row's first undecided token; return the rows that go on."""
-        going_on = []
-        for number, own in self._by_policy(asked):
-            policy = self.assigned.policies[number]
-            if policy.answers_rows and self.rows is not None:
-                going_on += [place[0] for place in own if self._keeps(policy, place)]
-            else:
-                for places in self._together(own):
-                    going_on += self._ask_together(policy, places)
-        return going_on
-
-    def _keeps(self, policy: Policy, at: Place) -> bool:
-        """Return whether the token at a place is kept; if not, draw the one that replaces it."""
-        assert self.rows is not None
-        q, p = (rows[at] for rows in self.rows)
-        row, own = at
-        coin, q_n, p_n = (entries[row][own] for entries in self.entries)
-        kept, scale = policy.decide_row(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
-        if kept:
-            self.accepted[at[0]] += 1
-        else:
-            self._replace_row(scale, at)
-        return kept
-
-    def _ask_together(self, policy: Policy, places: Places) -> list[int]:
-        q, ids = places.of(self.q), places.of(self.ids)
-        p = one_hot(ids, q) if self.p is None else places.of(self.p)
-        decision = policy.decide(q, p, ids, places.of(self.accept))
-        going_on, stopped = [], []
-        for entry, kept in enumerate(decision.kept.tolist()):
-            if kept:
-                row = places.places[entry][0]
-                self.accepted[row] += 1
-                going_on.append(row)
-            else:
-                stopped.append(entry)
-        if not stopped or decision.residual is None:
-            return going_on
-        if len(stopped) == len(places):
-            self._replace(decision.residual, places)
-        else:
-            own = Places([places.places[entry] for entry in stopped])
-            self._replace(decision.residual.at(torch.tensor(stopped)), own)
-        return going_on
-
-    def _replace(self, residual: Residual, places: Places) -> None:
-        """Draw the tokens that replace refused ones."""
-        if self.rows is not None and residual.rows is None and self._few(len(places)):
-            for entry, place in enumerate(places.places):
-                self._replace_row(residual.scale_at(entry), place)
-            return
-        q, p = places.of(self.q), None if self.p is None else places.of(self.p)
-        out = scratch("chain.residual", tuple(q.shape), q.dtype)
-        laws = residual.law(q, p, places.of(self.ids), out)
-        self._draw_each([row for row, _ in places.places], laws)
-
-    def _replace_row(self, scale: float, at: Place) -> None:
-        """Draw the token that replaces a refused one, from (``scale`` q − p)₊, or q if it is 0."""
-        assert self.rows is not None
-        q, p = (rows[at] for rows in self.rows)
-        left = self._left.numpy()
-        residual(q, p, scale, left)
-        self._draw(at[0], self._left)
-        if self.drawn[at[0]] == NO_TOKEN and left.max() <= 0:  # NaN is no rounding
-            self._draw(at[0], self.q[at])
-
-    @cached_property
-    def _left(self) -> Float[Tensor, "vocab"]:
-        return scratch("chain.residual", self.q.shape[-1:], self.q.dtype)
-
-    def _asked(self, places: list[Place]) -> Iterator[tuple[int, Places]]:
-        """Yield places with the number of their policy, few enough to be worked on together."""
-        for number, own in self._by_policy(places):
-            for together in self._together(own):
-                yield number, together
-
 
 ChainVerdict = Verdict
 
@@ -226,11 +74,11 @@ class Chain(Verifier):
         kept = q.new_zeros(ids.shape)
         recovered, emitted = torch.zeros_like(q[:, :width]), torch.zeros_like(q[:, :width])
         for number, policy in enumerate(assigned.policies):
-            own = on if assigned.choice is None else on & (assigned.choice == number)
-            rows = q[:, :width][own], p[own], ids[own]
-            kept[own] = policy.acceptance(rows[0], rows[1], rows[2][:, None])[:, 0]
-            recovered[own] = policy.recovery(*rows)
-            emitted[own] = policy.emitted(*rows[:2])
+            judged = on if assigned.choice is None else on & (assigned.choice == number)
+            rows = q[:, :width][judged], p[judged], ids[judged]
+            kept[judged] = policy.acceptance(rows[0], rows[1], rows[2][:, None])[:, 0]
+            recovered[judged] = policy.recovery(*rows)
+            emitted[judged] = policy.emitted(*rows[:2])
         start = torch.ones_like(q[:, :1, 0])
         alive = torch.cat([start, kept.cumprod(-1)], -1)
         refused = torch.where(
@@ -300,7 +148,7 @@ def chain_on_device(
     accept: Float[Tensor, "batch K"],
     draw: Float[Tensor, "batch"],
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-    """Return accepted counts and the token that follows them, one recovered row a row."""
+    """Return accepted counts and the token that follows them, from one recovered law a row."""
     ids, p, choice = draft.token_ids, draft.probs, assigned.choice
     width = ids.shape[1]
     lengths = torch.as_tensor(draft.counts, device=ids.device)
@@ -313,12 +161,12 @@ def chain_on_device(
     at = (batch, accepted.clamp(max=width - 1))
     rows = [_recovered(policy, q, p, ids, accept, at) for policy in assigned.policies]
     recovered = rows[0]
-    for number, own in enumerate(rows[1:], 1):
+    for number, recovered_row in enumerate(rows[1:], 1):
         assert choice is not None
-        recovered = torch.where((choice[at] == number)[:, None], own, recovered)
+        recovered = torch.where((choice[at] == number)[:, None], recovered_row, recovered)
     law = torch.where((accepted < lengths)[:, None], recovered, q[batch, accepted])
-    lost = (accepted < lengths) & ~lawful[at]
-    return accepted, torch.where(lost, NO_TOKEN, pick(law, draw))
+    undecided = (accepted < lengths) & ~lawful[at]
+    return accepted, torch.where(undecided, NO_TOKEN, pick(law, draw))
 
 
 def _lawful(q: Tensor, p: Tensor | None, ids: Tensor) -> Bool[Tensor, "batch K"]:
@@ -348,9 +196,158 @@ def _recovered(
     at: tuple[Tensor, Tensor],
 ) -> Float[Tensor, "batch vocab"]:
     """Return rows proportional to the recovery law at one place a row."""
-    own_q, own_ids = q[at], ids[at]
-    own_p = one_hot(own_ids, own_q) if p is None else p[at]
-    residual = policy.decide(own_q, own_p, own_ids, accept[at]).residual
+    q_rows, tokens = q[at], ids[at]
+    p_rows = one_hot(tokens, q_rows) if p is None else p[at]
+    residual = policy.decide(q_rows, p_rows, tokens, accept[at]).residual
     if residual is None:  # all were kept: the result is not used
-        return own_q
-    return residual.law(own_q, None if p is None else own_p, own_ids).to(q.dtype)
+        return q_rows
+    return residual.law(q_rows, None if p is None else p_rows, tokens).to(q.dtype)
+
+
+class ChainOnHost(OnHost):
+    """One verification of a batch, row by row up to each row's first refusal."""
+
+    def __init__(
+        self,
+        assigned: Assignment,
+        q: Float[Tensor, "batch K1 vocab"],
+        draft: Draft,
+        accept: Float[Tensor, "batch K"],
+        draw: Float[Tensor, "batch"],
+    ) -> None:
+        super().__init__(assigned, q, draft.probs, draft, draw.tolist())
+        self.accept = accept
+        self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
+        workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in PRECISIONS
+        self.rows = (q.numpy(), self.p.numpy()) if workable else None  # type: ignore[union-attr]
+        if workable and any(policy.answers_rows for policy in assigned.policies):
+            self.entries = [entries.tolist() for entries in (accept, self.q_n, self.p_n)]
+
+    def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
+        """Return accepted counts and the token that follows them."""
+        kept = self._kept().tolist()
+        waiting = range(len(self.lengths))
+        passed: list[Place] = []
+        refused: list[Place] = []
+        while waiting:
+            undecided = []
+            for row in waiting:
+                place, drafted, flags = self.accepted[row], self.lengths[row], kept[row]
+                while place < drafted and flags[place]:
+                    place += 1
+                self.accepted[row] = place
+                if place == drafted:
+                    passed.append((row, place))
+                else:
+                    (undecided if self._may_be_kept(row, place) else refused).append((row, place))
+            waiting = self._decide(undecided) if undecided else ()
+        for number, places in self._chunks_by_policy(refused):
+            policy = self.assigned.policies[number]
+            assert isinstance(policy, Entrywise)
+            entries = places.of(self.q_n), places.of(self.ceilings[number])
+            self._replace(policy.residual_entries(*entries), places)
+        few = self._one_by_one(len(passed))
+        laws = [self.q[place] for place in passed] if few else Places(passed).of(self.q)
+        self._draw_each([row for row, _ in passed], laws)
+        for row, place in self.cuts.items():
+            if self.accepted[row] == place:
+                self.last[row] = NO_TOKEN
+        return self._accepted_and_last()
+
+    def _kept(self) -> Bool[Tensor, "batch K"]:
+        """Return which tokens are kept without reading their rows."""
+        policies, choice = self.assigned.policies, self.assigned.choice
+        kept = [self._kept_at_once(number) for number in range(len(policies))]
+        return kept[0] if choice is None else torch.stack(kept).gather(0, choice[None])[0]
+
+    def _may_be_kept(self, row: int, place: int) -> bool:
+        """Return whether a token that is not kept at once may be kept by its rows."""
+        choice = self.assigned.choice
+        number = 0 if choice is None else int(choice[row, place])
+        return number not in self.ceilings
+
+    def _kept_at_once(self, number: int) -> Bool[Tensor, "batch K"]:
+        policy = self.assigned.policies[number]
+        if isinstance(policy, Entrywise):
+            self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
+            return self.accept < keep_probability(ceiling, self.p_n)
+        # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
+        shrink = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
+        return policy.keeps_at_once(self.q_n * shrink, self.p_n, self.accept)
+
+    def _decide(self, undecided: list[Place]) -> list[int]:
+        """Let the policies decide each row's first undecided token; return the rows that go on."""
+        going_on = []
+        for number, policy_places in self._by_policy(undecided):
+            policy = self.assigned.policies[number]
+            if policy.answers_rows and self.rows is not None:
+                going_on += [place[0] for place in policy_places if self._keeps(policy, place)]
+            else:
+                for places in self._chunks(policy_places):
+                    going_on += self._decide_chunk(policy, places)
+        return going_on
+
+    def _keeps(self, policy: Policy, place: Place) -> bool:
+        """Return whether the token at a place is kept; if not, draw the one that replaces it."""
+        assert self.rows is not None
+        q, p = (rows[place] for rows in self.rows)
+        row, index = place
+        coin, q_n, p_n = (entries[row][index] for entries in self.entries)
+        kept, scale = policy.decide_row(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
+        if kept:
+            self.accepted[place[0]] += 1
+        else:
+            self._replace_row(scale, place)
+        return kept
+
+    def _decide_chunk(self, policy: Policy, places: Places) -> list[int]:
+        q, ids = places.of(self.q), places.of(self.ids)
+        p = one_hot(ids, q) if self.p is None else places.of(self.p)
+        decision = policy.decide(q, p, ids, places.of(self.accept))
+        going_on, stopped = [], []
+        for entry, kept in enumerate(decision.kept.tolist()):
+            if kept:
+                row = places.places[entry][0]
+                self.accepted[row] += 1
+                going_on.append(row)
+            else:
+                stopped.append(entry)
+        if not stopped or decision.residual is None:
+            return going_on
+        if len(stopped) == len(places):
+            self._replace(decision.residual, places)
+        else:
+            refused = Places([places.places[entry] for entry in stopped])
+            self._replace(decision.residual.at(torch.tensor(stopped)), refused)
+        return going_on
+
+    def _replace(self, residual: Residual, places: Places) -> None:
+        """Draw the tokens that replace refused ones."""
+        if self.rows is not None and residual.rows is None and self._one_by_one(len(places)):
+            for entry, place in enumerate(places.places):
+                self._replace_row(residual.scale_at(entry), place)
+            return
+        q, p = places.of(self.q), None if self.p is None else places.of(self.p)
+        out = scratch("chain.residual", tuple(q.shape), q.dtype)
+        laws = residual.law(q, p, places.of(self.ids), out)
+        self._draw_each([row for row, _ in places.places], laws)
+
+    def _replace_row(self, scale: float, place: Place) -> None:
+        """Draw the token that replaces a refused one, from (``scale`` q − p)₊, or q if it is 0."""
+        assert self.rows is not None
+        q, p = (rows[place] for rows in self.rows)
+        buffer = self._buffer.numpy()
+        residual(q, p, scale, buffer)
+        self._draw(place[0], self._buffer)
+        if self.last[place[0]] == NO_TOKEN and buffer.max() <= 0:  # NaN is no rounding
+            self._draw(place[0], self.q[place])
+
+    @cached_property
+    def _buffer(self) -> Float[Tensor, "vocab"]:
+        return scratch("chain.residual", self.q.shape[-1:], self.q.dtype)
+
+    def _chunks_by_policy(self, places: list[Place]) -> Iterator[tuple[int, Places]]:
+        """Yield places with the number of their policy, few enough to be worked on together."""
+        for number, policy_places in self._by_policy(places):
+            for chunk in self._chunks(policy_places):
+                yield number, chunk

@@ -224,7 +224,7 @@ def verifiers(metered: bool = False) -> tuple[str, ...]:
     (True, False)
     """
     names = VERIFIERS.names()
-    return tuple(own for own in names if not (metered and VERIFIERS.find(own).looks_ahead))
+    return tuple(name for name in names if not (metered and VERIFIERS.find(name).looks_ahead))
 
 
 def find_verifier(verifier: str | Verifier) -> Verifier:
@@ -250,8 +250,8 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
         return verifier
     if not names_a_file(str(verifier)):
         return registered_verifier(verifier)
-    found, _ = VERIFIERS.read(verifier)
-    return _with_options(found() if isinstance(found, type) else found, verifier)
+    entry, _ = VERIFIERS.read(verifier)
+    return _with_options(entry() if isinstance(entry, type) else entry, verifier)
 
 
 def registered_verifier(verifier: str) -> Verifier:
@@ -260,11 +260,11 @@ def registered_verifier(verifier: str) -> Verifier:
     return _with_options(VERIFIERS.find(name), verifier)
 
 
-def _with_options(found: Verifier, spec: str) -> Verifier:
+def _with_options(verifier: Verifier, spec: str) -> Verifier:
     _, options = parse_spec(str(spec))
-    known = [field.name for field in fields(found)] if is_dataclass(found) else []
+    names = [field.name for field in fields(verifier)] if is_dataclass(verifier) else []
     for option in options:
-        if option not in known:
-            has = f"the options {', '.join(known)}" if known else "no options"
-            raise ValueError(f"verifier: {found.name} takes {has}; got {option!r}")
-    return replace(found, **options) if options else found  # type: ignore[type-var]
+        if option not in names:
+            has = f"the options {', '.join(names)}" if names else "no options"
+            raise ValueError(f"verifier: {verifier.name} takes {has}; got {option!r}")
+    return replace(verifier, **options) if options else verifier  # type: ignore[type-var]

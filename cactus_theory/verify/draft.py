@@ -75,10 +75,10 @@ class Draft:
     def children(self, row: int) -> list[list[int]]:
         """Return for each node of a row the drafted tokens that follow it."""
         above = self.above[row]
-        found: list[list[int]] = [[] for _ in range(len(above) + 1)]
+        children: list[list[int]] = [[] for _ in range(len(above) + 1)]
         for place, node in enumerate(above):
-            found[node].append(place)
-        return found
+            children[node].append(place)
+        return children
 
     @cached_property
     def above(self) -> list[Sequence[int]]:
@@ -86,18 +86,18 @@ class Draft:
         if self.parents is None:
             return [range(count) for count in self.lengths]
         pairs = zip((self.parents + 1).tolist(), self.lengths, strict=True)
-        return [own[:count] for own, count in pairs]
+        return [nodes[:count] for nodes, count in pairs]
 
     @cached_property
     def depths(self) -> list[list[int]]:
         """Return for each row how many drafted tokens lie above each node."""
-        found = []
+        depths = []
         for above in self.above:
-            own = [0]
+            row_depths = [0]
             for node in above:
-                own.append(own[node] + 1)
-            found.append(own)
-        return found
+                row_depths.append(row_depths[node] + 1)
+            depths.append(row_depths)
+        return depths
 
     @property
     def longest(self) -> list[int]:
@@ -114,10 +114,10 @@ class Draft:
     def fixed(self, row: int) -> list[list[int]]:
         """Return for each node of a row the certain token ids after it, where laws are declared."""
         above, ids = self.above[row], self.token_ids[row].tolist()
-        found: list[list[int]] = [[] for _ in range(len(above) + 1)]
+        certain_ids: list[list[int]] = [[] for _ in range(len(above) + 1)]
         for node, token in compress(zip(above, ids, strict=False), self.flags[row][1]):
-            found[node].append(token)
-        return found
+            certain_ids[node].append(token)
+        return certain_ids
 
     def offers(
         self, row: int, nodes: Sequence[int], q: Float[Tensor, "nodes vocab"]
@@ -127,19 +127,20 @@ class Draft:
         It is what policies see as the draft's row: what is certain there and the row that is
         sampled from beside it, whatever was drawn. The target's own where neither is.
         """
-        fixed, children, (drawn, _) = self.fixed(row), self.children(row), self.flags[row]
-        found = normalised(q)
+        fixed, children, (sampled, _) = self.fixed(row), self.children(row), self.flags[row]
+        laws = normalised(q)
         for number, node in enumerate(nodes):
             law = None
-            if any(drawn[place] for place in children[node]):
+            if any(sampled[place] for place in children[node]):
                 assert self.probs is not None
                 law = normalised(self.probs[row, node])
             if fixed[node]:
-                own = None if law is None else law.cpu().numpy()
-                law = torch.from_numpy(offered(found[number].cpu().numpy(), own, fixed[node]))
+                drawn_from = None if law is None else law.cpu().numpy()
+                row_q = laws[number].cpu().numpy()
+                law = torch.from_numpy(offered(row_q, drawn_from, fixed[node]))
             if law is not None:
-                found[number] = law
-        return found
+                laws[number] = law
+        return laws
 
     def left(self, row: int) -> list[int]:
         """Return for each node of a row how many tokens were planned below what follows it."""
@@ -246,7 +247,7 @@ class Verdict:
             return [[*ids[:count], token] for *ids, count, token in table]
         ids = self.accepted_token_ids.tolist()
         ends = zip(ids, self.num_accepted.tolist(), self.last.tolist(), strict=True)
-        return [[*own[:count], token] for own, count, token in ends]
+        return [[*accepted[:count], token] for accepted, count, token in ends]
 
     def charged_rows(self, row: int, tokens: int) -> Any:
         """Return the index of a row's charged nodes, if ``tokens`` of it were taken."""
@@ -295,8 +296,8 @@ class Verified:
         """Return for each node of a tree the certain tokens raised there, and how far."""
         assert self.verdict.raised is not None
         values, ids = self.verdict.raised[row].tolist(), self.draft.token_ids[row].tolist()
-        found = []
+        raised = []
         for places in self.draft.children(row):
             own = [place for place in places if values[place] > 0]  # not NaN
-            found.append(([ids[place] for place in own], [values[place] for place in own]))
-        return found
+            raised.append(([ids[place] for place in own], [values[place] for place in own]))
+        return raised

@@ -54,9 +54,9 @@ def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
     block = _at_share(cumulative, draw)
     if block == NO_TOKEN:
         return NO_TOKEN
-    left = draw * cumulative[-1] - (cumulative[block] - sums[block])
+    rest = draw * cumulative[-1] - (cumulative[block] - sums[block])
     inside = row[block * BLOCK : (block + 1) * BLOCK].cumsum(-1, dtype=torch.float64).numpy()
-    return block * BLOCK + _beyond(inside, max(left, 0.0))
+    return block * BLOCK + _beyond(inside, max(rest, 0.0))
 
 
 def _at_share(cumulative: Float[np.ndarray, "n"], share: float) -> int:
@@ -93,38 +93,38 @@ def _pick_blocked(rows: Tensor, draw: Tensor, none: int) -> Tensor:
     tail = rows[:, whole * BLOCK :].sum(-1, keepdim=True).double()
     cumulative = torch.cat([head, tail], -1).cumsum(-1)
     threshold = draw[:, None] * cumulative[:, -1:]
-    lawful = _first_beyond(cumulative, threshold)
-    block = lawful.clamp(min=0)
+    block_or_none = _first_beyond(cumulative, threshold)
+    block = block_or_none.clamp(min=0)
     before = cumulative.gather(-1, block) - torch.cat([head, tail], -1).gather(-1, block)
     inside = block * BLOCK + torch.arange(BLOCK, device=rows.device)
     real = inside < rows.shape[-1]
     entries = rows.gather(-1, inside.clamp(max=rows.shape[-1] - 1))
     entries = torch.where(real, entries, 0.0).cumsum(-1, dtype=torch.float64)
-    left = (threshold - before).clamp(min=0.0)  # sums of blocks and entries round differently
-    token = block * BLOCK + _first_beyond(entries, left)
-    return torch.where(lawful < 0, none, token)[:, 0]
+    rest = (threshold - before).clamp(min=0.0)  # sums of blocks and entries round differently
+    token = block * BLOCK + _first_beyond(entries, rest)
+    return torch.where(block_or_none < 0, none, token)[:, 0]
 
 
 def toss(
     lengths: Int[Tensor, "batch"],
     width: int,
     generator: Generators,
-    more: Int[Tensor, "batch"] | None = None,
+    later_draws: Int[Tensor, "batch"] | None = None,
 ) -> Coins:
     """Return (accept (B, width), draw (B,)) uniform on [0, 1), float64.
 
     With one generator a row, a row takes its own length plus one numbers, so that it
-    behaves as if it were alone. So do ``more`` draws of each row, (B, 1 + most), after these.
+    behaves as if it were alone. So do ``later_draws`` of each row, (B, 1 + most), after these.
     """
-    if more is not None:
+    if later_draws is not None:
         accept, first = toss(lengths, width, generator)
-        later, _ = toss(more, int(more.max()), generator)
+        later, _ = toss(later_draws, int(later_draws.max()), generator)
         return accept, torch.cat([first[:, None], later], 1)
     batch, device = len(lengths), lengths.device
     if not isinstance(generator, list):
-        where = device if generator is None else generator.device
+        generator_device = device if generator is None else generator.device
         uniform = torch.rand(
-            batch, width + 1, generator=generator, dtype=torch.float64, device=where
+            batch, width + 1, generator=generator, dtype=torch.float64, device=generator_device
         ).to(device)
         return uniform[:, :width], uniform[:, width]
     accept = torch.zeros(batch, width, dtype=torch.float64)

@@ -100,12 +100,13 @@ class Fly(Verifier):
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
         """Return what is emitted; every row is read."""
-        native, chances, window, able = self._judged(assigned, target_probs, draft)
+        chain_law, chances, window, overridable = self._judged(assigned, target_probs, draft)
         kept, place = accept < chances, torch.arange(accept.shape[1], device=accept.device)
         on = place < torch.as_tensor(draft.counts, device=place.device)[:, None]
-        stays = on & (kept | (able & (_ahead(kept.double(), window) > 0)))
+        stays = on & (kept | (overridable & (_ahead(kept.double(), window) > 0)))
         accepted = stays.long().cumprod(-1).sum(-1)
-        last = pick(native.last[torch.arange(len(accepted), device=place.device), accepted], draw)
+        batch = torch.arange(len(accepted), device=place.device)
+        last = pick(chain_law.last[batch, accepted], draw)
         read = on & chances.isnan() & (place <= (accepted + window)[:, None])
         return Verdict(draft.token_ids, accepted, torch.where(read.any(-1), NO_TOKEN, last))
 
@@ -119,25 +120,27 @@ class Fly(Verifier):
 
         Of these the later rows are known, so that the next token has a law at each row.
         """
-        native, chances, window, able = self._judged(assigned, target_probs.double(), draft)
-        ahead = torch.where(able, _ahead(chances, window), 0.0)
+        chain_law, chances, window, overridable = self._judged(
+            assigned, target_probs.double(), draft
+        )
+        ahead = torch.where(overridable, _ahead(chances, window), 0.0)
         rows = torch.arange(len(window), device=window.device)
         counts = torch.as_tensor(draft.counts, device=window.device)
-        stop = torch.zeros_like(native.stop)
-        free = stop.new_zeros(len(stop), stop.shape[1] + int(window.max()) + 1)
-        free[:, 0] = 1.0
+        stop = torch.zeros_like(chain_law.stop)
+        reached = stop.new_zeros(len(stop), stop.shape[1] + int(window.max()) + 1)
+        reached[:, 0] = 1.0
         for place, kept in enumerate(chances.T):
-            on, refused = place < counts, free[:, place] * (1 - kept)
-            free[:, place + 1] += torch.where(on, free[:, place] * kept, 0.0)
-            free[rows, place + window + 1] += torch.where(on, refused * ahead[:, place], 0.0)
+            on, refused = place < counts, reached[:, place] * (1 - kept)
+            reached[:, place + 1] += torch.where(on, reached[:, place] * kept, 0.0)
+            reached[rows, place + window + 1] += torch.where(on, refused * ahead[:, place], 0.0)
             stop[:, place] = torch.where(on, refused * (1 - ahead[:, place]), 0.0)
-        stop[rows, counts] = free[rows, counts]
+        stop[rows, counts] = reached[rows, counts]
         alive, emitted = stop.flip(-1).cumsum(-1).flip(-1), None
         if draft.probs is None:
-            kept = alive[:, 1:, None] * one_hot(draft.token_ids, native.last)
-            emitted = kept + stop[:, :-1, None] * native.last[:, :-1]
+            kept = alive[:, 1:, None] * one_hot(draft.token_ids, chain_law.last)
+            emitted = kept + stop[:, :-1, None] * chain_law.last[:, :-1]
             emitted = (emitted / alive[:, :-1, None]).nan_to_num(nan=0.0)  # 0 where nothing gets
-        return replace(native, stop=stop, alive=alive, emitted=emitted)
+        return replace(chain_law, stop=stop, alive=alive, emitted=emitted)
 
     def windows(self, planned: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
         """Return W where the draft could have had so many tokens; one has no W that fits."""
@@ -154,16 +157,16 @@ class Fly(Verifier):
         self, assigned: Assignment, q: Tensor, draft: Draft
     ) -> tuple[VerdictLaw, Float[Tensor, "batch K"], Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
         """Return the chain's law with the bonus that is asked for, φ, W, and where 1 and 3 hold."""
-        found, ids = Chain().law(assigned, q, draft), draft.token_ids
+        chain_law, ids = Chain().law(assigned, q, draft), draft.token_ids
         if self.bonus == "argmax":
             batch = torch.arange(len(q), device=q.device)
             counts = torch.as_tensor(draft.counts, device=q.device)
-            found.last[batch, counts] = one_hot(q[batch, counts].argmax(-1), found.last)
+            chain_law.last[batch, counts] = one_hot(q[batch, counts].argmax(-1), chain_law.last)
         rows = q[:, : ids.shape[1]]
-        able = self.unsure(rows) & (rows.gather(-1, ids[..., None])[..., 0] > 0)
-        assert found.turns is not None
+        overridable = self.unsure(rows) & (rows.gather(-1, ids[..., None])[..., 0] > 0)
+        assert chain_law.turns is not None
         planned = torch.as_tensor(draft.planned, device=q.device)
-        return found, found.turns, self.windows(planned), able
+        return chain_law, chain_law.turns, self.windows(planned), overridable
 
 
 def _ahead(

@@ -27,7 +27,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._records import Path
 from cactus_theory.verify._block_host import workable
 from cactus_theory.verify._tensors import verify_tensors
-from cactus_theory.verify._tree_host import RunsOnHost, Steps, TokensOnHost
+from cactus_theory.verify._tree_host import Descent, RunsOnHost, TokensOnHost
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
@@ -84,7 +84,7 @@ class Tree(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch *draws"],
     ) -> Verdict:
-        """Return what is emitted; rows are read on the host, where the walk comes by.
+        """Return what is emitted; rows are read on the host, where a walk comes by.
 
         Raises
         ------
@@ -103,17 +103,19 @@ class Tree(Verifier):
             assigned = replace(assigned, choice=assigned.choice.cpu())
         q = workable(target_probs.cpu())
         p = q if draft.probs is None else workable(draft.probs.cpu())  # then it is not read
-        walks = [Steps(draft, row, own) for row, own in enumerate(draft.token_ids.tolist())]
-        if any(type(own).certain_tree is not Policy.certain_tree for own in assigned.policies):
+        walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
+        if any(type(rule).certain_tree is not Policy.certain_tree for rule in assigned.policies):
             for walk in walks:
                 walk.look_ahead(assigned, q[walk.row])
-        judged = RunsOnHost if self.runs == "block" else TokensOnHost
-        coins, going = (accept.tolist(), draws.tolist()), walks
-        while going:
-            runs = judged(assigned, q, p, going, *coins)
+        judge = RunsOnHost if self.runs == "block" else TokensOnHost
+        coins, walking = (accept.tolist(), draws.tolist()), walks
+        while walking:
+            runs = judge(assigned, q, p, walking, *coins)
             runs.judge()
-            ends = zip(going, zip(runs.accepted, runs.drawn, runs.alive, strict=True), strict=True)
-            going = [own for own, end in ends if own.go_on(*end) and own.go_freely(q, coins[1])]
+            ends = zip(walking, zip(runs.accepted, runs.last, runs.alive, strict=True), strict=True)
+            walking = [
+                walk for walk, end in ends if walk.go_on(*end) and walk.go_freely(q, coins[1])
+            ]
         return _verdict(draft, walks, target_probs.device)
 
     def emitted(
@@ -146,32 +148,32 @@ def is_chain(draft: Draft) -> bool:
         return draft.parents is None
     return all(
         list(above) == list(range(len(above)))
-        and all(drawn[: len(above)])
+        and all(sampled[: len(above)])
         and not (draft.certain is not None and any(certain[: len(above)]))
-        for above, (drawn, certain) in zip(draft.above, draft.flags, strict=True)
+        for above, (sampled, certain) in zip(draft.above, draft.flags, strict=True)
     )
 
 
-def _verdict(draft: Draft, steps: Sequence[Steps], device: torch.device) -> Verdict:
+def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Verdict:
     """Return the verdict of a batch."""
     width, ids = draft.token_ids.shape[1], draft.token_ids
     # the accepted places, and at the end their number and the last token
-    table, alive = np.full((len(steps), width + 2), -1), np.zeros((len(steps), width))
-    for row, own in enumerate(steps):
-        table[row, : len(own.path)] = own.path
-        table[row, -2:] = len(own.path), own.last
-        for node, ratio in own.charged.items():
+    table, alive = np.full((len(walks), width + 2), -1), np.zeros((len(walks), width))
+    for row, walk in enumerate(walks):
+        table[row, : len(walk.path)] = walk.path
+        table[row, -2:] = len(walk.path), walk.last
+        for node, ratio in walk.charged.items():
             alive[row, node] = ratio
-    found = torch.from_numpy(table).to(device)
+    tokens = torch.from_numpy(table).to(device)
     ratios, raised = torch.from_numpy(alive).to(device), None
-    if any(own.raised for own in steps):
-        raised = ratios.new_tensor([own.raised or [math.nan] * width for own in steps])
-    charged = [[*own.charged] for own in steps]
-    path, accepted, last = found[:, :width], found[:, width], found[:, -1]
+    if any(walk.raised for walk in walks):
+        raised = ratios.new_tensor([walk.raised or [math.nan] * width for walk in walks])
+    charged = [[*walk.charged] for walk in walks]
+    path, accepted, last = tokens[:, :width], tokens[:, width], tokens[:, -1]
     return Verdict(ids, accepted, last, path, charged, ratios, raised)
 
 
-def declared(
+def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, certain: Any, validate: bool
 ) -> Draft:
     """Return trees without rows; ``sampled`` is all tokens if there are rows, else none."""
@@ -200,8 +202,13 @@ def _check_family(ids: Tensor, parents: Tensor) -> None:
     place = torch.arange(ids.shape[1], device=ids.device)
     if bool(((parents < -1) | (parents >= place)).any()):
         raise ValueError(f"parents: each must be −1 or an earlier token; got {parents.tolist()}")
-    same = [own[:, :, None] == own[:, None] for own in (parents, ids)]
-    equal = same[0] & same[1] & (place[:, None] < place) & (ids >= 0)[:, None]
+    siblings = parents[:, :, None] == parents[:, None]
+    equal = (
+        siblings
+        & (ids[:, :, None] == ids[:, None])
+        & (place[:, None] < place)
+        & (ids >= 0)[:, None]
+    )
     if bool(equal.any()):
         row, one, other = equal.nonzero()[0].tolist()
         raise ValueError(
@@ -269,6 +276,6 @@ def verify_tree(
     >>> step.output_token_ids, step.path  # 1 is drawn from the first row, then 0 from the third
     (tensor([[ 1,  0, -1]]), tensor([[ 1, -1]]))
     """
-    tree = declared(draft_token_ids, parents, draft_probs, sampled, certain, validate)
+    tree = declared_tree(draft_token_ids, parents, draft_probs, sampled, certain, validate)
     shared = rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     return verify_tensors(Tree(runs), *shared, tree=tree)

@@ -11,15 +11,18 @@ from tests.mutation.edits import (
 
 IN_VERIFY = {
     "verify/chain.py": (
-        ("ChainOnHost._kept_under", Operator("<", "<=", nth=0)),
-        ("ChainOnHost._open", Replace("number not in self.ceilings", "number in self.ceilings")),
+        ("ChainOnHost._kept_at_once", Operator("<", "<=", nth=0)),
+        (
+            "ChainOnHost._may_be_kept",
+            Replace("number not in self.ceilings", "number in self.ceilings"),
+        ),
         ("ChainOnHost.run", Replace("places.of(self.q_n)", "places.of(self.p_n)")),
-        ("ChainOnHost._ask", Value("range(len(asked))", into="going_on")),
-        ("ChainOnHost._ask_together", DropStatement("self.accepted[row]")),
-        ("ChainOnHost._keeps", DropStatement("self.accepted[at[0]]")),
+        ("ChainOnHost._decide", Value("range(len(undecided))", into="going_on")),
+        ("ChainOnHost._decide_chunk", DropStatement("self.accepted[row]")),
+        ("ChainOnHost._keeps", DropStatement("self.accepted[place[0]]")),
         (
             "ChainOnHost._keeps",
-            Replace("self._replace_row(scale, at)", "self._replace_row(1.0, at)"),
+            Replace("self._replace_row(scale, place)", "self._replace_row(1.0, place)"),
         ),
         ("ChainOnHost._keeps", Replace("math.inf", "0.0")),
         ("ChainOnHost._replace", Replace("None if self.p is None else places.of(self.p)", "None")),
@@ -32,7 +35,7 @@ IN_VERIFY = {
     ),
     "verify/draft.py": (
         ("Verdict.output_token_ids", Replace("torch.where(place < accepted, ids, -1)", "ids")),
-        ("Verdict.rows", Replace("own[:count]", "own")),
+        ("Verdict.rows", Replace("accepted[:count]", "accepted")),
         ("Verdict.accepted_token_ids", Value("self.draft_token_ids")),
         ("Verdict.charged_rows", Replace("slice(0, tokens)", "slice(0, 1)")),
     ),

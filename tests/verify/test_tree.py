@@ -602,12 +602,12 @@ def test_a_sibling_drawn_from_another_row_than_declared_is_seen():
 
 def faulty(name):
     """Return what is broken under a name: an attribute of the walk or of a draft, and how."""
-    steps, runs = tree.Steps, tree.RunsOnHost
+    steps, runs = tree.Descent, tree.RunsOnHost
     go_on, begin = steps.go_on, runs.__init__
 
     def shared_coin(self, *end):
         goes = go_on(self, *end)
-        self.drawn = 0
+        self.draws_taken = 0
         return goes
 
     def by_place(self, assigned, q, p, *rest):
