@@ -15,8 +15,15 @@ from cactus_theory.base.tables import (
     save_table,
     with_error,
 )
-from cactus_theory.commands.flags import add_policy, chosen_policy
-from cactus_theory.commands.rows import add_rows, check_outputs, drafts, save_outputs, source
+from cactus_theory.commands.flags import (
+    add_policy,
+    add_rows,
+    check_outputs,
+    chosen_policy,
+    drafts,
+    save_outputs,
+    source,
+)
 from cactus_theory.policies import Policy
 from cactus_theory.traces import PooledAudit, SavedRows, Trace, pooled_audit, row_pairs
 

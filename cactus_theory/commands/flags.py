@@ -1,11 +1,21 @@
-"""Flags that several commands share: a policy with its knobs, given once."""
+"""Flags that several commands share: a policy with its knobs, rows, and files written of them."""
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import cactus_theory as ct
+from cactus_theory.base.rows import load_rows
+from cactus_theory.base.tables import save_csv
+from cactus_theory.commands.plot import check_picture
+from cactus_theory.divergences import NAMES as DIVERGENCES
+from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES
+from cactus_theory.traces import SavedRows, Trace
+from cactus_theory.traces.trace import is_trace
 
 
 class Once(argparse.Action):
@@ -67,3 +77,126 @@ def chosen_policy(args: argparse.Namespace, find: Callable[..., Any] = ct.policy
             raise ValueError(f"--set: {name} must be given once; got {item!r} again")
         knobs[name] = value
     return find(args.policy, **knobs)
+
+
+OUTPUTS = {"csv": ".csv", "latex": ".tex", "out": ".npy"}
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """Declare target and draft rows, how they are read, and what is written of them."""
+    parser.add_argument(
+        "target", help="target rows q: .npy .npz .safetensors .csv .json; or the folder of a trace"
+    )
+    parser.add_argument("draft", nargs="?", help="draft rows p, same shape; a trace has its own")
+    parser.add_argument(
+        "--divergence", default="kl", help=f"one of {', '.join(DIVERGENCES)} (alpha:a=0.5)"
+    )
+    parser.add_argument("--logits", action="store_true", help="the files hold logits")
+    parser.add_argument(
+        "--normalise", action="store_true", help="divide rows by their sums: rounded in a text, say"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    parser.add_argument("--csv", metavar="FILE.csv", help="also save one line per row")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw one row: band, frontier, policies; .png .pdf .svg"
+    )
+    parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw")
+
+
+def pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Return target and draft rows of two files, or all those of a trace."""
+    if is_trace(args.target):
+        return _logged(args)
+    if args.draft is None:
+        raise ValueError("draft: must be given, unless target is a trace; got target alone")
+    return _rows(args, args.target), _rows(args, args.draft)
+
+
+def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
+    """Return target rows, and draft rows or the tokens of certain drafts; the other is None."""
+    if args.draft_tokens is None and is_trace(args.target):
+        return *_logged(args), None
+    if (args.draft is None) == (args.draft_tokens is None):
+        got = "neither" if args.draft is None else "both"
+        raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {got}")
+    if args.draft_tokens is None:
+        return *pair(args), None
+    q = _rows(args, args.target)
+    ids = _token_ids(args.draft_tokens)
+    return q, None, ids.reshape(q.shape[:-1]) if ids.size == q[..., 0].size else ids
+
+
+def source(args: argparse.Namespace) -> Trace | SavedRows:
+    """Return the trace that is named, or rows as one; certain drafts as one-hot rows."""
+    if args.draft_tokens is None and is_trace(args.target):
+        _refuse_with_a_trace(args)
+        return Trace.open(args.target)
+    q, p, ids = drafts(args)
+    if ids is not None:
+        q = np.broadcast_to(q, (*np.broadcast_shapes(q.shape[:-1], ids.shape), q.shape[-1]))
+        p = np.zeros_like(q)
+        np.put_along_axis(p, ids[..., None], 1.0, -1)
+    return SavedRows.of(q, p)
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Raise ValueError, before any work, for a file of the wrong kind."""
+    for flag, suffix in OUTPUTS.items():
+        path = getattr(args, flag, None)
+        if path and not path.endswith(suffix):
+            raise ValueError(f"--{flag}: must end in {suffix}; got {path!r}")
+    if args.plot:
+        check_picture(args.plot)
+
+
+def save_outputs(
+    args: argparse.Namespace,
+    q: np.ndarray,
+    p: np.ndarray,
+    header: dict[str, Any],
+    columns: dict[str, Any],
+    spent: np.ndarray,
+    policy: Policy | None = None,
+) -> None:
+    """Write what ``--csv`` and ``--plot`` ask for."""
+    if args.csv:
+        save_csv(args.csv, columns, header)
+    if args.plot:
+        from cactus_theory.commands.plot import save_plot
+
+        rows, drafts = (x.reshape(-1, x.shape[-1]) for x in (q, p))
+        if not 0 <= args.row < len(rows):
+            raise ValueError(f"--row: must lie in [0, {len(rows) - 1}]; got {args.row}")
+        delta = float(np.asarray(spent).reshape(-1)[args.row])
+        divergence = ct.divergence(args.divergence).spec
+        save_plot(args.plot, rows[args.row], drafts[args.row], divergence, delta, policy)
+
+
+def _rows(args: argparse.Namespace, path: str) -> np.ndarray:
+    """Return the rows of a file, as the flags read them."""
+    if args.logits and args.normalise:
+        raise ValueError("--logits, --normalise: at most one may be given; got both")
+    return load_rows(path, logits=args.logits, normalise=args.normalise)
+
+
+def _logged(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Return all rows of a trace that have a draft row."""
+    _refuse_with_a_trace(args)
+    q, p = Trace.open(args.target).rows()
+    return q.numpy(), p.numpy()
+
+
+def _refuse_with_a_trace(args: argparse.Namespace) -> None:
+    for name in ("draft", "logits", "normalise"):
+        if value := getattr(args, name):
+            raise ValueError(f"{name}: must not be given with a trace; got {value}")
+
+
+def _token_ids(text: str) -> np.ndarray:
+    """Return the token ids of ``3,1,4``, or those in a file."""
+    if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
+        return np.array([int(part) for part in text.split(",")])
+    ids = load_rows(text)
+    if (ids != np.floor(ids)).any():
+        raise ValueError(f"--draft-tokens: must hold whole numbers; got {text!r}")
+    return ids.astype(np.int64)

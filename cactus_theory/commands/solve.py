@@ -8,7 +8,7 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import save_rows
 from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, save_table
-from cactus_theory.commands.rows import add_rows, check_outputs, pair, save_outputs
+from cactus_theory.commands.flags import add_rows, check_outputs, pair, save_outputs
 
 # of a frontier, unless another number is given
 POINTS = 33
