@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 import cactus_theory as ct
+from cactus_theory.base.tables import text_table
+from cactus_theory.base.terminal import Progress
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
@@ -27,9 +29,7 @@ from cactus_theory.verify.draft import Assignment, Draft
 from solvers import block
 from solvers.paths import PathTree, random_tree
 
-from .common.progress import Progress
 from .common.results import publish
-from .common.terminal import text_table
 
 # paths whose laws are computed at once
 PATHS_AT_ONCE = 4096

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.base.files import parsed_json
+from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Estimate, Replay, Trace, replay
 
 from .common.journal import Journal, add_journal_arguments, fill
 from .common.results import publish
-from .common.terminal import fitted, width_of_terminal
 from .replay import reached, valued
 
 # knob values whose emitted KL covers .01 to .15 nats a token on pairs of small models

@@ -23,14 +23,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import generate
 from cactus_theory.policies._base import normalised_or
 from cactus_theory.traces import Cycle, Estimate, Trace
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
 from cactus_theory.verify.fly import WINDOW
-
-from .common.progress import Progress
 
 SPENT = {"kl_per_token": ct.divergence("kl"), "tv_per_token": ct.divergence("total_variation")}
 # tokens drafted on from at a row: the likeliest ones of the draft, and some for all the others

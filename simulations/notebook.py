@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.terminal import Progress
+
 from .common.inputs import ROOT
-from .common.progress import Progress
 from .common.results import write_text
 
 # of pictures: sharp on a page, small in a repository

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.base.files import FolderLock
+from cactus_theory.base.tables import text_table
+from cactus_theory.base.terminal import Progress
 
 from .common.inputs import DATA, ROOT
-from .common.progress import Progress
 from .common.results import publish, read_csv, write_bytes
-from .common.terminal import text_table
 
 # tables of a CUDA machine, which no other one can make again, and of what is compiled for one
 GPU = "gpu_"

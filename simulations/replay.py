@@ -13,16 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.base.tables import print_json
+from cactus_theory.base.tables import fitted, print_json, width_of_terminal
+from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, compare, replay, tokens_at
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 from .common.grid import checked_policy, series
-from .common.progress import Progress
 from .common.results import publish
-from .common.terminal import fitted, width_of_terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.base.tables import fitted, width_of_terminal
+from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.policies.mars import Mars
 from cactus_theory.traces import Estimate, Replay, Trace, divergence_at, tokens_at
@@ -33,9 +35,7 @@ from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
 from .common.inputs import add_pair_arguments, at_least, prompts_of
-from .common.progress import Progress
 from .common.results import publish
-from .common.terminal import fitted, width_of_terminal
 from .fly import looked_ahead
 from .replay import valued
 from .trace import DRAFTERS as EVERY_DRAFTER

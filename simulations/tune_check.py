@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.base.tables import fitted, width_of_terminal
+from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.policies._registry import policy, policy_of_data
 from cactus_theory.traces import Trace
@@ -28,10 +30,8 @@ from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Runs, label, own_file
 from .common.inputs import add_pair_arguments, prompts_of
 from .common.journal import Journal, add_journal_arguments
-from .common.progress import Progress
 from .common.results import publish
 from .common.statistics import Draws, resamples, spread
-from .common.terminal import fitted, width_of_terminal
 
 
 def tune_all(

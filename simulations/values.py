@@ -7,10 +7,10 @@ file is small and JSON: slopes of a concave function by price and by drafted tok
 import argparse
 from pathlib import Path
 
+from cactus_theory.base.terminal import Progress
 from cactus_theory.traces import Trace, learn_values
 from cactus_theory.traces.values import KNOTS, PRICES
 
-from .common.progress import Progress
 from .common.results import made, write_json
 
 

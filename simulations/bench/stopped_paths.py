@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import DraftStop, Pair, generate, load_pair
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
@@ -26,7 +27,6 @@ from cactus_theory.verify import Assignment, Chain, Draft, Verdict
 
 from ..common.decode import left_padded
 from ..common.inputs import load_prompts
-from ..common.progress import Progress
 from ..common.statistics import interval, resamples
 
 POLICIES = ("speculative", "band:price=1")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cactus_theory.base.files import FolderLock, write_whole
-
-from .progress import Progress
+from cactus_theory.base.terminal import Progress
 
 # longer settings, such as the contents of files, are not shown where they differ
 SHOWN = 200

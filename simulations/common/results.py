@@ -16,9 +16,9 @@ import torch
 
 from cactus_theory.base import tables
 from cactus_theory.base.files import write_whole
+from cactus_theory.base.tables import shown, text_table
 
 from .inputs import command_line
-from .terminal import shown, text_table
 
 # digits kept of a float: enough to compare, few enough to hide the last ulps of a sum
 DIGITS = 12

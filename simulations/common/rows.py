@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .progress import Progress
+from cactus_theory.base.terminal import Progress
 
 Rows = Float[Tensor, "rows vocab"]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cactus_theory.base.tables import rule
 from cactus_theory.decoding import load_pair
 from cactus_theory.decoding.drafters import load
 
@@ -20,7 +21,6 @@ from ..common.grid import Grid, checked_policy, configs
 from ..common.inputs import PAIR, add_pair_arguments, load_prompts
 from ..common.results import columns, made, publish, write_json
 from ..common.rows import log_rows
-from ..common.terminal import rule
 from .rows import audit_all, solve
 from .table import measure
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.base.tables import rule, shown, text_table
 from cactus_theory.decoding import Pair
-
-from ..common.terminal import rule, shown, text_table
 
 # nats; the budget of the solved row
 SOLVED_DELTA = 0.1

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import cactus_theory as ct
+from cactus_theory.base.terminal import Progress
 from solvers import optimal
 
-from ..common.progress import Progress
 from ..common.results import publish
 
 OUT = Path("paper_figures/data/solver_error.csv")

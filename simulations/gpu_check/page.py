@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from cactus_theory.base.tables import shown
+
 from ..common.grid import PLAIN, at
-from ..common.terminal import shown
 from .goals import MET, MISSED, MOST_KL, UNMEASURED
 from .sections import SECTIONS, Note, Row, Tables
 from .verify import BAND, LOSSLESS

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.terminal import Progress
 from cactus_theory.verify.contract import verifiers
 from solvers import decode
 
 from ..common.grid import checked_policy, label
-from ..common.progress import Progress
 from ..common.results import columns, publish
 from .pair import Setting, TinyPair, markov_pair
 from .rounds import every_round, long_run_rates

@@ -30,12 +30,12 @@ from typing import Any
 import torch
 
 from cactus_theory.base.files import parsed_json
+from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import add_trust
 from cactus_theory.policies._registry import policy_of_data
 
 from ..common.grid import checked_policy, followers
 from ..common.inputs import PAIR, PROMPTS, ROOT, command_line
-from ..common.progress import Progress
 from ..common.results import provenance
 from . import pools
 from .drive import drive

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.terminal import Progress
 from cactus_theory.traces import Replay, Trace, replay
 from cactus_theory.verify.contract import verifiers
 
 from ..common.grid import checked_policy, followers, label
 from ..common.inputs import at_least
-from ..common.progress import Progress
 from ..common.results import columns, publish
 from ..replay import valued
 from .rows import MEASURES, Dials, Texts, synthetic_trace

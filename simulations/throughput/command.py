@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.tables import fitted, shown, width_of_terminal
 from cactus_theory.decoding import load_pair
 from cactus_theory.decoding.drafters import is_head
 
@@ -38,7 +39,6 @@ from ..common.grid import (
 from ..common.inputs import add_pair_arguments, at_least, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
 from ..common.results import made, publish, write_json
-from ..common.terminal import fitted, shown, width_of_terminal
 from . import table
 from .table import record
 

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Generator, Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StaticCache
 
-from ..common.progress import Progress
+from cactus_theory.base.terminal import Progress
+
 from ..common.results import write_tensors
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__"})

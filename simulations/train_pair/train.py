@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from cactus_theory.base.terminal import Progress
+
 from ..common.inputs import load_model as load
-from ..common.progress import Progress
 from ..common.results import write_tensors
 from .corpus import END_OF_TEXT_ID, Stream
 

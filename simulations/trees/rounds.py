@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base.arguments import normalised
+from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import ModelDrafter, Pair, generate
 from cactus_theory.divergences import divergence
 from cactus_theory.optimum.selection import offered
@@ -23,7 +24,6 @@ from cactus_theory.policies import Policy
 from cactus_theory.traces import Estimate, Replay
 from cactus_theory.verify import Draft
 
-from ..common.progress import Progress
 from ..replay import reached
 
 LOSSLESS = "speculative"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cactus_theory.base import terminal
 from cactus_theory.traces import replay
 from simulations.__main__ import main
-from simulations.common import progress
 from simulations.common.results import read_csv
 from simulations.markov import Setting, markov_pair
 from simulations.markov.command import measured
@@ -178,7 +178,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path, capsys, monkeypatch) 
 def test_every_finished_task_is_shown(tmp_path: Path, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(
-        progress.Progress, "update", lambda self, done, note="": seen.append((self.total, done))
+        terminal.Progress, "update", lambda self, done, note="": seen.append((self.total, done))
     )
     assert main([*MARKOV, "--out", str(tmp_path)]) == 0
     assert {total for total, _ in seen} == {12} and seen[-1] == (12, 12)

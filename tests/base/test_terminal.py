@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from cactus_theory.base import terminal as progress
-from simulations.common.progress import Progress
-from simulations.common.terminal import fitted, shown, text_table, width_of_terminal
+from cactus_theory.base import terminal
+from cactus_theory.base.tables import fitted, shown, text_table, width_of_terminal
+from cactus_theory.base.terminal import Progress
 
 
 def test_cells_are_never_cut_and_heads_stand_at_the_bottom() -> None:
@@ -40,7 +40,7 @@ def test_values_are_shown_in_four_digits() -> None:
 
 def test_progress_says_a_line_now_and_then(monkeypatch, capsys) -> None:
     clock = iter([0.0, 1.0, 16.0, 17.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with Progress("decoding", 3) as shown_progress:
         for note in ("", "b", "c"):
             shown_progress.advance(note)
