@@ -10,7 +10,7 @@ from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 # name: module, and what it does in a line
 COMMANDS = {
     "train-pair": ("train_pair.command", "train and ship the target/draft pair"),
-    "demo": ("demo.command", "the main job: log, solve, audit, decode, tabulate, draw"),
+    "demo": ("demo", "the main job: log, solve, audit, decode, tabulate, draw"),
     "throughput": ("throughput.command", "policies and baselines end to end; resumes"),
     "trace": ("trace", "log all rows of a pair along real texts; resumes"),
     "replay": ("replay", "policies and verifiers on a trace, without its models"),
@@ -22,7 +22,7 @@ COMMANDS = {
     "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
     "markov": ("markov.command", "whole texts of tiny models, enumerated: their KL, the meter"),
     "solver-error": ("figures.solver_error", "the closed form against programs over V (CSV)"),
-    "simulate": ("synthetic.command", "expected speed-up of policies on synthetic pairs"),
+    "simulate": ("simulate", "expected speed-up of policies on synthetic pairs"),
     "overspend": ("figures.overspend", "how far the published rule exceeds its budget (CSV)"),
     "design-example": ("figures.design_example", "a row under constraints of your own (CSV)"),
     "values": ("values", "learn from a trace what accepted tokens are worth"),

@@ -72,21 +72,21 @@ def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table; return 0."""
     at_least(args, num_prompts=2, repeats=0, metered=1)
     texts = prompts_of(args.prompts)[: args.num_prompts]
-    every = configs([], args.policies, args.num_draft_tokens, [1], args.verifier)
-    names = [own.name for own in args.drafters]
-    grid = Grid(lines(names, every, args.temperature), len(texts), args.repeats, args.metered,
+    cells = configs([], args.policies, args.num_draft_tokens, [1], args.verifier)
+    names = [folder.name for folder in args.drafters]
+    grid = Grid(lines(names, cells, args.temperature), len(texts), args.repeats, args.metered,
                 args.seed)  # fmt: skip
     settings = {
         "target": folder_digest(args.target),
-        "drafters": {str(own): NGRAM if str(own) == NGRAM else folder_digest(own)
-                     for own in args.drafters},
+        "drafters": {str(folder): NGRAM if str(folder) == NGRAM else folder_digest(folder)
+                     for folder in args.drafters},
         "prompts": digest("\0".join(texts).encode()),
         "max_new_tokens": args.max_new_tokens,
         "seed": args.seed,
     }  # fmt: skip
-    drafters = {own.name: NGram() if str(own) == NGRAM
-                else load_pair(args.target, own, heads=True).draft
-                for own in args.drafters}  # fmt: skip
+    drafters = {folder.name: NGram() if str(folder) == NGRAM
+                else load_pair(args.target, folder, heads=True).draft
+                for folder in args.drafters}  # fmt: skip
     pair = load_pair(args.target, args.target)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
@@ -104,15 +104,15 @@ def decodes(
     """Return every decode of a grid by the drafters that its lines name; a journal's are kept."""
 
     def decoded(job: Job) -> Record:
-        own = replace(harness.pair, draft=drafters.get(job.config.drafter))
+        pair = replace(harness.pair, draft=drafters.get(job.config.drafter))
         metered = job.repeat < grid.metered and job.config.method != PLAIN
         begun = time.process_time()
-        made = replace(harness, pair=own).decode(
+        outcome = replace(harness, pair=pair).decode(
             job.config, job.group, again=job.repeat, meter=metered
         )
-        seconds, parts = time.process_time() - begun, made.record["parts"]
+        seconds, parts = time.process_time() - begun, outcome.record["parts"]
         drafting = seconds * parts[0] / sum(parts)
-        return {"kl": 0.0} | made.record | {"seconds": seconds, "draft": drafting}
+        return {"kl": 0.0} | outcome.record | {"seconds": seconds, "draft": drafting}
 
     for line in grid.cold({} if journal is None else journal.results):
         decoded(Job(line, grid.metered, 0))
@@ -120,14 +120,14 @@ def decodes(
 
 
 def lines(
-    names: Sequence[str], every: Sequence[Config], temperatures: Sequence[float] = (1.0,)
+    names: Sequence[str], cells: Sequence[Config], temperatures: Sequence[float] = (1.0,)
 ) -> list[Config]:
-    """Return plain decoding, and every drafter in every config, at each temperature."""
+    """Return plain decoding, and every drafter in every cell, at each temperature."""
     plain = Config(PLAIN, 0, 1, drafter=PLAIN)
     return [
-        replace(own, temperature=temperature)
+        replace(line, temperature=temperature)
         for temperature in temperatures
-        for own in (plain, *(replace(one, drafter=name) for name in names for one in every))
+        for line in (plain, *(replace(cell, drafter=name) for name in names for cell in cells))
     ]
 
 
@@ -143,49 +143,50 @@ def rows(grid: Grid, records: Mapping[str, Record], level: float = 0.0) -> list[
     for line in grid.lines:
         place = line.temperature, line.drafter, line.family, line.width
         groups.setdefault(place, []).append(line)
-    made = {
-        place: _numbers([runs[line] for line in own], grid.prompts, level)
-        for place, own in groups.items()
+    estimates = {
+        place: _numbers([runs[line] for line in group], grid.prompts, level)
+        for place, group in groups.items()
     }
     best: dict[Any, Estimate] = {}  # by temperature, drafter, family
-    for (*place, _), numbers in made.items():
-        speed, known = numbers["tokens_per_second"], best.get(tuple(place))
-        if known is None or not known.value >= speed.value:
+    for (*place, _), numbers in estimates.items():
+        speed, fastest = numbers["tokens_per_second"], best.get(tuple(place))
+        if fastest is None or not fastest.value >= speed.value:
             best[tuple(place)] = speed
     first = next(line.drafter for line in grid.lines if line.method != PLAIN)
     table = []
-    for (heat, name, family, width), numbers in made.items():
-        speed, own = numbers["tokens_per_second"], groups[heat, name, family, width]
+    for (heat, name, family, width), numbers in estimates.items():
+        speed, group = numbers["tokens_per_second"], groups[heat, name, family, width]
         rival = best.get((heat, first, family), speed)
         ratios = {"over_plain": speed / best[heat, PLAIN, PLAIN], "over_first": speed / rival}
         row: dict[str, Any] = {"drafter": name, "temperature": heat, "policy": family}
-        row |= {"nats": level if len(own) > 1 else 0.0, "num_draft_tokens": width}
+        row |= {"nats": level if len(group) > 1 else 0.0, "num_draft_tokens": width}
         row["fastest"] = best[heat, name, family] is speed
-        for part, one in (numbers | ratios).items():
-            row |= {part: one.value, f"{part}_error": one.standard_error}
+        for part, estimate in (numbers | ratios).items():
+            row |= {part: estimate.value, f"{part}_error": estimate.standard_error}
         table.append({part: None if value != value else value for part, value in row.items()})
     return table
 
 
-def _numbers(own: Sequence[Runs], prompts: int, level: float) -> dict[str, Estimate]:
+def _numbers(runs: Sequence[Runs], prompts: int, level: float) -> dict[str, Estimate]:
     """Return UNITS of a line, or at a level of lines that differ in price."""
 
     def ratios(above: str, below: str, parts: Sequence[Sequence[Record]]) -> list[Estimate]:
         def by_text(part: Sequence[Record], name: str) -> np.ndarray:
-            return np.array([float(one[name]) for one in part]).reshape(-1, prompts).sum(0)
+            return np.array([float(record[name]) for record in part]).reshape(-1, prompts).sum(0)
 
         pairs = [(by_text(part, above), by_text(part, below)) for part in parts]
-        return [ratio_of_sums(*pair, "prompts") for pair in pairs]
+        return [ratio_of_sums(*sums, "prompts") for sums in pairs]
 
     def at(*numbers: float) -> float:
         value = read(level, rising(np.reshape(numbers, (2, -1)).T))
         return math.nan if value is None else value
 
-    timed, every = ([one.clocked for one in own], [one.judged + one.clocked for one in own])
-    found = {name: ratios(above, below, timed if clocked else every)
+    timed = [line.clocked for line in runs]
+    all_records = [line.judged + line.clocked for line in runs]
+    estimates = {name: ratios(above, below, timed if clocked else all_records)
              for name, (above, below, clocked) in UNITS.items()}  # fmt: skip
-    if len(own) == 1:
-        return {name: one for name, (one,) in found.items()}
-    spent = ratios("kl", "tokens", [one.judged for one in own])
+    if len(runs) == 1:
+        return {name: estimate for name, (estimate,) in estimates.items()}
+    spent = ratios("kl", "tokens", [line.judged for line in runs])
     between = np.vectorize(at, otypes=[float])
-    return {name: combined(between, *spent, *values) for name, values in found.items()}
+    return {name: combined(between, *spent, *values) for name, values in estimates.items()}

@@ -16,7 +16,7 @@ stream, so time, memory and arithmetic are those of the large shape:
 
 In exact arithmetic the function is the same but for the constant's :math:`2^{-64}` in the norms'
 sums of squares. In float32 logits agree to rounding; in bfloat16 as far as
-those of the model itself in bfloat16 agree with its own (``tests/simulations/inflate``).
+those of the model itself in bfloat16 agree with its own (``tests/simulations/test_inflate.py``).
 
 ``inflate(model, SHAPES["8b"], device="cuda")`` returns a Hugging Face model whose logits are
 those of ``model``, and whose weights, cache and arithmetic are those of the shape.
@@ -110,8 +110,8 @@ def step_cost(
     moved = shape.read_weights + rows * shape.hidden + batch * (context + tokens) * shape.cached
     multiplied = rows * (shape.read_weights - (2 * shape.layers + 1) * shape.hidden)
     # token i attends to context + i + 1 positions, in its scores and in its values
-    seen = batch * (tokens * context + tokens * (tokens + 1) // 2)
-    attended = 2 * seen * shape.layers * shape.heads * shape.head
+    positions = batch * (tokens * context + tokens * (tokens + 1) // 2)
+    attended = 2 * positions * shape.layers * shape.heads * shape.head
     return Cost(float(moved * width), float(2 * (multiplied + attended)))
 
 
@@ -164,38 +164,38 @@ def inflate(
 
 
 def _check(model: Any, shape: Shape, dtype: torch.dtype) -> None:
-    own, name = model.config, type(model).__name__
-    if name != "LlamaForCausalLM" or own.attention_bias or own.mlp_bias:
+    config, name = model.config, type(model).__name__
+    if name != "LlamaForCausalLM" or config.attention_bias or config.mlp_bias:
         raise ValueError(f"model: must be a LlamaForCausalLM without biases; got {name}")
     if model.model.rotary_emb.rope_type != "default":
         kind = model.model.rotary_emb.rope_type
         raise ValueError(f"model: rotary embedding must be the default one; got {kind!r}")
-    if shape.tied and not own.tie_word_embeddings:
+    if shape.tied and not config.tie_word_embeddings:
         raise ValueError("shape: must not be tied, as the model is not; got tied=True")
     if dtype not in DTYPES:
         raise ValueError(f"dtype: must be bfloat16, float32 or float64; got {dtype}")
-    groups = shape.heads // shape.kv_heads, own.num_attention_heads // own.num_key_value_heads
+    groups = shape.heads // shape.kv_heads, config.num_attention_heads // config.num_key_value_heads
     sizes = {
-        "hidden": (shape.hidden, own.hidden_size + 1),  # one for the constant
-        "layers": (shape.layers, own.num_hidden_layers),
-        "kv_heads": (shape.kv_heads, own.num_key_value_heads),
+        "hidden": (shape.hidden, config.hidden_size + 1),  # one for the constant
+        "layers": (shape.layers, config.num_hidden_layers),
+        "kv_heads": (shape.kv_heads, config.num_key_value_heads),
         "heads / kv_heads": groups,
-        "head": (shape.head, own.head_dim),
-        "inner": (shape.inner, own.intermediate_size),
-        "vocab": (shape.vocab, own.vocab_size),
+        "head": (shape.head, config.head_dim),
+        "inner": (shape.inner, config.intermediate_size),
+        "vocab": (shape.vocab, config.vocab_size),
     }
-    for what, (large, least) in sizes.items():
+    for field, (large, least) in sizes.items():
         if large < least:
-            raise ValueError(f"shape: {what} must be at least {least} for this model; got {large}")
-    if shape.head % own.head_dim:
-        raise ValueError(f"shape: head must be a multiple of {own.head_dim}; got {shape.head}")
+            raise ValueError(f"shape: {field} must be at least {least} for this model; got {large}")
+    if shape.head % config.head_dim:
+        raise ValueError(f"shape: head must be a multiple of {config.head_dim}; got {shape.head}")
 
 
 def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype, positions: int | None) -> Any:
     """Return a model of the shape whose weights are memory that nothing was written to."""
     import transformers
 
-    own = model.config
+    small = model.config
     config = transformers.LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -204,20 +204,20 @@ def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype, positions:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head,
-        max_position_embeddings=positions or own.max_position_embeddings,
-        rms_norm_eps=own.rms_norm_eps * own.hidden_size / shape.hidden,
-        rope_parameters=dict(own.rope_parameters),
+        max_position_embeddings=positions or small.max_position_embeddings,
+        rms_norm_eps=small.rms_norm_eps * small.hidden_size / shape.hidden,
+        rope_parameters=dict(small.rope_parameters),
         tie_word_embeddings=shape.tied,
-        bos_token_id=own.bos_token_id,
-        eos_token_id=own.eos_token_id,
-        pad_token_id=own.pad_token_id,
+        bos_token_id=small.bos_token_id,
+        eos_token_id=small.eos_token_id,
+        pad_token_id=small.pad_token_id,
     )
     with torch.device("meta"):
         large: Any = transformers.LlamaForCausalLM(config)
     large.to(dtype).to_empty(device=device)
     for layer in large.model.layers:  # fewer, larger kernels in the fast pass
-        own, mlp = layer.self_attn, layer.mlp
-        lay_together([own.q_proj, own.k_proj, own.v_proj])
+        attention, mlp = layer.self_attn, layer.mlp
+        lay_together([attention.q_proj, attention.k_proj, attention.v_proj])
         lay_together([mlp.gate_proj, mlp.up_proj])
     large.tie_weights()
     # its frequencies are no weights: they are computed, in float32, when it is made
@@ -270,24 +270,24 @@ def _corner(weight: Tensor, small: Tensor) -> None:
 
 
 def _fill_attention(attention: Any, small: Any) -> None:
-    head, own = attention.head_dim, small.head_dim
-    pairs = torch.arange(own // 2) * (head // own)
+    head, size = attention.head_dim, small.head_dim
+    pairs = torch.arange(size // 2) * (head // size)
     turned = torch.cat([pairs, head // 2 + pairs])
     groups = small.num_key_value_groups
-    for number in range(small.q_proj.out_features // own):
+    for number in range(small.q_proj.out_features // size):
         group, place = divmod(number, groups)
         large = group * attention.num_key_value_groups + place
-        queries = _head(small.q_proj.weight, number, own).double() * (head / own) ** 0.5
+        queries = _head(small.q_proj.weight, number, size).double() * (head / size) ** 0.5
         block = _head(attention.q_proj.weight, large, head).zero_()
         block[turned, : queries.shape[1]] = queries.to(block)
         block = _head(attention.o_proj.weight.t(), large, head)
-        _corner(block, _head(small.o_proj.weight.t(), number, own))
-    for number in range(small.k_proj.out_features // own):
-        keys = _head(small.k_proj.weight, number, own)
+        _corner(block, _head(small.o_proj.weight.t(), number, size))
+    for number in range(small.k_proj.out_features // size):
+        keys = _head(small.k_proj.weight, number, size)
         block = _head(attention.k_proj.weight, number, head)
         block[turned, : keys.shape[1]] = keys.to(block)
         block = _head(attention.v_proj.weight, number, head)
-        _corner(block, _head(small.v_proj.weight, number, own))
+        _corner(block, _head(small.v_proj.weight, number, size))
 
 
 def _head(weight: Tensor, number: int, size: int) -> Tensor:

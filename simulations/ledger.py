@@ -53,15 +53,15 @@ class Answers:
     costs: list[np.ndarray]
     calls: np.ndarray
 
-    def only(self, kept: np.ndarray) -> "Answers":
+    def only(self, indices: np.ndarray) -> "Answers":
         """Return some of the answers."""
-        return Answers([self.costs[i] for i in kept], self.calls[kept])
+        return Answers([self.costs[i] for i in indices], self.calls[indices])
 
     @property
     def point(self) -> tuple[float, float]:
         """Return emitted KL per token and tokens per call."""
         tokens = sum(map(len, self.costs))
-        return sum(float(own.sum()) for own in self.costs) / tokens, tokens / self.calls.sum()
+        return sum(float(costs.sum()) for costs in self.costs) / tokens, tokens / self.calls.sum()
 
 
 def rows_of(answers: Mapping[Line, Answers], prompts: int) -> list[dict[str, Any]]:
@@ -72,15 +72,15 @@ def rows_of(answers: Mapping[Line, Answers], prompts: int) -> list[dict[str, Any
     answer at its end.
     """
     rows = []
-    for line, own in answers.items():
-        kl, tokens = own.point
+    for line, line_answers in answers.items():
+        kl, tokens = line_answers.point
         limit = line.setting if line.kind == "ledger" else kl
-        ends = np.array([costs.sum() / len(costs) for costs in own.costs])
+        ends = np.array([costs.sum() / len(costs) for costs in line_answers.costs])
         ratio, error = _against_band(answers, line, prompts)
         rows.append(
             {
                 **asdict(line),
-                "answers": len(own.costs),
+                "answers": len(line_answers.costs),
                 "kl_per_token": kl,
                 "used": kl / line.setting if line.kind == "ledger" else None,
                 "largest_answer": float(ends.max()),
@@ -95,19 +95,19 @@ def rows_of(answers: Mapping[Line, Answers], prompts: int) -> list[dict[str, Any
 
 def along(answers: Mapping[Line, Answers]) -> Iterator[dict[str, Any]]:
     """Yield what answers have spent after t tokens: median, 90th percentile and largest."""
-    for line, own in answers.items():
-        longest = max(map(len, own.costs))
-        spent = np.full((len(own.costs), longest), np.nan)
-        for row, costs in zip(spent, own.costs, strict=True):
+    for line, line_answers in answers.items():
+        longest = max(map(len, line_answers.costs))
+        spent = np.full((len(line_answers.costs), longest), np.nan)
+        for row, costs in zip(spent, line_answers.costs, strict=True):
             row[: len(costs)] = costs.cumsum()
         for t in range(EVERY, longest + 1, EVERY):
-            here = spent[:, t - 1][~np.isnan(spent[:, t - 1])]
+            sums = spent[:, t - 1][~np.isnan(spent[:, t - 1])]
             yield {
                 **asdict(line),
                 "tokens": t,
-                "median": float(np.median(here)),
-                "upper": float(np.quantile(here, 0.9)),
-                "largest": float(here.max()),
+                "median": float(np.median(sums)),
+                "upper": float(np.quantile(sums, 0.9)),
+                "largest": float(sums.max()),
             }
 
 
@@ -117,30 +117,29 @@ def _against_band(
     """Return tokens per call over the band's at equal KL, and its standard error."""
     if line.kind == "band":
         return None, None
-    bands = [
-        own for one, own in answers.items() if (one.verifier, one.kind) == (line.verifier, "band")
-    ]
-    whole = _ratio(answers[line], bands)
+    bands = [answers[band] for band in answers
+             if (band.verifier, band.kind) == (line.verifier, "band")]  # fmt: skip
+    ratio = _ratio(answers[line], bands)
     count = len(answers[line].costs)
     group = np.arange(count) % prompts * GROUPS // prompts
     parts = [
-        _ratio(answers[line].only(kept), [own.only(kept) for own in bands])
-        for kept in (np.flatnonzero(group != g) for g in np.unique(group))
+        _ratio(answers[line].only(indices), [band.only(indices) for band in bands])
+        for indices in (np.flatnonzero(group != g) for g in np.unique(group))
     ]
-    known = [part for part in parts if part is not None]
-    if whole is None or len(known) < max(len(parts), 2):
-        return whole, None
-    return whole, Estimate(whole, np.array(known), "prompts").standard_error
+    ratios = [part for part in parts if part is not None]
+    if ratio is None or len(ratios) < max(len(parts), 2):
+        return ratio, None
+    return ratio, Estimate(ratio, np.array(ratios), "prompts").standard_error
 
 
-def _ratio(own: Answers, bands: list[Answers]) -> float | None:
+def _ratio(ledger: Answers, bands: list[Answers]) -> float | None:
     """Return None where no two bands have less and more KL."""
-    kl, tokens = own.point
+    kl, tokens = ledger.point
     points = sorted(band.point for band in bands)
-    known = [band_kl for band_kl, _ in points]
-    if not known or not known[0] <= kl <= known[-1]:
+    band_kls = [band_kl for band_kl, _ in points]
+    if not band_kls or not band_kls[0] <= kl <= band_kls[-1]:
         return None
-    return float(tokens / np.interp(kl, known, [calls for _, calls in points]))
+    return float(tokens / np.interp(kl, band_kls, [calls for _, calls in points]))
 
 
 LOOSEST = "band:price=0.5"
@@ -177,34 +176,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode, write ``ledger.csv`` and ``ledger_answers.csv``, and print the first."""
     at_least(args, repeats=1)
-    found = [line for verifier in args.verifier for line in lines(args, verifier)]
-    policies = {line.key: policy_of(line, args.policy) for line in found}
+    plan = [line for verifier in args.verifier for line in lines(args, verifier)]
+    policies = {line.key: policy_of(line, args.policy) for line in plan}
     prompts = load_prompts(args.prompts, args.target)
     settings = {
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
     }
-    todo = {f"{line.key}|{again}": (line, again) for again in range(args.repeats) for line in found}
+    todo = {f"{line.key}|{again}": (line, again) for again in range(args.repeats) for line in plan}
     with Journal(args.work / "journal.jsonl", settings, args.set_aside_damaged) as journal:
         if todo.keys() - journal.results:
             pair = load_pair(args.target, args.draft)
             harness = Harness(pair, prompts, args.max_new_tokens, seed=0)
 
-            def decoded(one: tuple[Line, int]) -> dict[str, Any]:
-                line, again = one
+            def decoded(job: tuple[Line, int]) -> dict[str, Any]:
+                line, again = job
                 config = Config(line.key, args.num_draft_tokens, len(prompts), line.verifier)
                 return answered(harness, config, policies[line.key], again)
 
-            fill(todo, decoded, journal, "decoding", lambda one: one[0].key)
-        answers = {line: _answers(journal, line.key, args.repeats) for line in found}
+            fill(todo, decoded, journal, "decoding", lambda job: job[0].key)
+        answers = {line: _answers(journal, line.key, args.repeats) for line in plan}
     rows = rows_of(answers, len(prompts))
     publish(args, rows, args.out / "ledger.csv")
     publish(args, list(along(answers)), args.out / "ledger_answers.csv")
     print(columns(rows, SHOWN))
     print(f"largest answer and over: spend a token at some length; {args.out}/ledger*.csv")
     for cap in args.cap:
-        own = Promise(RATE, per_token=cap, tokens=args.max_new_tokens)
-        print(f"cap {cap:g} a token, {args.max_new_tokens} tokens: {own.sentence}")
+        promise = Promise(RATE, per_token=cap, tokens=args.max_new_tokens)
+        print(f"cap {cap:g} a token, {args.max_new_tokens} tokens: {promise.sentence}")
     return 0
 
 
@@ -224,14 +223,12 @@ def answered(harness: Harness, config: Config, policy: Any, again: int) -> dict[
     """Return what each answer of one pass cost, token by token, and its target calls."""
     result = harness.decode(config, 0, again=again, meter=True, policy=policy).result
     assert result is not None and result.token_kl is not None
-    costs = [
-        own[:length]
-        for own, length in zip(result.token_kl.tolist(), result.row_lengths, strict=True)
-    ]
-    return {"costs": costs, "calls": [own.num_calls for own in result.readings()]}
+    rows = zip(result.token_kl.tolist(), result.row_lengths, strict=True)
+    costs = [row[:length] for row, length in rows]
+    return {"costs": costs, "calls": [reading.num_calls for reading in result.readings()]}
 
 
 def _answers(journal: Journal, key: str, repeats: int) -> Answers:
     passes = [journal.results[f"{key}|{repeat}"] for repeat in range(repeats)]
-    costs = [np.array(own) for one in passes for own in one["costs"]]
-    return Answers(costs, np.array([own for one in passes for own in one["calls"]]))
+    costs = [np.array(values) for record in passes for values in record["costs"]]
+    return Answers(costs, np.array([values for record in passes for values in record["calls"]]))

@@ -30,7 +30,7 @@ OnCell = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Ran:
+class CellOutput:
     """What a code cell did: the text that it printed, and its pictures (PNG)."""
 
     text: str
@@ -38,19 +38,11 @@ class Ran:
 
 
 def load_notebook(path: str | Path) -> Notebook:
-    """Return the notebook in a file.
-
-    Raises
-    ------
-    OSError
-        A file that cannot be read.
-    ValueError
-        One that is no notebook of format 4.
-    """
+    """Return the notebook in a file; ValueError for what is none of format 4."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if found["nbformat"] == 4 and isinstance(found["cells"], list):
-            return found
+        notebook = json.loads(Path(path).read_text(encoding="utf-8"))
+        if notebook["nbformat"] == 4 and isinstance(notebook["cells"], list):
+            return notebook
     except (ValueError, KeyError, TypeError):
         pass
     raise ValueError(f"notebook: must be a Jupyter notebook of format 4; got {Path(path).name}")
@@ -61,18 +53,13 @@ def code_cells(notebook: Notebook) -> list[dict[str, Any]]:
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def run_cells(sources: Sequence[str], folder: Path, on_cell: OnCell = lambda _: None) -> list[Ran]:
+def run_cells(
+    sources: Sequence[str], folder: Path, on_cell: OnCell = lambda _: None
+) -> list[CellOutput]:
     """Run ``sources`` in turn in one namespace, with ``folder`` as the working directory.
 
     ``on_cell`` is called with the number of each cell before it runs, from 1 on. Figures that are
-    open are closed.
-
-    Raises
-    ------
-    RuntimeError
-        A cell raised: its number, and what.
-    ModuleNotFoundError
-        Without matplotlib (extra ``figures``).
+    open are closed. If a cell raises, a RuntimeError says its number, and what.
     """
     import matplotlib
 
@@ -81,23 +68,23 @@ def run_cells(sources: Sequence[str], folder: Path, on_cell: OnCell = lambda _: 
 
     names: dict[str, Any] = {"__name__": "__main__"}
     plain: Any = {**matplotlib.rcParamsDefault, "backend": "Agg"}
-    done = []
+    outputs = []
     plt.close("all")  # else the first cell's would not be its own
     with contextlib.chdir(folder), plt.rc_context(plain):
         for number, source in enumerate(sources, 1):
             on_cell(number)
-            done.append(_run(number, source, names))
-    return done
+            outputs.append(_run(number, source, names))
+    return outputs
 
 
-def _run(number: int, source: str, names: dict[str, Any]) -> Ran:
+def _run(number: int, source: str, names: dict[str, Any]) -> CellOutput:
     import matplotlib.pyplot as plt
 
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
             exec(compile(source, f"cell {number}", "exec"), names)
-        return Ran(printed.getvalue(), tuple(_png(plt.figure(n)) for n in plt.get_fignums()))
+        return CellOutput(printed.getvalue(), tuple(_png(plt.figure(n)) for n in plt.get_fignums()))
     except Exception as error:
         raise RuntimeError(f"cell {number}: {type(error).__name__}: {error}") from error
     finally:
@@ -110,25 +97,25 @@ def _png(figure: Any) -> bytes:
     return content.getvalue()
 
 
-def with_outputs(notebook: Notebook, ran: Sequence[Ran]) -> Notebook:
+def with_outputs(notebook: Notebook, outputs: Sequence[CellOutput]) -> Notebook:
     """Return the notebook with what its code cells did as their outputs."""
-    left = iter(enumerate(ran, 1))
+    numbered = iter(enumerate(outputs, 1))
     cells = [
-        _answered(cell, *next(left)) if cell["cell_type"] == "code" else cell
+        _with_output(cell, *next(numbered)) if cell["cell_type"] == "code" else cell
         for cell in notebook["cells"]
     ]
     return notebook | {"cells": cells, "metadata": METADATA}
 
 
-def _answered(cell: dict[str, Any], number: int, ran: Ran) -> dict[str, Any]:
-    lines = ran.text.splitlines(keepends=True)
+def _with_output(cell: dict[str, Any], number: int, output: CellOutput) -> dict[str, Any]:
+    lines = output.text.splitlines(keepends=True)
     outputs: list[dict[str, Any]] = [
         {
             "data": {"image/png": base64.b64encode(picture).decode(), "text/plain": ["<Figure>"]},
             "metadata": {},
             "output_type": "display_data",
         }
-        for picture in ran.pictures
+        for picture in output.pictures
     ]
     if lines:
         outputs.insert(0, {"name": "stdout", "output_type": "stream", "text": lines})
@@ -152,10 +139,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the notebook, write it, and say which outputs are new; return 0."""
     notebook = load_notebook(args.notebook)
-    sources = ["".join(cell["source"]) for cell in code_cells(notebook)]
+    sources = ["".join(output["source"]) for output in code_cells(notebook)]
     with Progress("running", len(sources)) as progress:
-        ran = run_cells(sources, args.notebook.parent, lambda _: progress.advance())
+        outputs = run_cells(sources, args.notebook.parent, lambda _: progress.advance())
     out = args.out or args.notebook
-    write_text(out, as_text(with_outputs(notebook, ran)))
-    print(f"{len(ran)} cells, {sum(len(own.pictures) for own in ran)} pictures; wrote {out.name}")
+    write_text(out, as_text(with_outputs(notebook, outputs)))
+    pictures = sum(len(output.pictures) for output in outputs)
+    print(f"{len(outputs)} cells, {pictures} pictures; wrote {out.name}")
     return 0

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import Pair, load_pair
@@ -27,7 +28,7 @@ from cactus_theory.tuning.choices import Choice
 from cactus_theory.verify.contract import registered_verifier
 
 from .common.decode import Harness
-from .common.grid import PLAIN, Config, Grid, Job, Runs, label, own_file
+from .common.grid import PLAIN, Config, Grid, Job, Runs, label
 from .common.inputs import add_pair_arguments, prompts_of
 from .common.journal import Journal, add_journal_arguments
 from .common.results import publish
@@ -208,7 +209,7 @@ def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Con
     ValueError
         A policy of a file that ``--policies`` does not name: the journal is data.
     """
-    spec, written = line["policy"], filter(own_file, args.policies or ())
+    spec, written = line["policy"], filter(file_of, args.policies or ())
     asked = spec in {policy(own).spec for own in written}
     method = spec if asked else policy_of_data(spec, args.out / JOURNAL).spec
     judge = registered_verifier(line["verifier"])

@@ -11,7 +11,7 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.traces import Trace, learn_values
 from cactus_theory.traces.values import KNOTS, PRICES
 
-from .common.results import made, write_json
+from .common.results import provenance_of, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         )
     cycles = min(args.cycles or len(trace), len(trace))
     notes = {"trace": trace.name, "cycles": cycles, "trace_made": trace.header.flat()}
-    write_json(args.out, table.as_json() | {"made": made(args) | notes})
+    write_json(args.out, table.as_json() | {"made": provenance_of(args) | notes})
     print(
         f"{args.out}: {len(table.prices)} prices, up to {len(table.slopes[0]) - 1} tokens to follow"
     )

@@ -23,8 +23,8 @@ SOLVERS_MAY_SEE = {
 }
 # these end by drawing their pictures; nothing they compute comes from there
 EXCEPTIONS = {
-    "simulations/demo/command.py": {"paper_figures.__main__.draw"},
-    "simulations/gpu_check/report.py": {"paper_figures.__main__.draw"},
+    "simulations/demo.py": {"paper_figures.__main__.draw"},
+    "simulations/gpu_check/command.py": {"paper_figures.__main__.draw"},
 }
 HEAVY = ("cvxpy", "hypothesis", "transformers", "matplotlib", "scipy", "triton")
 

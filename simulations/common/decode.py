@@ -41,11 +41,11 @@ class Decoded:
     @property
     def record(self) -> dict[str, Any]:
         """Return what is kept and summed; of the library's methods seconds and tokens alone."""
-        kept: dict[str, Any] = {"seconds": self.seconds, "tokens": self.num_tokens}
+        record: dict[str, Any] = {"seconds": self.seconds, "tokens": self.num_tokens}
         if self.result is None:
-            return kept
+            return record
         seconds, meter = self.result.seconds, self.result.meter
-        kept |= {
+        record |= {
             "target_calls": self.result.target_calls,
             "row_calls": self.result.row_calls,
             "accepted": self.result.num_accepted,
@@ -53,21 +53,16 @@ class Decoded:
             "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],
         }
         if meter is not None:
-            kept |= {"rows": meter.rows, "kl": meter.kl, "largest_row_kl": meter.largest_row_kl}
-        return kept
+            record |= {"rows": meter.rows, "kl": meter.kl, "largest_row_kl": meter.largest_row_kl}
+        return record
 
 
 @dataclass(frozen=True)
 class Harness:
     """The inputs that all methods share.
 
-    Attributes
-    ----------
-    pair : target, draft and tokenizer.
-    prompts : token ids of each.
-    max_new_tokens : at most so many new ones a text.
-    seed : of the first prompt; prompt i of pass r has ``seed + i + r · len(prompts)``.
-    ends : whether a text may end itself; without it every text has all its tokens.
+    ``seed`` is the first prompt's; prompt i of pass r has ``seed + i + r · len(prompts)``. Unless
+    it ``ends``, a text cannot end itself and has all its tokens.
     """
 
     pair: Pair
@@ -91,15 +86,10 @@ class Harness:
         record_rows: bool = False,
         policy: Any = None,
     ) -> Decoded:
-        """Decode one group of prompts by one method.
+        """Decode one group of ``config.batch`` prompts, by ``policy`` or its method.
 
-        Parameters
-        ----------
-        config : method, K, batch and verifier.
-        group : which ``config.batch`` prompts.
-        again : which pass over the prompts; each has seeds of its own.
-        meter, record_rows : as in :func:`cactus_theory.decoding.generate`; not timed.
-        policy : a policy or schedule instead of ``config.method``.
+        ``again`` says which pass over the prompts it is, each with seeds of its own; ``meter`` and
+        ``record_rows`` as in :func:`cactus_theory.decoding.generate`, not timed.
         """
         rows = self.group(config.batch, group)
         prompts = [self.prompts[row] for row in rows]
@@ -109,12 +99,12 @@ class Harness:
         target = self.pair.target
         ids, mask = left_padded(prompts, target)
         plain = config.method == PLAIN
-        chosen: dict[str, Any] = {}
+        policy_options: dict[str, Any] = {}
         if not plain:
-            chosen["policy"] = config.method if policy is None else policy
-            chosen["num_draft_tokens"] = config.width
+            policy_options["policy"] = config.method if policy is None else policy
+            policy_options["num_draft_tokens"] = config.width
         options = DecodeOptions(
-            **chosen,
+            **policy_options,
             attention_mask=mask,
             eos_token_ids=target.generation_config.eos_token_id if self.ends else None,
             max_new_tokens=self.max_new_tokens,
@@ -198,6 +188,6 @@ def _quiet(seed: int) -> Iterator[None]:
 
 def _until_end(row: list[int], ends: int | list[int]) -> list[int]:
     """Cut the padding after an end-of-text token, which itself counts."""
-    known = set(ends if isinstance(ends, list) else [ends])
-    stop = next((place + 1 for place, token in enumerate(row) if token in known), len(row))
+    end_ids = set(ends if isinstance(ends, list) else [ends])
+    stop = next((place + 1 for place, token in enumerate(row) if token in end_ids), len(row))
     return row[:stop]

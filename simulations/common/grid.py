@@ -33,8 +33,8 @@ class Config:
     """One line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
 
     ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines;
-    ``siblings`` are drafted beside each token. ``drafter`` names one of several, ``temperature``
-    is that of both models.
+    ``siblings`` are drafted beside each token. ``drafter`` names one of several; both models have
+    the ``temperature``.
     """
 
     method: str
@@ -65,7 +65,7 @@ class Config:
     def settings(self) -> dict[str, Any]:
         """Return all of it as results keep it, without what is as usual."""
         usual = {"verifier": USUAL, "siblings": 0, "drafter": "", "temperature": 1.0}
-        return {name: own for name, own in asdict(self).items() if usual.get(name) != own}
+        return {name: value for name, value in asdict(self).items() if usual.get(name) != value}
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,8 @@ def configs(
 ) -> list[Config]:
     """Return every line: baselines, and policies by each verifier that can follow them.
 
-    The verifier ``tree`` gets drafts with so many siblings.
-
-    Raises
-    ------
-    ValueError
-        An unknown baseline, policy or verifier, a policy that none of the verifiers can
-        follow, K or batch below 1.
+    The verifier ``tree`` gets drafts with so many siblings. Raises ValueError for a baseline,
+    policy or verifier that is unknown, a policy that no verifier can follow, K or batch below 1.
     """
     for name, values in (("num-draft-tokens", widths), ("batch", batches)):
         for value in values:
@@ -107,16 +102,16 @@ def configs(
     methods = [(_checked_baseline(name), USUAL) for name in baselines]
     for spec in map(checked_policy, policies):
         methods += [(spec, verifier) for verifier in followers(spec, verifiers)]
-    found = []
+    lines = []
     for batch in batches:
         for method, verifier in dict.fromkeys(methods):
             name = method.partition(":")[0]
             if name in SINGLE_ROW and batch > 1:
                 continue
-            own = [0] if name in UNDRAFTED else widths
+            lengths = [0] if name in UNDRAFTED else widths
             beside = siblings if verifier == "tree" else 0
-            found += [Config(method, width, batch, verifier, siblings=beside) for width in own]
-    return found
+            lines += [Config(method, width, batch, verifier, siblings=beside) for width in lengths]
+    return lines
 
 
 Record = dict[str, Any]
@@ -136,7 +131,7 @@ class Runs:
 
     def per_repeat(self, name: str, over: str) -> Float[np.ndarray, "repeats"]:
         """Return the ratio of two sums in every timed repeat."""
-        return np.array([total(own, name) / total(own, over) for own in self.timed])
+        return np.array([total(records, name) / total(records, over) for records in self.timed])
 
     def ratio(self, name: str, over: str) -> float:
         """Return the ratio of two sums over the metered repeats."""
@@ -149,12 +144,12 @@ class Runs:
     @property
     def clocked(self) -> list[Record]:
         """Return the records of all timed repeats."""
-        return [record for own in self.timed for record in own]
+        return [record for records in self.timed for record in records]
 
     def share(self, parts: Sequence[int]) -> float:
         """Return which share of the timed decodes' seconds went into some of their parts."""
-        every = [record["parts"] for record in self.clocked]
-        sums = [sum(part) for part in zip(*every, strict=True)]
+        seconds = [record["parts"] for record in self.clocked]
+        sums = [sum(part) for part in zip(*seconds, strict=True)]
         return sum(sums[part] for part in parts) / sum(sums)
 
 
@@ -167,12 +162,8 @@ def total(records: Sequence[Record], name: str) -> Any:
 class Grid:
     """Every line on every prompt, again and again.
 
-    Attributes
-    ----------
-    lines : each a :class:`Config`.
-    prompts : how many.
-    repeats : timed ones, after ``metered`` ones, which are not.
-    seed : of the order of the decodes.
+    Lines are a :class:`Config` each, or what has its ``batch`` and ``key``; ``repeats`` are timed,
+    the ``metered`` ones before them are not; ``seed`` is of the order of the decodes.
     """
 
     lines: Sequence[Config]
@@ -188,13 +179,13 @@ class Grid:
         Within a repeat the prompts come in order, and the lines in an order drawn anew for every
         prompt, so that neither a drift of the machine's speed nor the line before favours one.
         """
-        found = []
+        jobs = []
         for repeat in range(self.metered + self.repeats):
             for start in range(self.prompts):
                 due = [line for line in self.lines if start % line.batch == 0]
                 random.Random(f"{self.seed} {repeat} {start}").shuffle(due)
-                found += [Job(line, repeat, start // line.batch) for line in due]
-        return {job.key: job for job in found}
+                jobs += [Job(line, repeat, start // line.batch) for line in due]
+        return {job.key: job for job in jobs}
 
     def missing(self, results: Mapping[str, Record]) -> list[Job]:
         """Return the decodes that are not among the results."""
@@ -217,53 +208,41 @@ class Grid:
 
     def runs(self, results: Mapping[str, Record]) -> dict[Any, Runs]:
         """Return every line's records."""
-        found = {}
+        runs = {}
         for line in self.lines:
             groups = range(math.ceil(self.prompts / line.batch))
-            every = [
+            passes = [
                 [results[Job(line, repeat, group).key] for group in groups]
                 for repeat in range(self.metered + self.repeats)
             ]
-            judged = [record for own in every[: self.metered] or every for record in own]
-            found[line] = Runs(judged, every[self.metered :] or every)
-        return found
+            judged = [record for records in passes[: self.metered] or passes for record in records]
+            runs[line] = Runs(judged, passes[self.metered :] or passes)
+        return runs
 
 
 def checked_policy(spec: str) -> str:
-    """Return the spec as results name it; that of what is in a file stays ``FILE.py:NAME``.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`cactus_theory.policy`.
-    """
-    found = find_rule(spec)
-    return spec if own_file(spec) is not None else found.spec
+    """Return the spec as results name it, checked; what is in a file stays ``FILE.py:NAME``."""
+    policy = find_rule(spec)
+    return spec if file_of(spec) is not None else policy.spec
 
 
 def followers(spec: str, names: Sequence[str]) -> list[str]:
-    """Return which of the verifiers can follow a policy.
-
-    Raises
-    ------
-    ValueError
-        A verifier that is not known; none that can follow the policy.
-    """
-    known, rule = verifiers(), find_rule(spec)
-    found, refused = [], ""
+    """Return which of the verifiers can follow a policy; ValueError if none can."""
+    registered, rule = verifiers(), find_rule(spec)
+    able, refused = [], ""
     for name in dict.fromkeys(names):
-        if name not in known:
-            raise ValueError(f"--verifier: must be among {', '.join(known)}; got {name!r}")
+        if name not in registered:
+            raise ValueError(f"--verifier: must be among {', '.join(registered)}; got {name!r}")
         try:
             check_followed(rule, find_verifier(name))
-            found.append(name)
+            able.append(name)
         except ValueError as error:
             refused = str(error)
-    if not found:
+    if not able:
         raise ValueError(
             f"--verifier: one must be able to follow {spec}; got {', '.join(names)} ({refused})"
         )
-    return found
+    return able
 
 
 def at(name: str, verifier: str | None) -> str:
@@ -273,13 +252,8 @@ def at(name: str, verifier: str | None) -> str:
 
 def files_of(method: str) -> list[Path]:
     """Return the files that decide what a method does: of rule, divergence, table of values."""
-    found = [own_file(method), *map(_file_of_knob, _parts(method)[1])]
-    return [file for file in found if file is not None]
-
-
-def own_file(method: str) -> Path | None:
-    """Return the file of what is named ``FILE.py:NAME``, None for a registered policy."""
-    return file_of(method)
+    files = [file_of(method), *map(_file_of_knob, _parts(method)[1])]
+    return [file for file in files if file is not None]
 
 
 def label(method: str) -> tuple[str, str]:
@@ -290,7 +264,7 @@ def label(method: str) -> tuple[str, str]:
 
 def _parts(method: str) -> tuple[str, list[str]]:
     """Return the name without its folder, and the knobs."""
-    file = own_file(method)
+    file = file_of(method)
     start = "" if file is None else f"{file.name}:"
     name, _, knobs = method[method.find(start) + len(start) :].partition(":")
     return start + name, knobs.split(",")

@@ -1,14 +1,17 @@
-"""What a simulation reads: the shipped pair, prompts, and the flags that name others."""
+"""What a simulation reads: flags that name pairs and prompts, models, rows along real text."""
 
 import argparse
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from cactus_theory.base.prompts import prompts_of
+from cactus_theory.base.terminal import Progress
 
 from .grid import files_of, label
 
@@ -30,8 +33,8 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
 def at_least(args: argparse.Namespace, **least: int) -> None:
     """Raise ValueError for the first flag whose value, or smallest one, is below its least."""
     for name, low in least.items():
-        given = getattr(args, name)
-        if (value := min(given) if isinstance(given, list) else given) < low:
+        values = getattr(args, name)
+        if (value := min(values) if isinstance(values, list) else values) < low:
             raise ValueError(f"--{name.replace('_', '-')}: must be at least {low}; got {value}")
 
 
@@ -43,23 +46,19 @@ def command_line(
 ) -> str:
     """Return the command with every flag that is not at its default, for the provenance.
 
-    Parameters
-    ----------
-    name : of the simulation.
-    declare : its ``add_arguments``.
-    args : what was parsed.
-    leave_out : flags for where results go. Of files given, only the name is kept.
+    ``declare`` is the simulation's ``add_arguments``; ``leave_out`` are flags for where results
+    go. Of files, only the name is kept.
     """
     parser = argparse.ArgumentParser()
     positional = [name]
     declare(parser)
     flags = []
     for action in parser._actions:
-        given = getattr(args, action.dest, None)
+        value = getattr(args, action.dest, None)
         if not action.option_strings and action.dest != "help":
-            positional += [] if given is None else [_words(given)]
-        elif action.dest not in (*leave_out, "help") and given != action.default:
-            words = "" if given is True else _words(given)
+            positional += [] if value is None else [_words(value)]
+        elif action.dest not in (*leave_out, "help") and value != action.default:
+            words = "" if value is True else _words(value)
             flags.append(f"--{action.dest.replace('_', '-')} {words}".rstrip())
     return " ".join(["python -m simulations", *positional, *flags])
 
@@ -75,6 +74,14 @@ def folder_digest(folder: Path) -> str:
     return digest(b"".join(path.name.encode() + path.read_bytes() for path in files))
 
 
+def code_digest(*patterns: str) -> str:
+    """Return the digest of the checkout's files of these patterns, paths included."""
+    files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
+    return digest(
+        b"".join(path.relative_to(ROOT).as_posix().encode() + path.read_bytes() for path in files)
+    )
+
+
 def _words(value: Any) -> str:
     if value is True:
         return ""  # the flag says it
@@ -88,13 +95,7 @@ def _words(value: Any) -> str:
 
 
 def load_model(folder: str | Path) -> Any:
-    """Return the causal language model stored in ``folder``, float32, ready for inference.
-
-    Raises
-    ------
-    ValueError
-        ``folder`` holds no model.
-    """
+    """Return the float32 causal language model stored in a folder; ValueError if there is none."""
     if not (Path(folder) / "config.json").is_file():
         raise ValueError(f"folder: must hold a Hugging Face model; got {str(folder)!r}")
     load = _transformers().AutoModelForCausalLM.from_pretrained
@@ -116,3 +117,63 @@ def _transformers() -> Any:
         raise RuntimeError("transformers is needed: pip install 'cactus-theory[llm]'") from error
     transformers.utils.logging.disable_progress_bar()  # one bar is ours
     return transformers
+
+
+Rows = Float[Tensor, "rows vocab"]
+
+
+@torch.inference_mode()
+def log_rows(
+    target: Any, draft: Any, prompts_ids: Sequence[Sequence[int]], tokens_each: int, seed: int
+) -> tuple[Rows, Rows]:
+    """Sample text from the target at temperature 1 and return both models' rows along it.
+
+    After each prompt, of which the last ids that fit are used, ``tokens_each`` are sampled, fewer
+    where the text ends itself. Returns target_probs and draft_probs, (N, V) float64, row i of both
+    given the same text; the log-softmax is taken in float64, so no token that has a finite logit
+    is lost. Raises ValueError for no prompt, an empty one, two vocabularies, or ``tokens_each``
+    outside the context.
+    """
+    _check(target, draft, prompts_ids, tokens_each)
+    generator = torch.Generator().manual_seed(seed)
+    room = min(model.config.max_position_embeddings for model in (target, draft)) - tokens_each
+    logged: tuple[list[Tensor], list[Tensor]] = ([], [])
+    with Progress("logging rows", len(prompts_ids)) as progress:
+        for prompt in prompts_ids:
+            prompt = list(prompt)[-room:]
+            text = sample(target, prompt, tokens_each, generator)
+            for model, rows in zip((target, draft), logged, strict=True):
+                rows.append(next_token_probs(model, text)[len(prompt) - 1 : -1])
+            progress.advance()
+    return torch.cat(logged[0]), torch.cat(logged[1])
+
+
+def sample(model: Any, prompt: Sequence[int], tokens: int, generator: torch.Generator) -> list[int]:
+    """Return the prompt and up to ``tokens`` sampled ones, ending after an end-of-text token."""
+    text, fresh, cache = list(prompt), list(prompt), None
+    for _ in range(tokens):
+        step = model(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
+        cache = step.past_key_values
+        row = step.logits[0, -1].double().softmax(-1)
+        fresh = torch.multinomial(row, 1, generator=generator).tolist()
+        text += fresh
+        if fresh[0] == model.config.eos_token_id:
+            break
+    return text
+
+
+def next_token_probs(model: Any, text: Sequence[int]) -> Rows:
+    """Return the model's row after each token of ``text``, (len(text), V) float64."""
+    logits = model(torch.tensor([list(text)]), use_cache=False).logits[0]
+    return logits.double().log_softmax(-1).exp()
+
+
+def _check(target: Any, draft: Any, prompts: Sequence[Sequence[int]], tokens_each: int) -> None:
+    sizes = target.config.vocab_size, draft.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"draft: must have the target's {sizes[0]} tokens; got {sizes[1]}")
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise ValueError(f"prompts_ids: must hold prompts of at least one token; got {prompts!r}")
+    longest = min(model.config.max_position_embeddings for model in (target, draft)) - 1
+    if not 1 <= tokens_each <= longest:
+        raise ValueError(f"tokens_each: must be from 1 to {longest}; got {tokens_each!r}")

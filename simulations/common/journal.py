@@ -23,12 +23,8 @@ class Journal:
     A line is on disk before the next decode starts. A half-written line, left by a kill, is cut
     off when the file is opened again, and that decode is made again. Other damaged lines are
     named, or moved to FILE.damaged with ``set_aside``. One process at a time holds the folder.
-
-    Raises
-    ------
-    ValueError
-        The file belongs to a run with other settings, a line is damaged, or another process
-        writes to the folder.
+    Raises ValueError for a file of a run with other settings, a damaged line, a folder that
+    another process writes to.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], set_aside: bool = False) -> None:
@@ -37,14 +33,14 @@ class Journal:
         settings = json.loads(json.dumps(settings))
         self._lock = FolderLock(path.parent)
         try:
-            found = self._read(set_aside)
-            if found is not None:
-                check_same_run(path, found, settings)
+            stored = self._read(set_aside)
+            if stored is not None:
+                check_same_run(path, stored, settings)
             self._file = path.open("a", encoding="utf-8")
         except BaseException:
             self._lock.close()
             raise
-        if found is None:
+        if stored is None:
             self._write(settings)
 
     def add(self, key: str, result: dict[str, Any]) -> None:
@@ -118,22 +114,19 @@ def fill(
 ) -> dict[str, dict[str, Any]]:
     """Make what the journal lacks, showing progress, and return all results by key.
 
-    Parameters
-    ----------
-    todo : key → what ``make`` makes a result of.
-    journal : keeps each result before the next one is made; without one nothing is kept.
-    label, note : what the progress line says, and of each piece.
+    ``todo`` is key → what ``make`` makes a result of; the progress line says ``label``, and of
+    each piece its ``note``. The journal keeps each result before the next one is made.
     """
     results = {} if journal is None else journal.results
-    missing = {key: own for key, own in todo.items() if key not in results}
+    missing = {key: piece for key, piece in todo.items() if key not in results}
     with Progress(label, len(todo), len(todo) - len(missing)) as progress:
-        for key, own in missing.items():
-            made = make(own)
+        for key, piece in missing.items():
+            result = make(piece)
             if journal is None:
-                results[key] = made
+                results[key] = result
             else:
-                journal.add(key, made)
-            progress.advance(note(own))
+                journal.add(key, result)
+            progress.advance(note(piece))
     return results
 
 
@@ -155,12 +148,12 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def check_same_run(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check_same_run(path: Path, stored: dict[str, Any], settings: dict[str, Any]) -> None:
     """Raise ValueError, naming what differs, if a file's settings are not those of this run."""
-    changed = [key for key in wanted | found if found.get(key) != wanted.get(key)]
+    changed = [key for key in settings | stored if stored.get(key) != settings.get(key)]
     if changed:
         key = changed[0]
-        values = f" ({found.get(key)!r}, now {wanted.get(key)!r})"
+        values = f" ({stored.get(key)!r}, now {settings.get(key)!r})"
         raise ValueError(
             f"--out: {path} belongs to a run with another {key}"
             f"{values if len(values) <= SHOWN else ''}; name another folder or delete it"

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import importlib.metadata
 import io
 import json
 import os
@@ -46,6 +47,14 @@ def machine_kind() -> str:
     return f"{os.cpu_count()}-core {_processor()}, {threads} thread{plural}"
 
 
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, None where it is not there."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -61,11 +70,7 @@ def write_csv(
     """Write rows with one header line under ``# key: value`` lines; all of the file or nothing.
 
     Columns in order of the first row; ``None`` becomes an empty field, floats keep 12 digits.
-
-    Raises
-    ------
-    ValueError
-        No rows, rows of different columns, a provenance entry of several lines.
+    Raises ValueError for no rows, rows of different columns, a provenance entry of several lines.
     """
     if not rows:
         raise ValueError("rows: must hold at least one row; got none")
@@ -78,6 +83,12 @@ def write_csv(
     tables.write_csv(path, columns, fields, provenance)
 
 
+def filled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows that share all columns, those of any of them; None where one had no value."""
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{**columns, **row} for row in rows]
+
+
 def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:
     """Return the rows, fields as text, and the provenance of a file from :func:`write_csv`."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -87,13 +98,7 @@ def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:
 
 
 def write_json(path: str | Path, payload: Any) -> None:
-    """Write ``payload`` as indented JSON; all of the file or nothing.
-
-    Raises
-    ------
-    ValueError, TypeError
-        NaN or infinity, which JSON does not have, or an object it cannot hold.
-    """
+    """Write ``payload`` as indented JSON, all or nothing; ValueError for NaN and infinity."""
     write_text(path, json.dumps(payload, indent=2, allow_nan=False) + "\n")
 
 
@@ -104,9 +109,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_tensors(path: str | Path, content: Any) -> None:
     """Write what ``torch.load`` reads back; all of the file or nothing."""
-    held = io.BytesIO()
-    torch.save(content, held)
-    write_bytes(path, held.getvalue())
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_bytes(path, buffer.getvalue())
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
@@ -123,7 +128,7 @@ def _field(value: Any) -> Any:
 PLACES = ("out", "publish", "work", "save_trace", "set_aside_damaged", "json", "shared")
 
 
-def made(args: argparse.Namespace, /, **notes: str) -> dict[str, str]:
+def provenance_of(args: argparse.Namespace, /, **notes: str) -> dict[str, str]:
     """Return the provenance of what a command writes, and notes of its own.
 
     ``args`` as ``python -m simulations`` parses them, with the command's name and its flags.
@@ -140,12 +145,9 @@ def publish(
 ) -> None:
     """Write a table with its provenance to every path that is one, to ``--out`` if none is given.
 
-    Raises
-    ------
-    ValueError
-        As :func:`simulations.common.results.write_csv`.
+    Raises ValueError as :func:`write_csv`.
     """
-    source = made(args, **notes)
+    source = provenance_of(args, **notes)
     for path in filter(None, paths or (args.out,)):
         write_csv(path, rows, source)
 

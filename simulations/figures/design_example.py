@@ -19,9 +19,8 @@ import torch
 import cactus_theory as ct
 from solvers.design import Design, DesignedRow
 
-from ..common.inputs import add_pair_arguments, load_model, load_prompts
+from ..common.inputs import add_pair_arguments, load_model, load_prompts, log_rows
 from ..common.results import publish
-from ..common.rows import log_rows
 
 OUT = Path("paper_figures/data/design_example.csv")
 SENTENCE_ENDS = (".", "!", "?", '."', '!"', '?"')

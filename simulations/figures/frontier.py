@@ -22,9 +22,8 @@ import cactus_theory as ct
 from cactus_theory.emitted import BUDGET_TOLERANCE
 from cactus_theory.policies import Policy
 
-from ..common.inputs import add_pair_arguments, load_model, load_prompts
+from ..common.inputs import add_pair_arguments, load_model, load_prompts, log_rows
 from ..common.results import publish
-from ..common.rows import log_rows
 from ..common.statistics import hermite
 
 OUT = Path("paper_figures/data/acceptance_kl.csv")

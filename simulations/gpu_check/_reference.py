@@ -56,22 +56,13 @@ def rows_of(target: Tensor, draft: Tensor | None, ids: Tensor, temperature: floa
 
 @dataclass(frozen=True)
 class Expected:
-    """What the closed forms say.
+    """What the closed forms say; ``scales`` are s of the residual (s q − p)₊ after i tokens."""
 
-    Attributes
-    ----------
-    counts : (B,) accepted tokens.
-    borders : (B, K), what each coin is compared with.
-    doubtful : (B, K + 1), whether rounding may decide the coin that would end the path there.
-    scales, unsure : (B, K + 1), s of the residual (s q − p)₊ after i tokens, and how far it may
-        be off (relative).
-    """
-
-    counts: Tensor
-    borders: Tensor
-    doubtful: Tensor
-    scales: Tensor
-    unsure: Tensor
+    counts: Tensor  # (B,) accepted tokens
+    borders: Tensor  # (B, K), what each coin is compared with
+    doubtful: Tensor  # (B, K + 1), whether rounding may decide the coin that would end the path
+    scales: Tensor  # (B, K + 1)
+    unsure: Tensor  # (B, K + 1), how far the scales may be off (relative)
 
 
 def compare(
@@ -80,19 +71,19 @@ def compare(
     rows: Rows,
     seeds: Tensor,
     positions: Tensor,
-    found: LogitsVerdict,
+    verdict: LogitsVerdict,
 ) -> dict[str, int]:
     """Return how many requests of a kernel there are, are excluded, and mismatch."""
     expected = closed_form(rule, verifier, rows, seeds, positions)
-    counts, output = found.num_accepted, found.output_token_ids
-    own = output.gather(1, counts[:, None])
-    well_formed = (output == _output(rows, counts, own)).all(-1) & (own[:, 0] >= 0)
+    counts, output = verdict.num_accepted, verdict.output_token_ids
+    last_tokens = output.gather(1, counts[:, None])
+    well_formed = (output == _output(rows, counts, last_tokens)).all(-1) & (last_tokens[:, 0] >= 0)
     first = _first_difference(verifier, expected.counts, counts)
     doubtful = expected.doubtful.gather(1, first[:, None])[:, 0]
     sure, possible = _keys(rows, expected, counts, seeds, positions)
     same = counts == expected.counts
-    agree = well_formed & same & (sure.argmax(-1) == own[:, 0])
-    may_win = possible.gather(1, own.clamp(min=0))[:, 0] >= sure.amax(-1) - LOGGED
+    agree = well_formed & same & (sure.argmax(-1) == last_tokens[:, 0])
+    may_win = possible.gather(1, last_tokens.clamp(min=0))[:, 0] >= sure.amax(-1) - LOGGED
     excused = ~agree & well_formed & (same | doubtful) & may_win
     return {
         "rows": len(seeds),
@@ -128,29 +119,29 @@ def sharp_seeds(
     shape = (CANDIDATES, batch)
     seeds = torch.randint(2**62, shape, generator=generator, device=generator.device)
     place = torch.arange(width, device=seeds.device).expand(CANDIDATES * batch, -1)
-    every = positions.repeat(CANDIDATES)
-    coins = random_numbers.coins(seeds.flatten(), every, place, random_numbers.ACCEPT).view(
+    repeated = positions.repeat(CANDIDATES)
+    coins = random_numbers.coins(seeds.flatten(), repeated, place, random_numbers.ACCEPT).view(
         *shape, width
     )
     borders = closed_form(rule, verifier, rows, seeds[0], positions).borders
     open_to_coins = (borders > 0) & (borders < 1)
-    apart = torch.where(open_to_coins, (coins - borders).abs(), 1.0).amin(-1)
-    return seeds.gather(0, apart.argmin(0, keepdim=True))[0]
+    distance = torch.where(open_to_coins, (coins - borders).abs(), 1.0).amin(-1)
+    return seeds.gather(0, distance.argmin(0, keepdim=True))[0]
 
 
 def _output(rows: Rows, counts: Tensor, last: Tensor) -> Tensor:
     """Return the accepted tokens, the last one (B, 1), and −1 after it."""
     place = torch.arange(rows.ids.shape[1] + 1, device=counts.device)
     drafted = torch.nn.functional.pad(rows.ids, (0, 1))
-    kept = torch.where(place < counts[:, None], drafted, -1)
-    return kept.scatter(1, counts[:, None], last)
+    accepted = torch.where(place < counts[:, None], drafted, -1)
+    return accepted.scatter(1, counts[:, None], last)
 
 
-def _first_difference(verifier: str, expected: Tensor, found: Tensor) -> Tensor:
+def _first_difference(verifier: str, expected: Tensor, counts: Tensor) -> Tensor:
     """Return the place whose coin was decided differently."""
     if verifier == "chain":
-        return torch.minimum(expected, found)
-    return torch.maximum(expected, found)
+        return torch.minimum(expected, counts)
+    return torch.maximum(expected, counts)
 
 
 def _keys(
@@ -203,9 +194,9 @@ def _scales(rule: ct.Policy, q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     q_n, p_n = q_n.flatten(), p_n.flatten()
     scale = rule.residual_entries(q_n, rule.ceiling(q_n, p_n)).scale
     assert scale is not None
-    found = (torch.ones_like(q_n) * scale).view_as(unsure)
+    scales = (torch.ones_like(q_n) * scale).view_as(unsure)
     # s = (1 − γ)/(1 − q_n): a γ near 1 is off by more, relative to s
-    return found, unsure + 2 * SUMMED / found.clamp(min=SUMMED)
+    return scales, unsure + 2 * SUMMED / scales.clamp(min=SUMMED)
 
 
 def _band_scales(rule: Band, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,10 +215,10 @@ def _block(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
     passed = (coins < walk.value[:, 1:]) & (node <= rows.lengths[:, None])
     lower, unsure = _scales(rule, rows.q[:, :width], rows)
     spread = _padded(unsure.cumsum(-1)).roll(1, -1) + unsure.amax(-1, keepdim=True)
-    left = torch.where(walk.alive < 1, walk.last.sum(-1), 0.0)
-    reach = (left + 1 - walk.alive).clamp(min=SUMMED)
+    residual_mass = torch.where(walk.alive < 1, walk.last.sum(-1), 0.0)
+    normaliser = (residual_mass + 1 - walk.alive).clamp(min=SUMMED)
     final = torch.arange(width + 1, device=coins.device) == rows.lengths[:, None]
-    bound = torch.where(final, spread, 2 * spread / reach)
+    bound = torch.where(final, spread, 2 * spread / normaliser)
     near = (coins - walk.value[:, 1:]).abs() <= bound[:, 1:]
     doubtful = torch.cat([torch.zeros_like(near[:, :1]), near], -1)
     scales = _padded(lower) * walk.alive

@@ -102,9 +102,9 @@ def against_cpu(vocab: int, device: torch.device, seed: int) -> Iterator[Row]:
     for family, q, p in families(vocab, seed):
         moved = q.to(device), p.to(device)
         for name, compute in _quantities().items():
-            there = compute(*moved).cpu().double()
-            here = compute(q, p).double()
-            yield _row(name, vocab, len(q), family, float((there - here).abs().max()), AGREEMENT)
+            result = compute(*moved).cpu().double()
+            exact = compute(q, p).double()
+            yield _row(name, vocab, len(q), family, float((result - exact).abs().max()), AGREEMENT)
 
 
 def against_programs(device: torch.device) -> Iterator[Row]:
@@ -112,9 +112,9 @@ def against_programs(device: torch.device) -> Iterator[Row]:
     with np.load(REFERENCE) as stored:
         groups = sorted(set(zip(stored["divergence"], stored["support"], strict=True)))
         for spec, support in groups:
-            mine = (stored["divergence"] == spec) & (stored["support"] == support)
+            in_group = (stored["divergence"] == spec) & (stored["support"] == support)
             q, p, delta, acceptance = (
-                torch.from_numpy(stored[name][mine]).to(device)
+                torch.from_numpy(stored[name][in_group]).to(device)
                 for name in ("target_probs", "draft_probs", "delta", "acceptance")
             )
             closed = ct.optimal_acceptance(
@@ -125,14 +125,14 @@ def against_programs(device: torch.device) -> Iterator[Row]:
             yield _row(name, q.shape[-1], len(q), family, error, PROGRAM_TOLERANCE)
 
 
-def _row(name: str, vocab: int, rows: int, family: str, error: float, most: float) -> Row:
+def _row(name: str, vocab: int, rows: int, family: str, error: float, tolerance: float) -> Row:
     return {
         "check": name,
         "vocabulary": vocab,
         "rows": rows,
         "family": family,
         "largest_difference": error,
-        "passed": error <= most,
+        "passed": error <= tolerance,
     }
 
 

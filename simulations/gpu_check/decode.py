@@ -16,7 +16,7 @@ from functools import partial
 
 from ..common.grid import PLAIN, USUAL, Config, at, label
 from ..common.inputs import PAIR
-from . import inflated, pairs
+from . import pairs
 from .page import method
 from .pairs import TINY_WIDTHS, WIDTHS, Loaded, Place, Results
 from .sections import Bench, Message, Note, Row, first_line, in_turn
@@ -54,12 +54,12 @@ def rows(bench: Bench) -> Iterator[Message]:
 
 
 def _places(bench: Bench) -> Sequence[Place]:
-    own = bench.settings
-    if own.target is None or own.draft is None:
+    settings = bench.settings
+    if settings.target is None or settings.draft is None:
         return TINY_PLACES if bench.tiny else PLACES
     batches = (1, 2) if bench.tiny else (1, 8)
     return [
-        Place(own.target.name, own.draft.name, batch, 0.5 if batch == 1 else 1.0)
+        Place(settings.target.name, settings.draft.name, batch, 0.5 if batch == 1 else 1.0)
         for batch in batches
     ]
 
@@ -67,7 +67,7 @@ def _places(bench: Bench) -> Sequence[Place]:
 def _at(bench: Bench, place: Place) -> Iterator[Message]:
     """Yield the rows of a place while its share of the time lasts."""
     enough = bench.budget.left * (1 - place.share)
-    load = inflated.at_real_sizes if bench.settings.target is None else pairs.checkpoints
+    load = pairs.at_real_sizes if bench.settings.target is None else pairs.checkpoints
     for row in decoded(load(bench, place), lines(place.batch, bench.tiny), place):
         yield row
         if not isinstance(row, Note) and bench.budget.left <= enough:
@@ -79,12 +79,12 @@ def _at(bench: Bench, place: Place) -> Iterator[Message]:
 
 def lines(batch: int, tiny: bool) -> list[Config]:
     """Return plain decoding, then every policy at every K."""
-    found = [Config(PLAIN, 0, batch)]
+    configs = [Config(PLAIN, 0, batch)]
     for width in TINY_WIDTHS if tiny else WIDTHS:
         for name in policies(tiny):
             spec, _, verifier = name.partition("@")
-            found.append(Config(spec, width, batch, verifier or USUAL))
-    return found
+            configs.append(Config(spec, width, batch, verifier or USUAL))
+    return configs
 
 
 def decoded(loaded: Loaded, lines: Sequence[Config], place: Place) -> Iterator[Message]:
@@ -101,9 +101,9 @@ def decoded(loaded: Loaded, lines: Sequence[Config], place: Place) -> Iterator[M
             if line.method == PLAIN:  # nothing to compare with
                 raise
             policy, knob = label(line.method)
-            shown = method({"policy": policy, "knob": knob, "verifier": line.verifier})
-            what = f"{shown}, K = {line.width} at {place.name}"
-            yield Note("failed", what, first_line(error))
+            name = method({"policy": policy, "knob": knob, "verifier": line.verifier})
+            failed_line = f"{name}, K = {line.width} at {place.name}"
+            yield Note("failed", failed_line, first_line(error))
             continue
         row = measured(line, metered, timed)
         yield finish(row | loaded.complete(row, timed))
@@ -111,8 +111,9 @@ def decoded(loaded: Loaded, lines: Sequence[Config], place: Place) -> Iterator[M
 
 def measured(line: Config, metered: Results, timed: Results) -> Row:
     """Return what a line's decodes did, all its groups of prompts together."""
-    tokens, seconds = sum(own.num_tokens for own in timed), sum(own.seconds.total for own in timed)
-    meters = [own.meter for own in metered if own.meter is not None]
+    tokens = sum(result.num_tokens for result in timed)
+    seconds = sum(result.seconds.total for result in timed)
+    meters = [result.meter for result in metered if result.meter is not None]
     return {
         "policy": line.method,
         "verifier": line.verifier,
@@ -120,10 +121,10 @@ def measured(line: Config, metered: Results, timed: Results) -> Row:
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
-        "tokens_per_call": statistics.fmean(own.tokens_per_call for own in timed),
-        "accepted_per_call": statistics.fmean(own.accepted_per_call for own in timed),
-        "emitted_kl_per_token": sum(own.kl for own in meters) / tokens if meters else None,
-        "largest_row_kl": max((own.largest_row_kl for own in meters), default=None),
+        "tokens_per_call": statistics.fmean(result.tokens_per_call for result in timed),
+        "accepted_per_call": statistics.fmean(result.accepted_per_call for result in timed),
+        "emitted_kl_per_token": sum(meter.kl for meter in meters) / tokens if meters else None,
+        "largest_row_kl": max((meter.largest_row_kl for meter in meters), default=None),
         "loop": timed[0].loop,
     }
 
@@ -132,11 +133,11 @@ def finisher(place: Place) -> Callable[[Row], Row]:
     """Return a function that completes rows of one place; the first must be plain decoding."""
     plain: list[Row] = []
 
-    def finish(raw: Row) -> Row:
-        policy, knob = label(raw["policy"])
-        given = {key: raw[key] for key in COLUMNS if raw.get(key) is not None}
-        given |= {"target": place.target, "draft": place.draft, "batch": place.batch}
-        row: Row = dict.fromkeys(COLUMNS) | given | {"policy": policy, "knob": knob}
+    def finish(measures: Row) -> Row:
+        policy, knob = label(measures["policy"])
+        columns = {key: measures[key] for key in COLUMNS if measures.get(key) is not None}
+        columns |= {"target": place.target, "draft": place.draft, "batch": place.batch}
+        row: Row = dict.fromkeys(COLUMNS) | columns | {"policy": policy, "knob": knob}
         if policy == PLAIN:
             plain.append(row)
         return row | _relative(row, plain[0]) | _parts(row)
@@ -147,18 +148,18 @@ def finisher(place: Place) -> Callable[[Row], Row]:
 def _relative(row: Row, plain: Row) -> Row:
     """Return speed over plain decoding, over the prediction, and over the memory's limit."""
     net = _net(row) / _net(plain)
-    found: Row = {
+    ratios: Row = {
         "speedup": row["tokens_per_second"] / plain["tokens_per_second"],
         "net_speedup": net,
     }
     width, c, v = row["num_draft_tokens"], row["c"], row["v"]
     if width and c is not None and v is not None:
         predicted = row["tokens_per_call"] / (width * c + v)
-        found |= {"predicted_speedup": predicted, "share_of_predicted": net / predicted}
+        ratios |= {"predicted_speedup": predicted, "share_of_predicted": net / predicted}
     if not width and row["roofline_ms"] is not None:
         step = 1e3 * row["batch"] / _net(row)
-        found["share_of_roofline"] = row["roofline_ms"] / step
-    return found
+        ratios["share_of_roofline"] = row["roofline_ms"] / step
+    return ratios
 
 
 def _net(row: Row) -> float:
@@ -172,13 +173,13 @@ def _net(row: Row) -> float:
 def _parts(row: Row) -> Row:
     """Return the milliseconds of a round: drafting, the target's pass, verification, the rest."""
     width, c, v, step = (row[key] for key in ("num_draft_tokens", "c", "v", "step_ms"))
-    whole = 1e3 * row["batch"] * row["tokens_per_call"] / _net(row)
+    total_ms = 1e3 * row["batch"] * row["tokens_per_call"] / _net(row)
     if not width or None in (c, v, step):
-        return {"round_ms": whole}
+        return {"round_ms": total_ms}
     draft, target, verify = width * c * step, v * step, row["verify_ms"]
     return {
-        "round_ms": whole,
+        "round_ms": total_ms,
         "draft_ms": draft,
         "target_ms": target,
-        "other_ms": whole - draft - target - (verify or 0.0),
+        "other_ms": total_ms - draft - target - (verify or 0.0),
     }

@@ -5,7 +5,6 @@ And how jobs are timed on it: data out of the caches, in turn, captured where th
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import shutil
 import statistics
@@ -20,6 +19,7 @@ import torch
 from cactus_theory.decoding.device import Repeated
 from cactus_theory.decoding.device.round import never_waits
 
+from ..common.results import package_version
 from .sections import Bench, Job, Message, Row, in_turn
 
 # bytes copied, and the side of the square matrices multiplied
@@ -27,8 +27,8 @@ COPIED, TINY_COPIED = 2**30, 2**23
 SIDE, TINY_SIDE = 8192, 128
 SECONDS = 2.0
 PACKAGES = ("torch", "triton", "transformers", "numpy")
-# what the driver's own tool is asked for, and in what unit it answers
-ASKED = {
+# quantity that nvidia-smi knows: its unit
+DRIVER = {
     "driver_version": "",
     "clocks.sm": "MHz",
     "clocks.mem": "MHz",
@@ -82,22 +82,23 @@ def _teraflops(bench: Bench) -> float:
 
 def _launches(device: torch.device) -> Iterator[Row]:
     """Yield the time of a small kernel in a row of many, and of one that is waited for."""
-    one = torch.zeros(1, device=device)
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
+    number = torch.zeros(1, device=device)
     for name, waits in (("launch of a small kernel", False), ("launch and wait", True)):
-        one.add_(1)
-        wait()
+        number.add_(1)
+        wait(device)
         started = time.perf_counter()
         for _ in range(LAUNCHES):
-            one.add_(1)
+            number.add_(1)
             if waits:
-                wait()
-        wait()
+                wait(device)
+        wait(device)
         yield _fact(name, 1e6 * (time.perf_counter() - started) / LAUNCHES, "µs")
+
+
+def wait(device: torch.device) -> None:
+    """Wait for what a GPU is doing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _named(device: torch.device) -> Iterator[Row]:
@@ -108,10 +109,10 @@ def _named(device: torch.device) -> Iterator[Row]:
         yield _fact("multiprocessors", about.multi_processor_count)
         yield _fact("compute capability", f"{about.major}.{about.minor}")
         yield _fact("CUDA of torch", str(torch.version.cuda))
-        yield from _asked(device.index or 0)
+        yield from _of_driver(device.index or 0)
     yield _fact("python", platform.python_version())
     for package in PACKAGES:
-        yield _fact(package, _version(package))
+        yield _fact(package, package_version(package) or "not there")
 
 
 def device_name(device: torch.device) -> str:
@@ -119,25 +120,18 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu (rehearsal)"
 
 
-def _asked(index: int) -> Iterator[Row]:
+def _of_driver(index: int) -> Iterator[Row]:
     """Yield what nvidia-smi says, if it is there."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return
-    query = [tool, f"--id={index}", f"--query-gpu={','.join(ASKED)}"]
-    done = subprocess.run(
+    query = [tool, f"--id={index}", f"--query-gpu={','.join(DRIVER)}"]
+    answer = subprocess.run(
         [*query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20
     )
-    if done.returncode == 0:
-        for (name, unit), value in zip(ASKED.items(), done.stdout.split(","), strict=False):
+    if answer.returncode == 0:
+        for (name, unit), value in zip(DRIVER.items(), answer.stdout.split(","), strict=False):
             yield _fact(name, value.strip(), unit)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not there"
 
 
 def _fact(quantity: str, value: Any, unit: str = "") -> Row:
@@ -187,7 +181,7 @@ def interleaved(
             rounds += 1
             if between is not None:
                 between()
-    return {name: _timing(own, graphs[name] is not None) for name, own in times.items()}
+    return {name: _timing(samples, graphs[name] is not None) for name, samples in times.items()}
 
 
 def _timing(times: list[float], graph: bool) -> Timing:

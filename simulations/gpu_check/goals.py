@@ -34,19 +34,19 @@ def rows(bench: Bench) -> Iterator[Message]:
     """Yield goal, needed, measured, unit, verdict; a rehearsal measures nothing."""
     tables = bench.before if bench.device.type == "cuda" and not bench.tiny else {}
     for goal in GOALS:
-        yield judged(goal, tables)
+        yield goal_row(goal, tables)
 
 
-def judged(goal: Goal, tables: Tables) -> Row:
+def goal_row(goal: Goal, tables: Tables) -> Row:
     """Return the row of one goal."""
-    found = goal.measured(tables)
-    enough = found is not None and (found >= goal.needed if goal.at_least else found <= goal.needed)
+    value = goal.measured(tables)
+    enough = value is not None and (value >= goal.needed if goal.at_least else value <= goal.needed)
     return {
         "goal": goal.name,
         "needed": f"{'≥' if goal.at_least else '≤'} {goal.needed:g} {goal.unit}".rstrip(),
-        "measured": found,
+        "measured": value,
         "unit": goal.unit,
-        "verdict": UNMEASURED if found is None else MET if enough else MISSED,
+        "verdict": UNMEASURED if value is None else MET if enough else MISSED,
     }
 
 
@@ -54,9 +54,9 @@ def _worst(table: str, column: str, worst: Callable, **where: object) -> Measure
     """Return what gives the worst value of a column, of the rows where others hold these values."""
 
     def measured(tables: Tables) -> float | None:
-        own = [row for row in tables.get(table, ())
+        matching = [row for row in tables.get(table, ())
                if all(row[key] == value for key, value in where.items())]  # fmt: skip
-        values = [row[column] for row in own if row[column] is not None]
+        values = [row[column] for row in matching if row[column] is not None]
         return worst(values) if values else None
 
     return measured
@@ -79,15 +79,15 @@ def _ahead(tables: Tables) -> float | None:
 
     At a level each family is at its best K, read between the knob values that were run.
     """
-    own = [row for row in tables.get("decode", ()) if row["target"] == TARGET]
+    decodes = [row for row in tables.get("decode", ()) if row["target"] == TARGET]
     leads = []
-    for batch in sorted({row["batch"] for row in own}):
-        here = [row for row in own if row["batch"] == batch]
-        ours, theirs = ([row for row in here if (row["policy"] == "cactus") == cactus]
+    for batch in sorted({row["batch"] for row in decodes}):
+        in_batch = [row for row in decodes if row["batch"] == batch]
+        bands, cactus_rows = ([row for row in in_batch if (row["policy"] == "cactus") == cactus]
                         for cactus in (False, True))  # fmt: skip
-        ours = [row for row in ours if row["policy"] in ("band", "soft_band")]
+        bands = [row for row in bands if row["policy"] in ("band", "soft_band")]
         for level in (level for level in LEVELS if level <= MOST_KL):
-            fast, slow = _best(ours, level), _best(theirs, level)
+            fast, slow = _best(bands, level), _best(cactus_rows, level)
             if fast is not None and slow is not None:
                 leads.append(fast / slow)
     return min(leads, default=None)

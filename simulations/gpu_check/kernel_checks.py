@@ -62,23 +62,23 @@ def kernel_agreement(
 
     ``rows`` is how many requests each combination tries; each has WIDTH drafted tokens.
     """
-    found = []
+    checks = []
     for vocab in vocabularies:
         generator = torch.Generator(device=device).manual_seed(seed + vocab)
-        most = max(len(KINDS), MOST_LOGITS // (vocab * (2 * WIDTH + 1)))
+        batch_limit = max(len(KINDS), MOST_LOGITS // (vocab * (2 * WIDTH + 1)))
         for spec, verifier in RULES:
             counted = {"rows": 0, "excluded": 0, "mismatches": 0}
-            for start in range(0, rows, most):
-                batch = min(most, rows - start)
+            for start in range(0, rows, batch_limit):
+                batch = min(batch_limit, rows - start)
                 for name, count in _agree(spec, verifier, batch, vocab, generator).items():
                     counted[name] += count
-            found.append(
+            checks.append(
                 {
                     "check": f"kernel {verifier} against the closed form", "vocabulary": vocab,
                     "policy": spec, **counted, "passed": not counted["mismatches"],
                 }
             )  # fmt: skip
-    return found
+    return checks
 
 
 def _agree(
@@ -89,10 +89,10 @@ def _agree(
     ids = drawn(draft, generator)
     rows, positions = rows_of(target, draft, ids), torch.arange(batch, device=device)
     seeds = sharp_seeds(rule, verifier, rows, positions, generator)
-    found = verify_logits(
+    verdict = verify_logits(
         rule, target, draft, ids, seeds=seeds, positions=positions, verifier=verifier
     )
-    return compare(rule, verifier, rows, seeds, positions, found)
+    return compare(rule, verifier, rows, seeds, positions, verdict)
 
 
 def logits(batch: int, width: int, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -103,8 +103,8 @@ def logits(batch: int, width: int, vocab: int, generator: torch.Generator) -> tu
 
     target, draft = normal(batch, width + 1, vocab), normal(batch, width, vocab)
     for number, kind in enumerate(KINDS):
-        own = slice(number, None, len(KINDS))
-        q, p = target[own], draft[own]
+        members = slice(number, None, len(KINDS))
+        q, p = target[members], draft[members]
         common = q[:, :width]
         if kind == "spiky":
             q.mul_(6)
@@ -141,7 +141,7 @@ def drawn(draft: Tensor, generator: torch.Generator) -> Tensor:
 def kernel_laws(device: Device, trials: int, seed: int) -> list[dict[str, Any]]:
     """Return a chi-square test a policy and verifier: of all that a step of K = 2 emits."""
     target, draft = (torch.tensor(rows, device=device).log() for rows in (TARGET, DRAFTED))
-    found = []
+    checks = []
     for number, (spec, verifier) in enumerate(LAWS):
         rule = ct.policy(spec)
         seeds = _seeds(trials, seed + number, device)
@@ -149,17 +149,17 @@ def kernel_laws(device: Device, trials: int, seed: int) -> list[dict[str, Any]]:
         expected = trials * _law(rule, verifier, *map(_exact, (target, draft)))
         base = target.shape[-1] + 1
         cell = ((output + 1) * base ** torch.arange(3, device=device)).sum(-1)
-        seen = torch.bincount(cell, minlength=base**3).double()
-        statistic, dof = chi_square(seen.cpu(), expected.cpu())
+        counts = torch.bincount(cell, minlength=base**3).double()
+        statistic, dof = chi_square(counts.cpu(), expected.cpu())
         p_value = float(torch.special.gammaincc(_number(dof / 2), _number(statistic / 2)))
-        found.append(
+        checks.append(
             {
                 "check": f"law of a step, {verifier}, {spec}", "trials": trials,
                 "statistic": statistic, "dof": dof, "p_value": p_value,
                 "passed": p_value > FALSE_ALARM,
             }
         )  # fmt: skip
-    return found
+    return checks
 
 
 def kernel_streams(device: Device, trials: int, seed: int) -> list[dict[str, Any]]:
@@ -189,12 +189,12 @@ def zero_tokens(device: Device, draws: int, seed: int) -> dict[str, Any]:
     Half of the vocabulary of 16 is excluded and holds most of the draft's mass.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
-    most, done, emitted = 2**20, 0, 0
+    batch_limit, finished, emitted = 2**20, 0, 0
     rules = [ct.policy(spec) for spec in ZERO_RULES]
     for number, rule in enumerate(itertools.cycle(rules)):
-        if done >= draws:
+        if finished >= draws:
             break
-        batch = min(most, draws - done)
+        batch = min(batch_limit, draws - finished)
         target, draft = torch.randn(2, 2, 16, generator=generator, device=device).mul(3)
         target[:, ::2] = -torch.inf
         draft[:, ::2] += 2
@@ -202,9 +202,9 @@ def zero_tokens(device: Device, draws: int, seed: int) -> dict[str, Any]:
         output = _steps(rule, "chain", target, draft[:1], seeds).output_token_ids
         emitted += int(((output >= 0) & (output % 2 == 0)).sum())
         emitted += int((output[:, 0] < 0).sum())
-        done += batch
+        finished += batch
     return {
-        "check": "tokens without target mass are never emitted", "draws": done,
+        "check": "tokens without target mass are never emitted", "draws": finished,
         "emitted": emitted, "passed": emitted == 0,
     }  # fmt: skip
 
@@ -237,28 +237,31 @@ def _law(rule: ct.Policy, verifier: str, q: Tensor, p: Tensor) -> Tensor:
     draft = Draft(paths, [width] * len(paths), rows[1])
     law = find_verifier(verifier).law(Assignment((rule,)), rows[0], draft)
     chance = p.gather(1, paths.T).prod(0)
-    found = torch.zeros((vocab + 1) ** (width + 1), dtype=torch.float64)
+    probabilities = torch.zeros((vocab + 1) ** (width + 1), dtype=torch.float64)
     for count, token in itertools.product(range(width + 1), range(vocab)):
         output = torch.full((len(paths), width + 1), -1)
         output[:, :count], output[:, count] = paths[:, :count], token
         cell = ((output + 1) * (vocab + 1) ** torch.arange(width + 1)).sum(-1)
-        found.index_add_(0, cell, chance * law.stop[:, count] * law.last[:, count, token])
-    return found
+        probabilities.index_add_(0, cell, chance * law.stop[:, count] * law.last[:, count, token])
+    return probabilities
 
 
-def chi_square(seen: Tensor, expected: Tensor) -> tuple[float, int]:
+def chi_square(counts: Tensor, expected: Tensor) -> tuple[float, int]:
     """Return Pearson's statistic and its degrees of freedom; rare cells are counted as one.
 
-    A cell of probability 0 that was seen makes it infinite.
+    A cell of probability 0 that is counted makes it infinite.
     """
-    if bool((seen[expected == 0] > 0).any()):
+    if bool((counts[expected == 0] > 0).any()):
         return math.inf, 1
     rare = expected < LEAST_EXPECTED
-    cells = [(seen[~rare], expected[~rare]), (seen[rare].sum()[None], expected[rare].sum()[None])]
-    every = [torch.cat(part) for part in zip(*cells, strict=True)]
-    counted = every[1] > 0
-    gap = (every[0] - every[1])[counted]
-    return float((gap**2 / every[1][counted]).sum()), int(counted.sum()) - 1
+    cells = [
+        (counts[~rare], expected[~rare]),
+        (counts[rare].sum()[None], expected[rare].sum()[None]),
+    ]
+    pooled = [torch.cat(part) for part in zip(*cells, strict=True)]
+    counted = pooled[1] > 0
+    gap = (pooled[0] - pooled[1])[counted]
+    return float((gap**2 / pooled[1][counted]).sum()), int(counted.sum()) - 1
 
 
 def shared_rows() -> tuple[Tensor, Tensor]:

@@ -42,13 +42,7 @@ FEW = "judge"
 
 @dataclass(frozen=True)
 class StepShape:
-    """A verification step: what its launches are compiled for.
-
-    Attributes
-    ----------
-    same : every request has the same rows, of stride 0.
-    flat : the layout of engines, with counts of 32 bits and a temperature a request.
-    """
+    """A verification step: what its launches are compiled for."""
 
     spec: str
     verifier: str
@@ -57,22 +51,22 @@ class StepShape:
     vocab: int
     dtype: torch.dtype = torch.float32
     certain: bool = False
-    flat: bool = False
-    same: bool = False
+    flat: bool = False  # the layout of engines: counts of 32 bits, a temperature a request
+    same: bool = False  # every request has the same rows, of stride 0
 
     def run(self) -> None:
         """Launch what the step launches, by memory that nobody writes to."""
         batch, width = self.batch, self.width
         target, draft = (self._rows(places) for places in (width + 1, width))
         ids, numbers = torch.zeros(batch, width, dtype=torch.int64), torch.arange(batch)
-        more: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if self.flat:
             target, draft, ids = target.flatten(0, 1), draft.flatten(0, 1), ids.flatten()
             ends = width * torch.arange(1, batch + 1, dtype=torch.int32)
-            more = {"cu_num_draft_tokens": ends, "width": width, "temperature": torch.ones(batch)}
+            extra = {"cu_num_draft_tokens": ends, "width": width, "temperature": torch.ones(batch)}
         logits.verify_logits(
             ct.policy(self.spec), target, None if self.certain else draft, ids,
-            seeds=numbers, positions=numbers, verifier=self.verifier, **more,
+            seeds=numbers, positions=numbers, verifier=self.verifier, **extra,
         )  # fmt: skip
         if not self.flat and not self.certain:
             draft_from_logits(draft[:, 0], seeds=numbers, positions=numbers, place=2)
@@ -99,11 +93,11 @@ class Variant:
     def text(self) -> str:
         """Return the constants, and the arguments that are multiples of 16, in a line."""
         names = [name for name, _ in self.signature]
-        own = [f"{names[place[0]]}={value}" for place, value in self.constants]
+        constants = [f"{names[place[0]]}={value}" for place, value in self.constants]
         types = sorted({kind for _, kind in self.signature if kind.startswith("*")})
         loose = [name for at, (name, kind) in enumerate(self.signature)
                  if not dict(self.attributes).get((at,)) and kind.startswith("i")]  # fmt: skip
-        return " ".join([*types, *own, *(f"16∤{name}" for name in loose)])
+        return " ".join([*types, *constants, *(f"16∤{name}" for name in loose)])
 
 
 def agreement_steps(tiny: bool = False) -> Iterator[StepShape]:
@@ -150,22 +144,22 @@ def variants(steps: Iterable[StepShape]) -> list[Variant]:
 
     from cactus_theory.kernels import _launch
 
-    backend, found = _backend(), {}
+    backend, unique = _backend(), {}
 
     def note(kernel: Any, grid: Any, shared: dict[str, Any], warps: int) -> None:
-        given = {name: shared[name] for name in kernel.arg_names}
+        arguments = {name: shared[name] for name in kernel.arg_names}
         options = {"num_warps": warps, "enable_fp_fusion": True}
         bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-        bound, kinds, left = bind(**given, **options)
+        bound, kinds, leftover = bind(**arguments, **options)
         _, signature, constants, attributes = kernel._pack_args(
-            backend, options | {"debug": False}, bound, kinds, left
+            backend, options | {"debug": False}, bound, kinds, leftover
         )
-        plain = {place: tuple(map(tuple, own)) for place, own in attributes.items()}
-        own = Variant(
+        plain = {place: tuple(map(tuple, parts)) for place, parts in attributes.items()}
+        variant = Variant(
             kernel.fn.__module__, kernel.fn.__name__, tuple(signature.items()),
             tuple(constants.items()), tuple(plain.items()), warps,
         )  # fmt: skip
-        found[own] = None
+        unique[variant] = None
 
     before = _launch.launch, logits.runs_kernels
     _launch.launch, logits.runs_kernels = note, lambda device: True
@@ -174,7 +168,7 @@ def variants(steps: Iterable[StepShape]) -> list[Variant]:
             step.run()
     finally:
         _launch.launch, logits.runs_kernels = before
-    return list(found)
+    return list(unique)
 
 
 def compiled(variant: Variant) -> Row:
@@ -183,33 +177,33 @@ def compiled(variant: Variant) -> Row:
     from triton.compiler import ASTSource
 
     kernel = getattr(importlib.import_module(variant.module), variant.name)
-    attributes = {place: [list(part) for part in own] for place, own in variant.attributes}
+    attributes = {place: [list(part) for part in parts] for place, parts in variant.attributes}
     source = ASTSource(kernel, dict(variant.signature), dict(variant.constants), attributes)
     options = _backend().parse_options({"num_warps": variant.warps, "enable_fp_fusion": True,
                                         "debug": False})  # fmt: skip
-    done = triton.compile(source, target=_target(), options=options.__dict__)
-    return {"kernel": variant.name, "warps": variant.warps, **_cost(done, variant)} | {
+    binary = triton.compile(source, target=_target(), options=options.__dict__)
+    return {"kernel": variant.name, "warps": variant.warps, **_cost(binary, variant)} | {
         "variant": variant.text
     }
 
 
-def _cost(done: Any, variant: Variant) -> Row:
+def _cost(binary: Any, variant: Variant) -> Row:
     names = [name for name, _ in variant.signature]
     part = {names[place[0]]: value for place, value in variant.constants}.get("PART")
-    registers, stack = (int(own) for own in re.findall(r"(?:REG|STACK):(\d+)",
-                        _told(done.asm["cubin"], "-res-usage")))  # fmt: skip
-    listed = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+);", _told(done.asm["cubin"], "-sass"))
+    registers, stack = (int(number) for number in re.findall(r"(?:REG|STACK):(\d+)",
+                        _cuobjdump(binary.asm["cubin"], "-res-usage")))  # fmt: skip
+    listed = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+);", _cuobjdump(binary.asm["cubin"], "-sass"))
     count = sum("NOP" not in line for line in listed)
     spilled = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in listed)
     return {
         "registers": registers, "stack_bytes": stack, "spills": spilled, "instructions": count,
         "instructions_per_token": count * WARP * variant.warps / part if part else None,
-        "wide_loads": len(re.findall(r"ld\.global[^\n]*v4", done.asm["ptx"])),
-        "loads": done.asm["ptx"].count("ld.global"),
+        "wide_loads": len(re.findall(r"ld\.global[^\n]*v4", binary.asm["ptx"])),
+        "loads": binary.asm["ptx"].count("ld.global"),
     }  # fmt: skip
 
 
-def _told(cubin: bytes, flag: str) -> str:
+def _cuobjdump(cubin: bytes, flag: str) -> str:
     """Return what cuobjdump, which comes with Triton, says of a compiled kernel."""
     import triton
 
@@ -233,13 +227,13 @@ def _backend() -> Any:
     return make_backend(_target())
 
 
-def compile_all(every: Sequence[Variant], jobs: int) -> Iterator[Row]:
+def compile_all(variants: Sequence[Variant], jobs: int) -> Iterator[Row]:
     """Yield the cost of each variant as it is done, by ``jobs`` processes."""
     if jobs == 1:
-        yield from map(compiled, every)
+        yield from map(compiled, variants)
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(every))) as pool:
-        yield from pool.imap_unordered(compiled, every)
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(variants))) as pool:
+        yield from pool.imap_unordered(compiled, variants)
 
 
 def has_triton() -> bool:
@@ -253,10 +247,10 @@ def in_a_process(steps: str, tiny: bool, seconds: float) -> Row:
         out = Path(folder) / "table.csv"
         command = [sys.executable, "-m", "simulations", "kernels", "--steps", steps]
         command += ["--out", str(out), *(["--few"] if tiny else [])]
-        own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         started = time.monotonic()
         subprocess.run(
-            command, cwd=ROOT, env=own, check=True, timeout=seconds or None, capture_output=True
+            command, cwd=ROOT, env=env, check=True, timeout=seconds or None, capture_output=True
         )
         rows, _ = read_csv(out)
     return {
@@ -280,13 +274,13 @@ def run(args: argparse.Namespace) -> int:
     check.optional_module("triton", "kernels")
     import triton
 
-    every = variants(step for name in args.steps for step in STEPS[name](args.few))
+    todo = variants(step for name in args.steps for step in STEPS[name](args.few))
     if args.few:
-        every = [own for own in every if own.name == FEW][:1]
-    rows = sorted(compile_all(every, args.jobs), key=lambda row: (row["kernel"], row["variant"]))
-    made = provenance(command_line("kernels", add_arguments, args))
-    made |= {"triton": triton.__version__, "target": f"sm_{COMPUTE_CAPABILITY}"}
-    write_csv(args.out, rows, made)
+        todo = [variant for variant in todo if variant.name == FEW][:1]
+    rows = sorted(compile_all(todo, args.jobs), key=lambda row: (row["kernel"], row["variant"]))
+    origin = provenance(command_line("kernels", add_arguments, args))
+    origin |= {"triton": triton.__version__, "target": f"sm_{COMPUTE_CAPABILITY}"}
+    write_csv(args.out, rows, origin)
     worst = max(row["registers"] for row in rows)
     spilled = sum(row["stack_bytes"] > 0 or row["spills"] > 0 for row in rows)
     print(f"{len(rows)} variants, {spilled} spill, at most {worst} registers: {args.out}")

@@ -64,12 +64,12 @@ DEVICE = {"quantity": "quantity", "value": "value", "": "unit"}
 
 def verdict(tables: Tables, notes: Sequence[Note]) -> list[str]:
     """Return what was found, in sentences of one line: is it right, how fast, what it gains."""
-    said = [_right(tables.get("agreement", ())), *_fast(tables.get("verify", ()))]
-    said += _gain(tables.get("decode", ()))
+    sentences = [_right(tables.get("agreement", ())), *_fast(tables.get("verify", ()))]
+    sentences += _gain(tables.get("decode", ()))
     broken = [note.what for note in notes if note.kind == "failed"]
     if broken:
-        said.append(f"FAILED to run, {len(broken)} in number: {_few(broken)}.")
-    return said
+        sentences.append(f"FAILED to run, {len(broken)} in number: {_few(broken)}.")
+    return sentences
 
 
 def method(row: Row) -> str:
@@ -98,12 +98,12 @@ def _right(rows: Sequence[Row]) -> str:
 
 
 def _fast(rows: Sequence[Row]) -> list[str]:
-    said = []
+    sentences = []
     for spec in (LOSSLESS, BAND):
-        own = [row for row in rows if (row["policy"], row["verifier"]) == (spec, "chain")]
-        if own:
-            said.append(_step(max(own, key=lambda row: (row["vocabulary"], row["batch"]))))
-    return said or ["How fast a verification is: not measured."]
+        steps = [row for row in rows if (row["policy"], row["verifier"]) == (spec, "chain")]
+        if steps:
+            sentences.append(_step(max(steps, key=lambda row: (row["vocabulary"], row["batch"]))))
+    return sentences or ["How fast a verification is: not measured."]
 
 
 def _step(row: Row) -> str:
@@ -119,26 +119,26 @@ def _step(row: Row) -> str:
 
 
 def _gain(rows: Sequence[Row]) -> list[str]:
-    said = []
-    for place, own in _places(rows).items():
-        for name, most in (("lossless", 1e-9), (f"at most {MOST_KL:g} nats a token", MOST_KL)):
-            best = _fastest(own, most)
+    sentences = []
+    for place, place_rows in _places(rows).items():
+        for name, limit in (("lossless", 1e-9), (f"at most {MOST_KL:g} nats a token", MOST_KL)):
+            best = _fastest(place_rows, limit)
             if best is not None:
-                said.append(f"{place}, {name}: {_speed(best)}.")
-    return said or ["What drafting gains: not measured."]
+                sentences.append(f"{place}, {name}: {_speed(best)}.")
+    return sentences or ["What drafting gains: not measured."]
 
 
 def _places(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    places: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault("{target} + {draft}, batch {batch}".format(**row), []).append(row)
-    return found
+        places.setdefault("{target} + {draft}, batch {batch}".format(**row), []).append(row)
+    return places
 
 
-def _fastest(rows: Sequence[Row], most: float) -> Row | None:
+def _fastest(rows: Sequence[Row], limit: float) -> Row | None:
     drafted = [row for row in rows if row["num_draft_tokens"]]
-    own = [row for row in drafted if (spent := _spent(row)) is not None and spent <= most]
-    return max(own, key=lambda row: row["tokens_per_second"], default=None)
+    affordable = [row for row in drafted if (spent := _spent(row)) is not None and spent <= limit]
+    return max(affordable, key=lambda row: row["tokens_per_second"], default=None)
 
 
 def _spent(row: Row) -> float | None:
@@ -155,18 +155,18 @@ def _speed(row: Row) -> str:
 
 def _few(names: Iterable[str]) -> str:
     """Return the first names, and how many more there are."""
-    every = list(dict.fromkeys(names))
-    more = [f"and {len(every) - NAMED} more"] * (len(every) > NAMED)
-    return ", ".join([*every[:NAMED], *more])
+    unique = list(dict.fromkeys(names))
+    rest = [f"and {len(unique) - NAMED} more"] * (len(unique) > NAMED)
+    return ", ".join([*unique[:NAMED], *rest])
 
 
-def page(found: Mapping[str, Any], picture: bytes | None) -> str:
+def page(content: Mapping[str, Any], picture: bytes | None) -> str:
     """Return the page of a report as text; it loads no other files."""
-    made = found["provenance"]
-    device = escape(made["device"])
-    said = "".join(f"<li>{_marked(line)}</li>" for line in found["verdict"])
-    body = "".join(f"<h2>{escape(title)}</h2>\n{own}\n" if title else own
-                   for title, own in _parts(found, picture) if own)  # fmt: skip
+    origin = content["provenance"]
+    device = escape(origin["device"])
+    items = "".join(f"<li>{_marked(line)}</li>" for line in content["verdict"])
+    body = "".join(f"<h2>{escape(title)}</h2>\n{html}\n" if title else html
+                   for title, html in _parts(content, picture) if html)  # fmt: skip
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -174,21 +174,23 @@ def page(found: Mapping[str, Any], picture: bytes | None) -> str:
 <title>gpu-check: {device}</title>
 <style>{STYLE}</style>
 <h1>{device}</h1>
-{REHEARSAL * (made.get("tiny") == "yes")}<ul>{said}</ul>
+{REHEARSAL * (origin.get("tiny") == "yes")}<ul>{items}</ul>
 {body}</html>
 """
 
 
-def _parts(found: Mapping[str, Any], picture: bytes | None) -> Iterator[tuple[str, str]]:
+def _parts(content: Mapping[str, Any], picture: bytes | None) -> Iterator[tuple[str, str]]:
     """Yield titles and what is under them; nothing is shown where that is empty."""
-    tables: Tables = defaultdict(list, found["tables"])
+    tables: Tables = defaultdict(list, content["tables"])
     yield "Goals", _table(GOALS, tables["goals"])
     if picture is not None:
         yield "", PICTURE.format(base64.b64encode(picture).decode())
     places = _places(tables["decode"])
-    best = (f"<p>{escape(place)}</p>{_table(DECODE, _best(own))}" for place, own in places.items())
+    best = (
+        f"<p>{escape(place)}</p>{_table(DECODE, _best(rows))}" for place, rows in places.items()
+    )
     yield "Decoding, each method at its fastest K", "".join(best)
-    lossless = [row | {"place": place} for place, own in places.items() for row in own
+    lossless = [row | {"place": place} for place, rows in places.items() for row in rows
                 if method(row) == LOSSLESS]  # fmt: skip
     yield f"What a round costs ({PUBLISHED})", _table(COSTS, lossless)
     yield "One verification", "".join(_steps(tables["verify"]))
@@ -196,28 +198,28 @@ def _parts(found: Mapping[str, Any], picture: bytes | None) -> Iterator[tuple[st
     yield "Checks that fail", _table({"check": "check"}, wrong)
     yield "The machine", _table(DEVICE, tables["device"])
     for kind in ("failed", "skipped"):
-        notes = [note for note in found["notes"] if note["kind"] == kind]
+        notes = [note for note in content["notes"] if note["kind"] == kind]
         yield kind.capitalize(), _table({"what": "what", "why": "why"}, notes)
-    made = [f"{escape(key)}: {escape(value)}" for key, value in found["provenance"].items()]
-    made += [f"{SECTIONS[name].summary}: {s:.0f} s" for name, s in found["seconds"].items()]
-    yield "How this was made", '<p class="quiet">' + "<br>".join(made) + "</p>"
+    lines = [f"{escape(key)}: {escape(value)}" for key, value in content["provenance"].items()]
+    lines += [f"{SECTIONS[name].summary}: {s:.0f} s" for name, s in content["seconds"].items()]
+    yield "How this was made", '<p class="quiet">' + "<br>".join(lines) + "</p>"
 
 
 def _best(rows: Sequence[Row]) -> list[Row]:
     """Return the row of each method at its fastest K."""
-    found: dict[str, Row] = {}
+    fastest: dict[str, Row] = {}
     for row in rows:
         name = method(row)
-        own = found.setdefault(name, row | {"method": name})
-        if row["tokens_per_second"] > own["tokens_per_second"]:
-            found[name] = row | {"method": name}
-    return list(found.values())
+        best = fastest.setdefault(name, row | {"method": name})
+        if row["tokens_per_second"] > best["tokens_per_second"]:
+            fastest[name] = row | {"method": name}
+    return list(fastest.values())
 
 
 def _steps(rows: Sequence[Row]) -> Iterator[str]:
     for vocab in sorted({row["vocabulary"] for row in rows}, reverse=True):
-        own = [row for row in rows if row["vocabulary"] == vocab]
-        yield f"<p>V = {vocab:,}</p>" + _table(VERIFY, own)
+        steps = [row for row in rows if row["vocabulary"] == vocab]
+        yield f"<p>V = {vocab:,}</p>" + _table(VERIFY, steps)
 
 
 def _table(heads: Mapping[str, str], rows: Sequence[Row]) -> str:

@@ -51,24 +51,14 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line says.
-
-    Attributes
-    ----------
-    device : as torch names it.
-    tiny : the smallest sizes of everything, to rehearse the run.
-    seed : of all random numbers.
-    target, draft : folders of a pair to decode with; None for the shipped pair at real sizes.
-    prompts : JSON lines to decode, with answers if there is an ``answer`` field.
-    num_prompts, max_new_tokens : how much of them, with folders given.
-    """
+    """What the command line says; without folders of a pair, the shipped one at real sizes."""
 
     device: str = "cuda"
-    tiny: bool = False
+    tiny: bool = False  # the smallest sizes of everything, to rehearse the run
     seed: int = 0
     target: Path | None = None
     draft: Path | None = None
-    prompts: Path | None = None
+    prompts: Path | None = None  # JSON lines; with a field ``answer`` they are scored
     num_prompts: int = 8
     max_new_tokens: int = 128
 
@@ -84,13 +74,7 @@ class Note:
 
 
 class Budget:
-    """Some seconds, counted from now on: work shrinks to fit, and what does not fit is named.
-
-    Parameters
-    ----------
-    seconds : how many there are, ≥ 0.
-    now : the clock, in seconds.
-    """
+    """Some seconds, counted from now on: work shrinks to fit, and what does not fit is named."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.now = seconds, now
@@ -120,7 +104,7 @@ class Bench:
 
     @property
     def device(self) -> torch.device:
-        """Return the device."""
+        """Return the device of the settings."""
         return torch.device(self.settings.device)
 
     @property
@@ -139,14 +123,8 @@ def load(name: str) -> Callable[[Bench], Iterator[Message]]:
     return importlib.import_module(f".{name}", __package__).rows
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """Return the sections named, all if none is, in the order they run; the goals always do.
-
-    Raises
-    ------
-    ValueError
-        A name that no section has.
-    """
+def section_names(names: Sequence[str]) -> list[str]:
+    """Return the sections of these names, all without, in the order they run; always the goals."""
     for name in names:
         if name not in SECTIONS:
             raise ValueError(f"SECTION: must be among {', '.join(SECTIONS)}; got {name!r}")

@@ -52,21 +52,15 @@ POSITION = 100
 
 @dataclass(frozen=True)
 class Inputs:
-    """Logits (B, K + 1, V) and (B, K, V), bfloat16, and the drafted tokens (B, K).
-
-    Attributes
-    ----------
-    numbers : (B, K + 1) float64 coins of the torch path, the last one of the token that follows.
-    positions : (B,) where the kernels' random numbers are.
-    source : of the logits, and of coins to come.
-    """
+    """Logits (B, K + 1, V) and (B, K, V), bfloat16, and the drafted tokens (B, K)."""
 
     target_logits: Tensor
     draft_logits: Tensor
     draft_token_ids: Tensor
+    # (B, K + 1) float64 coins of the torch path, the last one of the token that follows
     numbers: Tensor
-    positions: Tensor
-    source: torch.Generator
+    positions: Tensor  # (B,) where the kernels' random numbers are
+    source: torch.Generator  # of the logits, and of coins to come
 
     @property
     def coins(self) -> tuple[Tensor, Tensor]:
@@ -82,7 +76,7 @@ class Inputs:
     def bytes(self) -> int:
         """Return the bytes that any verification reads at least."""
         both = self.target_logits, self.draft_logits
-        return sum(own.numel() * own.element_size() for own in both)
+        return sum(logits.numel() * logits.element_size() for logits in both)
 
 
 def rows(bench: Bench) -> Iterator[Message]:
@@ -130,44 +124,44 @@ def inputs(shape: Shape, device: torch.device, seed: int) -> Inputs:
     return Inputs(target, draft, ids, coins, positions, source)
 
 
-def torch_step(rule: ct.Policy, verifier: str, given: Inputs) -> Callable[[], Any]:
+def torch_step(rule: ct.Policy, verifier: str, inputs: Inputs) -> Callable[[], Any]:
     """Return the path of one torch call after another: two softmaxes, then the verifier."""
     verify = ct.verify_block if verifier == "block" else ct.verify_chain
 
     def step() -> Any:
-        q, p = given.target_logits.float().softmax(-1), given.draft_logits.float().softmax(-1)
-        return verify(rule, q, p, given.draft_token_ids, coins=given.coins, validate=False)
+        q, p = inputs.target_logits.float().softmax(-1), inputs.draft_logits.float().softmax(-1)
+        return verify(rule, q, p, inputs.draft_token_ids, coins=inputs.coins, validate=False)
 
     return step
 
 
-def fused_step(rule: ct.Policy, verifier: str, given: Inputs) -> Callable[[], Any] | None:
+def fused_step(rule: ct.Policy, verifier: str, inputs: Inputs) -> Callable[[], Any] | None:
     """Return one call of the fused kernel, in memory of its own; None where there is none.
 
     On a CPU kernels are there only while Triton interprets them.
     """
-    ids = given.draft_token_ids
+    ids = inputs.draft_token_ids
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not has_kernel(rule, verifier) or not (ids.is_cuda or interpreted):
         return None
     batch, width = ids.shape
     fixed = {
         "seeds": torch.arange(batch, device=ids.device),
-        "positions": given.positions,
-        "workspace": Workspace(batch, width, given.target_logits.shape[-1], ids.device),
+        "positions": inputs.positions,
+        "workspace": Workspace(batch, width, inputs.target_logits.shape[-1], ids.device),
         "out": LogitsVerdict(ids.new_empty(batch, width + 1), ids.new_empty(batch)),
         "verifier": verifier,
     }
-    return lambda: verify_logits(rule, given.target_logits, given.draft_logits, ids, **fixed)
+    return lambda: verify_logits(rule, inputs.target_logits, inputs.draft_logits, ids, **fixed)
 
 
-def rivals(rule: ct.Policy, verifier: str, given: Inputs, *, compiles: bool) -> dict[str, Work]:
+def rivals(rule: ct.Policy, verifier: str, inputs: Inputs, *, compiles: bool) -> dict[str, Work]:
     """Return what is timed in turn: torch, a copy of as many bytes, the kernel if there is one.
 
     ``compiles`` adds the torch path as ``torch.compile`` fuses it, which takes a minute.
     """
-    by_torch, kernel = torch_step(rule, verifier, given), fused_step(rule, verifier, given)
-    source = torch.empty(given.bytes // 2, dtype=torch.int8, device=given.numbers.device)
+    by_torch, kernel = torch_step(rule, verifier, inputs), fused_step(rule, verifier, inputs)
+    source = torch.empty(inputs.bytes // 2, dtype=torch.int8, device=inputs.numbers.device)
     sink = torch.empty_like(source)
     works: dict[str, Work] = {"torch": by_torch, "copy": lambda: sink.copy_(source)}
     if compiles:
@@ -176,17 +170,17 @@ def rivals(rule: ct.Policy, verifier: str, given: Inputs, *, compiles: bool) -> 
 
 
 def _row(
-    bench: Bench, given: Inputs, spec: str, verifier: str, speed: float, lossless: dict
+    bench: Bench, inputs: Inputs, spec: str, verifier: str, speed: float, lossless: dict
 ) -> Row:
     rule, seconds = ct.policy(spec), TINY_SECONDS if bench.tiny else SECONDS
-    batch, width = given.draft_token_ids.shape
-    shape = batch, width, given.target_logits.shape[-1]
+    batch, width = inputs.draft_token_ids.shape
+    shape = batch, width, inputs.target_logits.shape[-1]
     compiles = (spec, verifier) == (LOSSLESS, "chain") and shape in COMPILED
-    works = rivals(rule, verifier, given, compiles=compiles and bench.device.type == "cuda")
-    found = interleaved(works, bench.device, seconds, given.advance)
-    by_torch, fused = found["torch"], found.get("kernel")
+    works = rivals(rule, verifier, inputs, compiles=compiles and bench.device.type == "cuda")
+    timings = interleaved(works, bench.device, seconds, inputs.advance)
+    by_torch, fused = timings["torch"], timings.get("kernel")
     vocab = shape[-1]
-    floor = given.bytes / speed / 1e3
+    floor = inputs.bytes / speed / 1e3
     if fused is not None and spec == LOSSLESS:
         lossless[verifier, batch, width, vocab] = fused.microseconds
     rival = lossless.get((verifier, batch, width, vocab))
@@ -202,10 +196,10 @@ def _row(
         "share_of_bandwidth": None if fused is None else floor / fused.microseconds,
         "torch_over_kernel": _ratio(by_torch, fused),
         "over_lossless": None if None in (fused, rival) else _us(fused) / rival,
-        "copy_us": _us(found["copy"]),
-        "compiled_us": _us(found.get("compiled")),
+        "copy_us": _us(timings["copy"]),
+        "compiled_us": _us(timings.get("compiled")),
         **{
-            f"{name}_{end}_us": _us(found.get(name), end)
+            f"{name}_{end}_us": _us(timings.get(name), end)
             for name in ("kernel", "torch")
             for end in ("low", "high")
         },

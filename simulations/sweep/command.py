@@ -35,13 +35,12 @@ from cactus_theory.commands.flags import add_trust
 from cactus_theory.policies._registry import policy_of_data
 
 from ..common.grid import checked_policy, followers
-from ..common.inputs import PAIR, PROMPTS, ROOT, command_line
+from ..common.inputs import PAIR, PROMPTS, ROOT, at_least, command_line
 from ..common.results import provenance
-from . import pools
-from .drive import drive
-from .kinds import KINDS, kind
+from .drive import Pools, cluster, drive, in_process, processes
+from .kinds import KINDS, release
 from .store import Store
-from .task import Task, release
+from .task import Task
 
 TRACE = ROOT / "simulations" / "data" / "trace"
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "soft_band:price=1")
@@ -72,30 +71,30 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     args = args if args.grid is None else from_file(args.grid, args)
     place, tasks = _pools(args), planned(args)
-    made = provenance(command_line("sweep", add_arguments, args, ELSEWHERE))
-    with Store(args.out, tasks, grid_of(args) | release(), made) as store:
+    origin = provenance(command_line("sweep", add_arguments, args, ELSEWHERE))
+    with Store(args.out, tasks, grid_of(args) | release(), origin) as store:
         begun, before = time.monotonic(), len(store.results)
         try:
             _fill(store, place)
         except (OSError, RuntimeError, KeyboardInterrupt) as error:
-            kept = f"{len(store.results)} of {len(tasks)} tasks are kept in {args.out}"
-            kept = f"{kept}: the same command goes on from there"
+            advice = f"{len(store.results)} of {len(tasks)} tasks are kept in {args.out}"
+            advice = f"{advice}: the same command goes on from there"
             if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(kept) from None
-            raise RuntimeError(f"{error}; {kept}") from error
+                raise KeyboardInterrupt(advice) from None
+            raise RuntimeError(f"{error}; {advice}") from error
         written = ", ".join(map(str, store.merge()))
-        done, seconds = len(store.results) - before, time.monotonic() - begun
-        print(f"{written}: {done} tasks in {seconds:.1f} s, {before} were there already")
+        finished, seconds = len(store.results) - before, time.monotonic() - begun
+        print(f"{written}: {finished} tasks in {seconds:.1f} s, {before} were there already")
         failed = store.unfinished
         for task in failed[:SHOWN]:
             print(f"failed: {task.name}: {store.errors[task.key]}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _fill(store: Store, place: pools.Pools) -> None:
+def _fill(store: Store, place: Pools) -> None:
     """Run what the store lacks, showing progress."""
-    left = store.unfinished
-    settled = {task.key for task in store.tasks} - {task.key for task in left}
+    unfinished = store.unfinished
+    settled = {task.key for task in store.tasks} - {task.key for task in unfinished}
     with Progress("sweeping", len(store.tasks), len(settled)) as progress:
 
         def keep(lines: Sequence[str]) -> None:
@@ -107,26 +106,26 @@ def _fill(store: Store, place: pools.Pools) -> None:
         def idle(slots: int) -> None:
             progress.update(len(settled), "" if slots else "waiting for workers")
 
-        drive(left, place, keep, idle=idle)
+        drive(unfinished, place, keep, idle=idle)
 
 
-def _pools(args: argparse.Namespace) -> pools.Pools:
+def _pools(args: argparse.Namespace) -> Pools:
     if args.in_process:
-        return pools.in_process
+        return in_process
     if args.scheduler is not None:
         if "://" not in args.scheduler:
             raise ValueError(f"--scheduler: must be as tcp://host:8786; got {args.scheduler!r}")
-        return partial(pools.cluster, args.scheduler, args.patience)
+        return partial(cluster, args.scheduler, args.patience)
     count = (os.cpu_count() or 1) if args.workers is None else args.workers
     if count < 1:
         raise ValueError(f"--workers: must be at least 1; got {count}")
-    return partial(pools.processes, count)
+    return partial(processes, count)
 
 
 def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that say what is computed."""
     add = parser.add_argument
-    add("--kind", choices=KINDS, default=KINDS[0])
+    add("--kind", choices=tuple(KINDS), default="replay")
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--knobs", nargs="+", default=[], metavar="VALUE", help="of policies such as band:price")
     add("--verifiers", nargs="+", default=["chain", "block"], metavar="NAME")
@@ -146,39 +145,31 @@ def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_file(path: Path, args: argparse.Namespace) -> argparse.Namespace:
-    """Return ``args`` with the grid that a file names.
-
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read or names what is no flag of a grid, flags beside it.
-    """
+    """Return ``args`` with the grid that a file names; ValueError for what is no flag of one."""
     if beside := [name for name in vars(_usual()) if _differs(name, args)]:
         raise ValueError(f"--grid: must be given without {_flag(beside[0])}, which it sets")
     try:
-        given = parsed_json("no JSON", path.read_bytes())
-        found = _parser().parse_args([word for own in given.items() for word in _words(*own)])
+        grid = parsed_json("no JSON", path.read_bytes())
+        flags = _parser().parse_args([word for item in grid.items() for word in _words(*item)])
     except (ValueError, AttributeError, argparse.ArgumentError) as error:
         raise ValueError(f"--grid: {path} must hold flags of a grid by name; {error}") from None
-    return argparse.Namespace(**vars(args) | vars(found))
+    return argparse.Namespace(**vars(args) | vars(flags))
 
 
 def planned(args: argparse.Namespace) -> list[Task]:
     """Return the grid's tasks in order, each once.
 
-    Raises
-    ------
-    OSError, ValueError, TypeError
-        A flag that is another kind's, and whatever would make tasks fail and is seen here.
+    Raises OSError, ValueError or TypeError for a flag that is another kind's, and for whatever
+    would make tasks fail and shows here.
     """
     _check(args)
-    specs = [spec for given in args.policies for spec in _each_knob(given, args.knobs)]
+    specs = [spec for policy in args.policies for spec in _each_knob(policy, args.knobs)]
     cells = [
         (spec, verifier)
         for spec in dict.fromkeys(map(_reader(args), specs))
         for verifier in followers(spec, args.verifiers)
     ]
-    return list({task.key: task for task in kind(args.kind).tasks(args, cells)}.values())
+    return list({task.key: task for task in KINDS[args.kind].tasks(args, cells)}.values())
 
 
 def _reader(args: argparse.Namespace) -> Callable[[str], str]:
@@ -224,19 +215,16 @@ def _words(name: str, value: Any) -> Iterator[str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
-        return [_plain(own) for own in value]
+        return [_plain(item) for item in value]
     return value.name if isinstance(value, Path) else value
 
 
 def _check(args: argparse.Namespace) -> None:
-    for other in KINDS:
-        for name in kind(other).FLAGS:
-            if name not in kind(args.kind).FLAGS and _differs(name, args):
-                raise ValueError(f"{_flag(name)}: is a flag of --kind {other}; got {args.kind}")
-    for name, least in AT_LEAST.items():
-        value = getattr(args, name)
-        if (own := min(value) if isinstance(value, list) else value) < least:
-            raise ValueError(f"{_flag(name)}: must be at least {least}; got {own}")
+    for name, kind in KINDS.items():
+        for flag in kind.flags:
+            if flag not in KINDS[args.kind].flags and _differs(flag, args):
+                raise ValueError(f"{_flag(flag)}: is a flag of --kind {name}; got {args.kind}")
+    at_least(args, **AT_LEAST)
 
 
 def _each_knob(spec: str, values: Sequence[str]) -> list[str]:

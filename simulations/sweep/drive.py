@@ -1,20 +1,155 @@
 """Run tasks on any executor, a few batches at a time, until each has a result or an error.
 
-A lost pool, worker or scheduler costs what was running. What ran when a worker died is tried
-again alone, one task at a time, so that a task that kills its workers is found and the others
-go on.
+A pool is this process, a pool of processes or a Dask cluster: a ``concurrent.futures.Executor``,
+and how many tasks run on it at once, now. A lost pool, worker or scheduler costs what was
+running. What ran when a worker died is tried again alone, one task at a time, so that a task
+that kills its workers is found and the others go on.
 """
 
 from __future__ import annotations
 
+import importlib
+import logging
 import math
+import multiprocessing
+import os
+import pickle
+import signal
 import statistics
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from typing import Any
 
-from .pools import Pool, Pools
-from .task import Done, Task, failure, perform, release
+from .kinds import Done, perform, release
+from .task import Task, failure
+
+# seconds between two questions to a scheduler about its workers
+ASK_EVERY_S = 1.0
+# an executor and its slots; 0 while there are no workers
+Pool = tuple[Executor, Callable[[], int]]
+Pools = Callable[[], AbstractContextManager[Pool]]
+
+
+class InProcess(Executor):
+    """Runs each call when it is submitted."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return a finished future."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def in_process() -> Iterator[Pool]:
+    """Open an executor without workers."""
+    yield InProcess(), lambda: 1
+
+
+@contextmanager
+def processes(count: int) -> Iterator[Pool]:
+    """Open a pool of fresh interpreters: a fork would copy the locks of torch's threads."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
+    try:
+        yield pool, lambda: count
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin() -> None:
+    """Prepare a process of the pool: it leaves ^C to its parent, and does not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, daemon=True).start()
+
+
+def _follow() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def cluster(address: str, patience: float) -> Iterator[Pool]:
+    """Open the executor of a Dask cluster, whose scheduler must answer in ``patience`` seconds."""
+    try:
+        library: Any = importlib.import_module("distributed")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "--scheduler: distributed is not installed: pip install 'dask[distributed]'",
+            name="distributed",
+        ) from None
+    logs = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # what the library's log lines tell is told in words
+    try:
+        client = _connected(library, address, patience)
+        try:
+            # not pure: a task that is sent again is computed again
+            yield _Packed(client.get_executor(pure=False)), _slots(client)
+        finally:
+            client.close(timeout=patience)
+    finally:
+        logging.disable(logs)
+
+
+def _connected(library: Any, address: str, patience: float) -> Any:
+    try:
+        return library.Client(address, timeout=patience, set_as_default=False)
+    except ValueError as error:  # an address of no known kind
+        raise ValueError(f"--scheduler: {error}") from None
+    except (OSError, TimeoutError, library.comm.core.CommClosedError):
+        raise OSError(
+            f"--scheduler: {address} must answer within {patience:g} s; it does not"
+        ) from None
+
+
+def _slots(client: Any) -> Callable[[], int]:
+    """Return what says how many threads the cluster's workers have, asked for now and then."""
+
+    @lru_cache(maxsize=1)
+    def threads(period: float) -> int:
+        try:
+            return sum(client.nthreads().values())
+        except Exception:  # a lost scheduler shows itself in the futures
+            return 0
+
+    return lambda: threads(time.monotonic() // ASK_EVERY_S)
+
+
+class _Packed(Executor):
+    """Sends calls that only workers unpack: a scheduler needs no checkout."""
+
+    def __init__(self, pool: Executor) -> None:
+        self.pool = pool
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return the future of a call on some worker."""
+
+        def unpacked(content: bytes) -> Any:  # local, so that it is sent itself, not its name
+            import pickle
+
+            fn, args, kwargs = pickle.loads(content)
+            return fn(*args, **kwargs)
+
+        return self.pool.submit(unpacked, pickle.dumps((fn, args, kwargs)))
+
 
 # what a batch is to take: handing one out costs milliseconds
 BATCH_S = 0.2
@@ -39,27 +174,18 @@ def drive(
     *,
     idle: Callable[[int], None] = lambda slots: None,
 ) -> None:
-    """Run every task and hand the lines of each batch to ``keep`` as it arrives.
+    """Run every task and hand the lines of each batch to ``keep``, which puts them on the disk.
 
-    Parameters
-    ----------
-    tasks : each once.
-    pools : opens an executor; again when that one is lost.
-    keep : called with the lines of finished tasks, which it puts on the disk.
-    idle : called now and then while nothing arrives, with the tasks that can run at once.
-
-    Raises
-    ------
-    OSError
-        The scheduler is gone, and no other answers at its address.
-    RuntimeError
-        Workers cannot take tasks at all, or are lost again and again.
+    ``pools`` opens an executor, again when that one is lost. ``idle`` is called now and then while
+    nothing arrives, with the tasks that can run at once. Raises OSError where the scheduler is gone
+    and no other answers at its address, RuntimeError where workers cannot take tasks at all, or are
+    lost again and again.
     """
     sweep, losses = _Sweep(tasks, keep), 0
-    while left := len(sweep.tasks):
+    while remaining := len(sweep.tasks):
         with pools() as pool:
             sweep.until_lost(pool, idle)
-        losses = 0 if len(sweep.tasks) < left else losses + 1
+        losses = 0 if len(sweep.tasks) < remaining else losses + 1
         if losses >= LOSSES:
             raise RuntimeError(f"workers were lost {LOSSES} times before one task was finished")
 
@@ -97,10 +223,10 @@ class _Sweep:
             return [] if running else [self.tasks.popleft()]
         usual = max(statistics.median(self.recent), 1e-9) if self.recent else math.inf
         count = min(MOST_TASKS, 1 + int(BATCH_S / usual), len(self.tasks))
-        found: list[Task] = []
-        while len(found) < count and not self._alone(self.tasks):
-            found.append(self.tasks.popleft())
-        return found
+        tasks: list[Task] = []
+        while len(tasks) < count and not self._alone(self.tasks):
+            tasks.append(self.tasks.popleft())
+        return tasks
 
     def _alone(self, tasks: Sequence[Task]) -> bool:
         return bool(tasks) and tasks[0].key in self.deaths
@@ -108,8 +234,8 @@ class _Sweep:
     def _hand_out(self, pool: Pool, running: Running) -> bool:
         """Fill the pool; return whether it still takes tasks."""
         executor, slots = pool
-        most = AHEAD * max(slots(), 1)
-        while len(running) < most and (batch := self.batch(running)):
+        limit = AHEAD * max(slots(), 1)
+        while len(running) < limit and (batch := self.batch(running)):
             try:
                 running[executor.submit(perform, batch, release())] = batch
             except BrokenExecutor:
@@ -120,7 +246,7 @@ class _Sweep:
     def _settle(self, future: Future[list[Done]], batch: list[Task]) -> bool:
         """Take a future's results, or its tasks back; return whether the pool is usable."""
         try:
-            found = future.result()
+            results = future.result()
         except CancelledError:  # the scheduler is lost
             self._take_back(batch)
             return False
@@ -132,8 +258,8 @@ class _Sweep:
                 ) from error
             self._suspect(batch)
             return usable
-        self.recent.extend(seconds for _, _, seconds in found)
-        self.keep([line for _, line, _ in found])
+        self.recent.extend(seconds for _, _, seconds in results)
+        self.keep([line for _, line, _ in results])
         return True
 
     def _suspect(self, batch: list[Task]) -> None:

@@ -11,7 +11,7 @@ from cactus_theory.base.files import FolderLock, write_whole
 
 from ..common.inputs import digest
 from ..common.journal import check_same_run
-from ..common.results import write_csv, write_json
+from ..common.results import filled, write_csv, write_json
 from .task import Row, Task
 
 MANIFEST, SHARDS, TABLE, ERRORS = "manifest.json", "shards", "sweep.csv", "errors.csv"
@@ -22,18 +22,8 @@ class Store:
 
     A shard is there whole or not at all, named by its content, so that neither a kill nor the
     order in which batches arrive leaves a trace. A task that failed is tried again when the
-    folder is next opened.
-
-    Attributes
-    ----------
-    results, errors : task key → rows, and → what went wrong.
-    made : the provenance of the folder, from when it was begun.
-
-    Raises
-    ------
-    ValueError
-        The folder belongs to another sweep, another command is writing to it, or a shard is
-        broken.
+    folder is next opened. ``provenance`` is that of when it was begun. Raises ValueError where the
+    folder belongs to another sweep, another command is writing to it, or a shard is broken.
     """
 
     def __init__(
@@ -41,15 +31,15 @@ class Store:
         folder: Path,
         tasks: Sequence[Task],
         identity: Mapping[str, Any],
-        made: Mapping[str, Any],
+        provenance: Mapping[str, Any],
     ) -> None:
         self.folder, self.tasks = folder, tasks
-        self.results: dict[str, list[Row]] = {}
+        self.results: dict[str, list[Row]] = {}  # by the tasks' keys
         self.errors: dict[str, str] = {}
         (folder / SHARDS).mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(folder)
         try:
-            self.made = self._begin(identity, made)
+            self.provenance = self._begin(identity, provenance)
             self._read()
         except BaseException:
             self.close()
@@ -70,13 +60,13 @@ class Store:
     def merge(self) -> list[Path]:
         """Write the table in the grid's order, and that of errors if there are any."""
         failed = [task for task in self.unfinished if task.key in self.errors]
-        notes = dict(self.made)
+        notes = dict(self.provenance)
         if failed:
             notes["failed"] = f"{len(failed)} of {len(self.tasks)} tasks, which are left out"
         rows = [row for task in self.tasks for row in self.results.get(task.key, [])]
-        told = [{"task": task.name, "error": self.errors[task.key]} for task in failed]
+        error_rows = [{"task": task.name, "error": self.errors[task.key]} for task in failed]
         written = []
-        for name, table in ((TABLE, _filled(rows)), (ERRORS, told)):
+        for name, table in ((TABLE, filled(rows)), (ERRORS, error_rows)):
             path = self.folder / name
             path.unlink(missing_ok=True)
             if table:
@@ -94,26 +84,26 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, identity: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self, identity: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
         """Compare with the manifest, or write it; return the provenance it holds."""
         keys = digest("".join(task.key for task in self.tasks).encode())
-        wanted = json.loads(json.dumps(dict(identity) | {"tasks": len(self.tasks), "keys": keys}))
+        sweep = json.loads(json.dumps(dict(identity) | {"tasks": len(self.tasks), "keys": keys}))
         path = self.folder / MANIFEST
         if not path.exists():
-            write_json(path, {"sweep": wanted, "made": dict(made)})
-            return dict(made)
+            write_json(path, {"sweep": sweep, "made": dict(provenance)})
+            return dict(provenance)
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-            found, before = dict(held["sweep"]), dict(held["made"])
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            stored, before = dict(manifest["sweep"]), dict(manifest["made"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"--out: {path} must be the manifest of a sweep; it is not") from None
-        check_same_run(path, found, wanted)
+        check_same_run(path, stored, sweep)
         return before
 
     def _read(self) -> None:
         """Take every whole shard; what a kill left of one that was being written goes."""
-        for left in (self.folder / SHARDS).glob(".*.jsonl.*"):
-            left.unlink()
+        for leftover in (self.folder / SHARDS).glob(".*.jsonl.*"):
+            leftover.unlink()
         for path in sorted((self.folder / SHARDS).glob("*.jsonl")):
             content = path.read_bytes()
             if digest(content) != path.stem:
@@ -130,9 +120,3 @@ class Store:
                 f"a task has two results, {self.results[key]!r} and {record['rows']!r}: it must "
                 "depend on its description alone"
             )
-
-
-def _filled(rows: Sequence[Row]) -> list[Row]:
-    """Return rows that all have the columns of any."""
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return [dict.fromkeys(columns) | row for row in rows]

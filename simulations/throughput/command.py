@@ -38,7 +38,7 @@ from ..common.grid import (
 )
 from ..common.inputs import add_pair_arguments, at_least, digest, folder_digest, prompts_of
 from ..common.journal import Journal, add_journal_arguments
-from ..common.results import made, publish, write_json
+from ..common.results import provenance_of, publish, write_json
 from . import table
 from .table import record
 
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     for name, own in tables.items():
         folders = filter(None, (args.out, args.publish))
         publish(args, own, *(folder / f"{name}.csv" for folder in folders))
-    write_json(args.out / "throughput.json", {"provenance": made(args)} | tables)
+    write_json(args.out / "throughput.json", {"provenance": provenance_of(args)} | tables)
     files = ", ".join(["journal.jsonl", "throughput.json", *(f"{name}.csv" for name in tables)])
     print(f"written to {args.out}/: {files}")
     print(show(tables))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import cactus_theory as ct
+from cactus_theory.base.specs import file_of
 from simulations.common import grid as grid_module
 from simulations.common.grid import (
     Config,
@@ -13,7 +14,6 @@ from simulations.common.grid import (
     configs,
     files_of,
     label,
-    own_file,
     series,
 )
 from simulations.common.journal import Journal, fill
@@ -57,7 +57,7 @@ def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monk
     monkeypatch.setattr(grid_module, "find_rule", asked.append)
     assert checked_policy(spec) == spec and asked == [spec]
     assert label(spec) == ("mine.py:careful", "alpha=0.5")
-    assert own_file(spec) == Path("some/where/mine.py")
+    assert file_of(spec) == Path("some/where/mine.py")
     assert series(spec) == "mine.py:careful:alpha"
 
 
@@ -72,7 +72,7 @@ def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monk
     ],
 )  # fmt: skip
 def test_methods_have_a_name_a_knob_and_a_family(method, name, knob, family) -> None:
-    assert label(method) == (name, knob) and own_file(method) is None
+    assert label(method) == (name, knob) and file_of(method) is None
     assert series(method) == family
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from simulations.common.rows import log_rows, next_token_probs, sample
+from simulations.common.inputs import log_rows, next_token_probs, sample
 
 transformers = pytest.importorskip("transformers")
 

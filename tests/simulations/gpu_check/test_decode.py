@@ -12,7 +12,7 @@ from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.device import BY_KERNELS
 from simulations.common.grid import Config
 from simulations.common.inputs import PAIR
-from simulations.gpu_check import decode, inflated, pairs
+from simulations.gpu_check import decode, pairs
 from simulations.gpu_check.decode import COLUMNS, finisher, policies
 from simulations.gpu_check.pairs import Place
 from simulations.gpu_check.sections import Bench, Budget, Note, Settings
@@ -39,8 +39,8 @@ def rows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "policies", lambda tiny: POLICIES)
         patch.setattr(decode, "TINY_PLACES", [PLACE])
-        patch.setattr(inflated, "TINY_NEW_TOKENS", NEW)
-        patch.setattr(inflated, "REPEATS", 1)
+        patch.setattr(pairs, "TINY_NEW_TOKENS", NEW)
+        patch.setattr(pairs, "REPEATS", 1)
         return list(decode.rows(bench))
 
 
@@ -58,8 +58,8 @@ def test_plain_decoding_comes_first_then_every_policy(rows):
 
 
 def test_rows_are_what_the_usual_loop_measures(rows):
-    pair = inflated.inflated("cpu", "8b", "0.6b", tiny=True)
-    ids, mask = left_padded(inflated.prompts(2), pair.target)
+    pair = pairs.inflated("cpu", "8b", "0.6b", tiny=True)
+    ids, mask = left_padded(pairs.prompts(2), pair.target)
     options = {"policy": "cactus:delta=0.01", "num_draft_tokens": 2, "max_new_tokens": NEW}
     result = generate(pair.target, pair.draft, ids, attention_mask=mask, seed=3, **options)
     row = rows[2]
@@ -81,8 +81,8 @@ def test_rows_say_what_a_round_costs(rows):
 
 
 def test_the_floor_is_bytes_over_bandwidth(rows):
-    pair = inflated.inflated("cpu", "8b", "0.6b", tiny=True)
-    context = max(map(len, inflated.prompts(2))) + NEW // 2
+    pair = pairs.inflated("cpu", "8b", "0.6b", tiny=True)
+    context = max(map(len, pairs.prompts(2))) + NEW // 2
     least = step_cost(SHAPES["tiny"], context, batch=2, width=4).bytes
     assert pair.roofline_ms(context, 2, 100.0) == pytest.approx(1e3 * least / 100e9)
     assert {row["roofline_ms"] for row in rows} == {pair.roofline_ms(context, 2, 100.0)}
@@ -91,22 +91,22 @@ def test_the_floor_is_bytes_over_bandwidth(rows):
 def test_what_a_round_takes_beyond_its_passes():
     costs = {"c": 0.1, "v": 1.2, "step_ms": 10.0, "prefill_ms": 40.0}
     row = {"num_draft_tokens": 4, "seconds": 0.5}
-    assert inflated.fixed_ms(costs, row, rounds=20) == pytest.approx(23 - 16)
-    assert inflated.fixed_ms(costs | {"c": None, "v": 1.0}, row | {"num_draft_tokens": 0}, 20) == (
+    assert pairs.fixed_ms(costs, row, rounds=20) == pytest.approx(23 - 16)
+    assert pairs.fixed_ms(costs | {"c": None, "v": 1.0}, row | {"num_draft_tokens": 0}, 20) == (
         pytest.approx(23 - 10)
     )
 
 
 def test_a_pair_is_made_once_and_one_is_held():
-    first = inflated.inflated("cpu", "8b", "0.6b", tiny=True)
-    assert inflated.inflated("cpu", "14b", "0.6b", tiny=True) is first
-    assert len(inflated._HELD) == 1
+    first = pairs.inflated("cpu", "8b", "0.6b", tiny=True)
+    assert pairs.inflated("cpu", "14b", "0.6b", tiny=True) is first
+    assert len(pairs._LAST_PAIR) == 1
     with pytest.raises(ValueError, match="target_shape: must be one of .*; got '9b'"):
-        inflated.inflated("cpu", "9b", "0.6b")
+        pairs.inflated("cpu", "9b", "0.6b")
 
 
 def test_prompts_start_again_where_there_are_not_enough():
-    found = inflated.prompts(40)
+    found = pairs.prompts(40)
     assert len(found) == 40 and found[0] == found[32] and min(map(len, found)) > 1
 
 
@@ -193,7 +193,7 @@ def test_a_policy_that_fails_is_named_and_the_next_ones_follow(monkeypatch):
 
 
 def test_without_plain_decoding_a_place_fails(monkeypatch):
-    monkeypatch.setattr(inflated, "at_real_sizes", lambda bench, place: loaded(["plain"]))
+    monkeypatch.setattr(pairs, "at_real_sizes", lambda bench, place: loaded(["plain"]))
     found = list(decode.rows(Bench(Settings("cpu", tiny=True), Budget(60))))
     assert [note.kind for note in found] == ["failed", "failed"]
 
@@ -204,14 +204,14 @@ def test_the_verification_of_a_round_is_the_one_timed_alone():
     steps = [step | {"drafted": 8, "torch_us": 9.0}, step | {"vocabulary": 32_000, "torch_us": 1.0}]
     steps.append(step)
     bench = Bench(Settings("cpu"), Budget(1), {"verify": steps})
-    assert inflated.verification(bench, BAND, batch=2) == 0.7
+    assert pairs.verification(bench, BAND, batch=2) == 0.7
     fused = BAND | {"loop": BY_KERNELS}
-    assert inflated.verification(bench, fused, batch=2) == 0.09
+    assert pairs.verification(bench, fused, batch=2) == 0.09
     step["kernel_us"] = None
-    assert inflated.verification(bench, fused, batch=2) is None
-    assert inflated.verification(bench, BAND | {"loop": "device, by torch …"}, batch=2) == 0.7
-    assert inflated.verification(bench, BAND, batch=1) is None
-    assert inflated.verification(bench, BAND | {"policy": "typical"}, batch=2) is None
+    assert pairs.verification(bench, fused, batch=2) is None
+    assert pairs.verification(bench, BAND | {"loop": "device, by torch …"}, batch=2) == 0.7
+    assert pairs.verification(bench, BAND, batch=1) is None
+    assert pairs.verification(bench, BAND | {"policy": "typical"}, batch=2) is None
 
 
 def test_a_place_leaves_time_to_the_next(monkeypatch):
@@ -222,7 +222,7 @@ def test_a_place_leaves_time_to_the_next(monkeypatch):
         now[0] += 30
         return {}
 
-    monkeypatch.setattr(inflated, "at_real_sizes", lambda bench, place: loaded((), slow))
+    monkeypatch.setattr(pairs, "at_real_sizes", lambda bench, place: loaded((), slow))
     found = list(decode._at(bench, Place("8b", "0.6b", 1, 0.5)))
     assert len(found) == 3 and isinstance(found[2], Note)
     assert found[2].what == "what came after speculative, K = 2 at 8b + 0.6b, batch 1"
@@ -278,7 +278,7 @@ def test_checkpoints_go_by_their_folders():
 
 
 def test_without_answers_nothing_is_scored():
-    prompts, answers = pairs.asked(replace(CHECKPOINTS, num_prompts=amount(1, 8)), 1)
+    prompts, answers = pairs.prompts_and_answers(replace(CHECKPOINTS, num_prompts=amount(1, 8)), 1)
     assert len(prompts) == 1 and answers == []
 
 
@@ -305,7 +305,7 @@ def test_the_shipped_pair_decodes_on_the_device():
 def test_an_8b_on_the_device_computes_what_the_shipped_target_does():
     from simulations.common.inputs import PAIR, load_model
 
-    pair = inflated.inflated("cuda", "8b", "0.6b")
+    pair = pairs.inflated("cuda", "8b", "0.6b")
     ids = torch.randint(1, 2048, (1, 40), generator=torch.Generator().manual_seed(0))
     small = load_model(PAIR / "target")
     with torch.inference_mode():

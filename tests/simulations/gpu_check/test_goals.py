@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simulations.gpu_check.goals import GOALS, MET, MISSED, UNMEASURED, judged, rows
+from simulations.gpu_check.goals import GOALS, MET, MISSED, UNMEASURED, goal_row, rows
 from simulations.gpu_check.sections import Bench, Budget, Settings
 from simulations.gpu_check.verify import BAND, LARGE, LOSSLESS
 
@@ -22,15 +22,15 @@ def decode(policy, **own):
 
 
 def verdict(number, **tables):
-    row = judged(GOALS[number], tables)
+    row = goal_row(GOALS[number], tables)
     return row["measured"], row["verdict"]
 
 
 def test_nothing_measured_is_nothing_met():
-    assert {judged(goal, {})["verdict"] for goal in GOALS} == {UNMEASURED}
+    assert {goal_row(goal, {})["verdict"] for goal in GOALS} == {UNMEASURED}
     torch_only = [step(LOSSLESS, 64, 8), step(LOSSLESS, 64, 8, verifier="block", kernel_us=1.0)]
     plain = [decode("plain", target="14b", share_of_roofline=0.9)]
-    found = {judged(goal, {"verify": torch_only, "decode": plain})["verdict"] for goal in GOALS}
+    found = {goal_row(goal, {"verify": torch_only, "decode": plain})["verdict"] for goal in GOALS}
     assert found == {UNMEASURED}
 
 

@@ -11,8 +11,8 @@ import torch
 import cactus_theory as ct
 from simulations.common.results import read_csv
 from simulations.gpu_check import device, page, verify
+from simulations.gpu_check.command import FILES, PAGE, Report, clear
 from simulations.gpu_check.decode import PLACES, finisher, policies
-from simulations.gpu_check.report import FILES, PAGE, Report, clear
 from simulations.gpu_check.sections import Bench, Budget, Note, Settings
 from tests.amounts import thorough
 from tests.simulations.gpu_check.fakes import CHECK, STEP

@@ -17,10 +17,10 @@ from simulations.gpu_check.sections import (
     Budget,
     Note,
     Settings,
-    chosen,
     in_turn,
     load,
     run_apart,
+    section_names,
 )
 from tests.amounts import THOROUGH
 from tests.simulations.gpu_check.fakes import CHECK, STEP, gives, install
@@ -40,10 +40,10 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
 
 
 def test_sections_run_in_their_own_order_and_each_has_its_file():
-    assert chosen(["goals", "device", "goals"]) == ["device", "goals"]
+    assert section_names(["goals", "device", "goals"]) == ["device", "goals"]
     assert all(callable(load(name)) and SECTIONS[name].weight > 0 for name in SECTIONS)
     with pytest.raises(ValueError, match="SECTION: must be among device, .*got 'devise'"):
-        chosen(["devise"])
+        section_names(["devise"])
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_reports_of_one_section_each_become_one(tmp_path, monkeypatch):
     assert main(again) == 0
     assert len(whole(tmp_path)["tables"]["verify"]) == 2 and not whole(tmp_path)["notes"]
     assert (tmp_path / "gpu_checks.csv").exists()
-    monkeypatch.setattr("simulations.gpu_check.command.source_hash", lambda: "other code")
+    monkeypatch.setattr("simulations.gpu_check.command.code_digest", lambda *_: "other code")
     assert main(again) == 0
     assert set(whole(tmp_path)["tables"]) == {"verify"}
 

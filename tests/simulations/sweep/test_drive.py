@@ -10,9 +10,9 @@ from contextlib import nullcontext
 import pytest
 
 from simulations.sweep import drive as module
-from simulations.sweep.drive import AHEAD, BATCH_S, DEATHS, LOSSES, drive
-from simulations.sweep.pools import InProcess
-from simulations.sweep.task import Task, perform, record, release
+from simulations.sweep.drive import AHEAD, BATCH_S, DEATHS, LOSSES, InProcess, drive
+from simulations.sweep.kinds import perform, release
+from simulations.sweep.task import Task, record
 
 TASKS = [Task("markov", f"policy {number}", {"number": number}) for number in range(40)]
 

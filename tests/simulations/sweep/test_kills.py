@@ -13,7 +13,7 @@ import pytest
 
 from simulations.__main__ import main
 from simulations.common.results import read_csv
-from simulations.sweep.pools import cluster as opened
+from simulations.sweep.drive import cluster as opened
 from tests.amounts import THOROUGH, amount, thorough
 from tests.simulations.sweep.cluster import PATIENCE_S, cluster, deadly, started, table, until
 

@@ -9,7 +9,16 @@ import pytest
 
 from simulations.common.inputs import ROOT
 from simulations.sweep.store import Store
-from simulations.sweep.task import CHECKOUT, Task, failure, known, local, portable, record, task
+from simulations.sweep.task import (
+    CHECKOUT,
+    Task,
+    failure,
+    file_digests,
+    local,
+    portable,
+    record,
+    task_of,
+)
 
 TASKS = [Task("markov", "typical", {"number": number}) for number in range(3)]
 NAN = float("nan")
@@ -65,7 +74,7 @@ def test_the_day_and_machine_stay_those_of_the_beginning(tmp_path: Path) -> None
     with store(tmp_path) as own:
         own.add([line(task) for task in TASKS])
     with Store(tmp_path, TASKS, {"kind": "markov"}, {"command": "later"}) as again:
-        assert again.made == {"command": "c"}
+        assert again.provenance == {"command": "c"}
 
 
 def test_two_results_of_one_task_are_an_error(tmp_path: Path) -> None:
@@ -102,7 +111,9 @@ def test_one_command_writes_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_task_is_the_same_on_every_machine(tmp_path: Path) -> None:
-    own = task("replay", "typical", {}, files=known({"trace": ROOT / "simulations/data/trace"}))
+    own = task_of(
+        "replay", "typical", {}, files=file_digests({"trace": ROOT / "simulations/data/trace"})
+    )
     path, digest = own.files["trace"]
     assert path == f"{CHECKOUT}/simulations/data/trace"
     there = Task(own.kind, own.policy, own.case, own.settings, {"trace": ("/elsewhere", digest)})
@@ -123,7 +134,7 @@ def test_files_of_a_policy_count_by_their_content(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(exist_ok=True)
         file = tmp_path / folder / "values.json"
         file.write_text(text)
-        found.append(task("replay", f"soft_band:price=1,values={file}", {}))
+        found.append(task_of("replay", f"soft_band:price=1,values={file}", {}))
     assert found[0].key == found[1].key != found[2].key
     assert found[0].case["policy"] == "soft_band:price=1,values=values.json"
     assert str(tmp_path / "a") in found[0].policy

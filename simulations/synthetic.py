@@ -1,4 +1,7 @@
-"""Rows of a target and of a draft at a distance from it that is met exactly; texts of them."""
+"""Synthetic pairs with dials: how far the draft is from the target, where, and for how long.
+
+The distance of each pair of rows is met exactly; texts of such rows are a trace.
+"""
 
 import math
 from collections.abc import Iterator
@@ -94,8 +97,8 @@ def _some(dials: Dials, distances: PerRow, generator: torch.Generator) -> tuple[
     tilt = torch.randn(shape, generator=generator, dtype=torch.float64)
     excluded = torch.zeros(shape, dtype=torch.bool)
     if dials.over_propose:
-        chosen = torch.rand(shape, generator=generator, dtype=torch.float64).argsort(-1)
-        excluded = chosen < min(max(1, round(EXCLUDED * dials.vocab)), dials.vocab - 1)
+        ranks = torch.rand(shape, generator=generator, dtype=torch.float64).argsort(-1)
+        excluded = ranks < min(max(1, round(EXCLUDED * dials.vocab)), dials.vocab - 1)
         log_q = log_q.masked_fill(excluded, -torch.inf)
     log_q = log_q.log_softmax(-1)
     q = log_q.exp()
@@ -139,9 +142,9 @@ def _strength(dials: Dials, q: Rows, log_q: Rows, tilt: Rows, distances: PerRow)
     short = distance(high) < distances
     if bool(short.any()):
         row = int(short.nonzero()[0])
-        most = float(distance(high)[row])
+        limit = float(distance(high)[row])
         raise ValueError(
-            f"distance: must be below about {most:.4g}, what the draft reaches in this vocabulary "
+            f"distance: must be below about {limit:.4g}, what the draft reaches in this vocabulary "
             f"with all mass on one token; got {float(distances[row]):.4g}"
         )
     return halved(torch.zeros_like(high), high, lambda t: distance(t) < distances, HALVINGS)[1]
@@ -217,11 +220,11 @@ def levels(dials: Dials, texts: Texts, count: int, generator: torch.Generator) -
     for step in noise[1:].tolist():
         walk.append(texts.persistence * walk[-1] + fresh * step)
     z = torch.tensor(walk, dtype=torch.float64)
-    found = dials.distance * (texts.spread * z - texts.spread**2 / 2).exp()
+    level = dials.distance * (texts.spread * z - texts.spread**2 / 2).exp()
     if not texts.spread:
-        return found
+        return level
     least, most = dials.reach
-    return found.clamp(least, min(most, max(MOST_VARIATION, dials.distance)) if most <= 1 else most)
+    return level.clamp(least, min(most, max(MOST_VARIATION, dials.distance)) if most <= 1 else most)
 
 
 def _cycles(text: int, dials: Dials, texts: Texts, generator: torch.Generator) -> Iterator[Cycle]:
@@ -232,3 +235,6 @@ def _cycles(text: int, dials: Dials, texts: Texts, generator: torch.Generator) -
     for number in range(texts.cycles):
         at = slice(number * rows, (number + 1) * rows)
         yield Cycle(text, number, ids[at][:-1], q[at], p[at][:-1])
+
+
+__all__ = ["Dials", "Texts", "synthetic_rows", "synthetic_trace"]

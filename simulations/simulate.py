@@ -17,11 +17,11 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.traces import Replay, Trace, replay
 from cactus_theory.verify.contract import verifiers
 
-from ..common.grid import checked_policy, followers, label
-from ..common.inputs import at_least
-from ..common.results import columns, publish
-from ..replay import valued
-from .rows import MEASURES, Dials, Texts, synthetic_trace
+from .common.grid import checked_policy, followers, label
+from .common.inputs import at_least
+from .common.results import columns, publish
+from .replay import valued
+from .synthetic import MEASURES, Dials, Texts, synthetic_trace
 
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "typical")
 OUT = Path("build/simulate.csv")
@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     with tempfile.TemporaryDirectory() as scratch:
         trace = synthetic_trace(args.save_trace or Path(scratch) / "texts", dials, texts)
-        found = _replayed(trace, pairs, sorted(set(args.num_draft_tokens)))
-    rows = list(table(found, args.cost_ratio, args.verify_cost, args.fixed_cost))
+        replays = _replayed(trace, pairs, sorted(set(args.num_draft_tokens)))
+    rows = list(table(replays, args.cost_ratio, args.verify_cost, args.fixed_cost))
     publish(args, rows, caveat=CAVEAT)
     print(columns([row for row in rows if row["best"]], SHOWN))
     for line in (f"± one standard error over texts; {len(rows)} rows in {args.out}", CAVEAT):
@@ -107,13 +107,13 @@ def _check(args: argparse.Namespace) -> None:
 def _replayed(
     trace: Trace, pairs: Sequence[tuple[str, str]], widths: Sequence[int]
 ) -> list[tuple[str, Replay]]:
-    found = []
+    replays = []
     with Progress("replaying", len(pairs) * len(widths)) as progress:
         for verifier, spec in pairs:
             for width in widths:
-                found.append((spec, replay(trace, spec, verifier, num_draft_tokens=width)))
+                replays.append((spec, replay(trace, spec, verifier, num_draft_tokens=width)))
                 progress.advance(f"{spec} {verifier} K={width}")
-    return found
+    return replays
 
 
 def call_cost(width: int, cost_ratio: float, verify_cost: float, fixed_cost: float) -> float:
@@ -122,31 +122,31 @@ def call_cost(width: int, cost_ratio: float, verify_cost: float, fixed_cost: flo
 
 
 def table(
-    found: Sequence[tuple[str, Replay]],
+    measured: Sequence[tuple[str, Replay]],
     cost_ratios: Sequence[float],
     verify_cost: float = 0.0,
     fixed_cost: float = 0.0,
 ) -> Iterator[Row]:
     """Yield one row per policy, verifier, cost ratio and K; ``best`` marks the fastest K."""
     cases: dict[tuple[str, str], list[Replay]] = {}
-    for spec, own in found:
-        cases.setdefault((spec, own.verifier), []).append(own)
+    for spec, replayed in measured:
+        cases.setdefault((spec, replayed.verifier), []).append(replayed)
     for (spec, verifier), replays in cases.items():
         for ratio in cost_ratios:
             lines = []
-            for own in replays:
-                cost = call_cost(own.num_draft_tokens, ratio, verify_cost, fixed_cost)
+            for replayed in replays:
+                cost = call_cost(replayed.num_draft_tokens, ratio, verify_cost, fixed_cost)
                 lines.append(
                     {
                         "policy": ":".join(filter(None, label(spec))),
                         "verifier": verifier,
                         "cost_ratio": ratio,
-                        "num_draft_tokens": own.num_draft_tokens,
-                        **valued("tokens_per_call", own.tokens_per_call),
-                        "accepted_per_call": own.accepted_per_call.value,
-                        **valued("kl_per_token", own.divergence_per_token()),
-                        "speedup": own.tokens_per_call.value / cost,
-                        "speedup_se": own.tokens_per_call.standard_error / cost,
+                        "num_draft_tokens": replayed.num_draft_tokens,
+                        **valued("tokens_per_call", replayed.tokens_per_call),
+                        "accepted_per_call": replayed.accepted_per_call.value,
+                        **valued("kl_per_token", replayed.divergence_per_token()),
+                        "speedup": replayed.tokens_per_call.value / cost,
+                        "speedup_se": replayed.tokens_per_call.standard_error / cost,
                     }
                 )
             best = max(row["speedup"] for row in lines)

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cactus_theory.decoding import generate, generate_plain, load_pair
 from cactus_theory.decoding.models import CachedModel
 from simulations.common.inputs import PAIR
-from simulations.inflate import SHAPES, Shape, inflate
+from simulations.inflate import SHAPES, Shape, inflate, step_cost
 from tests.amounts import some
 
 transformers = pytest.importorskip("transformers")
@@ -189,3 +190,59 @@ def test_models_and_dtypes_that_cannot_be_inflated_are_refused():
     scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(ValueError, match="rotary"):
         inflate(random_llama(rope_parameters=scaled), SMALL)
+
+
+MINI = Shape(32, 2, 4, 2, 16, 48, 40)
+
+
+def model_of(shape):
+    config = transformers.LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head,
+        tie_word_embeddings=shape.tied,
+    )
+    config._attn_implementation = "eager"
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_those_of_the_model(name):
+    with torch.device("meta"):
+        model = model_of(SHAPES[name])
+    assert SHAPES[name].parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_the_named_shapes_have_the_sizes_of_their_names():
+    sizes = {name: SHAPES[name].parameters / 1e9 for name in ("8b", "14b", "0.6b")}
+    assert sizes == pytest.approx({"8b": 8.22, "14b": 14.77, "0.6b": 0.596}, rel=2e-3)
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3)])
+def test_operations_are_those_that_are_counted(batch, tokens):
+    """The library multiplies whole squares of scores; ours are counted up to the diagonal.
+
+    Some releases count the angles of the positions, a product of their own, and some do not.
+    """
+    model, counter = model_of(MINI), FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        model(torch.zeros(batch, tokens, dtype=torch.int64))
+    above = tokens * (tokens - 1) // 2 * batch * MINI.layers * MINI.heads * MINI.head * 4
+    angles = 2 * tokens * MINI.head // 2
+    counted = counter.get_total_flops() - above
+    ours = step_cost(MINI, 0, batch=batch, tokens=tokens).flops
+    assert counted - ours in (0, angles)
+
+
+def test_the_cache_and_the_weights_are_what_is_read():
+    read = MINI.read_weights
+    assert read == sum(w.numel() for w in model_of(MINI).parameters()) - 40 * 32
+    none, some = step_cost(MINI, 0).bytes, step_cost(MINI, 10).bytes
+    assert none == 2 * (read + 32 + 2 * 2 * 2 * 16)
+    assert some - none == 2 * 10 * 2 * 2 * 2 * 16
+    rows = step_cost(MINI, 10, batch=3, tokens=2, width=4).bytes
+    assert rows == 4 * (read + 6 * 32 + 3 * 12 * 2 * 2 * 2 * 16)

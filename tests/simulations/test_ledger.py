@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers")
-
 from cactus_theory.promises import Promise  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from simulations.ledger import Answers, Line, along, rows_of  # noqa: E402
+
+pytest.importorskip("transformers")
 
 SMALL = ["--price", "2", "0.5", "--cap", "0.05", "--verifier", "chain", "--repeats", "1"]
 

@@ -5,7 +5,7 @@ import pytest
 from cactus_theory.traces import Trace, replay
 from simulations.__main__ import main
 from simulations.common.results import read_csv
-from simulations.synthetic.command import call_cost
+from simulations.simulate import call_cost
 
 SMALL = "--vocab 30 --texts 4 --cycles 3 --distance 0.4 --num-draft-tokens 1 2 4".split()
 POLICIES = ("--policy", "speculative", "band:price=1", "sample_and_match")

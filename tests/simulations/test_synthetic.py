@@ -6,8 +6,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.traces import SavedRows, replay
-from simulations.synthetic import Dials, Texts, synthetic_rows, synthetic_trace
-from simulations.synthetic.rows import levels
+from simulations.synthetic import Dials, Texts, levels, synthetic_rows, synthetic_trace
 from tests.amounts import some
 
 # a bisection of 64 halvings, and sums over a few hundred tokens

@@ -1,1 +1,0 @@
-"""The main job: two language models in, one table and two pictures out."""
