@@ -6,7 +6,6 @@ call is read off the constant-price settings. Intervals come from resampling pro
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     pair = load_pair(args.target, args.draft)
     prompts = load_prompts(args.prompts, args.target)
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
-    lines = [Config(spec, args.num_draft_tokens, 1) for own in SERIES.values() for spec in own]
+    lines = [Config(spec, args.num_draft_tokens, 1) for specs in SERIES.values() for spec in specs]
     grid = Grid(lines, len(prompts), repeats=0, metered=args.decodes, seed=args.seed)
 
     def decoded(job: Job) -> dict[str, Any]:
@@ -59,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     results = grid.fill(decoded)
     sums = {line.method: np.zeros((len(prompts), 3)) for line in lines}
     for key, job in grid.jobs.items():
-        own = results[key]
-        sums[job.config.method][job.group] += own["tokens"], own["target_calls"], own["kl"]
+        record = results[key]
+        sums[job.config.method][job.group] += record["tokens"], record["target_calls"], record["kl"]
     rows = table(sums, np.random.default_rng(args.seed))
     notes = {
         "decodes": f"{len(prompts)} prompts, {args.decodes} each, {args.max_new_tokens} new "
@@ -83,22 +82,18 @@ def run(args: argparse.Namespace) -> int:
 def table(sums: dict[str, Sums], generator: np.random.Generator) -> list[dict[str, Any]]:
     """Return one row per setting, with the KL ratio to constant price at equal tokens per call.
 
-    Parameters
-    ----------
-    sums : spec → tokens, calls and KL of each prompt.
-    generator : resamples prompts, the same ones for every setting.
+    ``sums`` are by spec; prompts are resampled, the same ones for every setting.
     """
     draws = resamples(len(next(iter(sums.values()))), generator)
     rows = []
     for series, specs in SERIES.items():
         for spec in specs:
             tokens, cost = _point(sums[spec])
-            ratio = _ratio(sums, spec, lambda own: own)
+            ratio = _ratio(sums, spec, slice(None))
             low = high = None
             if series != "band_price" and ratio is not None:
-                resampled = [_ratio(sums, spec, lambda own, d=d: own[d]) for d in draws]
-                found = [value for value in resampled if value is not None]
-                low, high = interval(found)
+                ratios = [_ratio(sums, spec, draw) for draw in draws]
+                low, high = interval([value for value in ratios if value is not None])
             rows.append(
                 {
                     "series": series,
@@ -119,12 +114,15 @@ def _point(sums: Sums) -> tuple[float, float]:
     return tokens / calls, kl / tokens
 
 
-def _ratio(sums: dict[str, Sums], spec: str, chosen: Callable[[Sums], Sums]) -> float | None:
-    """Return KL over constant price's at equal tokens per call; None outside its range."""
-    line = sorted(_point(chosen(sums[other])) for other in SERIES["band_price"])
-    tokens, cost = _point(chosen(sums[spec]))
-    reached = [point[0] for point in line]
-    if not reached[0] <= tokens <= reached[-1]:
+def _ratio(sums: dict[str, Sums], spec: str, draw: Any) -> float | None:
+    """Return KL over constant price's at equal tokens per call; None outside its range.
+
+    ``draw`` indexes prompts.
+    """
+    curve = sorted(_point(sums[priced][draw]) for priced in SERIES["band_price"])
+    tokens_per_call, costs = zip(*curve, strict=True)
+    tokens, cost = _point(sums[spec][draw])
+    if not tokens_per_call[0] <= tokens <= tokens_per_call[-1]:
         return None
-    least = np.exp(np.interp(tokens, reached, np.log([point[1] for point in line])))
+    least = np.exp(np.interp(tokens, tokens_per_call, np.log(costs)))
     return float(cost / least)

@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Design the row, print the report and write the table."""
-    names, q, p = logged(args)
-    protected = closing_tokens(names, end_of_text(args.target))
+    names, end, q, p = logged(args)
+    protected = closing_tokens(names, end)
     tokens = Tokens(names, protected, punctuation(names, protected))
     row = row_to_draw(q, p, tokens, args) if args.row is None else args.row
     if not 0 <= row < len(q):
@@ -69,8 +69,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def logged(args: argparse.Namespace) -> tuple[list[str], torch.Tensor, torch.Tensor]:
-    """Return the tokens' texts and the rows of both models along sampled text."""
+def logged(
+    args: argparse.Namespace,
+) -> tuple[list[str], int | None, torch.Tensor, torch.Tensor]:
+    """Return the tokens' texts, the one that ends a text, both models' rows along sampled text."""
     from transformers import AutoTokenizer
 
     prompts = load_prompts(args.prompts, args.target)[: args.num_prompts]
@@ -78,15 +80,8 @@ def logged(args: argparse.Namespace) -> tuple[list[str], torch.Tensor, torch.Ten
     q, p = log_rows(target, draft, prompts, LOGGED_TOKENS, args.seed)
     options = {"local_files_only": True, "trust_remote_code": False}
     tokenizer = AutoTokenizer.from_pretrained(args.target, **options)
-    return [tokenizer.decode([token]) for token in range(q.shape[-1])], q, p
-
-
-def end_of_text(folder: Path) -> int | None:
-    """Return the token that ends a text."""
-    from transformers import AutoConfig
-
-    options = {"local_files_only": True, "trust_remote_code": False}
-    return AutoConfig.from_pretrained(folder, **options).eos_token_id
+    names = [tokenizer.decode([token]) for token in range(q.shape[-1])]
+    return names, target.config.eos_token_id, q, p
 
 
 def closing_tokens(names: list[str], end: int | None) -> list[int]:
@@ -109,7 +104,7 @@ def punctuation(names: list[str], protected: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The vocabulary and the two sets with constraints of their own."""
+    """The vocabulary and the two sets with constraints."""
 
     names: list[str]
     protected: list[int]
@@ -185,8 +180,7 @@ def _tokens(
 def _curve(
     design: str, delta: float, cap: float, q: np.ndarray, row: DesignedRow
 ) -> dict[str, Any]:
-    spent = ct.divergence("kl").value(torch.from_numpy(row.target), torch.from_numpy(q))
-    price = row.duals["budget kl"]
+    kl = ct.divergence("kl").value(torch.from_numpy(row.target), torch.from_numpy(q))
     return _row(
         kind="curve",
         design=design,
@@ -194,8 +188,8 @@ def _curve(
         cap=cap if design == "cap" else None,
         acceptance=row.acceptance,
         lossless=row.lossless,
-        kl=float(spent),
-        price=price,
+        kl=float(kl),
+        price=row.duals["budget kl"],
         gap=row.gap,
         proof=row.proof,
     )

@@ -8,7 +8,6 @@ decides token by token has less mean KL at the same mean acceptance (theorem in
 
 import argparse
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,50 +71,41 @@ def run(args: argparse.Namespace) -> int:
     publish(args, rows, **notes)
     for row in rows:
         if row["series"] == "cactus" and row["kl_ratio"]:
-            shown = (
-                "accepts {mean_acceptance:.4f} for {mean_kl:.4f} nats, {kl_ratio:.3f}x the least"
-            )
-            print(f"cactus delta={row['value']:<6g}", shown.format(**row))
+            text = "accepts {mean_acceptance:.4f} for {mean_kl:.4f} nats, {kl_ratio:.3f}x the least"
+            print(f"cactus delta={row['value']:<6g}", text.format(**row))
     print(f"{len(rows)} policies on {len(q)} rows in {args.out}")
     return 0
-
-
-def policies() -> Iterator[tuple[str, str | None, float | None, Policy]]:
-    """Yield series, knob, value and policy of every line of the table."""
-    for series, (name, knob, values, fixed) in SERIES.items():
-        for value in values:
-            knobs = fixed if knob is None else {knob: value, **fixed}
-            yield series, knob, value, ct.policy(name, **knobs)
 
 
 def table(q: Rows, p: Rows, best: "Envelope") -> list[Row]:
     """Return one line per policy: what it accepts, what it spends, what the best would spend."""
     rows = []
-    for series, knob, value, rule in policies():
-        row: Row = {"series": series, "knob": knob, "value": value}
-        row |= spending(rule, q, p)
-        rows.append(row | best.compare(row["mean_acceptance"], row["mean_kl"]))
+    for series, (name, knob, values, fixed) in SERIES.items():
+        for value in values:
+            policy = ct.policy(name, **(fixed if knob is None else {knob: value, **fixed}))
+            row: Row = {"series": series, "knob": knob, "value": value} | spending(policy, q, p)
+            rows.append(row | best.compare(row["mean_acceptance"], row["mean_kl"]))
     return rows
 
 
-def spending(rule: Policy, q: Rows, p: Rows) -> Row:
+def spending(policy: Policy, q: Rows, p: Rows) -> Row:
     """Return acceptance, KL(out‖q) in nats, and the share of proposals over their budget."""
-    accepted = (p * rule.keep(q, p)).sum(-1)
-    spent = ct.divergence("kl").value(ct.emitted_law(rule, q, p), q)
+    acceptance = (p * policy.keep(q, p)).sum(-1)
+    kl = ct.divergence("kl").value(ct.emitted_law(policy, q, p), q)
     return {
-        "mean_acceptance": accepted.mean().item(),
-        "mean_kl": spent.mean().clamp(min=0.0).item(),
-        "max_kl": spent.max().clamp(min=0.0).item(),
-        "over_share": over_share(rule, q, p),
+        "mean_acceptance": acceptance.mean().item(),
+        "mean_kl": kl.mean().clamp(min=0.0).item(),
+        "max_kl": kl.max().clamp(min=0.0).item(),
+        "over_share": over_share(policy, q, p),
     }
 
 
-def over_share(rule: Policy, q: Rows, p: Rows) -> float | None:
+def over_share(policy: Policy, q: Rows, p: Rows) -> float | None:
     """Return the probability of a drafted token whose own row exceeds the declared budget."""
-    budget = rule.declares.budget
+    budget = policy.declares.budget
     if budget is None or budget.scope != "per proposal":
         return None
-    costs = rule.proposal_divergence(q, p, ct.divergence(budget.divergence))
+    costs = policy.proposal_divergence(q, p, ct.divergence(budget.divergence))
     return torch.where(costs > budget.amount + BUDGET_TOLERANCE, p, 0.0).sum(-1).mean().item()
 
 
@@ -134,12 +124,12 @@ class Envelope:
     @classmethod
     def of(cls, q: Rows, p: Rows, prices: tuple[float, ...]) -> "Envelope":
         """Return the envelope solved at ``prices``, in falling order."""
-        accepted, spent = [], []
+        acceptances, costs = [], []
         for price in prices:
             best = ct.optimal_acceptance(q, p, price=price)
-            accepted.append(best.acceptance.mean().item())
-            spent.append(best.divergence.mean().item())
-        points = np.array([prices, accepted, spent])
+            acceptances.append(best.acceptance.mean().item())
+            costs.append(best.divergence.mean().item())
+        points = np.array([prices, acceptances, costs])
         # once h = p on every row, a lower price changes nothing
         rises = (np.diff(points[1:], prepend=-np.inf) > 0).all(0)
         return cls(*points[:, rises])

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replace the blocks in the pages and name the pages; all of them or none."""
-    written = {args.root / name: make(args.data) for name, make in PAGES.items()}
-    texts = {page: _replaced(page, block) for page, block in written.items()}
+    blocks = {args.root / name: make(args.data) for name, make in PAGES.items()}
+    texts = {page: _replaced(page, block) for page, block in blocks.items()}
     for page, text in texts.items():
         write_text(page, text)
         print(page)
@@ -54,25 +54,26 @@ def short(data: Path) -> str:
 
     Settings were chosen by predicted speed, on other texts, so that no speed is the best of many.
     """
-    rows, made = read_csv(data / "tune.csv")
+    rows, notes = read_csv(data / "tune.csv")
     rows = [row for row in rows if row["batch"] == "1"]
-    lines = [_tuned(next(row for row in rows if row["family"] == "plain"))]
+    plain = next(row for row in rows if row["family"] == "plain")
+    lines = [_tuned_line(plain)]
     for level in ("0", *SHORT_LEVELS):
         for family, verifier in SHORT_FAMILIES if level != "0" else (LOSSLESS,):
-            own = [row for row in rows if (row["family"], row["verifier"]) == (family, verifier)
-                   and row["level"] == (level if level != "0" else SHORT_LEVELS[0])]  # fmt: skip
-            lines.append(_tuned(max(own, key=lambda row: float(row["predicted_speed"]))))
+            kinds = [row for row in rows if (row["family"], row["verifier"]) == (family, verifier)
+                     and row["level"] == (level if level != "0" else SHORT_LEVELS[0])]  # fmt: skip
+            lines.append(_tuned_line(max(kinds, key=lambda row: float(row["predicted_speed"]))))
     head = ("may spend, nats a token", "policy", "verifier, K", "tokens/s (range)", "× plain",
             "tokens a call", "metered")  # fmt: skip
-    plain = float(next(row for row in rows if row["family"] == "plain")["measured_speed"])
-    cells = [(*line[:4], f"{float(line[4]) / plain:.2f}", *line[5:]) for line in lines]
+    plain_speed = float(plain["measured_speed"])
+    cells = [(*line[:4], f"{float(line[4]) / plain_speed:.2f}", *line[5:]) for line in lines]
     title = "One text at a time, the shipped pair, prompts unseen"
-    return _table(title, made, head, cells) + drafters(data)
+    return _table(title, notes, head, cells) + drafters(data)
 
 
 def drafters(data: Path) -> str:
     """Return the table of drafters beside each other, each at its fastest K, at temperature 1."""
-    rows, made = read_csv(data / "drafters.csv")
+    rows, notes = read_csv(data / "drafters.csv")
     lines = [
         (
             row["nats"] if float(row["nats"]) else "0 (lossless)", row["drafter"],
@@ -87,10 +88,10 @@ def drafters(data: Path) -> str:
     head = ("may spend, nats a token", "drafter", "K", "tokens a call", "× plain",
             "ms a round", "of it drafting")  # fmt: skip
     title = "Drafters beside each other, each at its fastest K; ± by text, seconds of the processor"
-    return _table(title, made, head, lines, medians=False)
+    return _table(title, notes, head, lines, medians=False)
 
 
-def _tuned(row: Row) -> Sequence[str]:
+def _tuned_line(row: Row) -> Sequence[str]:
     speed, low, high = (_number(row[f"measured_speed{end}"], 0) for end in ("", "_low", "_high"))
     lossy = float(row["measured_kl"]) > 0
     plain = row["family"] == "plain"
@@ -104,54 +105,51 @@ def _tuned(row: Row) -> Sequence[str]:
 
 def tables(data: Path) -> str:
     """Return every table, each under the command, day and machine that made it."""
-    parts = [throughput, equal_kl, blocks, equal_kl_of_blocks, decode, theory, verify]
-    return "\n".join([*(part(data) for part in parts), shipped(PAIR)])
+    parts = [throughput(data), equal_kl(data), blocks(data),
+             equal_kl(data, "throughput_blocks_equal_kl.csv"), decode(data), theory(data),
+             verify(data), shipped(PAIR)]  # fmt: skip
+    return "\n".join(parts)
 
 
 def throughput(data: Path) -> str:
     """Return the table of policies and baselines, each at its fastest K."""
-    rows, made = read_csv(data / "throughput.csv")
+    rows, notes = read_csv(data / "throughput.csv")
     kinds: dict[str, Row] = {}
     for row in (row for row in rows if row["batch"] == "1"):
-        best = kinds.setdefault(_named(row), row)
+        best = kinds.setdefault(_method(row), row)
         if float(row["tokens_per_second"]) > float(best["tokens_per_second"]):
-            kinds[_named(row)] = row
+            kinds[_method(row)] = row
     head = (
         "method", "K", "tokens/s", "× plain", "tokens a call", "emitted KL a token",
         "largest row KL",
     )  # fmt: skip
-    lines = [_decoded(row) for row in kinds.values()]
-    return _table("Decoding one text, every method at its fastest K", made, head, lines)
-
-
-def equal_kl_of_blocks(data: Path) -> str:
-    """Return how much faster block verification is than the band token by token."""
-    return equal_kl(data, "throughput_blocks_equal_kl.csv")
+    lines = [_throughput_line(row) for row in kinds.values()]
+    return _table("Decoding one text, every method at its fastest K", notes, head, lines)
 
 
 def equal_kl(data: Path, name: str = "throughput_equal_kl.csv") -> str:
     """Return how much faster one family is than another at equal emitted KL, by batch and K."""
-    rows, made = read_csv(data / name)
+    rows, notes = read_csv(data / name)
     places = sorted({(int(row["batch"]), int(row["num_draft_tokens"])) for row in rows})
-    found: dict[tuple[float, int, int], str] = {}
+    cells: dict[tuple[float, int, int], str] = {}
     for row in rows:
         ratio, low, high = (_number(row[name], 2) for name in ("ratio", "ratio_low", "ratio_high"))
         place = int(row["batch"]), int(row["num_draft_tokens"])
-        found[float(row["kl"]), *place] = f"{ratio} ({low}–{high})"
+        cells[float(row["kl"]), *place] = f"{ratio} ({low}–{high})"
     levels = sorted({float(row["kl"]) for row in rows})
-    lines = [[f"{kl:g}", *(found.get((kl, *place), "") for place in places)] for kl in levels]
+    lines = [[f"{kl:g}", *(cells.get((kl, *place), "") for place in places)] for kl in levels]
     head = ["emitted KL a token", *(f"batch {batch}, K = {width}" for batch, width in places)]
     title = f"Tokens/s of {rows[0]['first']} over {rows[0]['second']} at equal emitted KL, 90 %"
-    return _table(title, made, head, lines)
+    return _table(title, notes, head, lines)
 
 
 def blocks(data: Path) -> str:
     """Return tokens per call over the band token by token, of every family, at equal emitted KL."""
-    parts = []
-    for name, title in (("blocks.csv", "shipped pair"), ("blocks_stories.csv", "stories pair")):
+    tables = []
+    for name, pair in (("blocks.csv", "shipped pair"), ("blocks_stories.csv", "stories pair")):
         if not (data / name).is_file():
             continue
-        rows, made = read_csv(data / name)
+        rows, notes = read_csv(data / name)
         rows = [row for row in rows if row["num_draft_tokens"] == "8"]
         cells: dict[tuple[str, float], str] = {}
         for row in rows:
@@ -160,16 +158,16 @@ def blocks(data: Path) -> str:
             cells[row["family"], float(row["kl_per_token"])] = f"{tokens}, {ratio} ± {error}"
         levels = sorted({float(row["kl_per_token"]) for row in rows})
         families = dict.fromkeys(row["family"] for row in rows)
-        lines = [[f"`{own}`", *(cells.get((own, kl), "") for kl in levels)] for own in families]
+        lines = [[f"`{name}`", *(cells.get((name, kl), "") for kl in levels)] for name in families]
         head = ("K = 8", *("lossless" if not kl else f"{kl:g} nats a token" for kl in levels))
-        said = f"Tokens a call, and over the band token by token, {title}, {made['cycles']} cycles"
-        parts.append(_table(said, made, head, lines, medians=False))
-    return "".join(parts)
+        title = f"Tokens a call, and over the band token by token, {pair}, {notes['cycles']} cycles"
+        tables.append(_table(title, notes, head, lines, medians=False))
+    return "".join(tables)
 
 
-def _decoded(row: Row) -> Sequence[str]:
+def _throughput_line(row: Row) -> Sequence[str]:
     return (
-        _named(row), "" if row["num_draft_tokens"] == "0" else row["num_draft_tokens"],
+        _method(row), "" if row["num_draft_tokens"] == "0" else row["num_draft_tokens"],
         _number(row["tokens_per_second"], 0), _number(row["speedup_over_plain"], 2),
         _number(row["tokens_per_call"], 2), _small(row["emitted_kl_per_token"]),
         _small(row["largest_row_kl"]),
@@ -181,8 +179,8 @@ def decode(data: Path) -> str:
     lines: list[Sequence[str]] = []
     commands = []
     for name in ("bench_decode.csv", "bench_decode_stories.csv"):
-        rows, made = read_csv(data / name)
-        commands.append(made["command"])
+        rows, notes = read_csv(data / name)
+        commands.append(notes["command"])
         speed = {row["job"]: float(row["tokens_per_second"]) for row in rows}
         assisted = speed["Hugging Face assisted generation"]
         pair = "shipped" if rows[0]["target"] == "target" else rows[0]["target"]
@@ -200,41 +198,42 @@ def decode(data: Path) -> str:
         "outside the models", "meter",
     )  # fmt: skip
     return _table(
-        "The loop beside Hugging Face's", made | {"command": "`, `".join(commands)}, head, lines
+        "The loop beside Hugging Face's", notes | {"command": "`, `".join(commands)}, head, lines
     )
 
 
 def theory(data: Path) -> str:
     """Return the table of the closed forms."""
-    rows, made = read_csv(data / "bench_theory.csv")
+    rows, notes = read_csv(data / "bench_theory.csv")
     lines = [
         (row["job"], _number(row["milliseconds_per_row"], 2), row["note"].split(";")[0])
         for row in rows
     ]
-    return _table("Closed forms, milliseconds a row", made, ("job", "ms", ""), lines)
+    return _table("Closed forms, milliseconds a row", notes, ("job", "ms", ""), lines)
 
 
 def verify(data: Path) -> str:
     """Return the table of one verification step."""
-    rows, made = read_csv(data / "bench_verify.csv")
+    rows, notes = read_csv(data / "bench_verify.csv")
     kinds = list(dict.fromkeys(row["draft"] for row in rows))
     lines = []
     for job in dict.fromkeys(row["job"] for row in rows):
-        own = [row for kind in kinds for row in rows if (row["draft"], row["job"]) == (kind, job)]
         cells = [
-            cell
-            for row in own
-            for cell in (
-                _number(row["milliseconds"], 1),
-                _number(row["times_faster_than_dense"], 1),
-                _number(row["softmaxes"], 2),
+            _number(row[column], digits)
+            for kind in kinds
+            for row in rows
+            if (row["draft"], row["job"]) == (kind, job)
+            for column, digits in (
+                ("milliseconds", 1),
+                ("times_faster_than_dense", 1),
+                ("softmaxes", 2),
             )
         ]
         lines.append((job, *cells))
     head = ("B = 8, K = 8, V = 151,936", *(f"{k}: {x}" for k in kinds for x in (
         "ms", "× faster than dense", "in softmaxes",
     )))  # fmt: skip
-    return _table("One verification step, float32", made, head, lines)
+    return _table("One verification step, float32", notes, head, lines)
 
 
 def shipped(pair: Path) -> str:
@@ -244,13 +243,13 @@ def shipped(pair: Path) -> str:
     for name in ("target", "draft"):
         config = json.loads((pair / name / "config.json").read_text(encoding="utf-8"))
         held_out = report["held_out"][name]
-        stages = [own for stage, own in report["training"].items() if stage.startswith(name)]
+        stages = [run for stage, run in report["training"].items() if stage.startswith(name)]
         lines.append(
             (
                 name, f"{config['num_hidden_layers']} × {config['hidden_size']}",
                 f"{report['parameters'][name] / 1e6:.2f} M",
-                f"{sum(own['tokens'] for own in stages) / 1e6:.1f} M",
-                f"{sum(own['seconds'] for own in stages) / 60:.0f} min",
+                f"{sum(run['tokens'] for run in stages) / 1e6:.1f} M",
+                f"{sum(run['seconds'] for run in stages) / 60:.0f} min",
                 f"{held_out['nats_per_token']:.3f}", f"{held_out['bits_per_byte']:.3f}",
             )
         )  # fmt: skip
@@ -260,32 +259,32 @@ def shipped(pair: Path) -> str:
         "model", "layers × width", "parameters", "tokens seen", "trained in",
         "nats a held-out token", "bits a held-out byte",
     )  # fmt: skip
-    made = report | {"torch": report["versions"]["torch"]}
-    return _table(title, made, head, lines, medians=False)
+    notes = report | {"torch": report["versions"]["torch"]}
+    return _table(title, notes, head, lines, medians=False)
 
 
 def _table(
     title: str,
-    made: Mapping[str, Any],
+    notes: Mapping[str, Any],
     head: Sequence[str],
     lines: Iterable[Sequence[str]],
     medians: bool = True,
 ) -> str:
-    said = f"`{made['command']}`; {made['machine']}, torch {made['torch']}, {made['date']}"
+    origin = f"`{notes['command']}`; {notes['machine']}, torch {notes['torch']}, {notes['date']}"
     rule = ["---"] * len(head)
     rows = [f"| {' | '.join(line)} |" for line in (head, rule, *lines)]
-    return f"\n**{title}** ({said}{'; medians' * medians})\n\n" + "\n".join(rows) + "\n"
+    return f"\n**{title}** ({origin}{'; medians' * medians})\n\n" + "\n".join(rows) + "\n"
 
 
-def _named(row: Row) -> str:
-    known = {
+def _method(row: Row) -> str:
+    baselines = {
         "plain": "plain, this loop",
         "hf_plain": "Hugging Face `generate`",
         "hf_assisted": "Hugging Face assisted",
         "hf_mixture": "Hugging Face, `assistant_ensemble_weight`",
     }
-    if row["method"] in known:
-        return " ".join(filter(None, [known[row["method"]], row["knob"]]))
+    if row["method"] in baselines:
+        return " ".join(filter(None, [baselines[row["method"]], row["knob"]]))
     spec = ":".join(filter(None, [row["method"], row["knob"]]))
     return f"`{at(spec, row.get('verifier'))}`"
 

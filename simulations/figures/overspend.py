@@ -18,7 +18,7 @@ import cactus_theory as ct
 
 from ..common.results import publish
 
-RULES = ("cactus", "cactus_exact")
+POLICIES = ("cactus", "cactus_exact")
 OUT = Path("paper_figures/data/overspend.csv")
 # nats, on both sides of 1.2564, where the published formula stops exceeding its budget
 DELTAS = (0.01, 0.1, 0.5, 1.0, 2.0)
@@ -43,39 +43,33 @@ def run(args: argparse.Namespace) -> int:
     publish(args, rows)
     for row in rows:
         if row["kind"] == "maximum":
-            shown = "delta {delta:<5g} spends {kl_over_delta:.3f} budgets at q_n = {q_n:.4f}"
-            print(shown.format(**row))
+            text = "delta {delta:<5g} spends {kl_over_delta:.3f} budgets at q_n = {q_n:.4f}"
+            print(text.format(**row))
     print(f"{len(rows)} rows in {args.out}")
     return 0
 
 
 def table(deltas: list[float], points: int) -> list[Row]:
-    """Return curves over q_n, their maxima, and the budgets spent in emitted laws.
-
-    Raises
-    ------
-    ValueError
-        A delta that is not positive and finite, or fewer than two points.
-    """
+    """Return curves over q_n, their maxima, and the budgets spent in emitted laws."""
     for delta in deltas:
         if not 0 < delta < math.inf:
             raise ValueError(f"delta: must be positive and finite; got {delta!r}")
     if points < 2:
         raise ValueError(f"points: must be at least 2; got {points!r}")
-    rows = [row for rule in RULES for delta in deltas for row in curve(rule, delta, points)]
+    rows = [row for name in POLICIES for delta in deltas for row in curve(name, delta, points)]
     rows += [maximum(delta) for delta in deltas]
     low, high = (math.log10(end) for end in SPAN)
     budgets = torch.logspace(low, high, points, dtype=torch.float64)
     for example, (q, p) in counterexamples().items():
-        rows += [emitted(rule, d, example, q, p) for rule in RULES for d in budgets.tolist()]
+        rows += [emitted(name, d, example, q, p) for name in POLICIES for d in budgets.tolist()]
     return rows
 
 
 def proposal_kl(name: str, delta: float, q_n: Float[Tensor, "points"]) -> Float[Tensor, "points"]:
     """Return KL(h⁽ⁿ⁾‖q) in nats: the row raised at n differs from q as two points do."""
-    rule = ct.policy(name, delta=delta)
+    policy = ct.policy(name, delta=delta)
     pairs = torch.stack([q_n, 1 - q_n], -1)
-    return rule.proposal_divergence(pairs, pairs, ct.divergence("kl"))[:, 0]
+    return policy.proposal_divergence(pairs, pairs, ct.divergence("kl"))[:, 0]
 
 
 def curve(name: str, delta: float, points: int) -> list[Row]:
@@ -115,21 +109,7 @@ def emitted(name: str, delta: float, example: str, q: Tensor, p: Tensor) -> Row:
     return _row("emitted", name, delta, cost, example=example)
 
 
-def _row(
-    kind: str,
-    name: str,
-    delta: float,
-    kl: float,
-    *,
-    q_n: float | None = None,
-    example: str | None = None,
-) -> Row:
-    return {
-        "kind": kind,
-        "policy": name,
-        "delta": delta,
-        "q_n": q_n,
-        "example": example,
-        "kl": kl,
-        "kl_over_delta": kl / delta,
-    }
+def _row(kind: str, name: str, delta: float, kl: float, **place: float | str) -> Row:
+    """Return a row; ``place`` is its q_n, or its example."""
+    row: Row = {"kind": kind, "policy": name, "delta": delta, "q_n": None, "example": None}
+    return row | place | {"kl": kl, "kl_over_delta": kl / delta}

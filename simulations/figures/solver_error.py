@@ -41,16 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the table and print one line per size."""
     cases = [(v, kind, s) for v in args.vocab for kind in ROWS for s in args.seeds]
-    made: list[Row] = []
+    rows: list[Row] = []
     list(compared(10, "ordinary", 0, args.delta))  # imports and first calls are not timed
     with Progress("solving", len(cases)) as progress:
         for vocab, kind, seed in cases:
-            made += compared(vocab, kind, seed, args.delta)
+            rows += compared(vocab, kind, seed, args.delta)
             progress.advance(f"V = {vocab:,}, {kind}")
-    publish(args, made)
+    publish(args, rows)
     for vocab in args.vocab:
-        print(f"V = {vocab:>7,}  {_summary([row for row in made if row['vocabulary'] == vocab])}")
-    print(f"{len(made)} rows in {args.out}")
+        print(f"V = {vocab:>7,}  {_summary([row for row in rows if row['vocabulary'] == vocab])}")
+    print(f"{len(rows)} rows in {args.out}")
     return 0
 
 
@@ -59,7 +59,7 @@ def compared(vocab: int, kind: str, seed: int, delta: float) -> Iterator[Row]:
     q, p = pair(vocab, ROWS[kind], seed)
     started = time.perf_counter()
     best = ct.optimal_acceptance(q, p, divergence="kl", delta=delta)
-    own = {
+    case = {
         "vocabulary": vocab, "rows": kind, "seed": seed, "acceptance": float(best.acceptance),
         "gap": float(best.gap), "closed_form_seconds": time.perf_counter() - started,
     }  # fmt: skip
@@ -67,8 +67,8 @@ def compared(vocab: int, kind: str, seed: int, delta: float) -> Iterator[Row]:
         started = time.perf_counter()
         value, status = program(q, p, delta)
         seconds = time.perf_counter() - started
-        error = None if value is None else abs(value - own["acceptance"])
-        yield own | {"program": name, "status": status, "error": error, "seconds": seconds}
+        error = None if value is None else abs(value - case["acceptance"])
+        yield case | {"program": name, "status": status, "error": error, "seconds": seconds}
 
 
 def pair(vocab: int, deviation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,11 +106,12 @@ def _plain(q: np.ndarray, p: np.ndarray, delta: float) -> tuple[float | None, st
     return float(np.minimum(p, h.value).sum()), str(problem.status)
 
 
-def _summary(made: list[Row]) -> str:
+def _summary(rows: list[Row]) -> str:
     parts = []
     for name in ("ratios", "plain"):
-        own = [row for row in made if row["program"] == name]
-        errors = [row["error"] for row in own if row["error"] is not None]
+        all_errors = [row["error"] for row in rows if row["program"] == name]
+        errors = [error for error in all_errors if error is not None]
         worst = f"off by at most {max(errors):.1e}" if errors else "no answer"
-        parts.append(f"{name}: {worst}, {len(own) - len(errors)} of {len(own)} without an answer")
+        count = len(all_errors)
+        parts.append(f"{name}: {worst}, {count - len(errors)} of {count} without an answer")
     return "; ".join(parts)

@@ -22,50 +22,37 @@ from ..common.results import write_bytes
 
 CACTUS, SOFT, BUDGETED = (COLOUR[name] for name in ("cactus", "soft_band", "band_delta"))
 DPI = 100
-
-__all__ = [
-    "BUDGETED",
-    "CACTUS",
-    "DRAFT",
-    "INK",
-    "MUTED",
-    "OPTIMUM",
-    "OWN",
-    "SOFT",
-    "bars",
-    "picture",
-]
+SIZE = (7.2, 3.2)  # inches
+HERE = ROOT / "simulations" / "gallery"
+PROGRAMS = (
+    "all_rules", "foreign_rule", "reused_noise", "block_ceiling", "metered_text", "engine_bias",
+)  # fmt: skip
+__all__ = ["DRAFT", "INK", "MUTED", "OPTIMUM", "OWN"]  # the programs' too
 
 
-def picture(draw: Any, found: Any, size: tuple[float, float] = (7.2, 3.2)) -> bytes:
-    """Return the PNG of ``draw(figure, found)``: equal numbers give equal bytes.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without matplotlib (extra ``figures``).
-    """
+def picture(draw: Any, result: Any) -> bytes:
+    """Return the PNG of ``draw(figure, result)``, by the extra ``figures``: equal bytes each time."""
     check.optional_module("matplotlib", "figures")
     import matplotlib
     from matplotlib.figure import Figure
 
     content = io.BytesIO()
     with matplotlib.rc_context(settings()):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure, found)
+        figure = Figure(figsize=SIZE, layout="constrained")
+        draw(figure, result)
         figure.savefig(content, format="png", dpi=DPI, metadata=METADATA[".png"])
     return content.getvalue()
 
 
-def bars(ax: Any, rows: dict[str, tuple[Any, str]], names: list[str]) -> None:
+def bars(axes: Any, rows: dict[str, tuple[Any, str]], names: list[str]) -> None:
     """Draw rows of probabilities, label → (row, colour), as bars side by side."""
     width = 0.8 / len(rows)
     for place, (label, (row, colour)) in enumerate(rows.items()):
         at = [token + (place - (len(rows) - 1) / 2) * width for token in range(len(names))]
-        ax.bar(at, row, width * 0.92, color=colour, label=label)
-    ax.set_xticks(range(len(names)), names)
-    ax.set_ylabel("probability")
-    ax.grid(axis="x", visible=False)
+        axes.bar(at, row, width * 0.92, color=colour, label=label)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylabel("probability")
+    axes.grid(axis="x", visible=False)
 
 
 def shipped_trace() -> Trace:
@@ -75,17 +62,11 @@ def shipped_trace() -> Trace:
 
 def real_rows(most: int | None = None) -> tuple[Tensor, Tensor]:
     """Return target and draft rows (R, V) of the shipped trace: all 272, or ``most`` of them."""
-    _, target, draft = (torch.cat(part) for part in zip(*row_pairs(shipped_trace()), strict=True))
+    _, target, draft = (torch.cat(rows) for rows in zip(*row_pairs(shipped_trace()), strict=True))
     if most is None:
         return target, draft
     spread = torch.linspace(0, len(target) - 1, most).long()
     return target[spread], draft[spread]
-
-
-HERE = ROOT / "simulations" / "gallery"
-PROGRAMS = (
-    "all_rules", "foreign_rule", "reused_noise", "block_ceiling", "metered_text", "engine_bias",
-)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"NAME: must be one of {', '.join(PROGRAMS)}; got {name!r}")
     for name in args.names or PROGRAMS:
         program = importlib.import_module(f"simulations.gallery.{name}")
-        found = program.measure(args.quick)
-        write_bytes(args.out / f"{name}.png", picture(program.draw, found))
-        print(f"{name}\n{program.say(found)}\n")
+        result = program.measure(args.quick)
+        write_bytes(args.out / f"{name}.png", picture(program.draw, result))
+        print(f"{name}\n{program.say(result)}\n")
     return 0

@@ -12,5 +12,5 @@ import cactus_theory as ct
 def agreement(q, p, n, *, k=1):
     """Keep what is among the k favourites of both models; test anything else as usual."""
     place = max(len(q) - k, 0)
-    both = all(row[n] >= np.partition(row, place)[place] for row in (q, p))
-    return 1.0 if both and q[n] > 0 else min(1.0, q[n] / p[n])
+    favourite = all(row[n] >= np.partition(row, place)[place] for row in (q, p))
+    return 1.0 if favourite and q[n] > 0 else min(1.0, q[n] / p[n])

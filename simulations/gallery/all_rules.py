@@ -29,23 +29,25 @@ MARKERS = "osD^v<>pP*Xh"
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """The frontier (points, 2), and by policy and knob its own points: (emitted KL, acceptance)."""
 
     frontier: np.ndarray
     points: dict[str, np.ndarray]
 
 
-def measure(quick: bool = False) -> Found:
+def measure(quick: bool = False) -> Result:
     """Return where every policy lies, and the frontier."""
     q, p = real_rows(12 if quick else None)
     line = ct.pooled_frontier(q, p, points=257)
     curve = np.stack([np.asarray(line.delta), np.asarray(line.acceptance)], -1)
     points: dict[str, list[tuple[float, float]]] = {}
-    for first in {own.name + (own.knob or own.spec): own for own in registered("chain")}.values():
+    firsts = {policy.name + (policy.knob or policy.spec): policy for policy in registered("chain")}
+    for first in firsts.values():
         name = first.name if first.knob is None else f"{first.name}:{first.knob}"
-        points.setdefault(name, []).extend(_point(own, q, p) for own in _at_knobs(first, quick))
-    return Found(curve, {name: np.array(own) for name, own in points.items()})
+        family = _at_knobs(first, quick)
+        points.setdefault(name, []).extend(_point(policy, q, p) for policy in family)
+    return Result(curve, {name: np.array(pairs) for name, pairs in points.items()})
 
 
 def _at_knobs(policy: Policy, quick: bool) -> Iterator[Policy]:
@@ -62,46 +64,46 @@ def _at_knobs(policy: Policy, quick: bool) -> Iterator[Policy]:
 
 
 def _point(policy: Policy, q: Tensor, p: Tensor) -> tuple[float, float]:
-    spent = ct.divergence("kl").value(policy.emitted(q, p), q)
-    return float(spent.mean()), float((p * policy.keep(q, p)).sum(-1).mean())
+    kl = ct.divergence("kl").value(policy.emitted(q, p), q)
+    return float(kl.mean()), float((p * policy.keep(q, p)).sum(-1).mean())
 
 
-def highest(found: Found, spent: np.ndarray) -> np.ndarray:
-    """Return the acceptance of the frontier at mean emitted KL ``spent``, between its points."""
-    return np.interp(spent, *found.frontier.T)
+def highest(result: Result, kl: np.ndarray) -> np.ndarray:
+    """Return the acceptance of the frontier at a mean emitted KL, between its points."""
+    return np.interp(kl, *result.frontier.T)
 
 
-def say(found: Found) -> str:
+def say(result: Result) -> str:
     """Return who comes closest to the frontier, in a few lines."""
     lines = []
-    for name, own in found.points.items():
-        inside = own[(own[:, 0] > 1e-3) & (own[:, 0] < LARGEST_KL)]
+    for name, points in result.points.items():
+        inside = points[(points[:, 0] > 1e-3) & (points[:, 0] < LARGEST_KL)]
         if len(inside):
-            short = 1 - inside[:, 1] / highest(found, inside[:, 0])
+            short = 1 - inside[:, 1] / highest(result, inside[:, 0])
             lines.append((short.min(), f"  {name:22} {abs(short.min()):6.1%} to {short.max():.1%}"))
     head = f"below the frontier, between 0.001 and {LARGEST_KL} nats:"
     return "\n".join([head, *(text for _, text in sorted(lines))])
 
 
-def draw(figure: Any, found: Found) -> None:
+def draw(figure: Any, result: Result) -> None:
     """Draw the frontier and every policy beside its name."""
     import matplotlib
 
     figure.set_size_inches(7.2, 4.3)
-    ax = figure.subplots()
-    line = found.frontier[found.frontier[:, 0] <= LARGEST_KL]
-    ax.fill_between(line[:, 0], line[:, 1], 1, color=MUTED, alpha=0.12, lw=0)
-    ax.plot(*line.T, color=INK, lw=2, label="the frontier")
-    ax.annotate("no policy reaches this", (0.02, 0.97), color=MUTED, va="top")
+    axes = figure.subplots()
+    line = result.frontier[result.frontier[:, 0] <= LARGEST_KL]
+    axes.fill_between(line[:, 0], line[:, 1], 1, color=MUTED, alpha=0.12, lw=0)
+    axes.plot(*line.T, color=INK, lw=2, label="the frontier")
+    axes.annotate("no policy reaches this", (0.02, 0.97), color=MUTED, va="top")
     colours = matplotlib.colormaps["tab20"](range(20))
-    for number, (name, own) in enumerate(found.points.items()):
-        inside = own[own[:, 0] <= LARGEST_KL]
+    for number, (name, points) in enumerate(result.points.items()):
+        inside = points[points[:, 0] <= LARGEST_KL]
         if len(inside):
             colour = OPTIMUM if name.startswith("band") else colours[number % 20]
             marker = MARKERS[number % len(MARKERS)]
-            ax.plot(*inside.T, marker=marker, color=colour, lw=0.8, ms=4, label=name)
-    ax.set(xlim=(-0.01, LARGEST_KL), ylim=(None, 1))
-    ax.set_xlabel("mean emitted KL (nats a row)")
-    ax.set_ylabel("mean acceptance")
-    ax.set_title("Every policy, on rows of a real pair")
+            axes.plot(*inside.T, marker=marker, color=colour, lw=0.8, ms=4, label=name)
+    axes.set(xlim=(-0.01, LARGEST_KL), ylim=(None, 1))
+    axes.set_xlabel("mean emitted KL (nats a row)")
+    axes.set_ylabel("mean acceptance")
+    axes.set_title("Every policy, on rows of a real pair")
     figure.legend(loc="outside right upper", frameon=False, fontsize=7)

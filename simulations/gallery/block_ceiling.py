@@ -12,7 +12,7 @@ import numpy as np
 import cactus_theory as ct
 from solvers.paths import random_tree
 
-from ..block_gap import measure as measured
+from ..block_gap import measure as measured_gaps
 from . import BUDGETED, CACTUS, INK, OPTIMUM, SOFT
 
 BUDGETS = (0.005, 0.02, 0.05, 0.1)
@@ -27,15 +27,15 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """Budgets (B,), the optimum's tokens per call (B,), and by policy its own (B,)."""
+class Result:
+    """Budgets (B,), and tokens per call (B,) of the optimum and of each policy."""
 
     budgets: np.ndarray
     optimum: np.ndarray
     tokens: dict[str, np.ndarray]
 
 
-def measure(quick: bool = False) -> Found:
+def measure(quick: bool = False) -> Result:
     """Return tokens per target call at equal metered KL per token."""
     tree = random_tree(3, 3 if quick else 4, seed=1)
     budgets = QUICK_BUDGETS if quick else BUDGETS
@@ -43,39 +43,39 @@ def measure(quick: bool = False) -> Found:
     optimum = []
     for budget in budgets:
         for name, (verifier, spec, *_) in CASES.items():
-            (row,) = measured(tree, [(verifier, ct.policy(spec))], per_token=budget)
+            (row,) = measured_gaps(tree, [(verifier, ct.policy(spec))], per_token=budget)
             tokens[name].append(row["tokens_per_call"])
         optimum.append(row["optimal_tokens_per_call"])
-    made = {name: np.array(own) for name, own in tokens.items()}
-    return Found(np.array(budgets), np.array(optimum), made)
+    curves = {name: np.array(values) for name, values in tokens.items()}
+    return Result(np.array(budgets), np.array(optimum), curves)
 
 
-def say(found: Found) -> str:
+def say(result: Result) -> str:
     """Return the gaps in a few lines."""
     lines = ["below the optimum of all verifiers, in percent, at so many nats a token:"]
-    lines.append(f"{'':24}" + "".join(f"{budget:8.3f}" for budget in found.budgets))
+    lines.append(f"{'':24}" + "".join(f"{budget:8.3f}" for budget in result.budgets))
     for name in CASES:
-        lines.append(f"{name:24}" + "".join(f"{gap:8.2f}" for gap in gaps(found, name)))
+        lines.append(f"{name:24}" + "".join(f"{gap:8.2f}" for gap in gaps(result, name)))
     return "\n".join(lines)
 
 
-def gaps(found: Found, name: str) -> np.ndarray:
+def gaps(result: Result, name: str) -> np.ndarray:
     """Return by how much a policy falls short of the optimum, in percent of it."""
-    return 100 * (1 - found.tokens[name] / found.optimum)
+    return 100 * (1 - result.tokens[name] / result.optimum)
 
 
-def draw(figure: Any, found: Found) -> None:
+def draw(figure: Any, result: Result) -> None:
     """Draw tokens per call under the ceiling, and what is left to gain."""
     left, right = figure.subplots(1, 2)
-    left.plot(found.budgets, found.optimum, color=INK, lw=2, label="optimum of all verifiers")
+    left.plot(result.budgets, result.optimum, color=INK, lw=2, label="optimum of all verifiers")
     for name, (_, _, colour, style) in CASES.items():
-        left.plot(found.budgets, found.tokens[name], style, color=colour, ms=3.6, label=name)
-        right.plot(found.budgets, gaps(found, name), style, color=colour, ms=3.6)
+        left.plot(result.budgets, result.tokens[name], style, color=colour, ms=3.6, label=name)
+        right.plot(result.budgets, gaps(result, name), style, color=colour, ms=3.6)
     left.set_ylabel("tokens per target call")
     left.set_title("Under the ceiling")
     left.legend(frameon=False, fontsize=7.5)
     right.set_ylabel("below the optimum (%)")
     right.set_title("What is left to gain")
     right.set_ylim(bottom=0)
-    for ax in (left, right):
-        ax.set_xlabel("metered KL (nats a token)")
+    for axes in (left, right):
+        axes.set_xlabel("metered KL (nats a token)")

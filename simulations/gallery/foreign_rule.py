@@ -24,7 +24,7 @@ ROWS = 48  # of the pair; the rule is called once for each of their 2,048 tokens
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """The kit's report, and what the rule and the best policy do on rows of the pair (R,)."""
 
     report: Report
@@ -33,33 +33,33 @@ class Found:
     best_acceptance: Tensor
 
 
-def measure(quick: bool = False) -> Found:
+def measure(quick: bool = False) -> Result:
     """Return what the kit and the audit say."""
     source = f"{RULE}:agreement"
     report = check_file(source, examples=EXAMPLES, laws=["budget_holds"])
     q, p = real_rows(2 if quick else ROWS)
-    seen = ct.audit(load_rule(source), q, p)
+    audit = ct.audit(load_rule(source), q, p)
     best = ct.optimal_acceptance(q, p, delta=CLAIM).acceptance
-    return Found(report, seen.divergences["kl"], seen.acceptance, best)
+    return Result(report, audit.divergences["kl"], audit.acceptance, best)
 
 
-def say(found: Found) -> str:
+def say(result: Result) -> str:
     """Return the finding in a few lines."""
-    over = (found.emitted_kl > CLAIM).double().mean()
-    broken = found.report.findings[0]
+    over = (result.emitted_kl > CLAIM).double().mean()
+    broken = result.report.findings[0]
     return (
         f"claimed: {broken.expected} nats of emitted KL; found {broken.found} on\n"
         f"  q = {broken.target}, p = {broken.draft}\n"
-        f"on {len(found.emitted_kl)} rows of the pair it exceeds the claim on {over:.0%}, at most "
-        f"{found.emitted_kl.max():.2f} nats;\nit accepts {found.acceptance.mean():.3f}, the best "
-        f"policy that keeps the claim {found.best_acceptance.mean():.3f}"
+        f"on {len(result.emitted_kl)} rows of the pair it exceeds the claim on {over:.0%}, at most "
+        f"{result.emitted_kl.max():.2f} nats;\nit accepts {result.acceptance.mean():.3f}, the best "
+        f"policy that keeps the claim {result.best_acceptance.mean():.3f}"
     )
 
 
-def draw(figure: Any, found: Found) -> None:
+def draw(figure: Any, result: Result) -> None:
     """Draw the counterexample, and the emitted KL on real rows."""
     left, right = figure.subplots(1, 2)
-    broken = found.report.findings[0]
+    broken = result.report.findings[0]
     names = [f"token {n}" for n in range(len(broken.target))]
     rows = {
         "target": (broken.target, INK),
@@ -69,8 +69,8 @@ def draw(figure: Any, found: Found) -> None:
     bars(left, rows, names)
     left.set_title(f"Claimed: 0.1 nats. Here: {float(broken.found):.2f}")
     left.legend(frameon=False, fontsize=7.5)
-    spent = found.emitted_kl.sort().values
-    right.plot(torch.linspace(0, 1, len(spent)), spent, color=OWN)
+    kl = result.emitted_kl.sort().values
+    right.plot(torch.linspace(0, 1, len(kl)), kl, color=OWN)
     right.axhline(CLAIM, color=OPTIMUM, ls=":", label="what it claims")
     right.set_xlabel("share of the pair's rows")
     right.set_ylabel("emitted KL (nats)")

@@ -24,14 +24,14 @@ COLOURS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """By policy: nats spent after each token of each answer (B, N), and tokens per call."""
 
     spent: dict[str, Tensor]
     tokens_per_call: dict[str, float]
 
 
-def measure(quick: bool = False) -> Found:
+def measure(quick: bool = False) -> Result:
     """Return what a batch of prompts spends under three policies."""
     pair = load_pair(PAIR / "target", PAIR / "draft")
     prompts = prompts_of(PROMPTS)[: 2 if quick else 12]
@@ -51,33 +51,33 @@ def measure(quick: bool = False) -> Found:
             meter=True,
             return_dict_in_generate=True,
         )
-        done = output.result
-        spent[name] = torch.where(done.output_token_ids < 0, torch.nan, done.token_kl.cumsum(1))
-        per_call[name] = done.num_tokens / done.row_calls
-    return Found(spent, per_call)
+        decode = output.result
+        spent[name] = torch.where(decode.output_token_ids < 0, torch.nan, decode.token_kl.cumsum(1))
+        per_call[name] = decode.num_tokens / decode.row_calls
+    return Result(spent, per_call)
 
 
-def say(found: Found) -> str:
+def say(result: Result) -> str:
     """Return what was spent in a few lines."""
     lines = []
-    for name, spent in found.spent.items():
-        rates = [float(own[~own.isnan()][-1]) / int((~own.isnan()).sum()) for own in spent]
+    for name, spent in result.spent.items():
+        rates = [float(row[~row.isnan()][-1]) / int((~row.isnan()).sum()) for row in spent]
         lines.append(
-            f"{name:20} {found.tokens_per_call[name]:.2f} tokens a call; nats a token: mean "
+            f"{name:20} {result.tokens_per_call[name]:.2f} tokens a call; nats a token: mean "
             f"{sum(rates) / len(rates):.4f}, largest answer {max(rates):.4f}"
         )
     return "\n".join(lines)
 
 
-def draw(figure: Any, found: Found) -> None:
+def draw(figure: Any, result: Result) -> None:
     """Draw what each answer has spent after each of its tokens."""
-    for ax, (name, spent) in zip(
-        figure.subplots(1, len(found.spent), sharey=True), found.spent.items(), strict=True
+    for axes, (name, spent) in zip(
+        figure.subplots(1, len(result.spent), sharey=True), result.spent.items(), strict=True
     ):
         places = torch.arange(1, spent.shape[1] + 1)
-        ax.plot(places, spent.T, color=COLOURS[name], lw=0.9, alpha=0.8)
-        ax.plot(places, CAP * places, color=INK, ls=":", label=f"{CAP:g} nats a token")
-        ax.set_xlabel("new tokens")
-        ax.set_title(name)
+        axes.plot(places, spent.T, color=COLOURS[name], lw=0.9, alpha=0.8)
+        axes.plot(places, CAP * places, color=INK, ls=":", label=f"{CAP:g} nats a token")
+        axes.set_xlabel("new tokens")
+        axes.set_title(name)
     figure.axes[0].set_ylabel("nats spent so far, each answer")
     figure.axes[0].legend(frameon=False, fontsize=7.5)
