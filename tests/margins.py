@@ -217,7 +217,10 @@ def texts_in_two_ways(seed: int) -> float:
     two = markov_pair(3, order=1 + seed % 2, seed=seed, distance=1.5)
     setting = Setting("band:price=1", 2, 4, ("chain", "block")[seed % 2])
     exact, places = enumerate_texts(two, setting), follow_places(two, setting)
-    gaps = [abs(m - k - t) for m, k, t in zip(places.metered, places.kl, places.told, strict=True)]
+    gaps = [
+        abs(m - k - t)
+        for m, k, t in zip(places.metered, places.kl, places.information, strict=True)
+    ]
     return max(abs(sum(places.kl) - exact.kl), abs(sum(places.metered) - exact.meter.mean), *gaps)
 
 

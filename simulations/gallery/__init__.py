@@ -31,7 +31,7 @@ __all__ = ["DRAFT", "INK", "MUTED", "OPTIMUM", "OWN"]  # the programs' too
 
 
 def picture(draw: Any, result: Any) -> bytes:
-    """Return the PNG of ``draw(figure, result)``, by the extra ``figures``: equal bytes each time."""
+    """Return the PNG of ``draw(figure, result)`` (extra ``figures``); equal bytes each time."""
     check.optional_module("matplotlib", "figures")
     import matplotlib
     from matplotlib.figure import Figure

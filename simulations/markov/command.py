@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import textwrap
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,14 +87,14 @@ def run(args: argparse.Namespace) -> int:
     cases, refused = settings(args)
     if args.most and not args.rates:
         raise ValueError("--most: must come with --rates, as it is about long texts")
-    find, heads = (rated, RATES_SHOWN) if args.rates else (measured, SHOWN)
+    figures, heads = (rated, RATES_SHOWN) if args.rates else (measured, SHOWN)
     if args.most:
-        find = partial(rated, most=True)
+        figures = partial(rated, most=True)
     out = args.out or (RATES_OUT if args.rates else OUT)
     rows = []
     with Progress("enumerating", len(cases)) as progress:
         for spec, setting in cases:
-            rows.append({"policy": ":".join(filter(None, label(spec))), **find(pair, setting)})
+            rows.append({"policy": ":".join(filter(None, label(spec))), **figures(pair, setting)})
             progress.advance(spec)
     publish(args, rows, out)
     heads = {name: head for name, head in heads.items() if name in rows[0]}
@@ -108,12 +107,9 @@ def run(args: argparse.Namespace) -> int:
 def settings(args: argparse.Namespace) -> tuple[list[tuple[str, Setting]], list[str]]:
     """Return every case, under its policy's name, and what verifiers say to policies they refuse.
 
-    Raises
-    ------
-    ValueError
-        Numbers outside their range, an unknown policy, no case at all.
+    ValueError for numbers outside their range, an unknown policy, no case at all.
     """
-    found, refused = [], []
+    cases, refused = [], []
     for spec in map(checked_policy, args.policy):
         for verifier in args.verifier:
             for width in args.num_draft_tokens:
@@ -124,25 +120,25 @@ def settings(args: argparse.Namespace) -> tuple[list[tuple[str, Setting]], list[
                         raise
                     refused.append(str(error))
                 else:
-                    found.append((spec, case))
-    if not found:
+                    cases.append((spec, case))
+    if not cases:
         raise ValueError(f"--policy: must fit one of the verifiers; {refused[0]}")
-    return found, list(dict.fromkeys(refused))
+    return cases, list(dict.fromkeys(refused))
 
 
 def measured(pair: TinyPair, setting: Setting) -> dict[str, Any]:
     """Return the figures of one case.
 
-    Raises
-    ------
-    RuntimeError
-        Two ways to one KL, or to one expected meter, that do not agree.
+    RuntimeError if two ways to one KL, or to one expected meter, do not agree.
     """
-    begun = every_round(pair, setting)
-    texts, places = enumerate_texts(pair, setting, begun), follow_places(pair, setting, begun)
-    for name, whole, parts in _twice(texts.kl, texts.meter.mean, places.kl, places.metered):
-        if whole != parts and not abs(whole - parts) <= AGREEMENT:
-            raise RuntimeError(f"{name}: must be the sum over tokens {parts!r}; got {whole!r}")
+    starts = every_round(pair, setting)
+    texts, places = enumerate_texts(pair, setting, starts), follow_places(pair, setting, starts)
+    for name, total, by_token in (
+        ("kl", texts.kl, sum(places.kl)),
+        ("meter", texts.meter.mean, sum(places.metered)),
+    ):
+        if total != by_token and not abs(total - by_token) <= AGREEMENT:
+            raise RuntimeError(f"{name}: must be the sum over tokens {by_token!r}; got {total!r}")
     return {
         "verifier": setting.judge.name,
         "num_draft_tokens": setting.num_draft_tokens,
@@ -163,16 +159,16 @@ def rated(pair: TinyPair, setting: Setting, most: bool = False) -> dict[str, Any
 
     With ``most`` also the most tokens per call of any verifier at the same meter per token.
     """
-    found = long_run_rates(pair, setting)
-    lists = {"marginal_acceptance_rates": found.marginal}
-    lists |= {"conditional_acceptance_rates": found.conditional}
+    rates = long_run_rates(pair, setting)
+    lists = {"marginal_acceptance_rates": rates.marginal}
+    lists |= {"conditional_acceptance_rates": rates.conditional}
     return {
         "verifier": setting.judge.name,
         "num_draft_tokens": setting.num_draft_tokens,
-        "mean_acceptance_length": found.mean_acceptance_length,
-        **{name: json.dumps([_rate(own) for own in values]) for name, values in lists.items()},
-        "emitted_kl_per_token": _finite(found.metered),
-        **({"most_tokens_per_call": _most(pair, setting, found.metered)} if most else {}),
+        "mean_acceptance_length": rates.mean_acceptance_length,
+        **{name: json.dumps([_rate(value) for value in values]) for name, values in lists.items()},
+        "emitted_kl_per_token": _finite(rates.metered),
+        **({"most_tokens_per_call": _most(pair, setting, rates.metered)} if most else {}),
     }
 
 
@@ -194,10 +190,3 @@ def _rate(value: float) -> float:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _twice(
-    kl: float, meter: float, kl_of: list[float], meter_of: list[float]
-) -> Iterator[tuple[str, float, float]]:
-    yield "kl", kl, sum(kl_of)
-    yield "meter", meter, sum(meter_of)

@@ -20,33 +20,23 @@ class TinyPair:
     """A target and a draft whose next row depends on one of S states of the text.
 
     In a Markov model the state is the last tokens. Any two models are such a pair if every
-    prefix of a text is a state of its own.
-
-    Attributes
-    ----------
-    target, draft : (S, V) float64 rows q and p of each state.
-    following : (S, V) int64, the state after each token.
-    start : the state before the first token.
-
-    Raises
-    ------
-    ValueError
-        Rows that are not distributions, shapes that differ, states that are not there.
+    prefix of a text is a state of its own. ValueError for rows that are not distributions, shapes
+    that differ, states that are not there.
     """
 
-    target: Float[Tensor, "states vocab"]
+    target: Float[Tensor, "states vocab"]  # float64
     draft: Float[Tensor, "states vocab"]
-    following: Int[Tensor, "states vocab"]
-    start: int = 0
+    following: Int[Tensor, "states vocab"]  # the state after each token
+    start: int = 0  # the state before the first token
 
     def __post_init__(self) -> None:
         shape = tuple(self.target.shape)
         for name in ("target", "draft"):
             check.check_probabilities(name, getattr(self, name))
         for name in ("draft", "following"):
-            own = tuple(getattr(self, name).shape)
-            if own != shape:
-                raise ValueError(f"{name}: must have the target's shape {shape}; got {own}")
+            other = tuple(getattr(self, name).shape)
+            if other != shape:
+                raise ValueError(f"{name}: must have the target's shape {shape}; got {other}")
         for name, value in (("following", self.following), ("start", torch.tensor(self.start))):
             low, high = int(value.min()), int(value.max())
             if low < 0 or high >= shape[0]:
@@ -61,10 +51,10 @@ class TinyPair:
 
     def prefixes(self, length: int) -> list[Int[Tensor, "texts"]]:
         """Return for t = 0..length the states after all V^t texts, the first token slowest."""
-        found = [torch.tensor([self.start])]
+        states = [torch.tensor([self.start])]
         for _ in range(length):
-            found.append(self.following[found[-1]].flatten())
-        return found
+            states.append(self.following[states[-1]].flatten())
+        return states
 
 
 def markov_pair(
@@ -76,22 +66,13 @@ def markov_pair(
     distance: float = 1.0,
     zeros: float = 0.0,
 ) -> TinyPair:
-    """Return random Markov models; the text before the first token counts as token 0.
+    """Return random Markov models of V ≥ 2 tokens; the text before the first counts as token 0.
 
-    Parameters
-    ----------
-    vocab : V ≥ 2.
-    order : the next row depends on the last ``order`` tokens, at least 1.
-    seed : of the one generator that draws both models.
-    sharpness : standard deviation of the target's logits, 0 for uniform rows.
-    distance : standard deviation of what is added to them for the draft, 0 for the same model.
-    zeros : probability that an entry of a row is 0, in each model by itself; a row keeps its
-        likeliest token. In [0, 1].
-
-    Raises
-    ------
-    ValueError
-        An argument outside its range, or more than 2^21 states.
+    The next row depends on the last ``order`` tokens. ``sharpness`` is the standard deviation of
+    the target's logits, 0 for uniform rows, ``distance`` that of what is added to them for the
+    draft, 0 for the same model. An entry of a row is 0 with probability ``zeros``, in each model
+    by itself; a row keeps its likeliest token. One generator draws both models. ValueError for an
+    argument outside its range, or more than 2^21 states.
     """
     _check(vocab, order, sharpness=sharpness, distance=distance, zeros=zeros)
     states = vocab**order
@@ -113,8 +94,8 @@ def _with_zeros(
 ) -> Float[Tensor, "states vocab"]:
     lost = torch.rand(rows.shape, generator=generator, dtype=torch.float64) < share
     lost.scatter_(1, rows.argmax(-1, keepdim=True), False)
-    kept = rows.masked_fill(lost, 0.0)
-    return kept / kept.sum(-1, keepdim=True)
+    rows = rows.masked_fill(lost, 0.0)
+    return rows / rows.sum(-1, keepdim=True)
 
 
 def _check(vocab: int, order: int, **dials: float) -> None:
@@ -133,45 +114,34 @@ def _check(vocab: int, order: int, **dials: float) -> None:
 class Setting:
     """How texts are decoded.
 
-    Attributes
-    ----------
-    policy : a Policy or its spec, or a tuple of K of them: one for each place of a round.
-    num_draft_tokens : K ≥ 1; a round drafts fewer where fewer than K + 1 tokens have room.
-    length : T ≥ 1, the most tokens of a text.
-    verifier : its name, or a Verifier with an enumerated law.
-    end : the token that ends a text, None for none.
-    rules, judge : the policies (one, or K) and the verifier themselves.
-
-    Raises
-    ------
-    ValueError
-        Numbers below 1, an unknown policy or verifier, one that cannot follow the other,
-        a number of policies that is not K.
+    A round drafts K tokens, fewer where fewer than K + 1 have room. ValueError for numbers below
+    1, an unknown policy or verifier, one that cannot follow the other, a number of policies that
+    is neither 1 nor K.
     """
 
-    policy: str | Policy | tuple[str | Policy, ...]
+    policy: str | Policy | tuple[str | Policy, ...]  # one, or one for each of K places of a round
     num_draft_tokens: int
-    length: int
-    verifier: str | Verifier = "chain"
-    end: int | None = None
-    rules: tuple[Policy, ...] = field(init=False)
+    length: int  # T, the most tokens of a text
+    verifier: str | Verifier = "chain"  # with an enumerated law
+    end: int | None = None  # the token that ends a text
+    policies: tuple[Policy, ...] = field(init=False)
     judge: Verifier = field(init=False)
 
     def __post_init__(self) -> None:
         for name in ("num_draft_tokens", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1; got {getattr(self, name)!r}")
-        policies = self.policy if isinstance(self.policy, tuple) else (self.policy,)
-        if len(policies) not in (1, self.num_draft_tokens):
+        specs = self.policy if isinstance(self.policy, tuple) else (self.policy,)
+        if len(specs) not in (1, self.num_draft_tokens):
             raise ValueError(
                 f"policy: must be one, or one for each of K = {self.num_draft_tokens} places; "
-                f"got {len(policies)}"
+                f"got {len(specs)}"
             )
-        rules = tuple(own if isinstance(own, Policy) else ct.policy(own) for own in policies)
+        policies = tuple(spec if isinstance(spec, Policy) else ct.policy(spec) for spec in specs)
         judge = find_verifier(self.verifier)
-        for rule in rules:
-            judge.check(rule)
-        object.__setattr__(self, "rules", rules)
+        for policy in policies:
+            judge.check(policy)
+        object.__setattr__(self, "policies", policies)
         object.__setattr__(self, "judge", judge)
 
     def check(self, pair: TinyPair) -> None:

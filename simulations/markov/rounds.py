@@ -37,26 +37,22 @@ class Rounds:
     Texts y of i tokens are counted with the first one slowest, V^i of them. ``ends`` comes
     from where the verifier stops and what it draws there, the others from how far it gets and
     what it emits next: two descriptions of the same law.
-
-    Attributes
-    ----------
-    ends : for i = 1..w + 1 (N, V^i), probability that the round emits exactly y.
-    alive : for i = 0..w (N, V^i), that at least i drafted tokens are accepted, and are y.
-    following : for i = 0..w (N, V^i, V), the law of the next token there; the target's row for
-        the bonus, and where no decode gets.
-    spent : for i = 0..w − 1 (N, V^i), KL in nats of that law from the target's row, which
-        the meter charges; the bonus is free.
     """
 
+    # for i = 1..w + 1, the probability that the round emits exactly y
     ends: list[Float[Tensor, "states texts"]]
+    # for i = 0..w, that at least i drafted tokens are accepted, and are y
     alive: list[Float[Tensor, "states texts"]]
+    # for i = 0..w, the law of the next token there; the target's row for the bonus, and where no
+    # decode gets
     following: list[Float[Tensor, "states texts vocab"]]
-    spent: list[Float[Tensor, "states texts"]]
+    # for i = 0..w − 1, KL in nats of that law from the target's row, which the meter charges
+    charges: list[Float[Tensor, "states texts"]]
 
     @property
     def width(self) -> int:
         """Return w."""
-        return len(self.spent)
+        return len(self.charges)
 
     def cut(self, end: int) -> Self:
         """Return the rounds of texts that stop at their first token ``end``."""
@@ -67,42 +63,39 @@ class Rounds:
             ended.append((ended[-1][:, None] | last).flatten())
         ends = []
         longer = torch.zeros_like(self.ends[-1])
-        for before, own in zip(reversed(ended[:-1]), reversed(self.ends), strict=True):
-            reached = own + longer
+        for before, exactly in zip(reversed(ended[:-1]), reversed(self.ends), strict=True):
+            at_least = exactly + longer
             stops = (torch.arange(vocab) == end).repeat(len(before))
-            ends.append(torch.where(stops, reached, own) * ~before.repeat_interleave(vocab))
-            longer = reached.unflatten(1, (-1, vocab)).sum(-1)
-        alive = [mass * ~own for mass, own in zip(self.alive, ended[:-1], strict=True)]
-        return type(self)(ends[::-1], alive, self.following, self.spent)
+            ends.append(torch.where(stops, at_least, exactly) * ~before.repeat_interleave(vocab))
+            longer = at_least.unflatten(1, (-1, vocab)).sum(-1)
+        alive = [mass * ~over for mass, over in zip(self.alive, ended[:-1], strict=True)]
+        return type(self)(ends[::-1], alive, self.following, self.charges)
 
 
-# the rounds that begin after some number of tokens, and which of them is each text's
-Begun = tuple[Rounds, Int[Tensor, "texts"]]
+# the rounds that begin after some number of tokens, and the place of each text's among them
+Start = tuple[Rounds, Int[Tensor, "texts"]]
 
 
-def every_round(pair: TinyPair, setting: Setting) -> list[Begun]:
+def every_round(pair: TinyPair, setting: Setting) -> list[Start]:
     """Return for t = 0..T − 1 the rounds that begin after t tokens, one for each state there.
 
-    Raises
-    ------
-    ValueError
-        More than 2^21 texts, an end that is no token.
+    ValueError for more than 2^21 texts, or an end that is no token.
     """
     setting.check(pair)
-    found: list[Begun] = []
+    starts: list[Start] = []
     last: tuple[int, list[int]] | None = None
-    for written, own in enumerate(pair.prefixes(setting.length - 1)):
-        states, which = own.unique(return_inverse=True)
+    for written, states_of_texts in enumerate(pair.prefixes(setting.length - 1)):
+        states, index = states_of_texts.unique(return_inverse=True)
         key = setting.width(written), states.tolist()
-        rounds = found[-1][0] if key == last else _rounds(pair, setting, states, key[0])
-        found.append((rounds, which))
+        rounds = starts[-1][0] if key == last else _rounds(pair, setting, states, key[0])
+        starts.append((rounds, index))
         last = key
-    return found
+    return starts
 
 
 def _rounds(pair: TinyPair, setting: Setting, states: Int[Tensor, "states"], width: int) -> Rounds:
     if width:
-        rounds = drafted_rounds(pair, states, width, setting.rules, setting.judge)
+        rounds = drafted_rounds(pair, states, width, setting.policies, setting.judge)
     else:
         rounds = plain_rounds(pair, states)
     return rounds if setting.end is None else rounds.cut(setting.end)
@@ -134,31 +127,31 @@ def drafted_rounds(
     path = torch.stack(walked, 1)
     q, p = pair.target[path], pair.draft[path[:, :-1]]
     choice = torch.arange(width).expand(ids.shape) if len(policies) > 1 else None
-    found = verifier.law(Assignment(policies, choice), q, Draft(ids, [width] * len(ids), p))
+    verdicts = verifier.law(Assignment(policies, choice), q, Draft(ids, [width] * len(ids), p))
     chance = p.gather(-1, ids[..., None])[..., 0].prod(-1)
 
-    def first(values: Tensor, kept: int) -> Tensor:
+    def by_prefix(values: Tensor, length: int) -> Tensor:
         """Return values as (N, drafts with these first tokens, the others, ...)."""
-        shape = (count, vocab**kept, vocab ** (width - kept))
+        shape = (count, vocab**length, vocab ** (width - length))
         return values.reshape(*shape, *values.shape[1:])
 
-    ends, alive, following, spent = [], [], [], []
+    ends, alive, following, charges = [], [], [], []
     for place in range(width + 1):
-        ended = (chance * found.stop[:, place])[:, None] * found.last[:, place]
-        ends.append(first(ended, place).sum(2).flatten(1))
-        alive.append(first(chance * found.alive[:, place], place).sum(2))
+        ended = (chance * verdicts.stop[:, place])[:, None] * verdicts.last[:, place]
+        ends.append(by_prefix(ended, place).sum(2).flatten(1))
+        alive.append(by_prefix(chance * verdicts.alive[:, place], place).sum(2))
     for place in range(width):
         # what follows depends on the path to it alone: any of the drafts beginning so
-        target = first(q[:, place], place)[:, :, 0]
-        if found.emitted is None:  # a verifier that looks ahead: added up over all drafts
+        target = by_prefix(q[:, place], place)[:, :, 0]
+        if verdicts.emitted is None:  # a verifier that looks ahead: added up over all drafts
             law = (ends[place] + alive[place + 1]).unflatten(1, (-1, vocab))
             law = law / alive[place][..., None]
         else:
-            law = first(found.emitted[:, place], place)[:, :, 0]
+            law = by_prefix(verdicts.emitted[:, place], place)[:, :, 0]
         following.append(torch.where(alive[place][..., None] > 0, law, target))
-        spent.append(KL.value(following[-1], target))
-    following.append(first(q[:, width], width)[:, :, 0])
-    return Rounds(ends, alive, following, spent)
+        charges.append(KL.value(following[-1], target))
+    following.append(by_prefix(q[:, width], width)[:, :, 0])
+    return Rounds(ends, alive, following, charges)
 
 
 # how far π R may be from π, and a sum of probabilities from 1
@@ -167,18 +160,11 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Rates:
-    """Acceptance by place in a draft, in the long run.
+    """Acceptance by place in a draft, in the long run."""
 
-    Attributes
-    ----------
-    marginal : (K,), Pr(token i is accepted) per draft.
-    conditional : (K,), given that all before it are; NaN where none ever gets there.
-    metered : what the meter charges per emitted token, nats.
-    """
-
-    marginal: list[float]
-    conditional: list[float]
-    metered: float
+    marginal: list[float]  # (K,), Pr(token i is accepted) per draft
+    conditional: list[float]  # given that all before it are; NaN where none ever gets there
+    metered: float  # what the meter charges per emitted token, nats
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -189,56 +175,52 @@ class Rates:
 def long_run_rates(pair: TinyPair, setting: Setting) -> Rates:
     """Return the rates of rounds of ``setting.num_draft_tokens`` tokens.
 
-    ``setting.length`` and ``setting.end`` mean nothing here: texts go on.
-
-    Raises
-    ------
-    RuntimeError
-        A chain of states with more than one stationary law.
+    ``setting.length`` and ``setting.end`` mean nothing here: texts go on. RuntimeError for a chain
+    of states with more than one stationary law.
     """
     states = torch.arange(len(pair.target))
     width = setting.num_draft_tokens
-    rounds = drafted_rounds(pair, states, width, setting.rules, setting.judge)
+    rounds = drafted_rounds(pair, states, width, setting.policies, setting.judge)
     weight = stationary(transitions(pair, rounds), pair.start)
-    kept = torch.stack([weight @ own.sum(1) for own in rounds.alive]).tolist()
-    spent = [
-        float(weight @ torch.where(own > 0, own * cost, 0.0).sum(1))
-        for own, cost in zip(rounds.alive, rounds.spent, strict=False)
+    rates = torch.stack([weight @ mass.sum(1) for mass in rounds.alive]).tolist()
+    nats = [
+        float(weight @ torch.where(mass > 0, mass * charge, 0.0).sum(1))
+        for mass, charge in zip(rounds.alive, rounds.charges, strict=False)
     ]
     conditional = [
-        own / before if before > 0 else float("nan")
-        for before, own in zip(kept, kept[1:], strict=False)
+        rate / before if before > 0 else float("nan")
+        for before, rate in zip(rates, rates[1:], strict=False)
     ]
-    return Rates(kept[1:], conditional, sum(spent) / sum(kept))
+    return Rates(rates[1:], conditional, sum(nats) / sum(rates))
 
 
 def transitions(pair: TinyPair, rounds: Rounds) -> Float[Tensor, "states states"]:
     """Return the probability of the next round beginning in each state."""
     count = len(pair.target)
-    found = torch.zeros(count, count, dtype=torch.float64)
+    matrix = torch.zeros(count, count, dtype=torch.float64)
     ended = torch.arange(count)[:, None]
     for chance in rounds.ends:
         ended = pair.following[ended].flatten(1)
-        found.scatter_add_(1, ended, chance)
-    return found
+        matrix.scatter_add_(1, ended, chance)
+    return matrix
 
 
 def stationary(moves: Float[Tensor, "states states"], start: int) -> Float[Tensor, "states"]:
     """Return π with π R = π among the states that can be reached from ``start``."""
     count = len(moves)
-    reached = torch.zeros(count, dtype=torch.bool)
-    reached[start] = True
+    reachable = torch.zeros(count, dtype=torch.bool)
+    reachable[start] = True
     for _ in range(count):
-        reached = reached | (moves[reached] > 0).any(0)
-    own = reached.nonzero()[:, 0]
-    inner = moves[own][:, own]
-    drift = inner.T - torch.eye(len(own), dtype=torch.float64)
-    balance = torch.cat([drift, inner.new_ones(1, len(own))])
-    goal = torch.zeros(len(own) + 1, dtype=torch.float64)
+        reachable = reachable | (moves[reachable] > 0).any(0)
+    states = reachable.nonzero()[:, 0]
+    inner = moves[states][:, states]
+    drift = inner.T - torch.eye(len(states), dtype=torch.float64)
+    balance = torch.cat([drift, inner.new_ones(1, len(states))])
+    goal = torch.zeros(len(states) + 1, dtype=torch.float64)
     goal[-1] = 1.0
-    if int(torch.linalg.matrix_rank(balance)) < len(own):
+    if int(torch.linalg.matrix_rank(balance)) < len(states):
         raise RuntimeError("rates: the states have more than one stationary law")
     weight = torch.linalg.lstsq(balance, goal[:, None], driver="gelsd").solution[:, 0]
     if float((weight @ inner - weight).abs().max()) > TOLERANCE:
         raise RuntimeError("rates: no stationary law was found")
-    return torch.zeros(count, dtype=torch.float64).index_put_((own,), weight.clamp(min=0.0))
+    return torch.zeros(count, dtype=torch.float64).index_put_((states,), weight.clamp(min=0.0))

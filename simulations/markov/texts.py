@@ -12,7 +12,7 @@ with S_t where the loop stands and X_t the token (THEORY.md, Theorem 11).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .pair import Setting, TinyPair
-from .rounds import KL, Begun, Rounds, every_round
+from .rounds import KL, Rounds, Start, every_round
 
 
 @dataclass(frozen=True)
@@ -41,34 +41,37 @@ class Tally:
     mass: Float[Tensor, "texts"]
     calls: Float[Tensor, "texts"]
     calls_squared: Float[Tensor, "texts"]
-    spent: Float[Tensor, "texts"]
-    spent_squared: Float[Tensor, "texts"]
+    meter: Float[Tensor, "texts"]
+    meter_squared: Float[Tensor, "texts"]
 
     @classmethod
     def nothing(cls, texts: int) -> Self:
         """Return zeros."""
         return cls(*torch.zeros(5, texts, dtype=torch.float64))
 
-    def only(self, chosen: Bool[Tensor, "texts"]) -> Self:
+    def only(self, mask: Bool[Tensor, "texts"]) -> Self:
         """Return the same with zeros at all other texts."""
-        return type(self)(*[torch.where(chosen, part, 0.0) for part in vars(self).values()])
+        return type(self)(*[torch.where(mask, values, 0.0) for values in vars(self).values()])
 
     def add(self, other: Self) -> None:
         """Add another tally of the same texts."""
-        for name, part in vars(self).items():
-            part.add_(getattr(other, name))
+        for name, values in vars(self).items():
+            values.add_(getattr(other, name))
 
     def after(self, chance: Float[Tensor, "texts more"], cost: Float[Tensor, "texts more"]) -> Self:
         """Return what one round leaves at each longer text, given its probability and cost."""
-        mass, calls, squared, spent, spent_squared = (part[:, None] for part in vars(self).values())
-        parts = (
+        sums = (values[:, None] for values in vars(self).values())
+        mass, calls, calls_squared, meter, meter_squared = sums
+        longer = (
             mass * chance,
             (calls + mass) * chance,
-            (squared + 2 * calls + mass) * chance,
-            (spent + _times(mass, cost)) * chance,
-            (spent_squared + 2 * _times(spent, cost) + _times(mass, cost**2)) * chance,
+            (calls_squared + 2 * calls + mass) * chance,
+            (meter + _times(mass, cost)) * chance,
+            (meter_squared + 2 * _times(meter, cost) + _times(mass, cost**2)) * chance,
         )
-        return type(self)(*[part.nan_to_num(nan=0.0, posinf=torch.inf).flatten() for part in parts])
+        return type(self)(
+            *[values.nan_to_num(nan=0.0, posinf=torch.inf).flatten() for values in longer]
+        )
 
 
 def moments(sums: Sequence[tuple[Tensor, Tensor]]) -> Moments:
@@ -76,7 +79,7 @@ def moments(sums: Sequence[tuple[Tensor, Tensor]]) -> Moments:
 
     The deviation has half the digits of float64, and is NaN where the mean is infinite.
     """
-    mean, square = (sum(float(part.sum()) for part in parts) for parts in zip(*sums, strict=True))
+    mean, square = (sum(float(part.sum()) for part in kind) for kind in zip(*sums, strict=True))
     if not math.isfinite(mean):
         return Moments(mean, math.nan)
     return Moments(mean, math.sqrt(max(square - mean**2, 0.0)))
@@ -95,21 +98,16 @@ SUM_TOLERANCE = 1e-9
 class Texts:
     """The law of finished texts, and the means of a decode.
 
-    Attributes
-    ----------
-    law, target : for t = 0..T (V^t,), the probability of each text of t tokens as the decode
-        emits it and under the target, the first token slowest. Without an end of text only
-        the last has any.
-    tokens : mean length of a text.
-    calls : forward passes of the target.
-    meter : Σ KL of the emitted law over verified rows, nats; the bonus is free.
+    ``law`` and ``target`` hold for t = 0..T the probability of each of V^t texts of t tokens as the
+    decode emits it and under the target, the first token slowest. Without an end of text only the
+    last has any.
     """
 
     law: list[Float[Tensor, "texts"]]
     target: list[Float[Tensor, "texts"]]
-    tokens: float
-    calls: Moments
-    meter: Moments
+    tokens: float  # mean length of a text
+    calls: Moments  # forward passes of the target
+    meter: Moments  # Σ KL of the emitted law over verified rows, nats; the bonus is free
 
     @property
     def tokens_per_call(self) -> float:
@@ -133,54 +131,44 @@ class Texts:
 
 
 def enumerate_texts(
-    pair: TinyPair, setting: Setting, begun: Sequence[Begun] | None = None
+    pair: TinyPair, setting: Setting, starts: Sequence[Start] | None = None
 ) -> Texts:
     """Return the law of all texts, round after round as the decode loop goes.
 
     Exact but for rounding: each round's coins and drafts are integrated out by
-    ``Verifier.law``, and a round begins at every text at which one can end.
-
-    Parameters
-    ----------
-    pair, setting : what is decoded, and how.
-    begun : the rounds of :func:`~simulations.markov.rounds.every_round`, if they are known.
-
-    Raises
-    ------
-    ValueError
-        More than 2^21 texts, an end that is no token.
-    RuntimeError
-        Probabilities that do not sum to 1.
+    ``Verifier.law``, and a round begins at every text at which one can end. ``starts`` are those of
+    :func:`~simulations.markov.rounds.every_round`, if they are known. ValueError for more than 2^21
+    texts, or an end that is no token; RuntimeError if probabilities do not sum to 1.
     """
     vocab = pair.vocab
-    begun = every_round(pair, setting) if begun is None else begun
+    starts = every_round(pair, setting) if starts is None else starts
     tallies = [Tally.nothing(vocab**t) for t in range(setting.length + 1)]
     tallies[0].mass[:] = 1.0
-    for written, (rounds, which) in enumerate(begun):
-        here = tallies[written].only(setting.unfinished(written, vocab))
+    for written, (rounds, index) in enumerate(starts):
+        unfinished = tallies[written].only(setting.unfinished(written, vocab))
         for count, (chance, cost) in enumerate(_outcomes(rounds), 1):
-            tallies[written + count].add(here.after(chance[which], cost[which]))
-    done = [tally.only(~setting.unfinished(t, vocab)) for t, tally in enumerate(tallies)]
-    sums = [float(tally.mass.sum()) for tally in done]
+            tallies[written + count].add(unfinished.after(chance[index], cost[index]))
+    finished = [tally.only(~setting.unfinished(t, vocab)) for t, tally in enumerate(tallies)]
+    sums = [float(tally.mass.sum()) for tally in finished]
     if not abs(sum(sums) - 1) < SUM_TOLERANCE:
         raise RuntimeError(f"texts: probabilities must sum to 1; got {sum(sums)!r}")
     return Texts(
-        law=[tally.mass for tally in done],
+        law=[tally.mass for tally in finished],
         target=target_law(pair, setting),
         tokens=sum(t * share for t, share in enumerate(sums)),
-        calls=moments([(tally.calls, tally.calls_squared) for tally in done]),
-        meter=moments([(tally.spent, tally.spent_squared) for tally in done]),
+        calls=moments([(tally.calls, tally.calls_squared) for tally in finished]),
+        meter=moments([(tally.meter, tally.meter_squared) for tally in finished]),
     )
 
 
 def target_law(pair: TinyPair, setting: Setting) -> list[Float[Tensor, "texts"]]:
     """Return the target's own law of finished texts, as in ``Texts``."""
-    found, mass = [], torch.ones(1, dtype=torch.float64)
+    laws, mass = [], torch.ones(1, dtype=torch.float64)
     for written, states in enumerate(pair.prefixes(setting.length)):
         going = setting.unfinished(written, pair.vocab)
-        found.append(mass * ~going)
+        laws.append(mass * ~going)
         mass = ((mass * going)[:, None] * pair.target[states]).flatten()
-    return found
+    return laws
 
 
 def _outcomes(rounds: Rounds) -> Iterator[tuple[Tensor, Tensor]]:
@@ -189,7 +177,7 @@ def _outcomes(rounds: Rounds) -> Iterator[tuple[Tensor, Tensor]]:
     cost = torch.zeros_like(rounds.alive[0])
     for place, chance in enumerate(rounds.ends):
         if place < rounds.width:
-            cost = cost + rounds.spent[place]
+            cost = cost + rounds.charges[place]
         cost = cost.repeat_interleave(vocab, 1)
         yield chance, cost
 
@@ -202,35 +190,23 @@ TINY = torch.finfo(torch.float64).tiny
 class Places:
     """What each token of a text costs, t = 1..T, in nats.
 
-    Attributes
-    ----------
-    kl : E[KL(m_t‖q_t)]; they sum to the KL of the text.
-    metered : the expected charge of the meter for token t.
-    told : the mutual information of token t and of where the loop stands, given the text so
-        far: ``metered − kl``, from the laws alone.
+    ``information`` is the mutual information of token t and of where the loop stands, given the
+    text so far: ``metered − kl``, from the laws alone.
     """
 
-    kl: list[float]
-    metered: list[float]
-    told: list[float]
+    kl: list[float]  # E[KL(m_t‖q_t)]; they sum to the KL of the text
+    metered: list[float]  # the expected charge of the meter for token t
+    information: list[float]
 
 
 @dataclass(frozen=True)
-class Going:
-    """Rounds under way at texts x: those that began ``place`` tokens ago.
-
-    ``which`` (texts,) tells the round of each text at which they began, ``weight`` (texts,)
-    the probability of a round beginning there.
-    """
+class OpenRounds:
+    """Rounds under way at texts x: those that began ``place`` tokens ago."""
 
     rounds: Rounds
-    which: Tensor
-    weight: Float[Tensor, "texts"]
+    index: Tensor  # (texts,), the round of each text at which they began
+    weight: Float[Tensor, "texts"]  # the probability of a round beginning there
     place: int
-
-    def next(self) -> Self:
-        """Return the same rounds one accepted token later."""
-        return type(self)(self.rounds, self.which, self.weight, self.place + 1)
 
     def mass(self) -> Float[Tensor, "texts"]:
         """Return the probability of being here, at each text."""
@@ -238,13 +214,13 @@ class Going:
 
     def law(self) -> Float[Tensor, "texts vocab"]:
         """Return the law of the next token."""
-        return self.rounds.following[self.place][self.which].flatten(0, 1)
+        return self.rounds.following[self.place][self.index].flatten(0, 1)
 
     def cost(self) -> Float[Tensor, "texts"]:
         """Return the meter's charge for the next token; the bonus is free."""
         if self.place == self.rounds.width:
             return torch.zeros_like(self.mass())
-        return self.rounds.spent[self.place][self.which].flatten()
+        return self.rounds.charges[self.place][self.index].flatten()
 
     def stopped(self) -> Float[Tensor, "longer"]:
         """Return the probability that the next token is each one, and ends the round."""
@@ -254,44 +230,39 @@ class Going:
         return (emitted - self._at(self.place + 1)).clamp(min=0.0)
 
     def _at(self, place: int) -> Tensor:
-        return (self.weight[:, None] * self.rounds.alive[place][self.which]).flatten()
+        return (self.weight[:, None] * self.rounds.alive[place][self.index]).flatten()
 
 
-def follow_places(pair: TinyPair, setting: Setting, begun: Sequence[Begun] | None = None) -> Places:
+def follow_places(
+    pair: TinyPair, setting: Setting, starts: Sequence[Start] | None = None
+) -> Places:
     """Return what each token costs, from how far verifiers get and what they emit next.
 
     Reads neither where a verifier stops nor what it draws there (``Rounds.ends``), from which
-    :func:`~simulations.markov.texts.enumerate_texts` adds up texts. Parameters as there.
-
-    Raises
-    ------
-    ValueError
-        More than 2^21 texts, an end that is no token.
+    :func:`enumerate_texts` adds up texts. Parameters and errors as there.
     """
     states = pair.prefixes(setting.length)
-    starting = torch.ones(1, dtype=torch.float64)
-    inside: list[Going] = []
-    kl, metered, told = [], [], []
-    for written, (rounds, which) in enumerate(begun or every_round(pair, setting)):
-        starting = starting * setting.unfinished(written, pair.vocab)
-        inside = [one.next() for one in inside if one.place < one.rounds.width]
-        inside.append(Going(rounds, which, starting, 0))
+    weight = torch.ones(1, dtype=torch.float64)
+    under_way: list[OpenRounds] = []
+    kl, metered, information = [], [], []
+    for written, (rounds, index) in enumerate(starts or every_round(pair, setting)):
+        weight = weight * setting.unfinished(written, pair.vocab)
+        under_way = [
+            replace(part, place=part.place + 1)
+            for part in under_way
+            if part.place < part.rounds.width
+        ]
+        under_way.append(OpenRounds(rounds, index, weight, 0))
         q = pair.target[states[written]]
-        mixed = _mixture(inside)
-        kl.append(_total(mixed.sum(-1), KL.value(_rows(mixed), q)))
-        told.append(sum(_total(one.mass(), KL.value(one.law(), _rows(mixed))) for one in inside))
-        metered.append(sum(_total(one.mass(), one.cost()) for one in inside))
-        starting = torch.stack([one.stopped() for one in inside]).sum(0)
-    return Places(kl, metered, told)
-
-
-def _mixture(inside: Sequence[Going]) -> Float[Tensor, "texts vocab"]:
-    """Return the probability of each text and next token, over all places a decode may be at."""
-    return torch.stack([one.mass()[:, None] * one.law() for one in inside]).sum(0)
-
-
-def _rows(mass: Float[Tensor, "texts vocab"]) -> Float[Tensor, "texts vocab"]:
-    return mass / mass.sum(-1, keepdim=True).clamp(min=TINY)
+        # of each text and next token, over all places a decode may be at
+        mass = torch.stack([part.mass()[:, None] * part.law() for part in under_way]).sum(0)
+        mixture = mass / mass.sum(-1, keepdim=True).clamp(min=TINY)
+        kl.append(_total(mass.sum(-1), KL.value(mixture, q)))
+        gains = [_total(part.mass(), KL.value(part.law(), mixture)) for part in under_way]
+        information.append(sum(gains))
+        metered.append(sum(_total(part.mass(), part.cost()) for part in under_way))
+        weight = torch.stack([part.stopped() for part in under_way]).sum(0)
+    return Places(kl, metered, information)
 
 
 def _total(mass: Tensor, value: Tensor) -> float:

@@ -101,9 +101,9 @@ def test_what_the_meter_is_over_is_what_a_token_tells_about_the_loop(spec, verif
     most = 0.0
     for pair, end in itertools.product(pairs(zeros=0.1), some((None, 2), 1)):
         places = follow_places(pair, Setting(spec, 3, LENGTH, verifier, end))
-        for kl, metered, told in zip(places.kl, places.metered, places.told, strict=True):
+        for kl, metered, told in zip(places.kl, places.metered, places.information, strict=True):
             assert abs(metered - kl - told) < EXACT
-        most = max(most, sum(places.told))
+        most = max(most, sum(places.information))
     assert most > CLEAR / 10
 
 
