@@ -133,34 +133,27 @@ class Step:
                 launch(_verdicts.band_judge, (work.batch,), {**at, "FROM": 1}, self.merging_warps)
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """The arguments of drawing one token from each row of logits."""
-
-    logits: Tensor
-    temperature: float | Tensor
-    seeds: Tensor
-    positions: Tensor
-    place: int
-    workspace: Workspace
-    out: Tensor
-
-    def run(self) -> None:
-        """Launch both kernels on the device of the logits."""
-        with torch.cuda.device_of(self.logits):
-            self._run()
-
-    def _run(self) -> None:
-        work, per_row = self.workspace, isinstance(self.temperature, Tensor)
-        shared = {
-            "logits": self.logits, "seeds": self.seeds, "positions": self.positions,
-            "temperature": self.temperature if per_row else self.logits,
-            "scalar": 1.0 if per_row else float(self.temperature),
-            "keys": work.whole_keys, "tokens": work.whole_tokens, "out": self.out,
-            "row_step": self.logits.stride(0), "vocab": work.vocab, "place": self.place,
-            "PARTS": work.parts, "MOST_PARTS": next_power(work.parts), "PART": work.part,
-            "PER_ROW": per_row,
-        }  # fmt: skip
+def draw(
+    logits: Tensor,
+    temperature: float | Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    place: int,
+    work: Workspace,
+    out: Tensor,
+) -> None:
+    """Draw one token from each row of logits, on their device."""
+    per_row = isinstance(temperature, Tensor)
+    shared = {
+        "logits": logits, "seeds": seeds, "positions": positions,
+        "temperature": temperature if per_row else logits,
+        "scalar": 1.0 if per_row else float(temperature),
+        "keys": work.whole_keys, "tokens": work.whole_tokens, "out": out,
+        "row_step": logits.stride(0), "vocab": work.vocab, "place": place,
+        "PARTS": work.parts, "MOST_PARTS": next_power(work.parts), "PART": work.part,
+        "PER_ROW": per_row,
+    }  # fmt: skip
+    with torch.cuda.device_of(logits):
         launch(_draws.race_alone, (work.batch, work.parts), shared, warps_for(work.part))
         launch(_draws.pick_alone, (work.batch,), shared, 1)
 
@@ -173,7 +166,7 @@ def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: in
 
 
 def next_power(count: int) -> int:
-    """Return the least power of two that is at least ``count``, and 1 for 0."""
+    """Return the least power of two from ``count`` on, and 1 for 0."""
     return 1 << max(count - 1, 0).bit_length()
 
 

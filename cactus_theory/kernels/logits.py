@@ -127,15 +127,15 @@ def verify_logits(
     )
     device = target_logits.device
     check_per_request(layout.batch, device, WHOLE, seeds=seeds, positions=positions)
-    heat = checked_temperature(temperature, layout.batch, device)
+    temperature = checked_temperature(temperature, layout.batch, device)
     policy = kernel_policy(rule, verifier)
     if policy is None or not runs_kernels(device):
         if not target_logits.is_cuda and target_logits.numel():
             first = target_logits.reshape(-1, target_logits.shape[-1])[0]
             warn_of_probabilities("target_logits", first)
         ids, counts = verify_in_torch(
-            rule, verifier, layout, target_logits, draft_logits, draft_token_ids, heat, seeds,
-            positions,
+            rule, verifier, layout, target_logits, draft_logits, draft_token_ids, temperature,
+            seeds, positions,
         )  # fmt: skip
         return LogitsVerdict(ids, counts) if out is None else _copied(out, ids, counts)
     check.optional_module("triton", "kernels")
@@ -146,8 +146,8 @@ def verify_logits(
         ids = draft_token_ids.new_empty(layout.batch, layout.width + 1)
         out = LogitsVerdict(ids, draft_token_ids.new_empty(layout.batch))
     Step(
-        policy, verifier == "block", layout, target_logits, draft_logits, draft_token_ids, heat,
-        seeds, positions, work, *out,
+        policy, verifier == "block", layout, target_logits, draft_logits, draft_token_ids,
+        temperature, seeds, positions, work, *out,
     ).run()  # fmt: skip
     return out
 
@@ -195,16 +195,16 @@ def draft_from_logits(
         raise ValueError(f"logits: shape must be (B, V); got {tuple(logits.shape)}")
     batch, vocab = logits.shape
     check_per_request(batch, logits.device, WHOLE, seeds=seeds, positions=positions)
-    heat = checked_temperature(temperature, batch, logits.device)
+    temperature = checked_temperature(temperature, batch, logits.device)
     if not runs_kernels(logits.device):
-        tokens = draw_in_torch(logits, heat, seeds, positions, place)
+        tokens = draw_in_torch(logits, temperature, seeds, positions, place)
         return tokens if out is None else out.copy_(tokens)
     check.optional_module("triton", "kernels")
-    from cactus_theory.kernels._launch import Drawing
+    from cactus_theory.kernels._launch import draw
 
     work = _workspace(workspace, batch, 0, vocab, logits.device)
     out = seeds.new_empty(batch) if out is None else out
-    Drawing(logits, heat, seeds, positions, place, work, out).run()
+    draw(logits, temperature, seeds, positions, place, work, out)
     return out
 
 
@@ -245,12 +245,8 @@ def verify_in_torch(
     """Return the emitted ids and the accepted counts; rows are softmax in float64.
 
     A draft ends before the first token outside the vocabulary or row that is no distribution;
-    −1 follows where that row is the target's.
-
-    Raises
-    ------
-    ValueError
-        An unknown verifier, one that takes other rows, or a policy that it cannot follow.
+    −1 follows where that row is the target's. ValueError for an unknown verifier, one that takes
+    other rows, or a policy that it cannot follow.
     """
     judge = find_verifier(verifier)
     judge.check(policy)
@@ -258,22 +254,22 @@ def verify_in_torch(
         raise ValueError(f"verifier: must not read the draft's next row; got {verifier!r}")
     ids, lengths, target, draft = _padded(layout, target, draft, ids)
     width, vocab = layout.width, layout.vocab
-    heat = torch.as_tensor(temperature, dtype=torch.float64, device=target.device)
-    heat = heat.expand(layout.batch)[:, None, None]
+    temperature = torch.as_tensor(temperature, dtype=torch.float64, device=target.device)
+    temperature = temperature.expand(layout.batch)[:, None, None]
     lawful = target.amax(-1).isfinite()
     sound = lawful[:, :-1] & (ids >= 0) & (ids < vocab)
     if draft is not None:
         drawable = draft.amax(-1).isfinite()
-        sound = sound & (drawable | (heat[..., 0] == 0))
+        sound = sound & (drawable | (temperature[..., 0] == 0))
         draft = torch.where(drawable[..., None], draft, 0.0)
     lengths = torch.minimum(lengths, sound.long().cumprod(-1).sum(-1))
     target = torch.where(lawful[..., None], target, 0.0)
-    known = torch.arange(width, device=ids.device) < lengths[:, None]
-    tokens = torch.where(known, ids, 0)
-    q, p = _probabilities(target, heat), None
+    drafted = torch.arange(width, device=ids.device) < lengths[:, None]
+    tokens = torch.where(drafted, ids, 0)
+    q, p = _probabilities(target, temperature), None
     if draft is not None:
         likely = torch.nn.functional.one_hot(tokens, vocab).double()
-        p = torch.where(heat > 0, _probabilities(draft, heat), likely)
+        p = torch.where(temperature > 0, _probabilities(draft, temperature), likely)
     places = torch.arange(width + 1, device=ids.device).expand(layout.batch, -1)
     accept = random_numbers.coins(seeds, positions, places[:, :width], random_numbers.ACCEPT)
     draw = random_numbers.coins(seeds, positions, places[:, :1], random_numbers.DRAW)[:, 0]
@@ -291,21 +287,20 @@ def draw_in_torch(
     place: int,
 ) -> Int[Tensor, "batch"]:
     """Return one token a row, by the kernel's noise; −1 where a row is no distribution."""
-    rows = logits.double()
-    heat = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
-    heat = heat.expand(len(rows))[:, None]
+    temperature = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
+    temperature = temperature.expand(len(logits))[:, None]
     at = torch.full_like(positions, place)
-    noise = random_numbers.noise(seeds, positions, at, random_numbers.DRAFT, rows.shape[-1])
-    keys = torch.where(heat > 0, rows / torch.where(heat > 0, heat, 1.0) - noise.log(), rows)
-    best, token = keys.max(-1)
+    noise = random_numbers.noise(seeds, positions, at, random_numbers.DRAFT, logits.shape[-1])
+    scaled = logits.double() / torch.where(temperature > 0, temperature, 1.0)
+    best, token = torch.where(temperature > 0, scaled - noise.log(), scaled).max(-1)
     return torch.where(best.isfinite(), token, -1)
 
 
-def _probabilities(logits: Tensor, heat: Tensor) -> Tensor:
+def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
     """Return softmax(l/T), one-hot at the first largest logit where T = 0."""
-    rows = logits.double()
-    likely = torch.nn.functional.one_hot(rows.argmax(-1), rows.shape[-1]).double()
-    return torch.where(heat > 0, (rows / torch.where(heat > 0, heat, 1.0)).softmax(-1), likely)
+    scaled = logits.double() / torch.where(temperature > 0, temperature, 1.0)
+    likely = torch.nn.functional.one_hot(scaled.argmax(-1), scaled.shape[-1]).double()
+    return torch.where(temperature > 0, scaled.softmax(-1), likely)
 
 
 def _padded(

@@ -32,7 +32,7 @@ def layout_of(
     draft: Tensor | None,
     ids: Tensor,
     lengths: Tensor | None,
-    running: Tensor | None,
+    ends: Tensor | None,
     width: int | None,
 ) -> Layout:
     """Return the layout of checked logits and ids; raise where they do not match."""
@@ -43,13 +43,13 @@ def layout_of(
         raise TypeError(f"draft_token_ids: must be int64; got {ids.dtype}")
     if ids.ndim and ids.shape[-1] > 1 and ids.stride(-1) != 1:
         raise ValueError(f"draft_token_ids: stride must be 1 along K; got {ids.stride()}")
-    if running is None:
+    if ends is None:
         if width is not None:
             raise ValueError(f"width: must not be given without cu_num_draft_tokens; got {width}")
         return _padded(target, draft, ids, lengths)
     if lengths is not None:
         raise ValueError("lengths: must not be given with cu_num_draft_tokens, which has them")
-    return _flat(target, draft, ids, running, width)
+    return _flat(target, draft, ids, ends, width)
 
 
 def _padded(target: Tensor, draft: Tensor | None, ids: Tensor, lengths: Tensor | None) -> Layout:
@@ -68,19 +68,19 @@ def _padded(target: Tensor, draft: Tensor | None, ids: Tensor, lengths: Tensor |
 
 
 def _flat(
-    target: Tensor, draft: Tensor | None, ids: Tensor, running: Tensor, width: int | None
+    target: Tensor, draft: Tensor | None, ids: Tensor, ends: Tensor, width: int | None
 ) -> Layout:
     if width is None or width < 0:
         raise ValueError(f"width: must be the most tokens a request drafts, if flat; got {width}")
-    if running.ndim != 1:
-        raise ValueError(f"cu_num_draft_tokens: shape must be (B,); got {tuple(running.shape)}")
-    check_per_request(len(running), target.device, COUNTS, cu_num_draft_tokens=running)
+    if ends.ndim != 1:
+        raise ValueError(f"cu_num_draft_tokens: shape must be (B,); got {tuple(ends.shape)}")
+    check_per_request(len(ends), target.device, COUNTS, cu_num_draft_tokens=ends)
     tokens, vocab = ids.numel(), target.shape[-1]
     _shaped("draft_token_ids", ids, (tokens,))
-    _shaped("target_logits", target, (tokens + len(running), vocab))
+    _shaped("target_logits", target, (tokens + len(ends), vocab))
     if draft is not None:
         _shaped("draft_logits", draft, (tokens, vocab))
-    return Layout(len(running), width, vocab, running, True)
+    return Layout(len(ends), width, vocab, ends, True)
 
 
 def check_logits(name: str, logits: Tensor) -> None:

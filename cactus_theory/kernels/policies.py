@@ -1,7 +1,9 @@
 """Which policies have a kernel, and the numbers that it needs of them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +58,8 @@ def has_kernel(rule: Policy, verifier: str = "chain") -> bool:
 
 def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
     """Return the policy as a kernel takes it, None if it has no kernel."""
-    kernel = _of_chains(policy)
+    of_policy = KERNELS.get(type(policy))  # a subclass may decide otherwise
+    kernel = None if of_policy is None else of_policy(policy)
     if kernel is None or verifier not in ("chain", "block"):
         return None
     if verifier == "block" and not (kernel.kind == BAND or kernel == KernelPolicy(SCALED, 1.0)):
@@ -64,29 +67,14 @@ def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
     return kernel
 
 
-def _of_chains(policy: Policy) -> KernelPolicy | None:
-    kind = type(policy)  # a subclass may decide otherwise
-    if kind is Speculative:
-        return KernelPolicy(SCALED, 1.0)
-    if isinstance(policy, Lenience) and kind is Lenience:
-        return KernelPolicy(SCALED, 1 / policy.lenience)
-    if isinstance(policy, DistillSpec) and kind is DistillSpec:
-        return _distillspec(policy)
-    if isinstance(policy, Mixture) and kind is Mixture:
-        return KernelPolicy(MIXED, policy.alpha) if policy.support == "target" else None
-    if isinstance(policy, Cactus) and kind is Cactus:
-        return KernelPolicy(CACTUS, policy.delta) if policy.delta < math.inf else None
-    if isinstance(policy, CactusExact) and kind is CactusExact:
-        return _cactus_exact(policy)
-    if isinstance(policy, Band) and kind is Band:
-        return _band(policy)
-    return None
-
-
 def _distillspec(policy: DistillSpec) -> KernelPolicy:
     if policy.form == "exp":
         return KernelPolicy(POWER, policy.epsilon)
     return KernelPolicy(SCALED, 1 / (policy.epsilon if policy.form == "lin" else policy.epsilon**2))
+
+
+def _mixture(policy: Mixture) -> KernelPolicy | None:
+    return KernelPolicy(MIXED, policy.alpha) if policy.support == "target" else None
 
 
 def _cactus_exact(policy: CactusExact) -> KernelPolicy | None:
@@ -102,3 +90,14 @@ def _band(policy: Band) -> KernelPolicy | None:
     if policy.price == math.inf:
         return KernelPolicy(SCALED, 1.0)
     return KernelPolicy(BAND, math.exp(-1 / policy.price))
+
+
+KERNELS: dict[type[Policy], Callable[[Any], KernelPolicy | None]] = {
+    Speculative: lambda policy: KernelPolicy(SCALED, 1.0),
+    Lenience: lambda policy: KernelPolicy(SCALED, 1 / policy.lenience),
+    DistillSpec: _distillspec,
+    Mixture: _mixture,
+    Cactus: lambda policy: KernelPolicy(CACTUS, policy.delta) if policy.delta < math.inf else None,
+    CactusExact: _cactus_exact,
+    Band: _band,
+}

@@ -52,21 +52,15 @@ class Edges:
 class Geometry:
     """A divergence whose budget translates to that of a generator, on float64 rows (R, V)."""
 
-    def __init__(self, q: Rows, p: Rows, divergence: Divergence, generator: FDivergence) -> None:
+    def __init__(
+        self, q: Rows, p: Rows, divergence: Divergence, generator: FDivergence, free: bool = False
+    ) -> None:
         self.q, self.p, self.divergence, self.generator = q, p, divergence, generator
-        self.free = False
-
-    def leaking(self) -> "Geometry":
-        """Return the same with mass allowed on tokens with q = 0, if that has a finite cost."""
-        other = type(self)(self.q, self.p, self.divergence, self.generator)
-        other.free = math.isfinite(self.generator.slope_at_infinity)
-        return other
+        self.free = free  # whether mass is allowed on tokens with q = 0
 
     def of_rows(self, at: Tensor | slice) -> "Geometry":
         """Return the same on some of the rows."""
-        other = type(self)(self.q[at], self.p[at], self.divergence, self.generator)
-        other.free = self.free
-        return other
+        return type(self)(self.q[at], self.p[at], self.divergence, self.generator, self.free)
 
     @cached_property
     def inside(self) -> Bool[Tensor, "rows vocab"] | None:
@@ -204,10 +198,6 @@ def _sum_of(one: Rows, other: Rows) -> PerRow:
 class CeilingGeometry(Geometry):
     """A divergence whose budget bounds h/q pointwise; its bands lie on the same path."""
 
-    def leaking(self) -> "Geometry":
-        """Return the same: no budget allows mass where q = 0."""
-        return self
-
     def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
         """Return D(h‖q) twice: no generator enters."""
         spent = self.divergence.value(rows, self.q)
@@ -248,7 +238,8 @@ def geometry_of(q: Rows, p: Rows, divergence: Divergence, support: str = "target
     """Return the geometry of a divergence on float64 rows (R, V) that sum to 1."""
     generator = divergence.generator
     if generator is None:
-        # the bands of a path are the same for all; a ceiling needs no costs along it
+        # the bands of a path are the same for all, a ceiling needs no costs along it, and no budget
+        # allows mass where q = 0
         return CeilingGeometry(q, p, divergence, TotalVariation())
-    geometry = Geometry(q, p, divergence, generator)
-    return geometry.leaking() if support == "free" else geometry
+    free = support == "free" and math.isfinite(generator.slope_at_infinity)
+    return Geometry(q, p, divergence, generator, free)

@@ -9,17 +9,15 @@ converge, or would lose precision, are left to the sorted path: ``done`` is Fals
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import SAFE_RATIO, FDivergence
+from cactus_theory.optimum.geometry import Edges, Flags, PerRow, Rows
 
-Rows = Float[Tensor, "rows vocab"]
-PerRow = Float[Tensor, "rows"]
 Pairs = Float[Tensor, "rows 2"]
 
 # rows that have not converged after so many steps go to the sorted path
@@ -41,17 +39,6 @@ MOST_COST = 32.0
 LEAST_BUDGET, LEAST_PRICE = 1e-7, 0.01
 # entries worked on at once: half a dozen such arrays stay in the cache
 AT_ONCE = 1 << 18
-
-
-@dataclass(frozen=True)
-class NewtonBands:
-    """Per row: the edges a ≤ 1 ≤ b, whether h = q, whether h = p, and whether Newton converged."""
-
-    lower: PerRow
-    upper: PerRow
-    lossless: Bool[Tensor, "rows"]
-    whole: Bool[Tensor, "rows"]
-    done: Bool[Tensor, "rows"]
 
 
 class Tables:
@@ -96,18 +83,21 @@ class Tables:
         return torch.bmm(self.weights, masks.transpose(1, 2)).unbind(1)
 
 
-def newton_bands(q: Rows, p: Rows, f: FDivergence, knob: str, amount: PerRow) -> NewtonBands:
-    """Return the bands that spend a ``delta`` of f, or at which one more unit buys a ``price``.
+def newton_edges(
+    q: Rows, p: Rows, f: FDivergence, knob: str, amount: PerRow
+) -> tuple[Edges, Flags]:
+    """Return the edges that spend a ``delta`` of f, or at which one more unit buys a ``price``.
 
-    Of float64 rows (R, V); ``knob`` is one of the two, ``amount`` what each row has of it.
+    Of float64 rows (R, V); ``knob`` is one of the two, ``amount`` what each row has of it. Also
+    which rows have converged.
     """
     budget = knob == "delta"
     solve = _for_budget if budget else _for_price
     parts = [solve(Tables(q[at], p[at], f, costs=budget), amount[at]) for at in parts_of(q)]
     if len(parts) == 1:
         return parts[0]
-    names = NewtonBands.__dataclass_fields__
-    return NewtonBands(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    columns = zip(*(vars(edges).values() for edges, _ in parts), strict=True)
+    return Edges(*map(torch.cat, columns)), torch.cat([done for _, done in parts])
 
 
 def parts_of(q: Rows) -> Iterator[slice]:
@@ -118,7 +108,7 @@ def parts_of(q: Rows) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def _for_budget(tables: Tables, delta: PerRow) -> NewtonBands:
+def _for_budget(tables: Tables, delta: PerRow) -> tuple[Edges, Flags]:
     f = tables.generator
     lossless, whole = delta == 0, (tables.total <= delta) & (tables.leaked == 0)
     ready = lossless | whole
@@ -147,18 +137,15 @@ def _for_budget(tables: Tables, delta: PerRow) -> NewtonBands:
 
 
 def _with_ends(
-    tables: Tables,
-    edges: Pairs,
-    lossless: Bool[Tensor, "rows"],
-    whole: Bool[Tensor, "rows"],
-    done: Bool[Tensor, "rows"],
-) -> NewtonBands:
+    tables: Tables, edges: Pairs, lossless: Flags, whole: Flags, done: Flags
+) -> tuple[Edges, Flags]:
     """Return the edges with those of the path's ends filled in; a = b only where lossless."""
     whole = whole & ~lossless
     lower = torch.where(lossless, 1.0, torch.where(whole, tables.least, edges[:, 0]))
     upper = torch.where(lossless, 1.0, torch.where(whole, tables.most, edges[:, 1]))
     apart = (upper > lower) & (upper < torch.inf)
-    return NewtonBands(lower, upper, lossless, whole, done & (apart | lossless | whole))
+    bands = Edges(lower, upper, torch.zeros_like(lower), lossless, whole.clone(), whole)
+    return bands, done & (apart | lossless | whole)
 
 
 def _budget_step(
@@ -188,7 +175,7 @@ def _starting_edges(tables: Tables, delta: PerRow) -> Pairs:
     return torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
 
 
-def _for_price(tables: Tables, price: PerRow) -> NewtonBands:
+def _for_price(tables: Tables, price: PerRow) -> tuple[Edges, Flags]:
     f, width = tables.generator, 1 / price
     end = f.centred_slope(tables.most) - f.centred_slope(tables.least)
     lossless, whole = torch.isinf(price), (price <= 1 / end) & (tables.leaked == 0)

@@ -30,11 +30,8 @@ class RisingRoot:
 
     By secants in ln x, or in x where the function is ``straight`` between its kinks; two steps in
     a row that did not halve the value are followed by half the bracket. ``steepness`` is a guess
-    of x f′(x), for the first step; ∞ halves the bracket instead.
-
-    Attributes
-    ----------
-    x : where the function is to be evaluated next; the root once ``done``.
+    of x f′(x), for the first step; ∞ halves the bracket instead. ``x`` is where the function is to
+    be evaluated next, the root once ``done``.
     """
 
     def __init__(

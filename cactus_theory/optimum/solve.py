@@ -5,20 +5,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.optimum.geometry import Edges, Geometry, geometry_of
-from cactus_theory.optimum.newton import NewtonBands, newton_bands, parts_of
+from cactus_theory.optimum.geometry import Edges, Flags, Geometry, PerRow, Rows, geometry_of
+from cactus_theory.optimum.newton import newton_edges, parts_of
 from cactus_theory.optimum.path import Point
 from cactus_theory.optimum.roots import halved
-
-Rows = Float[Tensor, "rows vocab"]
-PerRow = Float[Tensor, "rows"]
-Flags = Bool[Tensor, "rows"]
 
 # slack when asking for exactly the acceptance that a row can reach
 ACCEPTANCE_SLACK = 1e-12
@@ -106,12 +102,11 @@ def solve_band(geometry: Geometry, knob: str, amount: PerRow) -> Band:
 
     Newton where it converges; the sorted path, which is the reference, for the other rows.
     """
-    bands = _newton(geometry, knob, amount)
-    if bands is None:
+    solution = _newton(geometry, knob, amount)
+    if solution is None:
         return Band(geometry, _sorted(geometry, knob, amount))
-    ends = bands.lossless, bands.whole.clone(), bands.whole
-    edges = Edges(bands.lower, bands.upper, torch.zeros_like(amount), *ends)
-    unsolved = (~bands.done).nonzero()[:, 0]
+    edges, done = solution
+    unsolved = (~done).nonzero()[:, 0]
     if len(unsolved):
         rest = _sorted(geometry.of_rows(unsolved), knob, amount[unsolved])
         for field in fields(Edges):
@@ -119,8 +114,8 @@ def solve_band(geometry: Geometry, knob: str, amount: PerRow) -> Band:
     return Band(geometry, edges)
 
 
-def _newton(geometry: Geometry, knob: str, amount: PerRow) -> NewtonBands | None:
-    """Return Newton's bands, None where it does not apply."""
+def _newton(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags] | None:
+    """Return Newton's edges and which rows converged, None where it does not apply."""
     f, kind = geometry.generator, geometry.divergence
     if not (len(amount) and f.smooth) or (geometry.free and bool((geometry.zero_mass > 0).any())):
         return None
@@ -128,7 +123,7 @@ def _newton(geometry: Geometry, knob: str, amount: PerRow) -> NewtonBands | None
         amount = kind.to_generator(amount)
     elif knob != "price" or kind is not f:  # else the price depends on what is spent
         return None
-    return newton_bands(geometry.q, geometry.p, f, knob, amount)
+    return newton_edges(geometry.q, geometry.p, f, knob, amount)
 
 
 def _sorted(geometry: Geometry, knob: str, amount: PerRow) -> Edges:

@@ -64,7 +64,7 @@ IN_OPTIMUM = {
     ),
     "optimum/solve.py": (
         ("_sorted", Value("rejection > path.largest + 1", into="lossless")),
-        ("solve_band", Replace("~bands.done", "bands.done")),
+        ("solve_band", Replace("~done", "done")),
         ("Band._write_rows", RenameCall("maximum", "minimum")),
     ),
     "emitted.py": (

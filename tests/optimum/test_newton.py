@@ -6,7 +6,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.divergences import FDivergence, divergence
 from cactus_theory.optimum import geometry_of, solve
-from cactus_theory.optimum.newton import newton_bands
+from cactus_theory.optimum.newton import newton_edges
 from tests.amounts import some
 from tests.formulas import ALL
 from tests.rows import pair
@@ -20,7 +20,7 @@ KINDS = (("smooth", "smooth"), ("spiky", "smooth"))
 
 
 def sorted_band(q, p, kind, knob, amount):
-    """Return the bands by the reference, whatever Newton would have found."""
+    """Return the bands by the reference, whatever Newton would have edges."""
     amounts = torch.full(q.shape[:1], amount, dtype=torch.float64)
     geometry = geometry_of(q, p, kind)
     return solve.Band(geometry, solve._sorted(geometry, knob, amounts))
@@ -32,12 +32,13 @@ def test_a_budget(spec, delta):
     q, p = pair(20, 30, seed=8)
     reference = sorted_band(q, p, divergence(spec), "delta", delta)
     best = reference.edges
-    found = newton_bands(q, p, divergence(spec), "delta", torch.full((20,), delta).double())
+    edges, settled = newton_edges(
+        q, p, divergence(spec), "delta", torch.full((20,), delta).double()
+    )
     # a step may hop to and fro over a ratio: a few rows are left to the sort
-    assert found.done.double().mean() > 0.4
-    settled = found.done
+    assert settled.double().mean() > 0.4
     assert settled.any()
-    for edge, expected in ((found.lower, best.lower), (found.upper, best.upper)):
+    for edge, expected in ((edges.lower, best.lower), (edges.upper, best.upper)):
         torch.testing.assert_close(edge[settled], expected[settled], rtol=EDGE, atol=0)
     rows = ct.policy("band", delta=delta, divergence=spec).target(q, p)
     torch.testing.assert_close(rows, reference.rows(), rtol=0, atol=CLOSE)
@@ -49,12 +50,12 @@ def test_a_budget(spec, delta):
 def test_a_price(spec, price, kinds):
     q, p = pair(20, 30, seed=8, kinds=kinds)
     kind = divergence(spec)
-    found = newton_bands(q, p, kind, "price", torch.full((20,), price).double())
-    assert found.done.all()
+    edges, done = newton_edges(q, p, kind, "price", torch.full((20,), price).double())
+    assert done.all()
     on_path = sorted_band(q, p, kind, "price", price)
-    assert torch.equal(found.whole[found.done], on_path.edges.whole[found.done])
-    inside = found.done & ~found.whole
-    width = kind.slope(found.upper) - kind.slope(found.lower)
+    assert torch.equal(edges.whole[done], on_path.edges.whole[done])
+    inside = done & ~edges.whole
+    width = kind.slope(edges.upper) - kind.slope(edges.lower)
     torch.testing.assert_close(width[inside] * price, torch.ones_like(width[inside]))
     rows = ct.policy("band", price=price, divergence=spec).target(q, p)
     torch.testing.assert_close(rows, on_path.rows(), rtol=0, atol=CLOSE)

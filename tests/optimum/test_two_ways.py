@@ -21,8 +21,8 @@ def both(q, p, spec, knob, amount):
     geometry = geometry_of(q, p, divergence(spec))
     amounts = torch.full(q.shape[:1], amount, dtype=torch.float64)
     by_path = solve.Band(geometry, solve._sorted(geometry, knob, amounts))
-    found = solve._newton(geometry, knob, amounts)
-    return solve.solve_band(geometry, knob, amounts).measured(), by_path.measured(), found
+    _, done = solve._newton(geometry, knob, amounts)
+    return solve.solve_band(geometry, knob, amounts).measured(), by_path.measured(), done
 
 
 def check_agree(mine, reference):
@@ -70,8 +70,8 @@ def test_rows_of_a_model_need_no_sort(spec):
     for knob, amount in (("delta", 0.1), ("delta", 1e-3), ("price", 2.0), ("price", 0.3)):
         if knob == "price" and spec not in PRICED:
             continue
-        mine, reference, found = both(*rows, spec, knob, amount)
-        assert found.done.all(), (knob, amount)
+        mine, reference, done = both(*rows, spec, knob, amount)
+        assert done.all(), (knob, amount)
         check_agree(mine, reference)
 
 
@@ -83,6 +83,6 @@ def test_a_target_truncated_as_samplers_do_needs_no_sort(share):
     q = torch.where(q >= cut[:, None], q, 0.0)
     q = q / q.sum(-1, keepdim=True)
     for spec, knob, amount in (("kl", "delta", 0.05), ("reverse_kl", "price", 3.0)):
-        mine, reference, found = both(q, p, spec, knob, amount)
-        assert found.done[~reference.edges.slack].all() and not mine.rows[q == 0].any()
+        mine, reference, done = both(q, p, spec, knob, amount)
+        assert done[~reference.edges.slack].all() and not mine.rows[q == 0].any()
         check_agree(mine, reference)
