@@ -21,35 +21,28 @@ from cactus_theory.verify.draft import Verified
 
 
 class TokenLog:
-    """Entries of up to ``room`` new tokens of each of B texts, written in any order.
-
-    Attributes
-    ----------
-    kl : (B · room,) what the meter charged for each token, 0 for those it does not charge.
-    target, emitted : (B · room,) ln q and ln h, or None where they are not wanted.
-    """
+    """Entries (B · room,) of new tokens, in any order: charges, 0 for none, ln q and ln h."""
 
     def __init__(self, batch: int, room: int, log_probs: bool) -> None:
         self.batch, self.room = batch, room
-        self.kl = torch.zeros(batch * room, dtype=torch.float64)
-        self.target = torch.full_like(self.kl, torch.nan) if log_probs else None
-        self.emitted = torch.full_like(self.kl, torch.nan) if log_probs else None
+        self.charges = torch.zeros(batch * room, dtype=torch.float64)
+        self.target = torch.full_like(self.charges, torch.nan) if log_probs else None
+        self.emitted = torch.full_like(self.charges, torch.nan) if log_probs else None
 
     def slots(self, text: int, first: int, count: int) -> Int[Tensor, "count"]:
-        """Return the places of ``count`` tokens of a text, from its new token ``first`` on."""
         start = text * self.room + first
         return torch.arange(start, start + count)
 
     def score(
         self,
-        place: tuple[int, int],
+        position: tuple[int, int],
         ids: Sequence[int],
         target_probs: Float[Tensor, "rows vocab"],
         path: Int[Tensor, "most"] | None = None,
     ) -> None:
         """Enter ln q of a round's tokens, for ln h as well: :meth:`charge` replaces that later.
 
-        ``place`` is the text and its new tokens before these, ``target_probs`` the text's rows
+        ``position`` is the text and its new tokens before these, ``target_probs`` the text's rows
         of the round, ``path`` the accepted tokens of a tree among the drafted ones, None where
         they are the first ones.
         """
@@ -60,7 +53,7 @@ class TokenLog:
             rows = [0, *(taken + 1 for taken in path[: len(ids) - 1].tolist())]
         q = check.normalised(target_probs[rows])
         target_logs = q.gather(-1, torch.tensor(ids, device=q.device)[:, None])[:, 0].log().cpu()
-        slots = self.slots(*place, len(ids))
+        slots = self.slots(*position, len(ids))
         self.target[slots] = self.emitted[slots] = target_logs
 
     def charge(
@@ -71,22 +64,19 @@ class TokenLog:
         spent: Float[Tensor, "rows"],
     ) -> None:
         """Enter what charged tokens cost, and ln h."""
-        self.kl[slots] = spent.cpu()
+        self.charges[slots] = spent.cpu()
         if self.emitted is not None:
             self.emitted[slots] = emitted.gather(-1, ids[:, None])[:, 0].log().cpu()
 
     def costs(self, width: int) -> Float[Tensor, "batch width"]:
         """Return what the first ``width`` tokens of each text were charged."""
-        return self.kl.reshape(self.batch, self.room)[:, :width].clone()
+        return self.charges.reshape(self.batch, self.room)[:, :width].clone()
 
     def log_probs(self, width: int) -> LogProbs | None:
-        """Return the logarithms of the first ``width`` tokens of each text."""
         if self.target is None or self.emitted is None:
             return None
         shape = self.batch, self.room
-        return LogProbs(
-            *(values.reshape(shape)[:, :width] for values in (self.target, self.emitted))
-        )
+        return LogProbs(*(logs.reshape(shape)[:, :width] for logs in (self.target, self.emitted)))
 
 
 # Rows are collected up to WAITING_ENTRIES entries, then measured in batches of at most
@@ -113,13 +103,12 @@ class Meter:
         verifier: str | Verifier = "chain",
         log: TokenLog | None = None,
     ) -> None:
-        self.rules, self.verifier, self.log = policies, find_verifier(verifier), log
+        self.policies, self.verifier, self.log = policies, find_verifier(verifier), log
         self.divergence = find_divergence(divergence)
         self.waiting: list[Waiting] = []
-        self.only = torch.zeros(1, dtype=torch.int64)
-        self.sure = torch.ones(1, dtype=torch.float64)
-        self.entries = 0
-        self.rows = 0
+        self.zero = torch.zeros(1, dtype=torch.int64)
+        self.one = torch.ones(1, dtype=torch.float64)
+        self.rows = self.entries = 0
         # sums stay where the rows are: nothing waits for a device
         self.total, self.largest, self.expected = torch.zeros(3, dtype=torch.float64)
 
@@ -138,14 +127,14 @@ class Meter:
         tokens that were emitted there, and their ids (None: there is no log).
         """
         if choice is None:
-            choice = self.only.expand(len(target_probs))
+            choice = self.zero.expand(len(target_probs))
         if path is None:
-            path = Path(self.sure.expand(len(choice)), self.only.expand(len(choice)))
+            path = Path(self.one.expand(len(choice)), self.zero.expand(len(choice)))
         # a path of one piece either looked ahead or did not; NaN stands for the latter
         raised = path.alive * math.nan if path.raised is None else path.raised
-        slots, ids = tokens or (self.only.expand(len(choice)),) * 2
-        own = (target_probs, draft_probs, choice, path.alive, path.left, raised, slots, ids)
-        self.waiting.append(own)
+        slots, ids = tokens or (self.zero.expand(len(choice)),) * 2
+        ways = path.alive, path.left, raised
+        self.waiting.append((target_probs, draft_probs, choice, *ways, slots, ids))
         self.rows += len(target_probs)
         self.entries += target_probs.numel()
         if self.entries >= WAITING_ENTRIES:
@@ -182,7 +171,7 @@ class Meter:
     ) -> None:
         assert path.raised is not None
         ahead = path.raised.isfinite()
-        for number, policy in enumerate(self.rules):
+        for number, policy in enumerate(self.policies):
             for looked in (False, True):
                 rows = (choice == number) & (ahead == looked)
                 if bool(rows.all()):
@@ -231,13 +220,12 @@ def charge(
 ) -> None:
     """Give the meter the charged rows of one text, with that of a charged bonus.
 
-    ``new`` are the tokens that the text took, ``place`` which text of the batch it is, and how
+    ``new`` are the tokens that the text took, ``position`` which text of the batch it is, and how
     many new tokens it had before.
     """
     drafted, choice = verified.draft.lengths[row], verified.assigned.choice
-    nodes = verified.verdict.charged_rows(
-        row, min(drafted + verified.verdict.charges_bonus, len(new))
-    )
+    verdict = verified.verdict
+    nodes = verdict.charged_rows(row, min(drafted + verdict.charges_bonus, len(new)))
     q, p = rows_at(row, nodes, verified)
     choices = None if choice is None else choice[row, nodes]
     if choices is not None and len(choices) < len(q):  # the bonus follows the last one's policy

@@ -55,12 +55,10 @@ class Warp:
         self.places, self.batch = list(range(len(padding))), max(len(padding), 1)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         self.places = [self.places[row] for row in rows]
 
     @property
     def greedy(self) -> bool:
-        """Return whether every row is certain of its token."""
         return self.temperature == 0
 
     def __call__(
@@ -162,13 +160,12 @@ class Coins:
         return torch.tensor(seeds, device=self.device)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         self.streams = [self.streams[row] for row in rows]
 
     def toss(
         self, draft_lengths: Sequence[int], coins: Callable[[int], int] = int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (draft (B, K), accept (B, C), draw (B,)) for rows drafting up to ``wanted``.
+        """Return (draft (B, K), accept (B, C), draw (B,)) for rows of these draft lengths.
 
         ``coins`` returns how many acceptance coins a number of drafted tokens takes.
         """
@@ -204,7 +201,7 @@ class Coins:
         draft_lengths: Sequence[int],
         coins: Callable[[int], int] = int,
     ) -> None:
-        """Write coins into a table (B, width + C + 1); a row that wants −1 takes none."""
+        """Write coins into a table (B, width + C + 1); a row of draft length −1 takes none."""
         for row, (stream, length) in enumerate(zip(self.streams, draft_lengths, strict=True)):
             if length < 0:
                 continue
@@ -220,14 +217,8 @@ def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> 
     if generator is not None:
         return [generator] if isinstance(generator, torch.Generator) else list(generator)
     if isinstance(seed, Sequence) and not isinstance(seed, str):
-        return [_whole(number) for number in seed]
-    return 0 if seed is None else _whole(seed)
-
-
-def _whole(seed: Any) -> int:
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed: must be an integer of at least 0; got {seed!r}")
-    return seed
+        return [check.whole_number("seed", number, 0) for number in seed]
+    return 0 if seed is None else check.whole_number("seed", seed, 0)
 
 
 def _streams(batch: int, sources: Sources) -> list[Uniforms]:

@@ -15,15 +15,10 @@ Stop = Callable[[Int[Tensor, "1 length"]], bool]
 class Texts:
     """Prompts and generated ids, each row from its own position 0: (B, longest + room).
 
-    Attributes
-    ----------
-    capacity, last : the most positions of a row, and the last place of a row's memory: ``beside``
-        more, for drafted tokens that stand at the same position.
-    lengths : settled tokens of each row; drafted ones follow them.
-    ids : the same as lists, prompt included.
-    prompts : tokens of each prompt.
-    ended : whether a row's text ended by itself.
-    stop : called after every token of a row, in addition to the end-of-text ids, or None.
+    ``lengths`` are settled tokens, which drafted ones follow; ``ids`` the same as lists, prompt
+    included; ``prompts`` the lengths of the prompts. ``stop`` is called after every token of a
+    row, in addition to the end-of-text ids. ``capacity`` are the most positions of a row, ``last``
+    the last place of its memory: ``beside`` more, for drafted tokens of the same position.
     """
 
     def __init__(
@@ -49,7 +44,6 @@ class Texts:
 
     @property
     def batch(self) -> int:
-        """Return the number of rows."""
         return len(self.ids)
 
     @property
@@ -58,7 +52,6 @@ class Texts:
         return any(self.room(row) for row in range(self.batch))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         for name in ("ids", "prompts", "limits", "lengths", "ended"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in rows])
@@ -70,7 +63,6 @@ class Texts:
         return 0 if self.ended[row] else self.limits[row] - self.lengths[row]
 
     def new_ids(self, row: int) -> list[int]:
-        """Return the generated ids of a row."""
         return self.ids[row][self.prompts[row] :]
 
     def take(self, starts: Sequence[int], counts: Sequence[int]) -> Int[Tensor, "batch most"]:
@@ -110,10 +102,8 @@ class Texts:
         ``last`` (B,) is the last id of each row, on the device; those before it were drafted
         and stand in the buffer already.
         """
-        self._write(
-            [length + len(ids) - 1 for length, ids in zip(self.lengths, emitted, strict=True)],
-            last,
-        )
+        lengths = zip(self.lengths, emitted, strict=True)
+        self._write([length + len(ids) - 1 for length, ids in lengths], last)
         return [self.append(row, ids) for row, ids in enumerate(emitted)]
 
     def append(self, row: int, ids: Sequence[int]) -> int:

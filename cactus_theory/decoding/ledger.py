@@ -35,17 +35,13 @@ ROUNDING = 1e-9
 class Account:
     """The books of one text.
 
-    Attributes
-    ----------
-    inner : the state of the schedule that is capped.
-    emitted, spent : new tokens, and nats charged for them.
-    offered : what a node of this round is charged if it is reached, by the drafted tokens above
-        it; entered by ``choose_by_rows``, booked by ``observe``.
+    ``offered`` is what a node of this round is charged if it is reached, by the drafted tokens
+    above it; entered by ``choose_by_rows``, booked by ``observe``.
     """
 
-    inner: Any
-    emitted: int
-    spent: float
+    inner: Any  # the state of the schedule that is capped
+    emitted: int  # new tokens
+    spent: float  # nats charged for them
     offered: dict[tuple[int, ...], float]
 
 
@@ -99,11 +95,11 @@ class Ledger(Schedule):
             if value == math.inf:
                 raise ValueError(f"{name}: must be finite; got {value}")
         self.inner = policy if isinstance(policy, Schedule) else _Always(policy)
-        for choice in self.inner.rules:
-            if choice.needs_path:
+        for member in self.inner.rules:
+            if member.needs_path:
                 raise ValueError(
                     "policy: a ledger needs policies whose law at a row does not depend on the "
-                    f"path to it, such as band; got {choice.spec}"
+                    f"path to it, such as band; got {member.spec}"
                 )
 
     @property
@@ -163,10 +159,10 @@ class Ledger(Schedule):
         draft_probs: Float[Tensor, "K vocab"],
     ) -> Int[Tensor, "K"]:
         """Return for each token the first policy of its ladder that the allowance has room for."""
-        asked_of_inner = self.inner.choose_by_rows(state.inner, drafted, target_probs, draft_probs)
+        of_inner = self.inner.choose_by_rows(state.inner, drafted, target_probs, draft_probs)
         charges = _Charges(self.rules, target_probs, draft_probs)
         choices, spent, above = [], state.spent, tuple(drafted.tolist())
-        for place, number in enumerate(asked_of_inner.tolist()):
+        for place, number in enumerate(of_inner.tolist()):
             allowed = self.cap * (state.emitted + place + 1) * (1 - ROUNDING) + self.burst - spent
             choice = self._fitting(self.numbers[number], charges, place, allowed)
             choices.append(choice)
@@ -185,7 +181,7 @@ class Ledger(Schedule):
         self, ladder: Sequence[int], charges: "_Charges", place: int, allowed: float
     ) -> int:
         """Return the first policy from the rung that the credit suggests on that fits."""
-        rung = self._first(allowed, len(ladder))
+        rung = self._first_rung(allowed, len(ladder))
         while rung < len(ladder) - 1:
             charge = charges.of(ladder[rung], place)
             if charge <= allowed:
@@ -195,7 +191,7 @@ class Ledger(Schedule):
             rung += max(1, math.floor(over))
         return ladder[-1]
 
-    def _first(self, allowed: float, rungs: int) -> int:
+    def _first_rung(self, allowed: float, rungs: int) -> int:
         """Return the rung to try first: 0 with PATIENCE tokens' worth of credit or more."""
         if allowed <= 0:
             return rungs - 1
@@ -232,14 +228,14 @@ class _Charges:
         # beyond the draft of a row in a batch there may be anything; those rows are never charged
         real = (q.sum(-1) > 0) & (p.sum(-1) > 0)
         q, p = (torch.where(real[:, None], row.double(), 1.0) for row in (q, p))
-        self.rules, self.q, self.p = policies, check.normalised(q), check.normalised(p)
+        self.policies, self.q, self.p = policies, check.normalised(q), check.normalised(p)
         self.known: dict[tuple[int, int], float] = {}
 
     def of(self, number: int, place: int) -> float:
         """Return the charge of one row under one policy."""
         if (number, place) not in self.known:
             q, p = self.q[place : place + 1], self.p[place : place + 1]
-            law = self.rules[number].emitted(q, p)
+            law = self.policies[number].emitted(q, p)
             spent = 0.0 if law is q else float(KL.value(law, q))
             self.known[number, place] = max(spent, 0.0)
         return self.known[number, place]
@@ -250,5 +246,5 @@ def _ladder(policy: Policy) -> tuple[Policy, ...]:
     price = getattr(policy, "price", None)
     if not isinstance(price, float) or not 0 < price < math.inf:
         return (policy,)
-    prices = [price * STEP**rung for rung in range(RUNGS)]
-    return (policy, *(replace(policy, price=higher) for higher in prices[1:]))  # type: ignore[type-var]
+    prices = [price * STEP**rung for rung in range(1, RUNGS)]
+    return (policy, *(replace(policy, price=higher) for higher in prices))  # type: ignore

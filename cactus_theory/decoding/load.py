@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.files import first_line
 from cactus_theory.decoding._text import check_model_vocabularies, check_same_vocabulary
 from cactus_theory.decoding.drafters import is_head, load
 
@@ -122,10 +123,9 @@ def _named(name: str, folder: str | Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
-        reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
             f"{name}: files must be readable by transformers; "
-            f"got {type(error).__name__}: {reason} in {str(folder)!r}"
+            f"got {type(error).__name__}: {first_line(error)} in {str(folder)!r}"
         ) from error
 
 

@@ -36,12 +36,7 @@ class Round:
 
 
 class Pace(ABC):
-    """Decides K, the number of drafted tokens, before each round.
-
-    Attributes
-    ----------
-    learns : whether rounds are shown to it.
-    """
+    """Decides K, the number of drafted tokens, before each round, as past rounds suggest."""
 
     learns = True
 
@@ -127,7 +122,7 @@ class Gate(Pace):
 
     def turn(self, drafting: bool) -> None:
         """Go on with a kind for at least ``PROBE`` counted rounds."""
-        self.drafting, self.fresh, self.left = drafting, True, PROBE + 1
+        self.drafting, self.fresh, self.remaining = drafting, True, PROBE + 1
 
     def cost(self, drafting: bool) -> float:
         """Return running seconds per emitted token of a kind, infinite while unmeasured."""
@@ -145,9 +140,9 @@ class Gate(Pace):
             self.seconds[now] = (1 - FORGETTING) * self.seconds[now] + done.seconds
             self.tokens[now] = (1 - FORGETTING) * self.tokens[now] + done.emitted
         self.fresh = False
-        self.left -= 1
+        self.remaining -= 1
         self.since += 1
-        if self.left > 0:
+        if self.remaining > 0:
             return
         if self.since >= self.interval:
             self.seconds[other] = self.tokens[other] = 0.0

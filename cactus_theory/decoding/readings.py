@@ -45,6 +45,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 Kind = tuple[int, int, bool]
@@ -62,8 +63,9 @@ VLLM_SUMMARY = {
 class Reading:
     """What one request took and cost; the module defines every field.
 
-    Rates are NaN where there was nothing to count. The fields named kl hold the divergence that
-    the meter read, in its unit (nats for KL), and None where it was off.
+    Rates are NaN where there was nothing to count. The fields named kl, and ``emitted_divergence``,
+    ``emitted_divergence_per_token`` and ``largest_row_divergence``, which are the same, hold the
+    divergence that the meter read, in its unit (nats for KL), and None where it was off.
 
     Examples
     --------
@@ -89,6 +91,9 @@ class Reading:
     emitted_kl: float | None = None
     emitted_kl_per_token: float | None = None
     largest_row_kl: float | None = None
+    emitted_divergence = property(attrgetter("emitted_kl"))
+    emitted_divergence_per_token = property(attrgetter("emitted_kl_per_token"))
+    largest_row_divergence = property(attrgetter("largest_row_kl"))
 
     def speculative_decoding(self) -> dict[str, Any]:
         """Return vLLM's object for one request; ``num_spec_tokens`` is the longest draft."""
@@ -106,11 +111,8 @@ def reading_of(
 ) -> Reading:
     """Return the reading of a request.
 
-    Parameters
-    ----------
-    rounds : (drafted, accepted, ended inside) → how many rounds did that.
-    num_tokens : N.
-    costs : what the meter charged for each token, None where it was off.
+    ``rounds`` tells how many rounds (drafted, accepted, ended inside); ``costs`` are the meter's
+    for each of the N tokens, None where it was off.
     """
     drafts = {kind: times for kind, times in rounds.items() if kind[0]}
     width = max((drafted for drafted, _, _ in drafts), default=0)
@@ -147,11 +149,6 @@ def pooled(rounds: Sequence[Mapping[Kind, int]]) -> dict[Kind, int]:
         for kind, times in counts.items():
             total[kind] = total.get(kind, 0) + times
     return total
-
-
-def conditional_rates(rounds: Mapping[Kind, int]) -> tuple[float, ...]:
-    """Return for each place in a draft the share of tokens accepted among those reached."""
-    return reading_of(rounds, 0).conditional_acceptance_rates
 
 
 def _reached(rounds: Mapping[Kind, int], place: int) -> int:

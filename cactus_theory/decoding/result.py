@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import normalised
-from cactus_theory.decoding.readings import Reading, conditional_rates, reading_of
+from cactus_theory.decoding.readings import Reading, reading_of
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._records import Path
@@ -55,11 +56,12 @@ class MeterReading:
 
     Attributes
     ----------
-    divergence : its name; the fields named kl hold it, in its unit (nats for KL).
+    divergence : its name; it is in its unit (nats for KL).
     rows : verified rows, up to and including the first rejection of every round.
-    kl : Σ D(out‖q) over them; ``kl_per_row`` and ``kl_per_token`` divide it by the rows
+    total : Σ D(out‖q) over them; ``per_row`` and ``per_token`` divide it by the rows
         and by all emitted tokens (a bonus token costs nothing).
-    largest_row_kl : the largest single row.
+    largest_row : the largest single row.
+    kl, kl_per_row, kl_per_token, largest_row_kl : the same four, whichever divergence it is.
     expected_accepted : Σ over those rows of Σ p φ, which ``accepted`` equals on average.
     accepted : drafted tokens that were accepted.
     """
@@ -72,6 +74,9 @@ class MeterReading:
     expected_accepted: float
     accepted: int
     divergence: str = "kl"
+    total, per_row = property(attrgetter("kl")), property(attrgetter("kl_per_row"))
+    per_token = property(attrgetter("kl_per_token"))
+    largest_row = property(attrgetter("largest_row_kl"))
 
 
 @dataclass(frozen=True)
@@ -180,9 +185,10 @@ class GenerationResult:
     row_ended : whether each text ended by itself.
     rounds : (drafted, accepted, ended inside) → how many rounds of a row did that.
     row_rounds : the same of each row.
-    token_kl : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
+    token_charges : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
         one that was not drafted, and padding. Sums over a row are what that row spent; the sum
         over its first t tokens is what an answer that ended there would have spent.
+    token_kl : the same, whichever divergence the meter reads.
     log_probs : ln q and ln h of each new token, None unless they were asked for.
     dtype : of the models, or of target and draft where they differ (``float32, float16``).
     loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
@@ -195,7 +201,7 @@ class GenerationResult:
     >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=8)
     >>> result.num_tokens, result.output_token_ids.shape
     (8, torch.Size([1, 8]))
-    >>> bool(result.meter.kl >= 0), sum(result.accepted_histogram) == result.target_calls
+    >>> bool(result.meter.total >= 0), sum(result.accepted_histogram) == result.target_calls
     (True, True)
     """
 
@@ -215,6 +221,7 @@ class GenerationResult:
     log_probs: LogProbs | None = None
     loop: str = "host"
     dtype: str = ""
+    token_charges = property(attrgetter("token_kl"))
 
     @property
     def num_tokens(self) -> int:
@@ -244,17 +251,18 @@ class GenerationResult:
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """Return, for each place in a draft, the share of tokens kept among those reached."""
-        return conditional_rates(self.rounds)
+        return reading_of(self.rounds, 0).conditional_acceptance_rates
 
     def readings(self) -> list[Reading]:
         """Return what each row took and cost, by itself; see ``decoding.readings``."""
-        costs = [None] * len(self.row_rounds) if self.token_kl is None else self.token_kl.tolist()
+        charges = self.token_charges
+        costs = [None] * len(self.row_rounds) if charges is None else charges.tolist()
         rows = zip(self.row_rounds, self.row_lengths, costs, strict=True)
         return [reading_of(rounds, length, row and row[:length]) for rounds, length, row in rows]
 
     def pooled_reading(self) -> Reading:
         """Return the same over all rows: counts are added up, rates are of the sums."""
-        costs = None if self.token_kl is None else self.token_kl.flatten().tolist()
+        costs = None if self.token_charges is None else self.token_charges.flatten().tolist()
         return reading_of(self.rounds, self.num_tokens, costs)
 
     @property
@@ -282,9 +290,9 @@ class GenerationResult:
         if self.meter is not None:
             name = self.meter.divergence
             figures |= {
-                f"emitted_{name}_per_row": self.meter.kl_per_row,
-                f"emitted_{name}_per_token": self.meter.kl_per_token,
-                f"largest_row_{name}": self.meter.largest_row_kl,
+                f"emitted_{name}_per_row": self.meter.per_row,
+                f"emitted_{name}_per_token": self.meter.per_token,
+                f"largest_row_{name}": self.meter.largest_row,
                 "meter_seconds": self.seconds.meter,
             }
         return figures

@@ -55,10 +55,8 @@ class DecodingError(RuntimeError):
 class Tally:
     """The rounds and the finished texts of a decode.
 
-    Attributes
-    ----------
-    rounds : for each text (drafted, accepted, ended inside) → how many rounds did that.
-    finished : place in the batch → (new ids, whether the text ended by itself).
+    ``rounds`` has for each text (drafted, accepted, ended inside) → how many rounds did that,
+    ``finished`` place in the batch → (new ids, whether the text ended by itself).
     """
 
     def __init__(self, batch: int, width: int) -> None:
@@ -103,12 +101,7 @@ class Tally:
 
 
 class Loop(ABC):
-    """Rounds until every text has ended.
-
-    Attributes
-    ----------
-    places : where each row of the batch stood when the decode began.
-    """
+    """Rounds until every text has ended; ``places`` are where each row stood at the beginning."""
 
     def __init__(self, opening: Opening) -> None:
         self.clock = Stopwatch()

@@ -22,7 +22,7 @@ class TextPieces:
     --------
     >>> pieces = TextPieces(pair.tokenizer)
     >>> ids = pair.tokenizer("def f(x):")["input_ids"]
-    >>> "".join([*(pieces.add([own]) for own in ids), pieces.rest()])
+    >>> "".join([*(pieces.add([token]) for token in ids), pieces.rest()])
     'def f(x):'
     """
 
@@ -82,7 +82,7 @@ class Columns:
         """Hand over the next place; return whether there was one."""
         if not any(self.waiting):
             return False
-        column = [waiting.popleft() if waiting else self.pad for waiting in self.waiting]
+        column = [ids.popleft() if ids else self.pad for ids in self.waiting]
         self.streamer.put(torch.tensor(column))
         return True
 
@@ -107,7 +107,7 @@ class SpeculativeStream:
         self.model, self.options, self.tokenizer = model, options, tokenizer
         self.output: Any = None
         self.failure: BaseException | None = None
-        self.left = False
+        self.abandoned = False
         self.queue: Queue[list[list[int]] | None] = Queue()
 
     def __iter__(self) -> Iterator[str]:
@@ -128,7 +128,7 @@ class SpeculativeStream:
             if self.failure is not None:
                 raise self.failure
         finally:
-            self.left = True
+            self.abandoned = True
             thread.join()
 
     def _decode(self) -> None:
@@ -139,7 +139,7 @@ class SpeculativeStream:
             self.output = self.model.generate(
                 **self.options, custom_generate=decode, on_tokens=self._take
             )
-        except _Left:
+        except _Abandoned:
             pass
         except BaseException as failure:  # raised again where the text is read
             self.failure = failure
@@ -147,8 +147,8 @@ class SpeculativeStream:
             self.queue.put(None)
 
     def _take(self, new: list[Any]) -> None:
-        if self.left:
-            raise _Left
+        if self.abandoned:
+            raise _Abandoned
         self.queue.put(new if isinstance(new[0], list) else [new])
 
 
@@ -211,7 +211,7 @@ class BatchStream(SpeculativeStream):
         yield from (last(index) for index in range(len(texts)) if index not in over)
 
 
-class _Left(Exception):
+class _Abandoned(Exception):
     """Nobody reads the text any more."""
 
 

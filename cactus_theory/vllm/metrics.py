@@ -101,7 +101,7 @@ class Tally:
         readings = [meter.reading(0, 0) for meter in self.meters.get(label, ())]
         before = self.closed.get(label, (0, 0.0))
         measured = before[0] + sum(reading.rows for reading in readings)
-        spent = (before[1] + sum(reading.kl for reading in readings)) * self.settings.meter
+        spent = (before[1] + sum(reading.total for reading in readings)) * self.settings.meter
         return {**rows, "measured_rows": measured, "emitted_divergence_nats": spent}
 
     def line(self) -> str:
@@ -148,11 +148,11 @@ class Tally:
         label = self._label(policy)
         own = self.meters.setdefault(label, [])
         for meter in own:
-            if meter.rules[0] == policy:
+            if meter.policies[0] == policy:
                 return meter
         if len(own) == METERS:
             last, before = own.pop(0).reading(0, 0), self.closed.get(label, (0, 0.0))
-            self.closed[label] = before[0] + last.rows, before[1] + last.kl
+            self.closed[label] = before[0] + last.rows, before[1] + last.total
         own.append(Meter((policy,), self.settings.divergence, self.settings.verifier))
         return own[-1]
 

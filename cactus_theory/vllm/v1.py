@@ -117,7 +117,7 @@ class Request:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "emitted": self.emitted,
-            "emitted_divergence": found.kl,
+            "emitted_divergence": found.total,
             "divergence": found.divergence,
         }
 

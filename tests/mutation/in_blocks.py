@@ -131,7 +131,7 @@ IN_BLOCKS = {
 IN_TRACES = {
     "decoding/drafters/stop.py": (
         ("Watch.see", Replace("self.products[row] < self.threshold", "p < self.threshold")),
-        ("Watch.see", Value("drafted - 1", into="self.left[row]")),
+        ("Watch.see", Value("drafted - 1", into="self.lengths[row]")),
         ("Watch.see", Operator("<", "<=", nth=0)),
         ("DraftStop.lines", Replace("slopes * at", "slopes")),
         ("_pooled", Replace("value * size + kept * other", "value * other + kept * size")),

@@ -101,14 +101,11 @@ class Drafting(ABC):
 
 
 class SampledDrafting(Drafting):
-    """Rows of one round in memory that is taken once, and the tokens drawn from them.
+    """Rows (B, K, V) of one round in memory that is taken once, and the tokens drawn from them.
 
-    Attributes
-    ----------
-    certain : whether the likeliest token is taken; there are no rows then.
-    next_row : whether the row after a row's last token is reported, too.
-    probs : (B, K, V), None before the first token is drawn.
-    likeliest : by place the tokens (B, m) among which one is certain, where others are asked for.
+    Where it is ``certain`` the likeliest token is taken and there are no rows. With ``next_row``
+    the row after a row's last token is reported, too. ``likeliest`` holds by place the tokens
+    (B, m) among which one is certain, where others are asked for.
     """
 
     def __init__(self, setting: Setting, greedy: bool) -> None:
@@ -128,7 +125,7 @@ class SampledDrafting(Drafting):
     ) -> Int[Tensor, "batch"]:
         """Write drafted token number ``offset`` of every row, and its law; return it.
 
-        The logits are written over. Entries of rows that want no more tokens are arbitrary.
+        The logits are written over. Entries of rows that draft no more tokens are arbitrary.
         """
         if self.certain:
             scores = self.warp.scores(logits, self.texts, offset, draft_lengths)[:, 0]

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.files import write_whole
-from cactus_theory.decoding.drafters._base import Drafting, SampledDrafting, Setting
+from cactus_theory.base.files import first_line, write_whole
+from cactus_theory.decoding.drafters._base import Drafter, SampledDrafting, Setting
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.fast import FastForward
@@ -50,10 +50,9 @@ class HeadShape:
     path_rank: int = 32
 
     def __post_init__(self) -> None:
-        sizes = {name: value for name, value in vars(self).items() if name != "reads"}
-        for name, value in sizes.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: must be an integer of at least 1; got {value!r}")
+        for name, value in vars(self).items():
+            if name != "reads":
+                check.whole_number(name, value, 1)
         if self.width % self.head_size:
             raise ValueError(f"head_size: must divide width {self.width}; got {self.head_size}")
         if not self.reads or not all(isinstance(layer, int) for layer in self.reads):
@@ -141,10 +140,9 @@ class FeatureHead(nn.Module):
             head = cls(shape)
             head.load_state_dict(weights)
         except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
-            reason = (str(error).splitlines() or [""])[0]
             raise ValueError(
-                f"folder: must hold a {cls.kind} head; got {type(error).__name__}: {reason} "
-                f"in {str(folder)!r}"
+                f"folder: must hold a {cls.kind} head; got {type(error).__name__}: "
+                f"{first_line(error)} in {str(folder)!r}"
             ) from error
         return head.eval().requires_grad_(False)
 
@@ -163,20 +161,17 @@ class FeatureHead(nn.Module):
 
 
 class HeadMaps:
-    """The linear maps of a head outside its decoder, packed for a few rows.
+    """The linear maps of a head outside its decoder, by name, packed for a few rows.
 
-    Attributes
-    ----------
-    of : by name.
-    table : (V, width), what every token adds to a unit; None where that is much memory.
+    ``table`` (V, width) is what every token adds to a unit; None where that is much memory.
     """
 
     def __init__(self, head: FeatureHead, embedding: Float[Tensor, "vocab hidden"]) -> None:
         parts = {name: part for name, part in head.named_children() if type(part) is nn.Linear}
-        self.of = {name: Linear(part.weight, part.bias) for name, part in parts.items()}
+        self.maps = {name: Linear(part.weight, part.bias) for name, part in parts.items()}
         self.table: Tensor | None = None
         if len(embedding) * head.shape.width <= TABLE_ENTRIES:
-            self.table = self.of["token"](head.normed(embedding))
+            self.table = self.maps["token"](head.normed(embedding))
 
 
 class FeatureDrafting(SampledDrafting):
@@ -187,48 +182,38 @@ class FeatureDrafting(SampledDrafting):
         self.head, self.features, texts = head, setting.features, self.texts
         self.embedding = setting.target_model.get_input_embeddings()
         weights = prepared(head, HeadMaps, others=[self.embedding.weight])
-        self.maps, self.table = weights.of, weights.table
+        self.maps, self.table = weights.maps, weights.table
         self.cache = RaggedCache(
             head.shape.layers, texts.batch, texts.capacity + head.shape.places + 1
         )
         self.forward = FastForward(head.core, self.cache)
 
-    def planned(self, draft_lengths: Sequence[int]) -> list[int]:
+    def planned(self, wanted: Sequence[int]) -> list[int]:
         """Return how many tokens each row may draft: none before its states are there."""
         places = self.head.shape.places - self.next_row
-        lengths = [0] * len(draft_lengths) if self.features is None else self.features.lengths
-        return [
-            min(length, places) if 0 < read == settled - 1 else 0
-            for length, read, settled in zip(
-                draft_lengths, lengths, self.texts.lengths, strict=True
-            )
-        ]
+        read = [0] * len(wanted) if self.features is None else self.features.lengths
+        rows = zip(wanted, read, self.texts.lengths, strict=True)
+        return [min(most, places) if 0 < states == ids - 1 else 0 for most, states, ids in rows]
 
-    def fresh(
-        self, draft_lengths: Sequence[int]
-    ) -> tuple[Float[Tensor, "batch most width"], list[int]]:
-        """Return the units that are not cached yet, 0 of them where ``rows`` has a 0."""
+    def fresh(self, lengths: Sequence[int]) -> tuple[Float[Tensor, "batch most width"], list[int]]:
+        """Return the units that are not cached yet, none of rows that draft nothing."""
         assert self.features is not None
         starts = list(self.cache.lengths)
-        counts = [
-            (read - start) * bool(drafted)
-            for read, start, drafted in zip(
-                self.features.lengths, starts, draft_lengths, strict=True
-            )
-        ]
+        rows = zip(self.features.lengths, starts, lengths, strict=True)
+        counts = [(read - start) * bool(drafted) for read, start, drafted in rows]
         states = [self.features.hidden(layer, starts, counts) for layer in self.head.shape.reads]
         tokens = self.texts.take([start + 1 for start in starts], counts)
         read = self.head.normed(torch.stack(states, 2))
         units = self.maps["features"](read.flatten(2).flatten(0, 1))
         return self.embedded(tokens).add_(units.view(*tokens.shape, -1)), counts
 
-    def low(self, states: Float[Tensor, "batch some width"]) -> Float[Tensor, "batch some vocab"]:
-        """Return what states say of the vocabulary."""
+    def logits(self, states: Float[Tensor, "batch some width"]) -> Tensor:
+        """Return the logits (B, some, V) of these states."""
         rows = self.maps["vocabulary"](self.forward.head(states.reshape(-1, states.shape[-1])))
         return rows.view(*states.shape[:2], -1)
 
     def run(self, x: Float[Tensor, "batch new width"], counts: Sequence[int]) -> Tensor:
-        """Return the decoder's states of what is fed after the cached units."""
+        """Return the decoder's states of tokens that are fed after the cached units."""
         self.calls += 1
         return self.forward.run(x.reshape(-1, x.shape[-1]), (x.shape[0], x.shape[1]), counts)
 
@@ -240,12 +225,20 @@ class FeatureDrafting(SampledDrafting):
         return self.maps["token"](rows).view(*tokens.shape, -1)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
         super().keep(rows)
         self.cache.keep(rows)
 
 
-def last_tokens(drafting: Drafting) -> Int[Tensor, "batch"]:
-    """Return the last settled token of every row."""
-    texts = drafting.texts  # type: ignore[attr-defined]
-    return texts.take([length - 1 for length in texts.lengths], [1] * texts.batch)[:, 0]
+class FeatureDrafter(Drafter):
+    """A drafter with a ``head`` on the target's hidden states."""
+
+    head: FeatureHead
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Raise for a target that the head was not made for."""
+        self.head.check(target_model)
+        return {}
+
+    def reads(self, target_model: Any) -> Sequence[int]:
+        """Return the layers that the head reads."""
+        return self.head.shape.reads

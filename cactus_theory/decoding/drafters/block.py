@@ -16,7 +16,6 @@ verification stays as lossless as it was (THEORY.md, Theorem 12).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +23,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
+from cactus_theory.decoding.drafters._base import Drafting, Setting, nothing
 from cactus_theory.decoding.drafters._heads import (
+    FeatureDrafter,
     FeatureDrafting,
     FeatureHead,
     HeadShape,
-    last_tokens,
 )
 from cactus_theory.decoding.models.library import gathered
 from cactus_theory.verify.draft import Draft
@@ -61,7 +60,7 @@ class BlockHead(FeatureHead):
 
 
 @dataclass(frozen=True)
-class BlockDrafter(Drafter):
+class BlockDrafter(FeatureDrafter):
     """Draft with ``head``, one pass a block; nothing before the target has read the prompt.
 
     ``greedy`` takes the likeliest token at every place; such drafts are certain. ``stop`` ends a
@@ -102,15 +101,6 @@ class BlockDrafter(Drafter):
         """Return this drafter at work on one decode."""
         return BlockDrafting(setting, self.head, self.greedy, self.stop)
 
-    def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise for a target that the head was not made for."""
-        self.head.check(target_model)
-        return {}
-
-    def reads(self, target_model: Any) -> Sequence[int]:
-        """Return the layers that the head reads."""
-        return self.head.shape.reads
-
 
 class BlockDrafting(FeatureDrafting):
     """A block head at work."""
@@ -129,17 +119,18 @@ class BlockDrafting(FeatureDrafting):
             return nothing(self.texts)
         limits = None if self.stop is None else list(lengths)
         states = self._states(max(lengths) + self.next_row, lengths)
-        logits_of_places = self.low(states)
+        of_states = self.logits(states)
         self.clock.lap("draft")
         products = [1.0] * len(lengths)
-        before, tokens = last_tokens(self), []
+        ends = [length - 1 for length in self.texts.lengths]
+        before, tokens = self.texts.take(ends, [1] * len(ends))[:, 0], []
         for place in range(states.shape[1]):
             path = F.embedding(before, self.before)
             if self.stop is not None:
                 self._stop(place, lengths, products, torch.cat([states[:, place], path], -1))
             if place >= max(lengths) + self.next_row:
                 break
-            logits = self.maps["after"](path).add_(logits_of_places[:, place])[:, None]
+            logits = self.maps["after"](path).add_(of_states[:, place])[:, None]
             if place == max(lengths):
                 self.law(logits, place, lengths)
                 break
@@ -148,36 +139,34 @@ class BlockDrafting(FeatureDrafting):
         self.clock.lap("draft")
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)), limits=limits)
 
-    def _states(self, places: int, rows: Sequence[int]) -> Float[Tensor, "batch places width"]:
+    def _states(self, places: int, lengths: Sequence[int]) -> Float[Tensor, "batch places width"]:
         """Feed the new units and the marks of the places after the first; return their states."""
-        units, counts = self.fresh(rows)
+        units, counts = self.fresh(lengths)
         last = [max(count - 1, 0) for count in counts]
         x = units
         if places > 1:
             marked = gathered(units, last, [1] * len(last)) + self.marks[1:places]
-            x = _followed(units, marked, counts)
+            x = _joined(units, marked, counts)
         fed = [count + places - 1 if count else 0 for count in counts]
         states = gathered(self.run(x, fed), last, [places] * len(last))
         self.cache.extend(counts)  # marks are written over by the next units
         return states
 
-    def _stop(
-        self, place: int, lengths: list[int], products: list[float], features: Tensor
-    ) -> None:
-        """Learn what is foretold of a place; end the drafts that will probably not reach it."""
-        chances = self.maps["confidence"](features)[:, 0].sigmoid().tolist()
+    def _stop(self, place: int, lengths: list[int], products: list[float], x: Tensor) -> None:
+        """Learn the acceptance foretold of a place; end drafts that probably will not reach it."""
+        chances = self.maps["confidence"](x)[:, 0].sigmoid().tolist()
         for row, chance in enumerate(chances):
             products[row] *= chance
             if place and lengths[row] > place and products[row] < (self.stop or 0.0):
                 lengths[row] = place
 
 
-def _followed(
+def _joined(
     units: Float[Tensor, "batch most width"],
     marked: Float[Tensor, "batch more width"],
     counts: Sequence[int],
 ) -> Float[Tensor, "batch new width"]:
-    """Return the first ``counts[b]`` units of each row, and what follows them."""
+    """Return the first ``counts[b]`` units of each row, and the marked ones after them."""
     if min(counts) == max(counts):
         return torch.cat([units, marked], 1)
     at = torch.arange(units.shape[1] + marked.shape[1], device=units.device)

@@ -59,27 +59,20 @@ class CascadeDrafting(Drafting):
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Return the first drafter's tokens where it has any, else the second's."""
         cheap = self.first.propose(wanted, coins)
-        missing = [
-            0 if drafted else length for length, drafted in zip(wanted, cheap.lengths, strict=True)
-        ]
+        rows = zip(wanted, cheap.lengths, strict=True)
+        missing = [0 if drafted else length for length, drafted in rows]
         if not any(missing):
             return cheap
-        if not any(cheap.lengths):
-            return self._asked(wanted, coins)
-        second = self._asked(missing, coins)
-        drafted = torch.tensor([count > 0 for count in cheap.lengths], device=self.texts.device)
-        return self._merged(cheap, second, drafted)
-
-    def _asked(self, draft_lengths: Sequence[int], coins: Tensor) -> Draft:
-        proposal = self.second.propose(draft_lengths, coins)
+        second = self.second.propose(missing, coins)
         self.calls = self.first.calls + self.second.calls
-        return proposal
+        return self._merged(cheap, second) if any(cheap.lengths) else second
 
-    def _merged(self, cheap: Draft, second: Draft, drafted: Tensor) -> Draft:
+    def _merged(self, cheap: Draft, second: Draft) -> Draft:
+        drafted = torch.tensor([count > 0 for count in cheap.lengths], device=self.texts.device)
         width = max(cheap.token_ids.shape[1], second.token_ids.shape[1])
-        ids = torch.where(
-            drafted[:, None], _wide(cheap.token_ids, width), _wide(second.token_ids, width)
-        )
+        drafts = cheap.token_ids, second.token_ids
+        wide = (F.pad(ids, (0, width - ids.shape[1])) for ids in drafts)
+        ids = torch.where(drafted[:, None], *wide)
         self.texts.propose_all(ids)
         counts, limits = (
             [drafted or length for drafted, length in zip(cheap.lengths, rest, strict=True)]
@@ -103,7 +96,3 @@ class CascadeDrafting(Drafting):
         """Update both."""
         self.first.settle()
         self.second.settle()
-
-
-def _wide(token_ids: Tensor, width: int) -> Tensor:
-    return F.pad(token_ids, (0, width - token_ids.shape[1]))

@@ -51,13 +51,7 @@ class EarlyExit(Drafter):
 
 
 def first_layers(model: Any, layers: int) -> Any:
-    """Return a view of a causal LM that ends after its first layers; weights are shared.
-
-    Raises
-    ------
-    ValueError
-        A model without ``model.layers``, or a number of layers outside [1, its number).
-    """
+    """Return a view of a causal LM that ends after its first layers; weights are shared."""
     stack = getattr(getattr(model, "model", None), "layers", None)
     if not isinstance(stack, nn.ModuleList):
         raise ValueError(

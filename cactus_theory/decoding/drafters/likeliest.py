@@ -81,10 +81,10 @@ class LikeliestDrafting(ModelDrafting):
                 for node, text in enumerate([(), *tree]):
                     if len(text) == depth < wanted[row]:
                         best = logs[row, node].topk(min(self.n, logs.shape[-1]))
-                        own = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                        tree |= {(*text, n): tree.get(text, 0.0) + log for n, log in own}
+                        children = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                        tree |= {(*text, n): tree.get(text, 0.0) + log for n, log in children}
                 # the likeliest texts, each after those that it continues
-                best = nlargest(self.n, tree.items(), key=lambda own: (own[1], -len(own[0])))
+                best = nlargest(self.n, tree.items(), key=lambda node: (node[1], -len(node[0])))
                 trees[row] = dict(best)
             draft = self._draft(trees)
         return draft

@@ -8,14 +8,18 @@ the target's states in the unit of the next one, which the target has not comput
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, nothing
-from cactus_theory.decoding.drafters._heads import FeatureDrafting, FeatureHead, HeadShape
+from cactus_theory.decoding.drafters._base import Drafting, Setting, nothing
+from cactus_theory.decoding.drafters._heads import (
+    FeatureDrafter,
+    FeatureDrafting,
+    FeatureHead,
+    HeadShape,
+)
 from cactus_theory.decoding.models.library import gathered
 from cactus_theory.verify.draft import Draft
 
@@ -35,7 +39,7 @@ class RecurrentHead(FeatureHead):
 
 
 @dataclass(frozen=True)
-class RecurrentDrafter(Drafter):
+class RecurrentDrafter(FeatureDrafter):
     """Draft with ``head``, one pass a token; nothing before the target has read the prompt.
 
     ``greedy`` takes the likeliest token at every step; such drafts are certain.
@@ -67,15 +71,6 @@ class RecurrentDrafter(Drafter):
         """Return this drafter at work on one decode."""
         return RecurrentDrafting(setting, self.head, self.greedy)
 
-    def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise for a target that the head was not made for."""
-        self.head.check(target_model)
-        return {}
-
-    def reads(self, target_model: Any) -> Sequence[int]:
-        """Return the layers that the head reads."""
-        return self.head.shape.reads
-
 
 class RecurrentDrafting(FeatureDrafting):
     """A recurrent head at work."""
@@ -99,7 +94,7 @@ class RecurrentDrafting(FeatureDrafting):
                 state = self.run(x[:, None], fed)
                 self.cache.extend(fed)
             self.clock.lap("draft")
-            logits = self.low(state)
+            logits = self.logits(state)
             if step == max(lengths):
                 self.law(logits, step, lengths)
             else:

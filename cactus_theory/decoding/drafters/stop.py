@@ -170,15 +170,10 @@ def as_stop(stop: "DraftStop | float | None") -> DraftStop | None:
 
 
 class Watch:
-    """A stop at work on the drafts of one round.
-
-    Attributes
-    ----------
-    left : how many tokens each row drafts at most; shortened to those drafted where a row stops.
-    """
+    """A stop at work on the drafts of one round; shortens the ``lengths`` of rows that stop."""
 
     def __init__(self, stop: DraftStop, lengths: list[int]) -> None:
-        self.threshold, self.left = stop.threshold, lengths
+        self.threshold, self.lengths = stop.threshold, lengths
         self.places, self.pieces = stop.lines
         self.products = [1.0] * len(lengths)
 
@@ -192,9 +187,9 @@ class Watch:
         rows that have stopped are arbitrary and not looked at.
         """
         for row, (p,) in enumerate(probs.gather(1, token[:, None]).tolist()):
-            if self.left[row] <= drafted:
+            if self.lengths[row] <= drafted:
                 continue
             start, slope = self.pieces[bisect_right(self.places, p)]
             self.products[row] *= start + slope * p
             if self.products[row] < self.threshold:
-                self.left[row] = drafted
+                self.lengths[row] = drafted

@@ -20,14 +20,10 @@ LAYER_COUNTS = ("num_hidden_layers", "decoder_layers", "num_decoder_layers")
 class RaggedCache:
     """Keys and values of every layer, (B, capacity + 1, heads, width) each.
 
-    The place after the last position takes what a forward pass computes for padding.
-
-    Attributes
-    ----------
-    lengths : cached positions of each row; a list that only the cache's methods write to.
-    keys, values : one tensor a layer, None until the first states tell their shape.
-    hidden : by layer that somebody reads, hidden states (B, capacity + 1, hidden), which are rolled
-        back and moved with the keys.
+    The place after the last position takes what a forward pass computes for padding. ``lengths``
+    are the cached positions of each row, which only the cache's methods write to; ``hidden``, by
+    layer that somebody reads, hidden states (B, capacity + 1, hidden), which are rolled back and
+    moved with the keys. Tensors are None until the first states tell their shape.
     """
 
     def __init__(self, layers: int, batch: int, capacity: int) -> None:
@@ -64,13 +60,7 @@ class RaggedCache:
         self.lengths[:] = map(int.__add__, self.lengths, counts)
 
     def rollback(self, row: int, length: int) -> None:
-        """Keep the first ``length`` positions of a row; nothing is copied.
-
-        Raises
-        ------
-        ValueError
-            A length that is negative or exceeds what is cached.
-        """
+        """Keep the first ``length`` positions of a row; nothing is copied."""
         if not 0 <= length <= self.lengths[row]:
             raise ValueError(f"length: must lie in [0, {self.lengths[row]}]; got {length}")
         self.lengths[row] = length
@@ -79,11 +69,6 @@ class RaggedCache:
         """Keep the first ``length`` positions of a row, then ``length + i`` for i in ``path``.
 
         States move so that they are contiguous; a path 0, 1, 2, … copies nothing.
-
-        Raises
-        ------
-        ValueError
-            A length or a path outside what is cached, a path that does not ascend.
         """
         cached = self.lengths[row]
         if not 0 <= length <= cached:
@@ -126,11 +111,8 @@ class RaggedCache:
 def allocate(model: Any, batch: int, capacity: int) -> RaggedCache:
     """Return a cache for a causal LM, (B, capacity) positions.
 
-    Raises
-    ------
-    ValueError
-        A model with layers other than full or sliding-window attention, whose state cannot
-        be rolled back; a configuration that does not say how many layers there are.
+    Raises ValueError for layers whose state cannot be rolled back: other than full or
+    sliding-window attention.
     """
     config = text_config(model)
     for kind in getattr(config, "layer_types", None) or ():
@@ -157,18 +139,11 @@ def text_config(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sight:
-    """What the fed tokens of a batch attend to.
+    """What the fed tokens of a batch attend to."""
 
-    Attributes
-    ----------
-    positions : (B, new), how many cached tokens and fed ancestors precede each fed token.
-    key_positions : (B, end), the position of what lies in each slot; None where it is the slot.
-    hidden : (B, new, end), the slots each fed token must not attend to.
-    """
-
-    positions: Int[Tensor, "batch new"]
-    key_positions: Int[Tensor, "batch end"] | None
-    hidden: Bool[Tensor, "batch new end"]
+    positions: Int[Tensor, "batch new"]  # how many cached tokens and fed ancestors precede each
+    key_positions: Int[Tensor, "batch end"] | None  # of each slot; None where it is the slot
+    hidden: Bool[Tensor, "batch new end"]  # the slots that a fed token must not attend to
 
     def within(self, window: int | None) -> Bool[Tensor, "batch new end"]:
         """Return ``hidden`` together with what lies ``window`` or more positions back."""
@@ -185,13 +160,10 @@ class Sight:
 class Places:
     """The slots of a batch's fed tokens in a memory (B, capacity + 1, …).
 
-    Attributes
-    ----------
-    rows : the rows that take part.
-    start, end : slots shown before and after the fed tokens are written.
-    place : index of the fed tokens in the memory; padding goes to the spare place.
-    sight : None if every row is equally long and feeds a chain: slot and position of its fed
-        token j are then both ``start + j``, and it attends to every slot up to its own.
+    ``start`` and ``end`` are the slots shown before and after they are written, ``place`` their
+    index in the memory; padding goes to the spare place. ``sight`` is None if every row is equally
+    long and feeds a chain: slot and position of its fed token j are then both ``start + j``, and
+    it attends to every slot up to its own.
     """
 
     rows: slice

@@ -14,7 +14,7 @@ from torch import Tensor
 from cactus_theory.base.rows import warn_of_probabilities
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.fast import FastForward, obstacle
-from cactus_theory.decoding.models.library import LibraryForward
+from cactus_theory.decoding.models.library import LibraryForward, gathered
 from cactus_theory.decoding.models.trial import runs_together
 
 
@@ -102,15 +102,11 @@ class CachedModel:
                     f"counts: row {row} has states of {self.lengths[row]} tokens; "
                     f"got {count} from {start} on"
                 )
-        memory, longest = self.cache.hidden[layer], max(counts)
+        memory = self.cache.hidden[layer]
         if memory is None:  # nothing was fed yet
             return torch.empty(len(counts), 0, 0)
-        if min(starts) == max(starts):
-            return memory[:, starts[0] : starts[0] + longest].clone()
-        rows = torch.arange(len(counts), device=memory.device)[:, None]
-        at = torch.tensor(list(starts), device=memory.device)[:, None]
-        at = at + torch.arange(longest, device=memory.device)
-        return memory[rows, at.clamp(max=memory.shape[1] - 1)]
+        states = gathered(memory, starts, counts)
+        return states.clone() if min(starts) == max(starts) else states
 
     def feed(
         self,
@@ -206,12 +202,9 @@ def _takes_fast(model: Any, capacity: int, required: bool | None) -> bool:
 def check_reach(model: Any, capacity: int) -> None:
     """Raise if the library's own parts treat a text of ``capacity`` positions differently.
 
-    Raises
-    ------
-    ValueError
-        A rotary table that changes once a text outgrows its original length, while the cached
-        keys keep the old one; a sliding window that the library's caches apply and the model's
-        forward pass does not.
+    By a rotary table that changes once a text outgrows its original length, while the cached keys
+    keep the old one; by a sliding window that the library's caches apply and the model's forward
+    pass does not.
     """
     name = type(model).__name__
     for length in _rotary_lengths(text_config(model)):

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base.files import first_line
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.library import LibraryForward
 
@@ -37,10 +38,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
 def runs_together(model: Any) -> bool:
     """Return whether a ragged batch may run as one call; row by row otherwise.
 
-    Raises
-    ------
-    ValueError
-        A model whose cached forward passes differ from whole ones.
+    Raises ValueError where cached forward passes differ from whole ones.
     """
     config = text_config(model)
     key = type(model), *(getattr(config, name, None) for name in DECIDING)
@@ -70,20 +68,14 @@ def _answer(model: Any) -> Answer:
     try:
         whole = _whole(model, ids)
     except Exception as error:  # families fail in ways of their own
-        return f"a whole pass over token ids fails ({_said(error)})", False
-    refusal = _refusal(model, ids, whole)
-    return refusal, refusal is None and _ragged_equals(model, ids, whole)
-
-
-def _refusal(model: Any, ids: Tensor, whole: Tensor) -> str | None:
-    """Return why rows of one length cannot run, None if they can."""
+        return f"a whole pass over token ids fails ({_named(error)})", False
     try:
         difference = _difference(_even(model, ids), whole)
     except Exception as error:
-        return f"the cache fails ({_said(error)})"
-    if difference <= _tolerance(whole):
-        return None
-    return f"they differ by {difference:.2g} of the logits' size"
+        return f"the cache fails ({_named(error)})", False
+    if not difference <= _tolerance(whole):
+        return f"they differ by {difference:.2g} of the logits' size", False
+    return None, _ragged_equals(model, ids, whole)
 
 
 def _ragged_equals(model: Any, ids: Tensor, whole: Tensor) -> bool:
@@ -120,18 +112,21 @@ def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
 def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
     """Return the logits without a cache, called as the library's ``generate`` does."""
     parameters = inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"attention_mask": torch.ones_like(ids)}
-    options["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
     options["use_cache"] = False
-    return model(
-        input_ids=ids, **{name: value for name, value in options.items() if name in parameters}
-    ).logits
+    accepted = {name: value for name, value in options.items() if name in parameters}
+    return model(input_ids=ids, **accepted).logits
 
 
 def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
     """Return the logits of rows fed alike: several tokens, one, several after a prefix."""
-    forward = _forward(model, together=False)
-    return torch.cat([_feed(forward, ids[:, piece]) for piece in _pieces(4, 5, TOKENS)], 1)
+    forward, logits = _forward(model, together=False), []
+    for piece in ids.split([4, 1, TOKENS - 5], 1):
+        counts = [piece.shape[1]] * ROWS
+        logits.append(forward(piece, counts, counts))
+        forward.cache.extend(counts)
+    return torch.cat(logits, 1)
 
 
 def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows tokens vocab"]:
@@ -154,7 +149,7 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
 
 
 def _ahead(ids: Tensor, lengths: list[int], count: int) -> Tensor:
-    """Return the ``most`` tokens of each text after its first ``lengths[b]``."""
+    """Return ``count`` tokens of each text after its first ``lengths[b]``."""
     at = torch.tensor(lengths, device=ids.device)[:, None] + torch.arange(count, device=ids.device)
     return ids.gather(1, at.clamp(max=TOKENS - 1))
 
@@ -163,17 +158,6 @@ def _note(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> Non
     """Write the last ``keep[b]`` logits of each text so far."""
     for row, (end, count) in enumerate(zip(ends, keep, strict=True)):
         logits[row, end - count : end] = last[row, :count]
-
-
-def _feed(forward: LibraryForward, ids: Tensor) -> Tensor:
-    counts = [ids.shape[1]] * ROWS
-    logits = forward(ids, counts, counts)
-    forward.cache.extend(counts)
-    return logits
-
-
-def _pieces(*ends: int) -> list[slice]:
-    return [slice(start, end) for start, end in zip((0, *ends), ends, strict=False)]
 
 
 def _forward(model: Any, together: bool) -> LibraryForward:
@@ -189,5 +173,5 @@ def _tolerance(like: Tensor) -> float:
     return HALF_TOLERANCE if like.dtype in (torch.float16, torch.bfloat16) else TOLERANCE
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
