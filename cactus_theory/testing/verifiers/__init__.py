@@ -92,34 +92,34 @@ def assert_verifier_properties(
     if "chain" not in judge.drafts:
         raise ValueError(f"verifier: must take chains; {judge.name} takes {judge.drafts}")
     chosen = VERIFIER_PROPERTIES.chosen("properties", properties)
-    own = [prop for prop in chosen if prop.applies(judge)]
+    applicable = [prop for prop in chosen if prop.applies(judge)]
     groups = trees(int(check.number("examples", examples, 1)), seed)
     followed = _followed(judge, policies)
-    said = [
+    failures = [
         broken(
             f"{judge.name} with {policy.spec}",
             (Enumeration(judge, policy, group, seed) for group in groups),
-            own,
+            applicable,
         )
         for policy in followed
     ]
-    if any(said):
-        raise AssertionError("\n\n".join(filter(None, said)))
+    if any(failures):
+        raise AssertionError("\n\n".join(filter(None, failures)))
     return examples * len(followed)
 
 
 def _followed(verifier: Verifier, policies: Iterable[Policy | str] | None) -> list[Policy]:
     """Return the policies, of the default ones those that the verifier can follow."""
     if policies is not None:
-        given = [find_policy(policy) for policy in policies]
-        for policy in given:
+        chosen = [find_policy(policy) for policy in policies]
+        for policy in chosen:
             verifier.check(policy)
-        return given
-    found = []
+        return chosen
+    followed = []
     for policy in map(find_policy, POLICIES):
         try:
             verifier.check(policy)
         except ValueError:
             continue
-        found.append(policy)
-    return found
+        followed.append(policy)
+    return followed

@@ -1,6 +1,6 @@
 """The joint law of (drafted path, accepted tokens, next token), for every tree at once.
 
-:class:`Asked` is some of the paths, on which a verifier is asked with chosen coins.
+:class:`Paths` is some of the paths, on which a verifier is asked with chosen coins.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.policies import Policy
@@ -126,12 +126,15 @@ class Enumeration(Seen):
         count, paths = q.shape[:2]
         ids = self.trees.paths.repeat(count, 1)
         draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
-        found = (verifier or self.verifier).law(self.assigned, q.flatten(0, 1), draft)
+        law = (verifier or self.verifier).law(self.assigned, q.flatten(0, 1), draft)
         shape = (count, paths)
-        optional = (found.emitted, found.turns)
+        optional = (law.emitted, law.turns)
         return PathLaw(
-            *(own.unflatten(0, shape).double() for own in (found.stop, found.last, found.alive)),
-            *(None if own is None else own.unflatten(0, shape).double() for own in optional),
+            *(values.unflatten(0, shape).double() for values in (law.stop, law.last, law.alive)),
+            *(
+                None if values is None else values.unflatten(0, shape).double()
+                for values in optional
+            ),
         )
 
     def by_node(self, values: Tensor, depth: int) -> Tensor:
@@ -158,25 +161,25 @@ class Enumeration(Seen):
     def following(self) -> RowsByNode:
         """Return by depth the joint law of passing a node and of the token that follows it."""
         ended = self.drafted(self.law.stop[..., None] * self.law.last)
-        found = []
+        by_depth = []
         for depth in range(self.trees.depth + 1):
-            own = self.by_node(ended[:, :, depth], depth)
+            joint = self.by_node(ended[:, :, depth], depth)
             if depth < self.trees.depth:
-                own = own + self.passed[depth + 1].unflatten(1, (-1, self.trees.vocab))
-            found.append(own)
-        return tuple(found)
+                joint = joint + self.passed[depth + 1].unflatten(1, (-1, self.trees.vocab))
+            by_depth.append(joint)
+        return tuple(by_depth)
 
     @cached_property
     def alive(self) -> ByNode:
         """Return by depth the alive ratio that the verifier states at each node."""
-        found = []
+        by_depth = []
         for depth in range(self.trees.depth + 1):
             nodes = self.trees.vocab**depth
             likeliest = self.weight.unflatten(1, (nodes, -1)).argmax(-1, keepdim=True)
-            own = self.law.alive[..., depth].unflatten(1, (nodes, -1))
-            own = own.gather(-1, likeliest)[..., 0]
-            found.append(torch.where(self.trees.reached[depth] > 0, own, 0.0))
-        return tuple(found)
+            ratios = self.law.alive[..., depth].unflatten(1, (nodes, -1))
+            ratios = ratios.gather(-1, likeliest)[..., 0]
+            by_depth.append(torch.where(self.trees.reached[depth] > 0, ratios, 0.0))
+        return tuple(by_depth)
 
     @cached_property
     def target(self) -> RowsByNode:
@@ -212,14 +215,11 @@ def aim(
     return (policy.emitted(q, p) if row is None else row).double()
 
 
-class Asked:
+class Paths:
     """N paths with their rows, and what the verifier does on them with chosen coins.
 
-    Attributes
-    ----------
-    tree, path : (N,) which they are. ``ids`` : (N, K). ``weight`` : (N,) how likely they are.
-    q, p : (N, K + 1, V) and (N, K, V). ``stop``, ``last``, ``alive`` : what the law states.
-    aims : (N, K + 1, V) h, and the target's row at the end.
+    ``tree`` and ``path``, (N,), say which they are; ``stop``, ``last``, ``alive`` and ``turns`` are
+    what the law states of them, ``aims`` (N, K + 1, V) is h, and the target's row at the end.
     """
 
     def __init__(self, seen: Enumeration, tree: Tensor, path: Tensor) -> None:
@@ -229,28 +229,24 @@ class Asked:
         self.stop, self.last = (part[tree, path] for part in (seen.law.stop, seen.law.last))
         self.alive, self.aims = seen.law.alive[tree, path], seen.aims[tree, path]
         self.turns = None if seen.law.turns is None else seen.law.turns[tree, path]
+        self.length = self.ids.shape[1]
+        self.coins = seen.verifier.coins(self.length)  # that decide on acceptance, of each path
 
-    @property
-    def coins(self) -> int:
-        """Return how many acceptance coins a path takes."""
-        return self.seen.verifier.coins(self.seen.trees.depth)
-
-    @property
-    def length(self) -> int:
-        """Return K."""
-        return self.ids.shape[1]
-
-    def some(self, chosen: Tensor) -> "Asked":
+    def part(self, chosen: Tensor) -> "Paths":
         """Return a part of the paths."""
-        return Asked(self.seen, self.tree[chosen], self.path[chosen])
+        return Paths(self.seen, self.tree[chosen], self.path[chosen])
 
     def verify(
         self,
         accept: Float[Tensor, "N trials coins"],
-        draw: Float[Tensor, "N trials"],
+        draw: Float[Tensor, "N trials"] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Verdict:
-        """Return the verdict on N × trials rows, each path's one after another."""
+        """Return the verdict on N × trials rows, each path's one after another.
+
+        ``draw`` is 0.5 where it does not matter.
+        """
+        draw = accept.new_full(accept.shape[:2], 0.5) if draw is None else draw
         each = torch.arange(len(self.ids)).repeat_interleave(accept.shape[1])
         ids = self.ids[each]
         draft = Draft(ids, [self.length] * len(ids), self.p[each].to(dtype))
@@ -273,39 +269,26 @@ class Asked:
         pairs = torch.stack([tail[:, 1:] / tail[:, :-1], self.stop[:, 1:] / head[:, 1:]], -1)
         return pairs.nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
-    def name(self, index: int) -> str:
-        """Return a path as text."""
-        return tokens(self.ids[index])
+    def about(self, describe: Callable[[tuple[int, ...]], str]) -> Callable[..., str]:
+        """Return a text about an entry: its drafted tokens, then what ``describe`` says of it."""
+
+        def text(index: tuple[int, ...]) -> str:
+            drafted = " ".join(map(str, self.ids[index[0]].tolist()))
+            return f"draft {drafted or '(none)'}: {describe(index)}"
+
+        return text
 
 
-def some_paths(seen: Enumeration) -> Asked:
+def some_paths(seen: Enumeration) -> Paths:
     """Return a few paths of every tree that can be drafted, seeded."""
     source = torch.Generator().manual_seed(seen.seed)
     weight = seen.weight
-    impossible = (seen.aims[:, :, :-1].gather(-1, _drafted(seen)) == 0).any(2)[..., 0]
+    drafted = seen.trees.paths[..., None].expand(*seen.p.shape[:3], 1)
+    impossible = (seen.aims[:, :, :-1].gather(-1, drafted) == 0).any(2)[..., 0]
     lots = torch.rand(weight.shape, generator=source, dtype=torch.float64)
     chosen = torch.zeros(weight.shape, dtype=torch.bool)
     for rank in (weight, lots, lots * impossible):
         best = torch.where(weight > 0, rank, 0.0).topk(min(EACH, weight.shape[1]), -1)
         chosen |= torch.zeros_like(chosen).scatter(-1, best.indices, best.values > 0)
     tree, path = chosen.nonzero(as_tuple=True)
-    return Asked(seen, tree, path)
-
-
-def _drafted(seen: Enumeration) -> Tensor:
-    """Return the drafted token of every row, (T, V^K, K, 1)."""
-    return seen.trees.paths[..., None].expand(*seen.p.shape[:3], 1)
-
-
-def tokens(ids: Int[Tensor, "K"]) -> str:
-    """Return token ids as text."""
-    return " ".join(map(str, ids.tolist())) or "(none)"
-
-
-def named(asked: Asked, tell: Callable[[tuple[int, ...]], str]) -> Callable[..., str]:
-    """Return a text about an entry of N paths: the drafted tokens, then what ``tell`` says."""
-
-    def about(index: tuple[int, ...]) -> str:
-        return f"draft {asked.name(index[0])}: {tell(index)}"
-
-    return about
+    return Paths(seen, tree, path)

@@ -70,15 +70,15 @@ class Trees:
 
     def along(self, rows: tuple[Tensor, ...]) -> Float[Tensor, "trees paths depths vocab"]:
         """Return the rows that each path passes, from rows by node."""
-        return torch.stack([own[:, self.node(i)] for i, own in enumerate(rows)], 2)
+        return torch.stack([depth_rows[:, self.node(i)] for i, depth_rows in enumerate(rows)], 2)
 
     @cached_property
     def reached(self) -> tuple[Float[Tensor, "trees _"], ...]:
         """Return the probability of each text, p(x_1)…p(x_i), by depth: (T, V^i)."""
-        found = [torch.ones(len(self.kinds), 1, dtype=torch.float64)]
+        chances = [torch.ones(len(self.kinds), 1, dtype=torch.float64)]
         for rows in self.p:
-            found.append((found[-1][..., None] * rows.double()).flatten(1))
-        return tuple(found)
+            chances.append((chances[-1][..., None] * rows.double()).flatten(1))
+        return tuple(chances)
 
 
 def _smooth(count: int, vocab: int, source: torch.Generator, spread: float = 2.0) -> Pair:
@@ -95,8 +95,8 @@ def _zeros(count: int, vocab: int, source: torch.Generator) -> Pair:
     """Return rows with a support of their own each."""
     rows = torch.stack(_smooth(count, vocab, source))
     kept = torch.rand(rows.shape, generator=source) < 0.6
-    one = torch.randint(0, vocab, rows.shape[:-1], generator=source)
-    rows = torch.where(kept.scatter(-1, one[..., None], True), rows, 0.0)
+    kept_token = torch.randint(0, vocab, rows.shape[:-1], generator=source)
+    rows = torch.where(kept.scatter(-1, kept_token[..., None], True), rows, 0.0)
     rows = rows / rows.sum(-1, keepdim=True)
     return rows[0], rows[1]
 
@@ -105,10 +105,10 @@ def _certain(count: int, vocab: int, source: torch.Generator) -> Pair:
     """Return rows of which the target's, the draft's or both are certain of a token."""
     rows = list(_smooth(count, vocab, source))
     which = torch.randint(0, 3, (count, 1), generator=source)
-    for number, also in enumerate((1, 0)):
+    for number, uncertain in enumerate((1, 0)):
         token = torch.randint(0, vocab, (count,), generator=source)
-        sure = torch.nn.functional.one_hot(token, vocab).double()
-        rows[number] = torch.where(which != also, sure, rows[number])
+        one_hot = torch.nn.functional.one_hot(token, vocab).double()
+        rows[number] = torch.where(which != uncertain, one_hot, rows[number])
     return rows[0], rows[1]
 
 
@@ -135,8 +135,8 @@ def _fractions(count: int, vocab: int, source: torch.Generator) -> Pair:
     table = torch.tensor(POWERS[vocab], dtype=torch.float64)
     p = table[torch.randint(0, len(table), (count,), generator=source)]
     p = p.gather(-1, torch.rand(count, vocab, generator=source).argsort(-1))
-    drawn = torch.randint(0, vocab, (count, EIGHTHS), generator=source)
-    q = torch.nn.functional.one_hot(drawn, vocab).sum(1).double() / EIGHTHS
+    tokens = torch.randint(0, vocab, (count, EIGHTHS), generator=source)
+    q = torch.nn.functional.one_hot(tokens, vocab).sum(1).double() / EIGHTHS
     return q, p
 
 
@@ -170,9 +170,9 @@ TURNS = (*KINDS, "mixed", "mixed", "mixed")
 def _rows(kind: str, count: int, vocab: int, source: torch.Generator) -> Pair:
     if kind != "mixed":
         return KINDS[kind](count, vocab, source)
-    made = [make(count, vocab, source) for make in KINDS.values()]
-    chosen = torch.randint(0, len(made), (count,), generator=source)
-    q, p = (torch.stack(rows)[chosen, torch.arange(count)] for rows in zip(*made, strict=True))
+    pairs = [make(count, vocab, source) for make in KINDS.values()]
+    chosen = torch.randint(0, len(pairs), (count,), generator=source)
+    q, p = (torch.stack(rows)[chosen, torch.arange(count)] for rows in zip(*pairs, strict=True))
     return q, p
 
 
@@ -192,14 +192,17 @@ def trees(count: int, seed: int = 0) -> tuple[Trees, ...]:
         numbers.setdefault(SHAPES[number % len(SHAPES)], []).append(number)
     groups = []
     for shape in sorted(numbers, key=lambda shape: shape[0] ** shape[1]):
-        own = numbers[shape]
-        for first in range(0, len(own), TOGETHER):
-            groups.append(_group(own[first : first + TOGETHER], seed))
+        group = numbers[shape]
+        for first in range(0, len(group), TOGETHER):
+            groups.append(_group(group[first : first + TOGETHER], seed))
     return tuple(groups)
 
 
 def _group(numbers: list[int], seed: int) -> Trees:
-    made = [_tree(number, seed) for number in numbers]
-    depths = list(zip(*(rows for rows, _ in made), strict=True))
-    q, p = (tuple(torch.stack([pair[i] for pair in own]) for own in depths) for i in range(2))
-    return Trees(q, p[:-1], tuple(kind for _, kind in made), tuple(numbers))
+    pairs = [_tree(number, seed) for number in numbers]
+    depths = list(zip(*(rows for rows, _ in pairs), strict=True))
+    q, p = (
+        tuple(torch.stack([pair[i] for pair in depth_pairs]) for depth_pairs in depths)
+        for i in range(2)
+    )
+    return Trees(q, p[:-1], tuple(kind for _, kind in pairs), tuple(numbers))

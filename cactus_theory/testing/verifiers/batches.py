@@ -12,10 +12,9 @@ from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._records import Path
 from cactus_theory.testing._property import EXACT, Bounds, chance_of_counts
 from cactus_theory.testing.verifiers._enumeration import (
-    Asked,
     Enumeration,
+    Paths,
     aim,
-    named,
     some_paths,
     verifier_property,
 )
@@ -61,9 +60,9 @@ class Ragged:
 
     def alone(self, row: int) -> tuple[Tensor, Draft]:
         """Return the target's rows and the draft of one row."""
-        count, own = self.counts[row], slice(row, row + 1)
-        draft = Draft(self.ids[own, :count], [count], self.p[own, :count])
-        return self.q[own, : count + 1], draft
+        count, part = self.counts[row], slice(row, row + 1)
+        draft = Draft(self.ids[part, :count], [count], self.p[part, :count])
+        return self.q[part, : count + 1], draft
 
 
 def _ragged(seen: Enumeration) -> Ragged:
@@ -96,8 +95,8 @@ def a_row_alone_equals_the_batch(seen: Enumeration) -> Iterator[Bounds]:
     for row, count in enumerate(batch.counts):
         q, draft = batch.alone(row)
         accept = batch.accept[row : row + 1, : verifier.coins(count)]
-        verdict = verifier.verify(assigned, q, draft, accept, batch.draw[row : row + 1])
-        alone[row, : count + 1] = verdict.output_token_ids[0]
+        single = verifier.verify(assigned, q, draft, accept, batch.draw[row : row + 1])
+        alone[row, : count + 1] = single.output_token_ids[0]
         laws[row, 0] = 1.0
         if count:
             laws[row, : count + 1] = verifier.law(assigned, q, draft).stop[0]
@@ -110,22 +109,22 @@ def a_row_alone_equals_the_batch(seen: Enumeration) -> Iterator[Bounds]:
 
 
 def _by_generator(seen: Enumeration, batch: Ragged) -> Bounds:
-    together = _tossed(seen, batch.q, batch.p, batch.padded, list(range(BATCH)))
-    found = together.output_token_ids
-    expected = torch.full_like(found, -1)
+    verdict = _with_generators(seen, batch.q, batch.p, batch.padded, list(range(BATCH)))
+    emitted = verdict.output_token_ids
+    expected = torch.full_like(emitted, -1)
     for row, count in enumerate(batch.counts):
         q, draft = batch.alone(row)
-        alone = _tossed(seen, q, draft.probs, draft.token_ids, [row])
+        alone = _with_generators(seen, q, draft.probs, draft.token_ids, [row])
         expected[row, : count + 1] = alone.output_token_ids[0]
     about = "row of this tree, with a generator per row: token at place {0}"
-    return Bounds(found, expected, expected, about, 0.0, rows=batch.tree)
+    return Bounds(emitted, expected, expected, about, 0.0, rows=batch.tree)
 
 
-def _tossed(
+def _with_generators(
     seen: Enumeration, q: Tensor, p: Tensor | None, ids: Tensor, seeds: list[int]
 ) -> Verdict:
-    own = [torch.Generator().manual_seed(seen.seed + seed) for seed in seeds]
-    return verify_tensors(seen.verifier, seen.policy, q, p, ids, own, None, False)
+    generators = [torch.Generator().manual_seed(seen.seed + seed) for seed in seeds]
+    return verify_tensors(seen.verifier, seen.policy, q, p, ids, generators, None, False)
 
 
 @verifier_property(hint="a certain draft that is not treated as a one-hot row")
@@ -134,30 +133,30 @@ def certain_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
 
     Unless the policy looks ahead along certain drafts, which is another law.
     """
-    asked = some_paths(seen)
-    if seen.policy.certain_path(asked.p[:, :, 0], torch.full_like(asked.tree, 1)) is not None:
+    paths = some_paths(seen)
+    if seen.policy.certain_path(paths.p[:, :, 0], torch.full_like(paths.tree, 1)) is not None:
         return
     source = torch.Generator().manual_seed(seen.seed + 2)
-    each = torch.arange(len(asked.ids)).repeat_interleave(TRIALS)
-    ids, q, tree = asked.ids[each], asked.q[each], asked.tree[each]
-    counts = [asked.length] * len(ids)
+    each = torch.arange(len(paths.ids)).repeat_interleave(TRIALS)
+    ids, q, tree = paths.ids[each], paths.q[each], paths.tree[each]
+    counts = [paths.length] * len(ids)
     drafts = Draft(ids, counts, None), Draft(ids, counts, one_hot(ids, q))
-    coins = torch.rand(len(ids), asked.coins + 1, generator=source, dtype=torch.float64)
+    coins = torch.rand(len(ids), paths.coins + 1, generator=source, dtype=torch.float64)
     coins[::TRIALS] = 0.0
     accept, draw = coins[:, :-1], coins[:, -1]
-    found, expected = (
+    certain, expected = (
         seen.verifier.verify(seen.assigned, q, draft, accept, draw).output_token_ids
         for draft in drafts
     )
     about = "certain draft of this tree: token at place {0}"
-    yield Bounds(found, expected, expected, about, 0.0, rows=tree)
+    yield Bounds(certain, expected, expected, about, 0.0, rows=tree)
     laws = [seen.verifier.law(seen.assigned, q, draft) for draft in drafts]
     for name in ("stop", "last", "alive", "emitted"):
-        found, expected = (getattr(law, name) for law in laws)
-        if found is None or expected is None:
+        certain, expected = (getattr(law, name) for law in laws)
+        if certain is None or expected is None:
             continue
         about = f"certain draft of this tree: {name} of the law at {{0}}"
-        yield Bounds(found, expected, expected, about, EXACT, rows=tree)
+        yield Bounds(certain, expected, expected, about, EXACT, rows=tree)
 
 
 @verifier_property(hint="one policy for every token, or that of another place")
@@ -166,40 +165,40 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
 
     Whole drafts with a policy each have the verdicts that they have under that policy alone.
     """
-    asked = some_paths(seen)
-    other = next(own for own in map(find_policy, OTHERS) if own.spec != seen.policy.spec)
-    both = (seen.policy, other)
-    number = torch.arange(len(asked.ids))[:, None]
-    turns = (number + torch.arange(asked.length)) % 2
-    draft = Draft(asked.ids, [asked.length] * len(asked.ids), asked.p)
-    yield _whole_drafts(asked, both, number % 2)
-    law = seen.verifier.law(Assignment(both, turns), asked.q, draft)
+    paths = some_paths(seen)
+    other = next(policy for policy in map(find_policy, OTHERS) if policy.spec != seen.policy.spec)
+    policies = (seen.policy, other)
+    number = torch.arange(len(paths.ids))[:, None]
+    turns = (number + torch.arange(paths.length)) % 2
+    draft = Draft(paths.ids, [paths.length] * len(paths.ids), paths.p)
+    yield _whole_drafts(paths, policies, number % 2)
+    law = seen.verifier.law(Assignment(policies, turns), paths.q, draft)
     if law.emitted is None:
         return
-    left = torch.arange(asked.length - 1, -1, -1).repeat(len(number))
-    path = Path(law.alive[:, :-1].flatten(), left)
-    rows = asked.q[:, :-1].flatten(0, 1), asked.p.flatten(0, 1)
-    first, second = (aim(own, *rows, path).reshape(law.emitted.shape) for own in both)
-    due = torch.where(turns[..., None] == 0, first, second)
+    tokens_left = torch.arange(paths.length - 1, -1, -1).repeat(len(number))
+    path = Path(law.alive[:, :-1].flatten(), tokens_left)
+    rows = paths.q[:, :-1].flatten(0, 1), paths.p.flatten(0, 1)
+    first, second = (aim(policy, *rows, path).reshape(law.emitted.shape) for policy in policies)
+    expected = torch.where(turns[..., None] == 0, first, second)
     about = "draft of this tree, policies in turn: probability at row {0} of token {1}"
-    yield Bounds(law.emitted, due, due, about, EXACT, rows=asked.tree)
+    yield Bounds(law.emitted, expected, expected, about, EXACT, rows=paths.tree)
 
 
-def _whole_drafts(asked: Asked, both: tuple[Policy, Policy], choice: Tensor) -> Bounds:
-    seen = asked.seen
+def _whole_drafts(paths: Paths, policies: tuple[Policy, Policy], choice: Tensor) -> Bounds:
+    seen = paths.seen
     source = torch.Generator().manual_seed(seen.seed + 3)
-    coins = torch.rand(len(asked.ids), asked.coins + 1, generator=source, dtype=torch.float64)
-    draft = Draft(asked.ids, [asked.length] * len(asked.ids), asked.p)
+    coins = torch.rand(len(paths.ids), paths.coins + 1, generator=source, dtype=torch.float64)
+    draft = Draft(paths.ids, [paths.length] * len(paths.ids), paths.p)
     mixed, first, second = (
-        seen.verifier.verify(assigned, asked.q, draft, coins[:, :-1], coins[:, -1]).output_token_ids
+        seen.verifier.verify(assigned, paths.q, draft, coins[:, :-1], coins[:, -1]).output_token_ids
         for assigned in (
-            Assignment(both, choice.expand(asked.ids.shape)),
-            *(Assignment((own,)) for own in both),
+            Assignment(policies, choice.expand(paths.ids.shape)),
+            *(Assignment((policy,)) for policy in policies),
         )
     )
-    due = torch.where(choice == 0, first, second)
+    expected = torch.where(choice == 0, first, second)
     about = "draft of this tree, a policy for each draft: token at place {0}"
-    return Bounds(mixed, due, due, about, 0.0, rows=asked.tree)
+    return Bounds(mixed, expected, expected, about, 0.0, rows=paths.tree)
 
 
 @verifier_property(hint="coins that are not uniform, or used twice")
@@ -209,24 +208,24 @@ def frequencies_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
     χ² over 2,000 seeded draws on the least certain draft of three trees; a correct verifier
     fails with probability 1e-6 on each.
     """
-    asked = some_paths(seen)
+    paths = some_paths(seen)
     for number in DRAWN:
-        if number in seen.trees.numbers and asked.coins == asked.length:
-            own = (asked.tree == seen.trees.numbers.index(number)).nonzero()[:, 0]
-            joint = asked.stop[own][..., None] * asked.last[own]
-            least = own[joint.square().sum((-1, -2)).argmin()][None]
-            chance = _chance(asked.some(least))
-            about = named(asked.some(least), lambda i: "chance of frequencies at least as odd")
-            yield Bounds(chance[None], FALSE_ALARM, None, about, 0.0, rows=asked.tree[least])
+        if number in seen.trees.numbers and paths.coins == paths.length:
+            of_tree = (paths.tree == seen.trees.numbers.index(number)).nonzero()[:, 0]
+            joint = paths.stop[of_tree][..., None] * paths.last[of_tree]
+            least = of_tree[joint.square().sum((-1, -2)).argmin()][None]
+            chance = _chance_of_frequencies(paths.part(least))
+            about = paths.part(least).about(lambda i: "chance of frequencies at least as odd")
+            yield Bounds(chance[None], FALSE_ALARM, None, about, 0.0, rows=paths.tree[least])
 
 
-def _chance(asked: Asked) -> Tensor:
+def _chance_of_frequencies(path: Paths) -> Tensor:
     """Return the probability that χ² of (count, token) is at least what is drawn."""
-    generator = torch.Generator().manual_seed(asked.seen.seed)
-    q, p, ids = (part.expand(DRAWS, *part.shape[1:]) for part in (asked.q, asked.p, asked.ids))
-    seen = asked.seen
+    generator = torch.Generator().manual_seed(path.seen.seed)
+    q, p, ids = (part.expand(DRAWS, *part.shape[1:]) for part in (path.q, path.p, path.ids))
+    seen = path.seen
     verdict = verify_tensors(seen.verifier, seen.policy, q, p, ids, generator, None, False)
-    vocab = asked.q.shape[-1]
-    expected = (asked.stop[..., None] * asked.last).flatten() * DRAWS
-    found = (verdict.num_accepted * vocab + verdict.last).bincount(minlength=len(expected))
-    return chance_of_counts(found, expected)
+    vocab = path.q.shape[-1]
+    expected = (path.stop[..., None] * path.last).flatten() * DRAWS
+    counts = (verdict.num_accepted * vocab + verdict.last).bincount(minlength=len(expected))
+    return chance_of_counts(counts, expected)

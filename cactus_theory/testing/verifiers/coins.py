@@ -10,9 +10,8 @@ from torch import Tensor
 
 from cactus_theory.testing._property import LAST_COIN, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
-    Asked,
     Enumeration,
-    named,
+    Paths,
     row_by_row,
     some_paths,
     verifier_property,
@@ -32,6 +31,8 @@ INSIDE_SINGLE, COUNTED_SINGLE = 1e-5, 1e-3
 RARE = 1e-6
 # patterns of acceptance coins with which the token after each count is drawn
 PATTERNS = 3
+# paths that are tried with every value for every coin
+EXTRA = 20
 # a coin this far above a threshold cannot be mistaken for it; fractions of 2^20 are exact
 BESIDE, SHORT = 1e-11, 2.0**20
 
@@ -57,8 +58,8 @@ def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> Cells:
     points = torch.cat([low + step, high - step], -1).clamp(0.0, LAST_COIN)
     width = high - low
     mass = torch.where(width > 4 * inside, width / 2, 0.0).repeat(1, 1, 2)
-    every = combinations(points.shape[-1], points.shape[1])
-    return Cells(combined(points, every), combined(mass, every).prod(-1))
+    choices = combinations(points.shape[-1], points.shape[1])
+    return Cells(combined(points, choices), combined(mass, choices).prod(-1))
 
 
 def combinations(values: int, places: int) -> Int[Tensor, "all places"]:
@@ -67,10 +68,10 @@ def combinations(values: int, places: int) -> Int[Tensor, "all places"]:
 
 
 def combined(
-    points: Float[Tensor, "N places values"], every: Int[Tensor, "all places"]
+    points: Float[Tensor, "N places values"], choices: Int[Tensor, "all places"]
 ) -> Float[Tensor, "N all places"]:
     """Return the chosen value at each place."""
-    return points[:, torch.arange(points.shape[1]), every]
+    return points[:, torch.arange(points.shape[1]), choices]
 
 
 @verifier_property(hint="a coin is compared with another value than the law says, or <= for <")
@@ -80,79 +81,68 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     With coins just below and just above every value that the law implies, all combined; the
     alive ratios that a verdict reports are those of the law; so also on float32 rows.
     """
-    asked = some_paths(seen)
-    patterns = cells(_own(asked), INSIDE)
-    half = torch.full(patterns.mass.shape, 0.5, dtype=torch.float64)
-    verdict = asked.verify(patterns.accept, half)
-    found = _shares(asked, verdict.num_accepted, patterns.mass)
-    wrong = ((found - asked.stop).abs() > COUNTED).any(-1).nonzero()[:, 0][:EXTRA]
+    paths = some_paths(seen)
+    patterns = cells(_own_edges(paths), INSIDE)
+    verdict = paths.verify(patterns.accept)
+    shares = _shares(paths, verdict.num_accepted, patterns.mass)
+    wrong = ((shares - paths.stop).abs() > COUNTED).any(-1).nonzero()[:, 0][:EXTRA]
     if len(wrong):  # perhaps its coins are not one a token: try every value for every coin
-        found[wrong] = _with_every_edge(asked.some(wrong))
-    rare = (found < RARE) & (asked.stop < RARE)
-    found, stop = torch.where(rare, asked.stop, found) * _worth(asked), asked.stop * _worth(asked)
-    about = named(asked, lambda i: f"chance of {i[1]} accepted tokens, over all coins")
-    yield Bounds(found, stop, stop, about, COUNTED, rows=asked.tree)
+        part = paths.part(wrong)
+        patterns = cells(_all_edges(part), INSIDE)
+        counts = part.verify(patterns.accept).num_accepted
+        shares[wrong] = _shares(part, counts, patterns.mass)
+    rare = (shares < RARE) & (paths.stop < RARE)
+    weights = _weights(paths)
+    shares, stop = torch.where(rare, paths.stop, shares) * weights, paths.stop * weights
+    about = paths.about(lambda i: f"chance of {i[1]} accepted tokens, over all coins")
+    yield Bounds(shares, stop, stop, about, COUNTED, rows=paths.tree)
     if verdict.alive is not None:
-        yield _alive(asked, verdict.alive, verdict.num_accepted)
+        yield _alive_ratios(paths, verdict.alive, verdict.num_accepted)
     if seen.policy.declares.continuous:
-        yield _in_single(asked)
+        yield _in_single_precision(paths)
 
 
-def _worth(asked: Asked) -> Tensor:
+def _weights(paths: Paths) -> Tensor:
     """Return how much each path counts, (N, 1): 1, or its probability where it is all but none."""
-    drafted = asked.p.gather(-1, asked.ids[..., None])[..., 0]
-    return torch.where((drafted >= FAINT).all(-1), 1.0, asked.weight)[:, None]
+    drafted = paths.p.gather(-1, paths.ids[..., None])[..., 0]
+    return torch.where((drafted >= FAINT).all(-1), 1.0, paths.weight)[:, None]
 
 
-# paths that are tried with every value for every coin
-EXTRA = 20
-
-
-def _own(asked: Asked) -> Tensor:
+def _own_edges(paths: Paths) -> Tensor:
     """Return for each coin the values that its own token's decision may turn at."""
-    if asked.coins == asked.length:
-        return asked.thresholds
-    return _every(asked)
+    return paths.thresholds if paths.coins == paths.length else _all_edges(paths)
 
 
-def _every(asked: Asked) -> Tensor:
-    return asked.thresholds.flatten(1)[:, None].expand(-1, asked.coins, -1)
+def _all_edges(paths: Paths) -> Tensor:
+    return paths.thresholds.flatten(1)[:, None].expand(-1, paths.coins, -1)
 
 
-def _with_every_edge(asked: Asked) -> Tensor:
-    patterns = cells(_every(asked), INSIDE)
-    half = torch.full(patterns.mass.shape, 0.5, dtype=torch.float64)
-    return _shares(asked, asked.verify(patterns.accept, half).num_accepted, patterns.mass)
-
-
-def _shares(asked: Asked, counts: Tensor, mass: Tensor) -> Tensor:
+def _shares(paths: Paths, counts: Tensor, mass: Tensor) -> Tensor:
     """Return the mass of the patterns that accept each count, (N, K + 1)."""
     counts = counts.reshape(mass.shape)
-    return torch.zeros_like(asked.stop).scatter_add(-1, counts, mass)
+    return torch.zeros_like(paths.stop).scatter_add(-1, counts, mass)
 
 
-def _alive(asked: Asked, alive: Tensor, counts: Tensor) -> Bounds:
-    """Return that the alive ratios of charged rows are those of the law."""
-    shape = (len(asked.ids), -1, asked.length)
-    expected = asked.alive[:, None, :-1].expand(len(asked.ids), len(counts) // len(asked.ids), -1)
-    charged = torch.arange(asked.length) <= counts.reshape(*shape[:2])[..., None]
-    about = named(asked, lambda i: f"alive ratio of row {i[2]}")
-    rows = asked.tree
-    return Bounds(alive.reshape(shape), expected, expected, about, COUNTED, charged, rows)
+def _alive_ratios(paths: Paths, alive: Tensor, counts: Tensor) -> Bounds:
+    shape = (len(paths.ids), -1, paths.length)
+    expected = paths.alive[:, None, :-1].expand(len(paths.ids), len(counts) // len(paths.ids), -1)
+    charged = torch.arange(paths.length) <= counts.reshape(*shape[:2])[..., None]
+    about = paths.about(lambda i: f"alive ratio of row {i[2]}")
+    alive = alive.reshape(shape)
+    return Bounds(alive, expected, expected, about, COUNTED, charged, paths.tree)
 
 
-def _in_single(asked: Asked) -> Bounds:
-    first = torch.ones_like(asked.tree, dtype=torch.bool)
-    first[1:] = asked.tree[1:] != asked.tree[:-1]
-    asked = asked.some(first.nonzero()[:, 0])
-    patterns = cells(_own(asked), INSIDE_SINGLE)
-    half = torch.full(patterns.mass.shape, 0.5, dtype=torch.float64)
-    verdict = asked.verify(patterns.accept, half, torch.float32)
-    weight = asked.weight[:, None]
-    found = weight * _shares(asked, verdict.num_accepted, patterns.mass)
-    expected = weight * asked.stop
-    about = named(asked, lambda i: f"chance of it and of {i[1]} accepted tokens, float32 rows")
-    return Bounds(found, expected, expected, about, COUNTED_SINGLE, rows=asked.tree)
+def _in_single_precision(paths: Paths) -> Bounds:
+    first = torch.ones_like(paths.tree, dtype=torch.bool)
+    first[1:] = paths.tree[1:] != paths.tree[:-1]
+    paths = paths.part(first.nonzero()[:, 0])
+    patterns = cells(_own_edges(paths), INSIDE_SINGLE)
+    verdict = paths.verify(patterns.accept, dtype=torch.float32)
+    weight = paths.weight[:, None]
+    shares = weight * _shares(paths, verdict.num_accepted, patterns.mass)
+    expected = weight * paths.stop
+    about = paths.about(lambda i: f"chance of it and of {i[1]} accepted tokens, float32 rows")
+    return Bounds(shares, expected, expected, about, COUNTED_SINGLE, rows=paths.tree)
 
 
 @verifier_property(hint="a draw that reads another row, or a coin that is used twice")
@@ -161,38 +151,37 @@ def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
 
     Whatever the acceptance coins were, and just inside both ends of every token's share.
     """
-    asked = some_paths(seen)
-    patterns = cells(_own(asked), INSIDE)
-    half = torch.full(patterns.mass.shape, 0.5, dtype=torch.float64)
-    counts = asked.verify(patterns.accept, half).num_accepted.reshape(patterns.mass.shape)
-    accept, met = _by_count(asked, counts, patterns)
-    high = asked.last.cumsum(-1)
-    low = high - asked.last
+    paths = some_paths(seen)
+    patterns = cells(_own_edges(paths), INSIDE)
+    counts = paths.verify(patterns.accept).num_accepted.reshape(patterns.mass.shape)
+    accept, occurs = _by_count(paths, counts, patterns)
+    high = paths.last.cumsum(-1)
+    low = high - paths.last
     step = torch.full_like(low, INSIDE)
     draw = torch.stack([low + step, high - step], -1).clamp(0.0, LAST_COIN)
-    shape = (*met.shape, *draw.shape[2:])  # N, counts, patterns, V, 2
-    verdict = asked.verify(
-        accept[:, :, :, None, None].expand(*shape, asked.coins).flatten(1, -2),
+    shape = (*occurs.shape, *draw.shape[2:])  # N, counts, patterns, V, 2
+    verdict = paths.verify(
+        accept[:, :, :, None, None].expand(*shape, paths.coins).flatten(1, -2),
         draw[:, :, None].expand(shape).flatten(1),
     )
-    wanted = (asked.last > 4 * INSIDE) & (asked.weight[:, None] * asked.stop > RARE)[..., None]
-    judged = (wanted[:, :, None] & met[..., None])[..., None].expand(shape)
-    token = torch.arange(asked.last.shape[-1])[:, None].expand(shape)
+    likely = (paths.last > 4 * INSIDE) & (paths.weight[:, None] * paths.stop > RARE)[..., None]
+    judged = (likely[:, :, None] & occurs[..., None])[..., None].expand(shape)
+    token = torch.arange(paths.last.shape[-1])[:, None].expand(shape)
 
-    def tell(i: tuple[int, ...]) -> str:
-        coins, own = accept[i[0], i[1], i[2]].tolist(), float(draw[i[0], i[1], i[3], i[4]])
-        return f"token after {i[1]} accepted ones, coins {coins} and draw {own:.12g}"
+    def describe(i: tuple[int, ...]) -> str:
+        coins, coin = accept[i[0], i[1], i[2]].tolist(), float(draw[i[0], i[1], i[3], i[4]])
+        return f"token after {i[1]} accepted ones, coins {coins} and draw {coin:.12g}"
 
-    found = verdict.last.reshape(shape)
-    yield Bounds(found, token, token, named(asked, tell), 0.0, judged, asked.tree)
+    tokens = verdict.last.reshape(shape)
+    yield Bounds(tokens, token, token, paths.about(describe), 0.0, judged, paths.tree)
 
 
-def _by_count(asked: Asked, counts: Tensor, patterns: Cells) -> tuple[Tensor, Tensor]:
+def _by_count(paths: Paths, counts: Tensor, patterns: Cells) -> tuple[Tensor, Tensor]:
     """Return (N, K + 1, patterns, coins) coins that lead to each count, and whether they do."""
-    source = torch.Generator().manual_seed(asked.seen.seed)
+    source = torch.Generator().manual_seed(paths.seen.seed)
     lots = torch.rand(counts.shape, generator=source)
     most = min(PATTERNS, counts.shape[1])
-    place = torch.arange(asked.length + 1)[:, None]
+    place = torch.arange(paths.length + 1)[:, None]
     lead = (counts[:, None] == place) & (patterns.mass > 0)[:, None]
     ranked = torch.where(lead, 1 + lots[:, None], 0.0).topk(most, -1)
     each = torch.arange(len(counts))[:, None, None]
@@ -207,32 +196,32 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     the policy declares support="target", none is emitted that the target gives nothing; nor by a
     verifier that looks ahead, whose h is not the policy's. What is accepted is what was drafted.
     """
-    asked = some_paths(seen)
+    paths = some_paths(seen)
     ends = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)[
-        combinations(2, asked.coins + 1)
-    ].expand(len(asked.ids), -1, -1)
-    verdict = asked.verify(ends[..., :-1], ends[..., -1])
-    shape = (len(asked.ids), ends.shape[1], asked.length + 1)
+        combinations(2, paths.coins + 1)
+    ].expand(len(paths.ids), -1, -1)
+    verdict = paths.verify(ends[..., :-1], ends[..., -1])
+    shape = (len(paths.ids), ends.shape[1], paths.length + 1)
     output = verdict.output_token_ids.reshape(shape)
     counts = verdict.num_accepted.reshape(shape[:2])[..., None]
     emitted = torch.arange(shape[-1]) <= counts
-    each, place = torch.arange(len(asked.ids))[:, None, None], torch.arange(shape[-1])
-    h, q = (rows[each, place, output.clamp(min=0)] for rows in (asked.aims, asked.q))
+    each, place = torch.arange(len(paths.ids))[:, None, None], torch.arange(shape[-1])
+    h, q = (rows[each, place, output.clamp(min=0)] for rows in (paths.aims, paths.q))
     possible = (h > 0) | ((q > 0) & (place == counts))
     if seen.verifier.looks_ahead:
         possible |= q > 0
     if seen.policy.declares.support == "target":
         possible &= q > 0
 
-    def tell(i: tuple[int, ...]) -> str:
+    def describe(i: tuple[int, ...]) -> str:
         coins, token = ends[i[0], i[1]].tolist(), int(output[i])
         return f"coins and draw {coins}: whether token {token} at place {i[2]} is possible"
 
-    yield Bounds(possible.double(), 1, 1, named(asked, tell), 0.0, emitted, asked.tree)
-    drafted = asked.ids[:, None].expand(*shape[:2], -1)
-    accepted = torch.arange(asked.length) < counts
-    about = named(asked, lambda i: f"accepted token at place {i[2]}")
-    yield Bounds(output[..., :-1], drafted, drafted, about, 0.0, accepted, asked.tree)
+    yield Bounds(possible.double(), 1, 1, paths.about(describe), 0.0, emitted, paths.tree)
+    drafted = paths.ids[:, None].expand(*shape[:2], -1)
+    accepted = torch.arange(paths.length) < counts
+    about = paths.about(lambda i: f"accepted token at place {i[2]}")
+    yield Bounds(output[..., :-1], drafted, drafted, about, 0.0, accepted, paths.tree)
 
 
 @verifier_property(hint="coin <= value instead of coin < value")
@@ -241,24 +230,23 @@ def a_coin_at_its_value_does_not_pass(seen: Enumeration) -> Iterator[Bounds]:
 
     On rows of short binary fractions, where the value is computed exactly.
     """
-    asked = some_paths(seen)
-    exact = torch.tensor([kind == "fractions" for kind in seen.trees.kinds])[asked.tree]
-    exact &= (asked.aims * SHORT == (asked.aims * SHORT).round()).flatten(1).all(-1)
-    if asked.coins != asked.length or not bool(exact.any()):
+    paths = some_paths(seen)
+    exact = torch.tensor([kind == "fractions" for kind in seen.trees.kinds])[paths.tree]
+    exact &= (paths.aims * SHORT == (paths.aims * SHORT).round()).flatten(1).all(-1)
+    if paths.coins != paths.length or not bool(exact.any()):
         return
-    asked = asked.some(exact.nonzero()[:, 0])
-    value = asked.thresholds
+    paths = paths.part(exact.nonzero()[:, 0])
+    value = paths.thresholds
     value = torch.where((value * SHORT == (value * SHORT).round()) & (value < 1), value, 0.0)
-    at = combined(value, combinations(2, asked.length))
+    at = combined(value, combinations(2, paths.length))
     above = at + BESIDE
-    turns = asked.thresholds[:, None, :, :]
+    turns = paths.thresholds[:, None, :, :]
     between = ((turns > at[..., None]) & (turns <= 2 * BESIDE + at[..., None])).any(-1).any(-1)
-    half = torch.full(at.shape[:2], 0.5, dtype=torch.float64)
-    found, expected = (
-        asked.verify(coins, half).num_accepted.reshape(half.shape) for coins in (at, above)
+    counts, expected = (
+        paths.verify(coins).num_accepted.reshape(at.shape[:2]) for coins in (at, above)
     )
-    about = named(asked, lambda i: f"tokens accepted with coins {at[i[0], i[1]].tolist()}")
-    yield Bounds(found, expected, expected, about, 0.0, ~between, asked.tree)
+    about = paths.about(lambda i: f"tokens accepted with coins {at[i[0], i[1]].tolist()}")
+    yield Bounds(counts, expected, expected, about, 0.0, ~between, paths.tree)
 
 
 @verifier_property(row_by_row, hint="R/(R + 1 − P), where 1 is added first, is below 1 at P = 1")
@@ -267,14 +255,13 @@ def what_is_sure_is_accepted(seen: Enumeration) -> Iterator[Bounds]:
 
     At least as far as P h of the last token there is above p, not just up to rounding.
     """
-    asked = Asked(seen, *(seen.weight > 0).nonzero(as_tuple=True))
-    rows = asked.aims[:, :-1], asked.p
-    h, p = (own.gather(-1, asked.ids[..., None])[..., 0] for own in rows)
-    ratio = asked.alive[:, :-1] * h / p
+    paths = Paths(seen, *(seen.weight > 0).nonzero(as_tuple=True))
+    rows = paths.aims[:, :-1], paths.p
+    h, p = (part.gather(-1, paths.ids[..., None])[..., 0] for part in rows)
+    ratio = paths.alive[:, :-1] * h / p
     clear = ((ratio - 1).abs() > COUNTED).cumprod(-1) == 1  # whatever rounding makes of them
-    places = torch.arange(1, asked.length + 1)
-    sure = torch.where(clear & (ratio > 1) & (asked.alive[:, 1:] == 1), places, 0).amax(-1)
-    half = torch.full((len(sure), 1), 0.5, dtype=torch.float64)
-    coins = torch.full((*half.shape, asked.coins), LAST_COIN, dtype=torch.float64)
-    about = named(asked, lambda i: "accepted tokens, all coins at the last float below 1")
-    yield Bounds(asked.verify(coins, half).num_accepted, sure, math.inf, about, rows=asked.tree)
+    places = torch.arange(1, paths.length + 1)
+    least = torch.where(clear & (ratio > 1) & (paths.alive[:, 1:] == 1), places, 0).amax(-1)
+    coins = torch.full((len(least), 1, paths.coins), LAST_COIN, dtype=torch.float64)
+    about = paths.about(lambda i: "accepted tokens, all coins at the last float below 1")
+    yield Bounds(paths.verify(coins).num_accepted, least, math.inf, about, rows=paths.tree)

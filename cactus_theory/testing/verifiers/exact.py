@@ -21,7 +21,7 @@ ROUNDING = 1e-14
 SINGLE = 1e-6
 
 
-def _near(value: Tensor, reached: Tensor) -> Tensor:
+def _rounding(value: Tensor, reached: Tensor) -> Tensor:
     """Return what rounding may change of masses at a node: their own share and a difference's."""
     return EXACT * value.abs() + ROUNDING * reached
 
@@ -29,15 +29,10 @@ def _near(value: Tensor, reached: Tensor) -> Tensor:
 @verifier_property(hint="a sum over accepted counts that misses one, or a division of 0 by 0")
 def counts_have_a_law(seen: Enumeration) -> Iterator[Bounds]:
     """On every path the probabilities of 0 … K accepted tokens are ≥ 0 and sum to 1."""
-    on = seen.weight > 0
-    yield Bounds(
-        seen.law.stop, 0, 1, "path {0}: chance of {1} accepted tokens", EXACT, _wide(on, seen)
-    )
-    yield Bounds(seen.law.stop.sum(-1), 1, 1, "path {0}: sum over accepted counts", EXACT, on)
-
-
-def _wide(on: Tensor, seen: Enumeration) -> Tensor:
-    return on[..., None].expand(seen.law.stop.shape)
+    drafted = seen.weight > 0
+    each = drafted[..., None].expand(seen.law.stop.shape)
+    yield Bounds(seen.law.stop, 0, 1, "path {0}: chance of {1} accepted tokens", EXACT, each)
+    yield Bounds(seen.law.stop.sum(-1), 1, 1, "path {0}: sum over accepted counts", EXACT, drafted)
 
 
 @verifier_property(
@@ -50,14 +45,14 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
     Drafted and accepted, or recovered: together exactly the policy's row there, averaged over
     everything that may have been drafted. After K tokens it is the target's own row.
     """
-    for depth, found in enumerate(seen.following):
+    for depth, joint in enumerate(seen.following):
         if depth == seen.trees.depth and seen.verifier.needs_next_draft_row:
             continue  # its bonus token need not come from the target
         row = seen.target[depth] if depth < seen.trees.depth else seen.trees.q[-1]
         expected = seen.passed[depth][..., None] * row
-        allowed = _near(seen.passed[depth], seen.trees.reached[depth])[..., None]
+        allowed = _rounding(seen.passed[depth], seen.trees.reached[depth])[..., None]
         about = f"depth {depth}, node {{0}}: chance of being there and going on with token {{1}}"
-        yield Bounds(found, expected, expected, about, allowed.expand(found.shape))
+        yield Bounds(joint, expected, expected, about, allowed.expand(joint.shape))
 
 
 @verifier_property(
@@ -71,25 +66,25 @@ def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
     """
     reached, passed = seen.trees.reached, seen.passed
     expected = torch.zeros(len(reached[0]), dtype=torch.float64)
-    for depth, own in enumerate(passed):
+    for depth, chances in enumerate(passed):
         stated = seen.drafted(seen.law.alive[..., depth])
-        chance = own[:, seen.trees.node(depth)]
+        chance = chances[:, seen.trees.node(depth)]
         share = torch.where(chance > 0, seen.weight / reached[depth][:, seen.trees.node(depth)], 0)
         about = f"path {{0}}: chance of drafting it with its first {depth} tokens accepted"
-        yield Bounds(stated, share * chance, share * chance, about, _near(stated, seen.weight))
+        yield Bounds(stated, share * chance, share * chance, about, _rounding(stated, seen.weight))
         about = f"depth {depth}, node {{0}}: chance of being there"
-        yield Bounds(own, 0, _most(seen, depth), about, _near(own, reached[depth]))
+        yield Bounds(chances, 0, _highest(seen, depth), about, _rounding(chances, reached[depth]))
         expected += (reached[depth] * seen.alive[depth]).sum(-1) * (depth > 0)
     counted = (seen.stopped * torch.arange(len(passed))).sum((-1, -2))
     yield Bounds(counted, expected, expected, "expected accepted tokens", EXACT)
 
 
-def _most(seen: Enumeration, depth: int) -> Tensor:
+def _highest(seen: Enumeration, depth: int) -> Tensor:
     """Return the most that any verifier of one path can have at the nodes of a depth."""
     if depth == 0:
         return seen.trees.reached[0]
-    let = seen.passed[depth - 1][..., None] * seen.target[depth - 1]
-    return torch.minimum(seen.trees.reached[depth], let.flatten(1))
+    let_through = seen.passed[depth - 1][..., None] * seen.target[depth - 1]
+    return torch.minimum(seen.trees.reached[depth], let_through.flatten(1))
 
 
 @verifier_property(row_by_row, hint="the meter is given another row than the one that is emitted")
@@ -97,12 +92,12 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
     """The law that the meter charges at each node is h there."""
     assert seen.law.emitted is not None  # it must not be, of a verifier that does not look ahead
     for depth, target in enumerate(seen.target):
-        on = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
+        reached = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
         alive = seen.alive[depth].flatten()
-        found = seen.verifier.emitted(seen.policy, q, p, Path(alive, seen.left(depth)))
+        charged = seen.verifier.emitted(seen.policy, q, p, Path(alive, seen.left(depth)))
         about = f"depth {depth}, node {{0}}: charged probability of token {{1}}"
-        yield Bounds(found.reshape(target.shape), target, target, about, EXACT, on)
+        yield Bounds(charged.reshape(target.shape), target, target, about, EXACT, reached)
         along = target[:, seen.trees.node(depth)]
         about = f"path {{0}}, row {depth}: stated probability of token {{1}}"
         drafted = (seen.weight > 0)[..., None].expand(along.shape)
@@ -142,17 +137,17 @@ def reaches_every_node_as_often_as_possible(seen: Enumeration) -> Iterator[Bound
     The chance is the smaller one of the text's probability and of what the law h lets through
     from the node before it.
     """
-    alone = torch.ones_like(seen.passed[0])
-    token_by_token = torch.zeros(len(alone), dtype=torch.float64)
-    for depth, own in enumerate(seen.passed):
-        most = _most(seen, depth)
+    kept_alone = torch.ones_like(seen.passed[0])
+    token_by_token = torch.zeros(len(kept_alone), dtype=torch.float64)
+    for depth, chances in enumerate(seen.passed):
+        most = _highest(seen, depth)
         about = f"depth {depth}, node {{0}}: chance of being there"
-        yield Bounds(own, most, None, about, _near(most, seen.trees.reached[depth]))
+        yield Bounds(chances, most, None, about, _rounding(most, seen.trees.reached[depth]))
         if depth:
             p, h = seen.trees.p[depth - 1].double(), seen.target[depth - 1]
-            alone = (alone[..., None] * torch.minimum(p, h)).flatten(1)
-            token_by_token += alone.sum(-1)
-    counted = sum(own.sum(-1) for own in seen.passed[1:])
+            kept_alone = (kept_alone[..., None] * torch.minimum(p, h)).flatten(1)
+            token_by_token += kept_alone.sum(-1)
+    counted = sum(chances.sum(-1) for chances in seen.passed[1:])
     about = "expected accepted tokens, against token by token"
     yield Bounds(torch.as_tensor(counted), token_by_token, None, about, EXACT)
 
@@ -173,6 +168,6 @@ def _joint(law: PathLaw) -> Tensor:
     return law.stop[..., None] * law.last
 
 
-def _unmoved(seen: Enumeration, found: Tensor, expected: Tensor, about: str) -> Bounds:
-    found, expected = seen.drafted(found), seen.drafted(expected)
-    return Bounds(found, expected, expected, about, SINGLE)
+def _unmoved(seen: Enumeration, rounded: Tensor, expected: Tensor, about: str) -> Bounds:
+    rounded, expected = seen.drafted(rounded), seen.drafted(expected)
+    return Bounds(rounded, expected, expected, about, SINGLE)
