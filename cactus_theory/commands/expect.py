@@ -87,59 +87,57 @@ def run(args: Namespace) -> int:
     if args.floor:
         return _floor(args)
     args.policy = chosen_policy(args) if args.policy else "speculative"
-    asked = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
-    seen, compared = None, None
+    setting = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
+    observation, diagnosis = None, None
     if args.metrics is not None:
         *before, now = args.metrics
-        seen = read_metrics(now, before[0] if before else None, args.rounds)
+        observation = read_metrics(now, before[0] if before else None, args.rounds)
     elif args.observed is not None:
-        seen = observed_rates(args.observed, args.rounds)
+        observation = observed_rates(args.observed, args.rounds)
     if args.cycles is None:
-        thrice = 0 if seen is None else round(3 * seen.rounds)
+        thrice = 0 if observation is None else round(3 * observation.rounds)
         args.cycles = min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
     with TemporaryDirectory(prefix="expect-") as unasked:
         log = None if args.trace else _logger(args, Path(unasked))
         trace = Trace.open(args.trace) if log is None else log("healthy")
-        found = expect(trace, **asked)
-        if seen is not None:
-            signatures = row_signatures(trace, **asked)
-            compared = compare_observed(found, seen, signatures)
-            doubtful = any(abs(gap["errors"]) > DOUBTFUL for gap in compared.gaps)
-            if log is not None and (compared.alarm or doubtful):
+        expectation = expect(trace, **setting)
+        if observation is not None:
+            signatures = row_signatures(trace, **setting)
+            diagnosis = compare_observed(expectation, observation, signatures)
+            doubtful = any(abs(gap["errors"]) > DOUBTFUL for gap in diagnosis.gaps)
+            if log is not None and (diagnosis.alarm or doubtful):
                 signatures |= _decoded(args, trace, log)
-                compared = compare_observed(found, seen, signatures)
+                diagnosis = compare_observed(expectation, observation, signatures)
         groups = trace.groups(args.by) if args.by else {}
-        tables = {"": _payload(trace, found)} | {
-            value: _payload(trace, expect(trace.part(texts), **asked))
+        tables = {"": _payload(trace, expectation)} | {
+            value: _payload(trace, expect(trace.part(texts), **setting))
             for value, texts in groups.items()
         }
     whole = tables[""]
     if args.csv:
-        lines = [
-            {"group": value} | line for value, own in tables.items() for line in own["positions"]
-        ]
+        lines = [{"group": value} | line for value in tables for line in tables[value]["positions"]]
         save_table(args.csv, lines, {k: v for k, v in whole.items() if k != "positions"})
     if args.json:
-        said = {} if compared is None else {"compared": vars(compared)}
+        comparison = {} if diagnosis is None else {"compared": vars(diagnosis)}
         del tables[""]
-        return print_json(whole | said | ({"groups": tables} if groups else {}))
-    for value, own in tables.items():
-        _show(own, f"\n{args.by} = {value}: " * bool(value))
+        return print_json(whole | comparison | ({"groups": tables} if groups else {}))
+    for value, content in tables.items():
+        _show(content, f"\n{args.by} = {value}: " * bool(value))
     print(LEGEND + (OF_PROMPTS if whole["errors_of_these_prompts"] else OF_ANY))
-    if compared is not None:
-        _show_compared(compared, log is None)
+    if diagnosis is not None:
+        _show_compared(diagnosis, log is None)
     return 0
 
 
 def _check(args: Namespace) -> None:
     """Raise for what would fail after the long part."""
-    given = [name for name in OF_MODELS if getattr(args, name) is not None]
+    names = [name for name in OF_MODELS if getattr(args, name) is not None]
     if args.floor and (args.trace or args.target is None or args.prompts is None):
         raise ValueError("--floor: must be given with --target and --prompts; it needs no trace")
     if args.dtype and not args.floor:
         raise ValueError(f"--dtype: must be given with --floor; got {' '.join(args.dtype)}")
-    if not args.floor and len(given) != (0 if args.trace else len(OF_MODELS)):
-        got = ", ".join(f"--{name}" for name in (*["trace"] * bool(args.trace), *given)) or "none"
+    if not args.floor and len(names) != (0 if args.trace else len(OF_MODELS)):
+        got = ", ".join(f"--{name}" for name in (*["trace"] * bool(args.trace), *names)) or "none"
         raise ValueError(f"--trace, or --target, --draft and --prompts: must be given; got {got}")
     if args.observed is not None and args.metrics or len(args.metrics or ()) > 2:
         raise ValueError("--observed, --metrics: at most one may be given, with one or two files")
@@ -184,62 +182,65 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
 
 def _decoded(args: Namespace, trace: Trace, log: Callable[..., Any]) -> dict[str, Any]:
     """Return what each fault that a decode can have counts in one."""
-    judge, found = find_verifier(args.verifier), {}
-    for fault in visible_faults(trace, judge):
-        faulty = fault.verifier(judge, trace.header.temperature)
-        own = None if fault.resamples else log(fault.name, fault.draft or ModelDrafter, faulty)
-        if own is not None:
-            found[f"{fault.name} decoded"] = expect(own, args.policy, faulty or judge)
-    return found
+    verifier, expectations = find_verifier(args.verifier), {}
+    for fault in visible_faults(trace, verifier):
+        if fault.resamples:
+            continue
+        faulty = fault.verifier(verifier, trace.header.temperature)
+        logged = log(fault.name, fault.draft or ModelDrafter, faulty)
+        if logged is not None:
+            expectation = expect(logged, args.policy, faulty or verifier)
+            expectations[f"{fault.name} decoded"] = expectation
+    return expectations
 
 
-def _payload(trace: Trace, found: Any) -> Line:
+def _payload(trace: Trace, expectation: Any) -> Line:
     """Return what was decoded, the numbers that have no position, and a line for each position."""
-    product, width = found.product_of_means, len(found.accepted)
+    product, width = expectation.product_of_means, len(expectation.accepted)
     names = ["tokens_per_call", *["accepted"] * width, *["if_reached"] * width]
-    means = [found.tokens_per_call, *found.accepted, *found.if_reached]
+    means = [expectation.tokens_per_call, *expectation.accepted, *expectation.if_reached]
     tokens, *spans = (
-        {name: own.value, f"{name}_low": low, f"{name}_high": high}
-        for name, own, (low, high) in zip(names, means, found.intervals(means), strict=True)
+        {name: mean.value, f"{name}_low": low, f"{name}_high": high}
+        for name, mean, (low, high) in zip(names, means, expectation.intervals(means), strict=True)
     )
     content = {
-        "policy": found.replay.policy,
-        "verifier": found.replay.verifier,
+        "policy": expectation.replay.policy,
+        "verifier": expectation.replay.verifier,
         "num_draft_tokens": width,
         "temperature": trace.header.temperature,
         "drafts": "sampled" if trace.manifest.total("draft_rows") else "greedy",
-        "rounds": int(found.rounds),
-        "texts": found.texts,
-        "errors_of_these_prompts": bool(found.strata.any()),
-        "accepted_per_call": found.replay.accepted_per_call.value,
+        "rounds": int(expectation.rounds),
+        "texts": expectation.texts,
+        "errors_of_these_prompts": bool(expectation.strata.any()),
+        "accepted_per_call": expectation.replay.accepted_per_call.value,
     } | tokens
     if product is not None:
-        less = product - found.tokens_per_call
-        content |= {"product_of_means": product.value, "product_difference": less.value}
-        content["product_difference_se"] = found.error(less)
-    columns = zip(range(width), spans[:width], spans[width:], strict=True)
-    content["positions"] = [{"position": place + 1} | own | other for place, own, other in columns]
+        difference = product - expectation.tokens_per_call
+        content |= {"product_of_means": product.value, "product_difference": difference.value}
+        content["product_difference_se"] = expectation.error(difference)
+    columns = zip(range(1, width + 1), spans[:width], spans[width:], strict=True)
+    content["positions"] = [{"position": place} | share | other for place, share, other in columns]
     return content
 
 
-def _show(own: Line, title: str) -> None:
+def _show(content: Line, title: str) -> None:
     """Print the table of all texts or of a group."""
     print(
         title
         + "{policy}, {verifier}, K = {num_draft_tokens}, {drafts} drafts, temperature "
-        "{temperature:g}: {rounds} rounds of {texts} texts".format(**own)
+        "{temperature:g}: {rounds} rounds of {texts} texts".format(**content)
     )
     cells = [
         [str(line["position"]), _interval(line, "accepted"), _interval(line, "if_reached")]
-        for line in own["positions"]
+        for line in content["positions"]
     ]
     print_table(["position", "reached and accepted", "accepted if reached"], cells, ())
-    print(f"tokens a call {_interval(own, 'tokens_per_call')}, ", end="")
-    print("{accepted_per_call:.4f} of them drafted".format(**own))
-    if "product_of_means" in own:
+    print(f"tokens a call {_interval(content, 'tokens_per_call')}, ", end="")
+    print("{accepted_per_call:.4f} of them drafted".format(**content))
+    if "product_of_means" in content:
         print(
             "product of mean acceptances {product_of_means:.4f}, off by {product_difference:+.4f} "
-            "±{product_difference_se:.4f}".format(**own)
+            "±{product_difference_se:.4f}".format(**content)
         )
 
 
@@ -247,7 +248,7 @@ def _interval(line: Line, name: str) -> str:
     return f"{line[name]:.4f} ({line[f'{name}_low']:.4f} to {line[f'{name}_high']:.4f})"
 
 
-def _show_compared(compared: Diagnosis, by_rows: bool) -> None:
+def _show_compared(diagnosis: Diagnosis, by_rows: bool) -> None:
     """Print every gap and the verdict."""
     heads = ["position", "expected if reached", "observed", "off by", "in errors", ""]
     cells = [
@@ -259,22 +260,24 @@ def _show_compared(compared: Diagnosis, by_rows: bool) -> None:
             f"{gap['errors']:+.1f}",
             "OFF" * gap["off"],
         ]
-        for gap in compared.gaps
+        for gap in diagnosis.gaps
     ]
     print()
     print_table(heads, cells, ())
-    named = [own for name in compared.named for own in FAULTS if own.name == name]
-    if not compared.alarm:
+    faults = [fault for name in diagnosis.named for fault in FAULTS if fault.name == name]
+    if not diagnosis.alarm:
         print("as expected: nothing is off")
     else:
-        print("not as expected; it looks like" if named else "not as expected, nor any known fault")
-        for own in named:
-            print(f"  {own.name}: {own.says} ({own.thread})")
+        print(
+            "not as expected; it looks like" if faults else "not as expected, nor any known fault"
+        )
+        for fault in faults:
+            print(f"  {fault.name}: {fault.says} ({fault.thread})")
         if by_rows:
-            left = ", ".join(own.name for own in FAULTS if own.draft is not None)
-            print(f"not tried, as they need both models: {left}")
-    if compared.alike:
-        print(f"would look healthy here: {', '.join(compared.alike)}")
+            untried = ", ".join(fault.name for fault in FAULTS if fault.draft is not None)
+            print(f"not tried, as they need both models: {untried}")
+    if diagnosis.alike:
+        print(f"would look healthy here: {', '.join(diagnosis.alike)}")
     print(ASSUMED)
 
 
@@ -286,7 +289,7 @@ def _floor(args: Namespace) -> int:
         pair = load_pair(args.target, args.target, trust_code=args.trust_code, **options)
         with Progress(f"reading passes, {name}", len(texts)) as progress:
             try:
-                own = noise_floor(
+                floor = noise_floor(
                     pair.target,
                     [pair.tokenizer(text)["input_ids"] for text in texts],
                     width=(args.num_draft_tokens or 4) + 1,
@@ -298,7 +301,7 @@ def _floor(args: Namespace) -> int:
             except RuntimeError as error:  # a dtype that the device lacks
                 print(f"{name} does not run here: {one_line(error)}", file=sys.stderr)
                 continue
-            floors.append(vars(own))
+            floors.append(vars(floor))
     if not floors:
         raise RuntimeError("--dtype: none of them runs here")
     if args.csv:
@@ -306,8 +309,12 @@ def _floor(args: Namespace) -> int:
     if args.json:
         return print_json({"floors": floors})
     cells = [
-        [own["dtype"], "{kl_per_token:.3g} ±{standard_error:.1g}".format(**own), str(own["rows"])]
-        for own in floors
+        [
+            floor["dtype"],
+            "{kl_per_token:.3g} ±{standard_error:.1g}".format(**floor),
+            str(floor["rows"]),
+        ]
+        for floor in floors
     ]
     print_table(["dtype", "KL a token (nats)", "rows"], cells, (0,))
     print(

@@ -53,81 +53,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what the cap promises; return 0."""
     nats = {name: getattr(args, name) for name in NATS}
-    every = [Promise(rate, **nats) for rate in args.rate]
-    first, seen, averages = every[0], None, []
+    promises = [Promise(rate, **nats) for rate in args.rate]
+    first, record, averages = promises[0], None, []
     if args.readings is not None:
-        seen = certificate(read_readings(args.readings, first), first.nats, args.alpha)
-        averages = [Promise(rate, cap=seen.bound, averaged=True) for rate in args.rate]
+        record = certificate(read_readings(args.readings, first), first.nats, args.alpha)
+        averages = [Promise(rate, cap=record.bound, averaged=True) for rate in args.rate]
     last = first.tokens or first.lossless + 1
     places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}
     along = [first.after(place) for place in sorted(places) if place <= last]
     by_position = along if first.per_token is not None or first.lossless else []
-    said = [SHOWN_ONE.format(share((1 + first.total_variation) / 2)), _equal(args, first), TARGET,
-            first.unit]  # fmt: skip
+    right = share((1 + first.total_variation) / 2)
+    lines = [SHOWN_ONE.format(right), _equal(args, first), TARGET, first.unit]
     if args.json:
-        made = {"nats": first.nats, "total_variation": first.total_variation, "sentences": said}
-        tables = {"events": every, "by_position": by_position, "averaged": averages}
-        made |= {name: list(map(_line, own)) for name, own in tables.items()}
-        bound = None if seen is None else vars(seen) | {"bound": seen.bound}
-        return print_json(made | {"certificate": bound})
-    print(_table(every, "whatever the prompt"))
+        content = {"nats": first.nats, "total_variation": first.total_variation, "sentences": lines}
+        tables = {"events": promises, "by_position": by_position, "averaged": averages}
+        content |= {name: list(map(_line, rows)) for name, rows in tables.items()}
+        bound = None if record is None else vars(record) | {"bound": record.bound}
+        return print_json(content | {"certificate": bound})
+    print(_table(promises, "whatever the prompt"))
     if by_position:
         print(f"\n{_table(by_position, 'decided by the first tokens')}")
-    if seen is not None:
+    if record is not None:
         print(f"\n{_table(averages, 'averaged over prompts')}")
-        said.insert(0, seen.sentence)
+        lines.insert(0, record.sentence)
     print()
-    for sentence in said:
+    for sentence in lines:
         print(textwrap.fill(sentence, width_of_terminal(WIDEST)))
     return 0
 
 
-def _line(own: Promise) -> dict[str, Any]:
-    return vars(own) | {"nats": own.nats, "low": own.low, "high": own.high}
+def _line(promise: Promise) -> dict[str, Any]:
+    return vars(promise) | {"nats": promise.nats, "low": promise.low, "high": promise.high}
 
 
-def _table(every: list[Promise], title: str) -> str:
+def _table(promises: list[Promise], title: str) -> str:
     heads = ("tokens", "nats of KL", "under the target", "here at least", "at most")
     rows = [
-        [str(own.tokens or "any"), f"{own.nats:.4g}", *map(share, (own.rate, own.low, own.high))]
-        for own in every
+        [str(one.tokens or "any"), f"{one.nats:.4g}", *map(share, (one.rate, one.low, one.high))]
+        for one in promises
     ]
     return text_table(heads, rows, f"probability of an event, {title}")
 
 
-def _equal(args: argparse.Namespace, own: Promise) -> str:
+def _equal(args: argparse.Namespace, promise: Promise) -> str:
     """Return which temperature is as far from the target a token, if there are rows."""
     if args.trace is None:
         return NO_ROWS
-    if own.tokens is None:
+    if promise.tokens is None:
         raise ValueError(
             "--tokens: must be given with --trace, as temperatures are compared by the token"
         )
     from cactus_theory.traces import Trace
     from cactus_theory.traces.yardsticks import TEMPERATURES, equal_temperature
 
-    trace, nats = Trace.open(args.trace), own.nats / own.tokens
-    hot, found = trace.header.temperature, equal_temperature(trace, nats)
-    if found is None:
+    trace, nats = Trace.open(args.trace), promise.nats / promise.tokens
+    hot, equal = trace.header.temperature, equal_temperature(trace, nats)
+    if equal is None:
         return f"{nats:.4g} nats a token are further from the target than temperature " + (
             f"{TEMPERATURES[0] * hot:.3g} is"
         )
     return (
-        f"{nats:.4g} nats a token are as far from the target as temperature {found.value:.3f} ± "
-        f"{found.standard_error:.3f} is instead of {hot:g} ({trace.texts} logged texts)"
+        f"{nats:.4g} nats a token are as far from the target as temperature {equal.value:.3f} ± "
+        f"{equal.standard_error:.3f} is instead of {hot:g} ({trace.texts} logged texts)"
     )
 
 
-def read_readings(path: str | Path, own: Promise) -> list[float]:
+def read_readings(path: str | Path, promise: Promise) -> list[float]:
     """Return the nats of each answer in a file, if a ledger with this promise can have kept them.
 
     JSON lines, or one JSON list: numbers, readings (``Reading.as_dict()``) or what ``generate
-    --json`` prints.
-
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read, or holds something else; an answer that is over its cap.
+    --json`` prints. ValueError for another file, or an answer that is over its cap.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -138,13 +133,15 @@ def read_readings(path: str | Path, own: Promise) -> list[float]:
               for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
     answers = [answer for value in parsed for answer in _answers(value)]
     for number, (spent, tokens) in enumerate(answers, 1):
-        allowed = own.nats if tokens is None or own.cap is not None else own.after(tokens).nats
-        if own.tokens is not None and tokens is not None and tokens > own.tokens:
-            raise ValueError(f"--tokens: must be the most of any answer; got {own.tokens}, and "
-                             f"answer {number} of --readings has {tokens}")  # fmt: skip
+        allowed = promise.nats
+        if tokens is not None and promise.cap is None:
+            allowed = promise.after(tokens).nats
+        if promise.tokens is not None and tokens is not None and tokens > promise.tokens:
+            raise ValueError(f"--tokens: must be the most of any answer; got {promise.tokens}, "
+                             f"and answer {number} of --readings has {tokens}")  # fmt: skip
         if spent > allowed * (1 + ROUNDING):
-            kept = own.cap is not None and tokens and spent <= own.cap * tokens
-            hint = ", which is within the cap a token: was --per-token meant?" if kept else ""
+            per_token = promise.cap is not None and tokens and spent <= promise.cap * tokens
+            hint = ", which is within the cap a token: was --per-token meant?" if per_token else ""
             raise ValueError(
                 f"--readings: answer {number} must be within {allowed:.4g} nats, as a ledger keeps "
                 f"it; got {spent:.4g}{hint}"
@@ -156,9 +153,9 @@ def _answers(value: Any) -> list[tuple[float, int | None]]:
     """Return nats, and new tokens where they are told, of all answers in a JSON value."""
     value = value.get("readings", value) if isinstance(value, dict) else value
     if isinstance(value, list):
-        return [own for item in value for own in _answers(item)]
-    own = value if isinstance(value, dict) else {"emitted_kl": value}
-    spent, tokens = own.get("emitted_kl"), own.get("num_tokens", None)
+        return [reading for item in value for reading in _answers(item)]
+    reading = value if isinstance(value, dict) else {"emitted_kl": value}
+    spent, tokens = reading.get("emitted_kl"), reading.get("num_tokens", None)
     if type(spent) not in (int, float) or type(tokens) not in (int, type(None)):
         raise ValueError(
             "--readings: must hold nats, or emitted_kl and num_tokens (the meter of another "

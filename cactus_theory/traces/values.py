@@ -91,7 +91,7 @@ def learn_values(
 
 def _by_place(trace: Trace, width: int, cycles: int | None) -> list[Rows]:
     """Return target rows, draft rows and weights by place in the draft; 0 after a text's end."""
-    found: list[list[tuple[Tensor, Tensor, float]]] = [[] for _ in range(width)]
+    places: list[list[tuple[Tensor, Tensor, float]]] = [[] for _ in range(width)]
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
     for number, cycle in enumerate(trace):
         if cycles is not None and number >= cycles:
@@ -100,18 +100,18 @@ def _by_place(trace: Trace, width: int, cycles: int | None) -> list[Rows]:
             continue
         ended = torch.isin(cycle.draft_token_ids, ends).cumsum(-1).tolist()
         for place in range(min(width, len(cycle.draft_token_ids))):
-            on = 0.0 if place and ended[place - 1] else 1.0
+            weight = 0.0 if place and ended[place - 1] else 1.0
             rows = cycle.target_probs[place].float(), cycle.draft_probs[place].float()
-            found[place].append((*rows, on))
-    if not all(found):
+            places[place].append((*rows, weight))
+    if not all(places):
         raise ValueError(f"trace: must hold drafts of {width} tokens with rows; got fewer")
     return [
         (
-            torch.stack([q for q, _, _ in own]),
-            torch.stack([p for _, p, _ in own]),
-            torch.tensor([on for _, _, on in own], dtype=torch.float64),
+            torch.stack([q for q, _, _ in drafted]),
+            torch.stack([p for _, p, _ in drafted]),
+            torch.tensor([weight for _, _, weight in drafted], dtype=torch.float64),
         )
-        for own in found
+        for drafted in places
     ]
 
 
@@ -120,8 +120,8 @@ def _table(
 ) -> list[Worth]:
     """Return φ for 0, 1, … drafted tokens that follow, backwards from the last place."""
     worths = [Worth(knots, (1.0,) * len(knots))]
-    for left in range(1, len(logged)):
-        rows = logged[len(logged) - left]
+    for following in range(1, len(logged)):
+        rows = logged[len(logged) - following]
         values = [0.0, *(_value(rows, alive, worths[-1], price, kind) for alive in knots)]
         worths.append(Worth(knots, _concave(values, knots)))
     return worths
@@ -130,16 +130,16 @@ def _table(
 def _value(rows: Rows, alive: float, worth: Worth, price: float, kind: FDivergence) -> float:
     """Return the mean value of the rows at an alive ratio."""
     size = max(1, ENTRIES // rows[0].shape[-1])
-    total = weight = 0.0
-    for q, p, on in zip(*(part.split(size) for part in rows), strict=True):
+    total = count = 0.0
+    for q, p, weights in zip(*(part.split(size) for part in rows), strict=True):
         q, p = check.normalised(q), check.normalised(p)
         ratio = torch.full((len(q),), alive, dtype=torch.float64)
         h = soft_rows(q, p, ratio, [worth] * len(q), kind, price)
         gain = worth.of((alive * h / p).nan_to_num(nan=0.0, posinf=1.0)).mul(p).sum(-1)
         net = gain - price * alive * kind.value(h, q)
-        total += float((net * on).sum())
-        weight += len(on)
-    return total / weight
+        total += float((net * weights).sum())
+        count += len(weights)
+    return total / count
 
 
 def _concave(values: Sequence[float], knots: Iterable[float]) -> tuple[float, ...]:

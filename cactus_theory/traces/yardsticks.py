@@ -98,7 +98,7 @@ def noise_floor(
             rows.append(_rows(single, new[-1:], temperature))
         _rows(wide, list(prompt), temperature)
         parts = [new[start : start + width] for start in range(0, len(new), width)]
-        log_h = torch.cat([_rows(wide, own, temperature, len(own)) for own in parts])
+        log_h = torch.cat([_rows(wide, part, temperature, len(part)) for part in parts])
         gap = torch.where(log_h > -torch.inf, log_h - torch.cat(rows[1:]), 0.0)
         spent.append(float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum()))
         if on_text is not None:
@@ -130,7 +130,9 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
     logged rows count as often as a lossless decode reaches them. The standard error is over texts.
     None where the coldest that is tried, .3 of the trace's, is nearer than that.
     """
-    rough = _read(TEMPERATURES, [own.value for own in _tempered(trace, TEMPERATURES)], nats)
+    rough = _read(
+        TEMPERATURES, [estimate.value for estimate in _tempered(trace, TEMPERATURES)], nats
+    )
     if rough is None:
         return None
     near = sorted({min(rough * factor, 1.0) for factor in NEAR})
@@ -146,16 +148,16 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
     ends, kl = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64), divergence("kl").value
     lossless, chain = find_policy("speculative"), find_verifier("chain")
-    colder = [find_policy("tempered", temperature=own) for own in temperatures]
+    colder = [find_policy("tempered", temperature=temperature) for temperature in temperatures]
     for batch in trace.batches(ENTRIES):
         alive, going, _ = batch_law(batch, lossless, chain, {}, ends)
         reached = torch.where(going, alive, 0.0)
         text = int(batch.text[0])
         weight[text] += float(reached.sum())
         q = batch.target_probs
-        for place, rule in enumerate(colder):
-            spent[place, text] += float((reached * kl(rule.emitted(q, q), q)).sum())
-    return [ratio_of_sums(own, weight, trace.fingerprint) for own in spent]
+        for place, policy in enumerate(colder):
+            spent[place, text] += float((reached * kl(policy.emitted(q, q), q)).sum())
+    return [ratio_of_sums(sums, weight, trace.fingerprint) for sums in spent]
 
 
 def _read(temperatures: Sequence[float], curve: Sequence[float], nats: float) -> float | None:

@@ -153,11 +153,11 @@ IN_TRACES = {
         ("_between", Operator("<=", ">=", nth=0)),
     ),
     "traces/values.py": (
-        ("_table", Replace("len(logged) - left", "left")),
+        ("_table", Replace("len(logged) - following", "following")),
         ("_table", Replace("worths[-1]", "worths[0]")),
         ("_value", Replace("price * alive * kind.value(h, q)", "price * kind.value(h, q)")),
         ("_value", Replace("alive * h / p", "h / p")),
-        ("_value", Replace("net * on", "net")),
+        ("_value", Replace("net * weights", "net")),
         ("_concave", Replace("high - low", "low - high")),
         ("_by_place", Replace("ended[place - 1]", "ended[place]")),
     ),
