@@ -34,28 +34,22 @@ TIGHT = 0.1
 class Answers:
     """How a tuned mean falls on single texts, and the cap on every answer that it may become.
 
-    Attributes
-    ----------
-    level : nats a token, the mean that was tuned for; also the cap.
-    above, upper, worst : share of logged texts whose own mean is above it, and the .9 quantile and
-        largest of their means; coins are integrated out, so that single answers vary more.
-    policy, verifier, num_draft_tokens : what ``Ledger(policy, level)`` decodes with.
-    ratio : its tokens a call over those of the same policy's family at the level without a cap.
+    Coins are integrated out, so that single answers vary more than texts do.
     """
 
-    level: float
-    above: float
-    upper: float
+    level: float  # nats a token, the mean that was tuned for; also the cap
+    above: float  # share of logged texts whose own mean is above it
+    upper: float  # the .9 quantile of their means
     worst: float
-    policy: str
+    policy: str  # what ``Ledger(policy, level)`` decodes with
     verifier: str
     num_draft_tokens: int
-    ratio: Estimate
+    ratio: Estimate  # its tokens a call over those of the policy tuned for the level without a cap
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it for JSON."""
         ratio = {"tokens_ratio": self.ratio.value, "tokens_ratio_se": self.ratio.standard_error}
-        return {name: own for name, own in vars(self).items() if name != "ratio"} | ratio
+        return {name: value for name, value in vars(self).items() if name != "ratio"} | ratio
 
     @property
     def sentence(self) -> str:
@@ -71,29 +65,36 @@ class Answers:
 
     def promised(self, tokens: int) -> str:
         """Return what that cap promises of an answer of so many tokens, and a tight one."""
-        own, tight = (
+        usual, tight = (
             Promise(0.9, per_token=nats, tokens=tokens) for nats in (self.level, TIGHT / tokens)
         )
         return (
-            f"That cap allows an answer of {tokens} tokens {own.nats:.3g} nats: {own.range}. "
+            f"That cap allows an answer of {tokens} tokens {usual.nats:.3g} nats: {usual.range}. "
             f"--cap {tight.per_token:.3g} allows {tight.nats:.3g}: {tight.range}."
         )
 
 
-def answers_of(judged: Trace, family: Family, policy: str, width: int, level: float) -> Answers:
-    """Return how a setting that a ledger can follow spends on texts, and what a cap would cost."""
-    free = replay(judged, policy, family.verifier, num_draft_tokens=width)
-    own = free.spent["kl"] / free.tokens
-    price = getattr(find_policy(policy), "price", None)
-    looser = policy if price is None else family.spec(LOOSER / price)
-    capped = replay(judged, Ledger(looser, level), family.verifier, num_draft_tokens=width)
+def answers_of(trace: Trace, choices: Sequence["Choice"], level: float) -> Answers | None:
+    """Return how the fastest lossy setting that a ledger can follow spends on texts, and capped."""
+    able = [choice for choice in choices if choice.values is None and not choice.family.siblings]
+    able = [choice for choice in able if not find_policy(choice.policy).needs_path]
+    bands = [choice for choice in able if choice.family.name == "band:price"]
+    choice = fastest([choice for choice in bands or able if not choice.family.lossless])
+    if choice is None:
+        return None
+    verifier, width = choice.family.verifier, choice.num_draft_tokens
+    free = replay(trace, choice.policy, verifier, num_draft_tokens=width)
+    per_text = free.spent["kl"] / free.tokens
+    price = getattr(find_policy(choice.policy), "price", None)
+    looser = choice.policy if price is None else choice.family.spec(LOOSER / price)
+    capped = replay(trace, Ledger(looser, level), verifier, num_draft_tokens=width)
     return Answers(
         level,
-        float((own > level).mean()),
-        float(np.quantile(own, UPPER)),
-        float(own.max()),
+        float((per_text > level).mean()),
+        float(np.quantile(per_text, UPPER)),
+        float(per_text.max()),
         looser,
-        family.verifier,
+        verifier,
         width,
         capped.tokens_per_call / free.tokens_per_call,
     )
@@ -180,7 +181,7 @@ class Tuned:
     @property
     def lossless(self) -> Choice | None:
         """Return the fastest lossless setting; None as for ``best``."""
-        return self._ahead([own for own in self.choices if own.family.lossless])
+        return self._ahead([choice for choice in self.choices if choice.family.lossless])
 
     def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
         path, tree = (fastest(choices, siblings) for siblings in (False, True))
@@ -196,17 +197,17 @@ class Tuned:
         if path is None or tree is None:
             return None
         width, costs = tree.num_draft_tokens, self.costs
-        beside, family = costs.beside(tree.family.siblings), tree.family
-        call = beside.call(width, family.costs, family.times)
-        over, alone = (own.part("target", width) for own in (beside, costs))
+        with_siblings, family = costs.beside(tree.family.siblings), tree.family
+        call = with_siblings.call(width, family.costs, family.times)
+        tree_pass, path_pass = with_siblings.part("target", width), costs.part("target", width)
         texts = 1.0 if costs.new_tokens is None else costs.new_tokens
-        start = 0.0 if costs.new_tokens is None else beside.start
-        may = []
-        for own, other in ((tree.chosen_by, path.chosen_by), (tree.speed, path.speed)):
-            allowed = texts / max(other.value, self.plain) - start
-            may.append(call * allowed / (texts / own.value - start))
-        ratio = tree.speed / path.speed
-        return Trees(tree, path, ratio, over / alone, (over - call + min(may)) / alone)
+        start = 0.0 if costs.new_tokens is None else with_siblings.start
+        limits = []
+        for of_tree, of_path in ((tree.chosen_by, path.chosen_by), (tree.speed, path.speed)):
+            time = texts / max(of_path.value, self.plain) - start
+            limits.append(call * time / (texts / of_tree.value - start))
+        pays_below = (tree_pass - call + min(limits)) / path_pass
+        return Trees(tree, path, tree.speed / path.speed, tree_pass / path_pass, pays_below)
 
     def at_costs(self, costs: Costs) -> "Tuned":
         """Return the same settings at other costs: of another batch or machine.
@@ -216,41 +217,33 @@ class Tuned:
         ValueError
             A family whose verification was not measured.
         """
-        again = [priced(own, costs, self.halves) for own in self.choices]
-        again.sort(key=lambda own: -own.chosen_by.value)
-        return replace(self, costs=costs, plain=plain_speed(costs), choices=tuple(again))
+        choices = [priced(choice, costs, self.halves) for choice in self.choices]
+        choices.sort(key=lambda choice: -choice.chosen_by.value)
+        return replace(self, costs=costs, plain=plain_speed(costs), choices=tuple(choices))
 
     def of_families(self) -> list[Choice]:
         """Return the fastest K of every family and verifier, fastest first."""
         best: dict[str, Choice] = {}
-        for own in self.choices:
-            best.setdefault(own.family.key, own)
+        for choice in self.choices:
+            best.setdefault(choice.family.key, choice)
         return list(best.values())
 
 
 def fastest(choices: Sequence[Choice], siblings: bool = False) -> Choice | None:
     """Return the fastest setting without siblings, or with some, on the half to choose by."""
-    own = [choice for choice in choices if (choice.family.siblings > 0) == siblings]
-    return max(own, key=lambda choice: choice.chosen_by.value, default=None)
+    candidates = [choice for choice in choices if (choice.family.siblings > 0) == siblings]
+    return max(candidates, key=lambda choice: choice.chosen_by.value, default=None)
 
 
 @dataclass(frozen=True)
 class Trees:
-    """The fastest setting with siblings beside the fastest one without.
-
-    Attributes
-    ----------
-    tree, path : the settings.
-    ratio : tokens per unit of time of the tree over those of the path.
-    pass_ratio : the target's pass over the tree's tokens over that of a path of as many places.
-    pays_below : the ratio of passes from which the tree is the faster one on both halves, and
-        faster than plain decoding.
-    """
+    """The fastest setting with siblings beside the fastest one without."""
 
     tree: Choice
     path: Choice
-    ratio: Estimate
-    pass_ratio: float
+    ratio: Estimate  # of their tokens per unit of time
+    pass_ratio: float  # the target's pass over the tree's tokens over that of as many places
+    # the ratio of passes from which the tree is faster than path and plain decoding on both halves
     pays_below: float
 
     @property
@@ -262,11 +255,11 @@ class Trees:
 def _pays(tree: Choice, path: Choice) -> bool:
     """Return whether a tree is faster on both halves, beyond its interval; one text has none."""
     ratios = tree.chosen_by / path.chosen_by, tree.speed / path.speed
-    return all(own.value - BEYOND * own.standard_error > 1 for own in ratios)
+    return all(ratio.value - BEYOND * ratio.standard_error > 1 for ratio in ratios)
 
 
-def priced(own: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
+def priced(choice: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
     """Return the choice with its speeds at these costs."""
-    timed = costs.beside(own.family.siblings), own.family.costs, own.family.times
-    first, second = (speed(own.replay.part(half), *timed) for half in halves)
-    return replace(own, chosen_by=first, speed=second)
+    settings = costs.beside(choice.family.siblings), choice.family.costs, choice.family.times
+    first, second = (speed(choice.replay.part(half), *settings) for half in halves)
+    return replace(choice, chosen_by=first, speed=second)

@@ -21,7 +21,7 @@ from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
 from cactus_theory.traces.values import PRICES, learn_values
-from cactus_theory.tuning.choices import Answers, Choice, Tuned, answers_of, fastest, priced
+from cactus_theory.tuning.choices import Choice, Tuned, answers_of, fastest, priced
 from cactus_theory.tuning.costs import Costs, plain_speed
 from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
 from cactus_theory.tuning.measure import Setting, verification_times
@@ -41,27 +41,15 @@ OnStep = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Shares:
-    """Numbers of texts.
+    """Numbers of texts."""
 
-    Attributes
-    ----------
-    judged, learned : of the source: what knobs and speeds are from, and what values are from.
-    halves : among the judged ones: what is chosen by, and what is reported.
-    """
-
-    judged: list[int]
-    learned: list[int]
-    halves: tuple[list[int], list[int]]
+    judged: list[int]  # knobs and speeds are from these
+    learned: list[int]  # and values from these
+    halves: tuple[list[int], list[int]]  # of the judged ones: to choose by, and to report
 
 
 def shares(texts: int, learning: bool) -> Shares:
-    """Return a fair share of early and late texts for everything.
-
-    Raises
-    ------
-    ValueError
-        Too few texts.
-    """
+    """Return a fair share of early and late texts for everything; ValueError for too few."""
     learned = list(range(EVERY - 1, texts, EVERY)) if learning else []
     judged = [text for text in range(texts) if text not in learned]
     if len(judged) < 2:
@@ -130,41 +118,41 @@ def tune(
     level, kind = checked_level(level), find_divergence(divergence)
     if isinstance(source, Trace):
         source.check_chains("tune")
-    said = on_step or (lambda what, done, total: None)
+    on_step = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)
-    wanted = families(kind, policies, siblings)
+    candidates = families(kind, policies, siblings)
     if siblings and not _has_rows(source):
         raise ValueError("siblings: must be tried on a trace whose drafts have rows; got none")
     for count in siblings if isinstance(costs, Costs) else ():
         costs.beside(count)
-    learning = values is not None and kind.spec == "kl" and _can_learn(source, wanted)
+    learning = values is not None and kind.spec == "kl" and _can_learn(source, candidates)
     texts = shares(source.texts, learning)
     judged = source.part(texts.judged) if isinstance(source, Trace) else source
-    found = _solved(judged, wanted, widths, level, kind.spec, said)
-    known = costs if isinstance(costs, Costs) else costs(_settings(found))
-    choices = [_choice(own, made, known, texts.halves) for own, made in found]
-    soft = fastest([own for own in choices if own.family.name == "soft_band:price"])
+    solved = _solved(judged, candidates, widths, level, kind.spec, on_step)
+    costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
+    choices = [_choice(family, replay, costs, texts.halves) for family, replay in solved]
+    soft = fastest([choice for choice in choices if choice.family.name == "soft_band:price"])
     soft = soft if learning else None
     if soft is not None and soft.num_draft_tokens > 1:
         assert values is not None and isinstance(source, Trace) and isinstance(judged, Trace)
-        made = learn_for(source.part(texts.learned), soft.num_draft_tokens, Path(values))
-        said("learning values", 1, 1)
-        valued = _with_values(judged, soft, made, level, kind.spec, known)
+        table = learn_for(source.part(texts.learned), soft.num_draft_tokens, Path(values))
+        on_step("learning values", 1, 1)
+        valued = _with_values(judged, soft, table, level, kind.spec, costs)
         if valued is not None:
-            family, spec, own = valued
-            choice = _choice(family, own, known, texts.halves)
-            choices.append(replace(choice, policy=spec, values=Path(made.file)))
-            known = known.with_times(family.key, soft.family.key, family.times)
-    choices.sort(key=lambda own: -own.chosen_by.value)
-    paths = [own.key for own in wanted if not own.siblings]
+            family, spec, replay = valued
+            choice = _choice(family, replay, costs, texts.halves)
+            choices.append(replace(choice, policy=spec, values=Path(table.file)))
+            costs = costs.with_times(family.key, soft.family.key, family.times)
+    choices.sort(key=lambda choice: -choice.chosen_by.value)
+    paths = [family.key for family in candidates if not family.siblings]
     tried = {"families": paths, "widths": widths}
     about = _about(source) | {"tried": tried | ({"siblings": list(siblings)} if siblings else {})}
     answers = None
     if capped and kind.spec == "kl" and isinstance(judged, Trace):
-        said("replaying a cap on every answer", 0, 1)
-        answers = _capped(judged, choices, level)
-    plain, every = plain_speed(known), tuple(choices)
-    return Tuned(level, kind.spec, known, plain, every, texts.halves, about, answers)
+        on_step("replaying a cap on every answer", 0, 1)
+        answers = answers_of(judged, choices, level)
+    plain = plain_speed(costs)
+    return Tuned(level, kind.spec, costs, plain, tuple(choices), texts.halves, about, answers)
 
 
 def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
@@ -179,9 +167,9 @@ def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
     return sorted(set(widths))
 
 
-def _can_learn(source: Source, wanted: Sequence[Family]) -> bool:
+def _can_learn(source: Source, candidates: Sequence[Family]) -> bool:
     enough = len(source) >= ENOUGH_CYCLES and _has_rows(source)
-    return enough and any(own.name == "soft_band:price" for own in wanted)
+    return enough and any(family.name == "soft_band:price" for family in candidates)
 
 
 def _has_rows(source: Source) -> bool:
@@ -189,63 +177,52 @@ def _has_rows(source: Source) -> bool:
 
 
 def _solved(
-    judged: Source,
-    wanted: Sequence[Family],
+    source: Source,
+    candidates: Sequence[Family],
     widths: Sequence[int],
     level: float,
     divergence: str,
-    said: OnStep,
+    on_step: OnStep,
 ) -> list[tuple[Family, Replay]]:
     """Return every family at every K, its knob solved; those that cannot stay within are not."""
-    found, total = [], len(wanted) * len(widths)
-    for number, family in enumerate(wanted):
-        knobs = Knobs(judged, family, widths, divergence)
+    solved, total = [], len(candidates) * len(widths)
+    for number, family in enumerate(candidates):
+        knobs = Knobs(source, family, widths, divergence)
         for place, width in enumerate(widths):
-            said(f"solving knobs, {family.key}", number * len(widths) + place, total)
-            if (own := knobs.at(width, level)) is not None:
-                found.append((family, own))
-    said("solving knobs", total, total)
-    return found
+            on_step(f"solving knobs, {family.key}", number * len(widths) + place, total)
+            if (replay := knobs.at(width, level)) is not None:
+                solved.append((family, replay))
+    on_step("solving knobs", total, total)
+    return solved
 
 
-def _settings(found: Sequence[tuple[Family, Replay]]) -> list[Setting]:
+def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Setting]:
     """Return every family at a few K, each at the knob solved for the K next to it."""
-    widths = sorted({own.num_draft_tokens for _, own in found})
+    widths = sorted({replay.num_draft_tokens for _, replay in solved})
     steps = [round(i * (len(widths) - 1) / (TIMED_WIDTHS - 1)) for i in range(TIMED_WIDTHS)]
     timed = sorted({widths[step] for step in steps})
-    every: dict[str, dict[int, Replay]] = {}
-    for family, own in found:
-        every.setdefault(family.key, {})[own.num_draft_tokens] = own
-    counts = {family.key: family.siblings for family, _ in found}
+    by_width: dict[str, dict[int, Replay]] = {}
+    for family, replay in solved:
+        by_width.setdefault(family.key, {})[replay.num_draft_tokens] = replay
+    counts = {family.key: family.siblings for family, _ in solved}
     settings = []
-    for key, own in every.items():
+    for key, replays in by_width.items():
         for width in timed:
-            near = own[min(own, key=lambda known: abs(known - width))]  # noqa: B023
+            near = replays[min(replays, key=lambda other: abs(other - width))]  # noqa: B023
             settings.append(Setting(key, near.policy, near.verifier, width, counts[key]))
     return settings
 
 
 def _choice(
-    family: Family, own: Replay, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]
+    family: Family, replay: Replay, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]
 ) -> Choice:
-    width, nothing = own.num_draft_tokens, own.tokens_per_call
-    made = Choice(family, own.policy, own.verifier, width, own, nothing, nothing)
-    return priced(made, costs, halves)
-
-
-def _capped(judged: Trace, choices: Sequence[Choice], level: float) -> Answers | None:
-    """Return the fastest lossy setting that a ledger can follow, under a cap on every answer."""
-    able = [own for own in choices if own.values is None and not own.family.siblings]
-    able = [own for own in able if not find_policy(own.policy).needs_path]
-    band = [own for own in able if own.family.name == "band:price"]
-    own = fastest([own for own in band or able if not own.family.lossless])
-    if own is None:
-        return None
-    return answers_of(judged, own.family, own.policy, own.num_draft_tokens, level)
+    width, placeholder = replay.num_draft_tokens, replay.tokens_per_call
+    choice = Choice(family, replay.policy, replay.verifier, width, replay, placeholder, placeholder)
+    return priced(choice, costs, halves)
 
 
 def _with_values(
-    judged: Trace,
+    trace: Trace,
     soft: Choice,
     values: ValueTable,
     level: float,
@@ -259,15 +236,15 @@ def _with_values(
     """
     name, width, like = f"{soft.family.name},values", soft.num_draft_tokens, soft.family.key
     family = replace(soft.family, name=name, values=values, like=like)
-    knobs = Knobs(judged, family, [width], divergence)
-    own = knobs.at(width, level)
-    if own is None:
+    knobs = Knobs(trace, family, [width], divergence)
+    replay = knobs.at(width, level)
+    if replay is None:
         return None
-    spec, times = knobs.spec(own), costs.times(family.key, like)
+    spec, times = knobs.spec(replay), costs.times(family.key, like)
     if times is None:
-        both = find_policy(spec, values=values), soft.policy
-        times = verification_times(judged, both, soft.verifier, width)
-    return replace(family, times=times), spec, own
+        policies = find_policy(spec, values=values), soft.policy
+        times = verification_times(trace, policies, soft.verifier, width)
+    return replace(family, times=times), spec, replay
 
 
 def _about(source: Source) -> dict[str, object]:
@@ -282,5 +259,5 @@ def _about(source: Source) -> dict[str, object]:
         return about
     header = source.header
     names = ("target", "draft", "temperature")
-    known = header.details | {name: getattr(header, name) for name in names}
-    return about | {name: known[name] for name in OF_TRACE if name in known}
+    details = header.details | {name: getattr(header, name) for name in names}
+    return about | {name: details[name] for name in OF_TRACE if name in details}
