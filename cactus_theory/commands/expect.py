@@ -97,8 +97,8 @@ def run(args: Namespace) -> int:
     if args.cycles is None:
         thrice = 0 if observation is None else round(3 * observation.rounds)
         args.cycles = min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
-    with TemporaryDirectory(prefix="expect-") as unasked:
-        log = None if args.trace else _logger(args, Path(unasked))
+    with TemporaryDirectory(prefix="expect-") as folder:
+        log = None if args.trace else _logger(args, Path(folder))
         trace = Trace.open(args.trace) if log is None else log("healthy")
         expectation = expect(trace, **setting)
         if observation is not None:

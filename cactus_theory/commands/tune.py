@@ -84,8 +84,8 @@ def run(args: Namespace) -> int:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
     from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 
-    with TemporaryDirectory(prefix="tune-") as unasked:  # nothing is left where nobody asked
-        args.work = args.work or Path(unasked)
+    with TemporaryDirectory(prefix="tune-") as folder:  # nothing is left where nobody asked
+        args.work = args.work or Path(folder)
         tuned, *others = _tuned(args)
         if args.out:
             save_tuned(tuned, args.out, others)
@@ -138,8 +138,8 @@ def _tuned(args: Namespace) -> list[Any]:
     from cactus_theory.tuning.costs import Costs
 
     if args.cost_ratio is not None:
-        more = (getattr(args, name) or 0.0 for name in OF_RATIOS)
-        costs = Costs.ratios(args.cost_ratio, *more, batch=args.batch[0])
+        ratios = (getattr(args, name) or 0.0 for name in OF_RATIOS)
+        costs = Costs.ratios(args.cost_ratio, *ratios, batch=args.batch[0])
         return [_chosen(args, _source(args), costs)]
     if args.costs is not None:
         first, *others = (Costs.load(args.costs, batch) for batch in args.batch)

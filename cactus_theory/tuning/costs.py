@@ -89,8 +89,8 @@ class Costs:
         ValueError
             One that is below 0 or not finite.
         """
-        given = {"cost-ratio": cost_ratio, "verify-cost": verify_cost, "fixed-cost": fixed_cost}
-        c, v, f = (_amount(name, value) for name, value in given.items())
+        ratios = {"cost-ratio": cost_ratio, "verify-cost": verify_cost, "fixed-cost": fixed_cost}
+        c, v, f = (_amount(name, value) for name, value in ratios.items())
         return cls(
             unit=PLAIN_STEPS,
             batch=batch,
@@ -119,25 +119,26 @@ class Costs:
         except ValueError as error:
             raise ValueError(f"{rule}; {str(error).removeprefix(f'{path}: ')}") from None
         try:
-            every = [content["costs"], *(own["costs"] for own in content.get("batches", []))]
-            given = next((own for own in every if own.get("batch") == batch), every[0])
-            found = cls._of_json(given)
+            parts = [part["costs"] for part in (content, *content.get("batches", []))]
+            same = [part for part in parts if part.get("batch") == batch]
+            costs = cls._of_json((same or parts)[0])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(rule) from error
-        if not found._sound():
+        if not costs._sound():
             raise ValueError(f"{rule}, whose costs are no times of calls")
-        if found.batch != batch:
-            raise ValueError(f"--costs: must be of --batch {batch}; got {found.batch} in {path}")
-        return found
+        if costs.batch != batch:
+            raise ValueError(f"--costs: must be of --batch {batch}; got {costs.batch} in {path}")
+        return costs
 
     @classmethod
-    def _of_json(cls, given: dict[str, Any]) -> "Costs":
-        own = {one.name: given[one.name] for one in fields(cls) if one.name != "siblings"}
-        parts = {name: tuple(own[name]) for name in ("widths", *PARTS)}
-        verify = {family: tuple(part) for family, part in own["verify"].items()}
-        each = given.get("siblings", {}).items()
-        trees = {int(count): cls._of_json(costs) for count, costs in each}
-        return cls(**{**own, **parts, "verify": verify, "siblings": trees})
+    def _of_json(cls, content: dict[str, Any]) -> "Costs":
+        names = {field.name for field in fields(cls)} - {"siblings"}
+        values = {name: content[name] for name in names}
+        parts = {name: tuple(values[name]) for name in ("widths", *PARTS)}
+        verify = {family: tuple(part) for family, part in values["verify"].items()}
+        siblings = content.get("siblings", {}).items()
+        trees = {int(count): cls._of_json(costs) for count, costs in siblings}
+        return cls(**{**values, **parts, "verify": verify, "siblings": trees})
 
     def beside(self, siblings: int) -> "Costs":
         """Return the costs of drafts with so many siblings at each place.
@@ -155,8 +156,8 @@ class Costs:
             nodes = [self._read(self.target, width * (siblings + 1)) for width in self.widths]
             return replace(self, target=tuple(nodes))
         if siblings not in self.siblings:
-            known = ", ".join(map(str, self.siblings)) or "none"
-            raise ValueError(f"siblings: must be as many as were timed, {known}; got {siblings}")
+            counts = ", ".join(map(str, self.siblings)) or "none"
+            raise ValueError(f"siblings: must be as many as were timed, {counts}; got {siblings}")
         return self.siblings[siblings]
 
     def call(self, width: int, family: str, times: float = 1.0) -> float:
@@ -171,7 +172,7 @@ class Costs:
         if not self.verify:
             return spent
         verify = self.verify[check.one_of("family", family, tuple(self.verify))]
-        return spent + self._read([times * own for own in verify], width)
+        return spent + self._read([times * seconds for seconds in verify], width)
 
     def times(self, family: str, like: str) -> float | None:
         """Return how many times one family's verification takes another's, None if not known."""
@@ -183,8 +184,8 @@ class Costs:
         """Return the same with a family whose verification takes ``times`` another one's."""
         if not self.verify or family in self.verify:
             return self
-        own = tuple(times * part for part in self.verify[like])
-        return replace(self, verify={**self.verify, family: own})
+        seconds = tuple(times * part for part in self.verify[like])
+        return replace(self, verify={**self.verify, family: seconds})
 
     def as_ratios(self) -> dict[str, float]:
         """Return what :meth:`ratios` takes: slopes and the rest, between the least and largest K.
@@ -193,11 +194,13 @@ class Costs:
         """
         low, high = self.widths[0], self.widths[-1]
         steps = max(high - low, 1)
-        each = zip(*self.verify.values(), strict=True)
-        every = [self.target, *([[sum(own) / len(own) for own in each]] if self.verify else [])]
+        parts: list[Sequence[float]] = [self.target]
+        if self.verify:
+            by_width = zip(*self.verify.values(), strict=True)
+            parts.append([sum(column) / len(column) for column in by_width])
         draft = self.draft[-1] / high
-        slope = sum(part[-1] - part[0] for part in every) / steps
-        whole = sum(part[0] for part in (*every, self.draft, self.other))
+        slope = sum(part[-1] - part[0] for part in parts) / steps
+        whole = sum(part[0] for part in (*parts, self.draft, self.other))
         rest = whole - low * (draft + slope) - self.plain
         return {
             "cost_ratio": draft / self.plain,
@@ -207,10 +210,10 @@ class Costs:
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it for JSON; nothing of siblings where none were timed."""
-        own = asdict(replace(self, siblings={}))
-        del own["siblings"]
+        content = asdict(replace(self, siblings={}))
+        del content["siblings"]
         trees = {str(count): costs.as_json() for count, costs in self.siblings.items()}
-        return own | ({"siblings": trees} if trees else {})
+        return content | ({"siblings": trees} if trees else {})
 
     def _sound(self) -> bool:
         """Return whether all of it has the types and ranges of a measurement."""
@@ -222,16 +225,16 @@ class Costs:
             self.start,
             self.plain_start,
             ends,
-            *(x for own in parts for x in own),
+            *(x for part in parts for x in part),
         ]
         return (
             self.unit in (SECONDS, PLAIN_STEPS)
-            and all(type(own) is int and 1 <= own < 2**31 for own in texts)
+            and all(type(count) is int and 1 <= count < 2**31 for count in texts)
             and list(widths) == sorted(set(widths)) != []
-            and all(len(own) == len(widths) for own in parts)
-            and all(type(own) in (int, float) and 0 <= own <= MOST for own in amounts)
+            and all(len(part) == len(widths) for part in parts)
+            and all(type(amount) in (int, float) and 0 <= amount <= MOST for amount in amounts)
             and min(self.plain, ends) > 0
-            and all(own.unit == self.unit and own._sound() for own in self.siblings.values())
+            and all(costs.unit == self.unit and costs._sound() for costs in self.siblings.values())
         )
 
     def part(self, name: str, width: int) -> float:
@@ -249,10 +252,10 @@ class Costs:
 
 
 def _amount(name: str, value: float) -> float:
-    found = check.number(name, value, 0)
-    if found == float("inf"):
+    amount = check.number(name, value, 0)
+    if amount == float("inf"):
         raise ValueError(f"{name}: must be finite; got {value}")
-    return found
+    return amount
 
 
 def plain_speed(costs: Costs) -> float:
@@ -298,12 +301,12 @@ def _speed(costs: Costs, call: float, tokens: Any, squares: Any) -> Any:
     return costs.new_tokens / (costs.start + call * calls)
 
 
-def _squares(own: Replay) -> Estimate:
+def _squares(replay: Replay) -> Estimate:
     """Return the mean square of the tokens of a call: Σ (2 i + 1) Pr(more than i tokens)."""
-    last = own.tokens - own.reached.sum(0)  # the bonus
-    more = np.concatenate([own.reached, last[None]])
-    if isinstance(own, TreeReplay):  # the token after one that is caught is no bonus
-        more[-1] -= own.followed.sum(0)
-        more[1:] += own.followed
-    weights = 2 * np.arange(len(more)) + 1
-    return ratio_of_sums((weights[:, None] * more).sum(0), own.cycles, own.source)
+    last = replay.tokens - replay.reached.sum(0)  # the bonus
+    probable = np.concatenate([replay.reached, last[None]])
+    if isinstance(replay, TreeReplay):  # the token after one that is caught is no bonus
+        probable[-1] -= replay.followed.sum(0)
+        probable[1:] += replay.followed
+    weights = 2 * np.arange(len(probable)) + 1
+    return ratio_of_sums((weights[:, None] * probable).sum(0), replay.cycles, replay.source)

@@ -85,19 +85,11 @@ class Family:
         return find_policy(self.spec(looseness), **table)
 
 
-def _one_over(looseness: float) -> float:
-    return 1 / looseness
-
-
-def _exp_minus(looseness: float) -> float:
-    return math.exp(-looseness)
-
-
 # knob, least, first and most looseness; beyond them nothing changes in any digit that is shown
 KNOBS = {
     "delta": (float, 1e-9, 1e-3, 1e2),
-    "price": (_one_over, 1e-4, 1.0, 1e2),
-    "lenience": (_exp_minus, 1e-6, 0.5, 30.0),
+    "price": (lambda looseness: 1 / looseness, 1e-4, 1.0, 1e2),
+    "lenience": (lambda looseness: math.exp(-looseness), 1e-6, 0.5, 30.0),
     "alpha": (float, 1e-6, 0.1, 1.0),
 }
 # each with the verifiers it is tried with
@@ -136,25 +128,25 @@ def families(
     >>> [family.key for family in families(ct.divergence("kl"), ["band:price"])]
     ['speculative@chain', 'speculative@block', 'band:price@chain', 'band:price@block']
     """
-    wanted = list(USUAL) if names is None else [LOSSLESS, *names]
-    found = [own for name in dict.fromkeys(wanted) for own in _named(name, kind)]
+    specs = list(USUAL) if names is None else [LOSSLESS, *names]
+    paths = [family for name in dict.fromkeys(specs) for family in _named(name, kind)]
     if names is None and not kind.priced:  # the band has no price then, but a budget
-        found += _named("band:delta", kind)
+        paths += _named("band:delta", kind)
     within = all(1 <= count <= MOST_SIBLINGS for count in siblings)
     if not within or len(set(siblings)) < len(siblings):
         got = " ".join(map(str, siblings))
         raise ValueError(f"siblings: must be 1 to {MOST_SIBLINGS}, each number once; got {got}")
-    able = [own for own in found if own.verifier in RUNS]
-    return found + [replace(own, siblings=count) for count in siblings for own in able]
+    able = [family for family in paths if family.verifier in RUNS]
+    return paths + [replace(family, siblings=count) for count in siblings for family in able]
 
 
 def _named(name: str, kind: Divergence) -> list[Family]:
     if name in (*USUAL, *OTHERS) and name != LOSSLESS:
         return _tuned(name, kind)
     if "=" not in name and ":" in name:
-        known = ", ".join((*USUAL, *OTHERS))
+        names = ", ".join((*USUAL, *OTHERS))
         raise ValueError(
-            f"policies: must be a policy with its knobs, or one of {known}; got {name!r}"
+            f"policies: must be a policy with its knobs, or one of {names}; got {name!r}"
         )
     spec = find_policy(name).spec
     return [Family(spec, verifier, spec) for verifier in USUAL.get(name, _followers(spec))]
@@ -174,18 +166,18 @@ def _tuned(name: str, kind: Divergence) -> list[Family]:
 
 def _followers(spec: str) -> list[str]:
     """Return the verifiers that can follow a policy."""
-    found, policy, refused = [], find_policy(spec), ""
+    followers, policy, refused = [], find_policy(spec), ""
     for name in verifiers(metered=True):
         if find_verifier(name).drafts != ("chain",):  # on chains it is one of the others
             continue
         try:
             find_verifier(name).check(policy)
-            found.append(name)
+            followers.append(name)
         except ValueError as error:
             refused = str(error)
-    if not found:
+    if not followers:
         raise ValueError(f"policies: a verifier must be able to follow {spec}; got {refused}")
-    return found
+    return followers
 
 
 def checked_level(level: float) -> float:
@@ -246,7 +238,7 @@ class Knobs:
         self.shared = shares_rows(family.policy(family.first), family.verifier)
         self.passes = 0
         self.solved: dict[int, float] = {}
-        self.known: dict[int, dict[float, Replay]] = {width: {} for width in widths}
+        self.replays: dict[int, dict[float, Replay]] = {width: {} for width in widths}
 
     def at(self, width: int, level: float) -> Replay | None:
         """Return the replay that spends ``level`` a token, as exactly as TOLERANCE says.
@@ -254,18 +246,18 @@ class Knobs:
         Where even the loosest knob spends less it is that one's; None where the least one
         spends more.
         """
-        family, known = self.family, self.known[width]
+        family, replays = self.family, self.replays[width]
         if family.least == family.most:
-            own = known.get(family.first) or self._replay(family.first, width)
-            return own if self._spent(own) <= level * (1 + TOLERANCE) else None
+            replay = replays.get(family.first) or self._replay(family.first, width)
+            return replay if self._spent(replay) <= level * (1 + TOLERANCE) else None
         for step in range(1, MOST_STEPS):
-            spent = {x: self._spent(own) for x, own in known.items()}
+            spent = {x: self._spent(replay) for x, replay in replays.items()}
             for x, amount in spent.items():
                 if abs(amount / level - 1) <= TOLERANCE:
                     self.solved[width] = x
-                    return known[x]
+                    return replays[x]
             if spent.get(family.most, level) < level:
-                return known[family.most]
+                return replays[family.most]
             if spent.get(family.least, level) > level:
                 return None
             points = sorted(spent.items())
@@ -280,26 +272,26 @@ class Knobs:
             else:  # where another K has its knob
                 x = self.solved.get(max(self.solved, default=0), family.first)
             self._replay(x, width)
-        below = [own for own in known.values() if self._spent(own) <= level]
+        below = [replay for replay in replays.values() if self._spent(replay) <= level]
         return max(below, key=self._spent, default=None)
 
     def spec(self, own: Replay) -> str:
         """Return the family's spec at the knob of a replay; it names no table of values."""
-        known = self.known[own.num_draft_tokens]
-        return self.family.spec(next(x for x, found in known.items() if found is own))
+        replays = self.replays[own.num_draft_tokens]
+        return self.family.spec(next(x for x, replay in replays.items() if replay is own))
 
     def _replay(self, looseness: float, width: int) -> Replay:
         widths = self.widths if self.shared else [width]
-        rule, verifier = self.family.policy(looseness), self.family.verifier
+        policy, verifier = self.family.policy(looseness), self.family.verifier
         self.passes += 1
-        found = replay_widths(self.source, rule, verifier, widths, (self.divergence,))
+        replays = replay_widths(self.source, policy, verifier, widths, (self.divergence,))
         if self.family.siblings:
             assert isinstance(self.source, Trace)
-            caught = rule, verifier, self.family.siblings, self.shared
-            found = with_caught(found, self.source, *caught)
-        for own, replay in found.items():
-            self.known[own][looseness] = replay
-        return found[width]
+            tree = policy, verifier, self.family.siblings, self.shared
+            replays = with_caught(replays, self.source, *tree)
+        for other, replay in replays.items():
+            self.replays[other][looseness] = replay
+        return replays[width]
 
     def _spent(self, own: Replay) -> float:
         return own.divergence_per_token(self.divergence).value
@@ -326,6 +318,6 @@ def _beyond(points: Sequence[Point], level: float) -> float:
     slope = SLOPE
     if len(points) == 2 and 0 < points[0][1] < points[1][1] < math.inf:
         slope = math.log(points[1][1] / points[0][1]) / math.log(points[1][0] / points[0][0])
-    wanted = math.log(level / near[1]) / slope
+    step = math.log(level / near[1]) / slope
     furthest = math.log(STRIDE)
-    return near[0] * math.exp(min(max(wanted, -furthest), furthest))
+    return near[0] * math.exp(min(max(step, -furthest), furthest))

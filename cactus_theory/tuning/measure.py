@@ -127,22 +127,22 @@ def measure_costs(
     """
     whole_number("batch", prompts.batch, 1)
     widths = _widths(settings)
-    every: list[Setting | None] = [None, *settings]
-    found: dict[Setting | None, list[Timed]] = {own: [] for own in every}
-    total = (repeats + 1) * len(every)
+    kinds: list[Setting | None] = [None, *settings]
+    times: dict[Setting | None, list[Timed]] = {kind: [] for kind in kinds}
+    total = (repeats + 1) * len(kinds)
     for repeat in range(repeats + 1):
-        order = random.Random(f"{prompts.seed} {repeat}").sample(every, len(every))
-        for number, own in enumerate(order):
-            made = _timed(target_model, draft_model, prompts, own, repeat)
+        order = random.Random(f"{prompts.seed} {repeat}").sample(kinds, len(kinds))
+        for number, kind in enumerate(order):
+            timed = _timed(target_model, draft_model, prompts, kind, repeat)
             if repeat:  # the first decode of a kind allocates
-                found[own].append(made)
+                times[kind].append(timed)
             if on_decode is not None:
                 on_decode(repeat * len(order) + number + 1, total)
-    plain, each = found.pop(None), {}
-    for count in sorted({own.siblings for own in settings}):
-        drafted = {own: made for own, made in found.items() if own and own.siblings == count}
-        each[count] = _costs(plain, drafted, widths, prompts.batch)
-    return replace(each.pop(0), siblings=each)
+    plain, by_siblings = times.pop(None), {}
+    for count in sorted({setting.siblings for setting in settings}):
+        decodes = {kind: timed for kind, timed in times.items() if kind and kind.siblings == count}
+        by_siblings[count] = _costs(plain, decodes, widths, prompts.batch)
+    return replace(by_siblings.pop(0), siblings=by_siblings)
 
 
 def verification_times(
@@ -175,25 +175,25 @@ def _costs(
     batch: int,
 ) -> Costs:
     def part(name: str, width: int, family: str | None = None) -> float:
-        every = [
-            one.call[name]
-            for own, made in drafted.items()
-            for one in made
-            if own.width == width and family in (None, own.family)
+        seconds = [
+            decode.call[name]
+            for setting, decodes in drafted.items()
+            for decode in decodes
+            if setting.width == width and family in (None, setting.family)
         ]
-        return statistics.median(every)
+        return statistics.median(seconds)
 
     parts: Any = {name: tuple(part(name, width) for width in widths) for name in PARTS}
-    keys = dict.fromkeys(own.family for own in drafted)
+    keys = dict.fromkeys(setting.family for setting in drafted)
     return Costs(
         unit=SECONDS,
         batch=batch,
-        plain=statistics.median(one.seconds for one in plain),
+        plain=statistics.median(decode.seconds for decode in plain),
         widths=widths,
         verify={key: tuple(part(VERIFY, width, key) for width in widths) for key in keys},
-        start=statistics.median(one.start for made in drafted.values() for one in made),
-        plain_start=statistics.median(one.start for one in plain),
-        new_tokens=statistics.mean(one.new_tokens for one in plain),
+        start=statistics.median(decode.start for decodes in drafted.values() for decode in decodes),
+        plain_start=statistics.median(decode.start for decode in plain),
+        new_tokens=statistics.mean(decode.new_tokens for decode in plain),
         **parts,
     )
 
@@ -202,27 +202,30 @@ def _widths(settings: Sequence[Setting]) -> tuple[int, ...]:
     """Return the K that every family is timed at."""
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
-    if all(own.siblings for own in settings):
+    if all(setting.siblings for setting in settings):
         raise ValueError("settings: must hold one without siblings; got none")
-    own: dict[str, set[int]] = {}
-    for one in settings:
-        own.setdefault(one.family, set()).add(one.width)
-    different = {tuple(sorted(widths)) for widths in own.values()}
+    by_family: dict[str, set[int]] = {}
+    for setting in settings:
+        by_family.setdefault(setting.family, set()).add(setting.width)
+    different = {tuple(sorted(widths)) for widths in by_family.values()}
     if len(different) > 1:
         raise ValueError(f"settings: every family must be at the same K; got {different}")
     return different.pop()
 
 
-def _timed(target: Any, draft: Any, prompts: Prompts, own: Setting | None, repeat: int) -> Timed:
+def _timed(
+    target: Any, draft: Any, prompts: Prompts, setting: Setting | None, repeat: int
+) -> Timed:
     """Decode one batch and return what it took."""
     rounds: list[Round] = []
     ids, mask = left_padded(prompts.group(repeat), target)
-    chosen: dict[str, Any] = {}
-    if own is not None:
-        draft = Siblings(as_drafter(draft), own.siblings) if own.siblings else draft
-        chosen = {"policy": own.policy, "verifier": own.verifier, "num_draft_tokens": own.width}
+    choice: dict[str, Any] = {}
+    if setting is not None:
+        draft = Siblings(as_drafter(draft), setting.siblings) if setting.siblings else draft
+        choice = {"policy": setting.policy, "verifier": setting.verifier}
+        choice["num_draft_tokens"] = setting.width
     options = DecodeOptions(
-        **chosen,
+        **choice,
         attention_mask=mask,
         max_new_tokens=prompts.max_new_tokens,
         temperature=prompts.temperature,
@@ -231,21 +234,21 @@ def _timed(target: Any, draft: Any, prompts: Prompts, own: Setting | None, repea
         meter=False,
         on_round=rounds.append,
     )
-    return _split(decode(target, None if own is None else draft, ids, options), rounds)
+    return _split(decode(target, None if setting is None else draft, ids, options), rounds)
 
 
 def _split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
     """Return seconds a text and call, from the second round on: the first one reads the prompts."""
     batch = len(result.row_lengths)
     later = rounds[1:] or rounds
-    calls = sum(one.rows for one in later)
+    calls = sum(part.rows for part in later)
     sums = {
-        "draft": sum(one.draft_seconds for one in later),
-        "target": sum(one.target_seconds for one in later),
-        VERIFY: sum(one.verify_seconds for one in later),
+        "draft": sum(part.draft_seconds for part in later),
+        "target": sum(part.target_seconds for part in later),
+        VERIFY: sum(part.verify_seconds for part in later),
     }
-    sums["other"] = sum(one.seconds for one in later) - sum(sums.values())
+    sums["other"] = sum(part.seconds for part in later) - sum(sums.values())
     call = {name: seconds / calls for name, seconds in sums.items()}
-    every = sum(one.rows for one in rounds) * sum(call.values())
-    start = max(result.seconds.total - every, 0.0) / batch
+    total = sum(part.rows for part in rounds) * sum(call.values())
+    start = max(result.seconds.total - total, 0.0) / batch
     return Timed(call, start, result.num_tokens / batch)

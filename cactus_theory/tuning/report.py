@@ -41,7 +41,7 @@ def sentence(tuned: Tuned) -> str:
     best, lossless, unit = tuned.best, tuned.lossless, _unit(tuned)
     plain = f"{_number(tuned.plain)} {unit}"
     if best is None:
-        first = max(tuned.choices, key=lambda own: own.chosen_by.value)
+        first = max(tuned.choices, key=lambda choice: choice.chosen_by.value)
         paid = max(first.chosen_by.value, first.speed.value) > tuned.plain
         return (
             f"Decode without this draft: plain decoding makes {plain}, the fastest setting within "
@@ -85,12 +85,12 @@ def table(tuned: Tuned) -> str:
     spec = tuned.divergence
     heads = ("policy", "verifier", "K", _unit(tuned), "x plain", f"{_name(spec)}/token",
              "tokens/call")  # fmt: skip
-    lines = [(own.chosen_by.value, _cells(own, tuned)) for own in tuned.of_families()]
+    lines = [(choice.chosen_by.value, _cells(choice, tuned)) for choice in tuned.of_families()]
     lines.append((tuned.plain, ["plain", "–", "–", _number(tuned.plain), "1.00", "lossless", "1"]))
     lines.sort(key=lambda line: -line[0])
     title = "each policy at its fastest K; ± one standard error over texts"
-    made = fitted(heads, [cells for _, cells in lines], width_of_terminal(WIDEST), title)
-    return f"{made}\nspeeds are predicted, from texts that were not chosen by"
+    text = fitted(heads, [cells for _, cells in lines], width_of_terminal(WIDEST), title)
+    return f"{text}\nspeeds are predicted, from texts that were not chosen by"
 
 
 def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
@@ -106,35 +106,59 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     >>> [line.partition(":")[0] for line in notes(found, [found.at_costs(Costs.ratios(2.0))])]
     ['Batch 1', 'Not tried']
     """
-    said, own, best = [], tuned.answers, tuned.best
-    if own is not None and best is not None and not best.family.lossless:
+    lines, answers, best = [], tuned.answers, tuned.best
+    if answers is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
-        said += [own.sentence, own.promised(int(str(tokens)))]
-    said += _of_trees(tuned)
+        lines += [answers.sentence, answers.promised(int(str(tokens)))]
+    lines += _of_trees(tuned)
     for other in others:
-        said += [f"Batch {other.costs.batch}: {sentence(other)}", *_of_trees(other)]
-    return [*said, f"Not tried: {'; '.join(_left_out(tuned, others))}."]
+        lines += [f"Batch {other.costs.batch}: {sentence(other)}", *_of_trees(other)]
+    return [*lines, f"Not tried: {'; '.join(_not_tried(tuned, others))}."]
 
 
 def _of_trees(tuned: Tuned) -> list[str]:
     """Return what the fastest setting with siblings gives, and from which pass it would pay."""
-    own = tuned.trees
-    if own is None:
+    trees = tuned.trees
+    if trees is None:
         return []
+    tree, ratio = trees.tree, trees.ratio
     pays = "would not pay if it took as long."
-    if own.pays_below > 1:
-        pays = f"pays below {own.pays_below:.2f} times."
+    if trees.pays_below > 1:
+        pays = f"pays below {trees.pays_below:.2f} times."
     return [
-        f"Trees: the fastest, {_named(own.tree)}, makes {_both(own.tree.speed)} {_unit(tuned)}, "
-        f"{own.ratio.value:.3f} ± {_error(own.ratio.standard_error, 3)} times the fastest without "
-        f"siblings ({_named(own.path)}). Its pass over {own.nodes} tokens takes "
-        f"{own.pass_ratio:.2f} times that over {own.tree.num_draft_tokens + 1}; it {pays}"
+        f"Trees: the fastest, {_named(tree)}, makes {_both(tree.speed)} {_unit(tuned)}, "
+        f"{ratio.value:.3f} ± {_error(ratio.standard_error, 3)} times the fastest without "
+        f"siblings ({_named(trees.path)}). Its pass over {trees.nodes} tokens takes "
+        f"{trees.pass_ratio:.2f} times that over {tree.num_draft_tokens + 1}; it {pays}"
     ]
 
 
-def _left_out(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
-    tried: Any = tuned.source["tried"]
-    return not_tried(**tried, batches=[own.costs.batch for own in (tuned, *others)])
+def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
+    """Return what a choice among families (name@verifier), K and batch sizes leaves out."""
+    source: Any = tuned.source["tried"]
+    trees = NO_TREE
+    if source.get("siblings"):
+        counts = ", ".join(map(str, source["siblings"]))
+        trees = f"trees but {counts} siblings a place, which the row knows nothing of"
+    tried: dict[str, set[str]] = {}
+    for name, verifier in (key.rsplit("@", 1) for key in source["families"]):
+        tried.setdefault(name, set()).add(verifier)
+    names = {name.split(":")[0] for name in tried}
+    knobs = [key for key in (*USUAL, *OTHERS) if key not in tried and key.split(":")[0] in names]
+    missing = [
+        f"{name} with {other}"
+        for name, verifiers in tried.items()
+        for other in set(USUAL[LOSSLESS]) - verifiers
+        if "soft_band" not in name
+    ]
+    batches = [one.costs.batch for one in (tuned, *others)]
+    return [
+        f"policies {', '.join([*sorted(set(list_policies()) - names), *knobs])}",
+        *([f"verifiers {', '.join(missing)}"] if missing else []),
+        f"K other than {', '.join(map(str, source['widths']))}",
+        f"batch sizes other than {', '.join(map(str, batches))}",
+        *(trees if part == NO_TREE else part for part in ALWAYS),
+    ]
 
 
 def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
@@ -151,8 +175,8 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
     (0.05, 'tokens per plain step', 1)
     """
     answers = tuned.answers
-    named = [own.best for own in (tuned, *others)]
-    tree = any(own is not None and own.family.siblings for own in named)
+    bests = [one.best for one in (tuned, *others)]
+    tree = any(best is not None and best.family.siblings for best in bests)
     return {
         "format": FORMAT,
         "version": VERSIONS[tree],
@@ -160,30 +184,33 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
         "divergence": tuned.divergence,
         **_chosen(tuned),
         "unit": _unit(tuned),
-        "table": [_line(own, tuned) for own in tuned.choices],
+        "table": [_line(choice, tuned) for choice in tuned.choices],
         "source": tuned.source,
         "answers": None if answers is None else answers.as_json(),
-        "batches": [_chosen(own) for own in others],
-        "not_tried": _left_out(tuned, others),
+        "batches": [_chosen(other) for other in others],
+        "not_tried": _not_tried(tuned, others),
     }
 
 
 def _chosen(tuned: Tuned) -> dict[str, Any]:
     """Return what depends on the costs of calls, the table apart."""
-    best, lossless, own = tuned.best, tuned.lossless, tuned.trees
-    trees: dict[str, Any] = {}
-    if own is not None:
-        trees = {"sentence": _of_trees(tuned)[0], "speed_ratio": own.ratio.value,
-                 "speed_ratio_se": own.ratio.standard_error, "pass_ratio": own.pass_ratio,
-                 "pays_below": own.pays_below}  # fmt: skip
-    return {
+    best, lossless, trees = tuned.best, tuned.lossless, tuned.trees
+    content = {
         "sentence": sentence(tuned),
         "recommended": None if best is None else _line(best, tuned),
         "lossless": None if lossless is None else _line(lossless, tuned),
         "plain": {"speed": tuned.plain},
         "costs": tuned.costs.as_json() | {"ratios": tuned.costs.as_ratios()},
-        **({"trees": trees} if trees else {}),
     }
+    if trees is not None:
+        content["trees"] = {
+            "sentence": _of_trees(tuned)[0],
+            "speed_ratio": trees.ratio.value,
+            "speed_ratio_se": trees.ratio.standard_error,
+            "pass_ratio": trees.pass_ratio,
+            "pays_below": trees.pays_below,
+        }
+    return content
 
 
 def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> None:
@@ -211,29 +238,30 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
         raise ValueError(f"--out: must end in .json; got {str(path)!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".values.json")
-    for own in {own.values for own in tuned.choices if own.values is not None}:
-        if own.resolve() != beside.resolve():
-            shutil.copyfile(own, beside)
-    chosen = [own["recommended"] for own in (content, *content["batches"])]
+    for file in {choice.values for choice in tuned.choices if choice.values is not None}:
+        if file.resolve() != beside.resolve():
+            shutil.copyfile(file, beside)
+    chosen = [part["recommended"] for part in (content, *content["batches"])]
     for line in (*chosen, *content["table"]):
         if line is not None and line["values"] is not None:
             line["values"] = beside.name
     write_whole(path, (json.dumps(plain_json(content), indent=1) + "\n").encode())
 
 
-def _line(own: Choice, tuned: Tuned) -> dict[str, Any]:
-    meter, calls = own.replay.divergence_per_token(tuned.divergence), own.replay.tokens_per_call
+def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
+    meter = choice.replay.divergence_per_token(tuned.divergence)
+    calls = choice.replay.tokens_per_call
     return {
-        "family": own.family.name,
-        "policy": own.policy,
-        "values": None if own.values is None else own.values.name,
-        "verifier": own.verifier,
-        "num_draft_tokens": own.num_draft_tokens,
-        **({"siblings": own.family.siblings} if own.family.siblings else {}),
-        "speed": own.speed.value,
-        "speed_se": own.speed.standard_error,
-        "speed_chosen_by": own.chosen_by.value,
-        "over_plain": own.speed.value / tuned.plain,
+        "family": choice.family.name,
+        "policy": choice.policy,
+        "values": None if choice.values is None else choice.values.name,
+        "verifier": choice.verifier,
+        "num_draft_tokens": choice.num_draft_tokens,
+        **({"siblings": choice.family.siblings} if choice.family.siblings else {}),
+        "speed": choice.speed.value,
+        "speed_se": choice.speed.standard_error,
+        "speed_chosen_by": choice.chosen_by.value,
+        "over_plain": choice.speed.value / tuned.plain,
         "tokens_per_call": calls.value,
         "tokens_per_call_se": calls.standard_error,
         "divergence_per_token": meter.value,
@@ -241,25 +269,27 @@ def _line(own: Choice, tuned: Tuned) -> dict[str, Any]:
     }
 
 
-def _cells(own: Choice, tuned: Tuned) -> list[str]:
-    meter, calls = own.replay.divergence_per_token(tuned.divergence), own.replay.tokens_per_call
-    lossless = own.family.lossless
+def _cells(choice: Choice, tuned: Tuned) -> list[str]:
+    meter = choice.replay.divergence_per_token(tuned.divergence)
+    calls = choice.replay.tokens_per_call
+    lossless = choice.family.lossless
     return [
-        own.policy + ", values" * (own.values is not None),
-        own.verifier + f" +{own.family.siblings}" * (own.family.siblings > 0),
-        str(own.num_draft_tokens),
-        _both(own.speed),
-        f"{_shown(own.speed.value) / _shown(tuned.plain):.2f}",
+        choice.policy + ", values" * (choice.values is not None),
+        choice.verifier + f" +{choice.family.siblings}" * (choice.family.siblings > 0),
+        str(choice.num_draft_tokens),
+        _both(choice.speed),
+        f"{_shown(choice.speed.value) / _shown(tuned.plain):.2f}",
         "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
         f"{calls.value:.3f} ±{_error(calls.standard_error, 3)}",
     ]
 
 
-def _named(own: Choice) -> str:
-    values = " with values" if own.values is not None else ""
-    count = own.family.siblings
+def _named(choice: Choice) -> str:
+    values = " with values" if choice.values is not None else ""
+    count = choice.family.siblings
     beside = f", {count} sibling{'s' * (count > 1)} a place" if count else ""
-    return f"{own.policy}{values}, verifier {own.verifier}, K = {own.num_draft_tokens}{beside}"
+    width = choice.num_draft_tokens
+    return f"{choice.policy}{values}, verifier {choice.verifier}, K = {width}{beside}"
 
 
 def _unit(tuned: Tuned) -> str:
@@ -275,9 +305,9 @@ def _name(spec: str) -> str:
     return "KL" if find_divergence(spec).spec == "kl" else spec
 
 
-def _both(own: Any) -> str:
-    digits = 0 if own.value >= 100 else 3
-    return f"{own.value:,.{digits}f} ± {_error(own.standard_error, digits)}"
+def _both(estimate: Any) -> str:
+    digits = 0 if estimate.value >= 100 else 3
+    return f"{estimate.value:,.{digits}f} ± {_error(estimate.standard_error, digits)}"
 
 
 def _number(value: float) -> str:
@@ -291,34 +321,3 @@ def _shown(value: float) -> float:
 
 def _error(value: float, digits: int) -> str:
     return "?" if value != value else f"{value:.{digits}f}"
-
-
-def not_tried(
-    families: Sequence[str],
-    widths: Sequence[int],
-    batches: Sequence[int],
-    siblings: Sequence[int] = (),
-) -> list[str]:
-    """Return what a choice among families (name@verifier), K and batch sizes leaves out."""
-    trees = NO_TREE
-    if siblings:
-        counts = ", ".join(map(str, siblings))
-        trees = f"trees but {counts} siblings a place, which the row knows nothing of"
-    tried: dict[str, set[str]] = {}
-    for name, verifier in (key.rsplit("@", 1) for key in families):
-        tried.setdefault(name, set()).add(verifier)
-    names = {name.split(":")[0] for name in tried}
-    knobs = [own for own in (*USUAL, *OTHERS) if own not in tried and own.split(":")[0] in names]
-    missing = [
-        f"{name} with {other}"
-        for name, own in tried.items()
-        for other in set(USUAL[LOSSLESS]) - own
-        if "soft_band" not in name
-    ]
-    return [
-        f"policies {', '.join([*sorted(set(list_policies()) - names), *knobs])}",
-        *([f"verifiers {', '.join(missing)}"] if missing else []),
-        f"K other than {', '.join(map(str, widths))}",
-        f"batch sizes other than {', '.join(map(str, batches))}",
-        *(trees if own == NO_TREE else own for own in ALWAYS),
-    ]
