@@ -141,17 +141,17 @@ def rows(grid: Grid, records: Mapping[str, Record], level: float = 0.0) -> list[
     runs = grid.runs(records)
     groups: dict[tuple[float, str, str, int], list[Config]] = {}
     for line in grid.lines:
-        place = line.temperature, line.drafter, line.family, line.width
-        groups.setdefault(place, []).append(line)
+        key = line.temperature, line.drafter, line.family, line.width
+        groups.setdefault(key, []).append(line)
     estimates = {
-        place: _numbers([runs[line] for line in group], grid.prompts, level)
-        for place, group in groups.items()
+        key: _numbers([runs[line] for line in group], grid.prompts, level)
+        for key, group in groups.items()
     }
     best: dict[Any, Estimate] = {}  # by temperature, drafter, family
-    for (*place, _), numbers in estimates.items():
-        speed, fastest = numbers["tokens_per_second"], best.get(tuple(place))
+    for (*key, _), numbers in estimates.items():
+        speed, fastest = numbers["tokens_per_second"], best.get(tuple(key))
         if fastest is None or not fastest.value >= speed.value:
-            best[tuple(place)] = speed
+            best[tuple(key)] = speed
     first = next(line.drafter for line in grid.lines if line.method != PLAIN)
     table = []
     for (heat, name, family, width), numbers in estimates.items():

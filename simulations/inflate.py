@@ -275,23 +275,22 @@ def _fill_attention(attention: Any, small: Any) -> None:
     turned = torch.cat([pairs, head // 2 + pairs])
     groups = small.num_key_value_groups
     for number in range(small.q_proj.out_features // size):
-        group, place = divmod(number, groups)
-        large = group * attention.num_key_value_groups + place
-        queries = _head(small.q_proj.weight, number, size).double() * (head / size) ** 0.5
-        block = _head(attention.q_proj.weight, large, head).zero_()
+        group, member = divmod(number, groups)
+        large = group * attention.num_key_value_groups + member
+        queries = _rows_of_head(small.q_proj.weight, number, size).double() * (head / size) ** 0.5
+        block = _rows_of_head(attention.q_proj.weight, large, head).zero_()
         block[turned, : queries.shape[1]] = queries.to(block)
-        block = _head(attention.o_proj.weight.t(), large, head)
-        _corner(block, _head(small.o_proj.weight.t(), number, size))
+        block = _rows_of_head(attention.o_proj.weight.t(), large, head)
+        _corner(block, _rows_of_head(small.o_proj.weight.t(), number, size))
     for number in range(small.k_proj.out_features // size):
-        keys = _head(small.k_proj.weight, number, size)
-        block = _head(attention.k_proj.weight, number, head)
+        keys = _rows_of_head(small.k_proj.weight, number, size)
+        block = _rows_of_head(attention.k_proj.weight, number, head)
         block[turned, : keys.shape[1]] = keys.to(block)
-        block = _head(attention.v_proj.weight, number, head)
-        _corner(block, _head(small.v_proj.weight, number, size))
+        block = _rows_of_head(attention.v_proj.weight, number, head)
+        _corner(block, _rows_of_head(small.v_proj.weight, number, size))
 
 
-def _head(weight: Tensor, number: int, size: int) -> Tensor:
-    """Return the rows of one head."""
+def _rows_of_head(weight: Tensor, number: int, size: int) -> Tensor:
     return weight[number * size : (number + 1) * size]
 
 

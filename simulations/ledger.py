@@ -176,7 +176,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode, write ``ledger.csv`` and ``ledger_answers.csv``, and print the first."""
     at_least(args, repeats=1)
-    plan = [line for verifier in args.verifier for line in lines(args, verifier)]
+    kinds = {"band": args.price, "ledger": args.cap}
+    plan = [Line(verifier, kind, setting) for verifier in args.verifier
+            for kind in kinds for setting in kinds[kind]]  # fmt: skip
     policies = {line.key: policy_of(line, args.policy) for line in plan}
     prompts = load_prompts(args.prompts, args.target)
     settings = {
@@ -205,13 +207,6 @@ def run(args: argparse.Namespace) -> int:
         promise = Promise(RATE, per_token=cap, tokens=args.max_new_tokens)
         print(f"cap {cap:g} a token, {args.max_new_tokens} tokens: {promise.sentence}")
     return 0
-
-
-def lines(args: argparse.Namespace, verifier: str) -> list[Line]:
-    """Return the lines of one verifier: bands, then ledgers."""
-    return [Line(verifier, "band", price) for price in args.price] + [
-        Line(verifier, "ledger", cap) for cap in args.cap
-    ]
 
 
 def policy_of(line: Line, loosest: str) -> Any:

@@ -31,30 +31,19 @@ PerRow = Float[Tensor, "rows"]
 
 @dataclass(frozen=True)
 class Dials:
-    """What a synthetic pair is like.
-
-    Attributes
-    ----------
-    vocab : V ≥ 2 tokens.
-    zipf : the target's row is rank^−zipf, the ranks in an order drawn anew for each row; 0 is
-        uniform.
-    distance : of the draft's row from the target's, met exactly by the strength of a random tilt
-        p ∝ q e^{tξ}, ξ standard normal and largest at the target's rarest token.
-    measure : of the distance: ``total_variation``, which is what lossless sampling rejects, or
-        ``kl``, KL(p‖q) in nats on the tokens that the target does not exclude.
-    over_propose : the draft's mass on a tenth of the tokens, which the target then excludes, in
-        [0, 1); part of the total variation.
-
-    Raises
-    ------
-    ValueError
-        A dial outside its range.
-    """
+    """What a synthetic pair is like; a dial outside its range is a ValueError."""
 
     vocab: int = 1000
+    # the target's row is rank^−zipf, the ranks in an order drawn anew for each row; 0 is uniform
     zipf: float = 1.0
+    # of the draft's row from the target's, met exactly by the strength of a random tilt
+    # p ∝ q e^{tξ}, ξ standard normal and largest at the target's rarest token
     distance: float = 0.3
+    # of the distance: total variation, which is what lossless sampling rejects, or KL(p‖q) in nats
+    # on the tokens that the target does not exclude
     measure: str = "total_variation"
+    # the draft's mass on a tenth of the tokens, which the target then excludes, in [0, 1); part of
+    # the total variation
     over_propose: float = 0.0
 
     def __post_init__(self) -> None:
@@ -79,18 +68,15 @@ def synthetic_rows(
 ) -> tuple[Rows, Rows]:
     """Return rows q and p (N, V) float64, each pair at its own distance (N,), by the dials.
 
-    Raises
-    ------
-    ValueError
-        A distance that no tilt reaches in this vocabulary.
+    Raises ValueError for a distance that no tilt reaches in this vocabulary.
     """
     size = max(1, ENTRIES // dials.vocab)
-    parts = [_some(dials, part, generator) for part in distances.double().split(size)]
+    parts = [_chunk(dials, part, generator) for part in distances.double().split(size)]
     target, draft = zip(*parts, strict=True)
     return torch.cat(target), torch.cat(draft)
 
 
-def _some(dials: Dials, distances: PerRow, generator: torch.Generator) -> tuple[Rows, Rows]:
+def _chunk(dials: Dials, distances: PerRow, generator: torch.Generator) -> tuple[Rows, Rows]:
     shape = len(distances), dials.vocab
     order = torch.rand(shape, generator=generator, dtype=torch.float64).argsort(-1)
     log_q = -dials.zipf * (order + 1.0).double().log()
@@ -109,14 +95,14 @@ def _some(dials: Dials, distances: PerRow, generator: torch.Generator) -> tuple[
     return q, p
 
 
-def _largest_at(tilt: Rows, place: Tensor) -> Rows:
-    """Return the tilts with the largest of each row moved to ``place`` (N, 1) by a swap.
+def _largest_at(tilt: Rows, token: Tensor) -> Rows:
+    """Return the tilts with the largest of each row moved to ``token`` (N, 1) by a swap.
 
     The strongest tilt puts all mass there, so that this decides what distances are in reach.
     """
     top = tilt.argmax(-1, keepdim=True)
-    largest, other = tilt.gather(-1, top), tilt.gather(-1, place)
-    return tilt.scatter(-1, top, other).scatter(-1, place, largest)
+    largest, other = tilt.gather(-1, top), tilt.gather(-1, token)
+    return tilt.scatter(-1, top, other).scatter(-1, token, largest)
 
 
 def _drafts(dials: Dials, log_q: Rows, tilt: Rows, strength: PerRow, excluded: Tensor) -> Rows:
@@ -156,27 +142,14 @@ MOST_VARIATION = 0.95
 
 @dataclass(frozen=True)
 class Texts:
-    """How many rounds there are, and how the distance changes along a text.
-
-    Attributes
-    ----------
-    texts, cycles : rounds of ``num_draft_tokens`` drafted tokens, per text.
-    spread : standard deviation of the logarithm of the distance; its mean is the dial's.
-    persistence : correlation of that logarithm from one position to the next, in [0, 1).
-    seed : of the one generator that draws everything.
-
-    Raises
-    ------
-    ValueError
-        Numbers outside their range.
-    """
+    """How many rounds there are, and how the distance changes along a text."""
 
     texts: int = 32
-    cycles: int = 16
+    cycles: int = 16  # rounds of a text
     num_draft_tokens: int = 8
-    spread: float = 0.0
-    persistence: float = 0.0
-    seed: int = 0
+    spread: float = 0.0  # standard deviation of the distance's logarithm; its mean is the dial's
+    persistence: float = 0.0  # correlation of that from one position to the next, in [0, 1)
+    seed: int = 0  # of the one generator that draws everything
 
     def __post_init__(self) -> None:
         for name in ("texts", "cycles", "num_draft_tokens"):
@@ -191,14 +164,8 @@ class Texts:
 def synthetic_trace(folder: str | Path, dials: Dials, texts: Texts) -> Trace:
     """Write a trace of synthetic texts to a new folder and return it.
 
-    Rows do not depend on the tokens that were drafted before them.
-
-    Raises
-    ------
-    ValueError
-        A folder that is not empty, a distance that cannot be reached.
-    ModuleNotFoundError
-        safetensors is not installed (extra llm).
+    Rows do not depend on the tokens that were drafted before them. Raises ValueError for a folder
+    that is not empty and a distance that cannot be reached.
     """
     generator = torch.Generator().manual_seed(texts.seed)
     return save_trace(
@@ -235,6 +202,3 @@ def _cycles(text: int, dials: Dials, texts: Texts, generator: torch.Generator) -
     for number in range(texts.cycles):
         at = slice(number * rows, (number + 1) * rows)
         yield Cycle(text, number, ids[at][:-1], q[at], p[at][:-1])
-
-
-__all__ = ["Dials", "Texts", "synthetic_rows", "synthetic_trace"]

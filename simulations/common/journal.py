@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ SHOWN = 200
 T = TypeVar("T")
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """Results by job key; the first line holds the settings of the run.
 
     A line is on disk before the next decode starts. A half-written line, left by a kill, is cut
@@ -53,9 +54,6 @@ class Journal:
         self._file.close()
         self._lock.close()
 
-    def __enter__(self) -> "Journal":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -73,12 +71,12 @@ class Journal:
                 f"{self.path}, line 1: damaged, and it holds the settings of the run; name "
                 "another folder or delete it"
             )
-        whole, damaged = lines[:1], []
+        whole_lines, damaged = lines[:1], []
         for number, line in enumerate(lines[1:], 2):
             record = _record(line)
             if record is not None and "job" in record:
                 self.results[record.pop("job")] = record
-                whole.append(line)
+                whole_lines.append(line)
             elif set_aside:
                 damaged.append(line)
             else:
@@ -86,10 +84,10 @@ class Journal:
                     f"{self.path}, line {number}: damaged; --set-aside-damaged moves such lines to "
                     f"{self.path.name}.damaged and makes their results again"
                 )
-        self._keep(whole, damaged, half)
+        self._keep(whole_lines, damaged, half)
         return settings
 
-    def _keep(self, whole: list[bytes], damaged: list[bytes], half: bytes) -> None:
+    def _keep(self, whole_lines: list[bytes], damaged: list[bytes], half: bytes) -> None:
         """Leave whole lines in the file; damaged ones go to another, what is half-written goes."""
         if damaged:
             aside = self.path.with_name(f"{self.path.name}.damaged")
@@ -97,7 +95,7 @@ class Journal:
             write_whole(aside, before + b"".join(damaged))
             print(f"{len(damaged)} damaged lines are now in {aside}", file=sys.stderr)
         if damaged or half:
-            write_whole(self.path, b"".join(whole))
+            write_whole(self.path, b"".join(whole_lines))
 
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")

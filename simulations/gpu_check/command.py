@@ -184,7 +184,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """Return the settings of the sections, checked."""
     if (args.target is None) != (args.draft is None):
         raise ValueError("--target: must come with --draft, and --draft with --target")
     least = {"--minutes": args.minutes, "--num-prompts": args.num_prompts}

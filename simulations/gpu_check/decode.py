@@ -18,7 +18,7 @@ from ..common.grid import PLAIN, USUAL, Config, at, label
 from ..common.inputs import PAIR
 from . import pairs
 from .page import method
-from .pairs import TINY_WIDTHS, WIDTHS, Loaded, Place, Results
+from .pairs import TINY_WIDTHS, WIDTHS, Loaded, Results, Setup
 from .sections import Bench, Message, Note, Row, first_line, in_turn
 from .verify import LOSSLESS
 
@@ -26,8 +26,8 @@ VALUES = PAIR / "values.json"
 # knob values that spend about .03, .07 and .14 nats a token on the shipped pair
 PRICES, DELTAS = (1.5, 0.8, 0.5), (0.0003, 0.002, 0.01)
 TINY_POLICIES = (LOSSLESS, "cactus:delta=0.01", "band:price=0.5", "band:price=0.5@block")
-PLACES = (Place("8b", "0.6b", 1, 0.5), Place("8b", "0.6b", 8, 0.6), Place("14b", "0.6b", 1))
-TINY_PLACES = (Place("tiny", "tiny", 1, 0.5), Place("tiny", "tiny", 2))
+SETUPS = (Setup("8b", "0.6b", 1, 0.5), Setup("8b", "0.6b", 8, 0.6), Setup("14b", "0.6b", 1))
+TINY_SETUPS = (Setup("tiny", "tiny", 1, 0.5), Setup("tiny", "tiny", 2))
 COLUMNS = (
     "target draft batch policy knob verifier num_draft_tokens tokens_per_second speedup "
     "tokens_per_call accepted_per_call emitted_kl_per_token largest_row_kl tokens seconds c v "
@@ -48,32 +48,32 @@ def policies(tiny: bool) -> list[str]:
 
 
 def rows(bench: Bench) -> Iterator[Message]:
-    """Yield one row a method, K and place."""
-    jobs = [(place.name, partial(_at, bench, place)) for place in _places(bench)]
+    """Yield one row a method, K and setup."""
+    jobs = [(setup.name, partial(_at, bench, setup)) for setup in _setups(bench)]
     yield from in_turn(jobs, bench.budget)
 
 
-def _places(bench: Bench) -> Sequence[Place]:
+def _setups(bench: Bench) -> Sequence[Setup]:
     settings = bench.settings
     if settings.target is None or settings.draft is None:
-        return TINY_PLACES if bench.tiny else PLACES
+        return TINY_SETUPS if bench.tiny else SETUPS
     batches = (1, 2) if bench.tiny else (1, 8)
     return [
-        Place(settings.target.name, settings.draft.name, batch, 0.5 if batch == 1 else 1.0)
+        Setup(settings.target.name, settings.draft.name, batch, 0.5 if batch == 1 else 1.0)
         for batch in batches
     ]
 
 
-def _at(bench: Bench, place: Place) -> Iterator[Message]:
-    """Yield the rows of a place while its share of the time lasts."""
-    enough = bench.budget.left * (1 - place.share)
+def _at(bench: Bench, setup: Setup) -> Iterator[Message]:
+    """Yield the rows of a setup while its share of the time lasts."""
+    enough = bench.budget.left * (1 - setup.share)
     load = pairs.at_real_sizes if bench.settings.target is None else pairs.checkpoints
-    for row in decoded(load(bench, place), lines(place.batch, bench.tiny), place):
+    for row in decoded(load(bench, setup), lines(setup.batch, bench.tiny), setup):
         yield row
         if not isinstance(row, Note) and bench.budget.left <= enough:
-            why = "out of time" if place.share == 1 else "the time is for the next batch or target"
+            why = "out of time" if setup.share == 1 else "the time is for the next batch or target"
             last = f"{method(row)}, K = {row['num_draft_tokens']}"
-            yield Note("skipped", f"what came after {last} at {place.name}", why)
+            yield Note("skipped", f"what came after {last} at {setup.name}", why)
             return
 
 
@@ -87,13 +87,13 @@ def lines(batch: int, tiny: bool) -> list[Config]:
     return configs
 
 
-def decoded(loaded: Loaded, lines: Sequence[Config], place: Place) -> Iterator[Message]:
+def decoded(loaded: Loaded, lines: Sequence[Config], setup: Setup) -> Iterator[Message]:
     """Yield a finished row a line; a policy that fails is named, and the next ones follow.
 
     Speeds are of a decode without the meter, after one with it on the same seeds, which so
     emitted the same tokens; loading and captures are not timed.
     """
-    finish = finisher(place)
+    finish = finisher(setup)
     for line in lines:
         try:
             metered, timed = (loaded.decode(line, meter=meter) for meter in (True, False))
@@ -102,7 +102,7 @@ def decoded(loaded: Loaded, lines: Sequence[Config], place: Place) -> Iterator[M
                 raise
             policy, knob = label(line.method)
             name = method({"policy": policy, "knob": knob, "verifier": line.verifier})
-            failed_line = f"{name}, K = {line.width} at {place.name}"
+            failed_line = f"{name}, K = {line.width} at {setup.name}"
             yield Note("failed", failed_line, first_line(error))
             continue
         row = measured(line, metered, timed)
@@ -129,14 +129,14 @@ def measured(line: Config, metered: Results, timed: Results) -> Row:
     }
 
 
-def finisher(place: Place) -> Callable[[Row], Row]:
-    """Return a function that completes rows of one place; the first must be plain decoding."""
+def finisher(setup: Setup) -> Callable[[Row], Row]:
+    """Return a function that completes rows of one setup; the first must be plain decoding."""
     plain: list[Row] = []
 
     def finish(measures: Row) -> Row:
         policy, knob = label(measures["policy"])
         columns = {key: measures[key] for key in COLUMNS if measures.get(key) is not None}
-        columns |= {"target": place.target, "draft": place.draft, "batch": place.batch}
+        columns |= {"target": setup.target, "draft": setup.draft, "batch": setup.batch}
         row: Row = dict.fromkeys(COLUMNS) | columns | {"policy": policy, "knob": knob}
         if policy == PLAIN:
             plain.append(row)

@@ -21,7 +21,7 @@ from cactus_theory.kernels import (
 )
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
-from ._reference import compare, rows_of, sharp_seeds
+from .closed_forms import compare, rows_of, sharp_seeds
 
 Device = torch.device | str
 

@@ -55,7 +55,7 @@ DECODE = {
     "of predicted": "share_of_predicted", "of roofline": "share_of_roofline", "score": "score",
 }  # fmt: skip
 COSTS = {
-    "target + draft, batch": "place", "K": "num_draft_tokens", "decode step, ms": "step_ms",
+    "target + draft, batch": "setup", "K": "num_draft_tokens", "decode step, ms": "step_ms",
     "c": "c", "v": "v", "fixed, ms a round": "fixed_ms", "prefill, ms": "prefill_ms",
     "roofline, ms": "roofline_ms",
 }  # fmt: skip
@@ -77,8 +77,7 @@ def method(row: Row) -> str:
     return at(":".join(filter(None, [row["policy"], row["knob"]])), row["verifier"])
 
 
-def _failure(row: Row) -> str:
-    """Return which check a row is about."""
+def _check_of(row: Row) -> str:
     about = [f"{key} {row[key]}" for key in ("policy", "vocabulary", "family") if row.get(key)]
     return ", ".join([str(row["check"]), *about])
 
@@ -92,7 +91,7 @@ def _right(rows: Sequence[Row]) -> str:
         return f"Right or wrong: not checked{absent}."
     if wrong:
         return (
-            f"WRONG: {len(wrong)} of {len(ran)} checks fail: {_few(map(_failure, wrong))}{absent}."
+            f"WRONG: {len(wrong)} of {len(ran)} checks fail: {_few(map(_check_of, wrong))}{absent}."
         )
     return f"Right: all {len(ran)} checks pass{absent}."
 
@@ -120,19 +119,19 @@ def _step(row: Row) -> str:
 
 def _gain(rows: Sequence[Row]) -> list[str]:
     sentences = []
-    for place, place_rows in _places(rows).items():
+    for setup, setup_rows in _setups(rows).items():
         for name, limit in (("lossless", 1e-9), (f"at most {MOST_KL:g} nats a token", MOST_KL)):
-            best = _fastest(place_rows, limit)
+            best = _fastest(setup_rows, limit)
             if best is not None:
-                sentences.append(f"{place}, {name}: {_speed(best)}.")
+                sentences.append(f"{setup}, {name}: {_speed(best)}.")
     return sentences or ["What drafting gains: not measured."]
 
 
-def _places(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    places: dict[str, list[Row]] = {}
+def _setups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    setups: dict[str, list[Row]] = {}
     for row in rows:
-        places.setdefault("{target} + {draft}, batch {batch}".format(**row), []).append(row)
-    return places
+        setups.setdefault("{target} + {draft}, batch {batch}".format(**row), []).append(row)
+    return setups
 
 
 def _fastest(rows: Sequence[Row], limit: float) -> Row | None:
@@ -185,16 +184,17 @@ def _parts(content: Mapping[str, Any], picture: bytes | None) -> Iterator[tuple[
     yield "Goals", _table(GOALS, tables["goals"])
     if picture is not None:
         yield "", PICTURE.format(base64.b64encode(picture).decode())
-    places = _places(tables["decode"])
+    setups = _setups(tables["decode"])
     best = (
-        f"<p>{escape(place)}</p>{_table(DECODE, _best(rows))}" for place, rows in places.items()
+        f"<p>{escape(setup)}</p>{_table(DECODE, _fastest_of_each(rows))}"
+        for setup, rows in setups.items()
     )
     yield "Decoding, each method at its fastest K", "".join(best)
-    lossless = [row | {"place": place} for place, rows in places.items() for row in rows
+    lossless = [row | {"setup": setup} for setup, rows in setups.items() for row in rows
                 if method(row) == LOSSLESS]  # fmt: skip
     yield f"What a round costs ({PUBLISHED})", _table(COSTS, lossless)
     yield "One verification", "".join(_steps(tables["verify"]))
-    wrong = [{"check": _failure(row)} for row in tables["agreement"] if row["passed"] is False]
+    wrong = [{"check": _check_of(row)} for row in tables["agreement"] if row["passed"] is False]
     yield "Checks that fail", _table({"check": "check"}, wrong)
     yield "The machine", _table(DEVICE, tables["device"])
     for kind in ("failed", "skipped"):
@@ -205,7 +205,7 @@ def _parts(content: Mapping[str, Any], picture: bytes | None) -> Iterator[tuple[
     yield "How this was made", '<p class="quiet">' + "<br>".join(lines) + "</p>"
 
 
-def _best(rows: Sequence[Row]) -> list[Row]:
+def _fastest_of_each(rows: Sequence[Row]) -> list[Row]:
     """Return the row of each method at its fastest K."""
     fastest: dict[str, Row] = {}
     for row in rows:

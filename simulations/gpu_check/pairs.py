@@ -40,7 +40,7 @@ Results = list[GenerationResult]
 
 
 @dataclass(frozen=True)
-class Place:
+class Setup:
     """A target, its draft and a batch size; the share of the time left that it may take."""
 
     target: str
@@ -85,7 +85,7 @@ def usual_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def checkpoints(bench: Bench, place: Place) -> Loaded:
+def checkpoints(bench: Bench, setup: Setup) -> Loaded:
     """Return a pair of checkpoints in the usual loop; rows say what share of answers is right."""
     settings = bench.settings
     assert settings.target is not None and settings.draft is not None
@@ -193,7 +193,7 @@ class Inflated:
         return cost.bytes / bandwidth / 1e6
 
 
-# the pair made last: places ask for it in turn, and a device may hold only one
+# the pair made last: setups ask for it in turn, and a device may hold only one
 _LAST_PAIR: dict[tuple[Any, ...], Inflated] = {}
 
 
@@ -226,19 +226,19 @@ def prompts(batch: int) -> list[Sequence[int]]:
     return list(itertools.islice(itertools.cycle(ids), batch))
 
 
-def at_real_sizes(bench: Bench, place: Place) -> Loaded:
+def at_real_sizes(bench: Bench, setup: Setup) -> Loaded:
     """Return the shipped pair, inflated, in the device's loop; rows say what its parts cost."""
-    pair = inflated(bench.device, place.target, place.draft, tiny=bench.tiny)
-    ids, tokens = prompts(place.batch), TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
+    pair = inflated(bench.device, setup.target, setup.draft, tiny=bench.tiny)
+    ids, tokens = prompts(setup.batch), TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
     costs = costs_of(pair, ids, tokens, TINY_WIDTHS if bench.tiny else WIDTHS)
     context = max(map(len, ids)) + tokens // 2
-    floor = {"roofline_ms": pair.roofline_ms(context, place.batch, bandwidth(bench))}
+    floor = {"roofline_ms": pair.roofline_ms(context, setup.batch, bandwidth(bench))}
 
     def complete(row: Row, timed: Results) -> Row:
         cost = costs[row["num_draft_tokens"]]
         if (row["policy"], row["verifier"]) in ((PLAIN, USUAL), (LOSSLESS, USUAL)):
             cost["fixed_ms"] = fixed_ms(cost, row, timed[0].target_calls)
-        return floor | cost | {"verify_ms": verification(bench, row, place.batch)}
+        return floor | cost | {"verify_ms": verification(bench, row, setup.batch)}
 
     options: Row = {"max_new_tokens": tokens, "device_loop": True}
     return Loaded(pair.target, pair.draft, ids, bench.settings.seed, options, complete)

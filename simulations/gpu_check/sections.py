@@ -86,11 +86,7 @@ class Budget:
         return max(0.0, self.end - self.now())
 
     def share(self, name: str, weights: Mapping[str, float]) -> float:
-        """Return the seconds ``name`` may take of what is left.
-
-        ``weights`` are those of ``name`` and of everything that is still to come, so that
-        whatever one of them does not use is there for the next.
-        """
+        """Return the seconds ``name`` may take of what is left, by the weights of all to come."""
         return self.left * weights[name] / sum(weights.values())
 
 
@@ -160,8 +156,8 @@ def run_here(name: str, settings: Settings, before: Tables, seconds: float) -> I
         yield from load(name)(Bench(settings, Budget(seconds), before))
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
-        yield Note("failed", name, f"{type(error).__name__}: {first_line(error)}{place}")
+        where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+        yield Note("failed", name, f"{type(error).__name__}: {first_line(error)}{where}")
 
 
 def run_apart(

@@ -173,17 +173,16 @@ def _row(
     bench: Bench, inputs: Inputs, spec: str, verifier: str, speed: float, lossless: dict
 ) -> Row:
     rule, seconds = ct.policy(spec), TINY_SECONDS if bench.tiny else SECONDS
-    batch, width = inputs.draft_token_ids.shape
-    shape = batch, width, inputs.target_logits.shape[-1]
+    (batch, width), vocab = inputs.draft_token_ids.shape, inputs.target_logits.shape[-1]
+    shape = batch, width, vocab
     compiles = (spec, verifier) == (LOSSLESS, "chain") and shape in COMPILED
     works = rivals(rule, verifier, inputs, compiles=compiles and bench.device.type == "cuda")
     timings = interleaved(works, bench.device, seconds, inputs.advance)
     by_torch, fused = timings["torch"], timings.get("kernel")
-    vocab = shape[-1]
     floor = inputs.bytes / speed / 1e3
     if fused is not None and spec == LOSSLESS:
-        lossless[verifier, batch, width, vocab] = fused.microseconds
-    rival = lossless.get((verifier, batch, width, vocab))
+        lossless[verifier, *shape] = fused.microseconds
+    rival = lossless.get((verifier, *shape))
     return {
         "policy": spec,
         "verifier": verifier,
@@ -194,7 +193,7 @@ def _row(
         "torch_us": by_torch.microseconds,
         "floor_us": floor,
         "share_of_bandwidth": None if fused is None else floor / fused.microseconds,
-        "torch_over_kernel": _ratio(by_torch, fused),
+        "torch_over_kernel": None if fused is None else by_torch.microseconds / _us(fused),
         "over_lossless": None if None in (fused, rival) else _us(fused) / rival,
         "copy_us": _us(timings["copy"]),
         "compiled_us": _us(timings.get("compiled")),
@@ -211,7 +210,3 @@ def _row(
 
 def _us(timing: Timing | None, which: str = "microseconds") -> Any:
     return None if timing is None else getattr(timing, which)
-
-
-def _ratio(slow: Timing, fast: Timing | None) -> float | None:
-    return None if fast is None else slow.microseconds / fast.microseconds

@@ -39,8 +39,7 @@ from ..common.inputs import PAIR, PROMPTS, ROOT, at_least, command_line
 from ..common.results import provenance
 from .drive import Pools, cluster, drive, in_process, processes
 from .kinds import KINDS, release
-from .store import Store
-from .task import Task
+from .tasks import Store, Task
 
 TRACE = ROOT / "simulations" / "data" / "trace"
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "soft_band:price=1")
@@ -58,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--grid", type=Path, metavar="FILE.json", help="the flags below, by name")
     add_trust(parser)
     add_grid_arguments(parser)
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--workers", type=int, metavar="N", help="processes; default: one a core")
-    place.add_argument("--in-process", action="store_true", help="no other process")
-    place.add_argument("--scheduler", metavar="ADDRESS", help="Dask's, such as tcp://host:8786")
+    executor = parser.add_mutually_exclusive_group()
+    executor.add_argument("--workers", type=int, metavar="N", help="processes; default: one a core")
+    executor.add_argument("--in-process", action="store_true", help="no other process")
+    executor.add_argument("--scheduler", metavar="ADDRESS", help="Dask's, such as tcp://host:8786")
     add("--patience", type=float, default=30.0, help="seconds to wait for a lost scheduler")
     add("--out", type=Path, default=Path("build/sweep"), metavar="DIR")
 
@@ -70,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
     """Run what is missing and write the table; return 1 if a task failed."""
     torch.set_num_threads(1)
     args = args if args.grid is None else from_file(args.grid, args)
-    place, tasks = _pools(args), planned(args)
+    pools, tasks = _pools(args), planned(args)
     origin = provenance(command_line("sweep", add_arguments, args, ELSEWHERE))
     with Store(args.out, tasks, grid_of(args) | release(), origin) as store:
         begun, before = time.monotonic(), len(store.results)
         try:
-            _fill(store, place)
+            _fill(store, pools)
         except (OSError, RuntimeError, KeyboardInterrupt) as error:
             advice = f"{len(store.results)} of {len(tasks)} tasks are kept in {args.out}"
             advice = f"{advice}: the same command goes on from there"
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _fill(store: Store, place: Pools) -> None:
+def _fill(store: Store, pools: Pools) -> None:
     """Run what the store lacks, showing progress."""
     unfinished = store.unfinished
     settled = {task.key for task in store.tasks} - {task.key for task in unfinished}
@@ -106,7 +105,7 @@ def _fill(store: Store, place: Pools) -> None:
         def idle(slots: int) -> None:
             progress.update(len(settled), "" if slots else "waiting for workers")
 
-        drive(unfinished, place, keep, idle=idle)
+        drive(unfinished, pools, keep, idle=idle)
 
 
 def _pools(args: argparse.Namespace) -> Pools:
@@ -150,7 +149,7 @@ def from_file(path: Path, args: argparse.Namespace) -> argparse.Namespace:
         raise ValueError(f"--grid: must be given without {_flag(beside[0])}, which it sets")
     try:
         grid = parsed_json("no JSON", path.read_bytes())
-        flags = _parser().parse_args([word for item in grid.items() for word in _words(*item)])
+        flags = _usual([word for item in grid.items() for word in _words(*item)])
     except (ValueError, AttributeError, argparse.ArgumentError) as error:
         raise ValueError(f"--grid: {path} must hold flags of a grid by name; {error}") from None
     return argparse.Namespace(**vars(args) | vars(flags))
@@ -190,14 +189,11 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _usual(words: Sequence[str] = ()) -> argparse.Namespace:
+    """Return the flags of a grid as usual, but for those that words name."""
     parser = _Parser(allow_abbrev=False, add_help=False)
     add_grid_arguments(parser)
-    return parser
-
-
-def _usual() -> argparse.Namespace:
-    return _parser().parse_args([])
+    return parser.parse_args(words)
 
 
 def _differs(name: str, args: argparse.Namespace) -> bool:

@@ -34,7 +34,7 @@ from functools import lru_cache
 from typing import Any
 
 from .kinds import Done, perform, release
-from .task import Task, failure
+from .tasks import Task, failure
 
 # seconds between two questions to a scheduler about its workers
 ASK_EVERY_S = 1.0

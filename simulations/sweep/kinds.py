@@ -24,7 +24,7 @@ from ..common.results import package_version
 from ..markov import Setting, markov_pair
 from ..markov.command import measured
 from ..replay import alone
-from .task import MANIFEST, Row, Task, failure, file_digests, local, record, task_of
+from .tasks import MANIFEST, Row, Task, failure, file_digests, local, record, task_of
 
 Cells = Sequence[tuple[str, str]]
 
@@ -134,9 +134,8 @@ def _decoded(task: Task) -> list[Row]:
 
 
 def _sums(results: Sequence[GenerationResult]) -> Row:
-    tokens, calls = (
-        sum(getattr(result, name) for result in results) for name in ("num_tokens", "row_calls")
-    )
+    tokens = sum(result.num_tokens for result in results)
+    calls = sum(result.row_calls for result in results)
     accepted = sum(result.num_accepted for result in results)
     meters = [result.meter for result in results if result.meter is not None]
     return {

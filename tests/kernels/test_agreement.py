@@ -6,7 +6,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.kernels import Workspace, has_kernel, random_numbers, verify_logits
 from simulations.gpu_check import kernel_checks as checks
-from simulations.gpu_check._reference import closed_form, compare, rows_of
+from simulations.gpu_check.closed_forms import closed_form, compare, rows_of
 from simulations.gpu_check.kernel_checks import DRAFTED, TARGET
 from tests.amounts import THOROUGH, amount
 

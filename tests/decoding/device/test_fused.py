@@ -13,7 +13,7 @@ from cactus_theory.decoding.device import BY_KERNELS
 from cactus_theory.decoding.device import round as device_round
 from cactus_theory.divergences import divergence
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from simulations.gpu_check._reference import emitted, rows_of
+from simulations.gpu_check.closed_forms import emitted, rows_of
 from tests.amounts import some
 from tests.decoding.device.test_same import ENDS, prompts
 

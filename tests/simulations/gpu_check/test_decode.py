@@ -14,12 +14,12 @@ from simulations.common.grid import Config
 from simulations.common.inputs import PAIR
 from simulations.gpu_check import decode, pairs
 from simulations.gpu_check.decode import COLUMNS, finisher, policies
-from simulations.gpu_check.pairs import Place
+from simulations.gpu_check.pairs import Setup
 from simulations.gpu_check.sections import Bench, Budget, Note, Settings
 from simulations.inflate import SHAPES, step_cost
 from tests.amounts import amount
 
-PLACE = Place("8b", "0.6b", 2)
+SETUP = Setup("8b", "0.6b", 2)
 PLAIN = {"policy": "plain", "verifier": "chain", "num_draft_tokens": 0, "tokens_per_call": 1.0}
 PLAIN |= {"tokens_per_second": 200.0, "roofline_ms": 8.0}
 BAND = {"policy": "band:price=1", "verifier": "block", "num_draft_tokens": 4, "c": 0.1, "v": 1.1}
@@ -38,7 +38,7 @@ def rows():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "policies", lambda tiny: POLICIES)
-        patch.setattr(decode, "TINY_PLACES", [PLACE])
+        patch.setattr(decode, "TINY_SETUPS", [SETUP])
         patch.setattr(pairs, "TINY_NEW_TOKENS", NEW)
         patch.setattr(pairs, "REPEATS", 1)
         return list(decode.rows(bench))
@@ -111,7 +111,7 @@ def test_prompts_start_again_where_there_are_not_enough():
 
 
 def test_speed_is_compared_with_plain_decoding_the_roofline_and_the_prediction():
-    finish = finisher(PLACE)
+    finish = finisher(SETUP)
     plain, row = finish(PLAIN), finish(BAND | {"unknown": 1})
     assert list(plain) == list(row) == COLUMNS
     # a step of plain decoding takes 2 / 200 s for two texts
@@ -127,7 +127,7 @@ def test_speed_is_compared_with_plain_decoding_the_roofline_and_the_prediction()
 
 
 def test_reading_the_prompts_is_kept_apart():
-    finish = finisher(PLACE)
+    finish = finisher(SETUP)
     read = {"tokens": 100, "prefill_ms": 100.0}
     plain = finish(PLAIN | read | {"seconds": 0.6})  # 100 tokens in .5 s
     row = finish(BAND | read | {"seconds": 0.35, "prefill_ms": 150.0})  # 100 tokens in .2 s
@@ -138,7 +138,7 @@ def test_reading_the_prompts_is_kept_apart():
 
 
 def test_without_costs_nothing_is_predicted():
-    finish = finisher(PLACE)
+    finish = finisher(SETUP)
     finish(PLAIN)
     row = finish(BAND | {"c": None})
     assert row["speedup"] == pytest.approx(1.8)
@@ -146,7 +146,7 @@ def test_without_costs_nothing_is_predicted():
 
 
 def test_specs_that_name_a_file_show_no_folder():
-    finish = finisher(PLACE)
+    finish = finisher(SETUP)
     finish(PLAIN)
     [soft, *_] = [spec for spec in policies(tiny=False) if spec.startswith("soft_band")]
     row = finish(BAND | {"policy": soft.partition("@")[0]})
@@ -181,7 +181,7 @@ def test_a_policy_that_fails_is_named_and_the_next_ones_follow(monkeypatch):
     monkeypatch.setattr(decode, "policies", lambda tiny: names)
     monkeypatch.setattr(decode, "TINY_WIDTHS", (2, 4))
     own = loaded(["typical"], lambda row, timed: {"c": 0.2 * row["num_draft_tokens"]})
-    found = list(decode.decoded(own, decode.lines(1, tiny=True), PLACE))
+    found = list(decode.decoded(own, decode.lines(1, tiny=True), SETUP))
     notes = [row for row in found if isinstance(row, Note)]
     assert notes[0] == Note("failed", "typical, K = 2 at 8b + 0.6b, batch 2", "no such kernel")
     rows = [row for row in found if not isinstance(row, Note)]
@@ -223,7 +223,7 @@ def test_a_place_leaves_time_to_the_next(monkeypatch):
         return {}
 
     monkeypatch.setattr(pairs, "at_real_sizes", lambda bench, place: loaded((), slow))
-    found = list(decode._at(bench, Place("8b", "0.6b", 1, 0.5)))
+    found = list(decode._at(bench, Setup("8b", "0.6b", 1, 0.5)))
     assert len(found) == 3 and isinstance(found[2], Note)
     assert found[2].what == "what came after speculative, K = 2 at 8b + 0.6b, batch 1"
 
@@ -253,7 +253,7 @@ def test_answers_are_scored_and_the_cost_is_metered(tmp_path, monkeypatch):
     texts = iter(["2", "#### 9", "1", "2"] * 9)
     monkeypatch.setattr(pairs, "TINY_NEW_TOKENS", 4)
     monkeypatch.setattr(decode, "policies", lambda tiny: ["speculative", "band:price=0.5"])
-    monkeypatch.setattr(decode, "_places", lambda bench: [Place("a", "b", 1)])
+    monkeypatch.setattr(decode, "_setups", lambda bench: [Setup("a", "b", 1)])
     load = pairs.load_pair
 
     def talking(*args, **kind):
@@ -273,7 +273,7 @@ def test_answers_are_scored_and_the_cost_is_metered(tmp_path, monkeypatch):
 
 
 def test_checkpoints_go_by_their_folders():
-    names = [place.name for place in decode._places(Bench(CHECKPOINTS, Budget(1)))]
+    names = [place.name for place in decode._setups(Bench(CHECKPOINTS, Budget(1)))]
     assert names == ["target + draft, batch 1", "target + draft, batch 2"]
 
 
@@ -293,7 +293,7 @@ def test_a_question_goes_through_the_chat_template():
 
 @pytest.mark.gpu
 def test_the_shipped_pair_decodes_on_the_device():
-    place = Place("target", "draft", 2)
+    place = Setup("target", "draft", 2)
     bench = Bench(replace(CHECKPOINTS, device="cuda"), Budget(120))
     lines = decode.lines(2, tiny=True)
     rows = list(decode.decoded(pairs.checkpoints(bench, place), lines, place))

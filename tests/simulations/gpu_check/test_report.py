@@ -12,7 +12,7 @@ import cactus_theory as ct
 from simulations.common.results import read_csv
 from simulations.gpu_check import device, page, verify
 from simulations.gpu_check.command import FILES, PAGE, Report, clear
-from simulations.gpu_check.decode import PLACES, finisher, policies
+from simulations.gpu_check.decode import SETUPS, finisher, policies
 from simulations.gpu_check.sections import Bench, Budget, Note, Settings
 from tests.amounts import thorough
 from tests.simulations.gpu_check.fakes import CHECK, STEP
@@ -34,7 +34,7 @@ def filled() -> Report:
     for policy in ("speculative", "band:price=1"):
         share = {"share_of_bandwidth": 0.75, "torch_over_kernel": 8.0, "over_lossless": 1.0}
         report.add("verify", STEP | {"policy": policy, "kernel_us": 20.0} | share)
-    finish = finisher(PLACES[0])
+    finish = finisher(SETUPS[0])
     plain = {"policy": "plain", "verifier": "chain", "num_draft_tokens": 0, "tokens_per_call": 1.0}
     report.add("decode", finish(plain | {"tokens_per_second": 100.0, "roofline_ms": 8.0}))
     for number, spec in enumerate(policies(tiny=False)):

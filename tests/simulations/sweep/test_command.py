@@ -13,7 +13,7 @@ from simulations.common.results import read_csv
 from simulations.markov import Setting, markov_pair
 from simulations.markov.command import measured
 from simulations.sweep.command import TRACE
-from simulations.sweep.task import record
+from simulations.sweep.tasks import record
 from tests.simulations.sweep.cluster import table
 
 pytest.importorskip("safetensors")

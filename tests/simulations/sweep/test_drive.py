@@ -12,7 +12,7 @@ import pytest
 from simulations.sweep import drive as module
 from simulations.sweep.drive import AHEAD, BATCH_S, DEATHS, LOSSES, InProcess, drive
 from simulations.sweep.kinds import perform, release
-from simulations.sweep.task import Task, record
+from simulations.sweep.tasks import Task, record
 
 TASKS = [Task("markov", f"policy {number}", {"number": number}) for number in range(40)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from simulations.common.inputs import ROOT
-from simulations.sweep.store import Store
-from simulations.sweep.task import (
+from simulations.sweep.tasks import (
     CHECKOUT,
+    Store,
     Task,
     failure,
     file_digests,

@@ -175,10 +175,10 @@ def _chain(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
     q = rows.q[:, :width]
     place = torch.arange(width, device=q.device)
     phi = rule.acceptance(q, rows.p, rows.ids[..., None])[..., 0]
-    kept = (coins < phi) & (place < rows.lengths[:, None])
+    accepted = (coins < phi) & (place < rows.lengths[:, None])
     lower, unsure = _scales(rule, q, rows)
     doubtful = (coins - phi).abs() <= unsure * phi
-    counts = kept.long().cumprod(-1).sum(-1)
+    counts = accepted.long().cumprod(-1).sum(-1)
     return Expected(counts, phi, _padded(doubtful), _padded(lower), _padded(unsure))
 
 
