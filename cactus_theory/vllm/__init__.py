@@ -26,7 +26,7 @@ def register() -> None:
         A bad setting or an unknown version, in one line. (vLLM logs what a plugin cannot
         import and goes on, and shows other errors below a traceback.)
     """
-    if not settings.asked():
+    if not settings.is_set():
         return
     try:
         server_settings = settings.read()

@@ -37,7 +37,7 @@ REMEMBERED = 1024  # policies
 HOTTEST = 1e6
 # knobs that hold text a request may choose: names that are looked up in the package's own lists
 TEXTS = ("divergence", "form", "recover")
-Wish = tuple[str | None, dict[str, Any]]
+NamedKnobs = tuple[str | None, dict[str, Any]]
 
 
 class Admission:
@@ -51,7 +51,7 @@ class Admission:
 
     def __init__(self, settings: Settings, trial: Callable[[Policy, Settings], None]) -> None:
         self.settings, self.trial = settings, trial
-        self.known: dict[bytes, Policy] = {}
+        self.policies: dict[bytes, Policy] = {}
 
     def check(self, sampling_params: Any) -> None:
         """Raise ValueError for a request that is not served as it asks."""
@@ -70,10 +70,10 @@ class Admission:
             range, a file, what ``CACTUS_REQUESTS`` leaves out, a policy that the server's
             verifier cannot follow.
         """
-        given = said_in(extra_args, ARGUMENT)
-        if given is None:
+        value = extra_arg(extra_args, ARGUMENT)
+        if value is None:
             return self.settings.policy
-        return named(f"extra_args[{ARGUMENT!r}]", self._admitted, given)
+        return named(f"extra_args[{ARGUMENT!r}]", self._policy, value)
 
     def cap_of(self, extra_args: Mapping[str, Any] | None) -> float | None:
         """Return the cap of a request in nats a token, None for none.
@@ -83,43 +83,44 @@ class Admission:
         ValueError
             One line: not a number, above the server's, or a server without a cap.
         """
-        given, most = said_in(extra_args, CAP_ARGUMENT), self.settings.cap
-        if given is None:
-            return most if most is None or most < float("inf") else None
-        if most is None or self.settings.requests == "off":
+        value, server_cap = extra_arg(extra_args, CAP_ARGUMENT), self.settings.cap
+        if value is None:
+            return server_cap if server_cap is None or server_cap < float("inf") else None
+        if server_cap is None or self.settings.requests == "off":
             raise ValueError(f"{CAP_ARGUMENT}: must not be given, as this server takes no caps")
-        return number(CAP_ARGUMENT, given, most, f"must lie in [0, {most:g}], in nats a token")
+        requirement = f"must lie in [0, {server_cap:g}], in nats a token"
+        return number(CAP_ARGUMENT, value, server_cap, requirement)
 
-    def _admitted(self, given: Any) -> Policy:
+    def _policy(self, value: Any) -> Policy:
         if self.settings.requests == "off":
             raise ValueError("must not be given: this server decides by one policy")
-        name, knobs = wish_of(given)
+        name, knobs = name_and_knobs(value)
         words = repr((name, sorted(knobs.items())))
         digest = hashlib.sha256(words.encode()).digest()
-        if digest not in self.known:
-            found = self._tried(name, knobs)
-            if len(self.known) >= REMEMBERED:
-                self.known.clear()
-            self.known[digest] = found
-        return self.known[digest]
+        if digest not in self.policies:
+            policy = self._built_and_tried(name, knobs)
+            if len(self.policies) >= REMEMBERED:
+                self.policies.clear()
+            self.policies[digest] = policy
+        return self.policies[digest]
 
-    def _tried(self, name: str | None, knobs: dict[str, Any]) -> Policy:
+    def _built_and_tried(self, name: str | None, knobs: dict[str, Any]) -> Policy:
         server = self.settings.policy
-        found = built(server, name, knobs)
+        policy = requested_policy(server, name, knobs)
         if self.settings.requests == "stricter":
-            check_stricter(found, server)
-        self.settings.verifier.check(found)
+            check_stricter(policy, server)
+        self.settings.verifier.check(policy)
         try:
-            self.trial(found, self.settings)
+            self.trial(policy, self.settings)
         except Exception as error:
             raise ValueError(
-                f"policy: must judge a few rows without an error; {found.name} raised "
+                f"policy: must judge a few rows without an error; {policy.name} raised "
                 f"{type(error).__name__}: {error}"
             ) from None
-        return found
+        return policy
 
 
-def said_in(extra_args: Mapping[str, Any] | None, key: str) -> Any:
+def extra_arg(extra_args: Mapping[str, Any] | None, key: str) -> Any:
     """Return what a request says under a key, None for nothing."""
     if extra_args is None:
         return None
@@ -128,7 +129,7 @@ def said_in(extra_args: Mapping[str, Any] | None, key: str) -> Any:
     return extra_args.get(key)
 
 
-def wish_of(given: Any) -> Wish:
+def name_and_knobs(value: Any) -> NamedKnobs:
     """Return the name (None: the server's policy) and the knobs that were asked for.
 
     Raises
@@ -136,24 +137,24 @@ def wish_of(given: Any) -> Wish:
     ValueError
         Neither a spec nor knobs, too long, characters that are not printed, a file.
     """
-    if isinstance(given, str):
-        return _split(given)
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise ValueError(f'must be a spec or knobs, such as {{"price": 2.0}}; got {shown(given)}')
-    if len(given) > MOST_KNOBS:
-        raise ValueError(f"must name at most {MOST_KNOBS} knobs; got {len(given)}")
-    beside = {_plain("knob", key).strip(): _value(key, value) for key, value in given.items()}
-    spec = beside.pop("policy", None)
+    if isinstance(value, str):
+        return _split(value)
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f'must be a spec or knobs, such as {{"price": 2.0}}; got {shown(value)}')
+    if len(value) > MOST_KNOBS:
+        raise ValueError(f"must name at most {MOST_KNOBS} knobs; got {len(value)}")
+    other_knobs = {_plain("knob", key).strip(): _value(key, value) for key, value in value.items()}
+    spec = other_knobs.pop("policy", None)
     if spec is not None and not isinstance(spec, str):
         raise ValueError(f"policy: must be a spec string; got {shown(spec)}")
     name, knobs = (None, {}) if spec is None else _split(spec)
-    twice = knobs.keys() & beside.keys()
-    if twice or len(beside) + (spec is not None) < len(given):
-        raise ValueError(f"{min(twice, default='knob')}: must be given once")
-    return name, knobs | beside
+    repeated = knobs.keys() & other_knobs.keys()
+    if repeated or len(other_knobs) + (spec is not None) < len(value):
+        raise ValueError(f"{min(repeated, default='knob')}: must be given once")
+    return name, knobs | other_knobs
 
 
-def built(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
+def requested_policy(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
     """Return the policy that was asked for, of the server's kind with what its files held.
 
     Raises
@@ -162,50 +163,53 @@ def built(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
         An unknown name or knob, a value outside its range, text where a request may not say any.
     """
     kind: Any = server if name is None else _registry.POLICIES.find(name)
-    called = family(server) if name is None else name
+    label = family(server) if name is None else name
     for knob in kind.file_knobs:
         if knob in knobs:
             raise ValueError(f"{knob}: is set by the server alone")
-    values = _knobs.readable(kind, called, knobs)
+    values = _knobs.readable(kind, label, knobs)
     for knob, value in values.items():
-        plain = isinstance(value, int | float | None)
-        if not plain and (knob not in TEXTS or names_a_file(value)):
+        is_number = isinstance(value, int | float | None)
+        if not is_number and (knob not in TEXTS or names_a_file(value)):
             raise ValueError(f"{knob}: is set by the server alone")
-    own = values_of(server)
-    files = {knob: own[knob] for knob in server.file_knobs if own.get(knob) is not None}
+    files = {knob: path for knob, path in values_of(server).items() if knob in server.file_knobs}
+    server_files = {knob: path for knob, path in files.items() if path is not None}
     try:
         if not isinstance(kind, type):
-            return _knobs.with_knobs(kind, called, values)
-        held = files if name == server.name else {}
-        return _knobs.built(kind, called, called, held | values)
+            return _knobs.with_knobs(kind, label, values)
+        file_values = server_files if name == server.name else {}
+        return _knobs.built(kind, label, label, file_values | values)
     except Exception as error:  # a rule of the server's own may raise anything
-        said = str(error)
-        for read in files.values():
-            said = said.replace(repr(str(read)), "the server's file")
-        raise ValueError(said) from None
+        message = str(error)
+        for path in server_files.values():
+            message = message.replace(repr(str(path)), "the server's file")
+        raise ValueError(message) from None
 
 
-def check_stricter(asked: Policy, server: Policy) -> None:
+def check_stricter(requested: Policy, server: Policy) -> None:
     """Raise ValueError unless a policy is the server's at a stricter knob, or lossless."""
-    if isinstance(asked, Speculative):
+    if isinstance(requested, Speculative):
         return
-    if type(asked) is not type(server) or _source(asked) is not _source(server):
+    if type(requested) is not type(server) or _source(requested) is not _source(server):
         raise ValueError(
             f"policy: must be {family(server)}, as the server's, or speculative, which is "
-            f"lossless; got {family(asked)}"
+            f"lossless; got {family(requested)}"
         )
-    before, after = values_of(server), values_of(asked)
+    server_values, requested_values = values_of(server), values_of(requested)
     direction = server.declares.direction
-    for knob, own in before.items():
-        wanted = after[knob]
-        if wanted == own:
+    for knob, server_value in server_values.items():
+        value = requested_values[knob]
+        if value == server_value:
             continue
-        if knob != server.knob or not direction or not (_is_number(own) and _is_number(wanted)):
-            raise ValueError(f"{knob}: must be the server's own, {shown(own)}; got {shown(wanted)}")
-        if not direction * (wanted - own) <= 0:
-            least = "most" if direction > 0 else "least"
+        numbers = _is_number(server_value) and _is_number(value)
+        if knob != server.knob or not direction or not numbers:
             raise ValueError(
-                f"{knob}: must be at {least} {own}, the server's own; got {shown(wanted)}"
+                f"{knob}: must be the server's own, {shown(server_value)}; got {shown(value)}"
+            )
+        if not direction * (value - server_value) <= 0:
+            bound = "most" if direction > 0 else "least"
+            raise ValueError(
+                f"{knob}: must be at {bound} {server_value}, the server's own; got {shown(value)}"
             )
 
 
@@ -230,15 +234,15 @@ def check_temperature(temperature: float | None) -> None:
         )
 
 
-def number(name: str, given: Any, most: float, says: str) -> float:
+def number(name: str, value: Any, most: float, requirement: str) -> float:
     """Return a number in [0, most]; ``says`` is the rule that a refusal names."""
     try:
-        found = float(_value(name, given))
+        amount = float(_value(name, value))
     except (TypeError, ValueError):
-        found = float("nan")
-    if not 0 <= found <= most or isinstance(given, bool):
-        raise ValueError(f"{name}: {says}; got {shown(given)}")
-    return found
+        amount = float("nan")
+    if not 0 <= amount <= most or isinstance(value, bool):
+        raise ValueError(f"{name}: {requirement}; got {shown(value)}")
+    return amount
 
 
 def shown(value: Any) -> str:
@@ -254,7 +258,7 @@ def shown(value: Any) -> str:
     return f"{value[:SHOWN]!r}… ({len(value):,} characters)"
 
 
-def _split(spec: str) -> Wish:
+def _split(spec: str) -> NamedKnobs:
     text = _plain("policy", spec)
     if "=" in text.partition(":")[0]:
         return None, dict(parse_knobs(text, f":{text}"))

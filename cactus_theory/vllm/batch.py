@@ -132,17 +132,17 @@ class FlatBatch:
         ids, lengths = self.padded_ids
         return Draft(ids.clamp(min=0), _counts(self, ids, lengths), self.draft_rows)
 
-    def _padded(self, slot: str, table: Tensor, more: int, soften: bool = False) -> Tensor:
+    def _padded(self, slot: str, table: Tensor, extra_rows: int, soften: bool = False) -> Tensor:
         """Return flat rows, or their softmax, request by request, with zeros after them."""
-        shape = (len(self.drafted), max(self.counts) + more, table.shape[-1])
+        shape = (len(self.drafted), max(self.counts) + extra_rows, table.shape[-1])
         rows = scratch(slot, shape, torch.float32, table.device)
         for place, (row, start) in enumerate(zip(self.drafted, self.starts, strict=True)):
             count = self.counts[row]
-            own = table[start : start + count]
+            part = table[start : start + count]
             if soften:
-                torch.softmax(own, -1, out=rows[place, :count])
+                torch.softmax(part, -1, out=rows[place, :count])
             else:
-                rows[place, :count] = own
+                rows[place, :count] = part
             rows[place, count:] = 0.0
         return rows
 
@@ -177,8 +177,8 @@ def verify_flat(
     ids, lengths = batch.padded_ids
     draft = batch.draft
     if assigned is None:
-        own = [policies[row] for row in batch.drafted] if len(policies) > 1 else policies
-        assigned = assignment(own, ids)
+        row_policies = [policies[row] for row in batch.drafted] if len(policies) > 1 else policies
+        assigned = assignment(row_policies, ids)
     verdict = verifier.verify(assigned, batch.target_rows, draft, *(coins or toss(batch)))
     rows = _with_bonus(batch, verdict, lengths)
     if batch.greedy is not None:
@@ -198,11 +198,11 @@ def toss(batch: FlatBatch) -> Coins:
     device = batch.target_logits.device
     uniform = torch.rand(len(batch.drafted), width + 1, dtype=torch.float64, device=device)
     for place, row in enumerate(batch.drafted):
-        own = batch.generators.get(row)
-        if own is None:
+        source = batch.generators.get(row)
+        if source is None:
             continue
         count = batch.counts[row]
-        numbers = torch.rand(count + 1, generator=own, dtype=torch.float64, device=own.device)
+        numbers = torch.rand(count + 1, generator=source, dtype=torch.float64, device=source.device)
         uniform[place, :count] = numbers[:count].to(device)
         uniform[place, width] = numbers[count]
     return uniform[:, :width], uniform[:, width]
@@ -210,14 +210,14 @@ def toss(batch: FlatBatch) -> Coins:
 
 def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tensor:
     """Return how many drafts the verifier may use: none of greedy and unknown requests."""
-    used = (ids >= 0).long().cumprod(-1).sum(-1).minimum(lengths)
+    usable = (ids >= 0).long().cumprod(-1).sum(-1).minimum(lengths)
     barred = [
         row in batch.unknown or (batch.greedy is not None and batch.greedy[row])
         for row in batch.drafted
     ]
     if any(barred):
-        used = used * torch.tensor([not own for own in barred], device=used.device)
-    return used if used.is_cuda else used.tolist()
+        usable = usable * ~torch.tensor(barred, device=usable.device)
+    return usable if usable.is_cuda else usable.tolist()
 
 
 def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tensor, "R K1"]:
@@ -247,9 +247,9 @@ def _with_greedy(
         count = batch.counts[row]
         best[number, :count] = batch.target_logits[start : start + count].argmax(-1)
         best[number, count] = batch.bonus[row]
-    own = ids[places]
+    drafted = ids[places]
     place = torch.arange(rows.shape[1], device=rows.device)
-    accepted = (own == best[:, :-1]).long().cumprod(-1).sum(-1, keepdim=True)
+    accepted = (drafted == best[:, :-1]).long().cumprod(-1).sum(-1, keepdim=True)
     rows = rows.clone()
     rows[places] = torch.where(place <= accepted, best, PLACEHOLDER)
     return rows
@@ -290,7 +290,7 @@ def _trial_batch(certain: bool) -> tuple[FlatBatch, Coins]:
         greedy=None,
         generators={},
     )
-    coin = [own for own in COINS for _ in ROWS] + [0.0, COINS[1]]
+    coin = [value for value in COINS for _ in ROWS] + [0.0, COINS[1]]
     coins = torch.tensor(coin, dtype=torch.float64)
     return batch, (coins[:, None].repeat(1, len(ROWS)), coins)
 
@@ -308,12 +308,12 @@ def try_rows(rule: Policy, settings: Settings) -> None:
     for certain in (False, True):
         batch, coins = _trial_batch(certain)
         # a batch of its own: its rows are in memory that is written anew
-        output, seen = verify_flat(settings.verifier, [rule], replace(batch), coins)
-        assert seen is not None
+        output, verified = verify_flat(settings.verifier, [rule], replace(batch), coins)
+        assert verified is not None
         if not bool(((output >= -1) & (output < len(ROWS[0][0]))).all()):
             raise ArithmeticError("a token outside the vocabulary")
         rows = slice(0, len(ROWS))
-        _try_law(rule, settings, *rows_at(len(TRIAL_COUNTS) - 1, rows, seen))
+        _try_law(rule, settings, *rows_at(len(TRIAL_COUNTS) - 1, rows, verified))
 
 
 def _try_law(rule: Policy, settings: Settings, q: Tensor, p: Tensor) -> None:

@@ -59,9 +59,9 @@ class Lifts:
 
     def only(self, numbers: Collection[int]) -> "Lifts":
         """Return the same for a batch in which no other policies occur."""
-        looking = tuple(own for own in self.looking if own in numbers)
+        looking = tuple(number for number in self.looking if number in numbers)
         return replace(self, looking=looking, solved=tuple(
-            (own, rule) for own, rule in self.solved if own in numbers
+            (number, rule) for number, rule in self.solved if number in numbers
         ))  # fmt: skip
 
 
@@ -78,10 +78,10 @@ def lifts_of(rules: Sequence[Policy], device: torch.device | str = "cpu") -> Lif
         check_rule(rule)
     units = [_unit(rule) for rule in rules]
     ahead = [isinstance(rule, SoftBand) for rule in rules]
-    looking = tuple(number for number, own in enumerate(ahead) if own)
+    looking = tuple(number for number, is_ahead in enumerate(ahead) if is_ahead)
     solved = tuple((number, rule) for number, rule in enumerate(rules) if units[number] is None)
-    known = torch.tensor([unit or 0.0 for unit in units], dtype=torch.float64)
-    return Lifts(known.to(device), torch.tensor(ahead).to(device), looking, solved)
+    constants = torch.tensor([unit or 0.0 for unit in units], dtype=torch.float64)
+    return Lifts(constants.to(device), torch.tensor(ahead).to(device), looking, solved)
 
 
 def check_rule(rule: Policy) -> None:
@@ -133,7 +133,7 @@ def drafted_bias(
     width : the most tokens that a request drafts.
     """
     place = drafted.clamp(min=0).long()[:, None]
-    own = logits.gather(-1, place)[:, 0]
+    drafted_logits = logits.gather(-1, place)[:, 0]
     sampled = temperature > 0
     heat = torch.where(sampled, temperature, 1.0).double()
     choice = torch.zeros_like(place[:, 0]) if choice is None else choice.long()
@@ -144,10 +144,11 @@ def drafted_bias(
             later = _ahead(entry, others, power, drafted, width)
             power = torch.where(lifts.ahead[choice], later, power)
         for number, rule in lifts.solved:
-            power = torch.where(choice == number, solved_power(rule, entry, others, own), power)
+            solved = solved_power(rule, entry, others, drafted_logits)
+            power = torch.where(choice == number, solved, power)
     greedy = torch.zeros_like(heat) if margin is None else margin.double()
     bias = torch.where(sampled, heat * power, greedy)
-    return torch.where((drafted >= 0) & own.isfinite() & bias.isfinite(), bias, 0.0)
+    return torch.where((drafted >= 0) & drafted_logits.isfinite() & bias.isfinite(), bias, 0.0)
 
 
 def log_entries(
@@ -158,10 +159,10 @@ def log_entries(
     The sums are those of the dtype of the logits; neither cancels where q is near 0 or 1.
     """
     rows = logits / heat.to(logits.dtype)[:, None]
-    own = rows.gather(-1, place)[:, 0].double()
+    entries = rows.gather(-1, place)[:, 0].double()
     others = rows.scatter_(-1, place, -torch.inf).logsumexp(-1).double()
-    total = torch.logaddexp(own, others)
-    return own - total, others - total
+    total = torch.logaddexp(entries, others)
+    return entries - total, others - total
 
 
 def solved_power(
@@ -175,14 +176,14 @@ def solved_power(
     The other tokens keep their proportions, so that they count as one.
     """
     open_ = entry.isfinite() & others.isfinite()
-    both = torch.stack([torch.where(open_, part, -math.log(2)) for part in (entry, others)], -1)
-    rows = both.exp()
+    pairs = torch.stack([torch.where(open_, part, -math.log(2)) for part in (entry, others)], -1)
+    rows = pairs.exp()
     certain = torch.zeros_like(rows)
     certain[:, 0] = 1.0
     law = rule.emitted(rows, certain)
     odds = law[:, 0].log() - law[:, 1].clamp(min=0.0).log()
     most = MOST_ODDS[like.dtype]
-    return torch.where(open_, odds.clamp(-most, most) - (both[:, 0] - both[:, 1]), 0.0)
+    return torch.where(open_, odds.clamp(-most, most) - (pairs[:, 0] - pairs[:, 1]), 0.0)
 
 
 def _ahead(

@@ -88,15 +88,15 @@ def admission_of(spec: str, requests: str, cap: str, readings: str) -> Admission
     from cactus_theory.policies import policy
     from cactus_theory.vllm.bias import check_rule
 
-    for name, given in ((settings.CAP, cap), (settings.READINGS, readings)):
-        if given:
-            raise ValueError(f"{name}: is kept by the hook of model runner V1 alone; got {given!r}")
+    for name, value in ((settings.CAP, cap), (settings.READINGS, readings)):
+        if value:
+            raise ValueError(f"{name}: is kept by the hook of model runner V1 alone; got {value!r}")
     engine: Any = SimpleNamespace(check=check_rule)
     rule = settings.named(settings.POLICY, policy, spec or "speculative")
     settings.named(settings.POLICY, check_rule, rule)
     mode = settings.requests_of({settings.REQUESTS: requests})
-    found = settings.Settings(rule, engine, divergence("kl"), requests=mode)
-    return Admission(found, try_bias)
+    server_settings = settings.Settings(rule, engine, divergence("kl"), requests=mode)
+    return Admission(server_settings, try_bias)
 
 
 def try_bias(rule: "Policy", _: settings.Settings) -> None:
@@ -143,7 +143,7 @@ def drafts_of(vllm_config: Any) -> int:
     return drafts.num_speculative_tokens
 
 
-class Unasked:
+class PlainRequest:
     """A request that asks for nothing."""
 
     extra_args, temperature, top_p, top_k, min_p = None, 1.0, 1.0, 0, 0.0
@@ -152,25 +152,25 @@ class Unasked:
 def _refuse_truncation(sampling_params: Any) -> None:
     off = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None)}
     for name, values in off.items():
-        given = getattr(sampling_params, name)
-        if given not in values:
+        value = getattr(sampling_params, name)
+        if value not in values:
             raise ValueError(
                 f"{name}: must be off beside a lossy policy of cactus-theory, since vLLM cuts "
-                f"after the policy's bias; got {given} (before it: extra_args "
-                f'{{"{settings.ARGUMENT}_{name}": {given}}}; lossless: '
+                f"after the policy's bias; got {value} (before it: extra_args "
+                f'{{"{settings.ARGUMENT}_{name}": {value}}}; lossless: '
                 f'{{"{settings.ARGUMENT}": "speculative"}})'
             )
 
 
 def _cut_of(extra: Mapping[str, Any]) -> Cut:
     """Return what ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` ask for."""
-    found: dict[str, Any] = {}
-    for name, (most, says) in CUTS.items():
+    cut: dict[str, Any] = {}
+    for name, (most, requirement) in CUTS.items():
         argument = f"{settings.ARGUMENT}_{name}"
         if argument in extra:
-            given = found[name] = number(argument, extra[argument], most, says)
-            if (name == "top_k" and given != int(given)) or (name == "top_p" and not given):
-                raise ValueError(f"{argument}: {says}; got {given}")
-    if "top_k" in found:
-        found["top_k"] = int(found["top_k"])
-    return Cut(**found)
+            value = cut[name] = number(argument, extra[argument], most, requirement)
+            if (name == "top_k" and value != int(value)) or (name == "top_p" and not value):
+                raise ValueError(f"{argument}: {requirement}; got {value}")
+    if "top_k" in cut:
+        cut["top_k"] = int(cut["top_k"])
+    return Cut(**cut)

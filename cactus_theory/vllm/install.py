@@ -48,12 +48,12 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
     speculative = config.speculative_config
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
-    second = getattr(config, "use_v2_model_runner", False)
-    if second:
+    is_v2 = getattr(config, "use_v2_model_runner", False)
+    if is_v2:
         require_no_accounts(settings)
-    if second and has_processor(config):
+    if is_v2 and has_processor(config):
         return check_processor(config)
-    if second:
+    if is_v2:
         require_hook(warn)
     method = getattr(speculative, "rejection_sample_method", LAWFUL)
     if method != LAWFUL:
@@ -80,8 +80,8 @@ def check_processor(config: Any) -> None:
 
 def require_no_accounts(settings: Settings) -> None:
     """Stop the start-up of model runner V2 where single requests are to be kept account of."""
-    for name, given in ((CAP, settings.cap is not None), (READINGS, settings.readings)):
-        if given:
+    for name, is_set in ((CAP, settings.cap is not None), (READINGS, settings.readings)):
+        if is_set:
             stop(f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0")
 
 
@@ -105,7 +105,7 @@ def require_hook(warn: Callable[[str], None]) -> None:
 def has_processor(config: Any) -> bool:
     """Return whether the server loads this package's logits processor."""
     loaded = getattr(config.model_config, "logits_processors", None) or ()
-    return any(PROCESSOR.rpartition(":")[2] in str(own) for own in loaded)
+    return any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
 
 
 def on_cpu() -> bool:
@@ -122,11 +122,11 @@ def temperature_arrives() -> bool:
 
     heat, ends = torch.tensor([0.7, 1.0, 2.5]), torch.tensor([2, 3, 5], dtype=torch.int32)
     try:
-        seen = module.expand_batch_to_tokens(heat, ends, 5)
+        expanded = module.expand_batch_to_tokens(heat, ends, 5)
     except Exception:  # its kernels are put in place when a worker starts; not here yet
         current_platform.register_triton_kernel_overrides()
-        seen = module.expand_batch_to_tokens(heat, ends, 5)
-    return bool(torch.equal(seen, heat.repeat_interleave(torch.tensor([2, 1, 2]))))
+        expanded = module.expand_batch_to_tokens(heat, ends, 5)
+    return bool(torch.equal(expanded, heat.repeat_interleave(torch.tensor([2, 1, 2]))))
 
 
 PARAMETERS = (
@@ -155,9 +155,9 @@ def install(settings: Settings) -> Hook:
     from vllm.logger import init_logger  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
 
-    found = getattr(module.rejection_sample, "__self__", None)
-    if isinstance(found, Hook):
-        return found
+    hook_in_place = getattr(module.rejection_sample, "__self__", None)
+    if isinstance(hook_in_place, Hook):
+        return hook_in_place
     check_names(module)
     prove_it_is_called(module)
     logger = init_logger("vllm.plugins.cactus_theory")
@@ -199,8 +199,8 @@ def check_names(module: Any) -> None:
 def prove_it_is_called(module: Any) -> None:
     """Raise UnknownVersion unless the sampler looks the function up in its module, by name."""
     forward = module.RejectionSampler.forward
-    named = "rejection_sample" in forward.__code__.co_names
-    if not named or forward.__globals__ is not vars(module):
+    is_named = "rejection_sample" in forward.__code__.co_names
+    if not is_named or forward.__globals__ is not vars(module):
         raise unknown_version("RejectionSampler.forward does not call rejection_sample")
 
 
@@ -218,12 +218,12 @@ def _wrap_runner(hook: Hook, log: Callable[[str], None]) -> None:
             return original(runner, logits, spec_decode_metadata)
         if hook.reporter is None:
             _begin(hook, log)
-        before, hook.runner = hook.calls, runner
+        calls_before, hook.runner = hook.calls, runner
         try:
             output = original(runner, logits, spec_decode_metadata)
         finally:
             hook.runner = None
-        if hook.calls == before:
+        if hook.calls == calls_before:
             raise unknown_version("a step with drafts did not call rejection_sample")
         return output
 

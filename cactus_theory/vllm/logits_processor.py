@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cactus_theory.vllm.certain import TESTED, Cut, Unasked, drafts_of, wish_of
+from cactus_theory.vllm.certain import TESTED, Cut, PlainRequest, drafts_of, wish_of
 from cactus_theory.vllm.settings import require_names, require_parameters, unknown_version
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ class CactusLogitsProcessor(LogitsProcessor):
 
         self.width = drafts_of(vllm_config)
         v2.remove()  # else the policy would act twice
-        plain = wish_of(Unasked())  # a bad setting of the server stops the start-up here
+        server_wish = wish_of(PlainRequest())  # a bad setting of the server stops the start-up here
         self.device, requests = req_states.device, req_states.max_num_reqs
-        self.policies = [plain.policy] * requests
+        self.policies = [server_wish.policy] * requests
         self.acting, self.cutting = np.zeros((2, requests), dtype=bool)
         self.table = torch.zeros(requests, len(COLUMNS), dtype=torch.float64)
-        self.on_device, self.lifts = self.table.to(self.device), lifts_of([plain.policy])
+        self.on_device, self.lifts = self.table.to(self.device), lifts_of([server_wish.policy])
         self.changed = False
 
     @classmethod
@@ -141,11 +141,11 @@ class CactusLogitsProcessor(LogitsProcessor):
 
         rows, vocab = logits.shape
         drafted = tested_tokens(ctx.input_ids[:rows], ctx.expanded_local_pos[:rows], vocab)
-        known = self.on_device[ctx.expanded_idx_mapping[:rows].long()]
-        rule, heat, margin, *cut = known.unbind(-1)
+        columns = self.on_device[ctx.expanded_idx_mapping[:rows].long()]
+        rule, heat, margin, *cut = columns.unbind(-1)
         if self.cutting[ctx.idx_mapping_np].any():
-            asked = dict(zip(Cut._fields, cut, strict=True))
-            truncate_(logits, heat, **(asked | {"top_k": asked["top_k"].long()}))
+            cuts = dict(zip(Cut._fields, cut, strict=True))
+            truncate_(logits, heat, **(cuts | {"top_k": cuts["top_k"].long()}))
         present = self.table[:, 0].numpy()[ctx.idx_mapping_np]
         bias = drafted_bias(
             self.lifts.only(present.tolist()), logits, drafted, heat,

@@ -76,49 +76,49 @@ class Tally:
         self.chance = random.Random(seed)  # which rows are measured; no token depends on it
         self.skip = self._gap()
 
-    def add(self, seen: Verified) -> None:
+    def add(self, verified: Verified) -> None:
         """Count a call, and hand rows that are chosen to the meter."""
-        accepted, choice = seen.verdict.num_accepted.tolist(), seen.assigned.choice
+        accepted, choice = verified.verdict.num_accepted.tolist(), verified.assigned.choice
         numbers = [0] * len(accepted) if choice is None else choice[:, 0].tolist()
-        labels = [self._label(policy) for policy in seen.assigned.policies]
-        every = zip(numbers, seen.draft.lengths, accepted, strict=True)
-        for row, (number, drafted, kept) in enumerate(every):
+        labels = [self._label(policy) for policy in verified.assigned.policies]
+        rows = zip(numbers, verified.draft.lengths, accepted, strict=True)
+        for row, (number, drafted, kept) in enumerate(rows):
             if not drafted:
                 continue
             charged = min(kept + 1, drafted)
-            own = self.counts[labels[number]]
-            own["verified_rows"] += charged
-            own["drafted_tokens"] += drafted
-            own["accepted_tokens"] += kept
-            own["emitted_tokens"] += kept + 1
+            counts = self.counts[labels[number]]
+            counts["verified_rows"] += charged
+            counts["drafted_tokens"] += drafted
+            counts["accepted_tokens"] += kept
+            counts["emitted_tokens"] += kept + 1
             if self.skip < charged and self.settings.meter:
-                self._measure(seen, row, charged)
+                self._measure(verified, row, charged)
             self.skip -= charged
 
     def totals(self, label: str) -> dict[str, float]:
         """Return every count of a policy, with what its meter has read: rows wait for this."""
-        rows = self.counts[label]
+        counts = self.counts[label]
         readings = [meter.reading(0, 0) for meter in self.meters.get(label, ())]
-        before = self.closed.get(label, (0, 0.0))
-        measured = before[0] + sum(reading.rows for reading in readings)
-        spent = (before[1] + sum(reading.total for reading in readings)) * self.settings.meter
-        return {**rows, "measured_rows": measured, "emitted_divergence_nats": spent}
+        closed = self.closed.get(label, (0, 0.0))
+        measured = closed[0] + sum(reading.rows for reading in readings)
+        spent = (closed[1] + sum(reading.total for reading in readings)) * self.settings.meter
+        return {**counts, "measured_rows": measured, "emitted_divergence_nats": spent}
 
     def line(self) -> str:
         """Return one line of totals for the log."""
-        return "; ".join(self._said(label, self.totals(label)) for label in self.counts)
+        return "; ".join(self._text(label, self.totals(label)) for label in self.counts)
 
-    def _said(self, label: str, own: dict[str, float]) -> str:
-        rate = own["accepted_tokens"] / max(own["drafted_tokens"], 1)
+    def _text(self, label: str, totals: dict[str, float]) -> str:
+        rate = totals["accepted_tokens"] / max(totals["drafted_tokens"], 1)
         text = (
-            f"{label} ({self.settings.verifier.spec}): {own['emitted_tokens']} tokens, "
-            f"{rate:.1%} of {own['drafted_tokens']} drafted tokens accepted"
+            f"{label} ({self.settings.verifier.spec}): {totals['emitted_tokens']} tokens, "
+            f"{rate:.1%} of {totals['drafted_tokens']} drafted tokens accepted"
         )
-        if not self.settings.meter or not own["measured_rows"]:
+        if not self.settings.meter or not totals["measured_rows"]:
             return text
-        spent = own["emitted_divergence_nats"] / max(own["emitted_tokens"], 1)
+        spent = totals["emitted_divergence_nats"] / max(totals["emitted_tokens"], 1)
         name = self.settings.divergence.spec
-        return f"{text}, emitted {name} per token {spent:.4f} ({own['measured_rows']} rows)"
+        return f"{text}, emitted {name} per token {spent:.4f} ({totals['measured_rows']} rows)"
 
     def _label(self, policy: Policy) -> str:
         """Return the server's spec, or a registered name: a bounded set, whatever requests say."""
@@ -127,14 +127,15 @@ class Tally:
         self.counts.setdefault(label, dict.fromkeys(COUNTS, 0))
         return label
 
-    def _measure(self, seen: Verified, row: int, charged: int) -> None:
+    def _measure(self, verified: Verified, row: int, charged: int) -> None:
         """Give the meter those of a request's charged rows that chance has picked."""
         while self.skip < charged:
             place = slice(self.skip, self.skip + 1)
-            q, p = rows_at(row, place, seen)
-            choice = seen.assigned.choice
+            q, p = rows_at(row, place, verified)
+            choice = verified.assigned.choice
             number = 0 if choice is None else int(choice[row, self.skip])
-            self._meter(seen.assigned.policies[number]).add(q, p, None, path_to(row, place, seen))
+            meter = self._meter(verified.assigned.policies[number])
+            meter.add(q, p, None, path_to(row, place, verified))
             self.skip += 1 + self._gap()
 
     def _gap(self) -> int:
@@ -146,15 +147,15 @@ class Tally:
 
     def _meter(self, policy: Policy) -> Meter:
         label = self._label(policy)
-        own = self.meters.setdefault(label, [])
-        for meter in own:
+        meters = self.meters.setdefault(label, [])
+        for meter in meters:
             if meter.policies[0] == policy:
                 return meter
-        if len(own) == METERS:
-            last, before = own.pop(0).reading(0, 0), self.closed.get(label, (0, 0.0))
-            self.closed[label] = before[0] + last.rows, before[1] + last.total
-        own.append(Meter((policy,), self.settings.divergence, self.settings.verifier))
-        return own[-1]
+        if len(meters) == METERS:
+            last, closed = meters.pop(0).reading(0, 0), self.closed.get(label, (0, 0.0))
+            self.closed[label] = closed[0] + last.rows, closed[1] + last.total
+        meters.append(Meter((policy,), self.settings.divergence, self.settings.verifier))
+        return meters[-1]
 
 
 class Prometheus:
@@ -165,20 +166,20 @@ class Prometheus:
 
         self.tally = tally
         self.sent: dict[tuple[str, str], float] = {}
-        where = {} if registry is None else {"registry": registry}
+        options = {} if registry is None else {"registry": registry}
         self.counters = {}
         for name, words in WORDS.items():
             labels = ["policy", "divergence"] if name.endswith("nats") else ["policy"]
-            self.counters[name] = client.Counter(f"cactus:{name}", words, labels, **where)
+            self.counters[name] = client.Counter(f"cactus:{name}", words, labels, **options)
 
     def send(self, read: bool = True) -> None:
         """Raise the counters to the tally's totals, those of the meter only if ``read``."""
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts
             for name, value in totals.items():
-                more = value - self.sent.get((label, name), 0)
-                if more > 0:
-                    self._child(name, label).inc(more)
+                increase = value - self.sent.get((label, name), 0)
+                if increase > 0:
+                    self._child(name, label).inc(increase)
                     self.sent[label, name] = value
 
     def _child(self, name: str, label: str) -> Any:
@@ -198,13 +199,13 @@ class Reporter:
         self, prometheus: Prometheus, log: Callable[[str], None], interval: float, send: float = 1.0
     ) -> None:
         self.prometheus, self.log = prometheus, log
-        self.interval, self.every = interval, send
+        self.interval, self.send_interval = interval, send
         self.sent = self.logged = time.monotonic()
 
     def step(self) -> None:
         """Report what is due."""
         now = time.monotonic()
-        read = now - self.sent >= self.every
+        read = now - self.sent >= self.send_interval
         self.prometheus.send(read)
         if not read:
             return

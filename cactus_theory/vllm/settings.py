@@ -70,7 +70,7 @@ class Settings:
     readings: str = ""
 
 
-def asked(environ: Mapping[str, str] = os.environ) -> bool:
+def is_set(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether a policy was asked for."""
     return bool(environ.get(POLICY, "").strip())
 
@@ -83,18 +83,18 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     ValueError
         One line: the variable, what it must be (every valid name), and its value.
     """
-    if not asked(environ):
+    if not is_set(environ):
         return None
     from cactus_theory.divergences import divergence
     from cactus_theory.policies import policy
 
-    found = named(POLICY, policy, environ[POLICY].strip())
+    rule = named(POLICY, policy, environ[POLICY].strip())
     verifier = named(VERIFIER, _chain_or_block, environ.get(VERIFIER, "").strip() or "chain")
-    named(VERIFIER, verifier.check, found)
-    wanted = environ.get(DIVERGENCE, "").strip() or "kl"
+    named(VERIFIER, verifier.check, rule)
+    divergence_spec = environ.get(DIVERGENCE, "").strip() or "kl"
     return Settings(
-        found, verifier, named(DIVERGENCE, divergence, wanted), _meter(environ),
-        requests_of(environ), _cap(environ, found), _readings(environ),
+        rule, verifier, named(DIVERGENCE, divergence, divergence_spec), _meter(environ),
+        requests_of(environ), _cap(environ, rule), _readings(environ),
     )  # fmt: skip
 
 
@@ -113,40 +113,40 @@ def _chain_or_block(name: str) -> "Verifier":
 
 
 def _meter(environ: Mapping[str, str]) -> int:
-    given = environ.get(METER, "").strip()
-    if given.lower() in ("off", "0"):
+    text = environ.get(METER, "").strip()
+    if text.lower() in ("off", "0"):
         return 0
-    if given and not (given.isascii() and given.isdigit()):
-        raise ValueError(f"{METER}: must be off or a whole number; got {given!r}")
-    return int(given) if given else MEASURED
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{METER}: must be off or a whole number; got {text!r}")
+    return int(text) if text else MEASURED
 
 
-def _cap(environ: Mapping[str, str], found: "Policy") -> float | None:
+def _cap(environ: Mapping[str, str], rule: "Policy") -> float | None:
     from cactus_theory.base.arguments import number
     from cactus_theory.decoding.ledger import Ledger
 
-    given = environ.get(CAP, "").strip()
-    if not given:
+    text = environ.get(CAP, "").strip()
+    if not text:
         return None
-    cap = number(CAP, given, 0)
-    named(CAP, Ledger, found, min(cap, 1.0))  # a policy that a ledger cannot follow stops here
+    cap = number(CAP, text, 0)
+    named(CAP, Ledger, rule, min(cap, 1.0))  # a policy that a ledger cannot follow stops here
     return cap
 
 
 def _readings(environ: Mapping[str, str]) -> str:
-    given = environ.get(READINGS, "").strip()
-    if given and given != LOG:
-        named(READINGS, Path(given).open, "a").close()
-    return given
+    text = environ.get(READINGS, "").strip()
+    if text and text != LOG:
+        named(READINGS, Path(text).open, "a").close()
+    return text
 
 
-def named(name: str, function: Any, *given: Any) -> Any:
+def named(name: str, function: Any, *arguments: Any) -> Any:
     """Call a function, and name the setting in what it raises for it, in one short line."""
     try:
-        return function(*given)
+        return function(*arguments)
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{name}: {said[:LONGEST_LINE]}") from None
+        message = " ".join(str(error).split())
+        raise ValueError(f"{name}: {message[:LONGEST_LINE]}") from None
 
 
 class UnknownVersion(RuntimeError):
@@ -162,10 +162,11 @@ def vllm_version() -> str:
     return str(getattr(vllm, "__version__", "unknown"))
 
 
-def unknown_version(found: str, tested: Sequence[str] = TESTED) -> UnknownVersion:
+def unknown_version(difference: str, tested: Sequence[str] = TESTED) -> UnknownVersion:
     """Return the one-line refusal."""
     return UnknownVersion(
-        f"vllm {vllm_version()}: {found}; cactus-theory was tested with vllm {', '.join(tested)}. "
+        f"vllm {vllm_version()}: {difference}; "
+        f"cactus-theory was tested with vllm {', '.join(tested)}. "
         "Install one of these, or unset CACTUS_POLICY"
     )
 
@@ -177,10 +178,10 @@ def require_parameters(
     tested: Sequence[str] = TESTED,
 ) -> None:
     """Raise UnknownVersion unless the first parameters of a function have these names."""
-    found = tuple(inspect.signature(function).parameters)[: len(names)]
-    if found != tuple(names):
+    parameters = tuple(inspect.signature(function).parameters)[: len(names)]
+    if parameters != tuple(names):
         raise unknown_version(
-            f"{where} takes ({', '.join(found)}), not ({', '.join(names)})", tested
+            f"{where} takes ({', '.join(parameters)}), not ({', '.join(names)})", tested
         )
 
 
@@ -188,8 +189,8 @@ def require_names(
     thing: Any, names: Sequence[str], where: str, tested: Sequence[str] = TESTED
 ) -> None:
     """Raise UnknownVersion unless a module, class or dataclass has these names."""
-    own = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
-    missing = [name for name in names if name not in own and not hasattr(thing, name)]
+    field_names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
+    missing = [name for name in names if name not in field_names and not hasattr(thing, name)]
     if missing:
         raise unknown_version(f"{where} has no {', '.join(missing)}", tested)
 

@@ -90,18 +90,18 @@ class Request:
             return torch.zeros_like(drafted)
         return self.ledger.choose_by_rows(self.account, drafted, target_probs, draft_probs)
 
-    def book(self, seen: Verified, place: int, choice: Int[Tensor, "K"]) -> None:
+    def book(self, verified: Verified, place: int, choice: Int[Tensor, "K"]) -> None:
         """Enter what a round has emitted, at row ``place`` of what was verified."""
-        count, kept = seen.draft.lengths[place], int(seen.verdict.num_accepted[place])
+        count, accepted = verified.draft.lengths[place], int(verified.verdict.num_accepted[place])
         if not count:
             return
-        charged = slice(0, min(kept + 1, count))
-        self.drafted, self.accepted = self.drafted + count, self.accepted + kept
-        self.emitted += kept + 1
-        rows = verified_rows(place, charged, seen, self.judge)
+        charged = slice(0, min(accepted + 1, count))
+        self.drafted, self.accepted = self.drafted + count, self.accepted + accepted
+        self.emitted += accepted + 1
+        rows = verified_rows(place, charged, verified, self.judge)
         if self.ledger is not None and self.account is not None:
             account = self.ledger.observe(self.account, rows)
-            self.account = self.ledger.advance(account, [0] * (kept + 1))
+            self.account = self.ledger.advance(account, [0] * (accepted + 1))
         if self.meter is not None:
             self.meter.add(rows.target_probs, rows.draft_probs, choice[charged], rows.path)
             self.meter.reading(0, 0)  # rows of a step are not kept
@@ -109,7 +109,7 @@ class Request:
     def reading(self, name: str) -> dict[str, Any]:
         """Return the request's own numbers."""
         assert self.meter is not None
-        found = self.meter.reading(self.accepted, self.emitted)
+        measured = self.meter.reading(self.accepted, self.emitted)
         return {
             "request": name[:LONGEST_NAME],
             "policy": self.policy.spec,
@@ -117,8 +117,8 @@ class Request:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "emitted": self.emitted,
-            "emitted_divergence": found.total,
-            "divergence": found.divergence,
+            "emitted_divergence": measured.total,
+            "divergence": measured.divergence,
         }
 
 
@@ -182,14 +182,14 @@ class Hook:
     ) -> Tensor:
         """Return (B, max_spec_len + 1) int32 padded with −1, as the function it replaces."""
         self.calls += 1
-        given = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens)
-        given += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
+        arguments = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens)
+        arguments += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
         refuse_other_rules(kwargs)
         if sampling_metadata.all_greedy:
-            return self.original(*given, *args, **kwargs)
+            return self.original(*arguments, *args, **kwargs)
         # before the batch has rows: a policy is tried in the memory that they will be in
-        running = self._running(len(num_draft_tokens))
-        rows, unknown = self._draft_rows(draft_probs, num_draft_tokens)
+        requests = self._running(len(num_draft_tokens))
+        rows, lost_rows = self._draft_rows(draft_probs, num_draft_tokens)
         batch = FlatBatch(
             draft_token_ids,
             num_draft_tokens,
@@ -199,18 +199,18 @@ class Hook:
             bonus_token_ids.flatten(),
             _greedy(sampling_metadata),
             sampling_metadata.generators,
-            unknown,
+            lost_rows,
         )
         if not target_logits.is_cuda and batch.has_nan:
             self._warn_once("a step had NaN logits; vLLM's own function decides such steps")
-            return self.original(*given, *args, **kwargs)
-        output, seen = self._judged(batch, running)
-        self._report(seen)
+            return self.original(*arguments, *args, **kwargs)
+        output, verified = self._decide(batch, requests)
+        self._report(verified)
         return output
 
-    def _report(self, seen: Verified | None) -> None:
-        if seen is not None and self.counts_here:
-            self.tally.add(seen)
+    def _report(self, verified: Verified | None) -> None:
+        if verified is not None and self.counts_here:
+            self.tally.add(verified)
             if self.reporter is not None:
                 self.reporter.step()
 
@@ -232,12 +232,12 @@ class Hook:
         """Return what is known of a request, from its first step on."""
         state = self.runner.requests.get(name)
         params = getattr(state, "sampling_params", None)
-        known = self.requests.get(name)
-        if known is None or known.params is not params:  # new, or asked anew under the same id
-            known = self.requests[name] = self._admitted(params)
-        return known
+        request = self.requests.get(name)
+        if request is None or request.params is not params:  # new, or asked anew under the same id
+            request = self.requests[name] = self._new_request(params)
+        return request
 
-    def _admitted(self, params: Any) -> Request:
+    def _new_request(self, params: Any) -> Request:
         """Return a new request; one that was not refused where it was submitted is lossless."""
         extra = getattr(params, "extra_args", None)
         try:
@@ -247,48 +247,50 @@ class Hook:
             policy, cap = self.lossless, None
         return Request(params, policy, cap, self.settings)
 
-    def _judged(self, batch: FlatBatch, running: list[Request]) -> tuple[Tensor, Verified | None]:
+    def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verified | None]:
         """Return what is emitted; policies of requests that raise are replaced for the step."""
-        policies = [own.policy for own in running] or [self.settings.policy]
-        if all(own is policies[0] for own in policies):
+        policies = [request.policy for request in requests] or [self.settings.policy]
+        if all(rule is policies[0] for rule in policies):
             policies = policies[:1]
-        kept = any(own.ledger is not None or own.meter is not None for own in running)
+        booked = any(
+            request.ledger is not None or request.meter is not None for request in requests
+        )
         choices: list[Tensor] = []
         try:
-            choices = _choices(batch, running) if kept and batch.drafted else []
-            assigned = _assigned(batch, running, choices) if choices else None
-            output, seen = verify_flat(self.settings.verifier, policies, batch, None, assigned)
+            choices = _choices(batch, requests) if booked and batch.drafted else []
+            assigned = _assigned(batch, requests, choices) if choices else None
+            output, verified = verify_flat(self.settings.verifier, policies, batch, None, assigned)
         except Exception as error:
-            if all(own is self.settings.policy for own in policies):
+            if all(rule is self.settings.policy for rule in policies):
                 raise
-            said = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
-            self._warn_once(f"{said}; drafts of this step are judged without loss")
+            message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
+            self._warn_once(f"{message}; drafts of this step are judged without loss")
             return verify_flat(self.settings.verifier, [self.lossless], replace(batch))
         for place, choice in enumerate(choices):
-            assert seen is not None
-            running[batch.drafted[place]].book(seen, place, choice)
-        return output, seen
+            assert verified is not None
+            requests[batch.drafted[place]].book(verified, place, choice)
+        return output, verified
 
     def _draft_rows(
         self, draft_probs: Tensor | None, counts: list[int]
     ) -> tuple[Tensor | None, frozenset[int]]:
         """Return the rows the drafts were drawn from, and the requests whose rows were lost."""
-        kept = getattr(self.runner, "_draft_probs", None)
+        rows_by_name = getattr(self.runner, "_draft_probs", None)
         names = getattr(self.runner, "_draft_prob_req_ids", None)
-        if draft_probs is not None or kept is None or names is None or not any(counts):
+        if draft_probs is not None or rows_by_name is None or names is None or not any(counts):
             return draft_probs, frozenset()
         self._warn_once("some rows of sampled drafts were lost; these drafts are set aside")
         place = {name: number for number, name in enumerate(names)}
-        rows, unknown = [], set()
+        rows, lost = [], set()
         for row, (name, count) in enumerate(
             zip(self.runner.input_batch.req_ids, counts, strict=True)
         ):
             if count and name in place:
-                rows.append(kept[place[name], :count])
+                rows.append(rows_by_name[place[name], :count])
             elif count:
-                unknown.add(row)
-                rows.append(torch.zeros_like(kept[0, :count]))
-        return torch.cat(rows), frozenset(unknown)
+                lost.add(row)
+                rows.append(torch.zeros_like(rows_by_name[0, :count]))
+        return torch.cat(rows), frozenset(lost)
 
     def _warn_once(self, text: str) -> None:
         if text not in self.warned and len(self.warned) < 100:
@@ -306,27 +308,27 @@ def refuse_other_rules(kwargs: dict[str, Any]) -> None:
             )
 
 
-def _choices(batch: FlatBatch, running: list[Request]) -> list[Tensor]:
+def _choices(batch: FlatBatch, requests: list[Request]) -> list[Tensor]:
     """Return which of its own rules judges each token of the requests with drafts."""
-    found = []
+    choices = []
     for place, (row, count) in enumerate(zip(batch.drafted, batch.draft.lengths, strict=True)):
         drafted = batch.draft.token_ids[place]
-        own = torch.zeros_like(drafted)
+        choice = torch.zeros_like(drafted)
         if count:
             nodes = slice(0, count)
             rows = rows_of(place, nodes, nodes, batch.target_rows, batch.draft)
-            own[nodes] = running[row].choice(drafted[nodes], *rows)
-        found.append(own)
-    return found
+            choice[nodes] = requests[row].choice(drafted[nodes], *rows)
+        choices.append(choice)
+    return choices
 
 
-def _assigned(batch: FlatBatch, running: list[Request], choices: list[Tensor]) -> Assignment:
+def _assigned(batch: FlatBatch, requests: list[Request], choices: list[Tensor]) -> Assignment:
     """Return one list of policies for the batch, and which of them judges each token."""
     rules: list[Policy] = []
     rows = []
-    for own, choice in zip((running[row] for row in batch.drafted), choices, strict=True):
-        rules += [rule for rule in own.rules if rule not in rules]
-        rows.append(choice.new_tensor([rules.index(rule) for rule in own.rules])[choice])
+    for request, choice in zip((requests[row] for row in batch.drafted), choices, strict=True):
+        rules += [rule for rule in request.rules if rule not in rules]
+        rows.append(choice.new_tensor([rules.index(rule) for rule in request.rules])[choice])
     return Assignment(tuple(rules), torch.stack(rows))
 
 

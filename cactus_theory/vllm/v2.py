@@ -75,19 +75,19 @@ class Requests:
     positions: Int[Tensor, "R"]
     heat: Float[Tensor, "R"]
 
-    def judged(self, rule: Policy, verifier: str) -> tuple[Tensor, Tensor]:
+    def verify(self, rule: Policy, verifier: str) -> tuple[Tensor, Tensor]:
         """Return the emitted tokens (R, K + 1) int64, and how many (R,) int32.
 
         What follows them is 0. A row with a NaN in it gives some token of the vocabulary.
         """
-        found = verify_logits(
+        verdict = verify_logits(
             rule, self.target, self.draft, self.drafted, seeds=self.seeds,
             positions=self.positions, temperature=self.heat, verifier=verifier,
         )  # fmt: skip
-        tokens = found.output_token_ids.clamp_(0, self.target.shape[-1] - 1)
-        return tokens, (found.num_accepted + 1).int()
+        tokens = verdict.output_token_ids.clamp_(0, self.target.shape[-1] - 1)
+        return tokens, (verdict.num_accepted + 1).int()
 
-    def some(self, places: Int[Tensor, "some"]) -> "Requests":
+    def part(self, places: Int[Tensor, "some"]) -> "Requests":
         """Return some of the requests, copied."""
         draft = None if self.draft is None else self.draft[places]
         rest = (self.drafted, self.seeds, self.positions, self.heat)
@@ -133,19 +133,19 @@ def requests_of(
 
 TESTED = ("0.32.0", "0.33.0")  # their functions; no engine was run
 SAMPLER = "vllm.v1.worker.gpu.sample.sampler"
-PLACE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
-FIRST = (
+MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+PARAMETERS = (
     "target_logits", "draft_logits", "draft_sampled", "cu_num_logits", "pos", "idx_mapping",
     "expanded_idx_mapping", "expanded_local_pos", "temperature", "seed", "num_speculative_steps",
     "synthetic_conditional_rates",
 )  # fmt: skip
-READ = (*FIRST[:6], *FIRST[8:11])
+READ = (*PARAMETERS[:6], *PARAMETERS[8:11])
 PRECISION = ("use_fp64",)  # coins here have 53 bits anyway
 REFUSED = (
     "use_block_verification", "contexts", "watermarking", "watermarking_skip_mask",
     "watermark_key", "fly_window_size", "synthetic_conditional_rates",
 )  # fmt: skip
-OF_REFUSED = ("fly_entropy_threshold", "fly_entropy_top_k")  # mean nothing without a window
+IGNORED = ("fly_entropy_threshold", "fly_entropy_top_k")  # mean nothing without a window
 VERIFY = (
     "self", "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping",
     "idx_mapping_np",
@@ -166,10 +166,10 @@ class Hook:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.calls = settings, 0
         self.admission, self.lossless = Admission(settings, try_rows), policy("speculative")
-        self.own: dict[int, Policy] = {}
+        self.policies: dict[int, Policy] = {}
         self.slots: np.ndarray | None = None
 
-    def rejection_sample(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    def rejection_sample(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return (R, K + 1) int64 tokens and (R,) int32 counts, as the function it replaces.
 
         Raises
@@ -177,24 +177,24 @@ class Hook:
         RuntimeError
             A rule of the engine's own beside ours.
         """
-        named = dict(zip(FIRST, given, strict=False)) | more
-        _refuse_other_rules(named)
+        arguments = dict(zip(PARAMETERS, args, strict=False)) | kwargs
+        _refuse_other_rules(arguments)
         self.calls += 1
-        batch = requests_of(**{name: named[name] for name in READ})
+        batch = requests_of(**{name: arguments[name] for name in READ})
         verifier = self.settings.verifier.name
         groups = self._groups(len(batch.drafted))
         if len(groups) == 1:
-            return batch.judged(groups[0][0], verifier)
+            return batch.verify(groups[0][0], verifier)
         ids = batch.drafted.new_zeros(len(batch.drafted), batch.drafted.shape[1] + 1)
         counts = ids.new_zeros(len(ids), dtype=torch.int32)
         for rule, chosen in groups:
             places = torch.tensor(chosen, device=ids.device)
-            ids[places], counts[places] = batch.some(places).judged(rule, verifier)
+            ids[places], counts[places] = batch.part(places).verify(rule, verifier)
         return ids, counts
 
     def add_request(self, slot: int, sampling_params: Any) -> None:
         """Take note of what a request asks for; one that is not admitted is lossless."""
-        self.own.pop(slot, None)
+        self.policies.pop(slot, None)
         extra = getattr(sampling_params, "extra_args", None)
         try:
             rule = self.admission.policy_of(extra)
@@ -203,18 +203,18 @@ class Hook:
             _log.warning("cactus-theory: %s; the request is served without loss", error)
             rule = self.lossless
         if rule is not self.settings.policy:
-            self.own[slot] = rule
+            self.policies[slot] = rule
 
     def _groups(self, count: int) -> list[tuple[Policy, list[int]]]:
         """Return the policies of a batch, each with the places of its requests."""
-        plain = self.settings.policy
-        if self.slots is None or len(self.slots) != count or not self.own:
-            return [(plain, list(range(count)))]
-        found: dict[str, tuple[Policy, list[int]]] = {}
+        server_policy = self.settings.policy
+        if self.slots is None or len(self.slots) != count or not self.policies:
+            return [(server_policy, list(range(count)))]
+        groups: dict[str, tuple[Policy, list[int]]] = {}
         for place, slot in enumerate(self.slots.tolist()):
-            rule = self.own.get(slot, plain)
-            found.setdefault(rule.spec, (rule, []))[1].append(place)
-        return list(found.values())
+            rule = self.policies.get(slot, server_policy)
+            groups.setdefault(rule.spec, (rule, []))[1].append(place)
+        return list(groups.values())
 
 
 def install(settings: Settings) -> Hook:
@@ -232,9 +232,9 @@ def install(settings: Settings) -> Hook:
         return hook
     module, sampler = known_functions()
     hook = Hook(settings)
-    _wrap(module.RejectionSampler, "_verify", lambda old: _knowing_slots(hook, old))
-    _wrap(sampler, "add_request", lambda old: _taking_note(hook, old))
-    _wrap(module, "rejection_sample", lambda old: _bound(hook))
+    _wrap(module.RejectionSampler, "_verify", lambda old: _with_slots(hook, old))
+    _wrap(sampler, "add_request", lambda old: _with_requests(hook, old))
+    _wrap(module, "rejection_sample", lambda old: _replacement(hook))
     return hook
 
 
@@ -242,14 +242,14 @@ def installed() -> Hook | None:
     """Return the hook that is in its place, None if there is none."""
     import sys
 
-    module = sys.modules.get(PLACE)
+    module = sys.modules.get(MODULE)
     return getattr(getattr(module, "rejection_sample", None), "cactus_hook", None)
 
 
 def remove() -> None:
     """Put back what was there, for example because a logits processor does the work."""
     if installed() is not None:
-        module: Any = import_module(PLACE)
+        module: Any = import_module(MODULE)
         for thing, name in (
             (module, "rejection_sample"),
             (module.RejectionSampler, "_verify"),
@@ -266,13 +266,13 @@ def known_functions() -> tuple[Any, Any]:
     UnknownVersion, ImportError
         As :func:`install`.
     """
-    module: Any = import_module(PLACE)
+    module: Any = import_module(MODULE)
     sampler: Any = import_module(SAMPLER).Sampler
     where = "MRV2 rejection_sample"
-    require_parameters(module.rejection_sample, FIRST, where, TESTED)
-    known = {*FIRST, *PRECISION, *REFUSED, *OF_REFUSED}
+    require_parameters(module.rejection_sample, PARAMETERS, where, TESTED)
+    known_parameters = {*PARAMETERS, *PRECISION, *REFUSED, *IGNORED}
     new = [name for name in inspect.signature(module.rejection_sample).parameters
-           if name not in known]  # fmt: skip
+           if name not in known_parameters]  # fmt: skip
     if new:
         raise unknown_version(f"{where} also takes {', '.join(new)}", TESTED)
     require_parameters(
@@ -283,10 +283,10 @@ def known_functions() -> tuple[Any, Any]:
     return module, sampler
 
 
-def _refuse_other_rules(named: dict[str, Any]) -> None:
+def _refuse_other_rules(arguments: dict[str, Any]) -> None:
     for name in REFUSED:
-        given = named.get(name)
-        if given is not None and (isinstance(given, Tensor) or given):
+        value = arguments.get(name)
+        if value is not None and (isinstance(value, Tensor) or value):
             raise RuntimeError(
                 f"{name}: a rule of vLLM's own cannot decide together with a policy of "
                 "cactus-theory; unset it or CACTUS_POLICY"
@@ -300,7 +300,7 @@ def _wrap(thing: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
     setattr(thing, name, function)
 
 
-def _bound(hook: Hook) -> Callable[..., Any]:
+def _replacement(hook: Hook) -> Callable[..., Any]:
     def rejection_sample(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return hook.rejection_sample(*args, **kwargs)
 
@@ -308,26 +308,26 @@ def _bound(hook: Hook) -> Callable[..., Any]:
     return rejection_sample
 
 
-def _knowing_slots(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_slots(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
     at = VERIFY.index("idx_mapping_np") - 1
 
     def _verify(self: Any, *args: Any, **kwargs: Any) -> Any:
         hook.slots = kwargs["idx_mapping_np"] if len(args) <= at else args[at]
         calls = hook.calls
         try:
-            found = original(self, *args, **kwargs)
+            output = original(self, *args, **kwargs)
         finally:
             hook.slots = None
         if hook.calls == calls:
             raise RuntimeError(
                 "CACTUS_POLICY is set and vLLM verified drafts without asking cactus-theory"
             )
-        return found
+        return output
 
     return _verify
 
 
-def _taking_note(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_requests(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
     def add_request(self: Any, req_idx: int, sampling_params: Any) -> Any:
         hook.add_request(req_idx, sampling_params)
         return original(self, req_idx, sampling_params)

@@ -159,7 +159,7 @@ def test_a_policy_is_built_once_and_few_are_kept(monkeypatch):
     monkeypatch.setattr(own, "REMEMBERED", 5)
     for price in range(4, 40):
         door.policy_of({"cactus": f"price={price}"})
-    assert len(door.known) <= 5 and all(len(digest) == 32 for digest in door.known)
+    assert len(door.policies) <= 5 and all(len(digest) == 32 for digest in door.policies)
 
 
 FILES = ("values=x", "soft_band:price=4,values=x", "soft_band:price=4,values =x")
@@ -307,7 +307,7 @@ def test_strangers_get_a_policy_that_runs_or_one_line(opened):
     doors = [admission(trial=untried, **own) for own in DOORS]
     environs = [{"CACTUS_POLICY": BAND, "CACTUS_REQUESTS": own["CACTUS_REQUESTS"]} for own in DOORS]
     for environ in environs:
-        certain.wish_of(certain.Unasked(), environ)
+        certain.wish_of(certain.PlainRequest(), environ)
     count, admitted, heats = amount(250, 20_000), {}, (1.0,) * 9 + (0.0, 0.7, 1e300)
     draw, batch = random.Random(0), random_batch(0, [2, 1])
     ct.policy("band:price=1"), verify_flat(doors[0].settings.verifier, [ct.policy(BAND)], batch)

@@ -124,7 +124,7 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     labels = reporter.prometheus.counters["emitted_divergence_nats"].children
     assert list(labels) == [(("divergence", "kl"), ("policy", BAND))]
     assert len(logged) == 2 and logged[0].startswith(f"Cactus metrics: {BAND} (chain): ")
-    reporter.interval = reporter.every = 1e9
+    reporter.interval = reporter.send_interval = 1e9
     before = _shown(reporter, "measured_rows")
     serve(own, 10)
     reporter.step()  # counts are current, the meter waits

@@ -66,6 +66,6 @@ def test_the_runner_passes_what_the_tests_pass():
     runner = method(parsed(published.REJECTION)["RejectionSampler"], "_verify")
     calls = [node for node in ast.walk(runner) if isinstance(node, ast.Call)]
     call = next(node for node in calls if getattr(node.func, "id", "") == "rejection_sample")
-    assert len(call.args) == len(v2.FIRST)
+    assert len(call.args) == len(v2.PARAMETERS)
     named = {own.arg for own in call.keywords if own.arg}
-    assert named <= {*v2.PRECISION, *v2.REFUSED, *v2.OF_REFUSED}
+    assert named <= {*v2.PRECISION, *v2.REFUSED, *v2.IGNORED}

@@ -231,7 +231,7 @@ def test_requests_with_policies_of_their_own(vllm, monkeypatch):
         engine.add_request(slot, SimpleNamespace(extra_args={"cactus": "speculative"}))
         engine.add_request(slot, SimpleNamespace(extra_args=wishes.get(slot)))
     specs = {4: "cactus:delta=2.0", 6: "band:price=0.2", 7: "speculative"}
-    assert {slot: rule.spec for slot, rule in hook.own.items()} == specs
+    assert {slot: rule.spec for slot, rule in hook.policies.items()} == specs
     assert len(said) == 1 and "is served without loss" in said[0]
     found = emitted(run(module, batch))
     for request, slot in enumerate(batch.slots.tolist()):
