@@ -203,8 +203,8 @@ def test_a_row_with_nan_costs_nan_whatever_the_others_hold():
     target = torch.tensor([[0.5, 0.5, 0.0]] * 2, dtype=torch.float64)
     emitted = torch.tensor([[0.5, 0.5, math.nan], [0.5, 0.5, 0.0]], dtype=torch.float64)
     for spec in ALL:
-        found = ct.divergence(spec).value(emitted, target)
-        assert found[0].isnan() and found[1] == 0, spec
+        values = ct.divergence(spec).value(emitted, target)
+        assert values[0].isnan() and values[1] == 0, spec
 
 
 def test_limits_of_the_orders():

@@ -70,17 +70,19 @@ def test_at_the_ends_of_the_path_the_formulas_are_known():
     p.requires_grad_()
     lossless = losses.at_price(q, p, price=math.inf)
     assert torch.allclose(lossless.loss, losses.total_variation(q, p) - 1, rtol=0, atol=1e-12)
-    grads = [torch.autograd.grad(own.sum(), p)[0] for own in (lossless.loss, -losses.overlap(q, p))]
+    grads = [
+        torch.autograd.grad(value.sum(), p)[0] for value in (lossless.loss, -losses.overlap(q, p))
+    ]
     assert torch.allclose(*grads, rtol=0, atol=1e-12)
     near = p.detach() * 1e-3 + q  # h = p: nothing is cut, and the loss is the divergence
     near.requires_grad_()
     whole = losses.at_price(q, near, price=0.5)
     assert torch.allclose(whole.acceptance, torch.ones(6).double(), rtol=0, atol=1e-12)
     rows = near.softmax(-1), q.softmax(-1)
-    spent = torch.from_numpy(by_hand("kl", *(own.detach().numpy() for own in rows)))
+    spent = torch.from_numpy(by_hand("kl", *(value.detach().numpy() for value in rows)))
     assert torch.allclose(whole.loss, 0.5 * spent - 1, rtol=0, atol=1e-12)
     kl = (near.softmax(-1) * (near.log_softmax(-1) - q.log_softmax(-1))).sum()
-    grads = [torch.autograd.grad(own, near)[0] for own in (whole.loss.sum(), 0.5 * kl)]
+    grads = [torch.autograd.grad(value, near)[0] for value in (whole.loss.sum(), 0.5 * kl)]
     assert torch.allclose(*grads, rtol=0, atol=1e-12)
     same = q.clone().requires_grad_()
     losses.at_price(q, same, price=1.0).loss.sum().backward()
@@ -104,8 +106,8 @@ def test_losses_of_the_field_and_their_gradients(loss):
     q[0, 2] = -torch.inf
     p.requires_grad_()
     rows = q.softmax(-1), p.detach().softmax(-1)
-    shared = np.minimum(*(own.numpy() for own in rows)).sum(-1)
-    kl = by_hand("kl", *(own.numpy() for own in rows))
+    shared = np.minimum(*(row.numpy() for row in rows)).sum(-1)
+    kl = by_hand("kl", *(row.numpy() for row in rows))
     weight = np.exp(-3 * shared)
     due = {
         losses.forward_kl: kl,
@@ -113,9 +115,9 @@ def test_losses_of_the_field_and_their_gradients(loss):
         losses.log_overlap: -np.log(shared),
         losses.mixed: weight * kl + (1 - weight) * (1 - shared),
     }[loss]
-    found = loss(q, p)
-    assert np.allclose(found.detach().numpy(), due, rtol=0, atol=1e-12)
-    found.sum().backward()
+    values = loss(q, p)
+    assert np.allclose(values.detach().numpy(), due, rtol=0, atol=1e-12)
+    values.sum().backward()
 
     def at(moved):
         rows = q.expand_as(moved), moved
@@ -140,22 +142,22 @@ def test_narrow_logits_over_a_large_vocabulary(dtype):
         narrow, due = call(q, p), call(q.double(), wide)
         assert narrow.dtype == torch.float32
         assert torch.allclose(narrow.double(), due, rtol=0, atol=1e-5)
-        (found,), (grad,) = (
-            torch.autograd.grad(own.sum(), at) for own, at in ((narrow, p), (due, wide))
+        (narrow_grad,), (grad,) = (
+            torch.autograd.grad(value.sum(), at) for value, at in ((narrow, p), (due, wide))
         )
-        assert found.dtype == dtype
+        assert narrow_grad.dtype == dtype
         close = max(torch.finfo(dtype).eps, SOFTMAX)
         # rows are solved in float64; the field's losses take differences of float32 shares, of
         # which an ulp of a logit of 16 is 1e-6
         far = 1e-6 if call in FIELD else 1e-8
-        assert torch.allclose(found.double(), grad, rtol=close, atol=far)
+        assert torch.allclose(narrow_grad.double(), grad, rtol=close, atol=far)
 
 
 def test_the_backward_pass_solves_nothing_and_keeps_one_tensor(monkeypatch):
     q, p = logits(1)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda own: kept.append(own.shape), lambda _: None
+        lambda tensor: kept.append(tensor.shape), lambda _: None
     ):
         p.requires_grad_()
         judged = losses.at_price(q, p, price=1.0)
@@ -171,9 +173,9 @@ def test_the_backward_pass_solves_nothing_and_keeps_one_tensor(monkeypatch):
 def test_places_of_a_block_count_as_far_as_they_are_reached():
     accepted = torch.tensor([[0.5, 0.25, 0.75], [1.0, 0.0, 0.9]], requires_grad=True)
     due = torch.tensor([[0.5 + 0.125 + 0.09375], [1.0]])[:, 0]
-    found = losses.along_block(-accepted, accepted)
-    assert torch.allclose(found, -due)
-    found.sum().backward()
+    values = losses.along_block(-accepted, accepted)
+    assert torch.allclose(values, -due)
+    values.sum().backward()
     assert torch.allclose(accepted.grad, -torch.tensor([[1.0, 0.5, 0.125], [1.0, 1.0, 0.0]]))
     lacking = torch.tensor([[-0.5, torch.nan, torch.nan]], requires_grad=True)
     valid = torch.tensor([[True, False, False]])
@@ -228,7 +230,7 @@ def test_the_guides_example_trains_a_draft():
         with torch.no_grad():
             target.lm_head.weight.mul_(40)  # or every row would be nearly uniform
         batches = torch.randint(0, 24, (30, 4, 12))
-    given = {"target": target, "draft": draft, "batches": batches}
-    exec(compile(code, "GUIDE.md", "exec"), given)
-    accepted = given["accepted"]
+    names = {"target": target, "draft": draft, "batches": batches}
+    exec(compile(code, "GUIDE.md", "exec"), names)
+    accepted = names["accepted"]
     assert len(accepted) == 30 and accepted[-1] > accepted[0] + 0.1

@@ -76,22 +76,25 @@ def test_edges_of_rate_and_cap():
 
 def test_numbers_of_the_guide():
     shown = [ct.Promise(cap=0.1, rate=rate) for rate in (0.9, 0.01)]
-    assert [f"{own.low:.3f} {own.high:.3f}" for own in shown] == ["0.743 0.999", "0.000 0.081"]
+    assert [f"{promise.low:.3f} {promise.high:.3f}" for promise in shown] == [
+        "0.743 0.999",
+        "0.000 0.081",
+    ]
     assert f"{ct.Promise(cap=0.01, rate=0.9).low:.3f}" == "0.855"
     assert f"{ct.Promise(cap=1.0, rate=0.9).low:.2f}" == "0.31"
 
 
 @pytest.mark.parametrize("cap", [1e-12, 1e-8, 1e-6, 1e-3, 0.1, 1.0, 3.9, 4.1, 20.0, 800.0])
 def test_total_variation_is_that_of_the_worst_two_outcomes(cap):
-    found = most_variation(cap)
+    variation = most_variation(cap)
     rates = np.concatenate([np.geomspace(1e-12, 1e-3), np.linspace(0.001, 0.999, 200)[1:]])
     for _ in range(9):  # ever nearer around the best
         changes = [event_interval(rate, cap)[1] - rate for rate in rates]
         best = min(max(int(np.argmax(changes)), 1), len(rates) - 2)
-        assert max(changes) <= found + EXACT
+        assert max(changes) <= variation + EXACT
         rates = np.linspace(rates[best - 1], rates[best + 1], 21)
-    assert found - max(changes) < 1e-9
-    assert found <= min(math.sqrt(cap / 2), math.sqrt(-math.expm1(-cap))) + 1e-16
+    assert variation - max(changes) < 1e-9
+    assert variation <= min(math.sqrt(cap / 2), math.sqrt(-math.expm1(-cap))) + 1e-16
     assert most_variation(0.0) == 0.0 and most_variation(math.inf) == 1.0
 
 
@@ -119,14 +122,14 @@ def inside(h, q, cap):
 def check_events(h, q, kl, meter):
     """Every event, and that level sets have the largest kl₂ among them; returns the largest."""
     chosen = events(len(h))
-    own = whole(chosen @ np.stack([h, q], 1))
-    spent = kl2(own[:, 0], own[:, 1])
+    rates = whole(chosen @ np.stack([h, q], 1))
+    spent = kl2(rates[:, 0], rates[:, 1])
     assert spent.max() <= kl * (1 + NATS) + EXACT and kl <= meter * (1 + NATS) + EXACT
-    for rate in some(np.unique(own[:, 1].round(14)), 40):
+    for rate in some(np.unique(rates[:, 1].round(14)), 40):
         low, high = event_interval(float(rate), meter)
-        here = own[np.abs(own[:, 1] - rate) < 1e-14, 0]
+        here = rates[np.abs(rates[:, 1] - rate) < 1e-14, 0]
         assert low - NATS <= here.min() and here.max() <= high + NATS
-    assert np.abs(own[:, 0] - own[:, 1]).max() <= most_variation(kl) + EXACT
+    assert np.abs(rates[:, 0] - rates[:, 1]).max() <= most_variation(kl) + EXACT
     levels = kl2(*level_sets(h, q))
     assert levels.max() == pytest.approx(spent.max(), abs=1e-10)
     return float(spent.max())
@@ -216,14 +219,14 @@ def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap():
     law, most, mean = law_of_schedule(pair, ledger, length, 2)
     target = target_of(pair, length)
     assert law.sum() == pytest.approx(1, abs=EXACT) == target.sum()
-    own = ct.Promise(per_token=cap, tokens=length, rate=0.5)
-    assert 0.5 * own.nats < most <= own.nats
+    promise = ct.Promise(per_token=cap, tokens=length, rate=0.5)
+    assert 0.5 * promise.nats < most <= promise.nats
     h, q = law.reshape(-1), target.reshape(-1)
     kl = float(np.sum(h * np.log(h / q)))
-    check_events(h, q, kl, own.nats)
+    check_events(h, q, kl, promise.nats)
     for first in range(1, length):  # an answer's beginning keeps its own, smaller share
         h, q = (x.reshape(2**first, -1).sum(-1) for x in (law, target))
-        check_events(h, q, float(np.sum(h * np.log(h / q))), own.after(first).nats)
+        check_events(h, q, float(np.sum(h * np.log(h / q))), promise.after(first).nats)
 
 
 def test_by_position_the_first_tokens_are_the_targets_own():
@@ -231,8 +234,11 @@ def test_by_position_the_first_tokens_are_the_targets_own():
     schedule = ByPosition([(0, "speculative"), (strict, "band:price=0.3")])
     law, most, mean = law_of_schedule(pair, schedule, length, 2)
     target = target_of(pair, length)
-    own = ct.Promise(cap=most, rate=0.5, tokens=length, lossless=strict)
-    assert own.after(strict).low == 0.5 == own.after(strict).high and own.low < 0.5 < own.high
+    promise = ct.Promise(cap=most, rate=0.5, tokens=length, lossless=strict)
+    assert (
+        promise.after(strict).low == 0.5 == promise.after(strict).high
+        and promise.low < 0.5 < promise.high
+    )
     for first in range(1, length + 1):
         h, q = (x.reshape(2**first, -1).sum(-1) for x in (law, target))
         assert (np.abs(h - q).max() < EXACT) == (first <= strict)

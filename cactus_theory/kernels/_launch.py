@@ -63,7 +63,7 @@ class Step:
             "HAS_LENGTHS": lengths is not None, "CERTAIN": self.draft is None,
             "PER_ROW": per_row, "GREEDY": per_row or self.temperature == 0,
             "KIND": self.policy.kind, "ON_BAND": self.on_band and self.draft is not None,
-            "FROM": self.last_buffer, "OUTPUTS": next_power(work.width + 1),
+            "FROM": self.steps % 2, "OUTPUTS": next_power(work.width + 1),
             **work.tensors,
         }  # fmt: skip
 
@@ -78,11 +78,6 @@ class Step:
         return STEPS if self.policy.knob >= FAR_RATIO else MANY_STEPS
 
     @property
-    def last_buffer(self) -> int:
-        """Return which of the two buffers the last Newton step writes."""
-        return self.steps % 2
-
-    @property
     def merging_warps(self) -> int:
         """Return how many warps merge the parts of a request's rows."""
         pairs = next_power(self.workspace.width) * next_power(self.workspace.parts)
@@ -90,21 +85,18 @@ class Step:
 
     def run(self) -> None:
         """Launch everything on the device of the logits."""
-        with torch.cuda.device_of(self.target):
-            self._run()
-
-    def _run(self) -> None:
         work, shared = self.workspace, self.shared
         warps = warps_for(work.part)
-        if work.width:
-            kinds = 1 if self.draft is None else 2
-            launch(_rows.sum_rows, (kinds * work.rows, work.parts), shared, warps)
-            self._run_block() if self.block else self._run_chain()
-        else:
-            work.accepted.zero_()
-        on_band = shared["ON_BAND"] and not self.block
-        launch(_draws.race, (work.batch, work.parts), {**shared, "ON_BAND": on_band}, warps)
-        launch(_draws.finish, (work.batch,), shared, 1)
+        with torch.cuda.device_of(self.target):
+            if not work.width:
+                work.accepted.zero_()
+            else:
+                kinds = 1 if self.draft is None else 2
+                launch(_rows.sum_rows, (kinds * work.rows, work.parts), shared, warps)
+                self._run_block() if self.block else self._run_chain()
+            on_band = shared["ON_BAND"] and not self.block
+            launch(_draws.race, (work.batch, work.parts), {**shared, "ON_BAND": on_band}, warps)
+            launch(_draws.finish, (work.batch,), shared, 1)
 
     def _run_chain(self) -> None:
         launch(_verdicts.judge, (self.workspace.batch,), self.shared, self.merging_warps)

@@ -148,13 +148,13 @@ class Geometry:
         gain, and by less than an ulp of ε: then a = 1 and Σ_{p>q} q f(min(b, p/q)) = δ.
         """
         f = self.generator
-        met = (self.slope(edges.lower, edges.upper) <= 0) & (delta > 0) & ~edges.slack
-        if not (f.smooth and bool(met.any())):
+        merged = (self.slope(edges.lower, edges.upper) <= 0) & (delta > 0) & ~edges.slack
+        if not (f.smooth and bool(merged.any())):
             return edges
         raised = self._raised()
         mass = torch.where(raised, self.q, 0.0)
-        met = met & (mass.sum(-1) <= COARSE)
-        if not bool(met.any()):
+        merged = merged & (mass.sum(-1) <= COARSE)
+        if not bool(merged.any()):
             return edges
         ratio = torch.where(raised, self.p / self.q, 1.0)
         budget = self.divergence.to_generator(delta)
@@ -167,12 +167,12 @@ class Geometry:
         upper = torch.minimum(halved(*ends, affordable, STEEP_STEPS)[0].exp(), ratio.amax(-1))
         gain = (mass * (torch.minimum(ratio, upper[:, None]) - 1)).sum(-1)
         # elsewhere b is close to 1, and it is f(b) that is lost in rounding
-        met = met & (gain <= ULP) & (f.centred_slope(upper) > 0)
+        merged = merged & (gain <= ULP) & (f.centred_slope(upper) > 0)
         return replace(
             edges,
-            lower=torch.where(met, 1.0, edges.lower),
-            upper=torch.where(met, upper, edges.upper),
-            lossless=edges.lossless & ~met,
+            lower=torch.where(merged, 1.0, edges.lower),
+            upper=torch.where(merged, upper, edges.upper),
+            lossless=edges.lossless & ~merged,
         )
 
     def bound(self, edges: Edges, generated: PerRow) -> PerRow:

@@ -49,11 +49,11 @@ def test_the_scale_of_a_residual_takes_tokens_out(device):
     second = (noise / (q - p).clamp(min=0)).argmin(-1) == 2
     at = ((coins > 0.9) & second).nonzero()[: amount(2, 15), 0]
     rows = [row.log().expand(len(at), width, 3) for row, width in ((q, 2), (p, 1))]
-    found = verify_logits(
+    verdict = verify_logits(
         ct.policy("cactus", delta=0.1), *rows, zero[at][:, None],
         seeds=seeds[at], positions=zero[at],
     )  # fmt: skip
-    assert found.output_token_ids.tolist() == [[1, -1]] * amount(2, 15)
+    assert verdict.output_token_ids.tolist() == [[1, -1]] * amount(2, 15)
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block"] if THOROUGH else ["chain"])
@@ -89,11 +89,11 @@ def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
         for near in (just_below, just_above)
     ]
     at = torch.cat(chosen)
-    found = verify_logits(
+    verdict = verify_logits(
         rule, target.expand(len(at), -1, -1), draft.expand(len(at), -1, -1), every[at],
         seeds=seeds[at], positions=zero[at], verifier="block",
     )  # fmt: skip
-    assert found.num_accepted.tolist() == [1] * len(chosen[0]) + [0] * len(chosen[1])
+    assert verdict.num_accepted.tolist() == [1] * len(chosen[0]) + [0] * len(chosen[1])
 
 
 @pytest.mark.skipif(not THOROUGH, reason="thorough; run by make test-thorough")
@@ -120,9 +120,9 @@ def test_bands_are_solved_to_float32(price, vocab, device):
     rows = rows_of(target, draft, ids)
     lower, upper = (edge[..., 0] for edge in rule.edges(rows.q[:, :width], rows.p))
     solved = work.flags.view(2, batch, width)[0] != 0
-    found = work.edges.view(2, 3, batch, width)[0, 0]
+    edge = work.edges.view(2, 3, batch, width)[0, 0]
     slope = (lower[..., None] * rows.q[:, :width]).minimum(rows.p).sum(-1).clamp(min=1e-3)
-    error = torch.where(solved & (upper < torch.inf), (found / upper - 1).abs(), 0.0)
+    error = torch.where(solved & (upper < torch.inf), (edge / upper - 1).abs(), 0.0)
     assert bool(solved.any()) and bool((error <= EDGE_ERROR / slope).all())
 
 
@@ -144,6 +144,8 @@ def test_certain_drafts_agree(spec, verifier, device):
     target, draft = checks.logits(batch, 2, 9, generator)
     ids = checks.drawn(draft, generator)
     seeds = torch.arange(batch, device=device)
-    found = verify_logits(rule, target, None, ids, seeds=seeds, positions=seeds, verifier=verifier)
-    counted = compare(rule, verifier, rows_of(target, None, ids), seeds, seeds, found)
+    verdict = verify_logits(
+        rule, target, None, ids, seeds=seeds, positions=seeds, verifier=verifier
+    )
+    counted = compare(rule, verifier, rows_of(target, None, ids), seeds, seeds, verdict)
     assert not counted["mismatches"], counted

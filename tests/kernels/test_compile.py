@@ -42,9 +42,9 @@ def assert_sound(rows):
 
 
 def test_the_committed_table_has_every_kernel_and_no_spill():
-    rows, made = read_csv(DATA / f"{TABLE}.csv")
+    rows, provenance = read_csv(DATA / f"{TABLE}.csv")
     assert {row["kernel"] for row in rows} == STREAMING | OTHERS | {"pick_alone"}
-    assert made["triton"] == OLDER and made["target"] == "sm_90"
+    assert provenance["triton"] == OLDER and provenance["target"] == "sm_90"
     assert_sound(rows)
     for row in rows:
         aligned = not {"16∤vocab", "16∤target_row"} & set(row["variant"].split())
@@ -80,22 +80,22 @@ def older(tmp_path_factory):
     """Return a folder with the older Triton, made once."""
     folder = ROOT / "build" / f"triton-{OLDER}"
     if not folder.is_dir():
-        made = tmp_path_factory.mktemp("older") / folder.name
+        download = tmp_path_factory.mktemp("older") / folder.name
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        done = subprocess.run([*command, "--target", str(made), f"triton=={OLDER}"])
+        done = subprocess.run([*command, "--target", str(download), f"triton=={OLDER}"])
         if done.returncode:
             pytest.skip(f"Triton {OLDER} cannot be had here; put it into {folder}")
         folder.parent.mkdir(exist_ok=True)
-        shutil.move(made, folder)
+        shutil.move(download, folder)
     return folder
 
 
 @pytest.mark.skipif(not THOROUGH, reason="thorough: minutes; run by make test-thorough")
 def test_every_kernel_compiles_under_the_older_triton(older, tmp_path):
-    committed, said = read_csv(DATA / f"{TABLE}.csv")
-    flags = said["command"].partition(" kernels")[2].split()
-    rows, made = compile_to(tmp_path / "all.csv", *flags, path=older)
-    assert made["triton"] == OLDER and rows == committed
+    committed, committed_by = read_csv(DATA / f"{TABLE}.csv")
+    flags = committed_by["command"].partition(" kernels")[2].split()
+    rows, provenance = compile_to(tmp_path / "all.csv", *flags, path=older)
+    assert provenance["triton"] == OLDER and rows == committed
 
 
 @pytest.mark.skipif(not THOROUGH, reason="thorough: a minute; run by make test-thorough")

@@ -98,7 +98,7 @@ def test_the_torch_path_gives_what_verify_chain_gives(spec):
     seeds, rule = torch.arange(6), ct.policy(spec)
     if rule.needs_path:
         pytest.skip(f"{spec} needs a verifier of blocks")
-    found = verify_logits(
+    verdict = verify_logits(
         rule, target, draft, ids, seeds=seeds, positions=seeds + 1, temperature=0.5
     )
     places = torch.arange(4).expand(6, -1)
@@ -107,9 +107,9 @@ def test_the_torch_path_gives_what_verify_chain_gives(spec):
         random_numbers.coins(seeds, seeds + 1, places[:, :1], random_numbers.DRAW)[:, 0],
     )
     rows = [(part.double() / 0.5).softmax(-1) for part in (target, draft)]
-    wanted = ct.verify_chain(rule, *rows, ids, coins=coins)
-    assert torch.equal(found.output_token_ids, wanted.output_token_ids)
-    assert torch.equal(found.num_accepted, wanted.num_accepted)
+    expected = ct.verify_chain(rule, *rows, ids, coins=coins)
+    assert torch.equal(verdict.output_token_ids, expected.output_token_ids)
+    assert torch.equal(verdict.num_accepted, expected.num_accepted)
 
 
 def test_the_torch_path_of_the_whole_step_has_the_exact_law():
@@ -141,14 +141,14 @@ def test_kernels_emit_the_exact_laws():
 def test_the_torch_path_is_greedy_at_zero():
     target = torch.tensor([[[0.0, 2.0, 1.0], [5.0, 0.0, 5.0]]] * 2)
     ids, draft = torch.tensor([[1], [2]]), torch.zeros(2, 1, 3)
-    given = {"seeds": NUMBERS, "positions": NUMBERS, "temperature": 0.0}
-    found = verify_logits(ct.policy("speculative"), target, draft, ids, **given)
-    assert found.output_token_ids.tolist() == [[1, 0], [1, -1]]
+    arguments = {"seeds": NUMBERS, "positions": NUMBERS, "temperature": 0.0}
+    verdict = verify_logits(ct.policy("speculative"), target, draft, ids, **arguments)
+    assert verdict.output_token_ids.tolist() == [[1, 0], [1, -1]]
 
 
 def test_drafts_in_torch_take_the_first_largest_at_zero():
     logits = torch.tensor([[1.0, 3.0, 3.0], [-math.inf] * 3])
-    found = draft_from_logits(logits, seeds=NUMBERS, positions=NUMBERS, place=0, temperature=0.0)
-    assert found.tolist() == [1, -1]
+    tokens = draft_from_logits(logits, seeds=NUMBERS, positions=NUMBERS, place=0, temperature=0.0)
+    assert tokens.tolist() == [1, -1]
     with pytest.raises(ValueError, match="logits: shape"):
         draft_from_logits(logits[0], seeds=NUMBERS, positions=NUMBERS, place=0)

@@ -88,13 +88,13 @@ def test_layouts_agree_to_the_last_token(spec, verifier, device):
         rule, batch.target[2:, :2], batch.draft[2:, :1], batch.ids[2:, :1], verifier=verifier,
         **batch.numbers(slice(2, 3)),
     )  # fmt: skip
-    for mine, theirs, found in (
+    for mine, theirs, verdict in (
         (slice(None), slice(None), flat), (turned, slice(None), other), ([2], slice(None), alone),
     ):  # fmt: skip
-        width = found.output_token_ids.shape[1]
-        wanted = expected.output_token_ids[mine, :width]
-        assert torch.equal(found.output_token_ids[theirs], wanted)
-        assert torch.equal(found.num_accepted, expected.num_accepted[mine])
+        width = verdict.output_token_ids.shape[1]
+        tokens = expected.output_token_ids[mine, :width]
+        assert torch.equal(verdict.output_token_ids[theirs], tokens)
+        assert torch.equal(verdict.num_accepted, expected.num_accepted[mine])
 
 
 def test_a_workspace_keeps_nothing_of_the_step_before(device):
@@ -140,15 +140,15 @@ def assert_no_token_of_a_broken_row(spec, verifier, device):
     ids = torch.ones(9, 1, dtype=torch.int64, device=device)
     ids[4], ids[6] = 0, VOCAB + 3
     numbers = torch.arange(9, device=device)
-    found = verify_logits(
+    verdict = verify_logits(
         ct.policy(spec), target, draft, ids,
         seeds=numbers, positions=numbers, temperature=heat, verifier=verifier,
     )  # fmt: skip
-    assert found.num_accepted.tolist() == [0] * 4 + [1] + [0] * 4
-    first = found.output_token_ids[:, 0].tolist()
+    assert verdict.num_accepted.tolist() == [0] * 4 + [1] + [0] * 4
+    first = verdict.output_token_ids[:, 0].tolist()
     assert first[:5] == [-1] * 4 + [0] and first[7:] == [VOCAB - 1, 2]
     assert all(0 <= token < VOCAB for token in first[5:7])
-    assert found.output_token_ids[:, 1].tolist() == [-1] * 9
+    assert verdict.output_token_ids[:, 1].tolist() == [-1] * 9
 
 
 def test_no_token_is_drafted_from_a_row_that_is_no_distribution(device, monkeypatch):
@@ -158,19 +158,19 @@ def test_no_token_is_drafted_from_a_row_that_is_no_distribution(device, monkeypa
     for interpreted in ("1", "0"):
         monkeypatch.setenv("TRITON_INTERPRET", interpreted)
         for heat in (0.0, 1.0):
-            given = {"seeds": numbers, "positions": numbers, "place": 0, "temperature": heat}
-            drawn = draft_from_logits(rows, **given).tolist()
+            arguments = {"seeds": numbers, "positions": numbers, "place": 0, "temperature": heat}
+            drawn = draft_from_logits(rows, **arguments).tolist()
             assert drawn[:3] == [-1] * 3 and 0 <= drawn[3] < VOCAB
 
 
 @pytest.mark.parametrize(("spec", "verifier"), EVERY if THOROUGH else [("band:price=1", "block")])
 def test_inputs_are_left_as_they_were(spec, verifier, device):
     batch = Batch(device)
-    given = (batch.target, batch.draft, batch.ids, *batch.numbers().values())
-    copies = [tensor.clone() for tensor in given]
+    inputs = (batch.target, batch.draft, batch.ids, *batch.numbers().values())
+    copies = [tensor.clone() for tensor in inputs]
     batch.verify(spec, verifier)
     draft_from_logits(batch.draft[:, 0], place=0, **batch.numbers())
-    assert all(torch.equal(one, other) for one, other in zip(given, copies, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(inputs, copies, strict=True))
 
 
 def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
@@ -179,15 +179,15 @@ def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
     out = LogitsVerdict(torch.empty(3, 1, dtype=torch.int64, device=device), batch.seeds.clone())
     work = Workspace(3, 0, VOCAB, device)
     ids = batch.ids[:, :0]
-    found = verify_logits(
+    verdict = verify_logits(
         ct.policy("speculative"), target, None, ids, workspace=work, out=out, **batch.numbers()
     )
     zero = torch.zeros_like(batch.seeds)
     noise = random_numbers.noise(batch.seeds, batch.positions, zero, random_numbers.BONUS, VOCAB)
     rows, heat = target[:, 0].double(), batch.heat.double()[:, None]
     keys = torch.where(heat > 0, rows / heat.clamp(min=0.1) - noise.log(), rows)
-    assert found is out and found.num_accepted.tolist() == [0] * 3
-    assert torch.equal(found.output_token_ids[:, 0], keys.argmax(-1))
+    assert verdict is out and verdict.num_accepted.tolist() == [0] * 3
+    assert torch.equal(verdict.output_token_ids[:, 0], keys.argmax(-1))
 
 
 def test_drafts_are_drawn_by_the_noise_of_their_own_stream(device, monkeypatch):
@@ -197,13 +197,13 @@ def test_drafts_are_drawn_by_the_noise_of_their_own_stream(device, monkeypatch):
     logits = torch.randn(count, 700, generator=torch.Generator().manual_seed(2)).to(device)
     seeds = torch.arange(count, device=device)
     heat = torch.full((count,), 0.8, device=device)
-    given = {"seeds": seeds, "positions": seeds + 4, "place": 3, "temperature": heat}
+    arguments = {"seeds": seeds, "positions": seeds + 4, "place": 3, "temperature": heat}
     noise = random_numbers.noise(
         seeds, seeds + 4, torch.full_like(seeds, 3), random_numbers.DRAFT, 700
     )
     keys = logits.double() / heat.double()[:, None] - noise.log()
-    assert torch.equal(draft_from_logits(logits, **given), keys.argmax(-1))
-    assert draft_from_logits(logits[:1], **{**given, "seeds": seeds[:1], "positions": seeds[:1],
+    assert torch.equal(draft_from_logits(logits, **arguments), keys.argmax(-1))
+    assert draft_from_logits(logits[:1], **{**arguments, "seeds": seeds[:1], "positions": seeds[:1],
         "temperature": 0.0}) == logits[0].argmax()  # fmt: skip
 
 
@@ -213,12 +213,12 @@ def test_a_step_is_captured_and_reads_nothing_on_the_host(spec, verifier, device
     batch = Batch(device)
     expected = batch.verify(spec, verifier)
     work, out = Workspace(3, 2, VOCAB, device), batch.verify(spec, verifier)
-    given = {"verifier": verifier, "workspace": work, "out": out, **batch.numbers()}
+    arguments = {"verifier": verifier, "workspace": work, "out": out, **batch.numbers()}
     step = (ct.policy(spec), batch.target, batch.draft, batch.ids)
-    assert never_waits(lambda: verify_logits(*step, **given), batch.target.device)
+    assert never_waits(lambda: verify_logits(*step, **arguments), batch.target.device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        verify_logits(*step, **given)
+        verify_logits(*step, **arguments)
     out.output_token_ids.fill_(-7)
     graph.replay()
     assert torch.equal(out.output_token_ids, expected.output_token_ids)

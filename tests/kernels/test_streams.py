@@ -36,8 +36,8 @@ NOISE_ERROR = 5e-6
 def test_philox_gives_the_published_numbers(counters, key, numbers):
     whole = int(np.uint64(key[0] + (key[1] << 32)).astype(np.int64))
     parts = tuple(torch.tensor([counter]) for counter in counters)
-    found = random_numbers.philox(torch.tensor([whole]), parts)
-    assert tuple(int(part) for part in found) == numbers
+    outputs = random_numbers.philox(torch.tensor([whole]), parts)
+    assert tuple(int(part) for part in outputs) == numbers
 
 
 def test_noise_is_exponential_and_never_0_or_infinite():
@@ -55,10 +55,10 @@ def test_noise_in_kernels_is_exact_to_float32(device):
     ends = [0, 1, 2**28 - 1, 2**28, 2**28 + 1, 2**31, 2**32 - 2, 2**32 - 1]
     more = torch.randint(2**32, (248,), generator=torch.Generator().manual_seed(1))
     bits = torch.cat([torch.tensor(ends), more]).to(device)
-    found = torch.zeros(256, device=device)
-    show_noise[(1,)](bits, found, COUNT=256, enable_fp_fusion=True)
+    noise = torch.zeros(256, device=device)
+    show_noise[(1,)](bits, noise, COUNT=256, enable_fp_fusion=True)
     exact = -torch.log1p(-(bits.double() + 0.5) * 2.0**-32)
-    assert float((found.double() / exact - 1).abs().max()) < NOISE_ERROR
+    assert float((noise.double() / exact - 1).abs().max()) < NOISE_ERROR
 
 
 def test_coins_keep_to_their_stream_place_and_position():
@@ -125,7 +125,7 @@ def law_of(spec, verifier, trials):
     noise = [
         random_numbers.noise(seeds, positions, zero + k, random_numbers.DRAFT, 4) for k in (0, 1)
     ]
-    drafted = [(row - own.log()).argmax(-1) for row, own in zip(draft, noise, strict=True)]
+    drafted = [(row - delays.log()).argmax(-1) for row, delays in zip(draft, noise, strict=True)]
     rows = rows_of(
         target.expand(trials, -1, -1), draft.expand(trials, -1, -1), torch.stack(drafted, 1)
     )

@@ -77,12 +77,12 @@ def test_any_two_edges_prove_a_bound(spec):
 def test_where_the_frontier_is_not_concave():
     """Theorem 9's two counterexamples, to the digits printed there."""
     half, one = [0.5, 0.5], [1.0, 0.0]
-    found = [accepted(half, one, "max_divergence", d) for d in (0.0, 0.2, 0.4)]
-    assert found == pytest.approx([0.5, 0.610701, 0.745912], abs=5e-7)
-    assert (found[0] + found[2]) / 2 == pytest.approx(0.622956, abs=5e-7)
-    found = [accepted([0.01, 0.99], one, "renyi:a=2", d) for d in (1.0, 2.0, 3.0)]
-    assert found == pytest.approx([0.140426, 0.261499, 0.444680], abs=5e-7)
-    assert (found[0] + found[2]) / 2 == pytest.approx(0.292553, abs=5e-7)
+    acceptances = [accepted(half, one, "max_divergence", d) for d in (0.0, 0.2, 0.4)]
+    assert acceptances == pytest.approx([0.5, 0.610701, 0.745912], abs=5e-7)
+    assert (acceptances[0] + acceptances[2]) / 2 == pytest.approx(0.622956, abs=5e-7)
+    acceptances = [accepted([0.01, 0.99], one, "renyi:a=2", d) for d in (1.0, 2.0, 3.0)]
+    assert acceptances == pytest.approx([0.140426, 0.261499, 0.444680], abs=5e-7)
+    assert (acceptances[0] + acceptances[2]) / 2 == pytest.approx(0.292553, abs=5e-7)
 
 
 def accepted(q, p, spec, delta):
@@ -133,8 +133,8 @@ def test_the_first_nats_have_any_price_unless_all_of_it_leaks(spec):
     most = 1 / (f.slope_at_infinity - float(f.slope(one)))
     q, p = torch.tensor([[0.6, 0.4, 0.0], [0.3, 0.3, 0.4]], dtype=torch.float64)
     for delta in (1e-10, 1e-6, 1e-2):
-        found = ct.optimal_acceptance(q, p, divergence=spec, delta=delta, support="free")
-        assert 0 < found.price <= most * (1 + EXACT)
+        best = ct.optimal_acceptance(q, p, divergence=spec, delta=delta, support="free")
+        assert 0 < best.price <= most * (1 + EXACT)
 
 
 def test_the_square_root_law_of_small_budgets():

@@ -151,8 +151,8 @@ def test_edges_of_the_decision_are_those_of_the_solved_band(dtype):
         kept, lower, _ = zip(*map(solved, find(q, p, kl, amount_)), strict=True)
         assert not any(kept)
         best = ct.optimal_acceptance(*exact, **{knob: amount_})
-        found = torch.tensor(lower, dtype=torch.float64)
-        assert ((found - best.lower).abs() / best.lower).max() < close
+        edges = torch.tensor(lower, dtype=torch.float64)
+        assert ((edges - best.lower).abs() / best.lower).max() < close
 
 
 @pytest.mark.parametrize("spec", ["band:price=2", "band:delta=0.05"])
@@ -163,10 +163,10 @@ def test_a_row_decides_alone_as_among_others(spec):
     together = rule.decide(q, p, token, coin)
     assert 0 < together.kept.sum() < 12
     for row in range(12):
-        own = slice(row, row + 1)
-        alone = rule.decide(q[own], p[own], token[own], coin[own])
-        assert alone.kept == together.kept[own]
-        assert alone.residual.scale == together.residual.scale[own]
+        part = slice(row, row + 1)
+        alone = rule.decide(q[part], p[part], token[part], coin[part])
+        assert alone.kept == together.kept[part]
+        assert alone.residual.scale == together.residual.scale[part]
 
 
 def test_narrow_rows_are_decided_in_float32():

@@ -217,17 +217,17 @@ FIRST_GAINS = {
 def test_price_of_the_first_bit(case, spec, support):
     q, p = FIRST_GAINS[case]
     kind = ct.divergence(spec)
-    found = ct.optimal_acceptance(q, p, divergence=spec, delta=0.0, support=support).price
+    price = ct.optimal_acceptance(q, p, divergence=spec, delta=0.0, support=support).price
     leaks = support == "free" and math.isfinite(getattr(kind, "slope_at_infinity", math.inf))
     if case == "a raised token":
         flat = {"total_variation": 1.0, "max_divergence": 0.4}
-        assert found.item() == pytest.approx(flat.get(spec, math.inf))
+        assert price.item() == pytest.approx(flat.get(spec, math.inf))
     elif case == "nothing" or (not leaks and "renyi" not in spec):
-        assert found == 0
+        assert price == 0
     else:
         step = 1e-6
         further = ct.optimal_acceptance(q, p, divergence=spec, delta=step, support=support)
-        assert found.item() == pytest.approx((further.acceptance.item() - 0.8) / step, rel=5e-3)
+        assert price.item() == pytest.approx((further.acceptance.item() - 0.8) / step, rel=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ def test_it_works_wherever_a_divergence_is_named(registry):
     torch.testing.assert_close(priced.target, best.target, rtol=0, atol=CLOSE)
     for knob in ({"delta": 0.05}, {"price": 1.0}):
         rule = ct.policy("band", **knob, divergence=spec)
-        asked = ct.optimal_acceptance(q, p, divergence=spec, **knob)
-        torch.testing.assert_close(ct.emitted_law(rule, q, p), asked.target, rtol=0, atol=CLOSE)
+        optimum = ct.optimal_acceptance(q, p, divergence=spec, **knob)
+        torch.testing.assert_close(ct.emitted_law(rule, q, p), optimum.target, rtol=0, atol=CLOSE)
     curve = ct.frontier(q, p, divergence=spec, points=9)
     assert (curve.acceptance.diff(dim=-1) > 0).all() and (curve.price.diff(dim=-1) <= 0).all()
 

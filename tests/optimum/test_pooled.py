@@ -69,10 +69,10 @@ def test_budget_price_and_acceptance_name_the_same_point(spec):
 
 def test_one_row_is_the_optimum():
     best = ct.optimal_acceptance(Q[0], P[0], delta=0.04)
-    found = ct.pooled_acceptance(Q[0], P[0], delta=0.04)
-    assert found.mean_acceptance == pytest.approx(float(best.acceptance), abs=EXACT)
-    assert found.price == pytest.approx(float(best.price), rel=1e-8)
-    assert found.target.shape == Q[0].shape and found.acceptance.shape == ()
+    pooled = ct.pooled_acceptance(Q[0], P[0], delta=0.04)
+    assert pooled.mean_acceptance == pytest.approx(float(best.acceptance), abs=EXACT)
+    assert pooled.price == pytest.approx(float(best.price), rel=1e-8)
+    assert pooled.target.shape == Q[0].shape and pooled.acceptance.shape == ()
 
 
 def test_the_ends():
@@ -126,8 +126,8 @@ def test_the_frontier_of_equal_rows_is_two_points():
 
 
 def test_kinds_of_rows_are_kept():
-    found = ct.pooled_acceptance(Q.float().numpy(), P.float().numpy(), delta=0.1)
-    assert found.target.dtype == np.float32 and isinstance(found.acceptance, np.ndarray)
+    pooled = ct.pooled_acceptance(Q.float().numpy(), P.float().numpy(), delta=0.1)
+    assert pooled.target.dtype == np.float32 and isinstance(pooled.acceptance, np.ndarray)
     assert isinstance(ct.pooled_frontier(Q.numpy(), P.numpy(), points=3).delta, np.ndarray)
 
 

@@ -38,7 +38,7 @@ def meeting(p, kind, k, certain):
     """Return Pr(S meets A) for each set A, numbered by its bits."""
     law = [(drawn, mass) for drawn, mass in tuples(p, kind, k, certain) if mass > 0]
     every = [{i for i in range(len(p)) if number >> i & 1} for number in range(2 ** len(p))]
-    return every, np.array([sum(m for drawn, m in law if drawn & own) for own in every])
+    return every, np.array([sum(m for drawn, m in law if drawn & members) for members in every])
 
 
 def by_levels(q, every, met):
@@ -47,12 +47,12 @@ def by_levels(q, every, met):
     while len(done) < len(q):
         base = met[every.index(done)]
         slopes = [
-            ((met[n] - base) / q[list(own - done)].sum(), own)
-            for n, own in enumerate(every)
-            if own > done
+            ((met[n] - base) / q[list(members - done)].sum(), members)
+            for n, members in enumerate(every)
+            if members > done
         ]
         least = min(slope for slope, _ in slopes)
-        level = set().union(*(own for slope, own in slopes if slope <= least + 1e-12))
+        level = set().union(*(members for slope, members in slopes if slope <= least + 1e-12))
         law[list(level - done)] = least * q[list(level - done)]
         done = level
     return law
@@ -79,7 +79,7 @@ def test_it_is_the_base_of_least_slopes(kind, k):
         every, met = meeting(p, kind, k, certain)
         law = law_of(q, p, kind, k, certain)
         np.testing.assert_allclose(law, by_levels(q, every, met), rtol=0, atol=EXACT)
-        masses = np.array([law[list(own)].sum() for own in every])
+        masses = np.array([law[list(members)].sum() for members in every])
         assert (masses <= met + EXACT).all() and masses[-1] == pytest.approx(1, abs=EXACT)
 
 
@@ -91,8 +91,8 @@ def test_the_band_around_it_is_best_for_all_drafts(kind, k, spec):
         every, met = meeting(p, kind, k, certain)
         law = law_of(q, p, kind, k, certain)
         best = ct.optimal_acceptance(q, law, divergence=spec, price=1.5)
-        masses = np.array([best.target[list(own)].sum() for own in every])
-        inside = 1 - met[[every.index(set(range(len(q))) - own) for own in every]]
+        masses = np.array([best.target[list(members)].sum() for members in every])
+        inside = 1 - met[[every.index(set(range(len(q))) - members) for members in every]]
         assert 1 + (masses - inside).min() == pytest.approx(best.acceptance, abs=EXACT)
         assert abs(best.gap) <= EXACT
         value = best.acceptance - 1.5 * best.divergence

@@ -40,9 +40,9 @@ GAIN = 1e-14
 
 
 def kind_of(spec: str) -> FDivergence:
-    found = divergence(spec)
-    assert isinstance(found, FDivergence)
-    return found
+    kind = divergence(spec)
+    assert isinstance(kind, FDivergence)
+    return kind
 
 
 def worth_by_hand(worth: Worth, r: np.ndarray) -> np.ndarray:
@@ -60,10 +60,10 @@ def objective(h, q, p, alive, worth, spec, price):
     """Return Σ p φ(Ph/p) − ν P D(h‖q) of rows (..., V) by hand."""
     on = p > 0
     gain = np.zeros(h.shape)
-    given = np.broadcast_to(alive * h, h.shape)
+    mass = np.broadcast_to(alive * h, h.shape)
     drafted = np.broadcast_to(p, h.shape)
     on = drafted > 0
-    gain[on] = drafted[on] * worth_by_hand(worth, given[on] / drafted[on])
+    gain[on] = drafted[on] * worth_by_hand(worth, mass[on] / drafted[on])
     return gain.sum(-1) - price * alive * by_hand(spec, h, np.broadcast_to(q, h.shape))
 
 
@@ -84,8 +84,8 @@ def best_exchange(h, q, p, alive, worth, spec, price) -> float:
     if not changed:
         return -math.inf
     inner = np.stack(changed)[:, tokens]
-    own = objective(h[None, tokens], q[tokens], p[tokens], alive, worth, spec, price)
-    return float((objective(inner, q[tokens], p[tokens], alive, worth, spec, price) - own).max())
+    before = objective(h[None, tokens], q[tokens], p[tokens], alive, worth, spec, price)
+    return float((objective(inner, q[tokens], p[tokens], alive, worth, spec, price) - before).max())
 
 
 def solved(q, p, alive, worth, spec, price):
@@ -102,8 +102,8 @@ def test_no_exchange_of_mass_improves_it(spec: str, kinds: tuple[str, str]) -> N
         h = solved(q, p, alive, worth, spec, price)
         assert torch.allclose(h.sum(-1), torch.ones(2, dtype=torch.float64), atol=ROUNDING)
         assert not bool((h[q == 0] != 0).any())
-        for own, q_row, p_row in zip(h.numpy(), q.numpy(), p.numpy(), strict=True):
-            gain = best_exchange(own, q_row, p_row, alive, worth, spec, price)
+        for h_row, q_row, p_row in zip(h.numpy(), q.numpy(), p.numpy(), strict=True):
+            gain = best_exchange(h_row, q_row, p_row, alive, worth, spec, price)
             steep = kind_of(spec).slope_at_infinity == math.inf
             most = GAIN * max(1.0, price) if steep else FLAT_GAIN
             most = FAR_GAIN if price < 0.01 else most
@@ -147,9 +147,9 @@ def test_the_soft_band_is_the_formula_at_its_multiplier(spec: str, worth: Worth)
     ):
         for alive, price in ((0.341, 0.073), (0.8, 0.6), (1.0, 2.0)):
             both = torch.tensor(q)[None], torch.tensor(p)[None]
-            found = solved(*both, alive, worth, spec, price)[0].numpy()
+            row = solved(*both, alive, worth, spec, price)[0].numpy()
             expected, floor = by_formula(q, p, alive, worth, spec, price)
-            np.testing.assert_allclose(found, expected, rtol=0, atol=ROW / 10)
+            np.testing.assert_allclose(row, expected, rtol=0, atol=ROW / 10)
             if spec == "pearson_chi2" and worth is ONE_TOKEN and len(q) == 3 and alive < 0.5:
                 assert floor == 0.0
 
@@ -207,9 +207,9 @@ def test_every_row_has_its_own_worth_and_path(kinds: tuple[str, str]) -> None:
     worths = [plain] * 3 + [THREE] * 3
     together = soft_rows(q, p, alive, worths, kind_of("jensen_shannon"), 0.4)
     for row, worth in enumerate(worths):
-        own = slice(row, row + 1)
-        single = solved(q[own], p[own], alive[own], worth, "jensen_shannon", 0.4)
-        assert float((single - together[own]).abs().max()) <= ROUNDING
+        part = slice(row, row + 1)
+        single = solved(q[part], p[part], alive[part], worth, "jensen_shannon", 0.4)
+        assert float((single - together[part]).abs().max()) <= ROUNDING
     first = solved(q[:3], p[:3], alive[:3], ONE_TOKEN, "jensen_shannon", 0.4)
     assert float((first - together[:3]).abs().max()) <= ROUNDING
 
@@ -240,12 +240,12 @@ def test_the_row_in_numpy_is_the_same(spec: str, kinds: tuple[str, str]) -> None
             assert abs(law - exact).max() <= (ROUNDING if steep else ROW)
             assert row.scale <= alive * (1 + ROUNDING)
             for token in np.flatnonzero((q_row > 0) & (p_row > 0)):
-                asked = p_row[token] / q_row[token]
+                threshold = p_row[token] / q_row[token]
                 ratio = alive * exact[token] / p_row[token]
-                found = min(1.0, row.ratio_of(asked))
-                assert found == pytest.approx(min(1.0, ratio), rel=1e-9 if steep else RATIO)
-            q32, p32 = (own.astype(np.float32) for own in (q_row, p_row))
-            near_q, near_p = (torch.from_numpy(own.astype(float))[None] for own in (q32, p32))
+                kept = min(1.0, row.ratio_of(threshold))
+                assert kept == pytest.approx(min(1.0, ratio), rel=1e-9 if steep else RATIO)
+            q32, p32 = (values.astype(np.float32) for values in (q_row, p_row))
+            near_q, near_p = (torch.from_numpy(values.astype(float))[None] for values in (q32, p32))
             near = solved(near_q, near_p, alive, worth, spec, price)
             law = by_numpy(q32, p32, alive, pieces)[1]
             close = SINGLE if steep else FLAT
@@ -255,7 +255,7 @@ def test_the_row_in_numpy_is_the_same(spec: str, kinds: tuple[str, str]) -> None
 @pytest.mark.parametrize("spec", ["reverse_kl", "jensen_shannon"])
 def test_single_rows_where_slopes_are_flat(spec: str) -> None:
     """Solve float32 rows whose upper edges, some hundreds, have nearly the slope of ∞."""
-    q, p = (own.float().double() for own in pair(2, 30, seed=11, kinds=("spiky", "spiky")))
+    q, p = (rows.float().double() for rows in pair(2, 30, seed=11, kinds=("spiky", "spiky")))
     for price, alive in ((0.3, 1.0), (1.0, 0.6)):
         pieces = Pieces(ODD, kind_of(spec), price)
         h = solved(q, p, alive, ODD, spec, price).numpy()
@@ -278,9 +278,9 @@ def test_passes_iff_the_level_is_above(spec: str, worth: Worth) -> None:
                 assert passed == (level > 0)
                 continue
             for factor in (0.0, 1e-3, 0.5, 1 - 1e-6, 1 + 1e-6, 2.0, 1e3, math.inf):
-                asked = level * factor
+                threshold = level * factor
                 row = SoftRow(q_row, p_row, alive, pieces)
-                assert row.passes(asked) == (factor < 1), (factor, alive)
+                assert row.passes(threshold) == (factor < 1), (factor, alive)
                 if factor > 1:
                     assert row.upper[-1] == pytest.approx(level, rel=1e-9)
 
@@ -291,7 +291,7 @@ def test_a_wide_row() -> None:
     assert abs(float(h.sum()) - 1) <= ROUNDING
     pieces = Pieces(THREE, kind_of("kl"), 1.0)
     for dtype, close in ((np.float64, ROUNDING), (np.float32, SINGLE)):
-        q_row, p_row = (own[0].numpy().astype(dtype) for own in (q, p))
+        q_row, p_row = (rows[0].numpy().astype(dtype) for rows in (q, p))
         _, law = by_numpy(q_row, p_row, 0.6, pieces)
         assert abs(law - h[0].numpy()).sum() / 2 <= close * 10
 
