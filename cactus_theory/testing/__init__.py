@@ -16,18 +16,19 @@ if TYPE_CHECKING:
     from cactus_theory.testing._check import load_rule
     from cactus_theory.testing._divergence import assert_divergence_properties
     from cactus_theory.testing._drafter import assert_drafter_properties
-    from cactus_theory.testing._policies import assert_policy_laws, law_cases
-    from cactus_theory.testing._policies import assert_policy_laws as assert_policy_properties
-    from cactus_theory.testing._policies import law_cases as property_cases
+    from cactus_theory.testing._policies import (
+        assert_policy_laws,
+        assert_policy_properties,
+        law_cases,
+        property_cases,
+    )
     from cactus_theory.testing._property import Bounds, Property
-    from cactus_theory.testing._property import Property as VerifierProperty
     from cactus_theory.testing._report import Finding, Report, Verdict
     from cactus_theory.testing._schedule import assert_schedule_properties
-    from cactus_theory.testing.properties import LAWS as PROPERTIES
-    from cactus_theory.testing.properties import Behaviour
-    from cactus_theory.testing.properties import law as policy_property
+    from cactus_theory.testing.properties import PROPERTIES, Behaviour, policy_property
     from cactus_theory.testing.verifiers import (
         VERIFIER_PROPERTIES,
+        VerifierProperty,
         assert_verifier_properties,
         verifier_property,
     )
@@ -60,36 +61,37 @@ __all__ = [
     "verifiers",
 ]
 
-# what has two names: the one → the other
-_ALIASES = {
-    "PROPERTIES": "LAWS",
-    "VerifierProperty": "Property",
-    "assert_policy_properties": "assert_policy_laws",
-    "policy_property": "law",
-    "property_cases": "law_cases",
-}
-# modules and what is taken from each
+# modules and what is taken from each, on first use: hypothesis is only needed where it is used
 _HOMES = {
     "_check": ("load_rule",),
     "_divergence": ("assert_divergence_properties",),
     "_drafter": ("assert_drafter_properties",),
-    "_policies": ("assert_policy_laws", "law_cases"),
+    "_policies": (
+        "assert_policy_laws",
+        "assert_policy_properties",
+        "law_cases",
+        "property_cases",
+    ),
     "_property": ("Bounds", "Property"),
     "_report": ("Finding", "Report", "Verdict"),
     "_schedule": ("assert_schedule_properties",),
-    "properties": ("LAWS", "Behaviour", "law"),
-    "verifiers": ("VERIFIER_PROPERTIES", "assert_verifier_properties", "verifier_property"),
+    "properties": ("PROPERTIES", "Behaviour", "policy_property"),
+    "verifiers": (
+        "VERIFIER_PROPERTIES",
+        "VerifierProperty",
+        "assert_verifier_properties",
+        "verifier_property",
+    ),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that hypothesis is only needed where it is used."""
+    """Return a module, or import a name from its own."""
     import importlib
 
     if name in ("families", "laws", "properties", "strategies", "verifiers"):
         return importlib.import_module(f"{__name__}.{name}")
-    own = _ALIASES.get(name, name)
     for home, names in _HOMES.items():
-        if own in names and name in __all__:
-            return getattr(importlib.import_module(f"{__name__}.{home}"), own)
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -104,11 +104,11 @@ def check_file(
                 progress(event["law"], chosen.index(event["law"]) + 1, len(chosen))
         if state.ended:
             return Report(state.rule, state.declares, state.verdicts, state.advice)
-        said = _tail(printed)
+        output = _tail(printed)
     if not state.declares:
-        raise Refused(f"{source}: {state.broken} while the file was read{_printed(said)}")
+        raise Refused(f"{source}: {state.broken} while the file was read{_printed(output)}")
     rows = _last_row(options | {"trace": state.law}, timeout)
-    return _cut_short(state, list(state.statements) if laws is None else laws, rows, said)
+    return _cut_short(state, list(state.statements) if laws is None else laws, rows, output)
 
 
 def take(state: Progress, event: dict[str, Any]) -> None:
@@ -149,8 +149,8 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
         start_new_session=True,
     )
     assert process.stdin is not None and process.stdout is not None
-    with suppress(BrokenPipeError), process.stdin as given:
-        given.write(json.dumps(options | {"key": key}).encode())
+    with suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(json.dumps(options | {"key": key}).encode())
     events: queue.Queue[dict[str, Any] | None] = queue.Queue()
     reader = threading.Thread(
         target=_read, args=(process.stdout, key.encode(), events), daemon=True
@@ -222,17 +222,17 @@ def _tail(printed: Any) -> str:
     return " ".join(printed.read().decode("utf-8", "replace").split())[-SAID:]
 
 
-def _printed(said: str) -> str:
-    return f"; it last printed: {said}" if said else ""
+def _printed(output: str) -> str:
+    return f"; it last printed: {output}" if output else ""
 
 
 def _cut_short(
-    state: Progress, chosen: list[str], rows: tuple[list[float], list[float]], said: str
+    state: Progress, chosen: list[str], rows: tuple[list[float], list[float]], output: str
 ) -> Report:
     """Return the report of a run that ended early."""
     name, statement = state.law, state.statements[state.law]
-    found = state.broken + _printed(said)
-    finding = Finding(name, statement, *rows, "the rule itself", "an answer", found, -float("inf"))
+    fault = state.broken + _printed(output)
+    finding = Finding(name, statement, *rows, "the rule itself", "an answer", fault, -float("inf"))
     kind = "inconclusive" if state.silent else "fails"
     verdicts = {v.law: v for v in state.verdicts}
     verdicts[name] = Verdict(name, statement, kind, 0, finding.margin, finding)

@@ -74,20 +74,20 @@ class Clock:
         self.each = 0.0
         self._told = (-float("inf"), 0.0)
 
-    def limit(self, seen: Behaviour, asked: int = ASKED) -> float | None:
+    def limit(self, seen: Behaviour, calls: int = ASKED) -> float | None:
         """Return the seconds for a property that makes each call ``asked`` times."""
         if self.least is None:
             return None
-        seconds = self.least + asked * BUSIER * self.each * _questions(seen)
+        seconds = self.least + calls * BUSIER * self.each * _questions(seen)
         now = time.monotonic()
         if now - self._told[0] > QUIET or seconds > self._told[1]:
             self._told = now, seconds
             self.tell(seconds)
         return seconds
 
-    def limit_again(self, seen: Behaviour, asked: int = ASKED) -> float | None:
+    def limit_again(self, seen: Behaviour, calls: int = ASKED) -> float | None:
         """Return the seconds for a single row that may be the one without an answer."""
-        whole = self.limit(seen, asked)
+        whole = self.limit(seen, calls)
         if whole is None or self.least is None:
             return None
         return whole - self.least + min(self.least / 5, HANG_AGAIN)
@@ -221,8 +221,8 @@ class Checker:
 
     def worst(self, prop: Property, seen: Behaviour, limit: float | None = None) -> Worst:
         """Return the worst entry of a property, in limited time; the rule's exceptions pass."""
-        asked = ONCE if prop.name == "answers" else ASKED
-        seconds = self.clock.limit(seen, asked) if limit is None else limit
+        calls = ONCE if prop.name == "answers" else ASKED
+        seconds = self.clock.limit(seen, calls) if limit is None else limit
         with warnings.catch_warnings(), time_limit(seconds):
             warnings.simplefilter("ignore")
             return measure(prop, seen)
@@ -269,8 +269,8 @@ class Checker:
     def error_on(self, prop: Property, seen: Behaviour) -> Exception | None:
         """Return what the rule raises there, if anything."""
         try:
-            asked = ONCE if prop.name == "answers" else ASKED
-            self.worst(prop, seen, self.clock.limit_again(seen, asked))
+            calls = ONCE if prop.name == "answers" else ASKED
+            self.worst(prop, seen, self.clock.limit_again(seen, calls))
         except Exception as error:  # whatever the user's code raises
             return error
         return None
@@ -292,9 +292,9 @@ class Checker:
             most = HANG_SECONDS if isinstance(error, Hang) else self.shrink_seconds
             q, p = shrink(q, p, again, min(most, self.shrink_seconds))
             error = self.error_on(prop, seen.on(q[None], p[None])) or error
-        said = _printable(" ".join(str(error).split()))
-        found = f"{type(error).__name__}: {said}"[:500]
-        worst = Worst(-math.inf, 0, "the rule itself" + _at(seen), "an answer", found)
+        text = _printable(" ".join(str(error).split()))
+        fault = f"{type(error).__name__}: {text}"[:500]
+        worst = Worst(-math.inf, 0, "the rule itself" + _at(seen), "an answer", fault)
         hint = "" if isinstance(error, Hang) else _likeliest(prop, seen)
         return finding(prop, worst, (q.tolist(), p.tolist()), knobs=seen.knobs, hint=hint)
 
@@ -310,15 +310,15 @@ class Checker:
             return margin < 0 and math.isfinite(margin) == math.isfinite(worst.margin)
 
         q, p = seen.q[worst.row], seen.p[worst.row]
-        found = seen.on(q[None], p[None])
+        smallest = seen.on(q[None], p[None])
         if broken(q, p):
             q, p = shrink(q, p, broken, self.shrink_seconds)
-            found = seen.on(q[None], p[None])
-            worst = self.worst(prop, found)
+            smallest = seen.on(q[None], p[None])
+            worst = self.worst(prop, smallest)
         worst.about += _at(seen)
-        more = {"knobs": seen.knobs, "hint": _likeliest(prop, found)}
+        more = {"knobs": seen.knobs, "hint": _likeliest(prop, smallest)}
         rows = q.tolist(), p.tolist()
-        return finding(prop, worst, rows, emitted=found.emitted[0].tolist(), **more)
+        return finding(prop, worst, rows, emitted=smallest.emitted[0].tolist(), **more)
 
     def judge(self, prop: Property, behaviours: list[Behaviour]) -> Verdict:
         """Return the verdict on all rows; broken outweighs late."""

@@ -85,9 +85,9 @@ def assert_divergence_properties(
     )
     groups = draw_examples(int(check.number("examples", examples, 1)), seed)
     rows = (_Rows(kind, q, h, (examples, seed)) for q, h in groups)
-    said = broken(kind.spec, [_Geometry(kind)], geometry) or broken(kind.spec, rows, values)
-    if said:
-        raise AssertionError(said)
+    fault = broken(kind.spec, [_Geometry(kind)], geometry) or broken(kind.spec, rows, values)
+    if fault:
+        raise AssertionError(fault)
     return examples
 
 
@@ -111,13 +111,13 @@ def _rise(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 def _equal(
-    found: Tensor, expected: Tensor | float, about: str, at: Tensor, relative: float = ROUGH
+    values: Tensor, expected: Tensor | float, about: str, at: Tensor, relative: float = ROUGH
 ) -> Bounds:
     """Return that numbers (N,) are equal, each at the point that its text names by ``{at}``."""
-    expected = torch.as_tensor(expected, dtype=torch.float64).expand(found.shape)
+    expected = torch.as_tensor(expected, dtype=torch.float64).expand(values.shape)
     allowed = relative * (1 + expected.abs().nan_to_num(posinf=0.0))
     tell = lambda index: about.format(at=f"{float(at[index]):.4g}")  # noqa: E731
-    return Bounds(found, expected, expected, tell, allowed)
+    return Bounds(values, expected, expected, tell, allowed)
 
 
 def _has_generator(kind: Divergence) -> bool:
@@ -172,9 +172,9 @@ def slope_inverse_undoes_slope(seen: _Geometry) -> Iterator[Bounds]:
 def curvature_is_the_derivative_of_the_slope(seen: _Geometry) -> Iterator[Bounds]:
     """f″ is the derivative of f′, and positive where f is declared smooth."""
     t = _numbers(*RATIOS)
-    found = seen.f.curvature(t.clone())
-    yield Bounds(found, torch.finfo(torch.float64).tiny, None, "f″", 0.0)
-    yield _equal(found / _rise(seen.f.slope, t), 1.0, "f″ over the slope of f′ at {at}", t)
+    curvature = seen.f.curvature(t.clone())
+    yield Bounds(curvature, torch.finfo(torch.float64).tiny, None, "f″", 0.0)
+    yield _equal(curvature / _rise(seen.f.slope, t), 1.0, "f″ over the slope of f′ at {at}", t)
 
 
 @GENERATOR_PROPERTIES.enter(_has_generator, hint="at_zero or slope_at_infinity is not the limit")
@@ -182,14 +182,14 @@ def ends_are_as_declared(seen: _Geometry) -> Iterator[Bounds]:
     """``at_zero`` is f(0) and ``slope_at_infinity`` f′(∞), each of which may be infinite."""
     f, near, far = seen.f, _numbers(NEAREST), _numbers(FAR)
     at_zero, steep = f.f(near.clone()), f.slope(far.clone())
-    for found, limit, about, at in (
+    for value, limit, about, at in (
         (at_zero, f.at_zero, "f near 0, at {at}", near),
         (steep, f.slope_at_infinity, "f′ far away, at {at}", far),
     ):
         if math.isinf(limit):
-            yield Bounds(found, UNBOUNDED, None, about.format(at=f"{float(at):g}"), 0.0)
+            yield Bounds(value, UNBOUNDED, None, about.format(at=f"{float(at):g}"), 0.0)
         else:
-            yield _equal(found, limit, about, at, LIMIT)
+            yield _equal(value, limit, about, at, LIMIT)
 
 
 @GENERATOR_PROPERTIES.enter(_has_generator, hint="the mass that is not on the token is left out")
@@ -278,16 +278,16 @@ def other_rows_and_impossible_tokens_do_not_matter(seen: _Rows) -> Iterator[Boun
         ("after moving all tokens", lambda rows: rows.roll(1, -1)),
         ("after adding impossible tokens", lambda rows: torch.nn.functional.pad(rows, (1, 2))),
     ):
-        found = seen.cost(change(seen.h), change(seen.q))
-        yield Bounds(found, seen.value, seen.value, f"D(h‖q) {about}", seen.allowed)
+        costs = seen.cost(change(seen.h), change(seen.q))
+        yield Bounds(costs, seen.value, seen.value, f"D(h‖q) {about}", seen.allowed)
     bad = torch.full_like(seen.h[:1], torch.nan)
     beside = seen.cost(torch.cat([seen.h, bad]), torch.cat([seen.q, seen.q[:1]]))
     yield Bounds(beside[:-1], seen.value, seen.value, "D(h‖q) beside NaN", seen.allowed)
     yield Bounds(beside[-1:].isnan(), 1, 1, "whether NaN costs NaN", 0.0)
     for row in range(min(SINGLY, len(seen.q))):
-        own = torch.tensor([row])
-        alone, due = seen.cost(seen.h[own], seen.q[own]), seen.value[own]
-        yield Bounds(alone, due, due, "D(h‖q) of the row alone", seen.allowed[own], rows=own)
+        only = torch.tensor([row])
+        alone, due = seen.cost(seen.h[only], seen.q[only]), seen.value[only]
+        yield Bounds(alone, due, due, "D(h‖q) of the row alone", seen.allowed[only], rows=only)
 
 
 @VALUE_PROPERTIES.enter(hint="no f-divergence, nor an increasing function of one")
@@ -307,16 +307,16 @@ def values_are_those_of_the_generator(seen: _Rows) -> Iterator[Bounds]:
     ratio = torch.where(h == 0, 0.0, h / q)
     judged = (ratio.isfinite() | (q == 0)).all(-1)
     if f is None:
-        found, allowed = kind.from_ceiling(ratio.amax(-1)), seen.allowed
+        due, allowed = kind.from_ceiling(ratio.amax(-1)), seen.allowed
     elif f is kind:
         terms = torch.where(q > 0, q * f.f(torch.where(q > 0, ratio, 1.0)), 0.0)
         lost = torch.where(q > 0, 0.0, h).sum(-1)
-        found = terms.sum(-1) + torch.where(lost > 0, lost * f.slope_at_infinity, 0.0)
+        due = terms.sum(-1) + torch.where(lost > 0, lost * f.slope_at_infinity, 0.0)
         allowed = seen.allowed + EXACT * terms.abs().sum(-1).nan_to_num(posinf=0.0)
     else:
         generated = f.value(h.clone(), q.clone())
         # far apart, where what is left of 1 translates to nats, the translation back has the digits
         same = torch.isclose(kind.to_generator(seen.value), generated, rtol=EXACT, atol=0.0)
-        found = torch.where(same, seen.value, kind.from_generator(generated))
+        due = torch.where(same, seen.value, kind.from_generator(generated))
         allowed = seen.allowed
-    yield Bounds(seen.value, found, found, "D(h‖q)", allowed, judged)
+    yield Bounds(seen.value, due, due, "D(h‖q)", allowed, judged)

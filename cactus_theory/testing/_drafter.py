@@ -21,11 +21,11 @@ from cactus_theory.policies._records import Path
 from cactus_theory.testing._drafter_bench import (
     THIN,
     Bench,
-    _Drafted,
-    _stream,
+    RecordedDraft,
     compared,
     decoded,
     middles,
+    stream,
 )
 from cactus_theory.testing._property import Bounds, Properties, broken
 from cactus_theory.verify import Assignment, Verifier, find_verifier
@@ -39,7 +39,7 @@ AGREES = 1e-4
 # a coin this far inside a token's share cannot be mistaken for its neighbour's
 INSIDE = 1e-6
 # drafts of a batch whose numbers are counted
-WANTED = (3, 1, 2)
+LENGTHS = (3, 1, 2)
 # of tokens after caught ones so many are looked at
 FEW = 3
 # what a token loses that its text holds already
@@ -91,12 +91,12 @@ def assert_drafter_properties(
     True
     """
     drafter, judge = as_drafter(drafter), find_verifier(verifier)
-    given = drafter, target_model, model, judge, find_policy(policy)
-    seen = Bench(*given, temperature, num_draft_tokens, rounds, seed)
+    parts = drafter, target_model, model, judge, find_policy(policy)
+    seen = Bench(*parts, temperature, num_draft_tokens, rounds, seed)
     with torch.inference_mode():
-        said = broken(type(drafter).__name__, [seen], DRAFTER_PROPERTIES.values())
-    if said:
-        raise AssertionError(said)
+        fault = broken(type(drafter).__name__, [seen], DRAFTER_PROPERTIES.values())
+    if fault:
+        raise AssertionError(fault)
     return sum(sum(one.lengths) for one in seen.turns)
 
 
@@ -110,13 +110,15 @@ def tokens_are_drawn_from_the_reported_rows(seen: Bench) -> Iterator[Bounds]:
         yield from _drawn(seen, one)
 
 
-def _drawn(seen: Bench, one: _Drafted) -> Iterator[Bounds]:
-    most, own = torch.tensor([seen.drafter.nodes(count) for count in one.wanted]), one.own
+def _drawn(seen: Bench, one: RecordedDraft) -> Iterator[Bounds]:
+    most, drafted = torch.tensor([seen.drafter.nodes(count) for count in one.most]), one.drafted
     yield Bounds(torch.tensor(one.lengths), None, most, "propose: must draft so many tokens", 0.0)
-    if not bool(own.any()):
+    if not bool(drafted.any()):
         return
-    ids = one.ids[own]
-    yield Bounds(one.written[own], ids, ids, "propose: must write its tokens into the texts", 0.0)
+    ids = one.ids[drafted]
+    yield Bounds(
+        one.written[drafted], ids, ids, "propose: must write its tokens into the texts", 0.0
+    )
     drawn = [(row, *pair) for row, places in enumerate(one.drawn) for pair in enumerate(places)]
     if one.probs is None or not drawn:
         return
@@ -196,23 +198,23 @@ def certain_drafts_do_not_depend_on_the_coins(seen: Bench) -> Iterator[Bounds]:
     first, second = (seen.anew(seen.coins(source)) for _ in range(2))
     if first.probs is None:
         about = "propose: a draft without rows must not depend on the coins; "
-        due, found = (torch.tensor(one.lengths) for one in (first, second))
-        yield Bounds(found, due, due, f"{about}how many tokens", 0.0)
-        due, found = (torch.where(one.own, one.ids, -1) for one in (first, second))
-        yield Bounds(found, due, due, f"{about}token {{0}}", 0.0)
+        due, other = (torch.tensor(one.lengths) for one in (first, second))
+        yield Bounds(other, due, due, f"{about}how many tokens", 0.0)
+        due, other = (torch.where(one.drafted, one.ids, -1) for one in (first, second))
+        yield Bounds(other, due, due, f"{about}token {{0}}", 0.0)
 
 
 @DRAFTER_PROPERTIES.enter(hint="a stream that is begun anew, or cut at the wrong place")
 def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
     """In a round of decoding no uniform number of a stream is used twice."""
-    for wanted in (WANTED, WANTED[:1]):
-        coins = Coins(len(wanted), 0, torch.device("cpu"))
-        coins.streams = [_stream(1 + torch.arange(64.0).double()) for _ in wanted]
-        draft, accept, draw = coins.toss(wanted, seen.accepting)
-        draw = coins.further(draw, wanted, seen.verifier.draws).reshape(len(wanted), -1)
-        for row, own in enumerate(wanted):
-            parts = draft[row, :own], accept[row, : seen.accepting(own)]
-            used = torch.cat([*parts, draw[row, : seen.verifier.draws(own)]])
+    for lengths in (LENGTHS, LENGTHS[:1]):
+        coins = Coins(len(lengths), 0, torch.device("cpu"))
+        coins.streams = [stream(1 + torch.arange(64.0).double()) for _ in lengths]
+        draft, accept, draw = coins.toss(lengths, seen.accepting)
+        draw = coins.further(draw, lengths, seen.verifier.draws).reshape(len(lengths), -1)
+        for row, length in enumerate(lengths):
+            parts = draft[row, :length], accept[row, : seen.accepting(length)]
+            used = torch.cat([*parts, draw[row, : seen.verifier.draws(length)]])
             missing = len(used) - len(used[used != 0].unique())
             about = (
                 "coins: a uniform number must be used once; a row used numbers "
@@ -273,11 +275,11 @@ def what_is_certain_is_fixed_before_the_draw(seen: Bench) -> Iterator[Bounds]:
         others[:, offset:] = seen.coins(source)[:, offset:]
         both = [one, seen.anew(others)]
         for row in range(len(seen.prompts)):
-            if any(len(own.drawn[row]) <= offset for own in both):
+            if any(len(one.drawn[row]) <= offset for one in both):
                 continue
-            nodes = [own.draft.node(row, own.drawn[row][offset]) for own in both]
-            fixed = [own.draft.fixed(row)[node] for own, node in zip(both, nodes, strict=True)]
-            flags = torch.tensor([[n in own for n in range(seen.vocab)] for own in fixed]).float()
+            nodes = [one.draft.node(row, one.drawn[row][offset]) for one in both]
+            fixed = [one.draft.fixed(row)[node] for one, node in zip(both, nodes, strict=True)]
+            flags = torch.tensor([[n in ids for n in range(seen.vocab)] for ids in fixed]).float()
             about = (
                 f"propose: what is certain beside drawn token {offset} after {one.before[row]} "
                 "must not depend on its coin; token {0}"

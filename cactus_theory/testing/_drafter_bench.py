@@ -32,20 +32,14 @@ SINGLY = 4
 
 
 @dataclass(frozen=True)
-class _Drafted:
-    """A draft as it was proposed: copies, as a drafter may go on using its memory.
+class RecordedDraft:
+    """A draft as it was proposed: copies, as a drafter may go on using its memory."""
 
-    Attributes
-    ----------
-    before : the texts. ``wanted`` : the most tokens of a path of each.
-    written : (B, K) as the drafted tokens. ``coins`` : (B, most).
-    """
-
-    before: list[list[int]]
-    wanted: list[int]
+    before: list[list[int]]  # the texts
+    most: list[int]  # tokens that a path of each may have
     draft: Draft
-    written: Tensor
-    coins: Tensor
+    written: Tensor  # (B, K), what stands in the texts now
+    coins: Tensor  # (B, most)
 
     @property
     def lengths(self) -> list[int]:
@@ -67,11 +61,11 @@ class _Drafted:
         """Return the places of each row's tokens that were drawn, in order."""
         if self.probs is None:
             return [[] for _ in self.lengths]
-        flags = self.own if self.draft.sampled is None else self.own & self.draft.sampled
-        return [own.nonzero()[:, 0].tolist() for own in flags]
+        flags = self.drafted if self.draft.sampled is None else self.drafted & self.draft.sampled
+        return [row.nonzero()[:, 0].tolist() for row in flags]
 
     @property
-    def own(self) -> Tensor:
+    def drafted(self) -> Tensor:
         """Return which tokens were drafted, (B, K) bool."""
         return torch.arange(self.ids.shape[1]) < torch.tensor(self.lengths)[:, None]
 
@@ -133,22 +127,22 @@ class Bench(Seen):
         """Return the layers whose states the drafter asks for."""
         return self.drafter.reads(self.target_model)
 
-    def anew(self, coins: Tensor) -> _Drafted:
+    def anew(self, coins: Tensor) -> RecordedDraft:
         """Return the first draft of new texts."""
         return _proposed(*self.begin(), [self.most] * len(self.prompts), coins.clone())
 
     @cached_property
-    def turns(self) -> list[_Drafted]:
+    def turns(self) -> list[RecordedDraft]:
         """Return the drafts of texts that go on unequally."""
-        (texts, drafting), source, found = self.begin(), self.source(), []
+        (texts, drafting), source, drafts = self.begin(), self.source(), []
         for turn in range(self.rounds):
-            wanted = [self.most - (row + turn) % min(3, self.most) for row in range(texts.batch)]
-            one = _proposed(texts, drafting, wanted, self.coins(source))
+            lengths = [self.most - (row + turn) % min(3, self.most) for row in range(texts.batch)]
+            one = _proposed(texts, drafting, lengths, self.coins(source))
             last = torch.randint(0, self.vocab, (texts.batch,), generator=source)
             texts.settle(list(_taken(one, turn, last.tolist())), last)
             drafting.settle()
-            found.append(one)
-        return found
+            drafts.append(one)
+        return drafts
 
 
 class _Fed:
@@ -172,17 +166,17 @@ class _Fed:
 
 def _feed(target: CachedModel, texts: Texts) -> None:
     """Feed a target what it lacks of settled texts, but for their last tokens."""
-    counts = [len(ids) - 1 - own for ids, own in zip(texts.ids, target.lengths, strict=True)]
+    counts = [len(ids) - 1 - length for ids, length in zip(texts.ids, target.lengths, strict=True)]
     if any(counts):
         target.feed(texts.take(target.lengths, counts), counts, [1] * len(counts))
 
 
-def _proposed(texts: Texts, drafting: Drafting, wanted: list[int], coins: Tensor) -> _Drafted:
+def _proposed(texts: Texts, drafting: Drafting, lengths: list[int], coins: Tensor) -> RecordedDraft:
     before = [list(ids) for ids in texts.ids]
-    draft = copy_of(drafting.propose(wanted, coins))
+    draft = copy_of(drafting.propose(lengths, coins))
     place = torch.tensor(texts.lengths)[:, None] + torch.arange(draft.token_ids.shape[1])
     written = texts.buffer.gather(1, place.clamp(max=texts.buffer.shape[1] - 1))
-    return _Drafted(before, wanted, draft, written, coins)
+    return RecordedDraft(before, lengths, draft, written, coins)
 
 
 def copy_of(draft: Draft) -> Draft:
@@ -191,13 +185,13 @@ def copy_of(draft: Draft) -> Draft:
     return replace(draft, **parts | {"counts": list(draft.lengths)})
 
 
-def _taken(one: _Drafted, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
+def _taken(one: RecordedDraft, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
     """Yield what each row goes on with: some of its draft, and one more token."""
     for row, (ids, count) in enumerate(zip(one.ids.tolist(), one.lengths, strict=True)):
         yield [*ids[: min((turn + row) % 4, count)], last[row]]
 
 
-def _stream(numbers: Float[Tensor, "count"]) -> Uniforms:
+def stream(numbers: Float[Tensor, "count"]) -> Uniforms:
     """Return a stream of given numbers."""
     left = [numbers]
 
@@ -208,7 +202,7 @@ def _stream(numbers: Float[Tensor, "count"]) -> Uniforms:
     return take
 
 
-class _Watching(Verifier):
+class WatchedVerifier(Verifier):
     """A verifier that remembers what it was shown."""
 
     def __init__(self, verifier: Verifier) -> None:
@@ -238,12 +232,12 @@ def decoded(
     numbers: list[list[float]],
     depth: int = 1,
     processors: Sequence[Any] = (),
-) -> tuple[list[list[int]], _Watching]:
+) -> tuple[list[list[int]], WatchedVerifier]:
     """Decode one round that drafts paths of ``depth``, a row for each list of numbers.
 
     Returns the new tokens of every row, and what the verifier was shown.
     """
-    watching = _Watching(bench.verifier)
+    watching = WatchedVerifier(bench.verifier)
     options = DecodeOptions(
         policy=bench.policy,
         num_draft_tokens=depth,
@@ -255,7 +249,7 @@ def decoded(
     )
     ids = torch.tensor([prompt] * len(numbers))
     opening = Opening(bench.target_model, bench.drafter, ids, options)
-    streams = [_stream(torch.tensor(own, dtype=torch.float64)) for own in numbers]
+    streams = [stream(torch.tensor(row, dtype=torch.float64)) for row in numbers]
     opening.coins.streams = streams
     decode = Decode(opening)
     if bench.reads:  # as if a round had been there before
@@ -268,18 +262,18 @@ def compared(
 ) -> Iterator[Bounds]:
     """Yield whether the numbers give what is due, as one batch and singly."""
     yield _compared(decoded(bench, prompt, numbers)[0], due, numbers)
-    for one, own in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
-        yield _compared(decoded(bench, prompt, [one])[0], [own], [one])
+    for one, expected in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
+        yield _compared(decoded(bench, prompt, [one])[0], [expected], [one])
 
 
-def _compared(found: list[list[int]], due: list[list[int]], numbers: list[list[float]]) -> Bounds:
-    other = torch.tensor([own != expected for own, expected in zip(found, due, strict=True)])
+def _compared(texts: list[list[int]], due: list[list[int]], numbers: list[list[float]]) -> Bounds:
+    other = torch.tensor([text != expected for text, expected in zip(texts, due, strict=True)])
 
     def about(index: tuple[int, ...]) -> str:
         (at,) = index
         return (
             "coins: what is drafted, what is accepted and what follows must have numbers of "
-            f"their own; with {numbers[at]} for the three, {due[at]} is due and {found[at]} was "
+            f"their own; with {numbers[at]} for the three, {due[at]} is due and {texts[at]} was "
             "emitted: whether these differ"
         )
 

@@ -65,15 +65,15 @@ def _wide(count: int, start: int) -> list[Group]:
     """Return the wide pairs among ``count``: the widest range first."""
     random = np.random.default_rng([start, count])
     widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
-    found = []
+    pairs = []
     for place in ORDER[: count // ONE_IN]:
-        found.append(wide_pair(widths[place], int(random.integers(2**31))))
+        pairs.append(wide_pair(widths[place], int(random.integers(2**31))))
     if count > 1:
         vocab = int(random.integers(SMALL[0], SMALL[1] + 1))
-        found.append(_on_both_sides(vocab, random))
+        pairs.append(_on_both_sides(vocab, random))
     if count >= THOROUGH:
-        found.append(wide_pair(VOCABULARY, start, "top"))
-    return found
+        pairs.append(wide_pair(VOCABULARY, start, "top"))
+    return pairs
 
 
 def _on_both_sides(vocab: int, random: np.random.Generator) -> Group:

@@ -13,7 +13,7 @@ from cactus_theory.policies._function import VECTORISE, FunctionPolicy
 from cactus_theory.testing._checker import Checker, Clock, Hang, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._report import Report, Verdict, declared, message, row
-from cactus_theory.testing.properties import LAWS, Behaviour, other_knobs
+from cactus_theory.testing.properties import PROPERTIES, Behaviour, other_knobs
 
 # additional seconds for the very first call, which may import packages
 FIRST = 10.0
@@ -51,8 +51,8 @@ def check_rule(
     checked, ``done`` with its verdict, ``waiting`` with the seconds that a call may take.
     """
     checker = Checker(rule, verify, Clock(limit, waiting), shrink_seconds)
-    chosen = list(LAWS) if laws is None else list(laws)
-    first = LAWS["answers"]
+    chosen = list(PROPERTIES) if laws is None else list(laws)
+    first = PROPERTIES["answers"]
     verdicts = []
     start = time.monotonic()
     progress(first.name)
@@ -61,7 +61,7 @@ def check_rule(
     _time_one_row(checker, groups)
     behaviours, crashed = checker.without_crashes(first, map(checker.behaviour, groups))
     for name in chosen:
-        prop = LAWS[name]
+        prop = PROPERTIES[name]
         progress(name)
         if prop is first and crashed:
             finding = checker.crash(prop, *crashed[0])
@@ -107,9 +107,9 @@ def _time_one_row(checker: Checker, groups: list[Pair]) -> None:
     seen = checker.behaviour((q[:1], p[:1]))
     start = time.monotonic()
     try:
-        checker.worst(LAWS["answers"], seen, checker.clock.least + FIRST)
+        checker.worst(PROPERTIES["answers"], seen, checker.clock.least + FIRST)
         start = time.monotonic()
-        checker.worst(LAWS["answers"], seen.on(seen.q, seen.p))
+        checker.worst(PROPERTIES["answers"], seen.on(seen.q, seen.p))
         checker.clock.took(seen, time.monotonic() - start)
     except Exception:  # found again, and reported, on these very rows
         pass
@@ -123,14 +123,14 @@ def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Beh
     q, p = max(narrow, key=lambda group: len(group[0]))
     rows = q[:ROWS_AT_OTHER_KNOBS], p[:ROWS_AT_OTHER_KNOBS]
     return [
-        checker.behaviour(rows, made, {checker.rule.knob: value})
-        for value, made in other_knobs(checker.rule, seed)
+        checker.behaviour(rows, policy, {checker.rule.knob: value})
+        for value, policy in other_knobs(checker.rule, seed)
     ]
 
 
 def _sound(checker: Checker, others: list[Behaviour]) -> list[Behaviour]:
     """Return those on which the rule returns finite numbers, without the other rows."""
-    answering = (b for b in others if checker.error_on(LAWS["answers"], b) is None)
+    answering = (b for b in others if checker.error_on(PROPERTIES["answers"], b) is None)
     return [b for b in map(checker.with_numbers, answering) if len(b.q)]
 
 
@@ -151,7 +151,7 @@ def assert_policy_laws(
     Parameters
     ----------
     rule : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
-    laws : names out of ``laws.LAWS``; all of them by default.
+    laws : names out of ``PROPERTIES``; all of them by default.
     examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
     rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
         policy's own knobs only.
@@ -170,15 +170,15 @@ def assert_policy_laws(
     >>> assert_policy_laws("band:delta=0.1", laws=["budget_holds"], examples=10).passed
     True
     """
-    found = find_policy(rule)
-    chosen = [prop.name for prop in LAWS.chosen("laws", laws)]
+    policy = find_policy(rule)
+    chosen = [prop.name for prop in PROPERTIES.chosen("laws", laws)]
     if rows is None:
         groups = draw_examples(int(check.number("examples", examples, 1)), seed)
     else:
         q, p = check.probability_rows(*rows)
         groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
-    own = {"shrink_seconds": SHRINK_SECONDS if rows is None else 0.0, "elsewhere": rows is None}
-    report = check_rule(found, groups, laws=chosen, verify=verify, seed=seed, **own)
+    options = {"shrink_seconds": SHRINK_SECONDS if rows is None else 0.0, "elsewhere": rows is None}
+    report = check_rule(policy, groups, laws=chosen, verify=verify, seed=seed, **options)
     if not report.passed:
         raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
     return report
@@ -197,10 +197,13 @@ def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) 
     """
     import pytest
 
-    found = [find_policy(rule) for rule in rules]
+    policies = [find_policy(rule) for rule in rules]
     return [
         pytest.param(rule, prop.name, id=f"{rule.spec}-{prop.name}")
-        for rule in found
-        for prop in LAWS.chosen("laws", laws or None)
+        for rule in policies
+        for prop in PROPERTIES.chosen("laws", laws or None)
         if prop.applies(rule)
     ]
+
+
+assert_policy_properties, property_cases = assert_policy_laws, law_cases

@@ -64,12 +64,12 @@ class Bounds:
 
     def margins(self) -> Tensor:
         """Return (N, …) how far each number is from breaking the property, negative if broken."""
-        found = self.found.double()
-        excess = torch.full_like(found, -torch.inf)
+        numbers = self.found.double()
+        excess = torch.full_like(numbers, -torch.inf)
         for bound, sign in ((self.low, -1.0), (self.high, 1.0)):
             if bound is not None:
-                bound = _number(bound).expand(found.shape)
-                beyond = torch.where(found == bound, 0.0, sign * (found - bound))
+                bound = _number(bound).expand(numbers.shape)
+                beyond = torch.where(numbers == bound, 0.0, sign * (numbers - bound))
                 excess = torch.maximum(excess, torch.where(beyond.isnan(), torch.inf, beyond))
         margins = self.allowed - excess
         return margins if self.counts is None else torch.where(self.counts, margins, torch.inf)
@@ -94,14 +94,14 @@ def _number(bound: Any) -> Tensor:
     return torch.as_tensor(bound, dtype=torch.float64)
 
 
-def chance_of_counts(found: Tensor, expected: Tensor) -> Tensor:
+def chance_of_counts(counts: Tensor, expected: Tensor) -> Tensor:
     """Return the probability that χ² of counts (N,) is at least what is found, ().
 
     Rare outcomes are put together, so that every cell is expected to be filled.
     """
     common = expected > LEAST
     cells_found, cells = (
-        torch.cat([part[common], part[~common].sum()[None]]) for part in (found.double(), expected)
+        torch.cat([part[common], part[~common].sum()[None]]) for part in (counts.double(), expected)
     )
     filled = cells > NEVER
     if bool((cells_found[~filled] > 0).any()):
@@ -251,8 +251,8 @@ def measure(prop: Property, seen: Seen) -> Worst:
         counted |= set(owners[used].tolist())
         if float(margins.min()) < worst.margin:
             # numpy's unravel_index, as the first call of torch's imports for a second
-            found = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
-            index = tuple(int(i) for i in found)
+            place = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
+            index = tuple(int(i) for i in place)
             worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
         if worst.margin < 0:  # a property's first bounds are the easiest to understand
             break

@@ -128,13 +128,13 @@ class Report:
 
 def declared(rule: Policy) -> str:
     """Return what a rule declares, in words."""
-    said = rule.declares
+    claims = rule.declares
     parts = [
-        f"{entry.name} {getattr(said, entry.name)}".replace("_", " ").removesuffix(" True")
-        for entry in fields(said)
-        if getattr(said, entry.name) != entry.default
+        f"{entry.name} {getattr(claims, entry.name)}".replace("_", " ").removesuffix(" True")
+        for entry in fields(claims)
+        if getattr(claims, entry.name) != entry.default
     ]
-    return "declares " + ("; ".join(parts) or "nothing") + f" (support {said.support})"
+    return "declares " + ("; ".join(parts) or "nothing") + f" (support {claims.support})"
 
 
 def number(x: float) -> str:
@@ -176,18 +176,18 @@ def message(
         *((label, text) for label, text in (("margin", margin), ("perhaps", finding.hint)) if text),
         *((("again", again),) if again else ()),
     ]
-    told = (f"  {label:<8}  {text}" for label, text in lines)
-    return "\n".join([f"{thing} {verb} the property {finding.law}", *told])
+    shown = (f"  {label:<8}  {text}" for label, text in lines)
+    return "\n".join([f"{thing} {verb} the property {finding.law}", *shown])
 
 
 def summary(report: Report) -> str:
     """Return how many properties are broken or undecided, in words."""
-    said = [
-        f"{len(found)} {word} {'property' if len(found) == 1 else 'properties'}"
-        for found, word in ((report.findings, "broken"), (report.undecided, "inconclusive"))
-        if found
+    counts = [
+        f"{len(findings)} {word} {'property' if len(findings) == 1 else 'properties'}"
+        for findings, word in ((report.findings, "broken"), (report.undecided, "inconclusive"))
+        if findings
     ]
-    return ", ".join(said) or "no property is broken"
+    return ", ".join(counts) or "no property is broken"
 
 
 def table(report: Report) -> str:
@@ -223,7 +223,7 @@ def pasted_test(source: str, finding: Finding) -> str:
 def payload(report: Report, source: str) -> dict[str, Any]:
     """Return the report as plain values for JSON, with the tests to paste."""
     plain = report.as_dict()
-    for verdict, found in zip(plain["laws"], report.laws, strict=True):
-        if found.finding is not None:
-            verdict["finding"]["test"] = pasted_test(source, found.finding)
+    for verdict, entry in zip(plain["laws"], report.laws, strict=True):
+        if entry.finding is not None:
+            verdict["finding"]["test"] = pasted_test(source, entry.finding)
     return plain

@@ -72,8 +72,8 @@ def assert_schedule_properties(
     """
     source = torch.Generator().manual_seed(seed)
     texts = (_Text(schedule, vocabulary, source, (number, seed)) for number in range(examples))
-    if said := broken(schedule.spec, texts, SCHEDULE_PROPERTIES.values()):
-        raise AssertionError(said)
+    if fault := broken(schedule.spec, texts, SCHEDULE_PROPERTIES.values()):
+        raise AssertionError(fault)
 
 
 class _Text(Seen):
@@ -100,27 +100,27 @@ class _Text(Seen):
         number, seed = self.place
         return f"assert_schedule_properties(…, examples={number + 1}, seed={seed})"
 
-    def chosen(self, state: Any, own: _Round) -> Tensor:
+    def chosen(self, state: Any, turn: _Round) -> Tensor:
         """Return the choices of a round, (K,)."""
-        rows = own.target_probs, own.draft_probs
-        return self.schedule.choose_by_rows(state, own.drafted, *rows)
+        rows = turn.target_probs, turn.draft_probs
+        return self.schedule.choose_by_rows(state, turn.drafted, *rows)
 
-    def follow(self, state: Any, own: _Round) -> tuple[Tensor, Any]:
+    def follow(self, state: Any, turn: _Round) -> tuple[Tensor, Any]:
         """Return the choices of a round, (K,), and the state after it."""
-        chosen, rules = self.chosen(state, own).clone(), self.schedule.rules
+        chosen, rules = self.chosen(state, turn).clone(), self.schedule.rules
         # numbers of no rule are for the property that looks at them
         judged = [rules[number] for number in chosen.tolist() if 0 <= number < len(rules)]
-        seen = self.schedule.observe(state, own.verified(judged))
-        return chosen, self.schedule.advance(seen, own.new_ids)
+        seen = self.schedule.observe(state, turn.verified(judged))
+        return chosen, self.schedule.advance(seen, turn.new_ids)
 
     @cached_property
     def alone(self) -> list[Tensor]:
         """Return the choices of every round, (K,) each."""
-        state, found = self.schedule.begin(self.prompt), []
-        for own in self.rounds:
-            chosen, state = self.follow(state, own)
-            found.append(chosen)
-        return found
+        state, choices = self.schedule.begin(self.prompt), []
+        for turn in self.rounds:
+            chosen, state = self.follow(state, turn)
+            choices.append(chosen)
+        return choices
 
 
 def _round(vocabulary: int, source: torch.Generator) -> _Round:
@@ -145,32 +145,32 @@ def choices_are_numbers_of_rules(seen: _Text) -> Iterator[Bounds]:
 def texts_are_chosen_for_alone(seen: _Text) -> Iterator[Bounds]:
     """A text's choices depend on that text alone, whatever is decoded in between."""
     state, other = (seen.schedule.begin(prompt) for prompt in (seen.prompt, seen.prompt[::-1]))
-    found = []
-    for own, foreign in zip(seen.rounds, seen.others, strict=True):
-        chosen, state = seen.follow(state, own)
-        found.append(chosen)
+    choices = []
+    for turn, foreign in zip(seen.rounds, seen.others, strict=True):
+        chosen, state = seen.follow(state, turn)
+        choices.append(chosen)
         _, other = seen.follow(other, foreign)
     about = "begin: a text's choices must not depend on other texts; that of token {0}"
     expected = torch.stack(seen.alone)
-    yield Bounds(torch.stack(found), expected, expected, about, 0.0)
+    yield Bounds(torch.stack(choices), expected, expected, about, 0.0)
 
 
 @SCHEDULE_PROPERTIES.enter(hint="the token itself, or what is known only after it was drawn")
 def choices_look_at_nothing_later(seen: _Text) -> Iterator[Bounds]:
     """The choice for token i does not change with token i, later tokens, or later rows."""
-    state, own, other = seen.schedule.begin(seen.prompt), seen.rounds[0], seen.others[0]
-    expected = seen.chosen(copy.deepcopy(state), own).clone()
-    found = []
+    state, turn, other = seen.schedule.begin(seen.prompt), seen.rounds[0], seen.others[0]
+    expected = seen.chosen(copy.deepcopy(state), turn).clone()
+    choices = []
     for place in range(WIDTH):
         known = torch.arange(WIDTH) < place
         shown = (torch.arange(WIDTH) <= place)[:, None]
         changed = _Round(
-            torch.where(known, own.drafted, other.drafted),
-            torch.where(shown, own.target_probs, other.target_probs),
-            torch.where(shown, own.draft_probs, other.draft_probs),
-            own.accepted,
+            torch.where(known, turn.drafted, other.drafted),
+            torch.where(shown, turn.target_probs, other.target_probs),
+            torch.where(shown, turn.draft_probs, other.draft_probs),
+            turn.accepted,
         )
-        found.append(seen.chosen(copy.deepcopy(state), changed).clone())
+        choices.append(seen.chosen(copy.deepcopy(state), changed).clone())
 
     def about(index: tuple[int, ...]) -> str:
         return (
@@ -179,7 +179,7 @@ def choices_look_at_nothing_later(seen: _Text) -> Iterator[Bounds]:
         )
 
     judged = torch.ones(WIDTH, WIDTH, dtype=torch.bool).tril()
-    yield Bounds(torch.stack(found), expected, expected, about, 0.0, judged)
+    yield Bounds(torch.stack(choices), expected, expected, about, 0.0, judged)
 
 
 @SCHEDULE_PROPERTIES.enter(hint="advance counts its calls, not the tokens that it is given")
@@ -187,12 +187,12 @@ def tokens_advance_one_by_one_or_together(seen: _Text) -> Iterator[Bounds]:
     """Tokens may be handed to ``advance`` one by one or together."""
     together, singly = (seen.schedule.begin(seen.prompt) for _ in range(2))
     choices: tuple[list[Tensor], list[Tensor]] = [], []
-    for own in seen.rounds:
-        together = seen.schedule.advance(together, own.new_ids)
-        for token in own.new_ids:
+    for turn in seen.rounds:
+        together = seen.schedule.advance(together, turn.new_ids)
+        for token in turn.new_ids:
             singly = seen.schedule.advance(singly, [token])
         for state, found in zip((singly, together), choices, strict=True):
-            found.append(seen.chosen(copy.deepcopy(state), own).clone())
+            found.append(seen.chosen(copy.deepcopy(state), turn).clone())
     found, expected = map(torch.stack, choices)
     about = "advance: tokens one by one must lead where they lead together; choice of token {0}"
     yield Bounds(found, expected, expected, about, 0.0)

@@ -27,13 +27,13 @@ from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._property import measure
 from cactus_theory.testing._report import Finding, Verdict, declared
 from cactus_theory.testing._schedule import assert_schedule_properties
-from cactus_theory.testing.properties import LAWS, Behaviour
+from cactus_theory.testing.properties import PROPERTIES, Behaviour
 
 Say = Callable[..., None]
 # the descriptor of events, out of the way of rules that close the usual ones
 CHANNEL = 200
 # what verdicts rest on besides this package and the properties
-LAWS_TABLE = "the table of properties"
+TABLE = "the table of properties"
 TOOLS = (builtins, json, math, time, np, torch, torch.Tensor, torch.nn.functional)
 
 
@@ -46,17 +46,17 @@ def main(options: dict[str, Any]) -> None:
         rule = find_rule(options["source"])
         if isinstance(rule, Schedule):
             return _check_schedule(rule, options, say)
-        said = declaration(rule, options["source"])
+        claims = declaration(rule, options["source"])
         _check_tools(tools)
-        LAWS.chosen("--laws", options["laws"] or ())
+        PROPERTIES.chosen("--laws", options["laws"] or ())
     except (ValueError, TypeError, OSError) as error:
         say(event="refused", message=" ".join(str(error).split()))
         return
-    statements = {prop.name: prop.statement for prop in LAWS.values()}
-    say(event="loaded", rule=rule.spec, declares=said, statements=statements)
+    statements = {prop.name: prop.statement for prop in PROPERTIES.values()}
+    say(event="loaded", rule=rule.spec, declares=claims, statements=statements)
     groups = examples(options["examples"], options["seed"])
     if options["trace"]:
-        prop = LAWS[options["trace"]]
+        prop = PROPERTIES[options["trace"]]
         for q, p in groups:
             for i in range(len(q)):
                 say(event="row", target=q[i].tolist(), draft=p[i].tolist())
@@ -85,8 +85,8 @@ def main(options: dict[str, Any]) -> None:
 def _check_schedule(schedule: Schedule, options: dict[str, Any], say: Say) -> None:
     """Hold a schedule to :func:`assert_schedule_properties`, as one property."""
     name, finding = "schedule", None
-    for asked in options["laws"] or ():
-        check.one_of("--laws", asked, (name,))
+    for law in options["laws"] or ():
+        check.one_of("--laws", law, (name,))
     statement = "a choice knows only what is known before its token, and its own text alone"
     declares = f"chooses among {', '.join(rule.spec for rule in schedule.rules)}"
     say(event="loaded", rule=schedule.spec, declares=declares, statements={name: statement})
@@ -106,9 +106,9 @@ def _check_schedule(schedule: Schedule, options: dict[str, Any], say: Say) -> No
 def declaration(rule: Policy, source: str) -> str:
     """Return what the rule declares; raise ValueError for a declaration that cannot be read."""
     try:
-        said = rule.declares
-        if said.budget is not None:
-            find_divergence(said.budget.divergence)
+        claims = rule.declares
+        if claims.budget is not None:
+            find_divergence(claims.budget.divergence)
         return declared(rule)
     except Exception as error:
         raise ValueError(
@@ -130,13 +130,13 @@ def _tools() -> dict[tuple[Any, str], Any]:
         for place in (*TOOLS, *ours, *classes)
         for name in dir(place)
         if callable(value := _held(place, name)) and not name.startswith("_abc")
-    } | {(LAWS_TABLE, name): entry for name, entry in LAWS.items()}
+    } | {(TABLE, name): entry for name, entry in PROPERTIES.items()}
 
 
 def _held(place: Any, name: str) -> Any:
     """Return what a module or a class has under a name, as it is written there."""
-    if place == LAWS_TABLE:
-        return LAWS.get(name)
+    if place == TABLE:
+        return PROPERTIES.get(name)
     sources = place.__mro__ if isinstance(place, type) else (place,)
     return next((vars(source)[name] for source in sources if name in vars(source)), None)
 

@@ -142,7 +142,7 @@ class Faulty(BlockDrafter):
 def test_a_place_drawn_from_the_mean_over_paths_is_found(tiny, drafters, monkeypatch):
     drafter = Faulty(drafters("block").head)
     monkeypatch.setattr(Faulty, "fault", BlockDrafting, raising=False)
-    prompts = "cactus_theory.testing._drafter.PROMPTS"
+    prompts = "cactus_theory.testing._drafter_bench.PROMPTS"
     monkeypatch.setattr(prompts, ((1, 5, 9), (3, 3, 7, 3), (8, 4, 8, 1)))
     options = {"rounds": 1, "num_draft_tokens": 3}
     assert assert_drafter_properties(drafter, tiny[0], **options) > 2

@@ -124,10 +124,10 @@ class Behaviour(Seen):
         return ~steady
 
 
-LAWS = Properties("law")
+PROPERTIES = Properties("law")
 
 
-def law(
+def policy_property(
     applies: Callable[[Policy], bool] = always,
     *,
     hint: str = "",
@@ -155,7 +155,7 @@ def law(
     >>> "keeps_the_likeliest" in PROPERTIES
     True
     """
-    return LAWS.enter(
+    return PROPERTIES.enter(
         applies, hint=hint, steady=steady, at_other_knobs=at_other_knobs, widest=widest
     )
 
@@ -210,11 +210,11 @@ def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[flo
     """
     if rule.knob is None:
         return []
-    own = knobs.of(rule).get(rule.knob)
-    value = own.default if hasattr(rule, "source") and own else getattr(rule, rule.knob, None)
+    knob = knobs.of(rule).get(rule.knob)
+    value = knob.default if hasattr(rule, "source") and knob else getattr(rule, rule.knob, None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
-    whole = isinstance(value, int) and (value > 1 or (own is not None and own.kind is int))
+    whole = isinstance(value, int) and (value > 1 or (knob is not None and knob.kind is int))
     fixed = _fixed(rule, value, whole)
     fixed = (
         {float(round(x)) for x in fixed if math.isfinite(x)} if whole else set(map(float, fixed))
@@ -233,24 +233,26 @@ def other_knobs(rule: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
     ``direction``, ``strict`` (the value at which it is lossless) or ``knob_range``.
     """
     source = getattr(rule, "source", None)
-    said = rule.declares
-    if source is not None and not (said.direction or said.strict is not None or source.knob_range):
+    claims = rule.declares
+    if source is not None and not (
+        claims.direction or claims.strict is not None or source.knob_range
+    ):
         return []
     fixed = {value for value, _ in knob_ladder(rule)}
     return [rung for rung in knob_ladder(rule, BETWEEN, seed) if rung[0] not in fixed]
 
 
 def _made(rule: Policy, values: set[float]) -> list[tuple[float, Policy]]:
-    made = ((value, at_knob(rule, value)) for value in sorted(values))
-    return [(value, found) for value, found in made if found is not None]
+    rungs = ((value, at_knob(rule, value)) for value in sorted(values))
+    return [(value, policy) for value, policy in rungs if policy is not None]
 
 
-def _fixed(rule: Policy, own: float, whole: bool) -> set[float]:
+def _fixed(rule: Policy, value: float, whole: bool) -> set[float]:
     source = getattr(rule, "source", None)
     if source is None:
         return set(WHOLE_VALUES if whole else KNOB_VALUES)
     low, high = source.knob_range or (-math.inf, math.inf)
-    values = {own * factor for factor in FACTORS} | set(source.knob_range or ())
+    values = {value * factor for factor in FACTORS} | set(source.knob_range or ())
     lossless = rule.declares.strict
     values |= set() if lossless is None else {lossless}
     return {value for value in values if low <= value <= high}
@@ -259,12 +261,12 @@ def _fixed(rule: Policy, own: float, whole: bool) -> set[float]:
 def _drawn(rungs: list[float], between: int, seed: int, whole: bool) -> set[float]:
     """Return values inside every gap of ``rungs``, which rise."""
     draw = random.Random(seed)
-    found = set()
+    values = set()
     for low, high in zip(rungs, rungs[1:], strict=False):
         if math.isinf(low):
             continue
         top = high if math.isfinite(high) else max(BEYOND * low, low + BEYOND)
         step = (top - low) / between
         inside = {low + step * (part + draw.random()) for part in range(between)}
-        found |= {float(round(x)) for x in inside} if whole else inside
-    return found - set(rungs)
+        values |= {float(round(x)) for x in inside} if whole else inside
+    return values - set(rungs)

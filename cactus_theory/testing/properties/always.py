@@ -20,8 +20,8 @@ from cactus_theory.testing._property import (
 from cactus_theory.testing.properties._behaviour import (
     REAL,
     Behaviour,
-    law,
     of_token,
+    policy_property,
     recovery_entry,
 )
 
@@ -31,7 +31,7 @@ PROBABILITY = 1e-12
 NARROW, MOST_CERTAIN = 12, 4
 
 
-@law(hint="0/0, log 0, or an index that some row does not have", widest=REAL)
+@policy_property(hint="0/0, log 0, or an index that some row does not have", widest=REAL)
 def answers(seen: Behaviour) -> Iterator[Bounds]:
     """Every call returns finite numbers of the right shape, in time."""
     most = FINITE
@@ -39,13 +39,13 @@ def answers(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(seen.recovered, -most, most, recovery_entry(seen), 0.0, rows=seen.pairs[0])
 
 
-@law(hint="the min(1, ·) is missing, or a difference may be negative", widest=REAL)
+@policy_property(hint="the min(1, ·) is missing, or a difference may be negative", widest=REAL)
 def acceptance_is_a_probability(seen: Behaviour) -> Iterator[Bounds]:
     """0 ≤ φ(n) ≤ 1 for every token n that can be drafted."""
     yield Bounds(seen.phi, 0, 1, "acceptance of token {0}", PROBABILITY, seen.drafted)
 
 
-@law(hint="the recovery row is not divided by its sum, or its sum is 0", widest=REAL)
+@policy_property(hint="the recovery row is not divided by its sum, or its sum is 0", widest=REAL)
 def recovery_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
     """g(·|n) ≥ 0 and Σ g = 1 for every token n that can be drafted, rejected or not."""
     g, (row, token) = seen.recovered, seen.pairs
@@ -54,7 +54,7 @@ def recovery_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(g.sum(-1), 1, 1, about, EXACT, rows=row)
 
 
-@law(
+@policy_property(
     hint="acceptance and recovery do not fit each other, or emitted() is not exact",
     widest=REAL,
 )
@@ -65,7 +65,9 @@ def emitted_law_sums_to_one(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(fast, seen.emitted, seen.emitted, "emitted() at token {0}")
 
 
-@law(hint="a sum, maximum or index runs over the batch instead of the last axis", steady=True)
+@policy_property(
+    hint="a sum, maximum or index runs over the batch instead of the last axis", steady=True
+)
 def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
     """A row's answers do not depend on the other rows of the same call."""
     rows = len(seen.q)
@@ -82,26 +84,26 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
         single = seen.rule.acceptance(seen.q[row], seen.p[row], seen.tokens[row])
         expected, judged = seen.phi[row : row + 1], (steady & seen.drafted)[row : row + 1]
         about = "acceptance of token {0} without a batch axis"
-        own = torch.tensor([row])
-        yield Bounds(single[None], expected, expected, about, EXACT, judged, own)
+        only = torch.tensor([row])
+        yield Bounds(single[None], expected, expected, about, EXACT, judged, only)
 
 
-@law(hint="an index, or the first or last token, is treated specially", steady=True)
+@policy_property(hint="an index, or the first or last token, is treated specially", steady=True)
 def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """Moving every token one place moves the answers along (rows with exact ties excluded)."""
     moved = seen.on(seen.q.roll(1, -1), seen.p.roll(1, -1))
     ordered = seen.q.sort(-1).values
     tied = ((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] > 0)).any(-1)
     judged = (seen.steady & ~tied)[:, None].expand(seen.q.shape)
-    found = moved.phi.roll(-1, -1)
+    moved_back = moved.phi.roll(-1, -1)
     about = "acceptance of token {0} after moving all tokens"
-    yield Bounds(found, seen.phi, seen.phi, about, _resummed(seen), judged & seen.drafted)
-    found = moved.emitted.roll(-1, -1)
+    yield Bounds(moved_back, seen.phi, seen.phi, about, _resummed(seen), judged & seen.drafted)
+    moved_back = moved.emitted.roll(-1, -1)
     about = "emitted probability of token {0} after moving all tokens"
-    yield Bounds(found, seen.emitted, seen.emitted, about, EXACT, judged)
+    yield Bounds(moved_back, seen.emitted, seen.emitted, about, EXACT, judged)
 
 
-@law(hint="the number of tokens is used, or tokens with q = 0 are counted", steady=True)
+@policy_property(hint="the number of tokens is used, or tokens with q = 0 are counted", steady=True)
 def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """Adding tokens with q = p = 0 changes nothing, and they are never emitted."""
     q, p = (torch.nn.functional.pad(row, (1, 2)) for row in (seen.q, seen.p))
@@ -116,21 +118,21 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(added, 0, 0, "emitted probability of an added impossible token", 0.0)
 
 
-@law(hint="p=None must mean the row that is certain of n")
+@policy_property(hint="p=None must mean the row that is certain of n")
 def certain_drafts(seen: Behaviour) -> Iterator[Bounds]:
     """p=None means a draft that is certain of n: the answers equal those for a one-hot row."""
     row, token = _some_tokens(seen)
     q = seen.q[row]
     hot = torch.nn.functional.one_hot(token, q.shape[-1]).to(q.dtype)
     expected = seen.rule.acceptance(q, hot, token[:, None])[:, 0]
-    found = seen.rule.acceptance(q, None, token[:, None])[:, 0]
+    certain = seen.rule.acceptance(q, None, token[:, None])[:, 0]
     about = of_token(token, "acceptance of token {n} with p=None")
-    yield Bounds(found, expected, expected, about, rows=row)
+    yield Bounds(certain, expected, expected, about, rows=row)
     recovered = seen.rule.recovery(q, hot, token)
-    found = seen.rule.recovery(q, None, token)
+    certain = seen.rule.recovery(q, None, token)
     refused = (expected < 1)[..., None].expand(recovered.shape)
     about = of_token(token, "recovery probability of token {0} after token {n} with p=None")
-    yield Bounds(found, recovered, recovered, about, EXACT, refused, row)
+    yield Bounds(certain, recovered, recovered, about, EXACT, refused, row)
 
 
 def _some_tokens(seen: Behaviour) -> tuple[Tensor, Tensor]:
@@ -179,7 +181,9 @@ def _first(cumulative: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
     return index, clear
 
 
-@law(hint="coin <= φ instead of coin < φ, or draws read from another row", at_other_knobs=False)
+@policy_property(
+    hint="coin <= φ instead of coin < φ, or draws read from another row", at_other_knobs=False
+)
 def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     """A drafted token is kept iff its coin < φ; a rejected one is replaced by g's quantile.
 
@@ -222,24 +226,24 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
             f"with coin {float(coin[pair, c, d])!r} and draw {float(draw[pair, c, d]):.6g}"
         )
 
-    found = verdict.output_token_ids[:, 0].reshape(shape)
+    emitted = verdict.output_token_ids[:, 0].reshape(shape)
     expected = torch.where(kept, n[:, None, None], token)
-    yield Bounds(found, expected, expected, about, 0.0, clear, row)
+    yield Bounds(emitted, expected, expected, about, 0.0, clear, row)
     after, sure = _first(bonus.cumsum(-1)[row][:, None, None, :].expand(*shape, vocab), draw)
-    found = verdict.output_token_ids[:, 1].reshape(shape)
+    emitted = verdict.output_token_ids[:, 1].reshape(shape)
     expected = torch.where(kept, after, -1)
 
     def about_bonus(index: tuple[int, ...]) -> str:
         return "bonus token (−1 for none) after the " + about(index)
 
-    yield Bounds(found, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
+    yield Bounds(emitted, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
 
 
 def _by_token(rule: Policy) -> bool:
     return not rule.needs_path
 
 
-@law(_by_token, hint="rows of another position are read", at_other_knobs=False)
+@policy_property(_by_token, hint="rows of another position are read", at_other_knobs=False)
 def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
     """In a chain of three drafted tokens each is judged by its own rows, up to a rejection.
 
@@ -278,7 +282,7 @@ def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
         coins=(accept.reshape(-1, 3), draw.reshape(-1)),
         validate=False,
     )
-    found = verdict.output_token_ids.reshape(expected.shape)
+    emitted = verdict.output_token_ids.reshape(expected.shape)
     counts = clear[..., None] | (position < accepted[..., None])
 
     def about(index: tuple[int, ...]) -> str:
@@ -288,10 +292,10 @@ def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
             "the row reversed and the row moved by one"
         )
 
-    yield Bounds(found, expected, expected, about, 0.0, counts)
+    yield Bounds(emitted, expected, expected, about, 0.0, counts)
 
 
-@law(hint="coins that are not uniform, or used twice", at_other_knobs=False)
+@policy_property(hint="coins that are not uniform, or used twice", at_other_knobs=False)
 def frequencies_follow_the_law(seen: Behaviour) -> Iterator[Bounds]:
     """Tokens drawn with a generator occur as often as the emitted law states.
 

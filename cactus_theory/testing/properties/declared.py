@@ -15,8 +15,8 @@ from cactus_theory.testing.properties._behaviour import (
     Behaviour,
     at_knob,
     knob_ladder,
-    law,
     of_token,
+    policy_property,
     recovery_entry,
     shaped,
 )
@@ -34,7 +34,7 @@ def _has_lossless_value(rule: Policy) -> bool:
     return lossless is not None and at_knob(rule, lossless) is not None
 
 
-@law(
+@policy_property(
     lambda rule: rule.declares.direction != 0 and len(knob_ladder(rule)) > 1,
     hint="direction is +1 if acceptance grows with the knob, -1 if it falls",
     at_other_knobs=False,
@@ -54,7 +54,7 @@ def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(direction * shares.diff(dim=-1), 0, None, about)
 
 
-@law(
+@policy_property(
     _has_lossless_value,
     hint="the knob is not used, or strict is not its lossless value",
     at_other_knobs=False,
@@ -68,7 +68,7 @@ def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(exact.emitted, seen.q, seen.q, about)
 
 
-@law(
+@policy_property(
     lambda rule: rule.declares.budget is not None,
     hint="the formula is an approximation, or the budget bounds each proposal and not the "
     "emitted law",
@@ -97,9 +97,9 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     rows = shaped("proposal", rows, (len(row), 1, seen.q.shape[-1]))[:, 0]
     about = of_token(token, "sum of the proposal of token {n}")
     yield Bounds(rows.sum(-1), 1, 1, about, rows=row)
-    own = rows.gather(-1, token[:, None])[:, 0]
+    raised = rows.gather(-1, token[:, None])[:, 0]
     about = "what the proposal of token {n} gives that token, which is accepted more often"
-    yield Bounds(own, seen.kept[row, token], None, of_token(token, about), rows=row)
+    yield Bounds(raised, seen.kept[row, token], None, of_token(token, about), rows=row)
     spent = kind.value(rows, seen.q[row])
     about = of_token(token, f"{budget.divergence} of the proposal of token {{n}}")
     yield Bounds(spent, None, most, about, allowed, rows=row)
@@ -122,7 +122,7 @@ def _least_cost(seen: Behaviour) -> Tensor:
     return _two_point(seen, _raised(seen))
 
 
-@law(
+@policy_property(
     lambda rule: rule.declares.between,
     hint="the emitted law leaves the interval of p and q: do not declare between=True",
     widest=REAL,
@@ -133,7 +133,7 @@ def stays_between(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(seen.emitted, low, high, "emitted probability of token {0}")
 
 
-@law(
+@policy_property(
     lambda rule: rule.declares.at_least_speculative,
     hint="some token is kept less often than by min(1, q/p)",
     widest=REAL,
@@ -148,7 +148,9 @@ def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(seen.kept, least, None, "accepted mass of token {0}")
 
 
-@law(hint="a difference of nearly equal numbers, or a threshold, in float32", steady=True)
+@policy_property(
+    hint="a difference of nearly equal numbers, or a threshold, in float32", steady=True
+)
 def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
     """The same rows in float32 and in float64 are treated alike to 1e-4.
 
@@ -163,7 +165,7 @@ def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(single.emitted, wide.emitted, wide.emitted, about, NARROW, judged)
 
 
-@law(
+@policy_property(
     lambda rule: rule.declares.support == "target",
     hint="the recovery row ignores q, or something is added to q; declare support='free' if the "
     "draft may emit what the target cannot",
@@ -192,7 +194,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(emitted, 0, 0, about, 0.0)
 
 
-@law(
+@policy_property(
     lambda rule: rule.declares.optimal and rule.declares.budget is not None,
     hint="some of the budget is left over, or optimal=True is not meant",
 )
@@ -215,7 +217,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(more, budget.amount, None, about, EXACT * (1 + min(budget.amount, 1e9)), judged)
 
 
-@law(
+@policy_property(
     lambda rule: bool(getattr(rule, "entrywise", False)),
     hint="φ reads more of the rows than q_n and p_n: the class must not state entrywise = True",
 )
@@ -228,12 +230,12 @@ def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
     expected = seen.phi[row, token]
     for how, moved in (("spread evenly", _evenly), ("on one token", _on_one)):
         q, p = (moved(rows[row], token) for rows in (seen.q, seen.p))
-        found = seen.rule.acceptance(q, p, token[:, None])[:, 0]
+        phi = seen.rule.acceptance(q, p, token[:, None])[:, 0]
         about = of_token(token, f"acceptance of token {{n}} with all other mass {how}")
-        yield Bounds(found, expected, expected, about, EXACT, rows=row)
+        yield Bounds(phi, expected, expected, about, EXACT, rows=row)
 
 
-@law(
+@policy_property(
     lambda rule: bool(getattr(rule, "keeps_what_lossless_keeps", False)),
     hint="some φ(n) is below min(1, q_n/p_n): the class must not state keeps_what_lossless_keeps",
     widest=REAL,
@@ -244,7 +246,7 @@ def keeps_what_lossless_keeps(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(seen.phi, least, None, "acceptance of token {0}", EXACT, seen.drafted)
 
 
-@law(
+@policy_property(
     lambda rule: bool(getattr(rule, "shared_recovery", False)),
     hint="g depends on the refused token: the class must not state shared_recovery",
 )
@@ -264,13 +266,15 @@ def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
 
 
 def _evenly(rows: Tensor, token: Tensor) -> Tensor:
-    own = rows.gather(-1, token[:, None])
+    entry = rows.gather(-1, token[:, None])
     return (
-        ((1 - own) / max(1, rows.shape[-1] - 1)).expand(rows.shape).scatter(-1, token[:, None], own)
+        ((1 - entry) / max(1, rows.shape[-1] - 1))
+        .expand(rows.shape)
+        .scatter(-1, token[:, None], entry)
     )
 
 
 def _on_one(rows: Tensor, token: Tensor) -> Tensor:
-    own = rows.gather(-1, token[:, None])
+    entry = rows.gather(-1, token[:, None])
     other = (token[:, None] + 1) % rows.shape[-1]
-    return torch.zeros_like(rows).scatter(-1, other, 1 - own).scatter(-1, token[:, None], own)
+    return torch.zeros_like(rows).scatter(-1, other, 1 - entry).scatter(-1, token[:, None], entry)
