@@ -154,16 +154,16 @@ def solve(q: Tensor, p: Tensor, pair: Pair) -> list[dict[str, Any]]:
     print(rule(f"the optimal acceptance on one row, KL ≤ {SOLVED_DELTA} nats"))
     rejected = (q - p).clamp(min=0.0).sum(-1)
     row = row_to_draw(q, rejected)
-    started = time.perf_counter()
-    closed = ct.optimal_acceptance(q[row], p[row], delta=SOLVED_DELTA)
-    elapsed = time.perf_counter() - started
+    start = time.perf_counter()
+    optimum = ct.optimal_acceptance(q[row], p[row], delta=SOLVED_DELTA)
+    elapsed = time.perf_counter() - start
     program = optimal.solve(q[row].numpy(), p[row].numpy(), divergence="kl", delta=SOLVED_DELTA)
-    accepted = float(closed.acceptance)
+    accepted = float(optimum.acceptance)
     lines = [
         ("lossless", f"{1 - float(rejected[row]):.9f}", "", "", ""),
         (
-            "closed form", f"{accepted:.9f}", f"{float(closed.price):.6f}",
-            f"certificate gap {float(closed.gap):.1e}", f"{elapsed:.4f}",
+            "closed form", f"{accepted:.9f}", f"{float(optimum.price):.6f}",
+            f"certificate gap {float(optimum.gap):.1e}", f"{elapsed:.4f}",
         ),
         (
             f"cvxpy ({program.solver})", f"{program.acceptance:.9f}", f"{program.price:.6f}",
@@ -172,9 +172,9 @@ def solve(q: Tensor, p: Tensor, pair: Pair) -> list[dict[str, Any]]:
     ]  # fmt: skip
     print(text_table(SOLVED_HEADS, lines))
     distance = abs(accepted - program.acceptance)
-    agree = "agree" if distance <= PROGRAM_TOLERANCE else "DISAGREE"
-    print(f"closed form and program {agree}: they differ by {distance:.1e}\n")
-    return _token_rows(q[row], p[row], closed, pair)
+    outcome = "agree" if distance <= PROGRAM_TOLERANCE else "DISAGREE"
+    print(f"closed form and program {outcome}: they differ by {distance:.1e}\n")
+    return _token_rows(q[row], p[row], optimum, pair)
 
 
 def row_to_draw(q: Tensor, rejected: Tensor) -> int:
@@ -188,7 +188,7 @@ def row_to_draw(q: Tensor, rejected: Tensor) -> int:
 
 
 def _token_rows(
-    q: Tensor, p: Tensor, closed: ct.OptimalAcceptance, pair: Pair
+    q: Tensor, p: Tensor, optimum: ct.OptimalAcceptance, pair: Pair
 ) -> list[dict[str, Any]]:
     """Return the row's tokens in order of p/q, with the band and what Cactus emits."""
     emitted = ct.emitted_law(ct.policy("cactus", delta=SOLVED_DELTA), q, p)
@@ -201,12 +201,12 @@ def _token_rows(
             "target_mass_below": float(below - q[token]),
             "q": float(q[token]),
             "p": float(p[token]),
-            "band": float(closed.target[token]),
+            "band": float(optimum.target[token]),
             "cactus": float(emitted[token]),
-            "lower": float(closed.lower),
-            "upper": float(closed.upper),
+            "lower": float(optimum.lower),
+            "upper": float(optimum.upper),
             "delta": SOLVED_DELTA,
-            "acceptance": float(closed.acceptance),
+            "acceptance": float(optimum.acceptance),
             "speculative": float(torch.minimum(q, p).sum()),
         }
         for token, below in zip(order[drawn], cumulative[drawn], strict=True)
@@ -299,12 +299,12 @@ def _row(line: Config, runs: Runs, plain: float) -> dict[str, Any]:
 
 def _cost(line: Config, runs: Runs) -> dict[str, Any]:
     """Return the emitted KL and whether the declared budget held on the verified rows."""
-    audits: list[ct.Audit] = [audit for record in runs.judged for audit in record["audits"]]
+    audits: list[ct.Audit] = [audit for record in runs.metered for audit in record["audits"]]
     budget = ct.policy(line.method).declares.budget
     row: dict[str, Any] = {
         "acceptance": _mean(audits, "acceptance"),
         "emitted_kl_per_token": runs.ratio("kl", "tokens"),
-        "largest_row_kl": max(record["largest_row_kl"] for record in runs.judged),
+        "largest_row_kl": max(record["largest_row_kl"] for record in runs.metered),
         "verified_rows": runs.total("rows"),
         "declares": "no budget" if budget is None else str(budget),
     }

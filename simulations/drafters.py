@@ -106,11 +106,11 @@ def decodes(
     def decoded(job: Job) -> Record:
         pair = replace(harness.pair, draft=drafters.get(job.config.drafter))
         metered = job.repeat < grid.metered and job.config.method != PLAIN
-        begun = time.process_time()
+        start = time.process_time()
         outcome = replace(harness, pair=pair).decode(
-            job.config, job.group, again=job.repeat, meter=metered
+            job.config, job.group, repeat=job.repeat, meter=metered
         )
-        seconds, parts = time.process_time() - begun, outcome.record["parts"]
+        seconds, parts = time.process_time() - start, outcome.record["parts"]
         drafting = seconds * parts[0] / sum(parts)
         return {"kl": 0.0} | outcome.record | {"seconds": seconds, "draft": drafting}
 
@@ -152,11 +152,11 @@ def rows(grid: Grid, records: Mapping[str, Record], level: float = 0.0) -> list[
         speed, fastest = numbers["tokens_per_second"], best.get(tuple(key))
         if fastest is None or not fastest.value >= speed.value:
             best[tuple(key)] = speed
-    first = next(line.drafter for line in grid.lines if line.method != PLAIN)
+    first_drafter = next(line.drafter for line in grid.lines if line.method != PLAIN)
     table = []
     for (heat, name, family, width), numbers in estimates.items():
         speed, group = numbers["tokens_per_second"], groups[heat, name, family, width]
-        rival = best.get((heat, first, family), speed)
+        rival = best.get((heat, first_drafter, family), speed)
         ratios = {"over_plain": speed / best[heat, PLAIN, PLAIN], "over_first": speed / rival}
         row: dict[str, Any] = {"drafter": name, "temperature": heat, "policy": family}
         row |= {"nats": level if len(group) > 1 else 0.0, "num_draft_tokens": width}
@@ -182,11 +182,11 @@ def _numbers(runs: Sequence[Runs], prompts: int, level: float) -> dict[str, Esti
         return math.nan if value is None else value
 
     timed = [line.clocked for line in runs]
-    all_records = [line.judged + line.clocked for line in runs]
+    all_records = [line.metered + line.clocked for line in runs]
     estimates = {name: ratios(above, below, timed if clocked else all_records)
              for name, (above, below, clocked) in UNITS.items()}  # fmt: skip
     if len(runs) == 1:
         return {name: estimate for name, (estimate,) in estimates.items()}
-    spent = ratios("kl", "tokens", [line.judged for line in runs])
+    spent = ratios("kl", "tokens", [line.metered for line in runs])
     between = np.vectorize(at, otypes=[float])
     return {name: combined(between, *spent, *values) for name, values in estimates.items()}

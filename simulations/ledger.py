@@ -185,16 +185,17 @@ def run(args: argparse.Namespace) -> int:
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
     }
-    todo = {f"{line.key}|{again}": (line, again) for again in range(args.repeats) for line in plan}
+    todo = {f"{line.key}|{repeat}": (line, repeat)
+            for repeat in range(args.repeats) for line in plan}  # fmt: skip
     with Journal(args.work / "journal.jsonl", settings, args.set_aside_damaged) as journal:
         if todo.keys() - journal.results:
             pair = load_pair(args.target, args.draft)
             harness = Harness(pair, prompts, args.max_new_tokens, seed=0)
 
             def decoded(job: tuple[Line, int]) -> dict[str, Any]:
-                line, again = job
+                line, repeat = job
                 config = Config(line.key, args.num_draft_tokens, len(prompts), line.verifier)
-                return answered(harness, config, policies[line.key], again)
+                return answered(harness, config, policies[line.key], repeat)
 
             fill(todo, decoded, journal, "decoding", lambda job: job[0].key)
         answers = {line: _answers(journal, line.key, args.repeats) for line in plan}
@@ -214,9 +215,9 @@ def policy_of(line: Line, loosest: str) -> Any:
     return f"band:price={line.setting!r}" if line.kind == "band" else Ledger(loosest, line.setting)
 
 
-def answered(harness: Harness, config: Config, policy: Any, again: int) -> dict[str, Any]:
+def answered(harness: Harness, config: Config, policy: Any, repeat: int) -> dict[str, Any]:
     """Return what each answer of one pass cost, token by token, and its target calls."""
-    result = harness.decode(config, 0, again=again, meter=True, policy=policy).result
+    result = harness.decode(config, 0, repeat=repeat, meter=True, policy=policy).result
     assert result is not None and result.token_kl is not None
     rows = zip(result.token_kl.tolist(), result.row_lengths, strict=True)
     costs = [row[:length] for row, length in rows]

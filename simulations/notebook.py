@@ -67,10 +67,10 @@ def run_cells(
     import matplotlib.pyplot as plt
 
     names: dict[str, Any] = {"__name__": "__main__"}
-    plain: Any = {**matplotlib.rcParamsDefault, "backend": "Agg"}
+    defaults: Any = {**matplotlib.rcParamsDefault, "backend": "Agg"}
     outputs = []
     plt.close("all")  # else the first cell's would not be its own
-    with contextlib.chdir(folder), plt.rc_context(plain):
+    with contextlib.chdir(folder), plt.rc_context(defaults):
         for number, source in enumerate(sources, 1):
             on_cell(number)
             outputs.append(_run(number, source, names))

@@ -53,10 +53,10 @@ class Dials:
         check.one_of("measure", self.measure, MEASURES)
         if not 0 <= self.over_propose < 1:
             raise ValueError(f"over_propose: must lie in [0, 1); got {self.over_propose!r}")
-        check.number("distance", self.distance, *self.reach)
+        check.number("distance", self.distance, *self.distance_range)
 
     @property
-    def reach(self) -> tuple[float, float]:
+    def distance_range(self) -> tuple[float, float]:
         """Return the least and the largest distance that can be asked for."""
         if self.measure == "total_variation":
             return self.over_propose, 1.0
@@ -125,9 +125,9 @@ def _strength(dials: Dials, q: Rows, log_q: Rows, tilt: Rows, distances: PerRow)
     high = torch.full_like(distances, LARGEST_TILT * 2.0**-DOUBLINGS)
     for _ in range(DOUBLINGS):
         high = torch.where(distance(high) < distances, 2 * high, high)
-    short = distance(high) < distances
-    if bool(short.any()):
-        row = int(short.nonzero()[0])
+    unreached = distance(high) < distances
+    if bool(unreached.any()):
+        row = int(unreached.nonzero()[0])
         limit = float(distance(high)[row])
         raise ValueError(
             f"distance: must be below about {limit:.4g}, what the draft reaches in this vocabulary "
@@ -182,15 +182,15 @@ def synthetic_trace(folder: str | Path, dials: Dials, texts: Texts) -> Trace:
 def levels(dials: Dials, texts: Texts, count: int, generator: torch.Generator) -> PerRow:
     """Return the distance at each of ``count`` positions: d·e^{sz − s²/2}, z autoregressive."""
     noise = torch.randn(count, generator=generator, dtype=torch.float64)
-    fresh = math.sqrt(1 - texts.persistence**2)
+    innovation = math.sqrt(1 - texts.persistence**2)
     walk = [float(noise[0])]
     for step in noise[1:].tolist():
-        walk.append(texts.persistence * walk[-1] + fresh * step)
+        walk.append(texts.persistence * walk[-1] + innovation * step)
     z = torch.tensor(walk, dtype=torch.float64)
     level = dials.distance * (texts.spread * z - texts.spread**2 / 2).exp()
     if not texts.spread:
         return level
-    least, most = dials.reach
+    least, most = dials.distance_range
     return level.clamp(least, min(most, max(MOST_VARIATION, dials.distance)) if most <= 1 else most)
 
 

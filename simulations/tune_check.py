@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
             harness.decode(config, 0)
 
         def decoded(job: Job) -> dict[str, Any]:
-            done = harness.decode(job.config, job.group, again=job.repeat, meter=True).record
+            done = harness.decode(job.config, job.group, repeat=job.repeat, meter=True).record
             return {name: done.get(name, 0.0) for name in KEPT}
 
         rows = grid_rows(args, journal.results, grid.runs(grid.fill(decoded, journal)))

@@ -90,7 +90,7 @@ def _row(line: Line, runs: Runs, target: str, assisted: Runs, lossless: Runs) ->
         "outside_forward": "",
         "meter_share": "",
     }
-    if "target_calls" in runs.judged[0]:
+    if "target_calls" in runs.metered[0]:
         rounds, rival = (each.per_repeat("seconds", "target_calls") for each in (runs, lossless))
         row |= {
             "tokens_per_call": runs.ratio("tokens", "row_calls"),

@@ -55,7 +55,7 @@ def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[
     def decoded(job: Job) -> Record:
         drafter = ModelDrafter(harness.pair.draft, stop=job.config.stop)
         stopping = replace(harness, pair=replace(harness.pair, draft=drafter))
-        decode = stopping.decode(job.config, job.group, again=job.repeat)
+        decode = stopping.decode(job.config, job.group, repeat=job.repeat)
         assert decode.result is not None
         return decode.record | {"draft_calls": decode.result.draft_calls}
 

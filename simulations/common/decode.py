@@ -81,19 +81,19 @@ class Harness:
         config: Config,
         group: int,
         *,
-        again: int = 0,
+        repeat: int = 0,
         meter: bool = False,
         record_rows: bool = False,
         policy: Any = None,
     ) -> Decoded:
         """Decode one group of ``config.batch`` prompts, by ``policy`` or its method.
 
-        ``again`` says which pass over the prompts it is, each with seeds of its own; ``meter`` and
+        ``repeat`` says which pass over the prompts it is, each with seeds of its own; ``meter`` and
         ``record_rows`` as in :func:`cactus_theory.decoding.generate`, not timed.
         """
         rows = self.group(config.batch, group)
         prompts = [self.prompts[row] for row in rows]
-        seeds = [self.seed + row + again * len(self.prompts) for row in rows]
+        seeds = [self.seed + row + repeat * len(self.prompts) for row in rows]
         if config.method.startswith("hf_"):
             return self._library(config, prompts, seeds[0])
         target = self.pair.target
@@ -133,7 +133,7 @@ class Harness:
             options["assistant_ensemble_weight"] = float(weight)
         pinned = _pinned(draft, config.width) if "assistant_model" in options else nullcontext()
         with pinned, _quiet(seed), torch.inference_mode():
-            started = time.perf_counter()
+            start = time.perf_counter()
             full = target.generate(
                 ids,
                 attention_mask=mask,
@@ -146,10 +146,10 @@ class Harness:
             )
             if full.is_cuda:
                 torch.cuda.synchronize(full.device)
-            seconds = time.perf_counter() - started
-        fresh = full[:, ids.shape[1] :].tolist()
+            seconds = time.perf_counter() - start
+        new_ids = full[:, ids.shape[1] :].tolist()
         ends = target.generation_config.eos_token_id if self.ends else NO_TOKEN
-        return Decoded(seconds, [_until_end(row, ends) for row in fresh], None)
+        return Decoded(seconds, [_until_end(row, ends) for row in new_ids], None)
 
 
 @contextmanager
@@ -161,13 +161,13 @@ def _pinned(draft: Any, width: int) -> Iterator[None]:
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0.0,
     }
-    before = {name: getattr(settings, name, None) for name in pins}
+    originals = {name: getattr(settings, name, None) for name in pins}
     try:
         for name, value in pins.items():
             setattr(settings, name, value)
         yield
     finally:
-        for name, value in before.items():
+        for name, value in originals.items():
             setattr(settings, name, value)
 
 
@@ -189,5 +189,5 @@ def _quiet(seed: int) -> Iterator[None]:
 def _until_end(row: list[int], ends: int | list[int]) -> list[int]:
     """Cut the padding after an end-of-text token, which itself counts."""
     end_ids = set(ends if isinstance(ends, list) else [ends])
-    stop = next((place + 1 for place, token in enumerate(row) if token in end_ids), len(row))
+    stop = next((position + 1 for position, token in enumerate(row) if token in end_ids), len(row))
     return row[:stop]

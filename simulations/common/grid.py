@@ -53,8 +53,8 @@ class Config:
     @property
     def key(self) -> str:
         """Return the name under which results are kept."""
-        before = f"{self.drafter}|T={self.temperature:g}|" if self.drafter else ""
-        return f"{before}{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
+        prefix = f"{self.drafter}|T={self.temperature:g}|" if self.drafter else ""
+        return f"{prefix}{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
 
     @property
     def family(self) -> str:
@@ -64,8 +64,8 @@ class Config:
     @property
     def settings(self) -> dict[str, Any]:
         """Return all of it as results keep it, without what is as usual."""
-        usual = {"verifier": USUAL, "siblings": 0, "drafter": "", "temperature": 1.0}
-        return {name: value for name, value in asdict(self).items() if usual.get(name) != value}
+        defaults = {"verifier": USUAL, "siblings": 0, "drafter": "", "temperature": 1.0}
+        return {name: value for name, value in asdict(self).items() if defaults.get(name) != value}
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def configs(
             if name in SINGLE_ROW and batch > 1:
                 continue
             lengths = [0] if name in UNDRAFTED else widths
-            beside = siblings if verifier == "tree" else 0
-            lines += [Config(method, width, batch, verifier, siblings=beside) for width in lengths]
+            extra = siblings if verifier == "tree" else 0
+            lines += [Config(method, width, batch, verifier, siblings=extra) for width in lengths]
     return lines
 
 
@@ -121,7 +121,7 @@ Record = dict[str, Any]
 class Runs:
     """The records of one line: of metered repeats, and of timed ones (each the other if none)."""
 
-    judged: list[Record]
+    metered: list[Record]
     timed: list[list[Record]]
 
     @property
@@ -139,7 +139,7 @@ class Runs:
 
     def total(self, name: str) -> Any:
         """Return the sum over the metered repeats."""
-        return total(self.judged, name)
+        return total(self.metered, name)
 
     @property
     def clocked(self) -> list[Record]:
@@ -182,9 +182,9 @@ class Grid:
         jobs = []
         for repeat in range(self.metered + self.repeats):
             for start in range(self.prompts):
-                due = [line for line in self.lines if start % line.batch == 0]
-                random.Random(f"{self.seed} {repeat} {start}").shuffle(due)
-                jobs += [Job(line, repeat, start // line.batch) for line in due]
+                lines = [line for line in self.lines if start % line.batch == 0]
+                random.Random(f"{self.seed} {repeat} {start}").shuffle(lines)
+                jobs += [Job(line, repeat, start // line.batch) for line in lines]
         return {job.key: job for job in jobs}
 
     def missing(self, results: Mapping[str, Record]) -> list[Job]:
@@ -215,8 +215,8 @@ class Grid:
                 [results[Job(line, repeat, group).key] for group in groups]
                 for repeat in range(self.metered + self.repeats)
             ]
-            judged = [record for records in passes[: self.metered] or passes for record in records]
-            runs[line] = Runs(judged, passes[self.metered :] or passes)
+            metered = [record for records in passes[: self.metered] or passes for record in records]
+            runs[line] = Runs(metered, passes[self.metered :] or passes)
         return runs
 
 
@@ -283,8 +283,8 @@ def _without_folder(knob: str) -> str:
 def series(method: str) -> str:
     """Return the spec without its first knob's value: ``band:price`` for ``band:price=2``."""
     name, knobs = label(method)
-    first, *others = knobs.split(",")
-    return ":".join(filter(None, [name, ",".join([first.partition("=")[0], *others])]))
+    first, *rest = knobs.split(",")
+    return ":".join(filter(None, [name, ",".join([first.partition("=")[0], *rest])]))
 
 
 def _checked_baseline(spec: str) -> str:

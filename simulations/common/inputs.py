@@ -136,11 +136,11 @@ def log_rows(
     """
     _check(target, draft, prompts_ids, tokens_each)
     generator = torch.Generator().manual_seed(seed)
-    room = min(model.config.max_position_embeddings for model in (target, draft)) - tokens_each
+    longest = min(model.config.max_position_embeddings for model in (target, draft)) - tokens_each
     logged: tuple[list[Tensor], list[Tensor]] = ([], [])
     with Progress("logging rows", len(prompts_ids)) as progress:
         for prompt in prompts_ids:
-            prompt = list(prompt)[-room:]
+            prompt = list(prompt)[-longest:]
             text = sample(target, prompt, tokens_each, generator)
             for model, rows in zip((target, draft), logged, strict=True):
                 rows.append(next_token_probs(model, text)[len(prompt) - 1 : -1])
@@ -150,14 +150,14 @@ def log_rows(
 
 def sample(model: Any, prompt: Sequence[int], tokens: int, generator: torch.Generator) -> list[int]:
     """Return the prompt and up to ``tokens`` sampled ones, ending after an end-of-text token."""
-    text, fresh, cache = list(prompt), list(prompt), None
+    text, new_ids, cache = list(prompt), list(prompt), None
     for _ in range(tokens):
-        step = model(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
+        step = model(torch.tensor([new_ids]), past_key_values=cache, use_cache=True)
         cache = step.past_key_values
         row = step.logits[0, -1].double().softmax(-1)
-        fresh = torch.multinomial(row, 1, generator=generator).tolist()
-        text += fresh
-        if fresh[0] == model.config.eos_token_id:
+        new_ids = torch.multinomial(row, 1, generator=generator).tolist()
+        text += new_ids
+        if new_ids[0] == model.config.eos_token_id:
             break
     return text
 

@@ -91,8 +91,8 @@ class Journal(AbstractContextManager["Journal"]):
         """Leave whole lines in the file; damaged ones go to another, what is half-written goes."""
         if damaged:
             aside = self.path.with_name(f"{self.path.name}.damaged")
-            before = aside.read_bytes() if aside.exists() else b""
-            write_whole(aside, before + b"".join(damaged))
+            earlier = aside.read_bytes() if aside.exists() else b""
+            write_whole(aside, earlier + b"".join(damaged))
             print(f"{len(damaged)} damaged lines are now in {aside}", file=sys.stderr)
         if damaged or half:
             write_whole(self.path, b"".join(whole_lines))

@@ -57,15 +57,15 @@ def monotone_curve(x: Values, y: Values) -> Curve:
     """
     order = np.argsort(x)
     x, y = x[order], y[order]
-    apart = np.diff(x, prepend=-np.inf) > 0
-    x, y = x[apart], y[apart]
+    distinct = np.diff(x, prepend=-np.inf) > 0
+    x, y = x[distinct], y[distinct]
     if len(x) < 2:
         return x, y, np.zeros(len(x))
     width = np.diff(x)
     rise = np.diff(y) / width
     left, right = rise[:-1], rise[1:]
     heavy, light = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
-    same = left * right > 0
-    safe_left, safe_right = np.where(same, left, 1.0), np.where(same, right, 1.0)
-    inner = (heavy + light) / (heavy / safe_left + light / safe_right)
-    return x, y, np.concatenate([rise[:1], np.where(same, inner, 0.0), rise[-1:]])
+    same_sign = left * right > 0
+    safe_left, safe_right = np.where(same_sign, left, 1.0), np.where(same_sign, right, 1.0)
+    slopes = (heavy + light) / (heavy / safe_left + light / safe_right)
+    return x, y, np.concatenate([rise[:1], np.where(same_sign, slopes, 0.0), rise[-1:]])

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     grid = Grid(lines, len(prompts), repeats=0, metered=args.decodes, seed=args.seed)
 
     def decoded(job: Job) -> dict[str, Any]:
-        return harness.decode(job.config, job.group, again=job.repeat, meter=True).record
+        return harness.decode(job.config, job.group, repeat=job.repeat, meter=True).record
 
     results = grid.fill(decoded)
     sums = {line.method: np.zeros((len(prompts), 3)) for line in lines}

@@ -41,9 +41,9 @@ class Rows:
     def at(self, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the q, p and drafted token of one place a request."""
         batch = torch.arange(len(place), device=place.device)
-        inner = place.clamp(max=self.ids.shape[1] - 1)
-        q, n = self.q[batch, place], self.ids[batch, inner]
-        return q, one_hot(n, q) if self.p is None else self.p[batch, inner], n
+        draft_place = place.clamp(max=self.ids.shape[1] - 1)
+        q, n = self.q[batch, place], self.ids[batch, draft_place]
+        return q, one_hot(n, q) if self.p is None else self.p[batch, draft_place], n
 
 
 def rows_of(target: Tensor, draft: Tensor | None, ids: Tensor, temperature: float = 1.0) -> Rows:
@@ -78,17 +78,17 @@ def compare(
     counts, output = verdict.num_accepted, verdict.output_token_ids
     last_tokens = output.gather(1, counts[:, None])
     well_formed = (output == _output(rows, counts, last_tokens)).all(-1) & (last_tokens[:, 0] >= 0)
-    first = _first_difference(verifier, expected.counts, counts)
-    doubtful = expected.doubtful.gather(1, first[:, None])[:, 0]
+    place = _first_difference(verifier, expected.counts, counts)
+    doubtful = expected.doubtful.gather(1, place[:, None])[:, 0]
     sure, possible = _keys(rows, expected, counts, seeds, positions)
-    same = counts == expected.counts
-    agree = well_formed & same & (sure.argmax(-1) == last_tokens[:, 0])
+    same_count = counts == expected.counts
+    matches = well_formed & same_count & (sure.argmax(-1) == last_tokens[:, 0])
     may_win = possible.gather(1, last_tokens.clamp(min=0))[:, 0] >= sure.amax(-1) - LOGGED
-    excused = ~agree & well_formed & (same | doubtful) & may_win
+    excused = ~matches & well_formed & (same_count | doubtful) & may_win
     return {
         "rows": len(seeds),
         "excluded": int(excused.sum()),
-        "mismatches": int((~excused & ~agree).sum()),
+        "mismatches": int((~excused & ~matches).sum()),
     }
 
 
@@ -124,8 +124,8 @@ def sharp_seeds(
         *shape, width
     )
     borders = closed_form(rule, verifier, rows, seeds[0], positions).borders
-    open_to_coins = (borders > 0) & (borders < 1)
-    distance = torch.where(open_to_coins, (coins - borders).abs(), 1.0).amin(-1)
+    undecided = (borders > 0) & (borders < 1)
+    distance = torch.where(undecided, (coins - borders).abs(), 1.0).amin(-1)
     return seeds.gather(0, distance.argmin(0, keepdim=True))[0]
 
 
@@ -162,9 +162,9 @@ def _keys(
     sure, possible = (weight - error).clamp(min=0.0), (weight + error).clamp(min=0.0)
     # where rounding may leave nothing, the whole row may be drawn from
     possible = torch.where(sure.sum(-1, keepdim=True) > 0, possible, q)
-    near = ROUNDED * (1 - torch.log(q.clamp(min=1e-300)))
-    sure = torch.where(refused[:, None], sure, q * (1 - near))
-    possible = torch.where(refused[:, None], possible, q * (1 + near))
+    relative_error = ROUNDED * (1 - torch.log(q.clamp(min=1e-300)))
+    sure = torch.where(refused[:, None], sure, q * (1 - relative_error))
+    possible = torch.where(refused[:, None], possible, q * (1 + relative_error))
     stream = torch.where(refused, random_numbers.RECOVERED, random_numbers.BONUS)
     noise = random_numbers.noise(seeds, positions, counts, stream, q.shape[-1]).log()
     return sure.log() - noise, possible.log() - noise

@@ -67,23 +67,23 @@ class Report:
         """Keep what sections other than ``names`` gave, if the same machine and code wrote it."""
         if not (out / WHOLE).is_file():
             return
-        before = json.loads((out / WHOLE).read_text(encoding="utf-8"))
-        origin = before["provenance"]
+        earlier = json.loads((out / WHOLE).read_text(encoding="utf-8"))
+        origin = earlier["provenance"]
         if any(origin.get(key) != self.provenance.get(key) for key in ("device", "source", "tiny")):
             return
-        for name, rows in before["tables"].items():
+        for name, rows in earlier["tables"].items():
             if name not in names:
                 self.tables[name] = rows
-        self.seconds = {k: s for k, s in before["seconds"].items() if k not in names}
-        self.notes = [Note(**note) for note in before["notes"] if note["section"] in self.seconds]
+        self.seconds = {k: s for k, s in earlier["seconds"].items() if k not in names}
+        self.notes = [Note(**note) for note in earlier["notes"] if note["section"] in self.seconds]
         if self.seconds:
             self.provenance["command"] = f"{origin['command']}; {self.provenance['command']}"
 
     @property
     def failed(self) -> bool:
         """Return whether a check did not pass, or something did not run to its end."""
-        wrong = any(row["passed"] is False for row in self.tables.get("agreement", ()))
-        return wrong or any(note.kind == "failed" for note in self.notes)
+        check_failed = any(row["passed"] is False for row in self.tables.get("agreement", ()))
+        return check_failed or any(note.kind == "failed" for note in self.notes)
 
     def write(self, out: Path, picture: bool) -> None:
         """Write what there is; ``picture`` says whether to draw anew."""
@@ -195,11 +195,11 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _run(name: str, settings: Settings, report: Report, seconds: float, *, inline: bool) -> None:
-    started = time.monotonic()
+    start = time.monotonic()
     for message in (run_here if inline else run_apart)(name, settings, report.tables, seconds):
         report.add(name, message)
         print(_line(message), flush=True)
-    report.seconds[name] = time.monotonic() - started
+    report.seconds[name] = time.monotonic() - start
 
 
 def _line(message: Any) -> str:

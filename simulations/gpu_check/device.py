@@ -58,7 +58,7 @@ def rows(bench: Bench) -> Iterator[Message]:
 
 def bandwidth(bench: Bench) -> float:
     """Return the copy bandwidth, GB/s: as measured before, or measured now."""
-    for row in bench.before.get("device", ()):
+    for row in bench.tables.get("device", ()):
         if row["quantity"] == BANDWIDTH:
             return row["value"]
     return copy_bandwidth(bench)
@@ -69,15 +69,15 @@ def copy_bandwidth(bench: Bench) -> float:
     count = TINY_COPIED if bench.tiny else COPIED
     source = torch.zeros(count, dtype=torch.int8, device=bench.device)
     sink = torch.empty_like(source)
-    took = timed(lambda: sink.copy_(source), bench.device, SECONDS if not bench.tiny else 0.1)
-    return 2 * count / took.microseconds / 1e3
+    timing = timed(lambda: sink.copy_(source), bench.device, SECONDS if not bench.tiny else 0.1)
+    return 2 * count / timing.microseconds / 1e3
 
 
 def _teraflops(bench: Bench) -> float:
     side = TINY_SIDE if bench.tiny else SIDE
     a, b = (torch.randn(side, side, device=bench.device, dtype=torch.bfloat16) for _ in range(2))
-    took = timed(lambda: a @ b, bench.device, SECONDS if not bench.tiny else 0.1)
-    return 2 * side**3 / took.microseconds / 1e6
+    timing = timed(lambda: a @ b, bench.device, SECONDS if not bench.tiny else 0.1)
+    return 2 * side**3 / timing.microseconds / 1e6
 
 
 def _launches(device: torch.device) -> Iterator[Row]:
@@ -86,13 +86,13 @@ def _launches(device: torch.device) -> Iterator[Row]:
     for name, waits in (("launch of a small kernel", False), ("launch and wait", True)):
         number.add_(1)
         wait(device)
-        started = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(LAUNCHES):
             number.add_(1)
             if waits:
                 wait(device)
         wait(device)
-        yield _fact(name, 1e6 * (time.perf_counter() - started) / LAUNCHES, "µs")
+        yield _fact(name, 1e6 * (time.perf_counter() - start) / LAUNCHES, "µs")
 
 
 def wait(device: torch.device) -> None:
@@ -198,9 +198,9 @@ def _warmed(job: Work, device: torch.device) -> Work | None:
 
 def _by_clock(job: Work) -> Callable[[], float]:
     def once() -> float:
-        started = time.perf_counter()
+        start = time.perf_counter()
         job()
-        return 1e6 * (time.perf_counter() - started)
+        return 1e6 * (time.perf_counter() - start)
 
     return once
 

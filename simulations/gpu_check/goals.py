@@ -32,7 +32,7 @@ class Goal:
 
 def rows(bench: Bench) -> Iterator[Message]:
     """Yield goal, needed, measured, unit, verdict; a rehearsal measures nothing."""
-    tables = bench.before if bench.device.type == "cuda" and not bench.tiny else {}
+    tables = bench.tables if bench.device.type == "cuda" and not bench.tiny else {}
     for goal in GOALS:
         yield goal_row(goal, tables)
 

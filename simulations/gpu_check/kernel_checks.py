@@ -171,14 +171,14 @@ def kernel_streams(device: Device, trials: int, seed: int) -> list[dict[str, Any
     measured = float(step.num_accepted.double().mean())
     shared = float(shared_acceptance(q, p, seeds))
     deviation = math.sqrt(SHARED_ACCEPTANCE * (1 - SHARED_ACCEPTANCE) / trials)
-    far = math.sqrt(2) * float(torch.erfinv(_number(1 - FALSE_ALARM)))
-    power = float(torch.special.ndtr(_number(abs(shared - SHARED_ACCEPTANCE) / deviation - far)))
+    limit = math.sqrt(2) * float(torch.erfinv(_number(1 - FALSE_ALARM)))
+    power = float(torch.special.ndtr(_number(abs(shared - SHARED_ACCEPTANCE) / deviation - limit)))
     z = (measured - SHARED_ACCEPTANCE) / deviation
     return [
         {
             "check": "acceptance and draft draw from streams of their own", "trials": trials,
             "expected": SHARED_ACCEPTANCE, "measured": measured, "if_shared": shared,
-            "power": power, "z": z, "passed": abs(z) < far,
+            "power": power, "z": z, "passed": abs(z) < limit,
         }
     ]  # fmt: skip
 

@@ -93,11 +93,11 @@ class Variant:
     def text(self) -> str:
         """Return the constants, and the arguments that are multiples of 16, in a line."""
         names = [name for name, _ in self.signature]
-        constants = [f"{names[place[0]]}={value}" for place, value in self.constants]
+        constants = [f"{names[path[0]]}={value}" for path, value in self.constants]
         types = sorted({kind for _, kind in self.signature if kind.startswith("*")})
-        loose = [name for at, (name, kind) in enumerate(self.signature)
+        unaligned = [name for at, (name, kind) in enumerate(self.signature)
                  if not dict(self.attributes).get((at,)) and kind.startswith("i")]  # fmt: skip
-        return " ".join([*types, *constants, *(f"16∤{name}" for name in loose)])
+        return " ".join([*types, *constants, *(f"16∤{name}" for name in unaligned)])
 
 
 def agreement_steps(tiny: bool = False) -> Iterator[StepShape]:
@@ -154,20 +154,20 @@ def variants(steps: Iterable[StepShape]) -> list[Variant]:
         _, signature, constants, attributes = kernel._pack_args(
             backend, options | {"debug": False}, bound, kinds, leftover
         )
-        plain = {place: tuple(map(tuple, parts)) for place, parts in attributes.items()}
+        hashable = {path: tuple(map(tuple, parts)) for path, parts in attributes.items()}
         variant = Variant(
             kernel.fn.__module__, kernel.fn.__name__, tuple(signature.items()),
-            tuple(constants.items()), tuple(plain.items()), warps,
+            tuple(constants.items()), tuple(hashable.items()), warps,
         )  # fmt: skip
         unique[variant] = None
 
-    before = _launch.launch, logits.runs_kernels
+    originals = _launch.launch, logits.runs_kernels
     _launch.launch, logits.runs_kernels = note, lambda device: True
     try:
         for step in steps:
             step.run()
     finally:
-        _launch.launch, logits.runs_kernels = before
+        _launch.launch, logits.runs_kernels = originals
     return list(unique)
 
 
@@ -177,7 +177,7 @@ def compiled(variant: Variant) -> Row:
     from triton.compiler import ASTSource
 
     kernel = getattr(importlib.import_module(variant.module), variant.name)
-    attributes = {place: [list(part) for part in parts] for place, parts in variant.attributes}
+    attributes = {path: [list(part) for part in parts] for path, parts in variant.attributes}
     source = ASTSource(kernel, dict(variant.signature), dict(variant.constants), attributes)
     options = _backend().parse_options({"num_warps": variant.warps, "enable_fp_fusion": True,
                                         "debug": False})  # fmt: skip
@@ -189,12 +189,13 @@ def compiled(variant: Variant) -> Row:
 
 def _cost(binary: Any, variant: Variant) -> Row:
     names = [name for name, _ in variant.signature]
-    part = {names[place[0]]: value for place, value in variant.constants}.get("PART")
-    registers, stack = (int(number) for number in re.findall(r"(?:REG|STACK):(\d+)",
-                        _cuobjdump(binary.asm["cubin"], "-res-usage")))  # fmt: skip
-    listed = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+);", _cuobjdump(binary.asm["cubin"], "-sass"))
-    count = sum("NOP" not in line for line in listed)
-    spilled = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in listed)
+    part = {names[path[0]]: value for path, value in variant.constants}.get("PART")
+    cubin = binary.asm["cubin"]
+    usage = re.findall(r"(?:REG|STACK):(\d+)", _cuobjdump(cubin, "-res-usage"))
+    registers, stack = map(int, usage)
+    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+);", _cuobjdump(cubin, "-sass"))
+    count = sum("NOP" not in line for line in instructions)
+    spilled = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in instructions)
     return {
         "registers": registers, "stack_bytes": stack, "spills": spilled, "instructions": count,
         "instructions_per_token": count * WARP * variant.warps / part if part else None,
@@ -248,14 +249,14 @@ def in_a_process(steps: str, tiny: bool, seconds: float) -> Row:
         command = [sys.executable, "-m", "simulations", "kernels", "--steps", steps]
         command += ["--out", str(out), *(["--few"] if tiny else [])]
         env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        started = time.monotonic()
+        start = time.monotonic()
         subprocess.run(
             command, cwd=ROOT, env=env, check=True, timeout=seconds or None, capture_output=True
         )
         rows, _ = read_csv(out)
     return {
         "check": f"kernels of {steps} compile and spill nothing", "rows": len(rows),
-        "seconds": time.monotonic() - started,
+        "seconds": time.monotonic() - start,
         "passed": all(float(row["stack_bytes"]) == float(row["spills"]) == 0 for row in rows),
     }  # fmt: skip
 

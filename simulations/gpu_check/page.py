@@ -83,17 +83,16 @@ def _check_of(row: Row) -> str:
 
 
 def _right(rows: Sequence[Row]) -> str:
-    ran = [row for row in rows if row["passed"] is not None]
-    wrong = [row for row in ran if not row["passed"]]
+    decided = [row for row in rows if row["passed"] is not None]
+    failures = [row for row in decided if not row["passed"]]
     absent = f"; {_few(row['check'] for row in rows if row['passed'] is None)}: not there"
-    absent *= len(ran) < len(rows)
-    if not ran:
+    absent *= len(decided) < len(rows)
+    if not decided:
         return f"Right or wrong: not checked{absent}."
-    if wrong:
-        return (
-            f"WRONG: {len(wrong)} of {len(ran)} checks fail: {_few(map(_check_of, wrong))}{absent}."
-        )
-    return f"Right: all {len(ran)} checks pass{absent}."
+    if failures:
+        names = _few(map(_check_of, failures))
+        return f"WRONG: {len(failures)} of {len(decided)} checks fail: {names}{absent}."
+    return f"Right: all {len(decided)} checks pass{absent}."
 
 
 def _fast(rows: Sequence[Row]) -> list[str]:
@@ -194,8 +193,8 @@ def _parts(content: Mapping[str, Any], picture: bytes | None) -> Iterator[tuple[
                 if method(row) == LOSSLESS]  # fmt: skip
     yield f"What a round costs ({PUBLISHED})", _table(COSTS, lossless)
     yield "One verification", "".join(_steps(tables["verify"]))
-    wrong = [{"check": _check_of(row)} for row in tables["agreement"] if row["passed"] is False]
-    yield "Checks that fail", _table({"check": "check"}, wrong)
+    failures = [{"check": _check_of(row)} for row in tables["agreement"] if row["passed"] is False]
+    yield "Checks that fail", _table({"check": "check"}, failures)
     yield "The machine", _table(DEVICE, tables["device"])
     for kind in ("failed", "skipped"):
         notes = [note for note in content["notes"] if note["kind"] == kind]

@@ -134,14 +134,14 @@ def _score(tokenizer: Any, timed: Results, answers: list[str]) -> Row:
         tokenizer.decode([token for token in row if token >= 0], skip_special_tokens=True)
         for row in outputs
     ]
-    right = [final_number(a) == final_number(b) for a, b in zip(texts, answers, strict=True)]
-    return {"score": sum(right) / len(right), "scored": len(right)}
+    correct = [final_number(a) == final_number(b) for a, b in zip(texts, answers, strict=True)]
+    return {"score": sum(correct) / len(correct), "scored": len(correct)}
 
 
 def final_number(text: str) -> float | None:
     """Return the first number after ``####``, else the text's last number, None without one."""
-    marked, numbers = NUMBER.findall(text.partition("####")[2]), NUMBER.findall(text)
-    candidates = marked[:1] or numbers[-1:]
+    after_mark, numbers = NUMBER.findall(text.partition("####")[2]), NUMBER.findall(text)
+    candidates = after_mark[:1] or numbers[-1:]
     return float(candidates[0].replace(",", "")) if candidates else None
 
 
@@ -250,13 +250,13 @@ def costs_of(
     """Return what the parts of a round cost, by K; at K = 0 those of a plain decode."""
     passes = Passes(pair, ids, new_tokens, max(widths))
     step, draft = passes.seconds(pair.target, 1), passes.seconds(pair.draft, 1)
-    read = passes.prefill(pair.target), passes.prefill(pair.draft)
+    prefills = passes.prefill(pair.target), passes.prefill(pair.draft)
     return {
         width: {
             "step_ms": 1e3 * step,
             "c": draft / step if width else None,
             "v": passes.seconds(pair.target, width + 1) / step if width else 1.0,
-            "prefill_ms": 1e3 * (sum(read) if width else read[0]),
+            "prefill_ms": 1e3 * (sum(prefills) if width else prefills[0]),
         }
         for width in (0, *widths)
     }
@@ -319,18 +319,18 @@ class Passes:
 
     def _of_calls(self, job: Callable[[], Any], calls: int) -> float:
         wait(self.device)
-        started = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(calls):
             job()
         wait(self.device)
-        return (time.perf_counter() - started) / calls
+        return (time.perf_counter() - start) / calls
 
 
 def verification(bench: Bench, row: Row, batch: int) -> float | None:
     """Return the milliseconds of the step that a decode verified by, when it was timed alone."""
     by = "kernel_us" if row.get("loop") == BY_KERNELS else "torch_us"
     name = row["policy"].partition(":")[0], row["verifier"], batch, row["num_draft_tokens"], LARGE
-    for step in bench.before.get("verify", ()):
+    for step in bench.tables.get("verify", ()):
         policy, *others = (step[key] for key in
                            ("policy", "verifier", "batch", "drafted", "vocabulary"))  # fmt: skip
         if (policy.partition(":")[0], *others) == name:

@@ -96,7 +96,7 @@ class Bench:
 
     settings: Settings
     budget: Budget
-    before: Tables = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -150,10 +150,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0]
 
 
-def run_here(name: str, settings: Settings, before: Tables, seconds: float) -> Iterator[Message]:
+def run_here(name: str, settings: Settings, tables: Tables, seconds: float) -> Iterator[Message]:
     """Run a section in this process and yield what it gives; an error becomes a note."""
     try:
-        yield from load(name)(Bench(settings, Budget(seconds), before))
+        yield from load(name)(Bench(settings, Budget(seconds), tables))
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
@@ -161,7 +161,7 @@ def run_here(name: str, settings: Settings, before: Tables, seconds: float) -> I
 
 
 def run_apart(
-    name: str, settings: Settings, before: Tables, seconds: float, grace: float = GRACE_S
+    name: str, settings: Settings, tables: Tables, seconds: float, grace: float = GRACE_S
 ) -> Iterator[Message]:
     """Run a section in a new process and yield what it gives as it comes.
 
@@ -170,7 +170,7 @@ def run_apart(
     """
     processes = multiprocessing.get_context(START)
     receive, send = processes.Pipe(duplex=False)
-    work = (send, name, settings, before, seconds)
+    work = (send, name, settings, tables, seconds)
     child = processes.Process(target=_child, args=work, daemon=True)
     child.start()
     send.close()  # so that the child's end is the only one
@@ -193,10 +193,10 @@ def _received(receive: Connection, deadline: float, name: str, seconds: float) -
     yield Note("failed", name, f"stopped: its {seconds:.0f} s were over")
 
 
-def _child(send: Connection, name: str, settings: Settings, before: Tables, seconds: float) -> None:
+def _child(send: Connection, name: str, settings: Settings, tables: Tables, seconds: float) -> None:
     if settings.device == "cpu":
         torch.set_num_threads(1)
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
-    for message in run_here(name, settings, before, seconds):
+    for message in run_here(name, settings, tables, seconds):
         send.send(message)
     send.close()

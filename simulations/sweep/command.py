@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     pools, tasks = _pools(args), planned(args)
     origin = provenance(command_line("sweep", add_arguments, args, ELSEWHERE))
     with Store(args.out, tasks, grid_of(args) | release(), origin) as store:
-        begun, before = time.monotonic(), len(store.results)
+        start, initial = time.monotonic(), len(store.results)
         try:
             _fill(store, pools)
         except (OSError, RuntimeError, KeyboardInterrupt) as error:
@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(advice) from None
             raise RuntimeError(f"{error}; {advice}") from error
-        written = ", ".join(map(str, store.merge()))
-        finished, seconds = len(store.results) - before, time.monotonic() - begun
-        print(f"{written}: {finished} tasks in {seconds:.1f} s, {before} were there already")
+        paths = ", ".join(map(str, store.merge()))
+        finished, seconds = len(store.results) - initial, time.monotonic() - start
+        print(f"{paths}: {finished} tasks in {seconds:.1f} s, {initial} were there already")
         failed = store.unfinished
         for task in failed[:SHOWN]:
             print(f"failed: {task.name}: {store.errors[task.key]}", file=sys.stderr)
@@ -145,8 +145,8 @@ def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
 
 def from_file(path: Path, args: argparse.Namespace) -> argparse.Namespace:
     """Return ``args`` with the grid that a file names; ValueError for what is no flag of one."""
-    if beside := [name for name in vars(_usual()) if _differs(name, args)]:
-        raise ValueError(f"--grid: must be given without {_flag(beside[0])}, which it sets")
+    if conflicts := [name for name in vars(_usual()) if _differs(name, args)]:
+        raise ValueError(f"--grid: must be given without {_flag(conflicts[0])}, which it sets")
     try:
         grid = parsed_json("no JSON", path.read_bytes())
         flags = _usual([word for item in grid.items() for word in _words(*item)])

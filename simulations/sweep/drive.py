@@ -221,8 +221,8 @@ class _Sweep:
             return []
         if self._alone(self.tasks):
             return [] if running else [self.tasks.popleft()]
-        usual = max(statistics.median(self.recent), 1e-9) if self.recent else math.inf
-        count = min(MOST_TASKS, 1 + int(BATCH_S / usual), len(self.tasks))
+        seconds = max(statistics.median(self.recent), 1e-9) if self.recent else math.inf
+        count = min(MOST_TASKS, 1 + int(BATCH_S / seconds), len(self.tasks))
         tasks: list[Task] = []
         while len(tasks) < count and not self._alone(self.tasks):
             tasks.append(self.tasks.popleft())

@@ -127,7 +127,7 @@ def _decoded(task: Task) -> list[Row]:
     config = Config(local(task.policy), case["num_draft_tokens"], 1, case["verifier"])
     results = []
     for group in range(len(ids)):
-        result = harness.decode(config, group, again=case["seed"], meter=True).result
+        result = harness.decode(config, group, repeat=case["seed"], meter=True).result
         assert result is not None  # only decodes of the library have none
         results.append(result)
     return [case | _sums(results)]
@@ -196,14 +196,14 @@ def perform(tasks: Sequence[Task], planned: dict[str, str | None]) -> list[Done]
 
 
 def _one(task: Task) -> Done:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         for name in task.files:
             task.path(name)
         line = record(task.key, rows=KINDS[task.kind].measure(task))
     except Exception as error:  # whatever it is: the other tasks go on
         line = failure(task, f"{type(error).__name__}: {error}")
-    return task.key, line, time.perf_counter() - begun
+    return task.key, line, time.perf_counter() - start
 
 
 @lru_cache(maxsize=1)

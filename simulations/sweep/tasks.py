@@ -43,8 +43,8 @@ class Task:
     def key(self) -> str:
         """Return the name under which its result is kept, the same on every machine."""
         digests = {name: content for name, (_, content) in self.files.items()}
-        plain = [self.kind, self.case, self.settings, digests]
-        return digest(json.dumps(plain, sort_keys=True).encode())
+        identity = [self.kind, self.case, self.settings, digests]
+        return digest(json.dumps(identity, sort_keys=True).encode())
 
     @property
     def name(self) -> str:
@@ -172,14 +172,14 @@ class Store(AbstractContextManager["Store"]):
             notes["failed"] = f"{len(failed)} of {len(self.tasks)} tasks, which are left out"
         rows = [row for task in self.tasks for row in self.results.get(task.key, [])]
         error_rows = [{"task": task.name, "error": self.errors[task.key]} for task in failed]
-        written = []
+        paths = []
         for name, table in ((TABLE, filled(rows)), (ERRORS, error_rows)):
             path = self.folder / name
             path.unlink(missing_ok=True)
             if table:
                 write_csv(path, table, notes)
-                written.append(path)
-        return written
+                paths.append(path)
+        return paths
 
     def close(self) -> None:
         """Let others write to the folder."""
@@ -198,11 +198,11 @@ class Store(AbstractContextManager["Store"]):
             return dict(provenance)
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
-            stored, before = dict(manifest["sweep"]), dict(manifest["made"])
+            stored, origin = dict(manifest["sweep"]), dict(manifest["made"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"--out: {path} must be the manifest of a sweep; it is not") from None
         check_same_run(path, stored, sweep)
-        return before
+        return origin
 
     def _read(self) -> None:
         """Take every whole shard; what a kill left of one that was being written goes."""

@@ -25,7 +25,7 @@ def record(harness: Harness, texts: Sequence[str], job: Job, metered: bool) -> d
 
     ``metered`` adds cost and quality; what such a decode took is no speed to report.
     """
-    done = harness.decode(job.config, job.group, again=job.repeat, meter=metered)
+    done = harness.decode(job.config, job.group, repeat=job.repeat, meter=metered)
     if not metered:
         return done.record
     pair, likelihoods, parsed = harness.pair, [], []
@@ -119,19 +119,19 @@ def _row(line: Config, runs: Mapping[Config, Runs], draws: Draws) -> dict[str, A
         if rival in runs:
             found = spread(column, own.speeds / runs[rival].speeds, draws)
             row |= {key: value for key, value in found.items() if key in row}
-    if "target_calls" in own.judged[0]:
+    if "target_calls" in own.metered[0]:
         row |= {
             "target_calls": own.total("target_calls"),
             "accepted_per_call": own.ratio("accepted", "row_calls"),
             "tokens_per_call": own.ratio("tokens", "row_calls"),
             "outside_forwards": own.share([2, 3]),
         }
-    if "kl" in own.judged[0]:
+    if "kl" in own.metered[0]:
         row |= {
             "emitted_kl_per_token": own.ratio("kl", "tokens"),
-            "largest_row_kl": max(record["largest_row_kl"] for record in own.judged),
+            "largest_row_kl": max(record["largest_row_kl"] for record in own.metered),
         }
-    return row | _quality(own.judged)
+    return row | _quality(own.metered)
 
 
 def _quality(judged: list[Record]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _compared(
     members: list[list[Runs]], families: tuple[str, str], seed: int
 ) -> list[dict[str, Any]]:
     generator, one = np.random.default_rng(seed), members[0][0]
-    draws = resamples(len(one.timed), generator), resamples(len(one.judged), generator)
+    draws = resamples(len(one.timed), generator), resamples(len(one.metered), generator)
     whole = [curves(own)[0] for own in members]
     drawn = list(zip(*(curves(own, *draws) for own in members), strict=True))
     found = []
@@ -250,7 +250,7 @@ def curves(
     """Return one curve per draw of timed repeats and metered prompts; without, one of all."""
     points = []
     for own in members:
-        cost = np.array([[record["kl"], record["tokens"]] for record in own.judged])
+        cost = np.array([[record["kl"], record["tokens"]] for record in own.metered])
         kl, tokens = np.moveaxis(cost[None] if prompts is None else cost[prompts], -1, 0).sum(-1)
         speeds = own.speeds[None] if repeats is None else own.speeds[repeats]
         points.append(np.stack([kl / tokens, np.median(speeds, axis=-1)], -1))

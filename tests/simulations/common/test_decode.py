@@ -20,7 +20,7 @@ def harness() -> Harness:
 
 
 def test_a_decode_is_that_of_generate_with_the_prompts_own_seed(harness: Harness) -> None:
-    found = harness.decode(RULE, 1, again=2, meter=True)
+    found = harness.decode(RULE, 1, repeat=2, meter=True)
     pair = harness.pair
     own = generate(
         pair.target, pair.draft, torch.tensor([PROMPTS[1]]), policy=RULE.method,

@@ -78,7 +78,7 @@ def test_metered_prompts_are_resampled_too() -> None:
     made = run(1.0, slope=400.0)
     for line in made:
         if "cactus" in line.method:
-            for place, record in enumerate(made[line].judged):
+            for place, record in enumerate(made[line].metered):
                 record["kl"] *= 0.4 + 0.4 * place
     assert all(row["ratio_high"] - row["ratio_low"] > 0.01 for row in equal_kl_rows(made, FAMILIES))
 
@@ -101,7 +101,7 @@ def test_lossless_members_are_no_points_of_a_curve() -> None:
 def test_the_same_policy_by_two_verifiers_makes_two_families() -> None:
     faster = {
         Config(line.method, line.width, line.batch, "block"): Runs(
-            own.judged, [[record | {"seconds": 0.5} for record in each] for each in own.timed]
+            own.metered, [[record | {"seconds": 0.5} for record in each] for each in own.timed]
         )
         for line, own in run(0.8).items()
     }
