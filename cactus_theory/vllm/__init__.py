@@ -20,11 +20,8 @@ from cactus_theory.vllm import settings
 def register() -> None:
     """Let the policy of the environment decide drafts; nothing happens without one.
 
-    Raises
-    ------
-    SystemExit
-        A bad setting or an unknown version, in one line. (vLLM logs what a plugin cannot
-        import and goes on, and shows other errors below a traceback.)
+    SystemExit, in one line, for a bad setting or an unknown version: vLLM logs what a plugin cannot
+    import and goes on, and shows other errors below a traceback.
     """
     if not settings.is_set():
         return

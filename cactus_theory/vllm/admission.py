@@ -43,10 +43,8 @@ NamedKnobs = tuple[str | None, dict[str, Any]]
 class Admission:
     """Decides what requests get.
 
-    Attributes
-    ----------
-    trial : calls what the sampler calls; what it raises refuses the policy.
-    known : policies by the digest of what asked for them.
+    ``trial`` calls what the sampler calls: what it raises refuses a policy. ``policies`` are kept
+    by the digest of what asked for them.
     """
 
     def __init__(self, settings: Settings, trial: Callable[[Policy, Settings], None]) -> None:
@@ -61,28 +59,14 @@ class Admission:
         check_temperature(getattr(sampling_params, "temperature", None))
 
     def policy_of(self, extra_args: Mapping[str, Any] | None) -> Policy:
-        """Return the policy of a request.
-
-        Raises
-        ------
-        ValueError
-            One line: anything but a spec or knobs, an unknown name or knob, a value outside its
-            range, a file, what ``CACTUS_REQUESTS`` leaves out, a policy that the server's
-            verifier cannot follow.
-        """
+        """Return the policy of a request; ValueError, in one line, for one that is not admitted."""
         value = extra_arg(extra_args, ARGUMENT)
         if value is None:
             return self.settings.policy
         return named(f"extra_args[{ARGUMENT!r}]", self._policy, value)
 
     def cap_of(self, extra_args: Mapping[str, Any] | None) -> float | None:
-        """Return the cap of a request in nats a token, None for none.
-
-        Raises
-        ------
-        ValueError
-            One line: not a number, above the server's, or a server without a cap.
-        """
+        """Return a request's cap in nats a token, None for none; ValueError above the server's."""
         value, server_cap = extra_arg(extra_args, CAP_ARGUMENT), self.settings.cap
         if value is None:
             return server_cap if server_cap is None or server_cap < float("inf") else None
@@ -130,13 +114,7 @@ def extra_arg(extra_args: Mapping[str, Any] | None, key: str) -> Any:
 
 
 def name_and_knobs(value: Any) -> NamedKnobs:
-    """Return the name (None: the server's policy) and the knobs that were asked for.
-
-    Raises
-    ------
-    ValueError
-        Neither a spec nor knobs, too long, characters that are not printed, a file.
-    """
+    """Return the name (None: the server's policy) and the knobs of a request, within bounds."""
     if isinstance(value, str):
         return _split(value)
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -155,13 +133,7 @@ def name_and_knobs(value: Any) -> NamedKnobs:
 
 
 def requested_policy(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
-    """Return the policy that was asked for, of the server's kind with what its files held.
-
-    Raises
-    ------
-    ValueError
-        An unknown name or knob, a value outside its range, text where a request may not say any.
-    """
+    """Return the policy of a name (None: the server's) and knobs, with what its files held."""
     kind: Any = server if name is None else _registry.POLICIES.find(name)
     label = family(server) if name is None else name
     for knob in kind.file_knobs:

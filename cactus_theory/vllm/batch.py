@@ -24,6 +24,7 @@ shares with others.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
@@ -45,30 +46,18 @@ PLACEHOLDER = -1
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """One call of the runner's rejection sampler.
-
-    Attributes
-    ----------
-    ids : (N,) drafted tokens.
-    counts : of each of B requests, Σ counts = N.
-    width : the most drafts of a request.
-    draft_probs : (N, V) or None.
-    target_logits : (N, V).
-    bonus : (B,) tokens drawn from the target after the last draft.
-    greedy : (B,) whether temperature is 0; None if it is for none.
-    generators : of the requests with a seed of their own, by index.
-    unknown : requests whose tokens were drawn from rows that were lost. Their drafts are not
-        used: the next token comes from q. What was drafted has no part in that, so it is exact.
-    """
+    """One call of the runner's rejection sampler."""
 
     ids: Int[Tensor, "tokens"]
-    counts: list[int]
-    width: int
+    counts: list[int]  # drafted tokens of each of B requests
+    width: int  # the most of them
     draft_probs: Float[Tensor, "tokens vocab"] | None
     target_logits: Float[Tensor, "tokens vocab"]
-    bonus: Int[Tensor, "batch"]
-    greedy: list[bool] | None
-    generators: dict[int, torch.Generator]
+    bonus: Int[Tensor, "batch"]  # drawn from the target after the last draft
+    greedy: list[bool] | None  # whether the temperature is 0; None if it is for none
+    generators: dict[int, torch.Generator]  # of the requests with a seed of their own, by index
+    # Requests whose tokens were drawn from rows that were lost. Their drafts are not used: the next
+    # token comes from q. What was drafted has no part in that, so it is exact.
     unknown: frozenset[int] = frozenset()
 
     @cached_property
@@ -84,10 +73,7 @@ class FlatBatch:
     @cached_property
     def starts(self) -> list[int]:
         """Return where each of these begins in the flat tables."""
-        starts, place = [], 0
-        for count in self.counts:
-            starts.append(place)
-            place += count
+        starts = [0, *accumulate(self.counts)]
         return [starts[row] for row in self.drafted]
 
     @cached_property
@@ -191,8 +177,8 @@ def verify_flat(
 def toss(batch: FlatBatch) -> Coins:
     """Return coins (R, K) and (R,), uniform on [0, 1), float64.
 
-    A request with a generator of its own takes as many numbers from it as it has drafts, and
-    one: what it emits depends on no other request.
+    A request with a generator of its own takes from it one number more than it has drafts: what it
+    emits depends on no other request.
     """
     width = max(batch.counts)
     device = batch.target_logits.device
@@ -277,7 +263,6 @@ TRIAL_COUNTS = (1,) * (len(ROWS) * len(COINS)) + (len(ROWS),) * 2
 
 @cache
 def _trial_batch(certain: bool) -> tuple[FlatBatch, Coins]:
-    """Return the drafts and their coins."""
     copies = len(COINS) + 2
     target, draft = (torch.tensor(side).repeat(copies, 1) for side in zip(*ROWS, strict=True))
     batch = FlatBatch(
@@ -298,12 +283,8 @@ def _trial_batch(certain: bool) -> tuple[FlatBatch, Coins]:
 def try_rows(rule: Policy, settings: Settings) -> None:
     """Verify a few drafts, sampled and certain, and measure them, as a step of the engine does.
 
-    Raises
-    ------
-    ArithmeticError
-        A token outside the vocabulary, or a divergence that is no number.
-    Exception
-        Whatever the policy raises.
+    Raises what the policy raises, and ArithmeticError for a token outside the vocabulary or a
+    divergence that is no number.
     """
     for certain in (False, True):
         batch, coins = _trial_batch(certain)

@@ -42,20 +42,12 @@ MOST_UNIT = 1e4
 
 @dataclass(frozen=True)
 class Lifts:
-    """Policies, as what they do to the logits of drafted tokens.
+    """Policies, as what they do to the logits of drafted tokens."""
 
-    Attributes
-    ----------
-    units : (m,) float64, ln r of each policy where it is a constant, else 0.
-    ahead : (m,) whether ln r is ln z of the following row.
-    looking : the numbers of these policies.
-    solved : those that are neither, with their numbers.
-    """
-
-    units: Float[Tensor, "m"]
-    ahead: Bool[Tensor, "m"]
-    looking: tuple[int, ...]
-    solved: tuple[tuple[int, Policy], ...]
+    units: Float[Tensor, "m"]  # ln r of each policy where it is a constant, else 0; float64
+    ahead: Bool[Tensor, "m"]  # whether ln r is ln z of the following row
+    looking: tuple[int, ...]  # the numbers of these policies
+    solved: tuple[tuple[int, Policy], ...]  # those that are neither, with their numbers
 
     def only(self, numbers: Collection[int]) -> "Lifts":
         """Return the same for a batch in which no other policies occur."""
@@ -68,11 +60,8 @@ class Lifts:
 def lifts_of(rules: Sequence[Policy], device: torch.device | str = "cpu") -> Lifts:
     """Return policies as biases.
 
-    Raises
-    ------
-    ValueError
-        A policy whose row for a certain draft is not q with the drafted token raised by its
-        entry alone: one that reads the whole row, or ``soft_band`` unless it looks ahead.
+    ValueError for a policy whose row for a certain draft is not q with the drafted token raised by
+    its entry alone: one that reads the whole row, or ``soft_band`` unless it looks ahead.
     """
     for rule in rules:
         check_rule(rule)
@@ -115,22 +104,15 @@ def drafted_bias(
 ) -> Float[Tensor, "rows"]:
     """Return what to add to the logit of each row's drafted token, float64.
 
-    A mixture also emits drafted tokens that the target excludes; here it does not.
+    Requests lie one after another, a row for each drafted token and one for the bonus token, and
+    draft ``width`` tokens at most. ``logits`` are raw; −∞ excludes a token, which is never raised
+    (a mixture emits such tokens, too, but not here). ``drafted`` is the token that is tested at
+    each row, negative at bonus rows and where a draft ends before it; ``choice`` the number of each
+    row's policy (None: the first one); ``margin``, in logits, is for rows at temperature 0.
 
-    Requests lie one after another, a row for each drafted token and one for the bonus token.
     Nothing is read on the host unless a policy has no constant ln r: those are solved on rows of
-    two tokens, the drafted one and the others. With constants alone the rows are not read, but
-    for the drafted entries.
-
-    Parameters
-    ----------
-    logits : raw, float32 or float64; −inf excludes a token, which is never raised.
-    drafted : the token that is tested at each row; negative at bonus rows and where there is
-        none (a draft ends before it).
-    temperature : of each row.
-    choice : the number of each row's policy; None: the first one.
-    margin : in logits, at rows with temperature 0; None: 0.
-    width : the most tokens that a request drafts.
+    two tokens, the drafted one and the others. With constants alone the rows are not read, but for
+    the drafted entries.
     """
     place = drafted.clamp(min=0).long()[:, None]
     drafted_logits = logits.gather(-1, place)[:, 0]

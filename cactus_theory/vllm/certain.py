@@ -34,17 +34,11 @@ class Cut(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What a request gets.
-
-    Attributes
-    ----------
-    policy, cut : at positive temperatures.
-    margin : in logits, at temperature 0.
-    """
+    """What a request gets: policy and cut at positive temperatures, a margin at 0."""
 
     policy: "Policy"
     cut: Cut
-    margin: float
+    margin: float  # in logits
 
     def acts(self, temperature: float) -> bool:
         """Return whether logits are changed."""
@@ -57,10 +51,8 @@ class Wish(NamedTuple):
 def wish_of(sampling_params: Any, environ: Mapping[str, str] = os.environ) -> Wish:
     """Return what a request gets.
 
-    Raises
-    ------
-    ValueError
-        One line: a setting outside its range, a policy that is no bias, truncation beside it.
+    ValueError, in one line, for a setting outside its range, a policy that is no bias, and
+    truncation beside it.
     """
     extra = sampling_params.extra_args or {}
     admission = admission_of(*(environ.get(name, "").strip() for name in ASKED))
@@ -121,10 +113,7 @@ def try_bias(rule: "Policy", _: settings.Settings) -> None:
 def drafts_of(vllm_config: Any) -> int:
     """Return the most tokens that are drafted, 0 without speculation.
 
-    Raises
-    ------
-    ValueError
-        Drafts that are sampled, or a verification method of the engine that is not lossless.
+    ValueError for drafts that are sampled and for an engine whose own method is not lossless.
     """
     drafts = vllm_config.speculative_config
     if drafts is None:

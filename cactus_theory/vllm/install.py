@@ -35,25 +35,18 @@ PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -> None:
     """Stop the start-up with one line where the hook would be bypassed or contradicted.
 
-    A server without drafts is let through with a warning: it emits the target's own law.
-
-    Raises
-    ------
-    SystemExit
-        Another ``rejection_sample_method``, a model runner V2 of an unknown version, a logits
-        processor beside sampled drafts, a cap or readings of single requests that this runner
-        does not keep, a CPU build that scales logits with memory it has not written (vLLM issue
-        55005).
+    That is: another ``rejection_sample_method``, a model runner V2 of an unknown version, a logits
+    processor beside sampled drafts, a cap or readings of single requests that this runner does not
+    keep, a CPU build that scales logits with memory it has not written (vLLM issue 55005). A server
+    without drafts is let through with a warning: it emits the target's own law.
     """
     speculative = config.speculative_config
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
-    is_v2 = getattr(config, "use_v2_model_runner", False)
-    if is_v2:
+    if getattr(config, "use_v2_model_runner", False):
         require_no_accounts(settings)
-    if is_v2 and has_processor(config):
-        return check_processor(config)
-    if is_v2:
+        if has_processor(config):
+            return check_processor(config)
         require_hook(warn)
     method = getattr(speculative, "rejection_sample_method", LAWFUL)
     if method != LAWFUL:
@@ -61,7 +54,7 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
             f"rejection_sample_method must be {LAWFUL} with CACTUS_POLICY; got {method} "
             "(for blocks: CACTUS_VERIFIER=block)"
         )
-    if on_cpu() and not temperature_arrives():
+    if not temperature_arrives():
         stop(
             "this CPU build of vllm scales logits with memory that it has not written "
             "(vLLM issue 55005), so its target law is not defined; serve a version with the fix"
@@ -108,18 +101,13 @@ def has_processor(config: Any) -> bool:
     return any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
 
 
-def on_cpu() -> bool:
-    """Return whether vLLM computes on a CPU."""
-    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
-
-    return bool(current_platform.is_cpu())
-
-
 def temperature_arrives() -> bool:
-    """Return whether a request's temperature reaches its rows."""
+    """Return whether a request's temperature reaches its rows, which is tried on a CPU only."""
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
 
+    if not current_platform.is_cpu():
+        return True
     heat, ends = torch.tensor([0.7, 1.0, 2.5]), torch.tensor([2, 3, 5], dtype=torch.int32)
     try:
         expanded = module.expand_batch_to_tokens(heat, ends, 5)
@@ -147,51 +135,44 @@ METADATA = ("temperature", "all_greedy", "all_random", "generators")
 def install(settings: Settings) -> Hook:
     """Replace and wrap vLLM's functions; a second call changes nothing.
 
-    Raises
-    ------
-    UnknownVersion
-        Names that differ from those that are relied on.
+    UnknownVersion if names differ from those that are relied on.
     """
     from vllm.logger import init_logger  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
+    from vllm.v1.worker import gpu_model_runner as worker  # pyright: ignore[reportMissingImports]
 
     hook_in_place = getattr(module.rejection_sample, "__self__", None)
     if isinstance(hook_in_place, Hook):
         return hook_in_place
-    check_names(module)
+    check_names(module, worker)
     prove_it_is_called(module)
     logger = init_logger("vllm.plugins.cactus_theory")
     hook = Hook(settings, module.rejection_sample, logger.warning)
     module.rejection_sample = hook.rejection_sample
-    _wrap_runner(hook, logger.info)
-    _wrap_ends(hook)
+    _wrap_runner(worker.GPUModelRunner, hook, logger.info)
+    _wrap_ends(worker.GPUModelRunner, hook)
     _wrap_requests(hook.admission)
     _wrap_config(settings, logger.warning)
     return hook
 
 
-def check_names(module: Any) -> None:
+def check_names(module: Any, worker: Any) -> None:
     """Raise UnknownVersion unless every name that is relied on is there."""
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample.metadata import SamplingMetadata  # pyright: ignore[reportMissingImports]
-    from vllm.v1.worker.gpu_model_runner import (  # pyright: ignore[reportMissingImports]
-        CachedRequestState,
-        GPUModelRunner,
-        InputBatch,
-    )
 
+    runner = worker.GPUModelRunner
     require_parameters(module.rejection_sample, PARAMETERS, "rejection_sample")
     require_names(module, ["RejectionSampler"], "rejection_sampler")
     require_names(SamplingMetadata, METADATA, "SamplingMetadata")
-    require_names(GPUModelRunner, ["_sample", "_update_states"], "GPUModelRunner")
-    where = "GPUModelRunner._update_states"
-    require_parameters(GPUModelRunner._update_states, UPDATE, where)
+    require_names(runner, ["_sample", "_update_states"], "GPUModelRunner")
+    require_parameters(runner._update_states, UPDATE, "GPUModelRunner._update_states")
     require_names(SchedulerOutput, ["finished_req_ids"], "SchedulerOutput")
-    require_parameters(GPUModelRunner._sample, SAMPLE, "GPUModelRunner._sample")
-    require_names(InputBatch, ["req_ids"], "InputBatch")
-    require_names(CachedRequestState, ["sampling_params"], "CachedRequestState")
+    require_parameters(runner._sample, SAMPLE, "GPUModelRunner._sample")
+    require_names(worker.InputBatch, ["req_ids"], "InputBatch")
+    require_names(worker.CachedRequestState, ["sampling_params"], "CachedRequestState")
     require_names(SamplingParams, ["verify", "extra_args"], "SamplingParams")
     require_names(EngineArgs, ["create_engine_config"], "EngineArgs")
 
@@ -204,13 +185,9 @@ def prove_it_is_called(module: Any) -> None:
         raise unknown_version("RejectionSampler.forward does not call rejection_sample")
 
 
-def _wrap_runner(hook: Hook, log: Callable[[str], None]) -> None:
+def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> None:
     """Tell the hook which runner samples, and stop an engine that does not call it."""
-    from vllm.v1.worker.gpu_model_runner import (  # pyright: ignore[reportMissingImports]
-        GPUModelRunner,
-    )
-
-    original = GPUModelRunner._sample
+    original = runner_class._sample
 
     @functools.wraps(original)
     def sample(runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
@@ -227,17 +204,15 @@ def _wrap_runner(hook: Hook, log: Callable[[str], None]) -> None:
             raise unknown_version("a step with drafts did not call rejection_sample")
         return output
 
-    GPUModelRunner._sample = sample
+    runner_class._sample = sample
 
 
 def _begin(hook: Hook, log: Callable[[str], None]) -> None:
     """Start counting: in the first of the processes that share a model, once it samples."""
+    import vllm.distributed as distributed  # pyright: ignore[reportMissingImports]
     import vllm.envs as envs  # pyright: ignore[reportMissingImports]
-    from vllm.distributed import (  # pyright: ignore[reportMissingImports]
-        get_tensor_model_parallel_rank,
-    )
 
-    hook.counts_here = get_tensor_model_parallel_rank() == 0
+    hook.counts_here = distributed.get_tensor_model_parallel_rank() == 0
     interval = float(envs.VLLM_LOG_STATS_INTERVAL)
     hook.reporter = Reporter(Prometheus(hook.tally), log, interval)
     policy, verifier = hook.settings.policy.spec, hook.settings.verifier.spec
@@ -250,20 +225,16 @@ def _begin(hook: Hook, log: Callable[[str], None]) -> None:
             atexit.register(lambda: hook.end(list(hook.requests)))
 
 
-def _wrap_ends(hook: Hook) -> None:
+def _wrap_ends(runner_class: Any, hook: Hook) -> None:
     """Tell the hook which requests have ended or were aborted."""
-    from vllm.v1.worker.gpu_model_runner import (  # pyright: ignore[reportMissingImports]
-        GPUModelRunner,
-    )
-
-    original = GPUModelRunner._update_states
+    original = runner_class._update_states
 
     @functools.wraps(original)
     def update(runner: Any, scheduler_output: Any) -> Any:
         hook.end(scheduler_output.finished_req_ids)
         return original(runner, scheduler_output)
 
-    GPUModelRunner._update_states = update
+    runner_class._update_states = update
 
 
 def _wrap_requests(admission: Admission) -> None:

@@ -59,13 +59,9 @@ WORDS = {
 
 
 class Tally:
-    """Counters of one process.
+    """Counters of one process, and the meters of its policies, by label of policy.
 
-    Attributes
-    ----------
-    counts : by label of policy, totals under the names in ``COUNTS``.
-    meters : by label of policy; none if the meter is off.
-    closed : by label, rows measured and divergence read by meters that are gone.
+    ``closed`` are rows measured and divergence read by meters that are gone.
     """
 
     def __init__(self, settings: Settings, seed: int = 0) -> None:
@@ -192,7 +188,7 @@ class Prometheus:
 class Reporter:
     """Sends counts to Prometheus at every step, readings of the meter once a second or so.
 
-    A line goes to the log at an interval.
+    A line goes to the log at an interval, in seconds.
     """
 
     def __init__(

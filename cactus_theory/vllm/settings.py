@@ -49,25 +49,15 @@ TESTED = ("0.32.0",)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server was asked for.
+    """What a server was asked for."""
 
-    Attributes
-    ----------
-    policy : of every request that does not choose its own.
-    verifier, divergence : as registered.
-    meter : one verified row in so many is measured; 0: none.
-    requests : what a request may ask for.
-    cap : nats a token of an answer; inf: only where a request sets one; None: no caps.
-    readings : ``log`` or a file for the numbers of single requests; empty: none.
-    """
-
-    policy: "Policy"
+    policy: "Policy"  # of every request that does not choose its own
     verifier: "Verifier"
     divergence: "Divergence"
-    meter: int = MEASURED
+    meter: int = MEASURED  # one verified row in so many is measured; 0: none
     requests: str = MODES[0]
-    cap: float | None = None
-    readings: str = ""
+    cap: float | None = None  # nats a token of an answer; inf: only where a request sets one
+    readings: str = ""  # ``log`` or a file for the numbers of single requests
 
 
 def is_set(environ: Mapping[str, str] = os.environ) -> bool:
@@ -78,10 +68,7 @@ def is_set(environ: Mapping[str, str] = os.environ) -> bool:
 def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     """Return what the environment asks for, None if it does not ask for a policy.
 
-    Raises
-    ------
-    ValueError
-        One line: the variable, what it must be (every valid name), and its value.
+    ValueError, in one line: the variable, what it must be (every valid name), and its value.
     """
     if not is_set(environ):
         return None

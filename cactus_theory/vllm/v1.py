@@ -59,14 +59,10 @@ LONGEST_NAME = 200  # characters of a request's id, which a client may choose
 
 
 class Request:
-    """One request.
+    """One request: what it was admitted with, has been granted, has spent and has got.
 
-    Attributes
-    ----------
-    params : the sampling parameters that it was admitted with.
-    rules : the policies that may judge its tokens, one without a cap.
-    account : the ledger's books, None without a cap.
-    meter : measures every row, None unless readings are asked for.
+    ``rules`` are the policies that may judge its tokens, one without a cap; ``account`` the
+    ledger's books. The meter measures every row, where readings are asked for.
     """
 
     def __init__(self, params: Any, policy: Policy, cap: float | None, settings: Settings) -> None:
@@ -144,12 +140,9 @@ OWN_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among f
 class Hook:
     """Decides the drafts of one process.
 
-    Attributes
-    ----------
-    calls : how often the runner has asked, all-greedy batches included.
-    runner : the runner that is sampling; None outside a step.
-    requests : by id, from a request's first step with drafts to its end.
-    write : takes the readings of requests that have ended; None in all processes but one.
+    ``calls`` counts how often the runner has asked, all-greedy batches included; ``runner`` is the
+    one that is sampling, None outside a step; ``write`` takes the readings of requests that have
+    ended, in one of the processes that share a model.
     """
 
     def __init__(

@@ -57,23 +57,14 @@ SALT = 0x3141592653589793
 
 @dataclass(frozen=True)
 class Requests:
-    """The drafts of a batch in the layout of :func:`cactus_theory.kernels.verify_logits`.
+    """The drafts of a batch in the layout of :func:`cactus_theory.kernels.verify_logits`."""
 
-    Attributes
-    ----------
-    target : (R, K + 1, V) logits at temperature 1.
-    draft : (R, K, V) logits at temperature 1, None for certain drafts.
-    drafted : (R, K) int64, −1 ends a draft.
-    seeds, positions : (R,) int64.
-    heat : (R,) float32, 0 for greedy requests, else 1.
-    """
-
-    target: Float[Tensor, "R K1 V"]
-    draft: Float[Tensor, "R K V"] | None
-    drafted: Int[Tensor, "R K"]
+    target: Float[Tensor, "R K1 V"]  # logits at temperature 1
+    draft: Float[Tensor, "R K V"] | None  # logits at temperature 1, None for certain drafts
+    drafted: Int[Tensor, "R K"]  # int64, −1 ends a draft
     seeds: Int[Tensor, "R"]
     positions: Int[Tensor, "R"]
-    heat: Float[Tensor, "R"]
+    heat: Float[Tensor, "R"]  # 0 for greedy requests, else 1
 
     def verify(self, rule: Policy, verifier: str) -> tuple[Tensor, Tensor]:
         """Return the emitted tokens (R, K + 1) int64, and how many (R,) int32.
@@ -156,11 +147,8 @@ _log = logging.getLogger(__name__)
 class Hook:
     """Judges the drafts of one process.
 
-    Attributes
-    ----------
-    calls : how often the engine has asked.
-    own : by slot, the policy of a request that asked for one.
-    slots : those of the running chunk, on the host; None outside.
+    ``policies`` are by slot those of requests that asked for one; ``slots`` those of the running
+    chunk, on the host, None outside.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -172,10 +160,7 @@ class Hook:
     def rejection_sample(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return (R, K + 1) int64 tokens and (R,) int32 counts, as the function it replaces.
 
-        Raises
-        ------
-        RuntimeError
-            A rule of the engine's own beside ours.
+        RuntimeError if a rule of the engine's own is asked for, too.
         """
         arguments = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         _refuse_other_rules(arguments)
@@ -220,12 +205,8 @@ class Hook:
 def install(settings: Settings) -> Hook:
     """Let the policy decide the drafts of model runner V2; a second call changes nothing.
 
-    Raises
-    ------
-    UnknownVersion
-        Functions with other parameters than those known here.
-    ImportError
-        A vLLM without this runner.
+    UnknownVersion for functions with other parameters than those known here, ImportError for a vLLM
+    without this runner.
     """
     hook = installed()
     if hook is not None:
@@ -259,13 +240,7 @@ def remove() -> None:
 
 
 def known_functions() -> tuple[Any, Any]:
-    """Return the module of ``rejection_sample`` and the class Sampler, if they are as known here.
-
-    Raises
-    ------
-    UnknownVersion, ImportError
-        As :func:`install`.
-    """
+    """Return the module of ``rejection_sample`` and the class Sampler; raise as :func:`install`."""
     module: Any = import_module(MODULE)
     sampler: Any = import_module(SAMPLER).Sampler
     where = "MRV2 rejection_sample"
