@@ -77,11 +77,8 @@ class TunedSetting:
             raise ValueError(
                 "tuned: must name a policy; plain decoding was faster, use generate_plain"
             )
-        own = {"policy": self.policy, "verifier": self.verifier}
-        return own | {
-            "num_draft_tokens": self.num_draft_tokens,
-            "temperature": self.temperature,
-        }
+        names = "policy", "verifier", "num_draft_tokens", "temperature"
+        return {name: getattr(self, name) for name in names}
 
     def drafter(self, draft_model: Any) -> Any:
         """Return what to draft with: a model or drafter, with siblings beside its tokens if any."""
@@ -116,19 +113,15 @@ def follow(
     tuned: "TunedSetting | str | Path",
     target_model: Any,
     draft_model: Any,
-    given: Mapping[str, tuple[Any, Any]],
+    arguments: Mapping[str, tuple[Any, Any]],
 ) -> TunedSetting:
     """Return the setting that ``tuned=`` names, if it fits these models and nothing beside it.
 
-    ``given`` has every argument that the setting decides, with its default.
-
-    Raises
-    ------
-    ValueError
-        An argument beside it, other models, or plain decoding was faster.
+    ``arguments`` are those that the setting decides, each with its default. Raises ValueError for
+    one that is not, other models, or plain decoding that was faster.
     """
     setting = tuned if isinstance(tuned, TunedSetting) else load_tuned(tuned)
-    for name, (value, usual) in given.items():
+    for name, (value, usual) in arguments.items():
         if value is not usual and value != usual:
             raise ValueError(f"{name}: must not be given with tuned, which has one; got {value!r}")
     setting.check_pair(target_model, draft_model)
@@ -163,9 +156,9 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     try:
         best, about = content["recommended"], content["source"]
         temperature = _amount(path, "temperature", about.get("temperature", 1.0))
-        known = {name: str(about[name]) for name in WEIGHTS if name in about}
+        weights = {name: str(about[name]) for name in WEIGHTS if name in about}
         level, divergence = _amount(path, "level", content["level"]), str(content["divergence"])
-        own = _setting(path, best, trust_code) if best is not None else (None, None, 0)
+        choice = _choice(path, best, trust_code) if best is not None else (None, None, 0)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: must hold what was recommended; got {error!r:.200}") from None
     dtype = None if about.get("dtype") is None else str(about["dtype"])
@@ -178,7 +171,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
                 f"{path}: noise_floor must have kl_per_token; got {floor!r:.60}"
             ) from None
     siblings = 0 if best is None else _siblings(path, best)
-    return TunedSetting(*own, temperature, level, divergence, known, dtype, floor, siblings)
+    return TunedSetting(*choice, temperature, level, divergence, weights, dtype, floor, siblings)
 
 
 def _amount(path: Path, name: str, value: Any) -> float:
@@ -188,7 +181,7 @@ def _amount(path: Path, name: str, value: Any) -> float:
     return check.number(f"{path}: {name}", value, 0, sys.float_info.max)
 
 
-def _setting(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy, str, int]:
+def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy, str, int]:
     values = best.get("values")
     knobs = {} if values is None else {"values": str(beside(path, values))}
     rule = policy_of_data(best["policy"], path, trust_code=trust_code, **knobs)

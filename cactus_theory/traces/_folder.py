@@ -19,6 +19,7 @@ from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_byte
 # of chains, which are written as ever, and of trees
 FORMAT, VERSIONS = "cactus-theory trace", (1, 2)
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
+COUNTS = "cycles", "target_rows", "draft_rows"
 # more tokens a cycle are drafted by nobody, and replays have a column for each
 MOST_DRAFTED = 4096
 
@@ -91,28 +92,6 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_header(path: Path, header: Header) -> None:
-    """Write what an unfinished folder is to become."""
-    write_marked(path, FORMAT, VERSIONS[header.trees], asdict(header))
-
-
-def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write the manifest, all of it or nothing."""
-    totals = {name: manifest.total(name) for name in ("cycles", "target_rows", "draft_rows")}
-    shards = [asdict(entry) for entry in manifest.shards]
-    write_marked(
-        path,
-        FORMAT,
-        VERSIONS[manifest.header.trees],
-        asdict(manifest.header) | {"texts": len(shards)} | totals | {"shards": shards},
-    )
-
-
-def read_header(path: Path) -> Header:
-    """Return the header of an unfinished folder, or of a manifest; as ``read_manifest``."""
-    return _header(path, read_marked(path, FORMAT, *VERSIONS))
-
-
 def read_manifest(path: Path) -> Manifest:
     """Return a manifest whose parts agree with each other.
 
@@ -129,19 +108,13 @@ def read_manifest(path: Path) -> Manifest:
             f"{path}: texts must be the number of shards, {len(shards)}; "
             f"got {content.get('texts')!r:.60}"
         )
-    for name in ("cycles", "target_rows", "draft_rows"):
+    for name in COUNTS:
         if content.get(name) != manifest.total(name):
             raise ValueError(
                 f"{path}: {name} must be the sum over shards, {manifest.total(name)}; "
                 f"got {content.get(name)!r:.60}"
             )
-    _check_drafts(path, manifest)
-    return manifest
-
-
-def _check_drafts(path: Path, manifest: Manifest) -> None:
-    """Raise unless every shard can have drafted the tokens that its counts imply."""
-    most = manifest.header.limits[1]
+    most = header.limits[1]
     for entry in manifest.shards:
         drafted = entry.target_rows - entry.cycles
         if not (0 <= entry.draft_rows <= drafted <= most * entry.cycles and entry.bytes >= 0):
@@ -150,6 +123,7 @@ def _check_drafts(path: Path, manifest: Manifest) -> None:
                 f"for each; got {entry.cycles} cycles, {entry.target_rows} target rows and "
                 f"{entry.draft_rows} draft rows"
             )
+    return manifest
 
 
 def _header(path: Path, content: dict[str, Any]) -> Header:
@@ -250,8 +224,12 @@ class Folder:
         self.entries.append(_entry_of(name, shard, content))
 
     def finish(self) -> None:
-        """Write the manifest."""
-        write_manifest(self.path / MANIFEST, Manifest(self.header, tuple(self.entries)))
+        """Write the manifest, all of it or nothing."""
+        manifest = Manifest(self.header, tuple(self.entries))
+        content = asdict(self.header) | {"texts": self.texts}
+        content |= {name: manifest.total(name) for name in COUNTS}
+        content["shards"] = [asdict(entry) for entry in self.entries]
+        write_marked(self.path / MANIFEST, FORMAT, VERSIONS[self.header.trees], content)
         (self.path / UNFINISHED).unlink(missing_ok=True)
         self.finished = True
 
@@ -265,7 +243,8 @@ class Folder:
                 raise ValueError(
                     f"folder: must be empty or hold a trace; {self.path} holds {names[0]}"
                 )
-            write_header(self.path / UNFINISHED, self.header)
+            version, content = VERSIONS[self.header.trees], asdict(self.header)
+            write_marked(self.path / UNFINISHED, FORMAT, version, content)
         if (self.path / MANIFEST).is_file():
             (self.path / UNFINISHED).unlink(missing_ok=True)
             self.finished = True
@@ -273,7 +252,8 @@ class Folder:
             self._take_up()
 
     def _compare(self, name: str) -> None:
-        stored, current = (header.flat() for header in (read_header(self.path / name), self.header))
+        content = read_marked(self.path / name, FORMAT, *VERSIONS)
+        stored, current = _header(self.path / name, content).flat(), self.header.flat()
         for key in current | stored:
             if stored.get(key) != current.get(key) and key.startswith("prompts"):
                 raise ValueError(

@@ -68,10 +68,7 @@ class Observation:
 def observed_rates(text: str, rounds: float | None) -> Observation:
     """Return what an engine prints: accepted at each position over drafts, or tokens per call.
 
-    Raises
-    ------
-    ValueError
-        Numbers that are neither, or that rise; no rounds.
+    Raises ValueError for numbers that are neither, or that rise, and without rounds.
     """
     words = [word.strip() for word in text.split(",")]
     rates = np.array([check.number("--observed", word, 0) for word in words])
@@ -95,10 +92,8 @@ def observed_rates(text: str, rounds: float | None) -> Observation:
 def read_metrics(path: str | Path, before: str | Path | None, rounds: float | None) -> Observation:
     """Return what the Prometheus text of vLLM or SGLang says; ``before`` is taken off counters.
 
-    Raises
-    ------
-    OSError, ValueError
-        Files that cannot be read, that hold neither engine's numbers, or several models.
+    Raises OSError or ValueError for files that cannot be read, that hold neither engine's numbers,
+    or several models.
     """
     now = _samples(path)
     if not any(name == DRAFTS for name, _ in now):
@@ -155,19 +150,14 @@ def _samples(path: str | Path) -> dict[tuple[str, str], float]:
 class Diagnosis:
     """An observation against an expectation and against known faults.
 
-    Attributes
-    ----------
-    gaps : one a position that enough rounds reached, keys GAP; at position 0 tokens per call, if
-        those were counted. ``errors`` is how many standard errors it is off.
-    alarm : whether healthy is refused: by a gap, or in favour of some fault.
-    named : of an alarm, faults that fit and are nearer than healthy, the nearest first.
-    alike : faults that would look healthy here.
+    A gap, keys GAP, is of a position that enough rounds reached, or of tokens per call, if those
+    were counted, at position 0; ``errors`` is how many standard errors it is off.
     """
 
     gaps: Sequence[dict[str, Any]]
-    alarm: bool
-    named: tuple[str, ...]
-    alike: tuple[str, ...]
+    alarm: bool  # whether healthy is refused: by a gap, or in favour of some fault
+    named: tuple[str, ...]  # of an alarm, faults that fit and are nearer, the nearest first
+    alike: tuple[str, ...]  # faults that would look healthy here
 
 
 def compare_observed(

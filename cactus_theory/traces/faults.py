@@ -105,9 +105,8 @@ class MisledDrafting(ModelDrafting):
         """Note what a faulty cache loses after a refusal: the last tokens but the newest."""
         if not self.drafter.lost:
             return
-        for length, (before, drafted), lost in zip(
-            self.texts.lengths, self.drafted_from, self.lost, strict=True
-        ):
+        for row, (before, drafted) in enumerate(self.drafted_from):
+            length, lost = self.texts.lengths[row], self.lost[row]
             if length - before <= drafted:
                 places = [place for place in range(length - 1) if place not in lost]
                 lost |= set(places[-self.drafter.lost :])

@@ -95,13 +95,7 @@ def replay_widths(
     widths: Sequence[int],
     divergences: Sequence[str | Divergence] = ("kl",),
 ) -> dict[int, Replay]:
-    """Return :func:`replay` at several K, in one pass where :func:`shares_rows` allows it.
-
-    Raises
-    ------
-    ValueError, NotImplementedError
-        As :func:`replay`.
-    """
+    """Return :func:`replay` at several K, in one pass where :func:`shares_rows` allows it."""
     checked = sorted({draft_width(source, width) for width in widths})
     if shares_rows(policy, verifier):
         return _replays(source, policy, verifier, checked, divergences)
@@ -294,15 +288,5 @@ class TextSums:
 
     def result(self, policy: str, verifier: str, source: str) -> Replay:
         """Return the sums with their names."""
-        return Replay(
-            policy=policy,
-            verifier=verifier,
-            num_draft_tokens=self.width,
-            source=source,
-            cycles=self.cycles,
-            tokens=self.tokens,
-            accepted=self.accepted,
-            spent=self.spent,
-            reached=self.reached,
-            kept=self.kept,
-        )
+        by_text = self.cycles, self.tokens, self.accepted, self.spent, self.reached, self.kept
+        return Replay(policy, verifier, self.width, source, *by_text)

@@ -12,7 +12,6 @@ from torch import Tensor
 from cactus_theory.traces._folder import (
     MANIFEST,
     UNFINISHED,
-    Entry,
     Header,
     Manifest,
     digest,
@@ -96,11 +95,22 @@ class Trace:
         place = Path(folder)
         if place.name == MANIFEST:
             place = place.parent
+        if not place.is_dir():
+            raise OSError(f"{place}: must be the folder of a trace; no such folder")
         if not (place / MANIFEST).is_file():
-            raise _not_a_trace(place)
+            if (place / UNFINISHED).is_file():
+                raise ValueError(
+                    f"{place}: must be a finished trace; this one was interrupted, log it again "
+                    "with the same arguments to finish it"
+                )
+            raise ValueError(f"{place}: must be the folder of a trace; it has no {MANIFEST}")
         trace = cls(place, read_manifest(place / MANIFEST))
         for entry in trace.manifest.shards:
-            trace._check_size(entry)
+            path = place / entry.file
+            if not path.is_file():
+                raise OSError(f"{path}: must be a readable file; no such file")
+            if (size := path.stat().st_size) != entry.bytes:
+                raise ValueError(f"{path}: must have {entry.bytes} bytes; got {size}")
         return trace
 
     @property
@@ -278,29 +288,11 @@ class Trace:
                     f"cycle drafted; got {self.num_draft_tokens}"
                 )
 
-    def _check_size(self, entry: Entry) -> None:
-        path = self.folder / entry.file
-        if not path.is_file():
-            raise OSError(f"{path}: must be a readable file; no such file")
-        if (size := path.stat().st_size) != entry.bytes:
-            raise ValueError(f"{path}: must have {entry.bytes} bytes; got {size}")
-
 
 def is_trace(path: str | Path) -> bool:
     """Return whether a path is meant as a trace: a folder, or a manifest."""
     place = Path(path)
     return place.is_dir() or place.name == MANIFEST
-
-
-def _not_a_trace(place: Path) -> Exception:
-    if not place.is_dir():
-        return OSError(f"{place}: must be the folder of a trace; no such folder")
-    if (place / UNFINISHED).is_file():
-        return ValueError(
-            f"{place}: must be a finished trace; this one was interrupted, log it again with the "
-            "same arguments to finish it"
-        )
-    return ValueError(f"{place}: must be the folder of a trace; it has no {MANIFEST}")
 
 
 def _probs(rows: Tensor) -> Tensor:
@@ -311,16 +303,14 @@ def _probs(rows: Tensor) -> Tensor:
 def _cycle(text: int, shard: Shard, number: int) -> Cycle:
     first, last = shard.token_offsets[number : number + 2].tolist()
     start, end = shard.draft_offsets[number : number + 2].tolist()
-    tree = {}
-    if shard.families is not None:
-        tree = dict(zip(("parents", "sampled", "certain"), family(shard, number)[1:], strict=True))
+    tree = () if shard.families is None else family(shard, number)[1:]
     return Cycle(
-        text=text,
-        position=int(shard.position[number]),
-        draft_token_ids=shard.draft_token_ids[first:last].long(),
-        target_probs=_probs(shard.target_log_probs[first + number : last + number + 1]),
-        draft_probs=_probs(shard.draft_log_probs[start:end]) if end > start else None,
-        **tree,
+        text,
+        int(shard.position[number]),
+        shard.draft_token_ids[first:last].long(),
+        _probs(shard.target_log_probs[first + number : last + number + 1]),
+        _probs(shard.draft_log_probs[start:end]) if end > start else None,
+        *tree,
     )
 
 

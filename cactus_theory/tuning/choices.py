@@ -217,7 +217,10 @@ class Tuned:
         ValueError
             A family whose verification was not measured.
         """
-        choices = [priced(choice, costs, self.halves) for choice in self.choices]
+        choices = [
+            priced(choice.family, choice.replay, costs, self.halves, choice.policy, choice.values)
+            for choice in self.choices
+        ]
         choices.sort(key=lambda choice: -choice.chosen_by.value)
         return replace(self, costs=costs, plain=plain_speed(costs), choices=tuple(choices))
 
@@ -258,8 +261,17 @@ def _pays(tree: Choice, path: Choice) -> bool:
     return all(ratio.value - BEYOND * ratio.standard_error > 1 for ratio in ratios)
 
 
-def priced(choice: Choice, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]) -> Choice:
-    """Return the choice with its speeds at these costs."""
-    settings = costs.beside(choice.family.siblings), choice.family.costs, choice.family.times
-    first, second = (speed(choice.replay.part(half), *settings) for half in halves)
-    return replace(choice, chosen_by=first, speed=second)
+def priced(
+    family: Family,
+    replay: Replay,
+    costs: Costs,
+    halves: tuple[Sequence[int], Sequence[int]],
+    policy: str | None = None,
+    values: Path | None = None,
+) -> Choice:
+    """Return a setting with its speeds at these costs; ``policy`` is a spec without its values."""
+    settings = costs.beside(family.siblings), family.costs, family.times
+    first, second = (speed(replay.part(half), *settings) for half in halves)
+    width = replay.num_draft_tokens
+    spec = replay.policy if policy is None else policy
+    return Choice(family, spec, replay.verifier, width, replay, first, second, values)

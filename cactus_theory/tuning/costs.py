@@ -220,13 +220,8 @@ class Costs:
         widths, texts = self.widths, [self.batch, *self.widths]
         parts = [getattr(self, part) for part in PARTS] + list(self.verify.values())
         ends = 1.0 if self.new_tokens is None else self.new_tokens
-        amounts = [
-            self.plain,
-            self.start,
-            self.plain_start,
-            ends,
-            *(x for part in parts for x in part),
-        ]
+        amounts = [self.plain, self.start, self.plain_start, ends]
+        amounts += [amount for part in parts for amount in part]
         return (
             self.unit in (SECONDS, PLAIN_STEPS)
             and all(type(count) is int and 1 <= count < 2**31 for count in texts)

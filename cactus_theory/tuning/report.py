@@ -8,7 +8,6 @@ from typing import Any
 
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
-from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import list_policies
 from cactus_theory.promises import USUAL_TOKENS
 from cactus_theory.tuned import FORMAT, VERSIONS
@@ -82,8 +81,8 @@ def table(tuned: Tuned) -> str:
     plain                –         –                  1.000     1.00        lossless
     speeds are predicted, from texts that were not chosen by
     """
-    spec = tuned.divergence
-    heads = ("policy", "verifier", "K", _unit(tuned), "x plain", f"{_name(spec)}/token",
+    unit = "KL" if tuned.divergence == "kl" else tuned.divergence
+    heads = ("policy", "verifier", "K", _unit(tuned), "x plain", f"{unit}/token",
              "tokens/call")  # fmt: skip
     lines = [(choice.chosen_by.value, _cells(choice, tuned)) for choice in tuned.of_families()]
     lines.append((tuned.plain, ["plain", "–", "–", _number(tuned.plain), "1.00", "lossless", "1"]))
@@ -299,10 +298,6 @@ def _unit(tuned: Tuned) -> str:
 def _spent(tuned: Tuned, amount: float) -> str:
     unit = "nats of KL" if tuned.divergence == "kl" else tuned.divergence
     return f"{amount:.4g} {unit} per token"
-
-
-def _name(spec: str) -> str:
-    return "KL" if find_divergence(spec).spec == "kl" else spec
 
 
 def _both(estimate: Any) -> str:

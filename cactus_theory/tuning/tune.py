@@ -130,7 +130,7 @@ def tune(
     judged = source.part(texts.judged) if isinstance(source, Trace) else source
     solved = _solved(judged, candidates, widths, level, kind.spec, on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
-    choices = [_choice(family, replay, costs, texts.halves) for family, replay in solved]
+    choices = [priced(family, replay, costs, texts.halves) for family, replay in solved]
     soft = fastest([choice for choice in choices if choice.family.name == "soft_band:price"])
     soft = soft if learning else None
     if soft is not None and soft.num_draft_tokens > 1:
@@ -140,8 +140,8 @@ def tune(
         valued = _with_values(judged, soft, table, level, kind.spec, costs)
         if valued is not None:
             family, spec, replay = valued
-            choice = _choice(family, replay, costs, texts.halves)
-            choices.append(replace(choice, policy=spec, values=Path(table.file)))
+            file = Path(table.file)
+            choices.append(priced(family, replay, costs, texts.halves, spec, file))
             costs = costs.with_times(family.key, soft.family.key, family.times)
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     paths = [family.key for family in candidates if not family.siblings]
@@ -211,14 +211,6 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Setting]:
             near = replays[min(replays, key=lambda other: abs(other - width))]  # noqa: B023
             settings.append(Setting(key, near.policy, near.verifier, width, counts[key]))
     return settings
-
-
-def _choice(
-    family: Family, replay: Replay, costs: Costs, halves: tuple[Sequence[int], Sequence[int]]
-) -> Choice:
-    width, placeholder = replay.num_draft_tokens, replay.tokens_per_call
-    choice = Choice(family, replay.policy, replay.verifier, width, replay, placeholder, placeholder)
-    return priced(choice, costs, halves)
 
 
 def _with_values(
