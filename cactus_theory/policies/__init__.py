@@ -1,6 +1,6 @@
 """The policies; importing a policy's file registers it."""
 
-from cactus_theory.policies import (  # noqa: I001  (the order in which they are listed)
+from cactus_theory.policies import (  # noqa: F401, I001  (the order in which they are listed)
     speculative,
     sample_and_match,
     cactus,
@@ -33,24 +33,7 @@ __all__ = [
     "PerProposal",
     "Policy",
     "Residual",
-    "band",
-    "cactus",
-    "cascade",
-    "distillspec",
-    "fuzzy",
-    "lenience",
     "list_policies",
-    "mars",
-    "mentored",
-    "mixture",
     "policy",
     "register",
-    "relaxed",
-    "reshaped",
-    "sample_and_match",
-    "soft_band",
-    "speculative",
-    "thresholds",
-    "top_k",
-    "typical",
 ]

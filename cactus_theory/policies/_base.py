@@ -57,10 +57,7 @@ def keep_probability(raised: Tensor, drafted: Tensor) -> Tensor:
 
 
 def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
-    """Return ``residual`` (..., V) divided by its sum, or ``fallback`` rows where it is empty.
-
-    NaN stays NaN.
-    """
+    """Return ``residual`` (..., V) over its sum, ``fallback`` rows where it is empty; NaN stays."""
     total = residual.sum(-1, keepdim=True)
     empty = total <= 0
     return torch.where(empty, fallback, residual / torch.where(empty, 1.0, total))
@@ -136,13 +133,7 @@ class Mathematics(ABC):
         return None
 
     def proposal_divergence(self, q: Rows, p: Rows, kind: Divergence) -> Rows:
-        """Return D(h⁽ⁿ⁾‖q) for every token n, (..., V).
-
-        Raises
-        ------
-        ValueError
-            A policy without proposals.
-        """
+        """Return D(h⁽ⁿ⁾‖q) for every token n, (..., V); ValueError without proposals."""
         rows = self.proposal(q, p, _all_tokens(q))
         if rows is None:
             raise ValueError(
@@ -286,10 +277,7 @@ class Policy(Mathematics):
 
     @property
     def answers_rows(self) -> bool:
-        """Return whether :meth:`follow_row` answers, and :meth:`decide_row` to a chain of tokens.
-
-        That is faster than :meth:`follow` and :meth:`decide`.
-        """
+        """Return whether :meth:`follow_row` and, for chains, :meth:`decide_row` answer: faster."""
         return False
 
     def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:

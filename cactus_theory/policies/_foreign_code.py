@@ -58,13 +58,7 @@ def copied(value: Any) -> Any:
 
 @contextmanager
 def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-    """Lend copies of rows to the rule called ``name``, which must not change them.
-
-    Raises
-    ------
-    ValueError
-        A write into a read-only array, or a copy that was changed all the same.
-    """
+    """Lend copies of rows to the rule called ``name``; ValueError if it writes into one."""
     copies = tuple(map(copied, values))
     try:
         yield copies
@@ -140,13 +134,7 @@ FASTER = (
 
 
 class Forecast(Progress):
-    """Follow an enumeration of ``refused`` tokens of rows of ``vocab``, shown if it is slow.
-
-    Warns
-    -----
-    UserWarning
-        How long it will take, where that is more than ``SLOW_SECONDS``.
-    """
+    """Follow an enumeration of ``refused`` tokens of rows of ``vocab``; warn if it is slow."""
 
     def __init__(self, spec: str, refused: int, vocab: int) -> None:
         super().__init__("recovery", refused)

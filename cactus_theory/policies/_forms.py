@@ -1,15 +1,4 @@
-r"""Shapes that many policies have.
-
-* :class:`FixedTarget`: lossless sampling on a row h. :class:`Either`: on the draft's row where it
-  seems good enough, else on the target's.
-* :class:`Entrywise`: a ceiling and a scale that depend on the drafted entries only. Keep n iff
-  coin·p_n < c(q_n, p_n); after a refusal draw from (s·q − p)₊ with a scale s(q_n, c). A verifier
-  needs one pass over a row, and only after a refusal (THEORY.md, Theorem 16).
-* :class:`PerProposal`: raise the drafted token to γ and scale the rest of q down,
-  :math:`h^{(n)}_n = γ_n` and :math:`h^{(n)}_i = s_n q_i` with :math:`s_n = (1−γ_n)/(1−q_n)`.
-  Every token has its own row h⁽ⁿ⁾, and the emitted law is none of them; ``emitted`` returns it
-  exactly (THEORY.md, Theorem 4). Source: Hao & Mou 2026 (arXiv 2604.04987).
-"""
+"""Shapes that many policies have: a row h, a ceiling of drafted entries, a row of every token."""
 
 from abc import abstractmethod
 
@@ -86,7 +75,10 @@ class FixedTarget(Policy):
 
 
 class Entrywise(Policy):
-    """Keep n with min(1, c(q_n, p_n)/p_n), recover from (s·q − p)₊ normalised."""
+    """Keep n with min(1, c(q_n, p_n)/p_n), recover from (s·q − p)₊ normalised, s of q_n and c.
+
+    A verifier needs one pass over a row, only after a refusal (THEORY.md, Theorem 16).
+    """
 
     entrywise = True
 
@@ -185,7 +177,12 @@ FEW_REFUSED = 16
 
 
 class PerProposal(Entrywise):
-    """A policy given by γ as a function of q_n alone, with γ ≥ q_n.
+    r"""A policy given by γ as a function of q_n alone, with γ ≥ q_n.
+
+    The drafted token is raised to γ and the rest of q scaled down: :math:`h^{(n)}_n = γ_n` and
+    :math:`h^{(n)}_i = s_n q_i` with :math:`s_n = (1−γ_n)/(1−q_n)`. Every token has its own row
+    h⁽ⁿ⁾; the emitted law is none of them, and ``emitted`` returns it (THEORY.md, Theorem 4).
+    Source: Hao & Mou 2026 (arXiv 2604.04987).
 
     Examples
     --------

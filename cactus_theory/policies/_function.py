@@ -15,13 +15,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import _knobs
-from cactus_theory.policies._base import (
-    Id,
-    Ids,
-    Policy,
-    Rows,
-    normalised_or,
-)
+from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or
 from cactus_theory.policies._foreign_code import lent
 from cactus_theory.policies._forms import FixedTarget
 from cactus_theory.policies._records import Budget, Declaration

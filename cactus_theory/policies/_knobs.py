@@ -50,13 +50,7 @@ class ValueTable:
         prices: Sequence[float],
         worths: Sequence[Sequence[Worth]],
     ) -> "ValueTable":
-        """Return the table of these worths, by price and tokens that follow.
-
-        Raises
-        ------
-        ValueError
-            Knots or prices that do not rise, slopes that do not fall.
-        """
+        """Return the table of worths by price and tokens that follow; ValueError if it is none."""
         slopes = tuple(tuple(worth.slopes for worth in table) for table in worths)
         table = cls(divergence, tuple(map(float, knots)), tuple(prices), slopes)
         _check(table)
@@ -91,13 +85,7 @@ NO_VALUES = (ONE_TOKEN,)
 
 
 def read_values(file: str) -> ValueTable:
-    """Return the table in a JSON file, as it is now.
-
-    Raises
-    ------
-    ValueError
-        A file that cannot be read or holds no such table.
-    """
+    """Return the table in a JSON file, as it is now; ValueError where there is none."""
     try:
         content = read_marked(Path(file), FORMAT)
     except (OSError, ValueError) as error:
@@ -203,12 +191,8 @@ def converted(name: str, value: Any, kind: Any) -> Any:
     """Return ``value`` as ``kind``: ``"3"`` as int, ``"true"`` as bool, ``"none"`` as None.
 
     Numbers become the float or int that is asked for, the name of a file the table in it. Values
-    of other kinds (Any, a class of your own) are returned as they are.
-
-    Raises
-    ------
-    ValueError
-        A value that ``kind`` cannot hold.
+    of other kinds (Any, a class of your own) are returned as they are. Raises ValueError for a
+    value that ``kind`` cannot hold.
     """
     if get_origin(kind) in (Union, types.UnionType):
         return _one_of(name, value, get_args(kind))
@@ -283,13 +267,7 @@ READERS: dict[type, Callable[[str, Any], Any]] = {
 
 
 def readable(policy: Policy | type[Policy], name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return knob values in their types.
-
-    Raises
-    ------
-    ValueError
-        A knob that the policy does not have, or a value that its type cannot hold.
-    """
+    """Return knob values in their types; ValueError for an unknown knob or a wrong value."""
     known = of(policy)
     for knob in values:
         if knob not in known:

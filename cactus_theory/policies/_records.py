@@ -155,22 +155,17 @@ def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Path:
-    """The path to each of some rows.
+    """The path to each of some rows."""
 
-    Attributes
-    ----------
-    alive : (...) float64 in [0, 1], the alive ratio P: the tokens before the row are all
-        accepted with the probability P given them (averaged over what was drafted later).
-    left : (...) int64, how many drafted tokens are planned to follow the one that is drafted at
-        the row. A draft that stops early by what it drafted does not change it, or h would
-        depend on the drafted token.
-    raised : (...) float64, h_n of the drafted token where the drafter was certain and the
-        policy has looked ahead (:meth:`Policy.certain_path`); None elsewhere. Of several certain
-        tokens (:meth:`Policy.certain_tree`) their sum, and the draft's row has their shares.
-    """
-
+    # the alive ratio P, float64 in [0, 1]: the tokens before the row are all accepted with the
+    # probability P given them (averaged over what was drafted later)
     alive: Float[Tensor, "*batch"]
+    # int64, how many drafted tokens are planned to follow the one that is drafted at the row; a
+    # draft that stops early by what it drafted does not change it, or h would depend on that token
     left: Int[Tensor, "*batch"]
+    # float64, h_n of the drafted token where the drafter was certain and the policy has looked
+    # ahead (Policy.certain_path), None elsewhere; of several certain tokens (Policy.certain_tree)
+    # their sum, and the draft's row has their shares
     raised: Float[Tensor, "*batch"] | None = None
 
     def at(self, row: int) -> "Path":
@@ -182,27 +177,17 @@ class Path:
 
 
 class Node(NamedTuple):
-    """One node of a path, on the CPU, and the token drafted there.
+    """One node of a path, on the CPU, and the token drafted there; P and left of its path."""
 
-    Attributes
-    ----------
-    q, p : rows (V,), numpy, of one precision. Where tokens are certain p is the row that was
-        sampled from beside them, 0 where none was.
-    q_n, p_n : their entries at the drafted token.
-    alive, left : as in :class:`Path`.
-    ends : whether the path may end at the node, so that the residual is needed.
-    certain : ids of the tokens that are certain there, and whether the drafted one is, too.
-    """
-
-    q: np.ndarray
-    p: np.ndarray
-    q_n: float
+    q: np.ndarray  # (V,), of one precision with p
+    p: np.ndarray  # where tokens are certain, what was sampled from beside them, 0 if nothing was
+    q_n: float  # entries of the rows at the drafted token
     p_n: float
     alive: float
     left: int
-    ends: bool
-    certain: Sequence[int] = ()
-    joint: bool = False
+    ends: bool  # whether the path may end at the node, so that the residual is needed
+    certain: Sequence[int] = ()  # ids of the tokens that are certain there
+    joint: bool = False  # whether the drafted one is, too
 
     @property
     def draft_ratio(self) -> float:
@@ -219,14 +204,9 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What a policy's row h makes of N nodes and the tokens drafted there.
+    """What a policy's row h makes of N nodes and the tokens drafted there."""
 
-    Attributes
-    ----------
-    ratio : (N,) float64, P h_n/p_n; the alive ratio after the token is min(1, ratio).
-    residual : of (P h − p)₊, with that mass where rows are given; arbitrary
-        where ``ratio`` ≥ 1, as a path does not end before such a token.
-    """
-
-    ratio: Float[Tensor, "rows"]
+    ratio: Float[Tensor, "rows"]  # float64, P h_n/p_n; the alive ratio afterwards is min(1, ratio)
+    # of (P h − p)₊, with that mass where rows are given; arbitrary where ``ratio`` ≥ 1, as a path
+    # does not end before such a token
     residual: Residual

@@ -118,12 +118,8 @@ def policy_of_data(
     """Return the policy that the data file ``path`` names, without running or reading more.
 
     It is a registered one, and its knobs name files of the data file's own folder only.
-    ``trust_code`` reads the spec as :func:`policy` does.
-
-    Raises
-    ------
-    ValueError
-        No spec, ``FILE.py:NAME``, a file in another folder, and as :func:`policy`.
+    ``trust_code`` reads the spec as :func:`policy` does. Raises ValueError for what is no spec,
+    ``FILE.py:NAME``, a file in another folder, and as :func:`policy`.
     """
     if trust_code:
         return policy(spec, **knobs)

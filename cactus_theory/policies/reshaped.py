@@ -7,10 +7,7 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import scaled
-from cactus_theory.policies._base import (
-    Rows,
-    normalised_or,
-)
+from cactus_theory.policies._base import Rows, normalised_or
 from cactus_theory.policies._forms import FixedTarget
 from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register

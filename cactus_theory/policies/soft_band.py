@@ -14,10 +14,7 @@ from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import registered_divergence as find_divergence
 from cactus_theory.optimum.soft import Pieces, Worth, soft_rows
 from cactus_theory.optimum.soft_row import SoftRow
-from cactus_theory.policies._base import (
-    Entries,
-    Rows,
-)
+from cactus_theory.policies._base import Entries, Rows
 from cactus_theory.policies._forms import FixedTarget
 from cactus_theory.policies._knobs import NO_VALUES, ValueTable
 from cactus_theory.policies._records import Declaration, Node, Path

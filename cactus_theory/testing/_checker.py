@@ -20,7 +20,7 @@ from cactus_theory.testing._report import Finding, Verdict
 from cactus_theory.testing.properties import Behaviour
 
 # the first property makes each call about once, others up to this often (at values of a knob)
-ONCE, ASKED = 2, 40
+ONCE, OFTEN = 2, 40
 # factor for a machine that becomes busier than it was during the first calls
 BUSIER = 5.0
 # seconds after which a row that hung once counts as hanging again
@@ -58,39 +58,27 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 class Clock:
-    """The time limit for one property on some rows; None everywhere if ``least`` is None.
-
-    Attributes
-    ----------
-    least : seconds that are always allowed; more rows get more.
-    each : seconds that one drafted token took, the slowest answer so far.
-    tell : called with the number of seconds that the next answer may take.
-    """
+    """The time limit for one property on some rows; None everywhere if ``least`` is None."""
 
     def __init__(
         self, least: float | None, tell: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        self.least, self.tell = least, tell
-        self.each = 0.0
-        self._told = (-float("inf"), 0.0)
+        self.least = least  # seconds that are always allowed; more rows get more
+        self.tell = tell  # called with the seconds that the next answer may take
+        self.each = 0.0  # seconds that one drafted token took, the slowest answer so far
+        self.last = (-math.inf, 0.0)  # when ``tell`` was called, and with what
 
-    def limit(self, seen: Behaviour, calls: int = ASKED) -> float | None:
-        """Return the seconds for a property that makes each call ``asked`` times."""
+    def limit(self, prop: Property, seen: Behaviour, again: bool = False) -> float | None:
+        """Return the seconds for a property; ``again`` for a row that may be without an answer."""
         if self.least is None:
             return None
+        calls = ONCE if prop.name == "answers" else OFTEN
         seconds = self.least + calls * BUSIER * self.each * _questions(seen)
         now = time.monotonic()
-        if now - self._told[0] > QUIET or seconds > self._told[1]:
-            self._told = now, seconds
+        if now - self.last[0] > QUIET or seconds > self.last[1]:
+            self.last = now, seconds
             self.tell(seconds)
-        return seconds
-
-    def limit_again(self, seen: Behaviour, calls: int = ASKED) -> float | None:
-        """Return the seconds for a single row that may be the one without an answer."""
-        whole = self.limit(seen, calls)
-        if whole is None or self.least is None:
-            return None
-        return whole - self.least + min(self.least / 5, HANG_AGAIN)
+        return seconds - self.least + min(self.least / 5, HANG_AGAIN) if again else seconds
 
     def took(self, seen: Behaviour, seconds: float) -> None:
         """Record how long it took to make each call once."""
@@ -221,8 +209,7 @@ class Checker:
 
     def worst(self, prop: Property, seen: Behaviour, limit: float | None = None) -> Worst:
         """Return the worst entry of a property, in limited time; the rule's exceptions pass."""
-        calls = ONCE if prop.name == "answers" else ASKED
-        seconds = self.clock.limit(seen, calls) if limit is None else limit
+        seconds = self.clock.limit(prop, seen) if limit is None else limit
         with warnings.catch_warnings(), time_limit(seconds):
             warnings.simplefilter("ignore")
             return measure(prop, seen)
@@ -269,8 +256,7 @@ class Checker:
     def error_on(self, prop: Property, seen: Behaviour) -> Exception | None:
         """Return what the rule raises there, if anything."""
         try:
-            calls = ONCE if prop.name == "answers" else ASKED
-            self.worst(prop, seen, self.clock.limit_again(seen, calls))
+            self.worst(prop, seen, self.clock.limit(prop, seen, again=True))
         except Exception as error:  # whatever the user's code raises
             return error
         return None
