@@ -43,7 +43,7 @@ def emitted_law(
     >>> ct.emitted_law(ct.policy("cactus:delta=0.25"), q, None, draft_token_ids=2).round(4)
     array([0.0268, 0.0268, 0.9464])
     """
-    _check_rule(rule)
+    _check_policy(rule)
     q, p = _rows(target_probs, draft_probs, draft_token_ids)
     return check.like(rule.emitted(q, p), target_probs)
 
@@ -119,7 +119,7 @@ def audit(
     >>> print(f"held: {report.within}; the optimum there: {report.optimum_acceptance:.4f}")
     held: True; the optimum there: 0.7221
     """
-    _check_rule(rule)
+    _check_policy(rule)
     reference = find_divergence(divergence)
     q, p = _rows(target_probs, draft_probs, draft_token_ids)
     batch = q.shape[:-1]
@@ -209,6 +209,6 @@ def _rows(target_probs: Any, draft_probs: Any, draft_token_ids: Any) -> tuple[Te
     return q.expand(certain.shape), certain.scatter_(-1, ids.expand(shape)[..., None].long(), 1.0)
 
 
-def _check_rule(rule: Any) -> None:
+def _check_policy(rule: Any) -> None:
     if not isinstance(rule, Policy):
         raise TypeError(f"rule: must be a Policy, as from ct.policy(...); got {rule!r}")

@@ -256,10 +256,10 @@ def _most_change(rate: float, rest: float, cap: float) -> float:
 
 def binary_kl(rate: float, rest: float, change: float) -> float:
     """Return kl₂(rate + change‖rate), where rest is 1 − rate."""
-    return _part(rate, change) + _part(rest, -change)
+    return _kl_term(rate, change) + _kl_term(rest, -change)
 
 
-def _part(mass: float, change: float) -> float:
+def _kl_term(mass: float, change: float) -> float:
     """Return m ln(m/mass) − change for m = mass + change: kl₂ is the sum of two of these."""
     if change <= -mass:
         return mass

@@ -25,24 +25,24 @@ SETTLED, NOISE = tl.constexpr(1e-6), tl.constexpr(3e-8)
 
 
 @triton.jit
-def newton_step(excess, slope, x, low, high, flag):
-    """Return one row's next point, bracket and flag, from E and E′ at x, all float64."""
+def newton_step(excess, slope, x, lower, upper, flag):
+    """Return one row's next point and bracket, float64, and its flag, from E and E′ at x."""
     below = excess < 0
-    low, high = tl.where(below, x, low), tl.where(below, high, x)
+    lower, upper = tl.where(below, x, lower), tl.where(below, upper, x)
     flag = flag | tl.where(below, LOW_SEEN, HIGH_SEEN)
-    end = tl.where(below, high, low)
+    end = tl.where(below, upper, lower)
     newton = tl.where(slope > 0, x - excess / tl.where(slope > 0, slope, 1.0), end)
-    middle = tl.sqrt(low * high)
-    under = tl.where((flag & LOW_SEEN) == 0, low, middle)
-    over = tl.where((flag & HIGH_SEEN) == 0, high, middle)
-    following = tl.where(newton <= low, under, tl.where(newton >= high, over, newton))
+    middle = tl.sqrt(lower * upper)
+    under = tl.where((flag & LOW_SEEN) == 0, lower, middle)
+    over = tl.where((flag & HIGH_SEEN) == 0, upper, middle)
+    following = tl.where(newton <= lower, under, tl.where(newton >= upper, over, newton))
     at_root = (tl.abs(excess) <= NOISE) | (excess != excess)  # NaN in the row: nothing to solve
     following = tl.where(
-        at_root & ((newton <= low) | (newton >= high) | (newton != newton)), x, following
+        at_root & ((newton <= lower) | (newton >= upper) | (newton != newton)), x, following
     )
     # the number comes last: Triton 3.7's interpreter makes a constant of a constant times a tensor
     settled = at_root | (tl.abs(following - x) <= x * SETTLED)
-    return following, low, high, tl.where(settled, flag & ~READ, flag)
+    return following, lower, upper, tl.where(settled, flag & ~READ, flag)
 
 
 @triton.jit
