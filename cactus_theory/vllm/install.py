@@ -137,9 +137,9 @@ def install(settings: Settings) -> Hook:
 
     UnknownVersion if names differ from those that are relied on.
     """
+    import vllm.v1.worker.gpu_model_runner as worker  # pyright: ignore[reportMissingImports]
     from vllm.logger import init_logger  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
-    from vllm.v1.worker import gpu_model_runner as worker  # pyright: ignore[reportMissingImports]
 
     hook_in_place = getattr(module.rejection_sample, "__self__", None)
     if isinstance(hook_in_place, Hook):
