@@ -143,10 +143,7 @@ def publish(
     *paths: Path | None,
     **notes: str,
 ) -> None:
-    """Write a table with its provenance to every path that is one, to ``--out`` if none is given.
-
-    Raises ValueError as :func:`write_csv`.
-    """
+    """Write a table and its provenance to every path that is one, to ``--out`` if none is given."""
     source = provenance_of(args, **notes)
     for path in filter(None, paths or (args.out,)):
         write_csv(path, rows, source)

@@ -91,9 +91,8 @@ def checkpoints(bench: Bench, setup: Setup) -> Loaded:
     assert settings.target is not None and settings.draft is not None
     device, dtype = str(bench.device), usual_dtype(bench.device)
     pair = load_pair(settings.target, settings.draft, device=device, dtype=dtype)
-    texts, answers = prompts_and_answers(
-        settings, TINY_PROMPTS if bench.tiny else settings.num_prompts
-    )
+    count = TINY_PROMPTS if bench.tiny else settings.num_prompts
+    texts, answers = prompts_and_answers(settings, count)
     ids = [token_ids(pair.tokenizer, text, bool(answers)) for text in texts]
     options: Row = {
         "max_new_tokens": TINY_NEW_TOKENS if bench.tiny else settings.max_new_tokens,
@@ -200,10 +199,7 @@ _LAST_PAIR: dict[tuple[Any, ...], Inflated] = {}
 def inflated(
     device: torch.device | str, target_shape: str, draft_shape: str, *, tiny: bool = False
 ) -> Inflated:
-    """Return the shipped pair in two named shapes: bfloat16 on a GPU, float32 on a CPU.
-
-    ``tiny`` takes shapes of a few million weights instead, to rehearse.
-    """
+    """Return the shipped pair in two named shapes, in ``tiny`` ones to rehearse."""
     names = TINY_SHAPES if tiny else (target_shape, draft_shape)
     for argument, name in zip(("target_shape", "draft_shape"), names, strict=True):
         if name not in SHAPES:
@@ -298,10 +294,7 @@ class Passes:
         return self._timed(feed)
 
     def seconds(self, model: Any, new: int) -> float:
-        """Return the seconds of a pass over ``new`` tokens a text, captured on a GPU.
-
-        What the cache holds does not matter to it, only how long it is.
-        """
+        """Return the seconds of a pass over ``new`` tokens a text, whatever the cache holds."""
         forward = StaticForward(self.cached[id(model)])
         ids = self.ids[:, -1:].repeat(1, new)
         places = torch.arange(self.context, self.context + new, device=self.device)

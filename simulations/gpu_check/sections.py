@@ -128,10 +128,7 @@ def section_names(names: Sequence[str]) -> list[str]:
 
 
 def in_turn(jobs: Iterable[Job], budget: Budget) -> Iterator[Message]:
-    """Run jobs in order; name those the time is too short for, and those that fail.
-
-    A failing job does not keep the next ones from running.
-    """
+    """Run jobs in order, whichever fail; name those, and those that the time is too short for."""
     for name, job in jobs:
         if not budget.left:
             yield Note("skipped", name, "out of time")

@@ -164,15 +164,12 @@ LOSSES = 5
 RECENT = 32
 LOOK_S = 1.0
 Keep = Callable[[list[str]], None]
+Idle = Callable[[int], None]
 Running = dict[Future[list[Done]], list[Task]]
 
 
 def drive(
-    tasks: Sequence[Task],
-    pools: Pools,
-    keep: Keep,
-    *,
-    idle: Callable[[int], None] = lambda slots: None,
+    tasks: Sequence[Task], pools: Pools, keep: Keep, *, idle: Idle = lambda slots: None
 ) -> None:
     """Run every task and hand the lines of each batch to ``keep``, which puts them on the disk.
 
@@ -198,7 +195,7 @@ class _Sweep:
         self.deaths: dict[str, int] = {}
         self.recent: deque[float] = deque(maxlen=RECENT)
 
-    def until_lost(self, pool: Pool, idle: Callable[[int], None]) -> None:
+    def until_lost(self, pool: Pool, idle: Idle) -> None:
         """Work until all is done, or until the pool is lost."""
         running: Running = {}
         usable = True
