@@ -53,19 +53,22 @@ def node_laws(
     window = int(verifier.windows(torch.tensor(len(ids))))
     chances = torch.zeros(window + 1, dtype=torch.float64)  # N_0 to N_W
     chances[0] = 1.0
-    for place, (q, p, token, own) in enumerate(zip(*path[:2], ids, ahead, strict=True)):
-        both, over = torch.minimum(p, q), (p - q).clamp(min=0.0)
-        able = place + window < len(ids) and bool(verifier.unsure(q))
-        deferred = over * (q > 0) * own[:, window] if able else torch.zeros_like(q)
-        recovered = (over.sum() - deferred.sum()) * normalised_or((q - p).clamp(min=0.0), q)
-        mass = chances[0] * (both + deferred + recovered) + both * (own[:, :window] @ chances[1:])
+    for place, (q, p, token, goes_on) in enumerate(zip(*path[:2], ids, ahead, strict=True)):
+        overlap, excess = torch.minimum(p, q), (p - q).clamp(min=0.0)
+        overrides = place + window < len(ids) and bool(verifier.unsure(q))
+        deferred = excess * (q > 0) * goes_on[:, window] if overrides else torch.zeros_like(q)
+        recovered = (excess.sum() - deferred.sum()) * normalised_or((q - p).clamp(min=0.0), q)
+        mass = chances[0] * (overlap + deferred + recovered)
+        mass = mass + overlap * (goes_on[:, :window] @ chances[1:])
         total = float(mass.sum())
         if total <= 0:
             return
         yield total, mass / total
-        kept = both[token] / p[token]
-        overridden = chances[0] * (1 - kept) * float(able and q[token] > 0)
-        chances = kept * torch.cat([chances[:2].sum(0, True), chances[2:], chances.new_zeros(1)])
+        acceptance = overlap[token] / p[token]
+        overridden = chances[0] * (1 - acceptance) * float(overrides and q[token] > 0)
+        chances = acceptance * torch.cat(
+            [chances[:2].sum(0, True), chances[2:], chances.new_zeros(1)]
+        )
         chances[window] += overridden
 
 
@@ -81,17 +84,17 @@ def drafted_on(
     rest = row.scatter(0, best, 0.0)
     drawn = rest.multinomial(OTHERS, True, generator=source) if float(rest.sum()) > 0 else best[:0]
     first = torch.cat([best.repeat_interleave(DRAFTS), drawn])
-    kept = _kept(pair, prefix, first, depth, source)
-    own, others = kept.tensor_split([len(best) * DRAFTS])
-    found = torch.ones(2, len(row), depth + 1, dtype=torch.float64)
-    for half, table in enumerate(found):
-        if len(others):
-            table[:] = others[half::2].mean(0)
-        table[best] = own.view(len(best), DRAFTS, -1)[:, half::2].mean(1)
-    return found
+    chances = _chances(pair, prefix, first, depth, source)
+    of_likeliest, of_others = chances.tensor_split([len(best) * DRAFTS])
+    halves = torch.ones(2, len(row), depth + 1, dtype=torch.float64)
+    for half, table in enumerate(halves):
+        if len(of_others):
+            table[:] = of_others[half::2].mean(0)
+        table[best] = of_likeliest.view(len(best), DRAFTS, -1)[:, half::2].mean(1)
+    return halves
 
 
-def _kept(
+def _chances(
     pair: Any, prefix: list[int], first: Tensor, depth: int, source: torch.Generator
 ) -> Float[Tensor, "drafts depth"]:
     """Return the products of acceptance chances along drafts that begin with these tokens."""
@@ -107,8 +110,8 @@ def _kept(
         tokens.append(rows[-1].multinomial(1, generator=source)[:, 0])
     wide = torch.stack(tokens[:-1], 1)
     q = pair.target(wide, past_key_values=caches[0], use_cache=True).logits.double().softmax(-1)
-    chosen = torch.stack(tokens[1:], 1)[..., None]
-    ratio = (q.gather(-1, chosen) / torch.stack(rows, 1).gather(-1, chosen))[..., 0].clamp(max=1.0)
+    ids = torch.stack(tokens[1:], 1)[..., None]
+    ratio = (q.gather(-1, ids) / torch.stack(rows, 1).gather(-1, ids))[..., 0].clamp(max=1.0)
     return torch.cat([torch.ones_like(ratio[:, :1]), ratio.cumprod(-1)], -1)
 
 
@@ -125,7 +128,7 @@ def looked_ahead(
 
     Those are about ``cycles`` of a trace of sampled drafts.
     """
-    chosen = list(islice(trace, 0, None, max(1, len(trace) // cycles)))
+    sample = list(islice(trace, 0, None, max(1, len(trace) // cycles)))
     source, ends = torch.Generator().manual_seed(seed), torch.tensor(trace.header.eos_token_ids)
     depth = min(WINDOW, max(width for _, width in cases) - 1)
 
@@ -134,37 +137,38 @@ def looked_ahead(
         return written(pair, prompts[number % len(prompts)], trace, number)
 
     sums = {case: np.zeros((3, trace.texts)) for case in cases}
-    with Progress("drafting on", len(chosen)) as progress:
-        for cycle in chosen:
+    with Progress("drafting on", len(sample)) as progress:
+        for cycle in sample:
             assert cycle.draft_probs is not None
             start = len(prompts[cycle.text % len(prompts)]) + cycle.position
             line = [*text(cycle.text)[:start], *cycle.draft_token_ids.tolist()]
             rows = enumerate(cycle.draft_probs, start)
-            each = [drafted_on(pair, line[:at], row, depth, source) for at, row in rows]
-            halves = torch.stack(each, 1)
+            halves = torch.stack(
+                [drafted_on(pair, line[:at], row, depth, source) for at, row in rows], 1
+            )
             going = int((torch.isin(cycle.draft_token_ids, ends).cumsum(-1) == 0).sum()) + 1
             for spec, width in cases:
-                own = _of_call(cycle, halves, find_verifier(spec), width, going)
-                sums[spec, width][:, cycle.text] += own
+                verifier = find_verifier(spec)
+                sums[spec, width][:, cycle.text] += _of_call(cycle, halves, verifier, width, going)
             progress.advance(f"text {cycle.text}")
-    found = {
-        case: {name: ratio_of_sums(own, tokens, trace.fingerprint)
-               for name, own in zip(SPENT, spent, strict=True)}
-        for case, (*spent, tokens) in sums.items()
+    estimates = {
+        case: {name: ratio_of_sums(values, tokens, trace.fingerprint)
+               for name, values in zip(SPENT, divergences, strict=True)}
+        for case, (*divergences, tokens) in sums.items()
     }  # fmt: skip
-    return found, len(chosen)
+    return estimates, len(sample)
 
 
 def written(pair: Any, prompt: list[int], trace: Trace, text: int) -> list[int]:
     """Return the ids of a logged text: a trace keeps rows, and the same seed writes it again."""
     header = trace.header
     room = header.details["max_new_tokens"] + header.num_draft_tokens
-    found = generate(
+    result = generate(
         pair.target, pair.draft, torch.tensor([prompt]), eos_token_ids=header.eos_token_ids,
         policy="speculative", seed=header.seed + text, meter=False, max_new_tokens=room,
         num_draft_tokens=header.num_draft_tokens,
     )  # fmt: skip
-    return [*prompt, *found.output_token_ids[0].tolist()]
+    return [*prompt, *result.output_token_ids[0].tolist()]
 
 
 def _of_call(
@@ -179,11 +183,11 @@ def _of_call(
     assert cycle.draft_probs is not None
     q, p = cycle.target_probs[: width + 1], cycle.draft_probs[:width]
     ids = cycle.draft_token_ids[:width]
-    told = np.zeros((1 + len(halves), len(SPENT)))
+    sums = np.zeros((1 + len(halves), len(SPENT)))
     for number, ahead in enumerate([halves.mean(0), *halves]):
         laws = islice(node_laws((q[:-1], p, ids), ahead[:width], verifier), going)
         for (chance, law), row in zip(laws, q, strict=False):
-            told[number] += [chance * float(kind.value(law, row)) for kind in SPENT.values()]
+            sums[number] += [chance * float(kind.value(law, row)) for kind in SPENT.values()]
     lossless = Assignment((ct.policy("speculative"),))
     law = verifier.law(lossless, q[None], Draft(ids[None], [len(ids)], p[None]))
-    return np.array([*2 * told[0] - told[1:].mean(0), float(law.alive[0, :going].sum())])
+    return np.array([*2 * sums[0] - sums[1:].mean(0), float(law.alive[0, :going].sum())])

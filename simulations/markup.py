@@ -29,24 +29,24 @@ def markdown(docstring: str) -> str:
     parts = [first]
     for heading, text in zip(rest[::2], rest[1::2], strict=True):
         parts.append(f"**{heading}**\n\n" + (text if heading in FREE else entries(text)))
-    text = BLOCK.sub(lambda found: f"\n$${found[2]}$$\n", "".join(parts))
+    text = BLOCK.sub(lambda match: f"\n$${match[2]}$$\n", "".join(parts))
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
-    text = ROLE.sub(lambda found: f"`{found[1].removeprefix('cactus_theory.')}`", text)
+    text = ROLE.sub(lambda match: f"`{match[1].removeprefix('cactus_theory.')}`", text)
     text = re.sub(r"``([^`]+)``", r"`\1`", text)
-    text = PROMPT.sub(lambda found: f"\n```pycon\n{found[0].rstrip()}\n```\n\n", text)
+    text = PROMPT.sub(lambda match: f"\n```pycon\n{match[0].rstrip()}\n```\n\n", text)
     return with_formulas(text)
 
 
 def entries(text: str) -> str:
     """Return a section's entries as a list; a line without a meaning below or beside it stays."""
-    out = []
+    lines = []
     for entry in re.split(r"\n(?! |\n)", text.strip("\n")):
         head, _, below = entry.strip("\n").partition("\n")
         names, colon, meaning = head.partition(" : ")
-        told = " ".join(f"{meaning}\n{below}".split())
-        stays = not told or not (colon or below)
-        out.append(f"\n{entry.strip()}\n" if stays else f"- **{literal(names)}**: {told}")
-    return "\n".join(out) + "\n\n"
+        sentence = " ".join(f"{meaning}\n{below}".split())
+        stays = not sentence or not (colon or below)
+        lines.append(f"\n{entry.strip()}\n" if stays else f"- **{literal(names)}**: {sentence}")
+    return "\n".join(lines) + "\n\n"
 
 
 def literal(names: str) -> str:
@@ -62,16 +62,16 @@ INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<!\s)\$(?![\w$])")
 
 def with_formulas(text: str) -> str:
     """Return Markdown with the TeX between dollars, outside of code, as MathML."""
-    text = FENCED.sub(lambda found: f"$${found[2]}$$", text)
+    text = FENCED.sub(lambda match: f"$${match[2]}$$", text)
     parts = CODE.split(text)
     parts[::2] = [_converted(part) for part in parts[::2]]
     return "".join(parts)
 
 
 def _converted(text: str) -> str:
-    text = DISPLAYED.sub(lambda found: f"\n\n<div>{_mathml(found[1], 'block')}</div>\n\n", text)
+    text = DISPLAYED.sub(lambda match: f"\n\n<div>{_mathml(match[1], 'block')}</div>\n\n", text)
     # of a line that begins with <math> Markdown would make a block of its own
-    return INLINE.sub(lambda found: f"<span>{_mathml(found[1], 'inline')}</span>", text)
+    return INLINE.sub(lambda match: f"<span>{_mathml(match[1], 'inline')}</span>", text)
 
 
 def _mathml(tex: str, display: str) -> str:

@@ -26,36 +26,26 @@ from cactus_theory.base.terminal import Progress
 from .common.inputs import DATA, ROOT
 from .common.results import publish, read_csv, write_bytes
 
-# tables of a CUDA machine, which no other one can make again, and of what is compiled for one
-GPU = "gpu_"
-
 
 @dataclass(frozen=True)
 class Entry:
-    """A command, or several in turn, and the tables they make.
+    """A command, or several in turn, and the tables they make."""
 
-    Attributes
-    ----------
-    tables : their names in ``paper_figures/data`` without the suffix, in one string;
-        ``name=other`` if the command calls it ``other``.
-    full, quick : the commands, separated by ``;``.
-    took : how long the full one took, and where; empty if nobody has measured it.
-    """
-
+    # names in paper_figures/data without the suffix; ``name=other`` if the command calls it so
     tables: str
-    full: str
+    full: str  # commands, separated by ``;``
     quick: str
-    took: str = ""
+    took: str = ""  # how long the full one took, and where; empty if nobody has measured it
 
     @property
     def names(self) -> dict[str, str]:
         """Return committed name → name that the command gives it, in order."""
         pairs = (word.partition("=") for word in self.tables.split())
-        return {name: made or name for name, _, made in pairs}
+        return {name: other or name for name, _, other in pairs}
 
     @property
     def name(self) -> str:
-        """Return the name of the entry, that of its first table."""
+        """Return the name of its first table."""
         return next(iter(self.names))
 
     @property
@@ -115,12 +105,12 @@ _LEVELS = "--levels 0.003 0.01 0.03 0.06 0.1 0.15"
 _TREES = "--vocab 3 --num-draft-tokens 4 --seed 1 2 3 --distance 1.5"
 _KNOBS = " ".join([
     "--policy speculative",
-    *(f"{own}:price={p}" for p in (6, 3, 1.8, 1.2, 0.8, 0.5) for own in ("band", "soft_band")),
+    *(f"{band}:price={p}" for p in (6, 3, 1.8, 1.2, 0.8, 0.5) for band in ("band", "soft_band")),
     *(f"cactus:delta={delta}" for delta in (0.0003, 0.002, 0.01, 0.03, 0.1, 0.3)),
 ])  # fmt: skip
 _TEXTS = " ".join([
     "--vocab 3 --distance 2.5 --seed 1 --policy speculative",
-    *(f"{own}:price={p}" for own in ("band", "soft_band") for p in (8, 4, 2, 1.4, 1, 0.7, 0.5)),
+    *(f"{band}:price={p}" for band in ("band", "soft_band") for p in (8, 4, 2, 1.4, 1, 0.7, 0.5)),
     *(f"cactus:delta={delta}" for delta in (0.0003, 0.002, 0.01, 0.03, 0.1, 0.3)),
     *(f"mixture:alpha={alpha}" for alpha in (0.1, 0.25, 0.5, 0.8)),
 ])  # fmt: skip
@@ -209,9 +199,9 @@ ENTRIES = (
     Entry("losses", f"{_LOSSES} --loss-steps 40 --out {{csv}}", f"{_LOSSES_QUICK} --out {{csv}}"),
     Entry("losses_decoded=drafters",
           f"{_LOSSES} --loss-steps 40 --out {{made}}/losses.csv; drafters --drafters "
-          + " ".join(f"{{made}}/work/loss-{own}-40-{seed}"
-                     for own in ("start", "kl", "tv", "lk", "price") for seed in (0, 1)
-                     if (own, seed) != ("start", 1))
+          + " ".join(f"{{made}}/work/loss-{loss}-40-{seed}"
+                     for loss in ("start", "kl", "tv", "lk", "price") for seed in (0, 1)
+                     if (loss, seed) != ("start", 1))
           + " --num-prompts 6 --num-draft-tokens 4 --temperature 1 --verifier chain block "
           "--policies speculative band:price=1.5 band:price=0.8 soft_band:price=1.5 "
           "soft_band:price=0.8 --max-new-tokens 48 --repeats 0 --out {made}",
@@ -248,11 +238,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
-    add(
-        "--quick",
-        action="store_true",
-        help="small settings: minutes, not an hour",
-    )
+    add("--quick", action="store_true", help="small settings: minutes, not an hour")
     add("--list", action="store_true", help="print the commands and run none")
     add("--only", nargs="+", metavar="NAME", help="tables, by name without .csv")
     add("--shared", type=Path, default=ROOT / "shared", metavar="DIR",
@@ -262,21 +248,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the commands one after the other; return 1 if any failed."""
-    chosen = _chosen(args.only)
+    entries = _entries(args.only)
     if args.list:
-        print(listed(chosen, args.quick))
+        print(listed(entries, args.quick))
         return 0
     rows: list[dict[str, Any]] = []
-    with FolderLock(args.out), Progress("recomputing", len(chosen)) as progress:
-        for entry in chosen:
+    with FolderLock(args.out), Progress("recomputing", len(entries)) as progress:
+        for entry in entries:
             progress.update(len(rows), entry.name)
-            begun = np.array(_clocks())
+            start = np.array(_clocks())
             state, note = recompute(entry, args)
-            seconds = dict(zip(CLOCKS, (_clocks() - begun).tolist(), strict=True))
+            seconds = dict(zip(CLOCKS, (_clocks() - start).tolist(), strict=True))
             rows.append({"name": entry.name} | seconds | {"state": state, "note": note})
             progress.update(len(rows), entry.name)
     publish(args, rows, args.out / "seconds.csv")
-    print(_told(rows))
+    print(_table(rows))
     print(f"tables in {args.out}")
     return 1 if any(row["state"] == FAILED for row in rows) else 0
 
@@ -285,33 +271,33 @@ def recompute(entry: Entry, args: argparse.Namespace) -> tuple[str, str]:
     """Run an entry's commands and put its tables under ``args.out``; return state and a note."""
     if entry.needs_shared and not (args.shared / "models").is_dir():
         return LEFT_OUT, f"needs models in {args.shared} (--shared)"
-    made = (args.out / "made" / ("quick" if args.quick else "full") / entry.name).resolve()
-    made.mkdir(parents=True, exist_ok=True)
-    first = next(iter(entry.names.values()))
-    places = {"made": made, "csv": made / f"{first}.csv", "root": ROOT}
-    places["shared"] = args.shared.resolve()
+    folder = (args.out / "made" / ("quick" if args.quick else "full") / entry.name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    csv = folder / f"{entry.names[entry.name]}.csv"
+    places = {"made": folder, "csv": csv, "root": ROOT, "shared": args.shared.resolve()}
     log = args.out / "logs" / f"{entry.name}.txt"
     log.parent.mkdir(exist_ok=True)
     log.unlink(missing_ok=True)
     for words in entry.commands(args.quick, **{name: str(path) for name, path in places.items()}):
         if code := _run(words, log):
-            return FAILED, f"status {code}: {_last_line(log)}"
-    return _collected(entry, made, args.out)
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            return FAILED, f"status {code}: {lines[-1]}"
+    return _collect(entry, folder, args.out)
 
 
 def listed(entries: Sequence[Entry], quick: bool) -> str:
     """Return each entry's tables, how long it took, and its commands."""
-    parts = [] if quick else [TIMES]
+    lines = [] if quick else [TIMES]
     for entry in entries:
         took = "" if quick else f"  ({entry.took or 'not measured'})"
         needs = "  [not in a clone: needs --shared DIR with other models]" * entry.needs_shared
-        parts.append(f"{' '.join(entry.names)}{took}{needs}")
+        lines.append(f"{' '.join(entry.names)}{took}{needs}")
         for words in entry.commands(quick, csv="OUT.csv", made="OUT", root=".", shared="shared"):
-            parts.append(f"    python -m simulations {' '.join(words)}")
-    return "\n".join(parts)
+            lines.append(f"    python -m simulations {' '.join(words)}")
+    return "\n".join(lines)
 
 
-def _told(rows: Sequence[dict[str, Any]]) -> str:
+def _table(rows: Sequence[dict[str, Any]]) -> str:
     total = {"name": "all", "state": "", "note": ""}
     total |= {clock: sum(row[clock] for row in rows) for clock in CLOCKS}
     heads = ("method", "", "seconds", "of a\nprocessor", "policy")
@@ -328,11 +314,11 @@ def _clocks() -> tuple[float, float]:
     return time.monotonic(), used.ru_utime + used.ru_stime
 
 
-def _chosen(names: Sequence[str] | None) -> list[Entry]:
-    known = {name for entry in ENTRIES for name in entry.names}
-    if unknown := set(names or ()) - known:
+def _entries(names: Sequence[str] | None) -> list[Entry]:
+    tables = {name for entry in ENTRIES for name in entry.names}
+    if unknown := set(names or ()) - tables:
         raise ValueError(
-            f"--only: must be among {', '.join(sorted(known))}; got {', '.join(sorted(unknown))}"
+            f"--only: must be among {', '.join(sorted(tables))}; got {', '.join(sorted(unknown))}"
         )
     return [entry for entry in ENTRIES if names is None or set(entry.names) & set(names)]
 
@@ -345,13 +331,13 @@ def _run(words: Sequence[str], log: Path) -> int:
         return subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, check=False).returncode
 
 
-def _collected(entry: Entry, made: Path, out: Path) -> tuple[str, str]:
+def _collect(entry: Entry, folder: Path, out: Path) -> tuple[str, str]:
     """Copy the tables that were made; say where their columns are not the committed ones."""
     notes = []
-    for name, own in entry.names.items():
-        if not (made / f"{own}.csv").is_file():
+    for name, other in entry.names.items():
+        if not (folder / f"{other}.csv").is_file():
             return FAILED, f"{name}: no such table was made"
-        write_bytes(out / f"{name}.csv", (made / f"{own}.csv").read_bytes())
+        write_bytes(out / f"{name}.csv", (folder / f"{other}.csv").read_bytes())
         if _columns(out / f"{name}.csv") != _columns(DATA / f"{name}.csv"):
             notes.append(f"{name}: columns are not those of the committed table")
     return DONE, "; ".join(notes)
@@ -359,8 +345,3 @@ def _collected(entry: Entry, made: Path, out: Path) -> tuple[str, str]:
 
 def _columns(path: Path) -> list[str]:
     return list(read_csv(path)[0][0])
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1]

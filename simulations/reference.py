@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         raise RuntimeError("mkdocs is not installed; make setup does that") from None
     with tempfile.TemporaryDirectory() as folder:
-        written(Path(folder))
+        write_pages(Path(folder))
         nav = [{name: f"api/{name}.md"} for name in PACKAGES]
         text = CONFIG.read_text().replace("API: []", f"API: {json.dumps(nav)}")
         config = load_config(
@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def written(folder: Path) -> None:
+def write_pages(folder: Path) -> None:
     """Write the pages as Markdown, with the pictures that they show."""
-    from .markup import with_formulas
+    from .markup import with_formulas  # with the packages of make docs
 
     for source, name in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
@@ -89,10 +89,10 @@ def written(folder: Path) -> None:
     (folder / "api").mkdir()
     places: dict[str, str] = {}
     for package in PACKAGES:
-        (folder / "api" / f"{package}.md").write_text(exported(package, places))
+        (folder / "api" / f"{package}.md").write_text(package_page(package, places))
 
 
-def exported(package: str, places: dict[str, str]) -> str:
+def package_page(package: str, places: dict[str, str]) -> str:
     """Return the page of a package: its docstring, and a place for each name that it exports.
 
     ``places`` are links to what other pages have shown; what this one shows is added.
@@ -101,8 +101,8 @@ def exported(package: str, places: dict[str, str]) -> str:
     parts = [f"# {package}", f"::: {package}\n    options: {{members: false}}"]
     for name in module.__all__:
         value = getattr(module, name)
-        known = inspect.isclass(value) or inspect.isfunction(value)
-        path = f"{value.__module__}.{value.__qualname__}" if known else f"{package}.{name}"
+        defined = inspect.isclass(value) or inspect.isfunction(value)
+        path = f"{value.__module__}.{value.__qualname__}" if defined else f"{package}.{name}"
         if inspect.ismodule(value):
             path = value.__name__
         parts.append(f'<a id="{package}.{name}"></a>')
@@ -111,7 +111,7 @@ def exported(package: str, places: dict[str, str]) -> str:
             continue
         places[path] = f"{package}.md"
         options = f"{{show_root_heading: true, heading: '{name}', toc_label: '{name}'}}"
-        if not known and not inspect.ismodule(value):
+        if not defined and not inspect.ismodule(value):
             options = options.replace("{", "{show_if_no_docstring: true, ")
         parts.append(f"::: {path}\n    options: {options}")
     return "\n\n".join(parts) + "\n"
@@ -120,21 +120,21 @@ def exported(package: str, places: dict[str, str]) -> str:
 def linked(text: str, source: str, folder: Path) -> str:
     """Return a page whose links lead to other pages and pictures; to other files none do."""
 
-    def link(found: re.Match[str]) -> str:
-        mark, said, target = found.groups()
+    def link(match: re.Match[str]) -> str:
+        mark, label, target = match.groups()
         path, hash_, anchor = target.partition("#")
         if "://" in path or not path:
-            return found[0]
+            return match[0]
         file = (ROOT / source).parent.joinpath(path).resolve()
         if not file.is_relative_to(ROOT) or not file.exists():
-            return found[0] if (folder / path).exists() else said
+            return match[0] if (folder / path).exists() else label
         inside = file.relative_to(ROOT).as_posix()
         if inside in PAGES:
-            return f"{mark}[{said}]({PAGES[inside]}{hash_}{anchor})"
+            return f"{mark}[{label}]({PAGES[inside]}{hash_}{anchor})"
         if file.suffix not in PICTURES:
-            return said
+            return label
         shutil.copyfile(file, folder / file.name)
-        return f"{mark}[{said}]({file.name})"
+        return f"{mark}[{label}]({file.name})"
 
     return LINK.sub(link, text)
 
@@ -156,6 +156,6 @@ def notebook(content: dict[str, Any], folder: Path) -> str:
                 name = f"tutorial-{len(parts)}.png"
                 (folder / name).write_bytes(base64.b64decode("".join(picture)))
                 parts.append(f"![]({name})")
-            elif said := "".join(output.get("text", data.get("text/plain", ""))):
-                parts.append(f"```text\n{said.rstrip()}\n```")
+            elif printed := "".join(output.get("text", data.get("text/plain", ""))):
+                parts.append(f"```text\n{printed.rstrip()}\n```")
     return "\n\n".join(parts) + "\n"

@@ -51,7 +51,7 @@ BANDS = {
 METERED = {"kl_per_token": "kl", "tv_per_token": "total_variation"}
 # with an error each; empty where a rule has no such number
 COLUMNS = ("tokens_per_call", "tokens_ratio", *METERED, "changed_calls",
-           *(f"{name}_{said}" for name in BANDS for said in ("tokens_at_kl", "kl_at_tokens"))
+           *(f"{name}_{number}" for name in BANDS for number in ("tokens_at_kl", "kl_at_tokens"))
            )  # fmt: skip
 # nats that are none
 ROUNDING = 1e-9
@@ -69,13 +69,7 @@ Replays = dict[tuple[str, str], dict[int, Replay]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A policy and a verifier as someone ships or publishes them.
-
-    Attributes
-    ----------
-    engine, setting : whose it is, and which of its settings.
-    policy, verifier : specs.
-    """
+    """A policy and a verifier as someone ships or publishes them: whose, which setting, specs."""
 
     engine: str
     setting: str
@@ -96,7 +90,7 @@ SAMPLED = (
     Rule("vLLM FLy", "default", "speculative", "fly"),
     Rule("vLLM FLy", "W=2", "speculative", "fly:window=2"),
 )
-AHEAD = sorted({own.verifier for own in SAMPLED if find_verifier(own.verifier).looks_ahead})
+AHEAD = sorted({rule.verifier for rule in SAMPLED if find_verifier(rule.verifier).looks_ahead})
 # greedy drafts, a greedy target, rules that read the rows of temperature 1; ``top`` of MARS is
 # taken from the raw logits of each row instead
 GREEDY = "relaxed:k=1,delta=0.0,recover=argmax"
@@ -135,57 +129,58 @@ def run(args: argparse.Namespace) -> int:
     at_least(args, num_draft_tokens=2, cycles=1, ahead=2, max_new_tokens=1, greedy_prompts=2)
     pair = load_pair(args.target, args.draft)
     prompts = [pair.tokenizer(text)["input_ids"] for text in prompts_of(args.prompts)]
-    own_ends, ends = pair.target.generation_config.eos_token_id, args.eos_token_ids
+    ends = args.eos_token_ids
+    ends = pair.target.generation_config.eos_token_id if ends is None else ends
     widths = sorted(set(args.num_draft_tokens))
-    made: list[Row] = []
+    rows: list[Row] = []
     for drafts, drafter in DRAFTERS.items():
         options = {"num_draft_tokens": max(widths), "draft_model": drafter(pair.draft)}
-        trace = log_shown(args, pair, prompts, args.work / drafts,
-                          eos_token_ids=own_ends if ends is None else ends, **options)  # fmt: skip
-        found, looked, count = _replayed(trace, widths), {}, 0
+        folder = args.work / drafts
+        trace = log_shown(args, pair, prompts, folder, eos_token_ids=ends, **options)
+        replays, estimates, count = _replays(trace, widths), {}, 0
         if trace.manifest.total("draft_rows"):  # else rows below other tokens do not count
             cases = list(itertools.product(AHEAD, widths))
-            looked, count = looked_ahead(
+            estimates, count = looked_ahead(
                 pair, prompts, trace, cases, cycles=args.ahead, seed=args.seed
             )
         for width, rule in itertools.product(widths, SAMPLED):
-            spent = looked.get((rule.verifier, width))
-            numbers = _priced(rule, width, found, spent)
-            made.append(_row(1.0, drafts, rule, width, count if spent else len(trace), numbers))
+            nats = estimates.get((rule.verifier, width))
+            numbers = _priced(rule, width, replays, nats)
+            rows.append(_row(1.0, drafts, rule, width, count if nats else len(trace), numbers))
     ends = trace.header.eos_token_ids
     for width in widths:
         greedy = (pair, prompts[: args.greedy_prompts], width, args.max_new_tokens)
-        made += _at_zero(width, list(drafted(*greedy, ends)), ends)
-    publish(args, made, nats=NATS)
-    print(_shown(made))
+        rows += _at_zero(width, list(drafted(*greedy, ends)), ends)
+    publish(args, rows, nats=NATS)
+    print(_tables(rows))
     return 0
 
 
-def _replayed(trace: Trace, widths: Sequence[int]) -> Replays:
+def _replays(trace: Trace, widths: Sequence[int]) -> Replays:
     """Return (policy, verifier) → K → replay, of the rules and of the two bands."""
-    rules = [(own.policy, own.verifier) for own in SAMPLED]
+    rules = [(rule.policy, rule.verifier) for rule in SAMPLED]
     cases = dict.fromkeys(itertools.chain(rules, *BANDS.values()))
-    sampled, found = trace.manifest.total("draft_rows") > 0, Replays()
+    sampled, replays = trace.manifest.total("draft_rows") > 0, Replays()
     with Progress("replaying", len(cases)) as progress:
         for policy, verifier in cases:
             kinds = () if sampled and verifier in AHEAD else tuple(METERED.values())
-            found[policy, verifier] = replay_widths(trace, policy, verifier, widths, kinds)
+            replays[policy, verifier] = replay_widths(trace, policy, verifier, widths, kinds)
             progress.advance(policy)
-    return found
+    return replays
 
 
-def _priced(rule: Rule, width: int, found: Replays, spent: Numbers | None) -> Numbers:
+def _priced(rule: Rule, width: int, replays: Replays, nats: Numbers | None) -> Numbers:
     """Return what a rule pays and what the bands could pay, at temperature 1."""
-    own = found[rule.policy, rule.verifier][width]
-    if spent is None:
-        spent = {name: own.divergence_per_token(kind) for name, kind in METERED.items()}
-    tokens, kl = own.tokens_per_call, spent["kl_per_token"]
-    ratio = tokens / found["speculative", "chain"][width].tokens_per_call
-    numbers = {"tokens_per_call": tokens, "tokens_ratio": ratio, **spent}
+    replay = replays[rule.policy, rule.verifier][width]
+    if nats is None:
+        nats = {name: replay.divergence_per_token(kind) for name, kind in METERED.items()}
+    tokens, kl = replay.tokens_per_call, nats["kl_per_token"]
+    ratio = tokens / replays["speculative", "chain"][width].tokens_per_call
+    numbers = {"tokens_per_call": tokens, "tokens_ratio": ratio, **nats}
     for name, cases in BANDS.items():
-        family = [found[case][width] for case in cases]
+        family = [replays[case][width] for case in cases]
         lossless = family[0].tokens_per_call
-        with suppress(ValueError):  # out of the family's reach
+        with suppress(ValueError):  # the family does not go that far
             numbers[f"{name}_tokens_at_kl"] = (
                 tokens_at(family, kl) if kl.value > ROUNDING else lossless
             )
@@ -199,10 +194,10 @@ def _priced(rule: Rule, width: int, found: Replays, spent: Numbers | None) -> Nu
 def _at_zero(width: int, texts: list[Any], ends: list[int]) -> Iterator[Row]:
     """Yield what each greedy rule accepts and changes; the first one is lossless."""
     source, calls = f"greedy texts, K={width}", sum(len(ids) for ids, _ in texts)
-    told = [counted(rule.policy, rule.verifier, texts, ends, source) for rule in AT_ZERO]
-    for rule, own in zip(AT_ZERO, told, strict=True):
-        ratio = own["tokens_per_call"] / told[0]["tokens_per_call"]
-        yield _row(0.0, "greedy", rule, width, calls, own | {"tokens_ratio": ratio})
+    counts = [counted(rule.policy, rule.verifier, texts, ends, source) for rule in AT_ZERO]
+    for rule, numbers in zip(AT_ZERO, counts, strict=True):
+        ratio = numbers["tokens_per_call"] / counts[0]["tokens_per_call"]
+        yield _row(0.0, "greedy", rule, width, calls, numbers | {"tokens_ratio": ratio})
 
 
 def _row(
@@ -216,7 +211,7 @@ def _row(
     return row
 
 
-def _shown(made: Sequence[Row]) -> str:
+def _tables(rows: Sequence[Row]) -> str:
     """Return the tables as a terminal shows them."""
     at_one = {
         "tokens_per_call": "tokens/call", "kl_per_token": "nats/token",
@@ -227,18 +222,18 @@ def _shown(made: Sequence[Row]) -> str:
         "tokens_per_call": "tokens/call", "tokens_ratio": "x exact match",
         "tv_per_token": "changed tokens", "changed_calls": "changed calls",
     }  # fmt: skip
-    parts = []
-    for temperature, drafts in [*((1, own) for own in DRAFTERS), (0, "greedy")]:
+    tables = []
+    for temperature, drafts in [*((1, drafter) for drafter in DRAFTERS), (0, "greedy")]:
         columns = at_one if temperature else at_zero
         cells = [
             [f"{row['engine']}, {row['setting']}", str(row["num_draft_tokens"]),
              *("–" if row[name] is None else f"{row[name]:.3f}" for name in columns)]
-            for row in made if (row["temperature"], row["drafts"]) == (temperature, drafts)
+            for row in rows if (row["temperature"], row["drafts"]) == (temperature, drafts)
         ]  # fmt: skip
         title = f"temperature {temperature}, {drafts} drafts"
         heads = ("rule", "K", *columns.values())
-        parts.append(fitted(heads, cells, width_of_terminal(WIDEST), title))
-    return "\n\n".join([*parts, "* tokens per call at the rule's nats, ** nats at its tokens"])
+        tables.append(fitted(heads, cells, width_of_terminal(WIDEST), title))
+    return "\n\n".join([*tables, "* tokens per call at the rule's nats, ** nats at its tokens"])
 
 
 # every so many tokens of a greedy text a draft begins
@@ -256,12 +251,12 @@ def drafted(
     sizes = {"num_draft_tokens": width, "max_new_tokens": tokens}
     options: dict[str, Any] = sizes | {"policy": "speculative", "temperature": 0.0}
     for prompt in prompts:
-        found = generate(pair.target, pair.draft, torch.tensor([prompt]),
-                         eos_token_ids=ends, **options)  # fmt: skip
-        whole = [*prompt, *found.output_token_ids[0].tolist()]
+        result = generate(pair.target, pair.draft, torch.tensor([prompt]),
+                          eos_token_ids=ends, **options)  # fmt: skip
+        text = [*prompt, *result.output_token_ids[0].tolist()]
         ids, logits = [], []
-        for stop in range(len(prompt), len(whole), STRIDE):
-            line = torch.tensor([whole[:stop]])
+        for stop in range(len(prompt), len(text), STRIDE):
+            line = torch.tensor([text[:stop]])
             for _ in range(width):
                 line = torch.cat([line, pair.draft(line).logits[:, -1:].argmax(-1)], 1)
             ids.append(line[0, -width:])
@@ -273,9 +268,9 @@ def accepted(spec: str, verifier: str, ids: Ids, logits: Logits) -> Int[Tensor, 
     """Return how many drafted tokens a policy and a verifier keep."""
     policy, (count, width) = ct.policy(spec), ids.shape
     if isinstance(policy, Mars):
-        (z_1, z_2), (first, second) = (own[:, :-1].unbind(-1) for own in logits.topk(2, -1))
-        kept = (ids == first) | ((ids == second) & (z_2 / z_1 > policy.theta))
-        return kept.long().cumprod(-1).sum(-1)
+        (z_1, z_2), (first, second) = (best[:, :-1].unbind(-1) for best in logits.topk(2, -1))
+        accepts = (ids == first) | ((ids == second) & (z_2 / z_1 > policy.theta))
+        return accepts.long().cumprod(-1).sum(-1)
     coins, draft = torch.full((count, width), 0.5).double(), Draft(ids, [width] * count, None)
     judge, assigned = find_verifier(verifier), Assignment((policy,))
     return judge.verify(assigned, logits.softmax(-1), draft, coins, coins[:, 0]).num_accepted
@@ -287,15 +282,13 @@ def counted(
     """Return tokens per call, changed tokens per token, and changed calls."""
     sums = np.zeros((4, len(texts)))
     for number, (ids, logits) in enumerate(texts):
-        kept, ended = (
-            accepted(policy, verifier, ids, logits),
-            torch.isin(ids, torch.tensor(ends).long()),
-        )
+        counts = accepted(policy, verifier, ids, logits)
+        ended = torch.isin(ids, torch.tensor(ends).long())
         length = (ended.cumsum(-1) == 0).sum(-1)  # up to the end of the text
-        tokens = torch.minimum(kept, length) + 1
-        emitted = torch.arange(ids.shape[1]) < torch.minimum(kept, tokens)[:, None]
+        tokens = torch.minimum(counts, length) + 1
+        emitted = torch.arange(ids.shape[1]) < torch.minimum(counts, tokens)[:, None]
         changed = (emitted & (ids != logits[:, :-1].argmax(-1))).sum(-1)
-        sums[:, number] = len(kept), tokens.sum(), changed.sum(), (changed > 0).sum()
+        sums[:, number] = len(counts), tokens.sum(), changed.sum(), (changed > 0).sum()
     calls, tokens, changed, touched = sums
     return {
         "tokens_per_call": ratio_of_sums(tokens, calls, source),

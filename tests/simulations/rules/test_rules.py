@@ -80,7 +80,7 @@ def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
 def test_cached_drafts_are_those_of_whole_passes(shipped):
     source = torch.Generator().manual_seed(3)
     first = torch.tensor([3, 8])
-    kept = fly._kept(shipped, [5, 9], first, 2, source)
+    kept = fly._chances(shipped, [5, 9], first, 2, source)
     source = torch.Generator().manual_seed(3)
     line = torch.cat([torch.tensor([[5, 9]] * 2), first[:, None]], 1)
     due = [torch.ones(2).double()]
