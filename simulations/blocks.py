@@ -22,7 +22,7 @@ from cactus_theory.traces import Estimate, Replay, Trace, replay
 
 from .common.journal import Journal, add_journal_arguments, fill
 from .common.results import publish
-from .replay import reached, valued
+from .replay import tokens_at_level, valued
 
 # knob values whose emitted KL covers .01 to .15 nats a token on pairs of small models
 DELTAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
@@ -180,7 +180,7 @@ def _table(
     for level in (0.0, *levels):
         reference = lossless
         if level:
-            at_level = reached(replays[REFERENCE], level)
+            at_level = tokens_at_level(replays[REFERENCE], level)
             if at_level is None:
                 continue
             reference = at_level
@@ -188,7 +188,10 @@ def _table(
             if family.lossless != (level == 0):
                 continue
             results = replays[family.name]
-            tokens = results[0].tokens_per_call if family.lossless else reached(results, level)
+            if family.lossless:
+                tokens = results[0].tokens_per_call
+            else:
+                tokens = tokens_at_level(results, level)
             if tokens is not None:
                 rows.append(_row(width, level, family.name, tokens, reference))
     return rows

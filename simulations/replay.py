@@ -30,14 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")
     add("draft_rows", type=Path, nargs="?", metavar="DRAFT", help="draft rows, with target rows")
-    add(
-        "--policy",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="SPEC",
-        help="or FILE.py:NAME, a schedule too",
-    )
+    add("--policy", nargs="+", action="extend", required=True, metavar="SPEC",
+        help="or FILE.py:NAME, a schedule too")  # fmt: skip
     add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
     add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
     add("--divergence", default="kl")
@@ -56,67 +50,69 @@ def run(args: argparse.Namespace) -> int:
     if args.by is not None and not isinstance(source, Trace):
         raise ValueError(f"--by: rows have no prompts, a trace has; got {args.by!r}")
     groups = source.groups(args.by) if args.by and isinstance(source, Trace) else {}
-    found = _replayed(args, source, [checked_policy(spec) for spec in args.policy])
-    rows = replay_rows(found, args.divergence)
-    levels, missing = family_rows(found, args.at, args.divergence)
-    for said in missing:
-        print(said, file=sys.stderr)
+    replays = _replays(args, source, [checked_policy(spec) for spec in args.policy])
+    rows = replay_rows(replays, args.divergence)
+    levels, missing = family_rows(replays, args.at, args.divergence)
+    for reason in missing:
+        print(reason, file=sys.stderr)
     notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
-    parts = {
-        value: replay_rows([own.part(texts) for own in found], args.divergence)
+    by_group = {
+        value: replay_rows([replay.part(texts) for replay in replays], args.divergence)
         for value, texts in groups.items()
     }
     if args.out is not None:
-        every = [{"group": value} | row for value, own in parts.items() for row in own]
-        publish(args, every or rows, **{k: str(v) for k, v in notes.items()})
+        grouped = [{"group": value} | row for value, rows in by_group.items() for row in rows]
+        publish(args, grouped or rows, **{k: str(v) for k, v in notes.items()})
     if args.json:
         return print_json(
-            notes | {"replays": rows, "levels": levels} | ({"groups": parts} if parts else {})
+            notes | {"replays": rows, "levels": levels} | ({"groups": by_group} if by_group else {})
         )
     print(tables(rows, levels, notes, args.divergence))
-    for value, own in parts.items():
+    for value, rows in by_group.items():
         texts = {"trace": f"{args.by} = {value}", "texts": len(groups[value])}
-        cycles = int(sum(found[0].cycles[text] for text in groups[value]))
-        print(f"\n{tables(own, [], texts | {'cycles': cycles}, args.divergence)}")
+        cycles = int(sum(replays[0].cycles[text] for text in groups[value]))
+        print(f"\n{tables(rows, [], texts | {'cycles': cycles}, args.divergence)}")
     return 0
 
 
-def _replayed(
+def _replays(
     args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
 ) -> list[Replay]:
     """Return one replay per verifier and policy."""
-    able = {policy: _followers(policy, (*args.verifier, *verifiers())) for policy in policies}
-    pairs = [(own, policy) for own in args.verifier for policy in policies if own in able[policy]]
-    for policy, own in able.items() if pairs else ():
-        if left := [name for name in args.verifier if name not in own]:
-            said = f"{policy} can only be verified with {', '.join(own)}: left out of"
-            print(said, ", ".join(left), file=sys.stderr)
+    followers = {policy: _followers(policy, (*args.verifier, *verifiers())) for policy in policies}
+    pairs = [(name, policy) for name in args.verifier for policy in policies
+             if name in followers[policy]]  # fmt: skip
+    for policy, able in followers.items() if pairs else ():
+        if others := [name for name in args.verifier if name not in able]:
+            reason = f"{policy} can only be verified with {', '.join(able)}: left out of"
+            print(reason, ", ".join(others), file=sys.stderr)
     if not pairs:
         check_followed(find_rule(policies[-1]), find_verifier(args.verifier[-1]))  # raises
-    found = []
+    replays = []
     with Progress("replaying cycles", len(pairs) * len(source)) as progress:
         for number, (verifier, policy) in enumerate(pairs):
             before = number * len(source)
-            own = replay(
-                source,
-                policy,
-                verifier,
-                num_draft_tokens=args.num_draft_tokens,
-                divergences=(args.divergence,),
-                on_cycles=lambda done, before=before: progress.update(before + done),
+            replays.append(
+                replay(
+                    source,
+                    policy,
+                    verifier,
+                    num_draft_tokens=args.num_draft_tokens,
+                    divergences=(args.divergence,),
+                    on_cycles=lambda count, before=before: progress.update(before + count),
+                )
             )
-            found.append(own)
-    return found
+    return replays
 
 
 def _followers(policy: str, names: Sequence[str]) -> list[str]:
     """Return the verifiers that can follow a policy or a schedule, each once."""
-    found = []
+    followers = []
     for judge, name in [(find_verifier(name), name) for name in dict.fromkeys(names)]:
         with suppress(ValueError):
             check_followed(find_rule(policy), judge)
-            found.append(name)
-    return found
+            followers.append(name)
+    return followers
 
 
 WIDEST = 100
@@ -125,11 +121,11 @@ Row = dict[str, Any]
 
 def replay_rows(replays: Sequence[Replay], divergence: str) -> list[Row]:
     """Return one dictionary per replay; ``_se`` are standard errors over texts."""
-    return [_replay_row(own, replays[0], divergence) for own in replays]
+    return [_replay_row(replay, replays[0], divergence) for replay in replays]
 
 
 def family_rows(
-    replays: Sequence[Replay], wanted: Sequence[float], divergence: str
+    replays: Sequence[Replay], levels: Sequence[float], divergence: str
 ) -> tuple[list[Row], list[str]]:
     """Return tokens per call of every family at every level, and what the first is behind.
 
@@ -137,21 +133,22 @@ def family_rows(
     not reach a level on both sides are left out there, for the reasons returned beside them.
     """
     families: dict[str, list[Replay]] = {}
-    for own in replays:
-        families.setdefault(f"{series(own.policy)} {own.verifier}", []).append(own)
-    found, missing = [], []
-    for level in wanted:
-        there = {}
-        for name, own in families.items():
+    for result in replays:
+        families.setdefault(f"{series(result.policy)} {result.verifier}", []).append(result)
+    rows, missing = [], []
+    for level in levels:
+        tokens = {}
+        for name, family in families.items():
             try:
-                there[name] = tokens_at(own, level, divergence)
+                tokens[name] = tokens_at(family, level, divergence)
             except ValueError as error:  # this family does not go that far
                 missing.append(f"{name} is not compared at {level:g}: {error}")
-        for name, own in there.items():
-            first = next(iter(there.values()))
+        for name, count in tokens.items():
+            difference = count - next(iter(tokens.values()))
             row = {"level": level, "family": name}
-            found.append(row | valued("tokens_per_call", own) | valued("difference", own - first))
-    return found, missing
+            row |= valued("tokens_per_call", count) | valued("difference", difference)
+            rows.append(row)
+    return rows, missing
 
 
 def tables(
@@ -159,53 +156,53 @@ def tables(
 ) -> str:
     """Return both tables as a terminal shows them, at most 100 columns wide."""
     width, spec = width_of_terminal(WIDEST), find_divergence(divergence).spec
-    spent = f"{_head(spec)}/token"
+    cost = f"{_head(spec)}/token"
     title = "{trace}: {cycles} cycles of {texts} texts".format(**notes)
-    heads = ("policy", "verifier", "K", "tokens/call", spent, "tokens − first", "accepted")
-    parts = [fitted(heads, [_cells(row, spec) for row in rows], width, title)]
+    heads = ("policy", "verifier", "K", "tokens/call", cost, "tokens − first", "accepted")
+    texts = [fitted(heads, [_cells(row, spec) for row in rows], width, title)]
     if at:
-        heads = ("policy", spent, "tokens/call", "tokens − first")
+        heads = ("policy", cost, "tokens/call", "tokens − first")
         cells = [
-            [row["family"], f"{row['level']:g}", _both(row, "tokens_per_call"),
-             _both(row, "difference")]
+            [row["family"], f"{row['level']:g}", _with_error(row, "tokens_per_call"),
+             _with_error(row, "difference")]
             for row in at
         ]  # fmt: skip
-        parts.append(fitted(heads, cells, width, f"\nat equal {_head(spec)} per token"))
-    return "\n".join([*parts, "± one standard error over texts; differences are paired"])
+        texts.append(fitted(heads, cells, width, f"\nat equal {_head(spec)} per token"))
+    return "\n".join([*texts, "± one standard error over texts; differences are paired"])
 
 
-def alone(own: Replay, divergence: str) -> Row:
+def replay_figures(replay: Replay, divergence: str) -> Row:
     """Return what a replay gives by itself; ``_se`` are standard errors over texts."""
     spec = find_divergence(divergence).spec
-    row = valued("tokens_per_call", own.tokens_per_call)
-    row |= valued("accepted_per_call", own.accepted_per_call)
-    row |= valued(f"{spec}_per_token", own.divergence_per_token(spec))
-    return row | valued(f"{spec}_per_call", own.divergence_per_call(spec))
+    row = valued("tokens_per_call", replay.tokens_per_call)
+    row |= valued("accepted_per_call", replay.accepted_per_call)
+    row |= valued(f"{spec}_per_token", replay.divergence_per_token(spec))
+    return row | valued(f"{spec}_per_call", replay.divergence_per_call(spec))
 
 
-def _replay_row(own: Replay, first: Replay, divergence: str) -> Row:
-    spec = find_divergence(divergence).spec
-    against = compare(own, first)
+def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
+    spec, difference = find_divergence(divergence).spec, compare(replay, first)
     row: Row = {
-        "policy": own.policy,
-        "verifier": own.verifier,
-        "num_draft_tokens": own.num_draft_tokens,
+        "policy": replay.policy,
+        "verifier": replay.verifier,
+        "num_draft_tokens": replay.num_draft_tokens,
     }
-    row |= alone(own, divergence)
-    row |= valued("tokens_difference", against.tokens_per_call)
-    row |= valued(f"{spec}_per_token_difference", against.divergence_per_token[spec])
-    for place, kept in enumerate(own.acceptance_by_position, 1):
-        row[f"acceptance_{place}"] = kept.value
+    row |= replay_figures(replay, divergence)
+    row |= valued("tokens_difference", difference.tokens_per_call)
+    row |= valued(f"{spec}_per_token_difference", difference.divergence_per_token[spec])
+    for place, rate in enumerate(replay.acceptance_by_position, 1):
+        row[f"acceptance_{place}"] = rate.value
     return row
 
 
-def valued(name: str, own: Estimate | None) -> Row:
+def valued(name: str, estimate: Estimate | None) -> Row:
     """Return an estimate as ``name`` and its standard error as ``name_se``, None without one."""
-    known = (None, None) if own is None else (own.value, own.standard_error)
-    return dict(zip((name, f"{name}_se"), known, strict=True))
+    if estimate is None:
+        return {name: None, f"{name}_se": None}
+    return {name: estimate.value, f"{name}_se": estimate.standard_error}
 
 
-def reached(
+def tokens_at_level(
     replays: Sequence[Replay], level: float | Estimate, divergence: str = "kl"
 ) -> Estimate | None:
     """Return a family's tokens per call at a level, None if it does not go that far."""
@@ -220,14 +217,14 @@ def _cells(row: Row, spec: str) -> list[str]:
         row["policy"],
         row["verifier"],
         str(row["num_draft_tokens"]),
-        _both(row, "tokens_per_call"),
-        _both(row, f"{spec}_per_token"),
-        _both(row, "tokens_difference"),
+        _with_error(row, "tokens_per_call"),
+        _with_error(row, f"{spec}_per_token"),
+        _with_error(row, "tokens_difference"),
         f"{row['accepted_per_call']:.3f}",
     ]
 
 
-def _both(row: Row, name: str) -> str:
+def _with_error(row: Row, name: str) -> str:
     return f"{row[name]:.4f} ±{row[f'{name}_se']:.4f}"
 
 

@@ -39,15 +39,15 @@ def tune_all(
     args: argparse.Namespace, journal: Journal, pair: Pair, ids: Sequence[Sequence[int]]
 ) -> None:
     """Tune for every level and batch size, unless all of it is in the journal."""
-    wanted = [(batch, level) for level in args.kl_per_token for batch in args.batch]
-    if all(key(*own) in journal.results for own in wanted):
+    cases = [(batch, level) for level in args.kl_per_token for batch in args.batch]
+    if all(key(*case) in journal.results for case in cases):
         return
     trace = _trace(args, pair, ids)
     settings: list[Setting] = []  # the first level's knobs, at which costs are measured
     clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
 
-    def costs(own: Sequence[Setting]) -> Costs:
-        settings.extend(() if settings else own)
+    def costs(choices: Sequence[Setting]) -> Costs:
+        settings.extend(() if settings else choices)
         return clock(args.batch[0])
 
     with Progress("tuning, levels", len(args.kl_per_token)) as progress:
@@ -56,9 +56,9 @@ def tune_all(
             widths, policies = args.num_draft_tokens, args.policies
             first = tune(trace, costs, level, widths=widths, policies=policies, values=values)
             for batch in args.batch:
-                own = first.at_costs(clock(batch))
+                tuned = first.at_costs(clock(batch))
                 if key(batch, level) not in journal.results:
-                    journal.add(key(batch, level), _kept(own))
+                    journal.add(key(batch, level), _record(tuned))
             progress.advance()
 
 
@@ -81,34 +81,34 @@ def _trace(args: argparse.Namespace, pair: Pair, ids: Sequence[Sequence[int]]) -
     return log_shown(args, pair, ids, folder, num_draft_tokens=width, eos_token_ids=ends)
 
 
-def _kept(own: Tuned) -> dict[str, Any]:
+def _record(tuned: Tuned) -> dict[str, Any]:
     """Return what the journal keeps: all lines, and which one is chosen, −1 for plain decoding."""
-    ratios = own.costs.as_ratios()
-    alone = own.at_costs(Costs.ratios(**ratios, batch=own.costs.batch))
-    places = {_name(choice): place for place, choice in enumerate(own.choices)}
+    ratios = tuned.costs.as_ratios()
+    by_ratios = tuned.at_costs(Costs.ratios(**ratios, batch=tuned.costs.batch))
+    places = {_name(choice): place for place, choice in enumerate(tuned.choices)}
     return {
-        "plain": own.plain,
-        "costs": own.costs.as_json() | {"ratios": ratios},
-        "lines": [_line(choice) for choice in own.choices],
-        "chosen": -1 if own.best is None else places[_name(own.best)],
-        "chosen_by_ratios": -1 if alone.best is None else places[_name(alone.best)],
+        "plain": tuned.plain,
+        "costs": tuned.costs.as_json() | {"ratios": ratios},
+        "lines": [_line(choice) for choice in tuned.choices],
+        "chosen": -1 if tuned.best is None else places[_name(tuned.best)],
+        "chosen_by_ratios": -1 if by_ratios.best is None else places[_name(by_ratios.best)],
     }
 
 
-def _name(own: Choice) -> tuple[str, int]:
-    return own.family.key, own.num_draft_tokens
+def _name(choice: Choice) -> tuple[str, int]:
+    return choice.family.key, choice.num_draft_tokens
 
 
-def _line(own: Choice) -> dict[str, Any]:
-    meter, calls = own.replay.divergence_per_token(), own.replay.tokens_per_call
-    values = "" if own.values is None else f",values={own.values.name}"
+def _line(choice: Choice) -> dict[str, Any]:
+    meter, calls = choice.replay.divergence_per_token(), choice.replay.tokens_per_call
+    values = "" if choice.values is None else f",values={choice.values.name}"
     return {
-        "family": own.family.name,
-        "policy": own.policy + values,
-        "verifier": own.verifier,
-        "num_draft_tokens": own.num_draft_tokens,
-        "speed": own.speed.value,
-        "speed_se": own.speed.standard_error,
+        "family": choice.family.name,
+        "policy": choice.policy + values,
+        "verifier": choice.verifier,
+        "num_draft_tokens": choice.num_draft_tokens,
+        "speed": choice.speed.value,
+        "speed_se": choice.speed.standard_error,
         "tokens_per_call": calls.value,
         "kl": meter.value,
         "kl_se": meter.standard_error,
@@ -116,7 +116,7 @@ def _line(own: Choice) -> dict[str, Any]:
 
 
 # of a decode's record; plain decoding has no meter
-KEPT = ("seconds", "tokens", "row_calls", "kl")
+COLUMNS = ("seconds", "tokens", "row_calls", "kl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,16 +143,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table and the verdict; return 0."""
     texts = prompts_of(args.prompts)
-    seen, unseen = texts[::2], texts[1::2][: args.num_prompts]
+    tuning, unseen = texts[::2], texts[1::2][: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
     path = args.out / JOURNAL
     with Journal(path, _settings(args, texts), args.set_aside_damaged) as journal:
         pair = load_pair(args.target, args.draft, device=args.device)
-        seen_ids, ids = (
-            [pair.tokenizer(text)["input_ids"] for text in own] for own in (seen, unseen)
+        tuning_ids, ids = (
+            [pair.tokenizer(text)["input_ids"] for text in part] for part in (tuning, unseen)
         )
-        tune_all(args, journal, pair, seen_ids)
+        tune_all(args, journal, pair, tuning_ids)
         grid = Grid(_lines(args, journal), len(ids), args.repeats, metered=0, seed=args.seed)
         # seeds of their own: the trace has used the first ones
         harness = Harness(pair, ids, args.max_new_tokens, args.seed + len(texts) + args.cycles)
@@ -160,8 +160,8 @@ def run(args: argparse.Namespace) -> int:
             harness.decode(config, 0)
 
         def decoded(job: Job) -> dict[str, Any]:
-            done = harness.decode(job.config, job.group, repeat=job.repeat, meter=True).record
-            return {name: done.get(name, 0.0) for name in KEPT}
+            record = harness.decode(job.config, job.group, repeat=job.repeat, meter=True).record
+            return {name: record.get(name, 0.0) for name in COLUMNS}
 
         rows = grid_rows(args, journal.results, grid.runs(grid.fill(decoded, journal)))
     publish(args, rows, args.out / "tune.csv", args.publish)
@@ -181,12 +181,12 @@ def _settings(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
 
 def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
     """Return every setting of the grid at every batch size, once."""
-    found = [Config(PLAIN, 0, batch) for batch in args.batch]
+    configs = [Config(PLAIN, 0, batch) for batch in args.batch]
     for batch in args.batch:
         for level in args.kl_per_token:
             lines = journal.results[key(batch, level)]["lines"]
-            found += [config(args, line, batch) for line in lines]
-    return list(dict.fromkeys(found))
+            configs += [config(args, line, batch) for line in lines]
+    return list(dict.fromkeys(configs))
 
 
 JOURNAL = "journal.jsonl"
@@ -204,14 +204,11 @@ def key(batch: int, level: float) -> str:
 def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Config:
     """Return the decode of a line of a tuned table.
 
-    Raises
-    ------
-    ValueError
-        A policy of a file that ``--policies`` does not name: the journal is data.
+    ValueError for a policy of a file that ``--policies`` does not name: the journal is data.
     """
-    spec, written = line["policy"], filter(file_of, args.policies or ())
-    asked = spec in {policy(own).spec for own in written}
-    method = spec if asked else policy_of_data(spec, args.out / JOURNAL).spec
+    spec, in_files = line["policy"], filter(file_of, args.policies or ())
+    trusted = spec in {policy(name).spec for name in in_files}
+    method = spec if trusted else policy_of_data(spec, args.out / JOURNAL).spec
     judge = registered_verifier(line["verifier"])
     return Config(method, line["num_draft_tokens"], batch, judge.spec)
 
@@ -221,58 +218,59 @@ def grid_rows(
 ) -> list[Row]:
     """Return one row per batch size, level and setting; plain decoding first."""
     draws = resamples(args.repeats, args.seed)
-    measured = {line: _measured(own, draws) for line, own in runs.items()}
-    found = []
+    measured = {line: _measured(decodes, draws) for line, decodes in runs.items()}
+    rows = []
     for batch in args.batch:
         for level in args.kl_per_token:
-            own = results[key(batch, level)]
+            tuned = results[key(batch, level)]
             place = {"batch": batch, "level": level}
             plain = {
                 "family": PLAIN, "policy": PLAIN, "verifier": "", "num_draft_tokens": 0,
-                "speed": own["plain"], "speed_se": 0.0, "tokens_per_call": 1.0, "kl": 0.0,
+                "speed": tuned["plain"], "speed_se": 0.0, "tokens_per_call": 1.0, "kl": 0.0,
                 "kl_se": 0.0,
             }  # fmt: skip
-            made = [place | _row(plain, measured[Config(PLAIN, 0, batch)], own, -1)]
-            for number, line in enumerate(own["lines"]):
-                done = measured[config(args, line, batch)]
-                made.append(place | _row(line, done, own, number))
-            found += _compared(made, level)
-    return found
+            lines = [place | _row(plain, measured[Config(PLAIN, 0, batch)], tuned, -1)]
+            for number, line in enumerate(tuned["lines"]):
+                figures = measured[config(args, line, batch)]
+                lines.append(place | _row(line, figures, tuned, number))
+            rows += _compared(lines, level)
+    return rows
 
 
-def _compared(made: Sequence[Row], level: float) -> list[Row]:
+def _compared(rows: Sequence[Row], level: float) -> list[Row]:
     """Return the rows, for the chosen one ``of_the_best_of_other_repeats``, without single speeds.
 
     Its speed in each repeat over that of the setting which is the fastest in the others, the
     median of these: the fastest of fifty noisy numbers is too good, and a machine's pace changes
     between repeats.
     """
-    within = [row for row in made if row["measured_kl"] <= WITHIN * level]
-    chosen = next(row for row in made if row["chosen"])
+    within = [row for row in rows if row["measured_kl"] <= WITHIN * level]
+    chosen = next(row for row in rows if row["chosen"])
+    repeats = range(len(chosen["speeds"]))
     ratios = []
-    for repeat in range(len(chosen["speeds"])):
-        others = [own for own in range(len(chosen["speeds"])) if own != repeat] or [repeat]
+    for repeat in repeats:
+        others = [other for other in repeats if other != repeat] or [repeat]
         best = max(within, key=lambda row: float(np.median(row["speeds"][others])))  # noqa: B023
         ratios.append(float(chosen["speeds"][repeat] / best["speeds"][repeat]))
-    column, own = "of_the_best_of_other_repeats", float(np.median(ratios))
+    column, ratio = "of_the_best_of_other_repeats", float(np.median(ratios))
     return [
         {name: value for name, value in row.items() if name != "speeds"}
-        | {column: own if row is chosen else ""}
-        for row in made
+        | {column: ratio if row is chosen else ""}
+        for row in rows
     ]
 
 
-def verdict(made: Sequence[Row]) -> str:
+def verdict(rows: Sequence[Row]) -> str:
     """Return a table of the choices and the best of the grid, and two sentences on the rest."""
     heads = ("batch", "level", "chosen", "K", "tokens/s", "of the best", "metered", "other repeats",
              "best measured", "ratios")  # fmt: skip
     cells = []
-    for batch, level in dict.fromkeys((row["batch"], row["level"]) for row in made):
-        own = [row for row in made if (row["batch"], row["level"]) == (batch, level)]
-        cells.append(_verdict(own, batch, level))
-    known = [row for row in made if row["predicted_kl"] > 1e-9]
-    off = [row["measured_speed"] / row["predicted_speed"] - 1 for row in made]
-    kl_off = [row["measured_kl"] / row["predicted_kl"] - 1 for row in known]
+    for batch, level in dict.fromkeys((row["batch"], row["level"]) for row in rows):
+        lines = [row for row in rows if (row["batch"], row["level"]) == (batch, level)]
+        cells.append(_verdict(lines, batch, level))
+    lossy = [row for row in rows if row["predicted_kl"] > 1e-9]
+    off = [row["measured_speed"] / row["predicted_speed"] - 1 for row in rows]
+    kl_off = [row["measured_kl"] / row["predicted_kl"] - 1 for row in lossy]
     return "\n".join([
         fitted(heads, cells, width_of_terminal(WIDEST), "choices against the measured grid"),
         f"measured over predicted tokens/s: {_spread(off)}",
@@ -283,23 +281,23 @@ def verdict(made: Sequence[Row]) -> str:
     ])  # fmt: skip
 
 
-def _verdict(own: Sequence[Row], batch: int, level: float) -> list[str]:
-    chosen = next(row for row in own if row["chosen"])
-    alone = next(row for row in own if row["chosen_by_ratios"])
-    within = [row for row in own if row["measured_kl"] <= WITHIN * level]
+def _verdict(rows: Sequence[Row], batch: int, level: float) -> list[str]:
+    chosen = next(row for row in rows if row["chosen"])
+    by_ratios = next(row for row in rows if row["chosen_by_ratios"])
+    within = [row for row in rows if row["measured_kl"] <= WITHIN * level]
     best = max(within, key=lambda row: row["measured_speed"])
     return [
-        str(batch), f"{level:g}", _named(chosen), str(chosen["num_draft_tokens"] or "–"),
+        str(batch), f"{level:g}", _family(chosen), str(chosen["num_draft_tokens"] or "–"),
         f"{chosen['measured_speed']:,.0f}",
         f"{chosen['measured_speed'] / best['measured_speed']:.3f}",
         f"{chosen['measured_kl']:.4f}",
         f"{chosen['of_the_best_of_other_repeats']:.3f}",
-        f"{_named(best)}, K={best['num_draft_tokens']}",
-        "same" if alone["family"] == chosen["family"] else _named(alone),
+        f"{_family(best)}, K={best['num_draft_tokens']}",
+        "same" if by_ratios["family"] == chosen["family"] else _family(by_ratios),
     ]  # fmt: skip
 
 
-def _named(row: Row) -> str:
+def _family(row: Row) -> str:
     return f"{row['family']}@{row['verifier']}" if row["verifier"] else row["family"]
 
 
@@ -310,7 +308,7 @@ def _spread(off: Sequence[float]) -> str:
     return f"{1 + middle:.3f} (80 % between {1 + low:.3f} and {1 + high:.3f})"
 
 
-def _row(line: Mapping[str, Any], measured: Row, own: Mapping[str, Any], number: int) -> Row:
+def _row(line: Mapping[str, Any], measured: Row, tuned: Mapping[str, Any], number: int) -> Row:
     return {
         "family": line["family"],
         "policy": ":".join(filter(None, label(line["policy"]))),
@@ -322,16 +320,16 @@ def _row(line: Mapping[str, Any], measured: Row, own: Mapping[str, Any], number:
         "predicted_tokens_per_call": line["tokens_per_call"],
         "predicted_kl": line["kl"],
         "predicted_kl_se": line["kl_se"],
-        "chosen": int(own["chosen"] == number),
-        "chosen_by_ratios": int(own["chosen_by_ratios"] == number),
+        "chosen": int(tuned["chosen"] == number),
+        "chosen_by_ratios": int(tuned["chosen_by_ratios"] == number),
     }
 
 
-def _measured(own: Runs, draws: Draws) -> Row:
+def _measured(runs: Runs, draws: Draws) -> Row:
     """Return medians over repeats with intervals over resampled ones, and what was metered."""
     return {
-        "speeds": own.speeds,
-        **spread("measured_speed", own.speeds, draws),
-        "measured_tokens_per_call": own.ratio("tokens", "row_calls"),
-        "measured_kl": own.ratio("kl", "tokens"),
+        "speeds": runs.speeds,
+        **spread("measured_speed", runs.speeds, draws),
+        "measured_tokens_per_call": runs.ratio("tokens", "row_calls"),
+        "measured_kl": runs.ratio("kl", "tokens"),
     }

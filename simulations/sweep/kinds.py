@@ -23,7 +23,7 @@ from ..common.inputs import code_digest, prompts_of
 from ..common.results import package_version
 from ..markov import Setting, markov_pair
 from ..markov.command import measured
-from ..replay import alone
+from ..replay import replay_figures
 from .tasks import MANIFEST, Row, Task, failure, file_digests, local, record, task_of
 
 Cells = Sequence[tuple[str, str]]
@@ -65,7 +65,7 @@ def _replayed(task: Task) -> list[Row]:
     trace = _trace(str(task.path("trace")), task.files["trace"][1])
     width = task.case["num_draft_tokens"]
     result = replay(trace, local(task.policy), task.case["verifier"], num_draft_tokens=width)
-    return [dict(task.case) | alone(result, "kl")]
+    return [dict(task.case) | replay_figures(result, "kl")]
 
 
 @lru_cache(maxsize=4)

@@ -24,7 +24,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.traces import Estimate, Replay
 from cactus_theory.verify import Draft
 
-from ..replay import reached
+from ..replay import tokens_at_level
 
 LOSSLESS = "speculative"
 # the row h at a place that is reached with the alive ratio P
@@ -140,7 +140,7 @@ class Sums:
         """Return nats a token and tokens a call: of the only policy, or of several at a level."""
         replays = [self.replay(name, spec, width) for spec in specs if (name, spec) in self.by_key]
         if level is not None:
-            return level, reached(replays, level)
+            return level, tokens_at_level(replays, level)
         if not replays:
             return 0.0, None
         return replays[0].divergence_per_token().value, replays[0].tokens_per_call
