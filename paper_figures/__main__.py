@@ -14,7 +14,6 @@ HERE = Path(__file__).resolve().parent
 
 
 def names() -> list[str]:
-    """Return the figures there are."""
     return sorted(path.stem.removeprefix("fig_") for path in HERE.glob("fig_*.py"))
 
 

@@ -40,13 +40,8 @@ class Look:
     def options(self, size: float = 3.6) -> dict[str, Any]:
         """Return what ``Axes.plot`` takes."""
         face = "white" if self.hollow else self.colour
-        return {
-            "color": self.colour,
-            "ls": self.line,
-            "marker": self.marker,
-            "ms": size,
-            "mfc": face,
-        }
+        point = {"marker": self.marker, "ms": size, "mfc": face}
+        return {"color": self.colour, "ls": self.line} | point
 
 
 def applied(width: str = "page") -> AbstractContextManager[None]:
@@ -87,7 +82,6 @@ def read(path: Path) -> list[Row]:
 
 
 def _looks() -> dict[str, Look]:
-    """Return the look of every policy, from the file that the library's plots read, too."""
     looks = {}
     for row in read(SHARED / "looks.csv"):
         start, *dashes = row["line"].split()
@@ -102,6 +96,11 @@ def columns(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
     whole = [[row[key] for key in keys] for row in rows]
     whole = [row for row in whole if None not in row]
     return [list(column) for column in zip(*whole, strict=True)] or [[] for _ in keys]
+
+
+def curve(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
+    """Return the same columns, in order of the first."""
+    return columns(sorted(rows, key=lambda row: row[keys[0]]), *keys)
 
 
 def label(axes: Axes, text: str, at: tuple[float, float], colour: str, **options: Any) -> None:

@@ -25,12 +25,12 @@ def draw(data: Path) -> Figure:
     for row in style.read(data / "acceptance_kl.csv"):
         series.setdefault(row["series"], []).append(row)
     figure, (left, right) = style.panels(2, height=3.5)
-    trade_off(left, series)
-    overpaid(right, series)
+    _trade_off(left, series)
+    _overpaid(right, series)
     return figure
 
 
-def trade_off(axes: Axes, series: Series) -> None:
+def _trade_off(axes: Axes, series: Series) -> None:
     """Draw mean acceptance over mean emitted KL."""
     axes.set_title("Acceptance bought by emitted KL")
     ticks = (0.003, 0.01, 0.03, 0.1, 0.3, 1)
@@ -40,18 +40,18 @@ def trade_off(axes: Axes, series: Series) -> None:
     axes.axhline(floor, color=style.INK, linewidth=0.9, linestyle=(0, (4, 3)))
     text = "lossless: KL = 0"
     style.label(axes, text, (2.5e-3, floor), style.INK, shift=(3, -7))
-    drawn = {name: plot(axes, name, series, "mean_kl", "mean_acceptance") for name in LINES}
-    compare(axes, *[row for row in series["cactus"] if row["value"] == SHOWN_DELTA])
+    drawn = {name: _plot(axes, name, series, "mean_kl", "mean_acceptance") for name in LINES}
+    _compare(axes, *[row for row in series["cactus"] if row["value"] == SHOWN_DELTA])
     best = [point for point in zip(*drawn["band_price"], strict=True) if point[0] < 0.09]
-    name_line(axes, "band_price", best[-1], ha="right", shift=(-8, 6))
-    name_line(axes, "typical", drawn["typical"], index=0, shift=(7, 2))
+    _name_line(axes, "band_price", best[-1], ha="right", shift=(-8, 6))
+    _name_line(axes, "typical", drawn["typical"], index=0, shift=(7, 2))
     last = drawn["typical_target"][0][-1], drawn["typical_target"][1][-1]
     style.label(
         axes, "recovering\nfrom q", last, style.COLOUR["typical"], ha="right", shift=(-6, 4)
     )
 
 
-def compare(axes: Axes, row: Row) -> None:
+def _compare(axes: Axes, row: Row) -> None:
     """Mark how much less KL the best needs for the acceptance of one Cactus point."""
     least, spent, height = (row[key] for key in ("frontier_kl", "mean_kl", "mean_acceptance"))
     axes.plot([least, spent], [height, height], color=style.INK, linewidth=1.1, zorder=7)
@@ -63,16 +63,16 @@ def compare(axes: Axes, row: Row) -> None:
     axes.annotate(text, middle, arrowprops=arrow, fontsize=8, color=style.INK, **place)
 
 
-def overpaid(axes: Axes, series: Series) -> None:
+def _overpaid(axes: Axes, series: Series) -> None:
     """Draw the KL in units of the least KL at equal acceptance."""
     axes.set_title("KL overpaid at equal acceptance")
     name = "mean KL, relative to the least possible"
     style.log_axis(axes.yaxis, (1, 1.2, 1.5, 2, 2.5), name, unit="×")
     axes.set(xlabel="mean acceptance", ylim=(0.9, TOP))
-    drawn = {name: plot(axes, name, series, "mean_acceptance", "kl_ratio") for name in LINES}
-    name_line(axes, "cactus_exact", drawn["cactus_exact"], index=0, shift=(-10, 9))
-    name_line(axes, "cactus", drawn["cactus"], index=0, ha="right", shift=(-6, 0))
-    name_line(axes, "band_delta", drawn["band_delta"], index=0, ha="left", shift=(-6, 9))
+    drawn = {name: _plot(axes, name, series, "mean_acceptance", "kl_ratio") for name in LINES}
+    _name_line(axes, "cactus_exact", drawn["cactus_exact"], index=0, shift=(-10, 9))
+    _name_line(axes, "cactus", drawn["cactus"], index=0, ha="right", shift=(-6, 0))
+    _name_line(axes, "band_delta", drawn["band_delta"], index=0, ha="left", shift=(-6, 9))
     end = (drawn["band_price"][0][0], 1.0)
     style.label(
         axes, "band, constant price: the best", end, style.COLOUR["band_price"], shift=(0, -7)
@@ -85,7 +85,7 @@ def overpaid(axes: Axes, series: Series) -> None:
         style.label(axes, text, at, style.COLOUR["typical"], ha="left", shift=(6, -12))
 
 
-def plot(axes: Axes, name: str, series: Series, x: str, y: str) -> Columns:
+def _plot(axes: Axes, name: str, series: Series, x: str, y: str) -> Columns:
     """Draw one policy over its knob and return its points."""
     points = style.columns(series[name], x, y)
     best = name == "band_price"
@@ -96,7 +96,7 @@ def plot(axes: Axes, name: str, series: Series, x: str, y: str) -> Columns:
     return points[0], points[1]
 
 
-def name_line(axes: Axes, name: str, at: Any, index: int | None = None, **options: Any) -> None:
+def _name_line(axes: Axes, name: str, at: Any, index: int | None = None, **options: Any) -> None:
     """Write a policy's name in its colour at a point, or at point ``index`` of its line."""
     point = at if index is None else (at[0][index], at[1][index])
     style.label(axes, style.NAME[name], point, style.COLOUR[name], **options)

@@ -40,8 +40,7 @@ def _ratios(axes: Axes, rows: list[Row]) -> None:
     style.label(axes, f"b = {upper:.2f}", (0.02, upper), style.COLOUR["band_price"], shift=(0, 6))
     style.label(axes, f"a = {lower:.2f}", (0.98, lower), style.COLOUR["band_price"],
                 shift=(0, -7), ha="right")  # fmt: skip
-    axes.set_xlabel("tokens in order of p/q, as wide as q")
-    axes.set_title("The optimum is a band around q")
+    axes.set(xlabel="tokens in order of p/q, as wide as q", title="The optimum is a band around q")
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")
 
 

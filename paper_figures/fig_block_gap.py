@@ -31,13 +31,12 @@ def draw(data: Path) -> Figure:
     tree.plot(*zip(*bound, strict=True), color=style.INK, lw=2.2, label="the bound: any verifier")
     for key, name in CURVES.items():
         for number, one in enumerate(sorted({row["tree"] for row in rows})):
-            curve = [r for r in rows if r["tree"] == one and _key(r) == key and _shown(r)]
-            curve.sort(key=lambda row: row["divergence_per_token"])
+            points = [r for r in rows if r["tree"] == one and _key(r) == key and _shown(r)]
             look = style.look(SERIES.get(key[0], key[0])).options()
             if key[1] == "chain":
                 look["mfc"] = "white"
-            spent, tokens, gap = style.columns(
-                curve, "divergence_per_token", "tokens_per_call", "gap_percent"
+            spent, tokens, gap = style.curve(
+                points, "divergence_per_token", "tokens_per_call", "gap_percent"
             )
             if one == first:
                 tree.plot(spent, tokens, lw=1.1, **look)
@@ -55,8 +54,7 @@ def _shown(row: Row) -> bool:
 
 def _frame(axes: Axes, height: str, title: str) -> None:
     style.log_axis(axes.xaxis, TICKS, "metered KL, nats per token")
-    axes.set_ylabel(height)
-    axes.set_title(title)
+    axes.set(ylabel=height, title=title)
 
 
 def _key(row: Row) -> tuple[str, str]:

@@ -44,8 +44,7 @@ def draw(data: Path) -> Figure:
 def _curves(axes: Axes, rows: list[Row]) -> None:
     for start, (colour, line, marker, name) in CURVES.items():
         family = [row for row in rows if str(row["family"]).startswith(start)]
-        family.sort(key=lambda row: row["kl_per_token"])
-        spent, ratio, error = style.columns(family, "kl_per_token", "ratio", "ratio_se")
+        spent, ratio, error = style.curve(family, "kl_per_token", "ratio", "ratio_se")
         look: Any = {"color": style.COLOUR[colour], "ls": line, "marker": marker}
         if line == "--":
             look["mfc"] = "white"

@@ -23,12 +23,9 @@ def draw(data: Path) -> Figure:
 
 def _curve(axes: Axes, rows: list[Row]) -> None:
     for series in SERIES:
-        points = sorted(
-            (r["kl_per_token"], r["tokens_per_call"]) for r in rows if r["series"] == series
-        )
-        axes.plot(
-            *zip(*points, strict=True), label=style.NAME[series], **style.look(series).options()
-        )
+        points = [row for row in rows if row["series"] == series]
+        spent, tokens = style.curve(points, "kl_per_token", "tokens_per_call")
+        axes.plot(spent, tokens, label=style.NAME[series], **style.look(series).options())
     style.log_axis(axes.xaxis, TICKS, "emitted KL per token, nats")
     axes.set_xlim(left=5e-4)
     axes.set_ylabel("tokens per target call")
@@ -38,20 +35,14 @@ def _curve(axes: Axes, rows: list[Row]) -> None:
 
 def _ratio(axes: Axes, rows: list[Row]) -> None:
     for series in SERIES[1:]:
-        points = sorted(
-            (r["kl_per_token"], r["kl_ratio"], r["kl_ratio_low"], r["kl_ratio_high"])
-            for r in rows
-            if r["series"] == series and r["kl_ratio"] is not None
-        )
-        if not points:
-            continue
-        xs, ys, lows, highs = zip(*points, strict=True)
-        colour = style.COLOUR[series]
-        axes.plot(xs, ys, label=style.NAME[series], **style.look(series).options())
-        axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, lw=0)
+        points = [row for row in rows if row["series"] == series]
+        keys = "kl_per_token", "kl_ratio", "kl_ratio_low", "kl_ratio_high"
+        spent, ratio, low, high = style.curve(points, *keys)
+        if spent:
+            axes.plot(spent, ratio, label=style.NAME[series], **style.look(series).options())
+            axes.fill_between(spent, low, high, color=style.COLOUR[series], alpha=0.15, lw=0)
     axes.axhline(1, color=style.COLOUR["band_price"], lw=1.2)
     style.log_axis(axes.xaxis, TICKS, "emitted KL per token, nats")
     axes.set_ylim(0.6, 2.6)
-    axes.set_ylabel("KL ÷ that of constant price")
-    axes.set_title("KL paid for the same tokens per call")
+    axes.set(ylabel="KL ÷ that of constant price", title="KL paid for the same tokens per call")
     axes.legend(frameon=False, fontsize=7.5, loc="best")

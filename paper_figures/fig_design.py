@@ -63,8 +63,7 @@ def _tokens(axes: Axes, rows: list[Row], curve: list[Row]) -> list[style.PointNa
     style.log_axis(axes.xaxis, (0.03, 0.1, 0.3, 1, 3, 10, 30), "draft relative to target, p/q")
     heights = (0.7, 1, 1.5, 2, 3, 5, 10, 20)
     style.log_axis(axes.yaxis, heights, "emitted relative to target, h/q")
-    axes.set(xlim=(LEFT, RIGHT), ylim=(low * 0.8, high))
-    axes.set_title("Each kind of token has its ceiling")
+    axes.set(xlim=(LEFT, RIGHT), ylim=(low * 0.8, high), title="Each kind of token has its ceiling")
     legend = axes.legend(frameon=False, fontsize=7.5, loc="upper left", borderaxespad=0)
     for handle in legend.legend_handles:
         handle.set_sizes([28])  # type: ignore[union-attr]
@@ -78,8 +77,8 @@ def _curves(axes: Axes, rows: list[Row]) -> None:
     names = {"budget": "KL ≤ δ", "protect": "+ ends protected", "cap": "+ punctuation capped"}
     drawn = rows[-1]["delta"]
     for design, label in names.items():
-        curve = sorted((r for r in rows if r["design"] == design), key=lambda row: row["delta"])
-        deltas, accepted = style.columns(curve, "delta", "acceptance")
+        curve = [row for row in rows if row["design"] == design]
+        deltas, accepted = style.curve(curve, "delta", "acceptance")
         at = next(row["acceptance"] for row in curve if row["delta"] == drawn)
         axes.plot(
             deltas, accepted, color=COLOUR[design], ls=LINE[design], label=f"{label}: {at:.3f}"
@@ -92,7 +91,6 @@ def _curves(axes: Axes, rows: list[Row]) -> None:
     axes.axvline(drawn, color=style.GRID, lw=1.2, zorder=0)
     axes.set_ylim(lossless - 0.06, None)
     axes.legend(frameon=False, fontsize=8, loc="upper left", title=f"accepted at δ = {drawn:g}",
-              title_fontsize=8, alignment="left")  # fmt: skip
+                title_fontsize=8, alignment="left")  # fmt: skip
     style.log_axis(axes.xaxis, (0.003, 0.01, 0.03, 0.1, 0.3, 1), "KL budget δ, nats")
-    axes.set_ylabel("acceptance")
-    axes.set_title("What each constraint costs")
+    axes.set(ylabel="acceptance", title="What each constraint costs")

@@ -32,7 +32,8 @@ PARTS = {
 
 def draw(data: Path) -> Figure:
     """Return the figure from ``gpu_verify.csv`` and ``gpu_decode.csv``, where they exist."""
-    verify, decode = (_rows(data / f"gpu_{name}.csv") for name in ("verify", "decode"))
+    files = (data / f"gpu_{name}.csv" for name in ("verify", "decode"))
+    verify, decode = (style.read(file) if file.is_file() else [] for file in files)
     figure, panels = style.panels(4, height=3.1, rows=2)
     place, there = _first_place(decode)
     figure.suptitle(place, x=0.99, ha="right", fontsize=8, color=style.MUTED)
@@ -41,10 +42,6 @@ def draw(data: Path) -> Figure:
     _rounds(panels[2], there)
     _predictions(panels[3], decode)
     return figure
-
-
-def _rows(path: Path) -> list[Row]:
-    return style.read(path) if path.is_file() else []
 
 
 def _first_place(rows: list[Row]) -> tuple[str, list[Row]]:
@@ -79,8 +76,7 @@ def _steps(axes: Axes, rows: list[Row]) -> None:
     axes.plot(ends, ends, color=style.INK, lw=1)
     axes.plot(ends, [end / BANDWIDTH_GOAL for end in ends], color=style.MUTED, lw=1, ls="--")
     style.label(axes, "floor", (ends[1], ends[1]), style.INK, shift=(3, -6))
-    axes.set_xlabel("bytes that must be read ÷ copy bandwidth, µs")
-    axes.set_ylabel("one verification, µs")
+    axes.set(xlabel="bytes that must be read ÷ copy bandwidth, µs", ylabel="one verification, µs")
     axes.set_title(title)
     _note(axes, f"filled: kernel, open: torch\ndashed: {BANDWIDTH_GOAL:.0%} of copy bandwidth")
 
@@ -102,15 +98,13 @@ def _speeds(axes: Axes, rows: list[Row]) -> None:
                 look: Any = {"ls": "-"} if verifier == BLOCK else {"ls": "--", "mfc": "white"}
                 label = name + f", {BLOCK}" * (verifier == BLOCK)
                 axes.plot(spent, speed, marker="o", ms=4, lw=1.2, label=label,
-                        color=style.COLOUR[colour], **look)  # fmt: skip
+                          color=style.COLOUR[colour], **look)  # fmt: skip
     for row in rows:
         if not row["num_draft_tokens"]:
             axes.axhline(row["tokens_per_second"], color=style.MUTED, lw=1)
             at = (0, row["tokens_per_second"])
             style.label(axes, "target alone", at, style.MUTED, shift=(2, 5))
-    axes.set_xlabel("emitted KL, nats per token")
-    axes.set_ylabel("tokens per second")
-    axes.set_title(title)
+    axes.set(xlabel="emitted KL, nats per token", ylabel="tokens per second", title=title)
     axes.legend(frameon=False, fontsize=7)
 
 
@@ -137,8 +131,7 @@ def _rounds(axes: Axes, rows: list[Row]) -> None:
         axes.barh(names, size, left=left, color=colour, height=0.62, label=name)
         left = [start + more for start, more in zip(left, size, strict=True)]
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("milliseconds of a round")
-    axes.set_title(title)
+    axes.set(xlabel="milliseconds of a round", title=title)
     axes.legend(frameon=False, fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.4, -0.16))
 
 
@@ -163,8 +156,7 @@ def _predictions(axes: Axes, rows: list[Row]) -> None:
     axes.plot([0, most], [0, PREDICTION_GOAL * most], color=style.MUTED, lw=1, ls="--")
     axes.set_xlim(0, most)
     axes.set_ylim(0, most)
-    axes.set_xlabel("tokens per call ÷ (Kc + v)")
-    axes.set_ylabel("measured × plain decoding, prompts apart")
+    axes.set(xlabel="tokens per call ÷ (Kc + v)", ylabel="measured × plain decoding, prompts apart")
     axes.set_title(title)
     _note(axes, f"dashed: {PREDICTION_GOAL:g} of the prediction")
 

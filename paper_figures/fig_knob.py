@@ -24,10 +24,8 @@ def draw(data: Path) -> Figure:
     for axes in (accepted, speed):
         axes.axhline(1, color=style.INK, lw=0.8, ls=":")
         style.log_axis(axes.xaxis, DELTA_TICKS, "δ of Cactus")
-    accepted.set_ylabel("accepted tokens a call, over lossless")
-    accepted.set_title("Accepted tokens")
-    speed.set_ylabel("tokens per second, over plain")
-    speed.set_title("Speed")
+    accepted.set(ylabel="accepted tokens a call, over lossless", title="Accepted tokens")
+    speed.set(ylabel="tokens per second, over plain", title="Speed")
     accepted.legend(frameon=False, fontsize=7.5, loc="upper left")
     return figure
 
@@ -57,7 +55,7 @@ def _published(axes: Axes, rows: list[Row]) -> None:
         points = [(r["delta"], r["accepted_per_call"] / base) for r in published if r["delta"]]
         name = f"published, {task}, K = 20"
         axes.plot(*zip(*points, strict=True), marker=marker, ms=4, ls="", color=style.INK,
-                mfc="white", label=name)  # fmt: skip
+                  mfc="white", label=name)  # fmt: skip
 
 
 def _delta(row: Row) -> float:

@@ -37,9 +37,7 @@ def _answers(axes: Axes, rows: list[Row], books: list[Row]) -> None:
         axes.plot(tokens, median, color=style.COLOUR[colour], ls=":", label="its median")
     last = max(row["tokens"] for row in books)
     axes.plot([0, last], [0, CAP * last], color=style.INK, lw=1, ls="--", label=f"cap, {CAP:g} · t")
-    axes.set_xlabel("tokens t of an answer")
-    axes.set_ylabel("emitted KL so far, nats")
-    axes.set_title("One answer")
+    axes.set(xlabel="tokens t of an answer", ylabel="emitted KL so far, nats", title="One answer")
     axes.legend(frameon=False, fontsize=7)
 
 
@@ -47,14 +45,12 @@ def _tokens(axes: Axes, rows: list[Row]) -> None:
     """Draw tokens per target call against the mean KL."""
     for verifier, line in LINES.items():
         for kind, (colour, marker, name) in LOOK.items():
-            curve = [row for row in rows if (row["verifier"], row["kind"]) == (verifier, kind)]
-            curve.sort(key=lambda row: row["kl_per_token"])
-            spent, tokens = style.columns(curve, "kl_per_token", "tokens_per_call")
+            points = [row for row in rows if (row["verifier"], row["kind"]) == (verifier, kind)]
+            spent, tokens = style.curve(points, "kl_per_token", "tokens_per_call")
             look: Any = {"color": style.COLOUR[colour], "marker": marker, "ms": 4}
             look["ls"] = line if kind == "band" else "none"
             look["mfc"] = style.COLOUR[colour] if verifier == "chain" else "white"
             axes.plot(spent, tokens, label=f"{name}, {verifier}", **look)
     style.log_axis(axes.xaxis, (0.01, 0.03, 0.1), "emitted KL, nats per token")
-    axes.set_ylabel("tokens per target call")
-    axes.set_title("All answers")
+    axes.set(ylabel="tokens per target call", title="All answers")
     axes.legend(frameon=False, fontsize=7)

@@ -25,16 +25,15 @@ def draw(data: Path) -> Figure:
     """Return the figure from ``overspend.csv``, and real rows from ``acceptance_kl.csv``."""
     rows = style.read(data / "overspend.csv")
     figure, (left, right) = style.panels(2, height=3.4)
-    per_proposal(left, rows)
-    emitted(right, rows)
-    real_rows(right, style.read(data / "acceptance_kl.csv"))
+    _per_proposal(left, rows)
+    _emitted(right, rows)
+    _real_rows(right, style.read(data / "acceptance_kl.csv"))
     return figure
 
 
-def per_proposal(axes: Axes, rows: list[Row]) -> None:
+def _per_proposal(axes: Axes, rows: list[Row]) -> None:
     """Draw KL of the drafted token's row over δ against q_n, the maxima marked."""
-    axes.set_title("Cactus, per proposal")
-    axes.set(xlim=(0, 1), ylim=(0, 2.2))
+    axes.set(title="Cactus, per proposal", xlim=(0, 1), ylim=(0, 2.2))
     axes.set(xlabel="target probability of the drafted token", ylabel="KL(proposal ‖ target) / δ")
     top = [row for row in rows if row["kind"] == "maximum"]
     for shade, place, best in zip(SHADES, PLACES, top, strict=True):
@@ -45,10 +44,10 @@ def per_proposal(axes: Axes, rows: list[Row]) -> None:
         axes.plot(*peak, "o", color=shade, markersize=4.5, clip_on=False)
         text = f"δ = {best['delta']:g}: {peak[1]:.2f}"
         style.label(axes, text, peak, style.INK, ha=place[0], shift=place[1])
-    promise(axes, (0.87, 1), "promised", ha="right", shift=(0, -6))
+    _promise(axes, (0.87, 1), "promised", ha="right", shift=(0, -6))
 
 
-def emitted(axes: Axes, rows: list[Row]) -> None:
+def _emitted(axes: Axes, rows: list[Row]) -> None:
     """Draw KL of the emitted law over δ against δ, for two pairs of rows."""
     axes.set_title("In the law that is emitted")
     style.log_axis(axes.xaxis, (0.001, 0.01, 0.1, 1), "budget δ, nats")
@@ -60,14 +59,14 @@ def emitted(axes: Axes, rows: list[Row]) -> None:
             x, y = style.columns(line, "delta", "kl_over_delta")
             axes.plot(x, y, color=style.COLOUR[name], linestyle=dashes)
             if example == "25 of 1000 tokens":
-                name_policy(axes, name, x, y)
+                _name_policy(axes, name, x, y)
         wide = dashes == "-"
         place = {"ha": "center", "shift": (6, 9)} if wide else {"shift": (2, -8)}
         style.label(axes, text, PEAK if wide else (x[0], y[0]), style.INK, **place)
-    promise(axes, (1e-3, 1), "δ itself", shift=(2, -6))
+    _promise(axes, (1e-3, 1), "δ itself", shift=(2, -6))
 
 
-def real_rows(axes: Axes, rows: list[Row]) -> None:
+def _real_rows(axes: Axes, rows: list[Row]) -> None:
     """Add the mean over a real pair's rows."""
     for name in ("cactus_exact", "cactus"):
         line = [row for row in rows if row["series"] == name]
@@ -80,7 +79,7 @@ def real_rows(axes: Axes, rows: list[Row]) -> None:
             )
 
 
-def name_policy(axes: Axes, name: str, x: list[float], y: list[float]) -> None:
+def _name_policy(axes: Axes, name: str, x: list[float], y: list[float]) -> None:
     """Write a policy's name next to its line: past the knee, or below where it begins."""
     late = name == "cactus_exact"
     at = next(point for point in zip(x, y, strict=True) if point[0] > 0.25 or not late)
@@ -88,7 +87,7 @@ def name_policy(axes: Axes, name: str, x: list[float], y: list[float]) -> None:
     style.label(axes, text, at, style.COLOUR[name], shift=(5, 7) if late else (2, -14))
 
 
-def promise(axes: Axes, at: tuple[float, float], text: str, **options: Any) -> None:
+def _promise(axes: Axes, at: tuple[float, float], text: str, **options: Any) -> None:
     """Draw and name the line at one budget."""
     axes.axhline(1, color=style.INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
     style.label(axes, text, at, style.INK, **options)

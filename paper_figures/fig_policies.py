@@ -38,7 +38,9 @@ def _panel(axes: Axes, rows: list[Row], key: str, name: str) -> list[style.Point
     axes.set_ylabel(name)
     if key == "speedup":
         axes.axhline(1, color=style.MUTED, lw=0.8, ls=":")
-    _join(axes, rows, key)
+    for series in sorted({_series(row) for row in rows}):
+        points = sorted(_at(row, key) for row in rows if _series(row) == series)
+        axes.plot(*zip(*points, strict=True), lw=0.9, **style.look(series).options(4.5))
     looks = [style.look(_series(row)) for row in rows]
     points = zip(rows, looks, strict=True)
     return [style.PointName(_name(row), _at(row, key), look.colour) for row, look in points]
@@ -51,13 +53,6 @@ def _at(row: Row, key: str) -> tuple[float, float]:
 def _name(row: Row) -> str:
     knob = str(row["knob"] or "").replace("delta=", "δ ").replace("price=", "price ")
     return f"{row['policy'].replace('_', ' ')} {knob}".strip()
-
-
-def _join(axes: Axes, rows: list[Row], key: str) -> None:
-    """Draw the points of each series, joined."""
-    for series in sorted({_series(row) for row in rows}):
-        points = sorted(_at(row, key) for row in rows if _series(row) == series)
-        axes.plot(*zip(*points, strict=True), lw=0.9, **style.look(series).options(4.5))
 
 
 def _series(row: Row) -> str:

@@ -24,12 +24,11 @@ def draw(data: Path) -> Figure:
     rows = style.read(data / "sequence_kl.csv")
     figure, (calls, slack) = style.panels(2, height=3.5)
     for key, name in CURVES.items():
-        curve = [row for row in rows if _key(row) == key and row["kl"] > 0]
-        curve.sort(key=lambda row: row["kl"])
+        points = [row for row in rows if _key(row) == key and row["kl"] > 0]
         look = style.look(SERIES.get(key[0], key[0])).options()
         if key[1] == "chain":
             look["mfc"] = "white"
-        kl, tokens, meter = style.columns(curve, "kl", "tokens_per_call", "meter")
+        kl, tokens, meter = style.curve(points, "kl", "tokens_per_call", "meter")
         calls.plot(kl, tokens, lw=1.2, label=name, **look)
         slack.plot(kl, [m / k for m, k in zip(meter, kl, strict=True)], lw=1.2, **look)
     for row in rows:
@@ -48,8 +47,7 @@ def draw(data: Path) -> Figure:
 def _frame(axes: Axes, height: str, title: str) -> None:
     style.log_axis(axes.xaxis, KL_TICKS, "KL of the whole text, nats")
     axes.set_xlim(KL_TICKS[0] * 0.8, None)
-    axes.set_ylabel(height)
-    axes.set_title(title)
+    axes.set(ylabel=height, title=title)
 
 
 def _key(row: Row) -> tuple[str, str]:

@@ -31,7 +31,9 @@ def draw(data: Path) -> Figure:
         _errors(errors, solved, aside, look | {"ls": ""}, label)
         _seconds(seconds, solved, "seconds", look)
     _seconds(seconds, rows, "closed_form_seconds", {"color": style.INK, "marker": "D", "ms": 4})
-    style.label(seconds, "the closed form", _last(rows), style.INK, ha="right", shift=(0, -11))
+    largest = max(row["vocabulary"] for row in rows)
+    end = largest, _median(rows, largest, "closed_form_seconds")
+    style.label(seconds, "the closed form", end, style.INK, ha="right", shift=(0, -11))
     errors.axhline(FAILED, color=style.MUTED, lw=0.8, ls=":")
     style.label(errors, "no answer", (rows[0]["vocabulary"], FAILED), style.MUTED, shift=(-4, 7))
     errors.set(yscale="log", ylim=(LEAST / 3, TOP), ylabel="distance in acceptance")
@@ -56,11 +58,6 @@ def _errors(axes: Axes, rows: list[Row], aside: float, look: dict[str, Any], lab
 def _seconds(axes: Axes, rows: list[Row], key: str, look: dict[str, Any]) -> None:
     sizes = sorted({row["vocabulary"] for row in rows})
     axes.plot(sizes, [_median(rows, size, key) for size in sizes], lw=1.2, **look)
-
-
-def _last(rows: list[Row]) -> tuple[float, float]:
-    size = max(row["vocabulary"] for row in rows)
-    return size, _median(rows, size, "closed_form_seconds")
 
 
 def _median(rows: list[Row], size: float, key: str) -> float:

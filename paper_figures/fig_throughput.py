@@ -96,7 +96,7 @@ def _baselines(axes: Axes, rows: list[Row]) -> None:
         height = max(speed, height + least)
         axes.axhline(speed, color=style.INK, lw=0.8, ls=":")
         axes.annotate(name, (1, height), (3, 0), xycoords=("axes fraction", "data"),
-                    textcoords="offset points", ha="left", va="center", fontsize=7)  # fmt: skip
+                      textcoords="offset points", ha="left", va="center", fontsize=7)  # fmt: skip
 
 
 def _frame(axes: Axes, rows: list[Row], batch: float) -> None:
@@ -104,8 +104,7 @@ def _frame(axes: Axes, rows: list[Row], batch: float) -> None:
     largest = max([_kl(row) for row in rows] + [KL_TICKS[-1]])
     axes.set_xlim(LEAST_KL * 0.85, largest * 1.9)
     axes.set_ylim(0, max(row["tokens_per_second"] for row in rows) * 1.12)
-    axes.set_ylabel("new tokens per second")
-    axes.set_title(f"batch {batch:g}")
+    axes.set(ylabel="new tokens per second", title=f"batch {batch:g}")
 
 
 def _errors(rows: list[Row]) -> list[list[float]]:

@@ -36,9 +36,9 @@ def draw(data: Path) -> Figure:
             _equal_time(rival, line, look | {"label": f"T = {temperature:g}" if k == width else ""})
     for name, (colour, line, label) in FORWARDS.items():
         timed = [r for r in passes if (r["forward"], r["num_draft_tokens"]) == (name, width)]
-        points = sorted((row["nodes"], row["times_path"]) for row in timed)
+        nodes, times = style.curve(timed, "nodes", "times_path")
         look = {"color": style.COLOUR[colour], "ls": line, "marker": "s", "ms": 3.5}
-        price.plot(*zip(*points, strict=True), label=label, **look)
+        price.plot(nodes, times, label=label, **look)
     gain.axhline(1, color=style.GRID, zorder=0)
     gain.set(xlabel="emitted KL, nats per token", ylabel="tokens per call, over the block's")
     gain.set_title(f"K = {width:g}, {most:g} siblings")
@@ -57,22 +57,19 @@ def draw(data: Path) -> Figure:
 def _gain(axes: Axes, rows: list[Row], temperature: float, look: dict[str, Any]) -> None:
     """Draw the gain at no cost and at each level of KL."""
     levels = [row for row in rows if row["policy"] in ("speculative", "band:price")]
-    levels.sort(key=lambda row: row["kl_per_token"])
-    spent, ratio, error = style.columns(
-        levels, "kl_per_token", "ratio_to_block", "ratio_to_block_se"
-    )
+    names = "kl_per_token", "ratio_to_block", "ratio_to_block_se"
+    spent, ratio, error = style.curve(levels, *names)
     errors = [ERRORS * width for width in error]
-    axes.errorbar(
-        spent, ratio, errors, lw=1.3, elinewidth=0.8, label=f"T = {temperature:g}", **look
-    )
+    look = look | {"lw": 1.3, "elinewidth": 0.8, "label": f"T = {temperature:g}"}
+    axes.errorbar(spent, ratio, errors, **look)
 
 
 def _equal_time(axes: Axes, rows: list[Row], look: dict[str, Any]) -> None:
     """Draw the lossless trees of one K beside blocks whose pass takes as long."""
     trees = [row for row in rows if row["policy"] == "speculative"]
-    trees.sort(key=lambda row: row["siblings"])
-    nodes = [1 + row["num_draft_tokens"] * (1 + row["siblings"]) for row in trees]
-    ratio, error = style.columns(trees, "ratio_to_equal_time", "ratio_to_equal_time_se")
+    names = "siblings", "num_draft_tokens", "ratio_to_equal_time", "ratio_to_equal_time_se"
+    siblings, widths, ratio, error = style.curve(trees, *names)
+    nodes = [1 + k * (1 + m) for k, m in zip(widths, siblings, strict=True)]
     errors = [ERRORS * width for width in error]
     axes.errorbar(nodes, ratio, errors, lw=1.3, elinewidth=0.8, **look)
     if trees and trees[0]["temperature"] == 1:

@@ -33,7 +33,8 @@ def draw(data: Path) -> Figure:
         together = [row for row in rows if row["batch"] == batch]
         first, second, third = panels[3 * number : 3 * number + 3]
         _predictions(first, together, batch)
-        _by_width(second, together, _middle(together))
+        levels = sorted({row["level"] for row in together})
+        _by_width(second, together, levels[len(levels) // 2])
         _relaxing(third, together)
     handles: dict[str, Any] = {}
     for axes in panels:
@@ -55,10 +56,8 @@ def _predictions(axes: Axes, rows: list[Row], batch: float) -> None:
     ends = [row[name] for row in rows for name in ("predicted_speed", "measured_speed")]
     low, high = min(ends) * 0.95, max(ends) * 1.05
     axes.plot([low, high], [low, high], color=style.MUTED, lw=0.8, ls=":")
-    axes.set(xlim=(low, high), ylim=(low, high))
-    axes.set_xlabel("predicted tokens/s")
-    axes.set_ylabel("measured tokens/s")
-    axes.set_title(f"Batch {batch:g}")
+    axes.set(xlim=(low, high), ylim=(low, high), xlabel="predicted tokens/s")
+    axes.set(ylabel="measured tokens/s", title=f"Batch {batch:g}")
 
 
 def _by_width(axes: Axes, rows: list[Row], level: float) -> None:
@@ -66,20 +65,18 @@ def _by_width(axes: Axes, rows: list[Row], level: float) -> None:
     settings = [row for row in rows if row["level"] == level]
     for key in dict.fromkeys((row["family"], row["verifier"]) for row in settings):
         line = [row for row in settings if (row["family"], row["verifier"]) == key]
-        line.sort(key=lambda row: row["num_draft_tokens"])
         colour, marker, _ = _look(line[0])
         if key[0] == "plain":
             axes.axhline(line[0]["measured_speed"], color=colour, lw=0.9, ls=":")
             continue
         names = "num_draft_tokens", "measured_speed", "predicted_speed"
-        widths, speeds, predictions = style.columns(line, *names)
+        widths, speeds, predictions = style.curve(line, *names)
         dashed = "--" if key[1] == "block" else "-"
         axes.plot(widths, speeds, marker=marker, ls=dashed, color=colour, ms=3.2, lw=1.1,
-                mfc="white" if key[1] == "block" else colour)  # fmt: skip
+                  mfc="white" if key[1] == "block" else colour)  # fmt: skip
         axes.plot(widths, predictions, color=colour, lw=0.5, alpha=0.5)
     axes.set_xticks(sorted({row["num_draft_tokens"] for row in settings} - {0}))
-    axes.set_xlabel("K (dashed: block, thin: predicted)")
-    axes.set_ylabel("tokens/s")
+    axes.set(xlabel="K (dashed: block, thin: predicted)", ylabel="tokens/s")
     axes.set_title(f"{level:g} nats a token")
 
 
@@ -97,25 +94,19 @@ def _relaxing(axes: Axes, rows: list[Row]) -> None:
         colour, marker, _ = _look({"family": key[0]})
         block = key[1] == "block"
         axes.plot(*zip(*known, strict=True), marker=marker, color=colour, ls="--" if block else "-",
-                mfc="white" if block else colour, ms=3.6, lw=1.1)  # fmt: skip
+                  mfc="white" if block else colour, ms=3.6, lw=1.1)  # fmt: skip
     plain = _best(rows, levels[0], "plain", None)["measured_speed"]
     lossless = best[levels[0]]["measured_speed"]
     axes.axhline(1, color=style.INK, lw=0.8)
     axes.axhline(plain / lossless, color=style.MUTED, lw=0.9, ls=":")
     style.log_axis(axes.xaxis, levels, "KL, nats per token")
-    axes.set_ylabel("over the best lossless K")
-    axes.set_title("Relaxing or a better K")
+    axes.set(ylabel="over the best lossless K", title="Relaxing or a better K")
 
 
 def _best(rows: list[Row], level: float, family: str, verifier: str | None) -> Any:
     settings = [row for row in rows if row["level"] == level and row["family"] == family]
     settings = [row for row in settings if verifier in (None, row["verifier"])]
     return max(settings, key=lambda row: row["measured_speed"], default=None)
-
-
-def _middle(rows: list[Row]) -> float:
-    levels = sorted({row["level"] for row in rows})
-    return levels[len(levels) // 2]
 
 
 def _look(row: Row) -> tuple[str, str, str | None]:

@@ -10,7 +10,7 @@ beside a policy that does.
 import argparse
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,22 +126,14 @@ def paths_of(tree: PathTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def registered(verifier: str) -> list[Policy]:
     """Return every registered policy that a verifier can follow, at a few values of its knob."""
-    policies = [
-        (knob, _policy_at(name, knobs))
-        for name, entry in ct.list_policies().items()
-        for knob, knobs in [(None, {}), *_settings(entry["knobs"])]
-    ]
-    return [
-        policy
-        for knob, policy in policies
-        if policy and policy.knob in (None, knob) and can_follow(verifier, policy)
-    ]
-
-
-def _settings(knobs: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
-    for knob in knobs:
-        for value in KNOB_VALUES.get(knob, OTHER_VALUES):
-            yield knob, {knob: value}
+    policies = []
+    for name, entry in ct.list_policies().items():
+        values = [(knob, v) for knob in entry["knobs"] for v in KNOB_VALUES.get(knob, OTHER_VALUES)]
+        for knob, knobs in [(None, {}), *((knob, {knob: value}) for knob, value in values)]:
+            policy = _policy_at(name, knobs)
+            if policy and policy.knob in (None, knob) and can_follow(verifier, policy):
+                policies.append(policy)
+    return policies
 
 
 def can_follow(verifier: str, policy: Policy) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from cactus_theory.base.files import parsed_json
 from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces import Estimate, Replay, Trace, replay
+from cactus_theory.traces import Replay, Trace, replay
 
 from .common.journal import Journal, add_journal_arguments, fill
 from .common.results import publish
@@ -193,20 +193,12 @@ def _table(
             else:
                 tokens = tokens_at_level(results, level)
             if tokens is not None:
-                rows.append(_row(width, level, family.name, tokens, reference))
+                ratio = tokens / reference
+                error = 0.0 if tokens is reference else ratio.standard_error
+                row = {"num_draft_tokens": width, "kl_per_token": level, "family": family.name}
+                row |= valued("tokens_per_call", tokens)
+                rows.append(row | {"ratio": ratio.value, "ratio_se": error})
     return rows
-
-
-def _row(width: int, level: float, name: str, tokens: Estimate, reference: Estimate) -> Row:
-    ratio = tokens / reference
-    return {
-        "num_draft_tokens": width,
-        "kl_per_token": level,
-        "family": name,
-        **valued("tokens_per_call", tokens),
-        "ratio": ratio.value,
-        "ratio_se": 0.0 if tokens is reference else ratio.standard_error,
-    }
 
 
 def _shown(rows: list[Row]) -> str:

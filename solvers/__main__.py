@@ -37,12 +37,10 @@ class Failed:
 
 
 def failures(results: Sequence[Any]) -> dict[int, Failed]:
-    """Return the rows without an answer."""
     return {row: result for row, result in enumerate(results) if isinstance(result, Failed)}
 
 
 def check_path(path: str | None) -> None:
-    """Raise ValueError for a file that :func:`save` cannot write."""
     if path is not None and Path(path).suffix.lower() not in SUFFIXES:
         raise ValueError(f"--out: must end in {', '.join(SUFFIXES)}; got {path!r}")
 

@@ -18,7 +18,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import FDivergence
 
 from . import _program
-from ._dual import per_call_bound, per_token_bound, price_bound
+from ._dual import price_bound
 from ._perspective import Terms, cvxpy, perspective, times
 from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from .paths import Followed, PathTree, follow
@@ -48,9 +48,10 @@ class Goal:
     def bound(self, tree: PathTree, alpha: np.ndarray, f: FDivergence, price: float) -> float:
         """Return a proven upper bound on the objective, from multipliers of the price form."""
         proven = price_bound(tree, alpha, f, price)
-        if self.form == PER_CALL:
-            return per_call_bound(proven, price, self.amount)
-        return proven if self.form == PRICE else per_token_bound(proven, price, self.amount)
+        paid = price * self.amount if price and self.form != PRICE else 0.0
+        if self.form != PER_TOKEN:
+            return proven + paid
+        return proven / (1 - paid) if paid < 1 else math.inf
 
 
 @dataclass(frozen=True)

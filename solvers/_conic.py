@@ -8,6 +8,7 @@ by :func:`left_side_of`.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,23 +16,14 @@ import torch
 
 from cactus_theory.divergences import Divergence, FDivergence, MaxDivergence, Renyi, TotalVariation
 
-from ._perspective import Scaled, Terms, cvxpy, perspective, power
+from ._perspective import Scaled, Terms, cvxpy, entered_in, perspective, power
 
 # e^x overflows float64 from 709.8; a budget above this never binds.
 LARGEST_EXPONENT = 700.0
 
-LeftSide = Callable[[Scaled, Any], Any]
-_LEFT_SIDES: dict[type[FDivergence], LeftSide] = {}
-
-
-def left_side_of(kind: type[FDivergence]) -> Callable[[LeftSide], LeftSide]:
-    """Register a function of (row, divergence) as the sum of a class, in place of the table's."""
-
-    def enter(form: LeftSide) -> LeftSide:
-        _LEFT_SIDES[kind] = form
-        return form
-
-    return enter
+_LEFT_SIDES: dict[type, Callable[[Scaled, Any], Any]] = {}
+# registers a function of (row, divergence) as the sum of a class, in place of the table's
+left_side_of = partial(entered_in, _LEFT_SIDES)
 
 
 def left_side(row: Scaled, kind: FDivergence) -> Any:
@@ -78,18 +70,9 @@ class Budget:
         return max(0.0, float(np.sum(self.constraints[0].dual_value))) * self.multiplier
 
 
-Form = Callable[[Scaled, Any, float], Budget]
-_FORMS: dict[type[Divergence], Form] = {}
-
-
-def budget_of(kind: type[Divergence]) -> Callable[[Form], Form]:
-    """Register a function of (row, divergence, delta) as the form of a class's budget."""
-
-    def enter(form: Form) -> Form:
-        _FORMS[kind] = form
-        return form
-
-    return enter
+_FORMS: dict[type, Callable[[Scaled, Any, float], Budget]] = {}
+# registers a function of (row, divergence, delta) as the form of a class's budget
+budget_of = partial(entered_in, _FORMS)
 
 
 def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:

@@ -126,7 +126,6 @@ class BudgetConstraint(Constraint):
 
     @property
     def linear(self) -> bool:  # type: ignore[override]
-        """Return whether a simplex method can solve it."""
         return self.kind.linear or math.isinf(self.delta)
 
     def build(self, quantities: Quantities) -> Built:

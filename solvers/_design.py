@@ -21,15 +21,7 @@ from ._constraints import (
 )
 from ._dual import Lagrangian
 from ._perspective import Scaled, cvxpy
-from ._program import (
-    FEASIBILITY,
-    OPTIMALITY,
-    SMALLEST_SCALE,
-    Attempted,
-    Solver,
-    SolverGaveUp,
-    unproven,
-)
+from ._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, Attempted, SolverGaveUp, unproven
 from .per_proposal import raised_ceiling
 
 # rounds of rescaling the entries between their limits, once the others are set to theirs
@@ -77,7 +69,6 @@ class Attempt:
 
     @property
     def value(self) -> float:
-        """Return Σ min(p, h)."""
         return float(np.minimum(self.cap, self.row).sum())
 
     def broken(self) -> str | None:
@@ -118,7 +109,7 @@ class Program(Attempted[Attempt]):
         return all(each.linear for each in self.constraints)
 
     @property
-    def solvers(self) -> list[Solver]:
+    def solvers(self) -> list[_program.Solver]:
         """Return solvers to try in turn, the dual before them where it is quicker."""
         return [DUAL] * _design_dual.applies(self.q, self.constraints) + super().solvers
 
@@ -144,7 +135,7 @@ class Program(Attempted[Attempt]):
         quantities = Quantities(self.q, self.p, Scaled(self.q[self.q > 0], scale, w))
         return quantities, {each.name: each.build(quantities) for each in self.constraints}
 
-    def attempt(self, scale: np.ndarray, solver: Solver) -> Attempt:
+    def attempt(self, scale: np.ndarray, solver: _program.Solver) -> Attempt:
         """Return one solver's answer, a row or only its status."""
         cp, (quantities, built) = cvxpy(), self.build(scale)
         row = quantities.row

@@ -109,7 +109,6 @@ class Lagrangian:
         self.low, self.high = np.maximum(self.low, low), np.minimum(self.high, high)
 
     def bound(self) -> float:
-        """Return the upper bound on the program's value."""
         values = [self._value(h) for h in self._candidates(np.maximum(self.low, self.high))]
         return self.constant + float(np.max(values, axis=0).sum())
 
@@ -263,14 +262,3 @@ def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:
         alpha[level] = np.where(possible & (ratio < 1), 1 + below.reshape(q.shape), 0.0)
         below = worth(alpha[level], q, KL(), math.inf)
     return alpha
-
-
-def per_call_bound(bound: float, price: float, budget: float) -> float:
-    """Return the bound on tokens with divergence ≤ budget, from that of the price form."""
-    return bound + (price * budget if price else 0.0)
-
-
-def per_token_bound(bound: float, price: float, budget: float) -> float:
-    """Return the bound on tokens with divergence ≤ budget·tokens; ∞ if the price proves none."""
-    left = 1 - price * budget
-    return bound / left if left > 0 else math.inf

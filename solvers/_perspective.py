@@ -18,7 +18,8 @@ it.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -144,18 +145,22 @@ def power(w: Any, a: float) -> Any:
     return cvxpy().power(w, a, approx=False)
 
 
-Form = Callable[[Terms, Any], Any]
-_FORMS: dict[type[FDivergence], Form] = {}
+Form = TypeVar("Form", bound=Callable[..., Any])
 
 
-def perspective_of(kind: type[FDivergence]) -> Callable[[Form], Form]:
-    """Register a function of (terms, divergence) as the form of a generator class."""
+def entered_in(forms: dict[type, Any], kind: type) -> Callable[[Form], Form]:
+    """Return a decorator that enters a function as the form of a class."""
 
     def enter(form: Form) -> Form:
-        _FORMS[kind] = form
+        forms[kind] = form
         return form
 
     return enter
+
+
+_FORMS: dict[type, Callable[[Terms, Any], Any]] = {}
+# registers a function of (terms, divergence) as the form of a generator class
+perspective_of = partial(entered_in, _FORMS)
 
 
 def perspective(terms: Terms, kind: FDivergence) -> Any:

@@ -64,7 +64,6 @@ def additive(divergence: str | Divergence, where: str = "to be summed") -> FDive
 
 
 def token_index(token: Any, vocabulary: int) -> int:
-    """Return ``token`` as an index into the vocabulary."""
     if isinstance(token, bool) or not isinstance(token, int | np.integer):
         raise TypeError(f"token: must be an integer; got {token!r}")
     if not 0 <= token < vocabulary:
@@ -143,7 +142,6 @@ class Attempted(Generic[Found]):
 
     @property
     def solvers(self) -> list[Solver]:
-        """Return solvers to try in turn."""
         return solvers_of(self.linear)
 
     def attempt(self, scale: np.ndarray, solver: Solver) -> Found | None:

@@ -33,51 +33,34 @@ HALVINGS = 60
 class BlockProgram:
     """A solved block program; rows and prefixes in the tree's order.
 
-    Attributes
-    ----------
-    tokens : per target call, the recovered or bonus token included.
-    divergence, per_token : metered per call and per emitted token, in the divergence's unit
-        (nats for KL).
-    lossless : tokens per call of lossless block verification, for comparison.
-    value : what was maximised: tokens − price·divergence, or tokens within a budget.
-    price : ν at which the price form has this optimum: ∞ if it is lossless by force, 0 if
-        everything that can be accepted is.
-    bound, gap : proven upper bound on the value, and bound minus value.
-    target : (nodes, V) h, the row to verify against at each prefix; q where none is reached.
-    alive : (nodes + V^K,) the probability of accepting each prefix if it is drafted, t/p.
-    reached : (nodes + V^K,) t.
-    multipliers : (nodes, V) of t ≤ g in the price form: what mass on a token is worth there.
-    solver, status : what solved it (``identity`` if nothing had to) and what it said.
-    seconds : wall time, building the program included.
+    ``price`` is the ν at which the price form has this optimum: ∞ if it is lossless by force, 0 if
+    everything that can be accepted is.
     """
 
-    tokens: float
-    divergence: float
-    per_token: float
-    lossless: float
-    value: float
+    tokens: float  # per target call, the recovered or bonus token included
+    divergence: float  # metered per call, in the divergence's unit (nats for KL)
+    per_token: float  # metered per emitted token
+    lossless: float  # tokens per call of lossless block verification, for comparison
+    value: float  # what was maximised: tokens − price·divergence, or tokens within a budget
     price: float
-    bound: float
-    gap: float
-    target: np.ndarray
-    alive: np.ndarray
-    reached: np.ndarray
-    multipliers: np.ndarray
-    solver: str
-    status: str
-    seconds: float
+    bound: float  # proven upper bound on the value
+    gap: float  # bound minus value
+    target: np.ndarray  # (nodes, V) h, the row to verify against; q where none is reached
+    alive: np.ndarray  # (nodes + V^K,) the probability of accepting a prefix if drafted, t/p
+    reached: np.ndarray  # (nodes + V^K,) t
+    multipliers: np.ndarray  # (nodes, V) of t ≤ g: what mass on a token is worth at a price
+    solver: str  # what solved it; ``identity`` if nothing had to
+    status: str  # what it said
+    seconds: float  # wall time, building the program included
 
     def report(self) -> str:
         """Return what was found in a few lines of plain text."""
-        return "\n".join(
-            [
-                f"tokens      {self.tokens:.9g} per call   (lossless {self.lossless:.9g})",
-                f"divergence  {self.divergence:.9g} per call, {self.per_token:.9g} per token",
-                f"price       {self.price:.6g}",
-                f"proof       {self.value:.9g} reached, {self.bound:.9g} at most; "
-                f"gap {self.gap:.1e}",
-                f"solver      {self.solver}, {self.status}, {self.seconds:.3f} s",
-            ]
+        return (
+            f"tokens      {self.tokens:.9g} per call   (lossless {self.lossless:.9g})\n"
+            f"divergence  {self.divergence:.9g} per call, {self.per_token:.9g} per token\n"
+            f"price       {self.price:.6g}\n"
+            f"proof       {self.value:.9g} reached, {self.bound:.9g} at most; gap {self.gap:.1e}\n"
+            f"solver      {self.solver}, {self.status}, {self.seconds:.3f} s"
         )
 
 
@@ -113,10 +96,8 @@ def solve(
         sums over nodes are no convex function of g and t.
     TypeError
         Not a PathTree.
-    SolverGaveUp
-        No answer passed its own check (a RuntimeError).
-    ModuleNotFoundError
-        cvxpy is missing.
+    SolverGaveUp, ModuleNotFoundError
+        No answer passed its own check (a RuntimeError); cvxpy is missing.
     """
     started = time.perf_counter()
     if not isinstance(tree, PathTree):
@@ -125,7 +106,25 @@ def solve(
     goal = _goal(price=price, per_call=per_call, per_token=per_token)
     program = _block.Program(_block.Layout.of(tree), kind, goal)
     answer = _without_solver(tree, kind, goal) or program.solve(program.guess)
-    return _finished(tree, kind, goal, answer, started)
+    followed = answer.followed
+    value = followed.tokens if answer.solver == "identity" else goal.value(followed)
+    return BlockProgram(
+        tokens=followed.tokens,
+        divergence=followed.divergence,
+        per_token=followed.per_token,
+        lossless=follow(tree, tree.target, kind).tokens,
+        value=value,
+        price=answer.price,
+        bound=answer.bound,
+        gap=answer.bound - value,
+        target=answer.target,
+        alive=followed.alive,
+        reached=followed.reached,
+        multipliers=answer.alpha,
+        solver=answer.solver,
+        status=answer.status,
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _goal(**knobs: float | None) -> Goal:
@@ -168,27 +167,3 @@ def accepting_rows(tree: PathTree) -> np.ndarray:
     ends = np.zeros((len(q), 1)), np.ones((len(q), 1))
     low, _ = halved(*ends, lambda a: np.maximum(p, a * q).sum(-1, keepdims=True) <= 1, HALVINGS)
     return np.maximum(p, low * q)
-
-
-def _finished(
-    tree: PathTree, f: FDivergence, goal: Goal, answer: _block.Answer, started: float
-) -> BlockProgram:
-    followed = answer.followed
-    value = followed.tokens if answer.solver == "identity" else goal.value(followed)
-    return BlockProgram(
-        tokens=followed.tokens,
-        divergence=followed.divergence,
-        per_token=followed.per_token,
-        lossless=follow(tree, tree.target, f).tokens,
-        value=value,
-        price=answer.price,
-        bound=answer.bound,
-        gap=answer.bound - value,
-        target=answer.target,
-        alive=followed.alive,
-        reached=followed.reached,
-        multipliers=answer.alpha,
-        solver=answer.solver,
-        status=answer.status,
-        seconds=time.perf_counter() - started,
-    )

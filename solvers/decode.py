@@ -42,41 +42,27 @@ MOST_PREFIXES, MOST_CELLS = 20_000, 2**23
 
 @dataclass(frozen=True)
 class DecodeProgram:
-    """A solved decode program.
+    """A solved decode program."""
 
-    Attributes
-    ----------
-    tokens : per target call in a long text, the recovered or bonus token included.
-    divergence : metered per emitted token, in the divergence's unit (nats for KL).
-    price : tokens per call that another unit of divergence per call would buy.
-    bound, gap : proven upper bound on tokens per call, and bound minus tokens.
-    occupancy : (S,) how often a round begins in each state.
-    target : (S, nodes, V) h, the row to verify against at each prefix of each state's tree.
-    solver, status : what solved it and what it said.
-    seconds : wall time, building the program included.
-    """
-
-    tokens: float
-    divergence: float
-    price: float
-    bound: float
-    gap: float
-    occupancy: np.ndarray
-    target: np.ndarray
-    solver: str
-    status: str
-    seconds: float
+    tokens: float  # per target call in a long text, the recovered or bonus token included
+    divergence: float  # metered per emitted token, in the divergence's unit (nats for KL)
+    price: float  # tokens per call that another unit of divergence per call would buy
+    bound: float  # proven upper bound on tokens per call
+    gap: float  # bound minus tokens
+    occupancy: np.ndarray  # (S,) how often a round begins in each state
+    target: np.ndarray  # (S, nodes, V) h, the row to verify against at each prefix of each tree
+    solver: str  # what solved it
+    status: str  # what it said
+    seconds: float  # wall time, building the program included
 
     def report(self) -> str:
         """Return what was found in a few lines of plain text."""
-        return "\n".join(
-            [
-                f"tokens      {self.tokens:.9g} per call, {self.bound:.9g} at most; "
-                f"gap {self.gap:.1e}",
-                f"divergence  {self.divergence:.9g} per token",
-                f"price       {self.price:.6g}",
-                f"solver      {self.solver}, {self.status}, {self.seconds:.3f} s",
-            ]
+        return (
+            f"tokens      {self.tokens:.9g} per call, {self.bound:.9g} at most; "
+            f"gap {self.gap:.1e}\n"
+            f"divergence  {self.divergence:.9g} per token\n"
+            f"price       {self.price:.6g}\n"
+            f"solver      {self.solver}, {self.status}, {self.seconds:.3f} s"
         )
 
 
@@ -112,10 +98,8 @@ def solve(
         Rows that are none, states that are not there, a negative budget, a Rényi or
         max-divergence, more than 5,000 prefixes a state or 20,000 of all states, more than 2²³
         of states × prefixes of all states × V.
-    SolverGaveUp
-        No answer passed its own check (a RuntimeError).
-    ModuleNotFoundError
-        cvxpy is missing.
+    SolverGaveUp, ModuleNotFoundError
+        No answer passed its own check (a RuntimeError); cvxpy is missing.
     """
     started = time.perf_counter()
     kind = _program.additive(divergence)

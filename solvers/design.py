@@ -45,31 +45,24 @@ Tokens = int | Iterable[int]
 class DesignedRow:
     """A solved design.
 
-    Attributes
-    ----------
-    target : (V,) float64, the row h to verify against instead of q.
-    acceptance, lossless : Σ min(p, h), and Σ min(p, q) for comparison.
-    slacks : by constraint, how far it is from binding; its most binding token for limits.
-    duals : by constraint, acceptance bought by one more unit of its limit; by token for limits.
-        0 where the row is further than 1e-4 from the limit (relative to it), and below 1e-6 of
-        the largest: there a solver's dual values are noise.
-    bound, gap : proven upper bound on the acceptance, and bound minus acceptance.
-    proof : ``dual bound``, or ``two scalings`` where a constraint has no tangent at the optimum:
-        then two solves in differently scaled variables agree, and bound is that agreement.
-    solver, status, seconds : what solved it, what it said, wall time.
+    ``duals`` are by constraint the acceptance bought by one more unit of its limit; by token for
+    limits. 0 where the row is further than 1e-4 from the limit (relative to it), and below 1e-6 of
+    the largest: there a solver's dual values are noise. ``proof`` is ``dual bound``, or ``two
+    scalings`` where a constraint has no tangent at the optimum: then two solves in differently
+    scaled variables agree, and bound is that agreement.
     """
 
-    target: np.ndarray
-    acceptance: float
-    lossless: float
-    slacks: dict[str, float]
+    target: np.ndarray  # (V,) float64, the row h to verify against instead of q
+    acceptance: float  # Σ min(p, h)
+    lossless: float  # Σ min(p, q), for comparison
+    slacks: dict[str, float]  # how far each is from binding; its most binding token for limits
     duals: dict[str, Dual]
-    bound: float
-    gap: float
+    bound: float  # proven upper bound on the acceptance
+    gap: float  # bound minus acceptance
     proof: str
     solver: str
     status: str
-    seconds: float
+    seconds: float  # wall time
 
     def report(self) -> str:
         """Return what was found in a few lines of plain text."""
@@ -183,10 +176,8 @@ class Design:
         Infeasible
             A ValueError: no row keeps all constraints; ``constraints`` names a set of them in
             conflict, none of which can be left out.
-        SolverGaveUp
-            A RuntimeError: no answer passed its own check.
-        ModuleNotFoundError
-            cvxpy is missing.
+        SolverGaveUp, ModuleNotFoundError
+            No answer passed its own check (a RuntimeError); cvxpy is missing.
         """
         return DesignedRow(**_design.solve(self.target_probs, self.draft_probs, self.rules))
 

@@ -106,10 +106,8 @@ def solve(
     ValueError
         Not a distribution, more than one row or 10 tokens, a negative budget, drafts that
         cannot be, a Rényi or max-divergence.
-    SolverGaveUp
-        No answer passed its own check (a RuntimeError).
-    ModuleNotFoundError
-        cvxpy is missing.
+    SolverGaveUp, ModuleNotFoundError
+        No answer passed its own check (a RuntimeError); cvxpy is missing.
     """
     started = time.perf_counter()
     q, p = _program.one_pair(target_probs, draft_probs)

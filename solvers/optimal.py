@@ -24,28 +24,17 @@ SUPPORTS = ("target", "free")
 
 @dataclass(frozen=True)
 class OptimalProgram:
-    """A solved optimal program.
+    """A solved optimal program."""
 
-    Attributes
-    ----------
-    target : (V,) float64, the row h to verify against instead of q.
-    acceptance : Σ min(p, h), the probability of keeping the drafted token.
-    divergence : D(h‖q) spent, in the divergence's unit (nats for KL).
-    price : dA/dδ, from the dual value of the budget.
-    bound, gap : proven upper bound on the acceptance, and bound minus acceptance.
-    solver, status : what solved it (``identity`` if nothing had to) and what it said.
-    seconds : wall time, building the program included.
-    """
-
-    target: np.ndarray
-    acceptance: float
-    divergence: float
-    price: float
-    bound: float
-    gap: float
-    solver: str
-    status: str
-    seconds: float
+    target: np.ndarray  # (V,) float64, the row h to verify against instead of q
+    acceptance: float  # Σ min(p, h), the probability of keeping the drafted token
+    divergence: float  # D(h‖q) spent, in the divergence's unit (nats for KL)
+    price: float  # dA/dδ, from the dual value of the budget
+    bound: float  # proven upper bound on the acceptance
+    gap: float  # bound minus acceptance
+    solver: str  # what solved it; ``identity`` if nothing had to
+    status: str  # what it said
+    seconds: float  # wall time, building the program included
 
     @classmethod
     def of(cls, target: np.ndarray, answer: _program.Answer, started: float) -> "OptimalProgram":
@@ -53,12 +42,6 @@ class OptimalProgram:
         proof = answer.price, answer.bound, answer.gap, answer.solver, answer.status
         seconds = time.perf_counter() - started
         return cls(target, answer.value, answer.divergence, *proof, seconds)
-
-
-def _may_leak(kind: Divergence) -> bool:
-    """Return whether mass on tokens with q = 0 has a finite cost, f′(∞) < ∞."""
-    generator = kind.generator
-    return generator is not None and math.isfinite(generator.slope_at_infinity)
 
 
 def solve(
@@ -91,10 +74,8 @@ def solve(
     ------
     ValueError
         Not a distribution, more than one row, a negative budget, an unknown divergence.
-    SolverGaveUp
-        No answer passed its own check.
-    ModuleNotFoundError
-        cvxpy is missing.
+    SolverGaveUp, ModuleNotFoundError
+        No answer passed its own check; cvxpy is missing.
     """
     started = time.perf_counter()
     q, p = _program.one_pair(target_probs, draft_probs)
@@ -102,7 +83,9 @@ def solve(
     check.one_of("support", support, SUPPORTS)
     inside = q > 0
     outside = float(p[~inside].sum())
-    free = support == "free" and outside > 0 and _may_leak(kind)
+    f = kind.generator
+    affordable = f is not None and math.isfinite(f.slope_at_infinity)
+    free = support == "free" and outside > 0 and affordable
     target = q.copy()
     if delta == 0:
         price = _program.lossless_price(q, p, kind, free)

@@ -109,10 +109,7 @@ class PathTree:
     def load(cls, path: str | Path, *, logits: bool = False) -> "PathTree":
         """Return the tree whose rows a file holds as ``target`` and ``draft``.
 
-        Raises
-        ------
-        OSError, ValueError, TypeError
-            A file or rows that cannot be read (``load_rows``), or that are no tree.
+        What ``load_rows`` raises for a file, or the class for rows, is raised here.
         """
         named = [load_rows(f"{path}::{name}", logits=logits) for name in ("target", "draft")]
         return cls(*named)
@@ -122,19 +119,14 @@ class PathTree:
 class Followed:
     """What the verification of a block comes to with a row h at every node.
 
-    Attributes
-    ----------
-    alive : (nodes + V^K,) P, the probability that a drafted prefix is accepted; 0 where it
-        cannot be drafted.
-    reached : (nodes + V^K,) t = P times the probability of drafting it.
-    tokens : per call, the recovered or bonus token included.
-    divergence : metered per call: Σ t D(h‖q) over the nodes, nothing for a bonus token.
+    ``alive`` (nodes + V^K,) is P, the probability that a drafted prefix is accepted; 0 where it
+    cannot be drafted.
     """
 
     alive: np.ndarray
-    reached: np.ndarray
-    tokens: float
-    divergence: float
+    reached: np.ndarray  # (nodes + V^K,) t = P times the probability of drafting it
+    tokens: float  # per call, the recovered or bonus token included
+    divergence: float  # metered per call: Σ t D(h‖q) over the nodes, nothing for a bonus token
 
     @property
     def per_token(self) -> float:
@@ -188,11 +180,8 @@ def random_tree(
 def markov_tree(target_probs: Any, draft_probs: Any, depth: int, *, last: int = 0) -> PathTree:
     """Return the tree of two Markov chains: the row at a prefix depends on its last token.
 
-    Parameters
-    ----------
-    target_probs, draft_probs : (V, V), the row after each token.
-    depth : K.
-    last : the token before the root.
+    ``target_probs`` and ``draft_probs`` (V, V) are the rows after each token, ``last`` is the token
+    before the root.
     """
     target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
     if target.ndim != 2 or target.shape[0] != target.shape[1]:

@@ -27,24 +27,14 @@ SCALE_HALVINGS = 40
 
 @dataclass(frozen=True)
 class PerProposalProgram:
-    """A solved per-proposal program.
+    """A solved per-proposal program."""
 
-    Attributes
-    ----------
-    target : (V,) float64, the row h to verify the drafted token against.
-    raised : γ = h_n.
-    divergence : D(h‖q) spent, in the divergence's unit (nats for KL).
-    price : dγ/dδ, the dual value of the budget; inf at δ = 0 where h = q is forced.
-    bound : proven upper bound on γ, from the solver's dual values.
-    solver, seconds : what solved it (``identity`` if nothing had to) and how long it took.
-    """
-
-    target: np.ndarray
-    raised: float
-    divergence: float
-    price: float
-    bound: float
-    solver: str
+    target: np.ndarray  # (V,) float64, the row h to verify the drafted token against
+    raised: float  # γ = h_n
+    divergence: float  # D(h‖q) spent, in the divergence's unit (nats for KL)
+    price: float  # dγ/dδ, the dual value of the budget; inf at δ = 0 where h = q is forced
+    bound: float  # proven upper bound on γ, from the solver's dual values
+    solver: str  # what solved it; ``identity`` if nothing had to
     seconds: float
 
 
@@ -55,12 +45,8 @@ def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 
 
     By symmetry and convexity the other tokens keep their proportions, so that the program
     over V tokens is this equation in one. The left side is convex and 0 at q_n; γ = 1 where
-    it stays within δ. Exact up to float64 rounding of γ; γ = 0 at q_n = 0.
-
-    Raises
-    ------
-    ValueError
-        q_n outside [0, 1], a negative budget, an unknown divergence.
+    it stays within δ. Exact up to float64 rounding of γ; γ = 0 at q_n = 0. A q_n outside [0, 1],
+    a negative budget and an unknown divergence are ValueErrors.
     """
     kind, delta = _program.checked_budget(divergence, delta)
     q_n = check.number("q_n", q_n, 0.0, 1.0)
@@ -152,12 +138,6 @@ def solve(
         scale = np.where(reward, raised_root(q[token], kind, delta), q)[inside]
         answer = _program.Program(kind, delta, q[inside], reward[inside] * 1.0).solve(scale)
         target[inside] = answer.h
-    return PerProposalProgram(
-        target,
-        float(target[token]),
-        answer.divergence,
-        answer.price,
-        float(answer.bound),
-        answer.solver,
-        time.perf_counter() - started,
-    )
+    proof = answer.divergence, answer.price, float(answer.bound), answer.solver
+    seconds = time.perf_counter() - started
+    return PerProposalProgram(target, float(target[token]), *proof, seconds)

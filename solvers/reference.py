@@ -37,30 +37,21 @@ PACKAGES = ("cvxpy", "clarabel", "highspy", "numpy", "scipy")
 
 @dataclass(frozen=True)
 class Case:
-    """One pair of rows with its budget, and what the programs answered.
-
-    Attributes
-    ----------
-    divergence, support, family : what was solved, and the kind of rows.
-    vocabulary : tokens that count; the rows are padded with zeros to the widest.
-    target_probs, draft_probs, delta : the question, δ in the divergence's unit.
-    target, acceptance, price, gap, solver : the optimal program's answer and its own proof.
-    token, raised, raised_price : one drafted token and γ, dγ/dδ of its per-proposal program.
-    """
+    """One pair of rows with its budget, and what the programs answered."""
 
     divergence: str
     support: str
-    family: str
-    vocabulary: int
+    family: str  # the kind of rows
+    vocabulary: int  # tokens that count; the rows are padded with zeros to the widest
     target_probs: np.ndarray
     draft_probs: np.ndarray
-    delta: float
-    target: np.ndarray
+    delta: float  # in the divergence's unit
+    target: np.ndarray  # the optimal program's answer, and its proof
     acceptance: float
     price: float
     gap: float
     solver: str
-    token: int
+    token: int  # a drafted one, and γ, dγ/dδ of its per-proposal program
     raised: float
     raised_price: float
 
@@ -137,13 +128,7 @@ def _budget(spec: str, q: np.ndarray, p: np.ndarray, share: float) -> float:
 
 
 def cases(spec: str) -> Iterator[Case]:
-    """Yield the solved cases of one divergence, always the same ones.
-
-    Raises
-    ------
-    SolverGaveUp
-        A program's answer did not pass its own check.
-    """
+    """Yield the solved cases of one divergence, always the same ones."""
     noise = np.random.default_rng([SEED, EXAMPLES.index(spec)])
     for index, (family, support) in enumerate(PLAN):
         size = VOCABULARIES[index % len(VOCABULARIES)]
@@ -189,15 +174,8 @@ def tables(specs: tuple[str, ...] = EXAMPLES) -> dict[str, np.ndarray]:
 
 
 def write(path: str | Path, arrays: dict[str, Any]) -> int:
-    """Write ``arrays`` as a compressed .npz, all of it or nothing; return its bytes.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written.
-    """
-    path = Path(path)
-    buffer = io.BytesIO()
+    """Write ``arrays`` as a compressed .npz, all of it or nothing; return its bytes."""
+    path, buffer = Path(path), io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, buffer.getvalue())

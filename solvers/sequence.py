@@ -48,42 +48,28 @@ PRICE_ACCURACY = 1e-13
 class SequenceProgram:
     """A solved sequence program.
 
-    Attributes
-    ----------
-    target : (T, V) float64, the row to verify against at each position.
-    acceptance, divergence : (T,) what each position accepts and spends.
-    total_acceptance, total_divergence : their sums.
-    price : d(total acceptance)/dΔ, the multiplier of the one budget; inf at Δ = 0 where
-        something could be gained.
-    bound, gap : proven upper bound on the total acceptance, and bound minus it.
-    solver, status : what solved it (``lagrange dual``, ``identity`` or a solver of cvxpy) and
-        what it said.
-    seconds : wall time.
+    ``price`` is d(total acceptance)/dΔ, the multiplier of the one budget; inf at Δ = 0 where
+    something could be gained.
     """
 
-    target: np.ndarray
-    acceptance: np.ndarray
-    divergence: np.ndarray
+    target: np.ndarray  # (T, V) float64, the row to verify against at each position
+    acceptance: np.ndarray  # (T,) what each position accepts
+    divergence: np.ndarray  # (T,) what each position spends
     total_acceptance: float
     total_divergence: float
     price: float
-    bound: float
-    gap: float
-    solver: str
-    status: str
-    seconds: float
+    bound: float  # proven upper bound on the total acceptance
+    gap: float  # bound minus total acceptance
+    solver: str  # ``lagrange dual``, ``identity`` or a solver of cvxpy
+    status: str  # what it said
+    seconds: float  # wall time
 
 
 @dataclass(frozen=True)
 class CheckedSequence(SequenceProgram):
-    """A sequence program with what cvxpy says to it.
+    """A sequence program with what cvxpy says to it."""
 
-    Attributes
-    ----------
-    program : the total acceptance of the conic solver, or why there is none.
-    """
-
-    program: float | str
+    program: float | str  # the total acceptance of the conic solver, or why there is none
 
 
 def solve(
@@ -212,19 +198,9 @@ def _finished(
     spent = np.array(
         [_program.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
     )
-    return SequenceProgram(
-        target,
-        kept,
-        spent,
-        float(kept.sum()),
-        float(spent.sum()),
-        answer.price,
-        answer.bound,
-        answer.bound - float(kept.sum()),
-        answer.solver,
-        answer.status,
-        time.perf_counter() - started,
-    )
+    totals = float(kept.sum()), float(spent.sum())
+    proof = answer.price, answer.bound, answer.bound - totals[0], answer.solver, answer.status
+    return SequenceProgram(target, kept, spent, *totals, *proof, time.perf_counter() - started)
 
 
 def _by_dual(

@@ -10,9 +10,7 @@ compared with one softmax of the same row, a plain numpy sort-and-bisect, and CL
 
 import argparse
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..common.inputs import add_pair_arguments
 from ..common.results import publish
@@ -31,16 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Time everything, print a table, write the CSV."""
-    rows = list(_shown(args))
-    publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv")
-    return 0
-
-
-def _shown(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the benchmark's rows, each printed as soon as it is known."""
     without_pair = {"theory": (args.repeats, args.programs), "verify": (args.repeats,)}
     pair = args.target, args.draft, args.prompts, args.repeats
     benchmark = importlib.import_module(f"simulations.bench.{args.what.replace('-', '_')}")
+    rows = []
     for row in benchmark.measure(*without_pair.get(args.what, pair)):
-        print(benchmark.line(row), flush=True)
-        yield row
+        print(benchmark.line(row), flush=True)  # as soon as it is known
+        rows.append(row)
+    publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv")
+    return 0

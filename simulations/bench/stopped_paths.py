@@ -21,9 +21,8 @@ from torch import Tensor
 
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import DraftStop, Pair, generate, load_pair
-from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.verify import Assignment, Chain, Draft, Verdict
+from cactus_theory.verify import Draft
 
 from ..common.decode import left_padded
 from ..common.inputs import load_prompts
@@ -70,28 +69,6 @@ class Paths:
         return self.draft_prob[on], self.phi[on]
 
 
-class Logged(Chain):
-    """Token-wise verification that writes down every path of LONGEST tokens."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.paths: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def verify(
-        self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
-    ) -> Verdict:
-        """Return what is emitted."""
-        ids = draft.token_ids[..., None]
-        if ids.shape[1] == LONGEST and draft.probs is not None:
-            phi = self.policy.acceptance(target_probs[:, :-1], draft.probs, ids)
-            drafted = draft.probs.double().gather(-1, ids)
-            for row, count in enumerate(draft.lengths):
-                if count == LONGEST:
-                    pair = [part[row, :, 0].clamp(0, 1).numpy() for part in (phi, drafted)]
-                    self.paths.append((pair[0], pair[1]))
-        return super().verify(assigned, target_probs, draft, accept, draw)
-
-
 def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[dict[str, Any]]:
     """Yield one dictionary per policy, cost and way to expect acceptances."""
     pair = load_pair(target, draft)
@@ -108,17 +85,22 @@ def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[
 
 def logged(pair: Pair, prompts: Sequence[Sequence[int]], policy: str, repeats: int) -> Paths:
     """Decode every prompt ``repeats`` times and return the paths; a repeat's text is its own."""
-    phi, drafted, text = [], [], []
+    rule, (phi, drafted, text) = find_policy(policy), ([], [], [])
+
+    def log(q: Tensor, draft: Draft, *_: Any) -> None:
+        if draft.lengths == [LONGEST] and draft.probs is not None:
+            ids = draft.token_ids[..., None]
+            acceptance = rule.acceptance(q[:, :-1], draft.probs, ids)
+            phi.append(acceptance[0, :, 0].clamp(0, 1).numpy())
+            drafted.append(draft.probs.double().gather(-1, ids)[0, :, 0].clamp(0, 1).numpy())
+            text.append(number)
+
     with Progress(f"drafting under {policy}", repeats * len(prompts)) as progress:
         for number in range(repeats * len(prompts)):
-            log = Logged(find_policy(policy))
             ids, mask = left_padded([prompts[number % len(prompts)]], pair.target)
-            generate(pair.target, pair.draft, ids, attention_mask=mask, policy=log.policy,
-                     num_draft_tokens=LONGEST, max_new_tokens=NEW, seed=number, verifier=log,
+            generate(pair.target, pair.draft, ids, attention_mask=mask, policy=rule,
+                     num_draft_tokens=LONGEST, max_new_tokens=NEW, seed=number, on_rows=log,
                      meter=False)  # fmt: skip
-            phi += [path[0] for path in log.paths]
-            drafted += [path[1] for path in log.paths]
-            text += [number] * len(log.paths)
             progress.advance()
     return Paths(np.array(phi), np.array(drafted), np.array(text))
 

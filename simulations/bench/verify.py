@@ -127,7 +127,6 @@ def _measured(kind: str, noise: float, repeats: int, values: Path) -> Iterator[d
 def _jobs(
     q: Tensor, p: Tensor, ids: Tensor, coins: tuple[Tensor, Tensor]
 ) -> dict[str, Callable[[], Any]]:
-    """Return what is timed, by name."""
     logits, memory = q.log(), torch.empty_like(q)  # a softmax that need not ask for memory
     jobs: dict[str, Callable[[], Any]] = {
         SOFTMAX: lambda: torch.softmax(logits, -1, out=memory),

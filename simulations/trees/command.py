@@ -163,10 +163,10 @@ def sums(path: Round, rule: Policy, siblings: Sequence[int]) -> dict[tuple[str, 
     CERTAIN is with the first number of siblings.
     """
     likely = path.p.topk(max(siblings))[1]
-    block, fixed = followed(path, alone(path, rule)), likely[:, : siblings[0]]
-    aware = followed(path, alone(path, rule, fixed.tolist()))
+    row, fixed = alone(path, rule), likely[:, : siblings[0]]
+    block, aware = followed(path, row), followed(path, alone(path, rule, fixed.tolist()))
     return {
-        ("chain", 0): followed(path, alone(path, rule), chain=True).sums(),
+        ("chain", 0): followed(path, row, chain=True).sums(),
         ("block", 0): block.sums(),
         **{("tree", m): block.sums(block.caught(likely[:, :m])) for m in siblings},
         (CERTAIN, siblings[0]): aware.sums(aware.caught(fixed)),
