@@ -138,11 +138,11 @@ class Meter:
         self.rows += len(target_probs)
         self.entries += target_probs.numel()
         if self.entries >= WAITING_ENTRIES:
-            self._work_off()
+            self._measure_waiting()
 
     def reading(self, accepted: int, emitted: int) -> MeterReading:
         """Return the sums, given how many drafted tokens were accepted and tokens emitted."""
-        self._work_off()
+        self._measure_waiting()
         total = float(self.total)
         return MeterReading(
             rows=self.rows,
@@ -155,7 +155,7 @@ class Meter:
             divergence=self.divergence.spec,
         )
 
-    def _work_off(self) -> None:
+    def _measure_waiting(self) -> None:
         if not self.waiting:
             return
         size = max(1, BATCHED_ENTRIES // self.waiting[0][0].shape[-1])
@@ -163,10 +163,10 @@ class Meter:
             columns = (torch.cat(part).split(size) for part in zip(*group, strict=True))
             for q, p, choice, alive, left, raised, *tokens in zip(*columns, strict=True):
                 path = Path(alive, left, raised)
-                self._judge(check.normalised(q), check.normalised(p), choice, path, tokens)
+                self._by_policy(check.normalised(q), check.normalised(p), choice, path, tokens)
         self.waiting, self.entries = [], 0
 
-    def _judge(
+    def _by_policy(
         self, q: Tensor, p: Tensor, choice: Choice, path: Path, tokens: Sequence[Tensor]
     ) -> None:
         assert path.raised is not None

@@ -14,8 +14,8 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.models import text_config
-from cactus_theory.decoding.options import DecodeOptions, OnTokens
-from cactus_theory.decoding.pace import FixedPace, pace
+from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.pace import Pace, pace
 from cactus_theory.decoding.result import VerifiedRows
 
 HALF = (torch.float16, torch.bfloat16)
@@ -38,7 +38,7 @@ class Opening:
         self.target_model, self.options = target_model, options
         self.drafter = None if draft_model is None else as_drafter(draft_model)
         self.models = {"target_model": target_model}
-        self.width, self.beside, self.pace, metered = 0, 0, FixedPace(0), None
+        self.width, self.beside, self.pace, metered = 0, 0, Pace(0), None
         if self.drafter is not None:
             self.models |= self.drafter.check(target_model)
             # a draft that is longer than the text takes no memory
@@ -59,14 +59,6 @@ class Opening:
             self.meter = Meter(self.policies.distinct, metered, options.judge, log)
         if self.drafter is not None and options.record_rows:
             self.recorder = []
-
-    @property
-    def report(self) -> OnTokens | None:
-        """Return a callback for the ids of all rows, which passes a single row's as one list."""
-        call = self.options.on_tokens
-        if call is None or self.texts.batch > 1:
-            return call
-        return lambda new: call(new[0])
 
 
 def opened_texts(

@@ -50,12 +50,12 @@ class Warp:
         self, temperature: float, processors: Sequence[Any] = (), padding: Sequence[int] = ()
     ) -> None:
         self.temperature, self.processors = temperature, list(processors)
-        self.padding, self.looked = padding, not self.processors
+        self.padding, self.checked = padding, not self.processors
         # where each row stood in the batch that the processors were made for
-        self.places, self.batch = list(range(len(padding))), max(len(padding), 1)
+        self.text_numbers, self.batch = list(range(len(padding))), max(len(padding), 1)
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.places = [self.places[row] for row in rows]
+        self.text_numbers = [self.text_numbers[row] for row in rows]
 
     @property
     def greedy(self) -> bool:
@@ -102,8 +102,8 @@ class Warp:
                 logits.copy_(scores.reshape(logits.shape))
             else:
                 self._in_context(processor, logits, texts, first, drafted, draft)
-        if not self.looked:
-            self.looked = True
+        if not self.checked:
+            self.checked = True
             warn_of_probabilities("logits_processor", logits[0, 0])
         return logits
 
@@ -123,18 +123,18 @@ class Warp:
                 if tree is None:
                     ids = texts.prefix(row, first + offset)
                 else:  # ancestors, no cousins
-                    ids = texts.along(row, tree.path(row, offset - 1) if offset else [])
-                place = self.places[row] if self.places else 0
-                if self._pads(processor, place):
-                    ids = torch.cat([ids[:, :1].expand(1, self.padding[place]), ids], 1)
+                    ids = texts.path_ids(row, tree.path(row, offset - 1) if offset else [])
+                text = self.text_numbers[row] if self.text_numbers else 0
+                if self._pads(processor, text):
+                    ids = torch.cat([ids[:, :1].expand(1, self.padding[text]), ids], 1)
                 # processors may hold a state per row: show each its row of a whole batch
                 shown = ids.expand(self.batch, -1), logits[row, offset].expand(self.batch, -1)
-                logits[row, offset] = processor(*(part.clone() for part in shown))[place]
+                logits[row, offset] = processor(*(part.clone() for part in shown))[text]
 
-    def _pads(self, processor: Any, place: int) -> bool:
+    def _pads(self, processor: Any, text: int) -> bool:
         if not self.padding or type(processor).__name__ in UNPADDED:
             return False
-        return self.padding[place] > 0
+        return self.padding[text] > 0
 
 
 Uniforms = Callable[[int], "np.ndarray | Tensor"]
@@ -179,7 +179,7 @@ class Coins:
         rows = torch.from_numpy(table).to(self.device)
         return rows[:, :width], rows[:, width:count], rows[:, -1]
 
-    def further(
+    def more_draws(
         self,
         draw: Float[Tensor, "batch"],
         draft_lengths: Sequence[int],

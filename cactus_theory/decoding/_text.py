@@ -16,7 +16,7 @@ class Texts:
     """Prompts and generated ids, each row from its own position 0: (B, longest + room).
 
     ``lengths`` are settled tokens, which drafted ones follow; ``ids`` the same as lists, prompt
-    included; ``prompts`` the lengths of the prompts. ``stop`` is called after every token of a
+    included; ``prompt_lengths`` those of the prompts. ``stop`` is called after every token of a
     row, in addition to the end-of-text ids. ``capacity`` are the most positions of a row, ``last``
     the last place of its memory: ``beside`` more, for drafted tokens of the same position.
     """
@@ -30,9 +30,9 @@ class Texts:
         beside: int = 0,
     ) -> None:
         self.ids = [list(prompt) for prompt in prompts]
-        self.prompts = [len(prompt) for prompt in prompts]
-        self.limits = [length + room for length in self.prompts]
-        self.lengths = list(self.prompts)
+        self.prompt_lengths = [len(prompt) for prompt in prompts]
+        self.limits = [length + room for length in self.prompt_lengths]
+        self.lengths = list(self.prompt_lengths)
         self.ended = [False] * len(prompts)
         self.eos, self.device = eos, device
         self.stop: Stop | None = None
@@ -52,7 +52,7 @@ class Texts:
         return any(self.room(row) for row in range(self.batch))
 
     def keep(self, rows: Sequence[int]) -> None:
-        for name in ("ids", "prompts", "limits", "lengths", "ended"):
+        for name in ("ids", "prompt_lengths", "limits", "lengths", "ended"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in rows])
         self.buffer[: len(rows)] = self.buffer[list(rows)]
@@ -63,7 +63,7 @@ class Texts:
         return 0 if self.ended[row] else self.limits[row] - self.lengths[row]
 
     def new_ids(self, row: int) -> list[int]:
-        return self.ids[row][self.prompts[row] :]
+        return self.ids[row][self.prompt_lengths[row] :]
 
     def take(self, starts: Sequence[int], counts: Sequence[int]) -> Int[Tensor, "batch most"]:
         """Return ``counts[b]`` ids from position ``starts[b]`` on, drafted ones included.
@@ -91,7 +91,7 @@ class Texts:
         """Return a row's settled ids and its first ``drafted`` drafted ones."""
         return self.buffer[row : row + 1, : self.lengths[row] + drafted]
 
-    def along(self, row: int, path: Sequence[int]) -> Int[Tensor, "1 length"]:
+    def path_ids(self, row: int, path: Sequence[int]) -> Int[Tensor, "1 length"]:
         """Return a row's settled ids and some of its drafted ones, in the order of ``path``."""
         length = self.lengths[row]
         return self.buffer[row : row + 1, [*range(length), *(length + place for place in path)]]
@@ -158,15 +158,14 @@ def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
             )
 
 
-def check_model_vocabularies(target_model: Any, draft_model: Any) -> int:
-    """Return the common vocabulary size of two models, or raise ValueError."""
+def check_model_vocabularies(target_model: Any, draft_model: Any) -> None:
+    """Raise ValueError unless both models have as many tokens."""
     sizes = [text_config(model).vocab_size for model in (target_model, draft_model)]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"draft_model: vocabulary must equal that of target_model ({sizes[0]} tokens); "
             f"got {sizes[1]}"
         )
-    return sizes[0]
 
 
 def _named(index: int | None) -> str:

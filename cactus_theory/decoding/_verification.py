@@ -51,7 +51,6 @@ class RowPolicies:
         return any(item is not None and _overrides(item, "observe") for item in self.schedules)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         for name in ("of_row", "schedules", "states"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in rows])
@@ -94,7 +93,6 @@ class RowPolicies:
             self.states[row] = schedule.observe(self.states[row], *_shown(schedule, rows))
 
     def advance(self, row: int, new_ids: Sequence[int]) -> None:
-        """Update the state of a row's schedule with its new tokens."""
         schedule = self.schedules[row]
         if schedule is not None:
             self.states[row] = schedule.advance(self.states[row], list(new_ids))

@@ -39,12 +39,8 @@ def generate_from_hub(
 
     The library calls it with all arguments of ``model.generate``, among them those of
     :func:`speculative_generate`. It is the ``generate`` of a model loaded from a folder with
-    such a file, and then obeys another ``custom_generate``.
-
-    Raises
-    ------
-    ValueError
-        ``assistant_model`` is given; and as :func:`speculative_generate`.
+    such a file, and then obeys another ``custom_generate``. Folders that were uploaded import it
+    by this name.
     """
     if assistant_model is not None:
         raise ValueError("assistant_model: must be given as draft_model instead; got a model")

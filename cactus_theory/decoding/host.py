@@ -55,7 +55,7 @@ class Decode(Loop):
         texts, width = self.texts, self.pace.width()
         draft_lengths = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
         draft_coins, accept, draw = self.coins.toss(draft_lengths, self._coins)
-        draw = self.coins.further(draw, draft_lengths, self.verifier.draws)
+        draw = self.coins.more_draws(draw, draft_lengths, self.verifier.draws)
         draft = self._propose(draft_lengths, draft_coins)
         steps = self.calls[1] - steps
         q = self._score(draft)
@@ -73,14 +73,14 @@ class Decode(Loop):
         if self.options.on_rows is not None:
             counts = map(len, map(texts.new_ids, range(len(new))))
             earlier = [after - len(ids) for after, ids in zip(counts, new, strict=True)]
-            self.options.on_rows(*copied((q, draft, self.places, earlier)))
+            self.options.on_rows(*copied((q, draft, self.text_numbers, earlier)))
         self.measure(Verified(assigned, q, draft, verdict), new)
         for row, ids in enumerate(new):
             self.policies.advance(row, ids)
         self._note(before, draft.longest, new, tokens, steps)
         new_of_all: list[list[int]] = [[] for _ in range(self.batch)]
-        for place, ids in zip(self.places, new, strict=True):
-            new_of_all[place] = list(ids)
+        for text, ids in zip(self.text_numbers, new, strict=True):
+            new_of_all[text] = list(ids)
         self._retire()
         return new_of_all
 
@@ -92,15 +92,15 @@ class Decode(Loop):
             return
         for row, on in enumerate(opened):
             if not on:
-                self.tally.finished[self.places[row]] = (texts.new_ids(row), texts.ended[row])
-        rows = closed_up(opened)
+                self.finished[self.text_numbers[row]] = (texts.new_ids(row), texts.ended[row])
+        rows = compacted(opened)
         if not rows:
             return
         parts = [texts, self.target, self.coins, self.policies, self.warp, self.drafting]
         for part in parts:
             if part is not None:
                 part.keep(rows)
-        self.places = [self.places[row] for row in rows]
+        self.text_numbers = [self.text_numbers[row] for row in rows]
 
     def _propose(self, draft_lengths: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         if self.drafting is None or not any(draft_lengths):
@@ -159,10 +159,9 @@ class Decode(Loop):
         tokens: list[list[int]],
         steps: int,
     ) -> None:
-        """Count what happened and update the pace."""
         kept = refused = 0
         for row, (ids, emitted, count) in enumerate(zip(tokens, new, drafted, strict=True)):
-            accepted, cut = self.tally.note(self.places[row], count, ids, emitted)
+            accepted, cut = self.count(self.text_numbers[row], count, ids, emitted)
             kept += accepted
             refused += accepted < count and not cut
         if not self.pace.learns and self.options.on_round is None:
@@ -187,7 +186,7 @@ class Decode(Loop):
             self.clock.lap("callback")
 
 
-def closed_up(opened: Sequence[bool]) -> list[int]:
+def compacted(opened: Sequence[bool]) -> list[int]:
     """Return the open rows so that gaps are filled from the end and few rows move."""
     rows = [row for row, on in enumerate(opened) if on]
     movers = [row for row in reversed(rows) if row >= len(rows)]

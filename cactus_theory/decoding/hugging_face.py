@@ -217,7 +217,6 @@ def _stop(criteria: Sequence[Any]) -> Stop | None:
 
 
 def _shown(on_tokens: OnTokens | None, columns: Columns | None, batch: int) -> OnTokens | None:
-    """Return what to call after every round."""
     if columns is None:
         return on_tokens
 

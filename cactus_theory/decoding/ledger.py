@@ -94,7 +94,7 @@ class Ledger(Schedule):
         for name, value in (("cap", self.cap), ("burst", self.burst)):
             if value == math.inf:
                 raise ValueError(f"{name}: must be finite; got {value}")
-        self.inner = policy if isinstance(policy, Schedule) else _Always(policy)
+        self.inner = policy if isinstance(policy, Schedule) else _OnePolicy(policy)
         for member in self.inner.rules:
             if member.needs_path:
                 raise ValueError(
@@ -201,9 +201,7 @@ class Ledger(Schedule):
         return min(math.ceil(short), rungs - 1)
 
 
-class _Always(Schedule):
-    """One policy for every token."""
-
+class _OnePolicy(Schedule):
     def __init__(self, policy: Spec) -> None:
         self.rules = (find_policy(policy),)
 

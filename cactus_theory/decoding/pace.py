@@ -1,7 +1,6 @@
 """How many tokens to draft a round: fixed, adapted to the text, or none while plain is faster."""
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from cactus_theory.base.arguments import whole_number
@@ -35,30 +34,20 @@ class Round:
     rows: int = 1
 
 
-class Pace(ABC):
-    """Decides K, the number of drafted tokens, before each round, as past rounds suggest."""
-
-    learns = True
-
-    @abstractmethod
-    def width(self) -> int:
-        """Return K for the next round; 0 takes a plain step."""
-
-    def note(self, done: Round) -> None:  # noqa: B027  a fixed pace learns nothing
-        """Learn from a round."""
-
-
-class FixedPace(Pace):
-    """Always the same K."""
+class Pace:
+    """The number K of drafted tokens before each round: here always ``most``."""
 
     learns = False
 
-    def __init__(self, width: int) -> None:
-        self.fixed = width
+    def __init__(self, most: int) -> None:
+        self.most = most
 
     def width(self) -> int:
-        """Return K."""
-        return self.fixed
+        """Return K for the next round; 0 takes a plain step."""
+        return self.most
+
+    def note(self, done: Round) -> None:
+        """Learn from a round."""
 
 
 class AdaptivePace(Pace):
@@ -69,8 +58,10 @@ class AdaptivePace(Pace):
     law of the text does not change.
     """
 
+    learns = True
+
     def __init__(self, most: int) -> None:
-        self.most = most
+        super().__init__(most)
         self.tried, self.kept = FIRST_WEIGHT, FIRST_GUESS * FIRST_WEIGHT
         self.draft = self.target = 0.0
 
@@ -113,6 +104,8 @@ class Gate(Pace):
     rounds. The first round after a switch, which catches up, is not counted.
     """
 
+    learns = True
+
     def __init__(self, inner: Pace) -> None:
         self.inner = inner
         self.seconds = {True: 0.0, False: 0.0}
@@ -154,5 +147,5 @@ class Gate(Pace):
 def pace(num_draft_tokens: int, adaptive: bool, gate: bool) -> Pace:
     """Return the pace that the arguments of :func:`cactus_theory.decoding.generate` ask for."""
     width = whole_number("num_draft_tokens", num_draft_tokens, 1)
-    inner = AdaptivePace(width) if adaptive else FixedPace(width)
+    inner = AdaptivePace(width) if adaptive else Pace(width)
     return Gate(inner) if gate else inner

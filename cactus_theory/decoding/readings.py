@@ -42,6 +42,7 @@ accepted, and no token follows the accepted ones (engines may count those after 
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -144,11 +145,10 @@ def reading_of(
 
 def pooled(rounds: Sequence[Mapping[Kind, int]]) -> dict[Kind, int]:
     """Return how many rounds of all texts did each thing."""
-    total: dict[Kind, int] = {}
+    total: Counter[Kind] = Counter()
     for counts in rounds:
-        for kind, times in counts.items():
-            total[kind] = total.get(kind, 0) + times
-    return total
+        total.update(counts)
+    return dict(total)
 
 
 def _reached(rounds: Mapping[Kind, int], place: int) -> int:

@@ -52,73 +52,28 @@ class DecodingError(RuntimeError):
         return str(self.args[0])
 
 
-class Tally:
-    """The rounds and the finished texts of a decode.
-
-    ``rounds`` has for each text (drafted, accepted, ended inside) → how many rounds did that,
-    ``finished`` place in the batch → (new ids, whether the text ended by itself).
-    """
-
-    def __init__(self, batch: int, width: int) -> None:
-        self.batch, self.width = batch, width
-        self.rounds: list[dict[Kind, int]] = [{} for _ in range(batch)]
-        self.finished: dict[int, tuple[list[int], bool]] = {}
-
-    def note(
-        self, place: int, drafted: int, tokens: Sequence[int], emitted: Sequence[int]
-    ) -> tuple[int, bool]:
-        """Count a round of the text ``place`` that took ``emitted`` of its verified ``tokens``.
-
-        Returns how many drafted tokens it took, and whether the text ended among them.
-        """
-        accepted = min(len(tokens) - 1, len(emitted))
-        cut = len(emitted) <= len(tokens) - 1
-        kind = (drafted, accepted, cut)
-        rounds = self.rounds[place]
-        rounds[kind] = rounds.get(kind, 0) + 1
-        return accepted, cut
-
-    def result(self, **figures: Any) -> GenerationResult:
-        """Return the texts and the counts, with ``figures`` of :class:`GenerationResult`."""
-        finished = [self.finished[place] for place in range(self.batch)]
-        new = [ids for ids, _ in finished]
-        ended = tuple(by_itself for _, by_itself in finished)
-        rounds, longest = pooled(self.rounds), max(map(len, new))
-        histogram = [0] * (self.width + 1)
-        for (_, accepted, _), times in rounds.items():
-            histogram[accepted] += times
-        padded = [ids + [-1] * (longest - len(ids)) for ids in new]
-        return GenerationResult(
-            output_token_ids=torch.tensor(padded, dtype=torch.int64),
-            ended=all(ended),
-            accepted_histogram=tuple(histogram),
-            row_lengths=tuple(map(len, new)),
-            row_ended=ended,
-            rounds=rounds,
-            row_rounds=tuple(self.rounds),
-            **figures,
-        )
-
-
 class Loop(ABC):
-    """Rounds until every text has ended; ``places`` are where each row stood at the beginning."""
+    """Rounds until every text has ended; ``text_numbers`` are those of the rows still open."""
 
     def __init__(self, opening: Opening) -> None:
         self.clock = Stopwatch()
         self.opening, self.options, self.verifier = opening, opening.options, opening.options.judge
         self.texts, self.coins, self.policies = opening.texts, opening.coins, opening.policies
         self.meter, self.recorder = opening.meter, opening.recorder
-        self.tally = Tally(self.texts.batch, opening.width)
-        self.places = list(range(self.texts.batch))
+        self.text_numbers = list(range(self.texts.batch))
+        # for each text (drafted, accepted, ended inside) → how many rounds did that
+        self.kinds: list[dict[Kind, int]] = [{} for _ in self.text_numbers]
+        # number of a text → (new ids, whether it ended by itself)
+        self.finished: dict[int, tuple[list[int], bool]] = {}
 
     def run(self) -> GenerationResult:
         """Decode until every row has ended or is full."""
-        report = self.opening.report
+        on_tokens, single = self.options.on_tokens, self.texts.batch == 1
         self.clock.lap("other")
         while self.texts.open:
             new = self.round()
-            if report is not None:
-                report(new)
+            if on_tokens is not None:
+                on_tokens(new[0] if single else new)
                 self.clock.lap("callback")
         return self.result()
 
@@ -131,6 +86,20 @@ class Loop(ABC):
     def calls(self) -> tuple[int, int]:
         """Return the forward passes of the target and of the draft so far."""
 
+    def count(
+        self, text: int, drafted: int, tokens: Sequence[int], emitted: Sequence[int]
+    ) -> tuple[int, bool]:
+        """Count a round of a text that took ``emitted`` of its verified ``tokens``.
+
+        Returns how many drafted tokens it took, and whether the text ended among them.
+        """
+        accepted = min(len(tokens) - 1, len(emitted))
+        cut = len(emitted) <= len(tokens) - 1
+        kind = (drafted, accepted, cut)
+        rounds = self.kinds[text]
+        rounds[kind] = rounds.get(kind, 0) + 1
+        return accepted, cut
+
     def measure(self, verified: Verified, new: list[list[int]]) -> None:
         """Show the meter, the recorder and the schedules what was verified, text by text.
 
@@ -141,10 +110,10 @@ class Loop(ABC):
             return
         draft, verdict = verified.draft, verified.verdict
         for row, ids in enumerate(new):
-            place = self.places[row], len(self.texts.new_ids(row)) - len(ids)
+            position = self.text_numbers[row], len(self.texts.new_ids(row)) - len(ids)
             if ids and meter is not None and meter.log is not None:
                 path = None if verdict.path is None else verdict.path[row]
-                meter.log.score(place, ids, verified.target_probs[row], path)
+                meter.log.score(position, ids, verified.target_probs[row], path)
             count = min(draft.lengths[row], len(ids))
             if not count:
                 continue
@@ -155,7 +124,7 @@ class Loop(ABC):
                 if recorder is not None:
                     recorder.append(rows)
             if meter is not None:
-                charge(meter, row, ids, verified, place)
+                charge(meter, row, ids, verified, position)
         self.clock.lap("meter")
 
     def failure(
@@ -167,8 +136,8 @@ class Loop(ABC):
     ) -> DecodingError:
         """Return the error for a row that got no token; ``places`` of its rows may be to blame."""
         before = [self.texts.new_ids(text) for text in range(self.texts.batch)]
-        for text, ids in zip(self.places, before, strict=True):
-            self.tally.finished.setdefault(text, (ids, False))
+        for text, ids in zip(self.text_numbers, before, strict=True):
+            self.finished.setdefault(text, (ids, False))
         place, name = _lawless((q, p), places)
         model, processors = self.opening.target_model, self.opening.warp.processors
         causes = [f"a logits processor ({', '.join(map(_name, processors))})"] if processors else []
@@ -178,7 +147,7 @@ class Loop(ABC):
             causes.append("weights that hold NaN")
             if model.dtype in HALF:
                 causes.append(f"an overflow of {dtype_of([model])}")
-        text, position = self.places[row], len(before[row]) + place
+        text, position = self.text_numbers[row], len(before[row]) + place
         message = (
             f"{name}: new token {position} of text {text} has no law, as its row holds NaN or "
             f"leaves no token possible; likely cause: {' or '.join(causes)}. What was decoded "
@@ -188,8 +157,24 @@ class Loop(ABC):
 
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
-        target, draft = self.calls
-        result = self.tally.result(target_calls=target, draft_calls=draft, seconds=Seconds())
+        finished = [self.finished[text] for text in range(len(self.kinds))]
+        new, ended = [ids for ids, _ in finished], tuple(by_itself for _, by_itself in finished)
+        rounds, longest = pooled(self.kinds), max(map(len, new))
+        histogram = [0] * (self.opening.width + 1)
+        for (_, accepted, _), times in rounds.items():
+            histogram[accepted] += times
+        padded = [ids + [-1] * (longest - len(ids)) for ids in new]
+        result = GenerationResult(
+            torch.tensor(padded, dtype=torch.int64),
+            all(ended),
+            *self.calls,
+            tuple(histogram),
+            Seconds(),
+            row_lengths=tuple(map(len, new)),
+            row_ended=ended,
+            rounds=rounds,
+            row_rounds=tuple(self.kinds),
+        )
         self.clock.lap("other")
         measured: dict[str, Any] = {}
         if self.meter is not None:

@@ -137,12 +137,7 @@ class ByPosition(Schedule):
 def find_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
     """Return what a policy's spec names, or the schedule that ``FILE.py:NAME`` stands for.
 
-    Parameters of a schedule's class are its knobs.
-
-    Raises
-    ------
-    ValueError, TypeError, OSError
-        As :func:`cactus_theory.policy`.
+    Parameters of a schedule's class are its knobs; raises as :func:`cactus_theory.policy`.
     """
     if isinstance(spec, Schedule) and not knobs:
         return spec
@@ -159,10 +154,7 @@ def check_followed(rule: Policy | Schedule, verifier: Verifier) -> None:
 def check_bonus_is_free(schedule: str, verifier: Verifier) -> None:
     """Raise for a verifier that charges bonus tokens, whose row no schedule has seen.
 
-    Raises
-    ------
-    ValueError
-        ``block:bonus=policy``: the bonus follows the policy of the last drafted token.
+    That is ``block:bonus=policy``: the bonus follows the policy of the last drafted token.
     """
     if verifier.needs_next_draft_row:
         raise ValueError(

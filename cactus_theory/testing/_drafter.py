@@ -211,7 +211,7 @@ def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
         coins = Coins(len(lengths), 0, torch.device("cpu"))
         coins.streams = [stream(1 + torch.arange(64.0).double()) for _ in lengths]
         draft, accept, draw = coins.toss(lengths, seen.accepting)
-        draw = coins.further(draw, lengths, seen.verifier.draws).reshape(len(lengths), -1)
+        draw = coins.more_draws(draw, lengths, seen.verifier.draws).reshape(len(lengths), -1)
         for row, length in enumerate(lengths):
             parts = draft[row, :length], accept[row, : seen.accepting(length)]
             used = torch.cat([*parts, draw[row, : seen.verifier.draws(length)]])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate
-from cactus_theory.decoding.pace import LOOK_AGAIN, PROBE, AdaptivePace, FixedPace, Gate, Round
+from cactus_theory.decoding.pace import LOOK_AGAIN, PROBE, AdaptivePace, Gate, Pace, Round
 
 PROMPT = torch.tensor([[1, 5, 9]])
 
@@ -49,7 +49,7 @@ def test_the_adaptive_width_is_the_best_one(acceptance, draft):
 
 def run_gate(rounds, plain_seconds, speculative_seconds, tokens=2):
     """Feed a gate rounds of given cost; return which kinds it took."""
-    gate = Gate(FixedPace(4))
+    gate = Gate(Pace(4))
     kinds = []
     for number in range(rounds):
         drafting = gate.width() > 0

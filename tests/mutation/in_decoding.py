@@ -59,7 +59,7 @@ IN_DECODING = {
     "decoding/_meter.py": (
         ("Meter._measure", Replace("emitted is q", "True")),
         ("Meter._measure", Replace("torch.minimum(offered, emitted)", "p")),
-        ("Meter._judge", Operator("==", "!=")),
+        ("Meter._by_policy", Operator("==", "!=")),
         ("_groups", DropStatement("(group, rows)")),
     ),
     "decoding/_verification.py": (
@@ -73,8 +73,8 @@ IN_DECODING = {
         ("rows_of", Replace("q[row, nodes]", "q[row, 1:][nodes]")),
     ),
     "decoding/models/cache.py": (
-        ("places", Replace("torch.where(real, slots, cache.capacity)", "chain")),
-        ("places", Operator(">", ">=")),
+        ("slots_of", Replace("torch.where(real, slots, cache.capacity)", "chain")),
+        ("slots_of", Operator(">", ">=")),
         ("Sight.within", Operator(">=", ">")),
         ("_ancestors", Replace("range((new - chain - 1).bit_length())", "range(1)")),
         ("RaggedCache.select", Replace("length + stay", "length")),

@@ -27,7 +27,6 @@ from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.fast import obstacle as not_fast
 from cactus_theory.decoding.options import DecodeOptions
-from cactus_theory.decoding.pace import FixedPace
 
 __all__ = ["BUCKET", "BY_KERNELS", "DeviceDecode", "Repeated", "StaticForward", "on_device"]
 
@@ -84,7 +83,7 @@ def _round_obstacle(opening: Opening) -> str | None:
         isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
     ):
         return "where a drafter is more than a model"
-    if not isinstance(opening.pace, FixedPace):
+    if opening.pace.learns:
         return "where adaptive or gate chooses each round"
     if opening.warp.processors:
         return "where logits processors apply"

@@ -103,9 +103,9 @@ class DeviceDecode(Loop):
         return [ids[-2] if len(ids) > 1 else ids[-1], ids[-1], len(ids), drafted]
 
     def _note(self, row: int, drafted: int, tokens: list[int], new: list[int]) -> None:
-        self.tally.note(row, drafted, tokens, new)
+        self.count(row, drafted, tokens, new)
         if not self.texts.room(row):
-            self.tally.finished[row] = self.texts.new_ids(row), self.texts.ended[row]
+            self.finished[row] = self.texts.new_ids(row), self.texts.ended[row]
 
     def _rows(self, outcome: Outcome) -> tuple[Tensor, Tensor | None]:
         """Return the rows of the target and of the draft in a round."""
@@ -114,7 +114,6 @@ class DeviceDecode(Loop):
         return probabilities(target, self.temperature), p
 
     def _charge(self, outcome: Outcome, drafted: list[int], new: Tokens) -> None:
-        """Give the meter the rows that were verified."""
         q, p = self._rows(outcome)
         draft = Draft(outcome.logits.token_ids, drafted, p)
         self.measure(Verified(self.assigned, q, draft, outcome.verdict), new)

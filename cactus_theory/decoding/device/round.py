@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cactus_theory.decoding.device.verify import Logits, VerifyStep, probabilities
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.models.cache import Places, additive
+from cactus_theory.decoding.models.cache import Slots, additive
 from cactus_theory.decoding.models.fast import FastForward
 from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.draw import pick
@@ -168,7 +168,7 @@ class StaticForward:
         slots = torch.arange(end, device=positions.device)
         mask = fast.stacked(additive(slots > positions[..., None], x)[:, None])
         rows = torch.arange(batch, device=positions.device)[:, None]
-        at = Places(slice(0, batch), 0, end, (rows, positions))
+        at = Slots(slice(0, batch), 0, end, (rows, positions))
         for number, layer in enumerate(fast.layers):
             x = layer(x, (batch, new), cos, sin, fast.memory(number, layer, x), at, mask)
         hidden = fast.norm(x).view(batch, new, -1)
@@ -192,16 +192,16 @@ class Round:
         device = inputs.counts.device
         self.scored = Repeated(self._score, device)
         self.whole = Repeated(lambda end: self._verify(self._score(end)), device)
-        self.in_one: bool | None = None
+        self.in_graph: bool | None = None
 
     def prepare(self, end: int) -> bool:
         """Capture what is needed for caches read up to ``end``; return whether anything was."""
         if not captures(self.inputs.counts.device):
             return False
-        if self.in_one is None:
+        if self.in_graph is None:
             logits = self._score(end)
-            self.in_one = never_waits(lambda: self._verify(logits), logits.token_ids.device)
-        return (self.whole if self.in_one else self.scored).prepare(end)
+            self.in_graph = never_waits(lambda: self._verify(logits), logits.token_ids.device)
+        return (self.whole if self.in_graph else self.scored).prepare(end)
 
     def __call__(self, end: int) -> Outcome:
         """Return the round's outcome, on the device, for caches read up to ``end``.
@@ -209,7 +209,7 @@ class Round:
         A verification that waits for the device runs by itself after the graph.
         """
         self.prepare(end)
-        if self.in_one is False:
+        if self.in_graph is False:
             return self._verify(self.scored(end))
         return self.whole(end)
 

@@ -163,7 +163,6 @@ class SampledDrafting(Drafting):
         return torch.stack([self.likeliest[place] for place in places], 1).tolist()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
         if self.probs is not None:
             self.probs = self.probs[: len(rows)]
 
@@ -200,7 +199,6 @@ class Drafter(ABC):
 
 
 def nothing(texts: Texts) -> Draft:
-    """Return a draft without tokens."""
     ids = torch.empty(texts.batch, 0, dtype=torch.int64, device=texts.device)
     return Draft(ids, [0] * texts.batch, None)
 

@@ -160,18 +160,17 @@ class FeatureHead(nn.Module):
                 )
 
 
-class HeadMaps:
-    """The linear maps of a head outside its decoder, by name, packed for a few rows.
+def packed_maps(
+    head: FeatureHead, embedding: Float[Tensor, "vocab hidden"]
+) -> tuple[dict[str, Linear], Tensor | None]:
+    """Return a head's linear maps outside its decoder, by name, packed for a few rows.
 
-    ``table`` (V, width) is what every token adds to a unit; None where that is much memory.
+    And what every token adds to a unit (V, width); None where that is much memory.
     """
-
-    def __init__(self, head: FeatureHead, embedding: Float[Tensor, "vocab hidden"]) -> None:
-        parts = {name: part for name, part in head.named_children() if type(part) is nn.Linear}
-        self.maps = {name: Linear(part.weight, part.bias) for name, part in parts.items()}
-        self.table: Tensor | None = None
-        if len(embedding) * head.shape.width <= TABLE_ENTRIES:
-            self.table = self.maps["token"](head.normed(embedding))
+    parts = {name: part for name, part in head.named_children() if type(part) is nn.Linear}
+    maps = {name: Linear(part.weight, part.bias) for name, part in parts.items()}
+    small = len(embedding) * head.shape.width <= TABLE_ENTRIES
+    return maps, maps["token"](head.normed(embedding)) if small else None
 
 
 class FeatureDrafting(SampledDrafting):
@@ -181,8 +180,7 @@ class FeatureDrafting(SampledDrafting):
         super().__init__(setting, greedy)
         self.head, self.features, texts = head, setting.features, self.texts
         self.embedding = setting.target_model.get_input_embeddings()
-        weights = prepared(head, HeadMaps, others=[self.embedding.weight])
-        self.maps, self.table = weights.maps, weights.table
+        self.maps, self.table = prepared(head, packed_maps, others=[self.embedding.weight])
         self.cache = RaggedCache(
             head.shape.layers, texts.batch, texts.capacity + head.shape.places + 1
         )
@@ -208,7 +206,6 @@ class FeatureDrafting(SampledDrafting):
         return self.embedded(tokens).add_(units.view(*tokens.shape, -1)), counts
 
     def logits(self, states: Float[Tensor, "batch some width"]) -> Tensor:
-        """Return the logits (B, some, V) of these states."""
         rows = self.maps["vocabulary"](self.forward.head(states.reshape(-1, states.shape[-1])))
         return rows.view(*states.shape[:2], -1)
 

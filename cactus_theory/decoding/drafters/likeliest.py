@@ -90,7 +90,6 @@ class LikeliestDrafting(ModelDrafting):
         return draft
 
     def _logs(self, draft: Draft) -> Float[Tensor, "batch nodes vocab"]:
-        """Return the model's log-probabilities at every node."""
         texts, lengths = self.texts, self.model.lengths
         settled = [length - cached for length, cached in zip(texts.lengths, lengths, strict=True)]
         counts = [length + drafted for length, drafted in zip(settled, draft.lengths, strict=True)]

@@ -20,7 +20,7 @@ LAYER_COUNTS = ("num_hidden_layers", "decoder_layers", "num_decoder_layers")
 class RaggedCache:
     """Keys and values of every layer, (B, capacity + 1, heads, width) each.
 
-    The place after the last position takes what a forward pass computes for padding. ``lengths``
+    The slot after the last position takes what a forward pass computes for padding. ``lengths``
     are the cached positions of each row, which only the cache's methods write to; ``hidden``, by
     layer that somebody reads, hidden states (B, capacity + 1, hidden), which are rolled back and
     moved with the keys. Tensors are None until the first states tell their shape.
@@ -48,7 +48,7 @@ class RaggedCache:
         return keys, values
 
     def record(self, layer: int, at: Any, states: Float[Tensor, "batch new hidden"]) -> None:
-        """Write hidden states of fed tokens at their places, which are those of their keys."""
+        """Write hidden states of fed tokens at their slots, which are those of their keys."""
         memory = self.hidden[layer]
         if memory is None:
             room = self.batch, self.capacity + 1, states.shape[-1]
@@ -157,11 +157,11 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Places:
+class Slots:
     """The slots of a batch's fed tokens in a memory (B, capacity + 1, …).
 
-    ``start`` and ``end`` are the slots shown before and after they are written, ``place`` their
-    index in the memory; padding goes to the spare place. ``sight`` is None if every row is equally
+    ``start`` and ``end`` are the slots shown before and after they are written, ``index`` their
+    index in the memory; padding goes to the spare slot. ``sight`` is None if every row is equally
     long and feeds a chain: slot and position of its fed token j are then both ``start + j``, and
     it attends to every slot up to its own.
     """
@@ -169,23 +169,23 @@ class Places:
     rows: slice
     start: int
     end: int
-    place: Any
+    index: Any
     sight: Sight | None = None
 
 
-def block(rows: slice, start: int, new: int) -> Places:
-    """Return the places of ``new`` tokens a row after ``start`` cached ones, a chain each."""
-    return Places(rows, start, start + new, (rows, slice(start, start + new)))
+def block(rows: slice, start: int, new: int) -> Slots:
+    """Return the slots of ``new`` tokens a row after ``start`` cached ones, a chain each."""
+    return Slots(rows, start, start + new, (rows, slice(start, start + new)))
 
 
-def places(
+def slots_of(
     cache: RaggedCache,
     new: int,
     counts: Sequence[int],
     parents: Int[Tensor, "batch new"] | None,
     device: torch.device,
-) -> Places:
-    """Return the places of ``new`` tokens fed to each row, of which ``counts[b]`` are its own."""
+) -> Slots:
+    """Return the slots of ``new`` tokens fed to each row, of which ``counts[b]`` are its own."""
     lengths, rows = cache.lengths, slice(0, cache.batch)
     even = min(lengths) == max(lengths) and lengths[0] + new <= cache.capacity
     if parents is None and even:
@@ -204,7 +204,7 @@ def places(
     else:
         sight = _tree(parents.to(device), starts, slots, chain, real, end)
     index = torch.arange(cache.batch, device=device)[:, None], slots
-    return Places(rows, max(end - new, 0), end, index, sight)
+    return Slots(rows, max(end - new, 0), end, index, sight)
 
 
 def additive(hidden: Bool[Tensor, "*some end"], like: Tensor) -> Float[Tensor, "*some end"]:

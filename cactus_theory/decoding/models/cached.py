@@ -28,17 +28,10 @@ class CachedModel:
 
     Parameters
     ----------
-    capacity : positions of each row, fed tokens that are not kept included.
-    slack : positions on top of ``capacity``.
+    capacity, slack : positions of each row, fed tokens that are not kept included, and more.
     fast_forward : None takes the fast pass where it supports the model, True requires it,
         False takes the library's pass.
     reads : layers whose hidden states are kept beside the cache, for :meth:`hidden`.
-
-    Attributes
-    ----------
-    calls : number of forward passes so far (of the batch).
-    fast : whether the fast pass runs.
-    branches : whether ``feed`` takes trees.
 
     Raises
     ------
@@ -71,7 +64,7 @@ class CachedModel:
             self.forward: FastForward | LibraryForward = FastForward(model, self.cache)
             self.branches = True
         else:
-            check_reach(model, capacity)
+            check_positions(model, capacity)
             self.branches = runs_together(model)
             self.forward = LibraryForward(model, self.cache, self.branches)
 
@@ -85,12 +78,8 @@ class CachedModel:
     ) -> Float[Tensor, "batch most hidden"]:
         """Return copies of the hidden states of ``counts[b]`` cached tokens from ``starts[b]`` on.
 
-        The entries of shorter rows after theirs are arbitrary.
-
-        Raises
-        ------
-        ValueError
-            A layer that is not in ``reads``, tokens that are not cached.
+        The entries of shorter rows after theirs are arbitrary. Raises ValueError for a layer that
+        is not in ``reads``, tokens that are not cached.
         """
         if layer not in self.cache.hidden:
             raise ValueError(
@@ -126,11 +115,8 @@ class CachedModel:
         after those, and all entries of a row that consumes nothing, are arbitrary. Their memory
         is the caller's to write to.
 
-        Raises
-        ------
-        ValueError
-            More tokens than the cache holds; parents that do not come before their children,
-            or for a family that runs row by row.
+        Raises ValueError for more tokens than the cache holds, for parents that do not come before
+        their children, and for any of a family that runs row by row.
         """
         self._check_room(counts)
         new = max(counts)
@@ -153,12 +139,7 @@ class CachedModel:
 
         After a tree was fed at ``length``, ``path`` holds the fed indices from a root down,
         ascending; afterwards it is as if only they had been fed. A chain's prefix copies
-        nothing.
-
-        Raises
-        ------
-        ValueError
-            A length or a path outside what is cached, a path that does not ascend.
+        nothing. Raises ValueError for a length or a path outside what is cached.
         """
         self.cache.select(row, length, path)
 
@@ -199,7 +180,7 @@ def _takes_fast(model: Any, capacity: int, required: bool | None) -> bool:
     return reason is None
 
 
-def check_reach(model: Any, capacity: int) -> None:
+def check_positions(model: Any, capacity: int) -> None:
     """Raise if the library's own parts treat a text of ``capacity`` positions differently.
 
     By a rotary table that changes once a text outgrows its original length, while the cached keys

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cactus_theory.decoding.models.cache import Places, RaggedCache, additive, places, text_config
+from cactus_theory.decoding.models.cache import RaggedCache, Slots, additive, slots_of, text_config
 from cactus_theory.decoding.models.library import gathered
 from cactus_theory.decoding.models.linear import Linear, adjacent, exact_in_half, joined, prepared
 
@@ -65,7 +65,7 @@ class DecoderLayer:
         cos: Tensor,
         sin: Tensor,
         memory: tuple[Tensor, Tensor],
-        at: Places,
+        at: Slots,
         mask: Float[Tensor, "..."] | None,
     ) -> Float[Tensor, "N hidden"]:
         """Return the stream after the layer; keys and values of its N tokens are written.
@@ -80,8 +80,8 @@ class DecoderLayer:
             rotated = torch.cat([self.q_norm(q_part), self.k_norm(k_part)], 1)
         rotated = (rotated * cos).addcmul_(rotated.roll(self.width // 2, -1), sin)
         keys, values = memory
-        keys[at.place] = rotated[:, self.heads :].view(*shape, self.kv_heads, self.width)
-        values[at.place] = states[:, heads:].view(*shape, self.kv_heads, self.width)
+        keys[at.index] = rotated[:, self.heads :].view(*shape, self.kv_heads, self.width)
+        values[at.index] = states[:, heads:].view(*shape, self.kv_heads, self.width)
         queries = rotated[:, : self.heads].view(*shape, self.heads, self.width)
         attended = self._attended(queries, keys[:, : at.end], values[:, : at.end], mask)
         attended = attended.transpose(1, 2).reshape(len(x), -1)
@@ -256,19 +256,19 @@ class FastForward:
     ) -> Float[Tensor, "batch new hidden"]:
         """Return the states that the head reads of a batch (B, new) of embedded tokens."""
         batch, new = shape
-        at = places(self.cache, new, counts, parents, x.device)
+        at = slots_of(self.cache, new, counts, parents, x.device)
         cos, sin = self._turns(at, batch, new)
         mask = self.stacked(_mask(at, new, x))
         for number, layer in enumerate(self.layers):
             if number in self.cache.hidden:
-                self.cache.record(number, at.place, x.view(batch, new, -1))
+                self.cache.record(number, at.index, x.view(batch, new, -1))
             x = layer(x, shape, cos, sin, self.memory(number, layer, x), at, mask)
         states = self.norm(x).view(batch, new, -1)
         if len(self.layers) in self.cache.hidden:
-            self.cache.record(len(self.layers), at.place, states)
+            self.cache.record(len(self.layers), at.index, states)
         return states
 
-    def _turns(self, at: Places, batch: int, new: int) -> tuple[Tensor, Tensor]:
+    def _turns(self, at: Slots, batch: int, new: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the fed tokens' positions (N, 1, width)."""
         if at.sight is not None:
             flat = at.sight.positions.reshape(-1)
@@ -288,7 +288,7 @@ class FastForward:
         return self.cache.take(number, layer.kv_heads, (self.width, self.width), x)
 
 
-def _mask(at: Places, new: int, like: Tensor) -> Float[Tensor, "..."] | None:
+def _mask(at: Slots, new: int, like: Tensor) -> Float[Tensor, "..."] | None:
     """Return what is added to the scores, None where all is seen or plain causality does."""
     if at.sight is not None:
         return additive(at.sight.hidden, like)[:, None]

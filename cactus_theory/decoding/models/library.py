@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding.models.cache import (
-    Places,
     RaggedCache,
     Sight,
+    Slots,
     additive,
     block,
-    places,
+    slots_of,
     text_config,
 )
 
@@ -45,9 +45,9 @@ class Layer:
         self.cache, self.layer = cache, layer
         self.show(block(slice(0, cache.batch), 0, 0))
 
-    def show(self, places: Places) -> None:
-        """Take up the places of the next forward pass."""
-        self.places, self.length = places, places.start
+    def show(self, slots: Slots) -> None:
+        """Take up the slots of the next forward pass."""
+        self.slots, self.length = slots, slots.start
 
     @property
     def is_initialized(self) -> bool:
@@ -65,9 +65,9 @@ class Layer:
         """Write new states at their slots and return views of all slots up to the end."""
         widths = key_states.shape[3], value_states.shape[3]
         keys, values = self.cache.take(self.layer, key_states.shape[1], widths, key_states)
-        at = self.places
-        keys[at.place] = key_states.transpose(1, 2)
-        values[at.place] = value_states.transpose(1, 2)
+        at = self.slots
+        keys[at.index] = key_states.transpose(1, 2)
+        values[at.index] = value_states.transpose(1, 2)
         self.length = at.end
         shown = at.rows, slice(0, at.end)
         return keys[shown].transpose(1, 2), values[shown].transpose(1, 2)
@@ -88,7 +88,7 @@ class Layer:
 
     def reset(self) -> None:
         """Forget every position and keep the memory."""
-        self.show(block(self.places.rows, 0, 0))
+        self.show(block(self.slots.rows, 0, 0))
 
 
 class LibraryForward:
@@ -119,7 +119,7 @@ class LibraryForward:
 
         Their keys and values are written; the lengths stay as they are.
         """
-        at = places(self.cache, token_ids.shape[1], counts, parents, token_ids.device)
+        at = slots_of(self.cache, token_ids.shape[1], counts, parents, token_ids.device)
         if at.sight is not None and not self.together:
             return self._row_by_row(token_ids, counts, keep)
         keep = [min(count, kept) for count, kept in zip(counts, keep, strict=True)]
@@ -144,7 +144,7 @@ class LibraryForward:
         return padded
 
     def _pass(
-        self, token_ids: Tensor, at: Places, first: Sequence[int], keep: Sequence[int]
+        self, token_ids: Tensor, at: Slots, first: Sequence[int], keep: Sequence[int]
     ) -> Float[Tensor, "batch kept vocab"]:
         """Run the model once and return the logits from ``first[b]`` on, ``keep[b]`` a row."""
         for layer in self.layers:
@@ -155,7 +155,7 @@ class LibraryForward:
             options["attention_mask"] = self._mask(at.sight)
         if self.cache.hidden:
             options["output_hidden_states"] = True
-        positions = _wanted(first, keep, token_ids.shape[1])
+        positions = _kept_positions(first, keep, token_ids.shape[1])
         if self.slices:
             options["logits_to_keep"] = _slice(positions, token_ids)
         output = self.model(
@@ -164,7 +164,7 @@ class LibraryForward:
         for layer in self.cache.hidden:
             if not output.hidden_states:
                 raise ValueError(f"reads: {type(self.model).__name__} hands out no hidden states")
-            self.cache.record(layer, at.place, output.hidden_states[layer])
+            self.cache.record(layer, at.index, output.hidden_states[layer])
         kept = positions if self.slices else list(range(token_ids.shape[1]))
         return gathered(output.logits, [kept.index(j) if j in kept else 0 for j in first], keep)
 
@@ -194,8 +194,8 @@ def mask_kinds(model: Any) -> dict[str, int | None]:
 
 
 def gathered(
-    states: Float[Tensor, "batch new wide"], first: Sequence[int], keep: Sequence[int]
-) -> Float[Tensor, "batch kept wide"]:
+    states: Shaped[Tensor, "batch new *wide"], first: Sequence[int], keep: Sequence[int]
+) -> Shaped[Tensor, "batch kept *wide"]:
     """Return the entries from ``first[b]`` on; those beyond ``keep[b]`` are arbitrary."""
     longest, new = max(keep), states.shape[1]
     if min(first) == max(first) and first[0] + longest <= new:
@@ -205,7 +205,7 @@ def gathered(
     return states[torch.arange(len(first), device=states.device)[:, None], at]
 
 
-def _wanted(first: Sequence[int], keep: Sequence[int], new: int) -> list[int]:
+def _kept_positions(first: Sequence[int], keep: Sequence[int], new: int) -> list[int]:
     """Return the fed positions whose logits some row asks for."""
     rows = zip(first, keep, strict=True)
     return sorted({j for start, kept in rows for j in range(start, start + kept)}) or [new - 1]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cactus_theory.base.files import first_line
 from cactus_theory.decoding.models.cache import allocate, text_config
-from cactus_theory.decoding.models.library import LibraryForward
+from cactus_theory.decoding.models.library import LibraryForward, gathered
 
 # small texts, with room for two rows of different lengths, a prefix and a branch
 TOKENS, ROWS = 8, 2
@@ -134,24 +134,18 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
     forward, logits = _forward(model, together=True), whole.clone()
     for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
         lengths = forward.cache.lengths
-        last = forward(_ahead(ids, lengths, max(counts)), counts, keep)
+        last = forward(gathered(ids, lengths, counts), counts, keep)
         forward.cache.extend(counts)
         _note(logits, forward.cache.lengths, keep, last)
     # a stray token before the last ones: the tree's second branch is the text
     remaining = [TOKENS - length for length in forward.cache.lengths]
-    tokens = _ahead(ids, forward.cache.lengths, max(remaining))
+    tokens = gathered(ids, forward.cache.lengths, remaining)
     parents = torch.arange(-1, max(remaining)).repeat(ROWS, 1)
     parents[:, 1] = -1
     tree = torch.cat([ids[:, :1], tokens], 1)
     last = forward(tree, [count + 1 for count in remaining], remaining, parents.to(ids.device))
     _note(logits, [TOKENS] * ROWS, remaining, last)
     return logits
-
-
-def _ahead(ids: Tensor, lengths: list[int], count: int) -> Tensor:
-    """Return ``count`` tokens of each text after its first ``lengths[b]``."""
-    at = torch.tensor(lengths, device=ids.device)[:, None] + torch.arange(count, device=ids.device)
-    return ids.gather(1, at.clamp(max=TOKENS - 1))
 
 
 def _note(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> None:

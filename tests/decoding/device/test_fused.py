@@ -160,7 +160,7 @@ def test_captured_kernels_are_those_that_were_captured(single, monkeypatch, poli
     monkeypatch.setattr(
         device_round.Round,
         "prepare",
-        lambda own, end: (prepare(own, end), inside.append(own.in_one))[0],
+        lambda own, end: (prepare(own, end), inside.append(own.in_graph))[0],
     )
     assert run(moved, given, **options, device_loop=None).output_token_ids.equal(
         found.output_token_ids

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate_plain
-from cactus_theory.decoding.models.cached import check_reach
+from cactus_theory.decoding.models.cached import check_positions
 from cactus_theory.decoding.models.trial import runs_together
 from tests.amounts import THOROUGH
 from tests.decoding.models.families import WINDOW, build, families, own_greedy, small_config
@@ -144,4 +144,4 @@ def test_a_window_of_the_family_s_own_is_not_trusted_to_masks():
     config.window_size = 5
     other = FAMILIES["GPT2LMHeadModel"][1](config).eval()
     assert not runs_together(other)
-    check_reach(other, 96)
+    check_positions(other, 96)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cactus_theory.decoding.host import closed_up
+from cactus_theory.decoding.host import compacted
 from cactus_theory.decoding.models import CachedModel, fast
 from cactus_theory.decoding.models.linear import HALF_UP_TO, PACKED_FROM, WIDE, Linear, fingerprint
 
@@ -164,13 +164,13 @@ def test_every_kind_of_change_shows_in_the_fingerprint():
 
 
 def test_gaps_are_closed_from_the_end():
-    assert closed_up([True, True]) == [0, 1]
-    assert closed_up([False, True, True]) == [2, 1]
-    assert closed_up([False, False, True, False, True]) == [4, 2]
-    assert closed_up([False, False]) == []
+    assert compacted([True, True]) == [0, 1]
+    assert compacted([False, True, True]) == [2, 1]
+    assert compacted([False, False, True, False, True]) == [4, 2]
+    assert compacted([False, False]) == []
     source = torch.Generator().manual_seed(0)
     for _ in range(50):
         opened = (torch.rand(9, generator=source) < 0.6).tolist()
-        rows = closed_up(opened)
+        rows = compacted(opened)
         assert sorted(rows) == [row for row, on in enumerate(opened) if on]
         assert all(row >= place for place, row in enumerate(rows))
