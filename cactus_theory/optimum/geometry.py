@@ -11,16 +11,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import SAFE_RATIO, Divergence, FDivergence, TotalVariation
-from cactus_theory.optimum.path import Path
+from cactus_theory.optimum.path import Path, PerRow, Rows
 from cactus_theory.optimum.roots import convex_root, halved
 
-Rows = Float[Tensor, "rows vocab"]
-PerRow = Float[Tensor, "rows"]
 Flags = Bool[Tensor, "rows"]
 
 # ln b is searched for up to here (e^700 is nearly the largest float64), in so many halvings

@@ -1,7 +1,7 @@
 r"""What several drafts at one node offer, as one draft row: the selection law.
 
-S is the set of tokens drafted at a node and f(A) = Pr(S meets A). A rule that chooses one token
-of S does so with a law p* of the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and any such law
+S is the set of tokens drafted at a node and f(A) = Pr(S meets A). Whoever chooses one token of S
+does so with a law p* of the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and any such law
 can be had. One of them is best for every relaxation at once:
 
 .. math:: p° = \arg\min_{p^*} \sum_i q_i\, φ(p^*_i/q_i) \quad\text{for every convex } φ
@@ -42,7 +42,7 @@ def selection_law(
 ) -> Any:
     r"""Return p°, the row that stands for all drafts of a node wherever one draft row does.
 
-    ``optimal_acceptance(q, p°)`` is the best that any rule can do with these drafts, its gap the
+    ``optimal_acceptance(q, p°)`` is the best that any policy can do with these drafts, its gap the
     proof; :func:`verify_tree` does it for certain tokens and one sampled one.
     Exact up to float64 rounding, O(V log V) a row; three and more drafts without replacement
     take all sets of tokens. Which of several tokens with q = 0 is offered is arbitrary.

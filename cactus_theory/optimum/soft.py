@@ -283,7 +283,7 @@ def soft_rows(
     """
     q, p = q.double(), p.double()
     ratios = torch.where(alive > 0, alive, 1.0).tolist()
-    different = {worth: Pieces(worth, f, price) for worth in set(worths)}
-    bands = SoftBands(q, p, ratios, [different[worth] for worth in worths])
+    pieces = {worth: Pieces(worth, f, price) for worth in set(worths)}
+    bands = SoftBands(q, p, ratios, [pieces[worth] for worth in worths])
     mass = bands.shaped(bands.solved()).mul(q)
     return mass / mass.sum(-1, keepdim=True)
