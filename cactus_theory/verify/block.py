@@ -29,7 +29,7 @@ from cactus_theory.policies._records import Path
 from cactus_theory.verify._block_host import BlockOnHost, entries_as_assigned, raised_entries
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
 
@@ -117,12 +117,9 @@ class Block(Verifier):
         q, p = target_probs[batch, counts], draft.probs[batch, counts]
         start = Path(q.new_ones(len(q), dtype=torch.float64), torch.zeros_like(counts))
         rows = [policy.target_in_block(q, p, start) for policy in assigned.policies]
-        bonus = rows[0]
-        for number, row in enumerate(rows[1:], 1):
-            assert row is not None and bonus is not None and assigned.choice is not None
-            last = assigned.choice[batch, (counts - 1).clamp(min=0)]
-            bonus = torch.where((last == number)[:, None], row, bonus)
-        return bonus
+        if assigned.choice is None:
+            return rows[0]
+        return rows_by_choice(rows, assigned.choice[batch, (counts - 1).clamp(min=0)])
 
     def emitted(
         self,
@@ -244,12 +241,7 @@ class Walk:
         for policy, entries in zip(policies, self.raised_by_policy, strict=True):
             raised = None if entries is None else entries[:, place]
             rows.append(policy.target_in_block(q, p, Path(path.alive, path.left, raised)))
-        target = rows[0]
-        assert target is not None
-        for number, row in enumerate(rows[1:], 1):
-            assert row is not None and choice is not None
-            target = torch.where((choice[:, place] == number)[:, None], row, target)
-        return target.double()
+        return rows_by_choice(rows, None if choice is None else choice[:, place]).double()
 
 
 def verify_block(

@@ -23,7 +23,7 @@ from cactus_theory.policies._records import Residual
 from cactus_theory.verify._host import OnHost, Place, Places, residual
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
 ChainVerdict = Verdict
@@ -160,10 +160,7 @@ def chain_on_device(
     batch = torch.arange(len(ids), device=ids.device)
     at = (batch, accepted.clamp(max=width - 1))
     rows = [_recovered(policy, q, p, ids, accept, at) for policy in assigned.policies]
-    recovered = rows[0]
-    for number, recovered_row in enumerate(rows[1:], 1):
-        assert choice is not None
-        recovered = torch.where((choice[at] == number)[:, None], recovered_row, recovered)
+    recovered = rows_by_choice(rows, None if choice is None else choice[at])
     law = torch.where((accepted < lengths)[:, None], recovered, q[batch, accepted])
     undecided = (accepted < lengths) & ~lawful[at]
     return accepted, torch.where(undecided, NO_TOKEN, pick(law, draw))

@@ -181,6 +181,18 @@ class Assignment:
     choice: Int[Tensor, "batch K"] | None = None
 
 
+def rows_by_choice(
+    rows: Sequence[Tensor | None], choice: Int[Tensor, "batch"] | None
+) -> Float[Tensor, "batch vocab"]:
+    """Return of every text the row of the policy that judges it; ``rows`` are by policy."""
+    chosen = rows[0]
+    assert chosen is not None  # check() has seen the policies
+    for number, other in enumerate(rows[1:], 1):
+        assert other is not None and choice is not None
+        chosen = torch.where((choice == number)[:, None], other, chosen)
+    return chosen
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a verification step emits.

@@ -104,7 +104,9 @@ class Tree(Verifier):
         q = workable(target_probs.cpu())
         p = q if draft.probs is None else workable(draft.probs.cpu())  # then it is not read
         walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
-        if any(type(rule).certain_tree is not Policy.certain_tree for rule in assigned.policies):
+        if any(
+            type(policy).certain_tree is not Policy.certain_tree for policy in assigned.policies
+        ):
             for walk in walks:
                 walk.look_ahead(assigned, q[walk.row])
         judge = RunsOnHost if self.runs == "block" else TokensOnHost

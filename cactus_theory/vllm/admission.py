@@ -185,16 +185,16 @@ def check_stricter(requested: Policy, server: Policy) -> None:
             )
 
 
-def family(rule: Policy) -> str:
+def family(policy: Policy) -> str:
     """Return a policy's name without its knobs, and without the file that it was read from."""
-    return rule.name if rule.name in _registry.POLICIES.known else "the server's policy"
+    return policy.name if policy.name in _registry.POLICIES.known else "the server's policy"
 
 
-def values_of(rule: Policy) -> dict[str, Any]:
+def values_of(policy: Policy) -> dict[str, Any]:
     """Return the knobs of a policy with their values."""
-    if isinstance(rule, FunctionPolicy):
-        return dict(rule.values)
-    return {knob: getattr(rule, knob) for knob in _knobs.of(rule)}
+    if isinstance(policy, FunctionPolicy):
+        return dict(policy.values)
+    return {knob: getattr(policy, knob) for knob in _knobs.of(policy)}
 
 
 def check_temperature(temperature: float | None) -> None:
@@ -262,9 +262,9 @@ def _value(knob: str, value: Any) -> Any:
     return value
 
 
-def _source(rule: Policy) -> Any:
+def _source(policy: Policy) -> Any:
     """Return the function of a policy that calls one."""
-    return rule.source.function if isinstance(rule, FunctionPolicy) else None
+    return policy.source.function if isinstance(policy, FunctionPolicy) else None
 
 
 def _is_number(value: Any) -> bool:

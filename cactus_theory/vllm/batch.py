@@ -280,7 +280,7 @@ def _trial_batch(certain: bool) -> tuple[FlatBatch, Coins]:
     return batch, (coins[:, None].repeat(1, len(ROWS)), coins)
 
 
-def try_rows(rule: Policy, settings: Settings) -> None:
+def try_rows(policy: Policy, settings: Settings) -> None:
     """Verify a few drafts, sampled and certain, and measure them, as a step of the engine does.
 
     Raises what the policy raises, and ArithmeticError for a token outside the vocabulary or a
@@ -289,19 +289,19 @@ def try_rows(rule: Policy, settings: Settings) -> None:
     for certain in (False, True):
         batch, coins = _trial_batch(certain)
         # a batch of its own: its rows are in memory that is written anew
-        output, verified = verify_flat(settings.verifier, [rule], replace(batch), coins)
+        output, verified = verify_flat(settings.verifier, [policy], replace(batch), coins)
         assert verified is not None
         if not bool(((output >= -1) & (output < len(ROWS[0][0]))).all()):
             raise ArithmeticError("a token outside the vocabulary")
         rows = slice(0, len(ROWS))
-        _try_law(rule, settings, *rows_at(len(TRIAL_COUNTS) - 1, rows, verified))
+        _try_law(policy, settings, *rows_at(len(TRIAL_COUNTS) - 1, rows, verified))
 
 
-def _try_law(rule: Policy, settings: Settings, q: Tensor, p: Tensor) -> None:
+def _try_law(policy: Policy, settings: Settings, q: Tensor, p: Tensor) -> None:
     """Raise ArithmeticError unless what a meter reads is a law, and its divergence a number."""
     q, p = normalised(q), normalised(p)
     path = Path(torch.ones(len(q), dtype=torch.float64), torch.zeros(len(q), dtype=torch.int64))
-    law = settings.verifier.emitted(rule, q, p, path)
+    law = settings.verifier.emitted(policy, q, p, path)
     least, off = float(law.amin()), float((law.sum(-1) - 1).abs().amax())
     if not (least >= -LAW_ROUNDING and off <= LAW_ROUNDING):
         raise ArithmeticError("a law that does not sum to 1")

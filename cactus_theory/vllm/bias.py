@@ -53,43 +53,45 @@ class Lifts:
         """Return the same for a batch in which no other policies occur."""
         looking = tuple(number for number in self.looking if number in numbers)
         return replace(self, looking=looking, solved=tuple(
-            (number, rule) for number, rule in self.solved if number in numbers
+            (number, policy) for number, policy in self.solved if number in numbers
         ))  # fmt: skip
 
 
-def lifts_of(rules: Sequence[Policy], device: torch.device | str = "cpu") -> Lifts:
+def lifts_of(policies: Sequence[Policy], device: torch.device | str = "cpu") -> Lifts:
     """Return policies as biases.
 
     ValueError for a policy whose row for a certain draft is not q with the drafted token raised by
     its entry alone: one that reads the whole row, or ``soft_band`` unless it looks ahead.
     """
-    for rule in rules:
-        check_rule(rule)
-    units = [_unit(rule) for rule in rules]
-    ahead = [isinstance(rule, SoftBand) for rule in rules]
+    for policy in policies:
+        check_policy(policy)
+    units = [_unit(policy) for policy in policies]
+    ahead = [isinstance(policy, SoftBand) for policy in policies]
     looking = tuple(number for number, is_ahead in enumerate(ahead) if is_ahead)
-    solved = tuple((number, rule) for number, rule in enumerate(rules) if units[number] is None)
+    solved = tuple(
+        (number, policy) for number, policy in enumerate(policies) if units[number] is None
+    )
     constants = torch.tensor([unit or 0.0 for unit in units], dtype=torch.float64)
     return Lifts(constants.to(device), torch.tensor(ahead).to(device), looking, solved)
 
 
-def check_rule(rule: Policy) -> None:
+def check_policy(policy: Policy) -> None:
     """Raise ValueError unless the policy is a bias; see :func:`lifts_of`."""
-    if isinstance(rule, SoftBand):
-        fits = (rule.ahead and rule.divergence == "kl") or rule.price == math.inf
+    if isinstance(policy, SoftBand):
+        fits = (policy.ahead and policy.divergence == "kl") or policy.price == math.inf
     else:
-        fits = isinstance(rule, Entrywise | Band)
+        fits = isinstance(policy, Entrywise | Band)
     if not fits:
         raise ValueError(
             "policy: must judge a certain draft by the drafted token's probability alone "
             "(band, cactus, cactus_exact, lenience, distillspec, mixture, speculative), or be "
-            f"soft_band for kl, looking ahead; got {rule.spec}"
+            f"soft_band for kl, looking ahead; got {policy.spec}"
         )
 
 
-def is_lossless(rule: Policy) -> bool:
+def is_lossless(policy: Policy) -> bool:
     """Return whether the bias of the policy is 0 everywhere."""
-    return _unit(rule) == 0
+    return _unit(policy) == 0
 
 
 def drafted_bias(
@@ -125,8 +127,8 @@ def drafted_bias(
         if lifts.looking:
             later = _ahead(entry, others, power, drafted, width)
             power = torch.where(lifts.ahead[choice], later, power)
-        for number, rule in lifts.solved:
-            solved = solved_power(rule, entry, others, drafted_logits)
+        for number, policy in lifts.solved:
+            solved = solved_power(policy, entry, others, drafted_logits)
             power = torch.where(choice == number, solved, power)
     greedy = torch.zeros_like(heat) if margin is None else margin.double()
     bias = torch.where(sampled, heat * power, greedy)
@@ -148,7 +150,7 @@ def log_entries(
 
 
 def solved_power(
-    rule: Policy,
+    policy: Policy,
     entry: Float[Tensor, "rows"],
     others: Float[Tensor, "rows"],
     like: Tensor,
@@ -162,7 +164,7 @@ def solved_power(
     rows = pairs.exp()
     certain = torch.zeros_like(rows)
     certain[:, 0] = 1.0
-    law = rule.emitted(rows, certain)
+    law = policy.emitted(rows, certain)
     odds = law[:, 0].log() - law[:, 1].clamp(min=0.0).log()
     most = MOST_ODDS[like.dtype]
     return torch.where(open_, odds.clamp(-most, most) - (pairs[:, 0] - pairs[:, 1]), 0.0)
@@ -187,13 +189,17 @@ def _ahead(
     return follows
 
 
-def _unit(rule: Policy) -> float | None:
+def _unit(policy: Policy) -> float | None:
     """Return ln r of a policy, of the last token for one that looks ahead; None if it varies."""
-    if isinstance(rule, Speculative):
+    if isinstance(policy, Speculative):
         return 0.0
-    if isinstance(rule, Band | SoftBand) and rule.price is not None and rule.divergence == "kl":
-        return min(1 / rule.price, MOST_UNIT) if rule.price > 0 else MOST_UNIT
-    return 0.0 if isinstance(rule, SoftBand) else None
+    if (
+        isinstance(policy, Band | SoftBand)
+        and policy.price is not None
+        and policy.divergence == "kl"
+    ):
+        return min(1 / policy.price, MOST_UNIT) if policy.price > 0 else MOST_UNIT
+    return 0.0 if isinstance(policy, SoftBand) else None
 
 
 def truncate_(

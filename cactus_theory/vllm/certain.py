@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TESTED = ("0.32.0", "0.33.0")  # their interface and rejection function; no engine was run
 MARGIN, MARGIN_ARGUMENT = "CACTUS_MARGIN", "cactus_margin"
 MOST_MARGIN, MARGINS = 1e6, "must be a number of at least 0, in logits, at most 1e6"
-ASKED = (settings.POLICY, settings.REQUESTS, settings.CAP, settings.READINGS)
+SERVER_SETTINGS = (settings.POLICY, settings.REQUESTS, settings.CAP, settings.READINGS)
 CUTS = {
     "top_p": (1.0, "must lie in (0, 1]"),
     "top_k": (2**31, "must be a whole number of at least 0"),
@@ -55,11 +55,12 @@ def wish_of(sampling_params: Any, environ: Mapping[str, str] = os.environ) -> Wi
     truncation beside it.
     """
     extra = sampling_params.extra_args or {}
-    admission = admission_of(*(environ.get(name, "").strip() for name in ASKED))
+    admission = admission_of(*(environ.get(name, "").strip() for name in SERVER_SETTINGS))
     admission.check(sampling_params)
     most = number(MARGIN, environ.get(MARGIN) or 0.0, MOST_MARGIN, MARGINS)
     margin = number(MARGIN_ARGUMENT, extra.get(MARGIN_ARGUMENT, most), MOST_MARGIN, MARGINS)
-    if not _may_ask(margin, most, admission.settings.requests):
+    mode = admission.settings.requests
+    if not (margin == most or mode == "any" or (mode == "stricter" and margin < most)):
         raise ValueError(
             f"{MARGIN_ARGUMENT}: must not exceed the server's own, {most}; got {margin}"
         )
@@ -69,29 +70,25 @@ def wish_of(sampling_params: Any, environ: Mapping[str, str] = os.environ) -> Wi
     return wish
 
 
-def _may_ask(margin: float, most: float, requests: str) -> bool:
-    return margin == most or requests == "any" or (requests == "stricter" and margin < most)
-
-
 @lru_cache(maxsize=4)
 def admission_of(spec: str, requests: str, cap: str, readings: str) -> Admission:
     """Return what the server admits; the verifier is the engine's own, given biased logits."""
     from cactus_theory.divergences import divergence
     from cactus_theory.policies import policy
-    from cactus_theory.vllm.bias import check_rule
+    from cactus_theory.vllm.bias import check_policy
 
     for name, value in ((settings.CAP, cap), (settings.READINGS, readings)):
         if value:
             raise ValueError(f"{name}: is kept by the hook of model runner V1 alone; got {value!r}")
-    engine: Any = SimpleNamespace(check=check_rule)
+    engine: Any = SimpleNamespace(check=check_policy)
     rule = settings.named(settings.POLICY, policy, spec or "speculative")
-    settings.named(settings.POLICY, check_rule, rule)
+    settings.named(settings.POLICY, check_policy, rule)
     mode = settings.requests_of({settings.REQUESTS: requests})
     server_settings = settings.Settings(rule, engine, divergence("kl"), requests=mode)
     return Admission(server_settings, try_bias)
 
 
-def try_bias(rule: "Policy", _: settings.Settings) -> None:
+def try_bias(policy: "Policy", _: settings.Settings) -> None:
     """Raise what the policy raises on a few logits; ArithmeticError for a bias not finite."""
     import torch
 
@@ -104,7 +101,7 @@ def try_bias(rule: "Policy", _: settings.Settings) -> None:
         ids = torch.tensor(drafted)
         for heat in (1e-2, 1.0, HOTTEST):
             bias = drafted_bias(
-                lifts_of([rule]), logits, ids, torch.full((3,), heat), width=len(drafted)
+                lifts_of([policy]), logits, ids, torch.full((3,), heat), width=len(drafted)
             )
             if not bool(bias.to(logits.dtype).isfinite().all()):  # as it is added
                 raise ArithmeticError(f"a bias that is no number at temperature {heat:g}")

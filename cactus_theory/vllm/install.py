@@ -44,8 +44,11 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
     if getattr(config, "use_v2_model_runner", False):
-        require_no_accounts(settings)
-        if has_processor(config):
+        for name, is_set in ((CAP, settings.cap is not None), (READINGS, settings.readings)):
+            if is_set:
+                stop(f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0")
+        loaded = getattr(config.model_config, "logits_processors", None) or ()
+        if any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded):
             return check_processor(config)
         require_hook(warn)
     method = getattr(speculative, "rejection_sample_method", LAWFUL)
@@ -71,13 +74,6 @@ def check_processor(config: Any) -> None:
         stop(str(error))
 
 
-def require_no_accounts(settings: Settings) -> None:
-    """Stop the start-up of model runner V2 where single requests are to be kept account of."""
-    for name, is_set in ((CAP, settings.cap is not None), (READINGS, settings.readings)):
-        if is_set:
-            stop(f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0")
-
-
 def require_hook(warn: Callable[[str], None]) -> None:
     """Stop the start-up unless the hook of model runner V2 is in place."""
     from cactus_theory.vllm import v2
@@ -93,12 +89,6 @@ def require_hook(warn: Callable[[str], None]) -> None:
         f"no hook for model runner V2 ({why}); set VLLM_USE_V2_MODEL_RUNNER=0, or load "
         f"--logits-processors {PROCESSOR}"
     )
-
-
-def has_processor(config: Any) -> bool:
-    """Return whether the server loads this package's logits processor."""
-    loaded = getattr(config.model_config, "logits_processors", None) or ()
-    return any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
 
 
 def temperature_arrives() -> bool:

@@ -125,10 +125,10 @@ class CactusLogitsProcessor(LogitsProcessor):
             return
         from cactus_theory.vllm.bias import lifts_of
 
-        different = {rule.spec: rule for rule in self.policies}
+        different = {policy.spec: policy for policy in self.policies}
         number = {spec: place for place, spec in enumerate(different)}
-        for slot, rule in enumerate(self.policies):
-            self.table[slot, 0] = number[rule.spec]
+        for slot, policy in enumerate(self.policies):
+            self.table[slot, 0] = number[policy.spec]
         self.lifts = lifts_of(list(different.values()), self.device)
         self.on_device = self.table.to(self.device)
         self.changed = False
@@ -142,14 +142,14 @@ class CactusLogitsProcessor(LogitsProcessor):
         rows, vocab = logits.shape
         drafted = tested_tokens(ctx.input_ids[:rows], ctx.expanded_local_pos[:rows], vocab)
         columns = self.on_device[ctx.expanded_idx_mapping[:rows].long()]
-        rule, heat, margin, *cut = columns.unbind(-1)
+        policy, heat, margin, *cut = columns.unbind(-1)
         if self.cutting[ctx.idx_mapping_np].any():
             cuts = dict(zip(Cut._fields, cut, strict=True))
             truncate_(logits, heat, **(cuts | {"top_k": cuts["top_k"].long()}))
         present = self.table[:, 0].numpy()[ctx.idx_mapping_np]
         bias = drafted_bias(
             self.lifts.only(present.tolist()), logits, drafted, heat,
-            choice=rule.long(), margin=margin, width=self.width,
+            choice=policy.long(), margin=margin, width=self.width,
         )  # fmt: skip
         place = drafted.clamp(min=0)[:, None]
         return logits.scatter_add_(1, place, bias.to(logits.dtype)[:, None])

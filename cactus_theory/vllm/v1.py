@@ -198,14 +198,11 @@ class Hook:
             self._warn_once("a step had NaN logits; vLLM's own function decides such steps")
             return self.original(*arguments, *args, **kwargs)
         output, verified = self._decide(batch, requests)
-        self._report(verified)
-        return output
-
-    def _report(self, verified: Verified | None) -> None:
         if verified is not None and self.counts_here:
             self.tally.add(verified)
             if self.reporter is not None:
                 self.reporter.step()
+        return output
 
     def end(self, names: Iterable[str]) -> None:
         """Forget requests that have ended or were aborted, and report what they got."""
@@ -317,12 +314,12 @@ def _choices(batch: FlatBatch, requests: list[Request]) -> list[Tensor]:
 
 def _assigned(batch: FlatBatch, requests: list[Request], choices: list[Tensor]) -> Assignment:
     """Return one list of policies for the batch, and which of them judges each token."""
-    rules: list[Policy] = []
+    policies: list[Policy] = []
     rows = []
     for request, choice in zip((requests[row] for row in batch.drafted), choices, strict=True):
-        rules += [rule for rule in request.rules if rule not in rules]
-        rows.append(choice.new_tensor([rules.index(rule) for rule in request.rules])[choice])
-    return Assignment(tuple(rules), torch.stack(rows))
+        policies += [policy for policy in request.rules if policy not in policies]
+        rows.append(choice.new_tensor([policies.index(policy) for policy in request.rules])[choice])
+    return Assignment(tuple(policies), torch.stack(rows))
 
 
 def _greedy(metadata: Any) -> list[bool] | None:

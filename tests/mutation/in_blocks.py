@@ -17,7 +17,6 @@ IN_BLOCKS = {
         ("Walk._step", Value("q", into="law")),
         ("Walk.__init__", Replace("planned - 1 - place", "planned - place")),
         ("Walk.__init__", Replace("draft.limits is None", "True")),
-        ("Walk._target", Operator("==", "!=")),
         ("Walk.charge", DropStatement("self.emitted[batch, self.counts]")),
         ("Block._bonus", Replace("(counts - 1).clamp(min=0)", "0 * counts")),
         ("Block.law", Replace("1 - walk.value[:, 1:]", "1 - walk.value[:, :-1]")),

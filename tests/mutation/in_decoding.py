@@ -34,6 +34,7 @@ IN_VERIFY = {
         ("_recovered", Replace("q[at]", "q[:, 0]")),
     ),
     "verify/draft.py": (
+        ("rows_by_choice", Operator("==", "!=")),
         ("Verdict.output_token_ids", Replace("torch.where(place < accepted, ids, -1)", "ids")),
         ("Verdict.rows", Replace("accepted[:count]", "accepted")),
         ("Verdict.accepted_token_ids", Value("self.draft_token_ids")),
