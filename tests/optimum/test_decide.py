@@ -235,8 +235,8 @@ def test_rows_whose_target_excludes_much_of_the_draft(divergence, price):
     assert not decision.kept.any()  # token 0 has no target mass
     law = decision.residual.law(q, p, torch.zeros(20, dtype=torch.int64))
     expected = (solved.target - p).clamp(min=0.0)
-    found, expected = (row / row.sum(-1, keepdim=True) for row in (law, expected))
-    assert (found - expected).abs().max() < 1e-9
+    recovered, expected = (row / row.sum(-1, keepdim=True) for row in (law, expected))
+    assert (recovered - expected).abs().max() < 1e-9
 
 
 def test_a_coin_at_the_upper_edge_itself_refuses():
