@@ -170,15 +170,15 @@ class Meter:
         self, q: Tensor, p: Tensor, choice: Choice, path: Path, tokens: Sequence[Tensor]
     ) -> None:
         assert path.raised is not None
-        ahead = path.raised.isfinite()
+        looked_ahead = path.raised.isfinite()
         for number, policy in enumerate(self.policies):
-            for looked in (False, True):
-                rows = (choice == number) & (ahead == looked)
+            for ahead in (False, True):
+                rows = (choice == number) & (looked_ahead == ahead)
                 if bool(rows.all()):
-                    raised = path.raised if looked else None
+                    raised = path.raised if ahead else None
                     self._measure(policy, q, p, Path(path.alive, path.left, raised), tokens)
                 elif bool(rows.any()):
-                    raised = path.raised[rows] if looked else None
+                    raised = path.raised[rows] if ahead else None
                     their_path = Path(path.alive[rows], path.left[rows], raised)
                     their_tokens = [part[rows.to(part.device)] for part in tokens]
                     self._measure(policy, q[rows], p[rows], their_path, their_tokens)

@@ -125,7 +125,6 @@ def stacked(rounds: Sequence[VerifiedRows], vocab: int) -> VerifiedRows:
 
 
 def _joined(paths: Sequence[Path]) -> Path | None:
-    """Return the paths to rows of one round after another."""
     if not paths:
         return None
     raised = [path.alive * math.nan if path.raised is None else path.raised for path in paths]

@@ -45,7 +45,7 @@ def generate_from_hub(
     if assistant_model is not None:
         raise ValueError("assistant_model: must be given as draft_model instead; got a model")
     library = check.optional_module("transformers.generation.utils", "llm")
-    ours = partial(speculative_generate, streamer=streamer, tokenizer=tokenizer)
+    speculative = partial(speculative_generate, streamer=streamer, tokenizer=tokenizer)
     keywords = {"streamer": streamer, "tokenizer": tokenizer} | options
-    decode = ours if custom_generate is None else custom_generate
+    decode = speculative if custom_generate is None else custom_generate
     return library.GenerationMixin.generate(model, *inputs, custom_generate=decode, **keywords)

@@ -274,8 +274,8 @@ def spellings(tokenizer: Any, text: str) -> list[tuple[int, ...]]:
     def ids(written: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(written, add_special_tokens=False))
 
-    line, lined = ids("\n"), ids(f"\n{text}")
-    after_line = lined[len(line) :] if lined[: len(line)] == line else lined
+    line, marker_line = ids("\n"), ids(f"\n{text}")
+    after_line = marker_line[len(line) :] if marker_line[: len(line)] == line else marker_line
     return list(
         dict.fromkeys(spelling for spelling in (ids(text), ids(f" {text}"), after_line) if spelling)
     )
@@ -296,8 +296,8 @@ def _markers(name: str, value: int | Iterable[Marker]) -> tuple[tuple[int, ...],
     each = [value] if isinstance(value, int) else list(value)
     markers = [(marker,) if isinstance(marker, int) else tuple(marker) for marker in each]
     if not markers or not all(markers):
-        given_text = "an empty marker" if markers else "none"
-        raise ValueError(f"{name}: must name at least one token; got {given_text}")
+        problem = "an empty marker" if markers else "none"
+        raise ValueError(f"{name}: must name at least one token; got {problem}")
     for token in (token for marker in markers for token in marker):
         whole_number(name, token, 0)
     return tuple(markers)

@@ -35,10 +35,10 @@ class TextPieces:
         """Return what can be shown now that the ids ``new`` are known, perhaps nothing."""
         self.ids.extend(new)
         text = self._text()
-        sure = text.rstrip(" ")
-        if sure.endswith("\ufffd") or not sure.startswith(self.shown):
+        settled = text.rstrip(" ")
+        if settled.endswith("\ufffd") or not settled.startswith(self.shown):
             return ""
-        return self._show(sure)
+        return self._show(settled)
 
     def rest(self) -> str:
         """Return what was held back."""

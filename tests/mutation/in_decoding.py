@@ -78,7 +78,7 @@ IN_DECODING = {
         ("slots_of", Operator(">", ">=")),
         ("Sight.within", Operator(">=", ">")),
         ("_ancestors", Replace("range((new - chain - 1).bit_length())", "range(1)")),
-        ("RaggedCache.select", Replace("length + stay", "length")),
+        ("RaggedCache.select", Replace("length + kept", "length")),
         ("RaggedCache._kept", Replace("place != row", "False")),
     ),
     "decoding/models/fast.py": (("_quick_norm", Value("lambda x: x / length(x)")),),

@@ -92,7 +92,9 @@ class DeviceDecode(Loop):
         for row, ids in enumerate(tokens):
             if draft_lengths[row] >= 0:
                 new[row] = ids[: texts.append(row, ids)]
-                self._note(row, drafted[row], ids, new[row])
+                self.count(row, drafted[row], ids, new[row])
+                if not texts.room(row):
+                    self.finished[row] = texts.new_ids(row), texts.ended[row]
         self.clock.lap("other")
         if self.meter is not None and self.width:
             self._charge(outcome, drafted, new)
@@ -101,11 +103,6 @@ class DeviceDecode(Loop):
     def _row(self, row: int, drafted: int) -> list[int]:
         ids = self.texts.ids[row]
         return [ids[-2] if len(ids) > 1 else ids[-1], ids[-1], len(ids), drafted]
-
-    def _note(self, row: int, drafted: int, tokens: list[int], new: list[int]) -> None:
-        self.count(row, drafted, tokens, new)
-        if not self.texts.room(row):
-            self.finished[row] = self.texts.new_ids(row), self.texts.ended[row]
 
     def _rows(self, outcome: Outcome) -> tuple[Tensor, Tensor | None]:
         """Return the rows of the target and of the draft in a round."""

@@ -62,12 +62,12 @@ class Repeated(Generic[Result]):
 
     def _capture(self, end: int) -> tuple[Any, Result]:
         """Return a graph that shares the memory of the ones before, and where its result lies."""
-        aside = torch.cuda.Stream(self.device)
-        aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 self.compute(end)
-        torch.cuda.current_stream(self.device).wait_stream(aside)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             result = self.compute(end)

@@ -71,6 +71,6 @@ def first_layers(model: Any, layers: int) -> Any:
 
 def _shallow(module: Any) -> Any:
     """Return a module of the same class with the same children in a table of its own."""
-    double = copy.copy(module)
-    double._modules = dict(module._modules)
-    return double
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin

@@ -76,10 +76,10 @@ class RaggedCache:
         steps = list(path)
         if steps != sorted(set(steps)) or any(not 0 <= i < cached - length for i in steps):
             raise ValueError(f"path: must ascend within [0, {cached - length}); got {steps}")
-        stay = next((place for place, i in enumerate(steps) if i != place), len(steps))
+        kept = next((place for place, i in enumerate(steps) if i != place), len(steps))
         self.lengths[row] = length + len(steps)
-        if stay < len(steps):
-            self._move(row, [length + i for i in steps[stay:]], length + stay)
+        if kept < len(steps):
+            self._move(row, [length + i for i in steps[kept:]], length + kept)
 
     def _move(self, row: int, source: list[int], start: int) -> None:
         slots = slice(start, start + len(source))

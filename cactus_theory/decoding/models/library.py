@@ -30,7 +30,7 @@ Values = Float[Tensor, "batch heads new wide"]
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class Layer:
+class _Layer:
     """One layer of the cache, as a ``transformers`` model asks for it.
 
     Holds no states: :class:`LibraryForward` says before each pass which rows and slots to show.
@@ -46,16 +46,13 @@ class Layer:
         self.show(block(slice(0, cache.batch), 0, 0))
 
     def show(self, slots: Slots) -> None:
-        """Take up the slots of the next forward pass."""
         self.slots, self.length = slots, slots.start
 
     @property
     def is_initialized(self) -> bool:
-        """Return whether memory has been taken, which the first update does."""
         return self.cache.keys[self.layer] is not None
 
     def lazy_initialization(self, key_states: Keys, value_states: Values) -> None:
-        """Take memory in the shape, dtype and device of the first states."""
         widths = key_states.shape[3], value_states.shape[3]
         self.cache.take(self.layer, key_states.shape[1], widths, key_states)
 
@@ -81,13 +78,11 @@ class Layer:
         return self.length
 
     def get_max_length(self) -> int:
-        """Return the capacity."""
         return self.cache.capacity
 
     get_max_cache_shape = get_max_length  # its name in older releases
 
     def reset(self) -> None:
-        """Forget every position and keep the memory."""
         self.show(block(self.slots.rows, 0, 0))
 
 
@@ -101,8 +96,8 @@ class LibraryForward:
     def __init__(self, model: Any, cache: RaggedCache, together: bool) -> None:
         self.model, self.cache, self.together = model, cache, together
         library = check.optional_module("transformers.cache_utils", "llm")
-        library.CacheLayerMixin.register(Layer)
-        self.layers = [Layer(cache, layer) for layer in range(len(cache.keys))]
+        library.CacheLayerMixin.register(_Layer)
+        self.layers = [_Layer(cache, layer) for layer in range(len(cache.keys))]
         self.shown = library.Cache(layers=self.layers)
         self.slices = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.masks = mask_kinds(model)

@@ -94,8 +94,8 @@ def _may_run_together(model: Any) -> bool:
         return False
     if any(getattr(config, name, None) is not None for name in OWN_WINDOWS):
         return False
-    ours = type(model).__module__.startswith("transformers.")
-    return ours or getattr(config, "sliding_window", None) is None
+    of_library = type(model).__module__.startswith("transformers.")
+    return of_library or getattr(config, "sliding_window", None) is None
 
 
 def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
