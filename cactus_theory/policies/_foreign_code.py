@@ -29,9 +29,8 @@ def is_own(kind: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Return tensors and arrays (in lists, tuples and dataclasses, too) as copies.
+    """Return tensors and arrays (in lists, tuples and dataclasses, too) as copies, else the value.
 
-    What holds none of these, as a policy does, is returned as it is.
     Copies of arrays are read-only. Tensors count their changes even in inference mode.
     """
     if isinstance(value, Tensor):

@@ -281,10 +281,7 @@ class PerProposal(Entrywise):
             law.index_add_(0, row, raised.mul_(weight[:, None]))
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
-        """Return Σ_n (R_n/Z_n)(s_n q − p)₊ with the refused tokens sorted by s.
-
-        For every token, ``above`` counts the s larger than its p/q; all sums are indexed by it.
-        """
+        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, sums indexed by how many s exceed a token's p/q."""
         places, filled = _chosen(p > gamma)
         q_n, p_n, gamma_n = (part.gather(-1, places) for part in (q, p, gamma))
         scale = torch.where(filled, self.scale(q_n, gamma_n), -torch.inf)
@@ -308,10 +305,7 @@ def _chosen(chosen: Bool[Tensor, "rows vocab"]) -> tuple[Int[Tensor, "rows most"
 
 
 def _shortfall(q: Rows, p: Rows, above: Int[Tensor, "rows vocab"], scale: Refused) -> Refused:
-    """Return Z(s) = Σ_y (s q_y − p_y)₊ at each s of ``scale``, which falls.
-
-    Token y counts for the first ``above`` of them.
-    """
+    """Return Z(s) = Σ_y (s q_y − p_y)₊ at each falling s; token y counts for ``above`` of them."""
 
     def beyond(mass: Tensor) -> Tensor:
         totals = mass.new_zeros(len(mass), scale.shape[-1] + 1).scatter_add_(-1, above, mass)

@@ -142,9 +142,9 @@ class Decision:
 
 
 def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
-    """Return the positive part of ``difference`` (..., V), or ``fallback`` rows if it is empty.
+    """Return ``difference`` (..., V) clamped in place at 0, ``fallback`` rows where that is empty.
 
-    Works in the memory of ``difference``. The rows are not normalised; NaN stays NaN.
+    The rows are not normalised; NaN stays NaN.
     """
     positive = difference.clamp_(min=0.0)
     total = positive.sum(-1, keepdim=True)

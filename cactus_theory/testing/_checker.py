@@ -217,10 +217,7 @@ class Checker:
     def without_crashes(
         self, prop: Property, behaviours: Iterable[Behaviour]
     ) -> tuple[list[Behaviour], list[Crash]]:
-        """Return the behaviour on the rows without errors, and the other rows with theirs.
-
-        After a few rows on which the rule hangs, the rest is not tried.
-        """
+        """Return what the rows without errors do, and the others' errors, up to a few hangs."""
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
         for seen in behaviours:

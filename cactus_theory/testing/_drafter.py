@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._sampling import Coins
@@ -24,6 +23,7 @@ from cactus_theory.testing._drafter_bench import (
     RecordedDraft,
     compared,
     decoded,
+    lowered,
     middles,
     stream,
 )
@@ -42,8 +42,6 @@ INSIDE = 1e-6
 LENGTHS = (3, 1, 2)
 # of tokens after caught ones so many are looked at
 FEW = 3
-# what a token loses that its text holds already
-PENALTY = 1.5
 
 
 def assert_drafter_properties(
@@ -97,7 +95,7 @@ def assert_drafter_properties(
         fault = broken(type(drafter).__name__, [seen], DRAFTER_PROPERTIES.values())
     if fault:
         raise AssertionError(fault)
-    return sum(sum(one.lengths) for one in seen.turns)
+    return sum(sum(one.draft.lengths) for one in seen.turns)
 
 
 @DRAFTER_PROPERTIES.enter(hint="rows of another place, temperature or model than the draws")
@@ -111,32 +109,32 @@ def tokens_are_drawn_from_the_reported_rows(seen: Bench) -> Iterator[Bounds]:
 
 
 def _drawn(seen: Bench, one: RecordedDraft) -> Iterator[Bounds]:
-    most, drafted = torch.tensor([seen.drafter.nodes(count) for count in one.most]), one.drafted
-    yield Bounds(torch.tensor(one.lengths), None, most, "propose: must draft so many tokens", 0.0)
+    draft, drafted = one.draft, one.drafted
+    most = torch.tensor([seen.drafter.nodes(count) for count in one.most])
+    about = "propose: must draft so many tokens"
+    yield Bounds(torch.tensor(draft.lengths), None, most, about, 0.0)
     if not bool(drafted.any()):
         return
-    ids = one.ids[drafted]
-    yield Bounds(
-        one.written[drafted], ids, ids, "propose: must write its tokens into the texts", 0.0
-    )
+    ids, about = draft.token_ids[drafted], "propose: must write its tokens into the texts"
+    yield Bounds(one.written[drafted], ids, ids, about, 0.0)
     drawn = [(row, *pair) for row, places in enumerate(one.drawn) for pair in enumerate(places)]
-    if one.probs is None or not drawn:
+    if draft.probs is None or not drawn:
         return
 
     def name(text: str) -> Callable[[tuple[int, ...]], str]:
         def about(index: tuple[int, ...]) -> str:
             row, number, place = drawn[index[0]]
-            coin = float(one.coins[row, number])
-            return f"propose: {text}; token {place} of {one.ids[row].tolist()}, coin {coin!r}"
+            ids, coin = draft.token_ids[row].tolist(), float(one.coins[row, number])
+            return f"propose: {text}; token {place} of {ids}, coin {coin!r}"
 
         return about
 
-    rows = torch.stack([one.probs[row, one.draft.node(row, place)] for row, _, place in drawn])
+    rows = torch.stack([draft.probs[row, draft.node(row, place)] for row, _, place in drawn])
     must = "rows must be distributions"
     yield Bounds(rows, 0, None, name(must), 0.0)
     yield Bounds(rows.double().sum(-1), 1, 1, name(must), SUMS)
     due = pick(rows, torch.stack([one.coins[row, number] for row, number, _ in drawn]))
-    ids = torch.stack([one.ids[row, place] for row, _, place in drawn])
+    ids = torch.stack([draft.token_ids[row, place] for row, _, place in drawn])
     must = "tokens must be drawn from the reported rows, by their coins"
     yield Bounds(ids, due, due, name(must), 0.0)
 
@@ -148,13 +146,13 @@ def rows_are_the_models_own(seen: Bench) -> Iterator[Bounds]:
         return
     for one in seen.turns:
         for row, places in enumerate(one.drawn):
-            if one.probs is None or not places:
+            if one.draft.probs is None or not places:
                 continue
             path = one.draft.path(row, places[-1])  # what else was drawn lies on other paths
-            text = torch.tensor([one.before[row] + one.ids[row, path].tolist()])
+            text = torch.tensor([one.before[row] + one.draft.token_ids[row, path].tolist()])
             logits = seen.model(input_ids=text, use_cache=False).logits[0, -len(path) - 1 : -1]
             due = (logits.double() / seen.temperature).softmax(-1)
-            rows = one.probs[row, [one.draft.node(row, place) for place in path]].double()
+            rows = one.draft.probs[row, [one.draft.node(row, place) for place in path]].double()
             judged = (rows.amax(-1, keepdim=True) != 1.0).expand(rows.shape)
             apart = float(torch.where(judged, (rows - due).abs(), 0.0).amax())
             about = f"propose: rows must be the model's own after {one.before[row]}"
@@ -172,12 +170,12 @@ def borders_of_a_share_are_those_of_its_row(seen: Bench) -> Iterator[Bounds]:
     coins = seen.coins(source)
     for offset in range(seen.most):
         one = seen.anew(coins)
-        if one.probs is None:
+        if one.draft.probs is None:
             return
         for row, places in enumerate(one.drawn):
             if offset < len(places):
                 node = one.draft.node(row, places[offset])
-                coins[row, offset] = _border(one.probs[row, node], source)
+                coins[row, offset] = _border(one.draft.probs[row, node], source)
         yield from _drawn(seen, seen.anew(coins))
 
 
@@ -196,11 +194,11 @@ def certain_drafts_do_not_depend_on_the_coins(seen: Bench) -> Iterator[Bounds]:
     """A draft without rows is the same with other coins."""
     source = seen.source()
     first, second = (seen.anew(seen.coins(source)) for _ in range(2))
-    if first.probs is None:
+    if first.draft.probs is None:
         about = "propose: a draft without rows must not depend on the coins; "
-        due, other = (torch.tensor(one.lengths) for one in (first, second))
+        due, other = (torch.tensor(one.draft.lengths) for one in (first, second))
         yield Bounds(other, due, due, f"{about}how many tokens", 0.0)
-        due, other = (torch.where(one.drafted, one.ids, -1) for one in (first, second))
+        due, other = (torch.where(one.drafted, one.draft.token_ids, -1) for one in (first, second))
         yield Bounds(other, due, due, f"{about}token {{0}}", 0.0)
 
 
@@ -241,8 +239,7 @@ def _one_round(bench: Bench, prompt: list[int]) -> Iterator[Bounds]:
     _, shown = decoded(bench, prompt, [[0.5, 0.5, 0.5]])
     if shown.draft is None or not shown.draft.lengths[0]:
         return
-    probs = shown.draft.probs
-    drafted = [(int(shown.draft.token_ids[0, 0]), 0.5)]
+    probs, drafted = shown.draft.probs, [(int(shown.draft.token_ids[0, 0]), 0.5)]
     if probs is not None:
         drafted = middles(probs[0, 0])
     _, shown = decoded(bench, prompt, [[u, 0.5, 0.5] for _, u in drafted])
@@ -251,10 +248,7 @@ def _one_round(bench: Bench, prompt: list[int]) -> Iterator[Bounds]:
     numbers, due = [], []
     for row, (token, u) in enumerate(drafted):
         accepted = float(law.stop[row, 1])
-        for count, v, share in (
-            (0, (1 + accepted) / 2, 1 - accepted),
-            (1, accepted / 2, accepted),
-        ):
+        for count, v, share in ((0, (1 + accepted) / 2, 1 - accepted), (1, accepted / 2, accepted)):
             if share > THIN:
                 for following, w in middles(law.last[row, count]):
                     numbers.append([u, v, w])
@@ -287,11 +281,6 @@ def what_is_certain_is_fixed_before_the_draw(seen: Bench) -> Iterator[Bounds]:
             yield Bounds(flags[:1], flags[1:], flags[1:], about, 0.0)
 
 
-def lowered(ids: Tensor, scores: Tensor) -> Tensor:
-    """Return scores in which the tokens of a text so far have lost PENALTY."""
-    return scores.scatter_add(1, ids, torch.full_like(scores, -PENALTY).gather(1, ids))
-
-
 @DRAFTER_PROPERTIES.enter(hint="positions by index, a mask or a processor that sees cousins")
 def target_rows_are_those_of_their_own_texts(seen: Bench) -> Iterator[Bounds]:
     """Rows of the target by node are those of their ancestors alone, under processors too."""
@@ -305,19 +294,12 @@ def target_rows_are_those_of_their_own_texts(seen: Bench) -> Iterator[Bounds]:
             for node in range(shown.draft.lengths[0] + 1):
                 path = shown.draft.path(0, node - 1) if node else []
                 text = prompt + shown.draft.token_ids[0, path].tolist()
-                due = _row(seen, text, bool(processors))
+                due = seen.row_after(text, bool(processors))
                 about = (
                     f"feed: the target's row of node {node} must be that of its own text {text}"
                     f"{' under a processor' if processors else ''}; token {{0}}"
                 )
                 yield Bounds(shown.q[:1, node].double(), due, due, about, AGREES)
-
-
-def _row(seen: Bench, text: list[int], processed: bool = False) -> Float[Tensor, "1 vocab"]:
-    """Return the target's row after a text, computed without a cache."""
-    ids = torch.tensor([text])
-    logits = seen.target_model(input_ids=ids, use_cache=False).logits[:, -1].double()
-    return ((lowered(ids, logits) if processed else logits) / seen.temperature).softmax(-1)
 
 
 @DRAFTER_PROPERTIES.enter(hint="a number that drew one token draws the next one too")
@@ -346,13 +328,13 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
             beside = shown.draft.token_ids[row, shown.draft.children(row)[0]].tolist()
             keep = min(1.0, float(h[token] / r[token]))
             if keep > THIN:
-                for last, draw in middles(_row(seen, [*prompt, token])[0])[:FEW]:
+                for last, draw in middles(seen.row_after([*prompt, token])[0])[:FEW]:
                     numbers.append([coin, *[keep / 2] * coins, draw, 0.5])
                     due.append([token, last])
             for following, draw in middles((h - r).clamp(min=0.0)) if 1 - keep > THIN else ():
                 after = [([], 0.5)]
                 if following in beside:
-                    rows = middles(_row(seen, [*prompt, following])[0])[:FEW]
+                    rows = middles(seen.row_after([*prompt, following])[0])[:FEW]
                     after = [([last], more) for last, more in rows]
                 for last, more in after:
                     numbers.append([coin, *[(1 + keep) / 2] * coins, draw, more])

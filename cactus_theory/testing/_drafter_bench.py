@@ -1,7 +1,7 @@
 """Drafters at work on made-up texts: drafts as proposed, and rounds decoded with chosen coins."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.policies import Policy
+from cactus_theory.policies._foreign_code import copied
 from cactus_theory.testing._property import Bounds, Seen
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 
@@ -29,6 +30,8 @@ MOST = 16
 THIN = 1e-3
 # rows that are also decoded as a batch of one, which tosses its coins elsewhere
 SINGLY = 4
+# what a token loses that its text holds already
+PENALTY = 1.5
 
 
 @dataclass(frozen=True)
@@ -42,32 +45,18 @@ class RecordedDraft:
     coins: Tensor  # (B, most)
 
     @property
-    def lengths(self) -> list[int]:
-        """Return how many tokens were drafted."""
-        return self.draft.lengths
-
-    @property
-    def ids(self) -> Tensor:
-        """Return the drafted tokens, (B, K)."""
-        return self.draft.token_ids
-
-    @property
-    def probs(self) -> Tensor | None:
-        """Return the rows by node, None where every token is certain."""
-        return self.draft.probs
-
-    @property
     def drawn(self) -> list[list[int]]:
         """Return the places of each row's tokens that were drawn, in order."""
-        if self.probs is None:
-            return [[] for _ in self.lengths]
+        if self.draft.probs is None:
+            return [[] for _ in self.draft.lengths]
         flags = self.drafted if self.draft.sampled is None else self.drafted & self.draft.sampled
         return [row.nonzero()[:, 0].tolist() for row in flags]
 
     @property
     def drafted(self) -> Tensor:
         """Return which tokens were drafted, (B, K) bool."""
-        return torch.arange(self.ids.shape[1]) < torch.tensor(self.lengths)[:, None]
+        places = torch.arange(self.draft.token_ids.shape[1])
+        return places < torch.tensor(self.draft.lengths)[:, None]
 
 
 @dataclass
@@ -127,6 +116,12 @@ class Bench(Seen):
         """Return the layers whose states the drafter asks for."""
         return self.drafter.reads(self.target_model)
 
+    def row_after(self, text: list[int], processed: bool = False) -> Float[Tensor, "1 vocab"]:
+        """Return the target's row after a text, computed without a cache."""
+        ids = torch.tensor([text])
+        logits = self.target_model(input_ids=ids, use_cache=False).logits[:, -1].double()
+        return ((lowered(ids, logits) if processed else logits) / self.temperature).softmax(-1)
+
     def anew(self, coins: Tensor) -> RecordedDraft:
         """Return the first draft of new texts."""
         return _proposed(*self.begin(), [self.most] * len(self.prompts), coins.clone())
@@ -143,6 +138,11 @@ class Bench(Seen):
             drafting.settle()
             drafts.append(one)
         return drafts
+
+
+def lowered(ids: Tensor, scores: Tensor) -> Tensor:
+    """Return scores in which the tokens of a text so far have lost PENALTY."""
+    return scores.scatter_add(1, ids, torch.full_like(scores, -PENALTY).gather(1, ids))
 
 
 class _Fed:
@@ -173,22 +173,16 @@ def _feed(target: CachedModel, texts: Texts) -> None:
 
 def _proposed(texts: Texts, drafting: Drafting, lengths: list[int], coins: Tensor) -> RecordedDraft:
     before = [list(ids) for ids in texts.ids]
-    draft = copy_of(drafting.propose(lengths, coins))
+    draft = copied(drafting.propose(lengths, coins))
     place = torch.tensor(texts.lengths)[:, None] + torch.arange(draft.token_ids.shape[1])
     written = texts.buffer.gather(1, place.clamp(max=texts.buffer.shape[1] - 1))
     return RecordedDraft(before, lengths, draft, written, coins)
 
 
-def copy_of(draft: Draft) -> Draft:
-    """Return a draft in memory of its own."""
-    parts = {name: part.clone() for name, part in vars(draft).items() if isinstance(part, Tensor)}
-    return replace(draft, **parts | {"counts": list(draft.lengths)})
-
-
 def _taken(one: RecordedDraft, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
     """Yield what each row goes on with: some of its draft, and one more token."""
-    for row, (ids, count) in enumerate(zip(one.ids.tolist(), one.lengths, strict=True)):
-        yield [*ids[: min((turn + row) % 4, count)], last[row]]
+    for row, ids in enumerate(one.draft.token_ids.tolist()):
+        yield [*ids[: min((turn + row) % 4, one.draft.lengths[row])], last[row]]
 
 
 def stream(numbers: Float[Tensor, "count"]) -> Uniforms:
@@ -222,7 +216,7 @@ class WatchedVerifier(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch *draws"],
     ) -> Verdict:
-        self.q, self.draft = target_probs.clone(), copy_of(draft)
+        self.q, self.draft = target_probs.clone(), copied(draft)
         return self.verifier.verify(assigned, target_probs, draft, accept, draw)
 
 
@@ -233,10 +227,7 @@ def decoded(
     depth: int = 1,
     processors: Sequence[Any] = (),
 ) -> tuple[list[list[int]], WatchedVerifier]:
-    """Decode one round that drafts paths of ``depth``, a row for each list of numbers.
-
-    Returns the new tokens of every row, and what the verifier was shown.
-    """
+    """Return the new tokens of one round with paths of ``depth``, a row a list of numbers."""
     watching = WatchedVerifier(bench.verifier)
     options = DecodeOptions(
         policy=bench.policy,
@@ -249,8 +240,7 @@ def decoded(
     )
     ids = torch.tensor([prompt] * len(numbers))
     opening = Opening(bench.target_model, bench.drafter, ids, options)
-    streams = [stream(torch.tensor(row, dtype=torch.float64)) for row in numbers]
-    opening.coins.streams = streams
+    opening.coins.streams = [stream(torch.tensor(row, dtype=torch.float64)) for row in numbers]
     decode = Decode(opening)
     if bench.reads:  # as if a round had been there before
         _feed(decode.target, decode.texts)

@@ -95,10 +95,7 @@ def _number(bound: Any) -> Tensor:
 
 
 def chance_of_counts(counts: Tensor, expected: Tensor) -> Tensor:
-    """Return the probability that χ² of counts (N,) is at least what is found, ().
-
-    Rare outcomes are put together, so that every cell is expected to be filled.
-    """
+    """Return the probability () of a χ² of counts (N,) as large, rare outcomes put together."""
     common = expected > LEAST
     cells_found, cells = (
         torch.cat([part[common], part[~common].sum()[None]]) for part in (counts.double(), expected)
@@ -112,14 +109,9 @@ def chance_of_counts(counts: Tensor, expected: Tensor) -> Tensor:
 
 
 class Seen:
-    """What a kind of thing does on some examples: the numbers that its properties are about.
+    """What a kind of thing does on some examples: the numbers that its properties are about."""
 
-    Attributes
-    ----------
-    width : tokens of a row; a property is left out where enumerating so many is too slow.
-    """
-
-    width = 0
+    width = 0  # tokens of a row; a property is left out where enumerating so many is too slow
 
     def shown(self, row: int) -> Iterator[tuple[str, str]]:
         """Yield lines (label, text) that show one example to whoever reads a failure."""
@@ -172,22 +164,16 @@ class Property:
 
 
 class Properties(dict[str, Property]):
-    """The properties of one kind, by name, in the order in which they are checked.
-
-    ``decorator`` is what enters one, as its errors call it.
-    """
+    """The properties of one kind, by name, in the order in which they are checked."""
 
     def __init__(self, decorator: str) -> None:
         super().__init__()
-        self.decorator = decorator
+        self.decorator = decorator  # what enters one, as its errors call it
 
     def enter(
         self, applies: Callable[[Any], bool] = always, **options: Any
     ) -> Callable[[Measure], Measure]:
-        """Register a function as a property; its docstring is the statement.
-
-        ``options`` are the last fields of :class:`Property`.
-        """
+        """Register a function as a property; its docstring states it, ``options`` the rest."""
         if inspect.isgeneratorfunction(applies):
             raise TypeError(
                 f"{self.decorator}: must be used with parentheses, @{self.decorator}(); "
@@ -269,12 +255,9 @@ def finding(
 
 
 def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property]) -> str:
-    """Return what a failing test says of the first broken property; nothing if all hold.
-
-    The examples come in the order of their size: the first that fails is the smallest.
-    """
+    """Return what a failing test says of the first broken property; nothing if all hold."""
     chosen = list(properties)
-    for seen in examples:
+    for seen in examples:  # in the order of their size: the first that fails is the smallest
         for prop in chosen:
             worst = measure(prop, seen)
             if worst.margin < 0:

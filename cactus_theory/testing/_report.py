@@ -159,10 +159,7 @@ def message(
     example: Iterable[tuple[str, str]] = (),
     again: str = "",
 ) -> str:
-    """Return the failure in words: property, example, expected, found, margin, likely cause.
-
-    ``example`` : lines (label, text) that show it, beside the rows of a policy's finding.
-    """
+    """Return the failure in words; ``example`` : lines (label, text) beside a finding's rows."""
     verb = "did not answer in time for" if late else "breaks"
     rows = (("target q", finding.target), ("draft  p", finding.draft), ("emitted", finding.emitted))
     margin = number(finding.margin) if math.isfinite(finding.margin) else ""

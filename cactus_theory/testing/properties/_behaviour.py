@@ -203,10 +203,9 @@ def at_knob(rule: Policy, value: float) -> Policy | None:
 def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[float, Policy]]:
     """Return (value, rule) at rising values of the knob, its own among them.
 
-    A registered policy raises outside its knob's range. A plain function does not: it is tried
-    at ½, 1 and 2 times its own value, at its lossless value and at the ends of ``knob_range``.
-    With ``between``, so many values between each two neighbours are added, one drawn from each
-    part of the gap.
+    A registered policy raises outside its knob's range; a plain function is tried at ½, 1 and 2
+    times its own value, at its lossless one and at the ends of ``knob_range``. ``between`` values
+    are added between each two neighbours, one drawn from each part of the gap.
     """
     if rule.knob is None:
         return []

@@ -164,10 +164,8 @@ DRAWS = 2000
 
 
 def _coins_at(phi: Tensor) -> Tensor:
-    """Return coins at which a decision may turn: 0, below φ, φ and above it, (…, 4, V).
-
-    A verifier may compute φ in another order: only a short binary fraction is met exactly.
-    """
+    """Return coins at which a decision may turn: 0, below φ, φ and above it, (…, 4, V)."""
+    # a verifier may compute φ in another order: only a short binary fraction is met exactly
     short = (phi * SHORT == (phi * SHORT).round())[:, 0]
     at = torch.where(short, phi[:, 0], 0.0)
     coins = [torch.zeros_like(at), phi[:, 1] - APART, at, phi[:, 3] + APART]
