@@ -184,16 +184,16 @@ def _amount(path: Path, name: str, value: Any) -> float:
 def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy, str, int]:
     values = best.get("values")
     knobs = {} if values is None else {"values": str(beside(path, values))}
-    rule = policy_of_data(best["policy"], path, trust_code=trust_code, **knobs)
+    policy = policy_of_data(best["policy"], path, trust_code=trust_code, **knobs)
     try:
-        judge = (find_verifier if trust_code else registered_verifier)(best["verifier"])
-        judge.check(rule)
+        verifier = (find_verifier if trust_code else registered_verifier)(best["verifier"])
+        verifier.check(policy)
     except ValueError as error:
         raise ValueError(f"{error}; in {path}") from None
     width = best["num_draft_tokens"]
     if type(width) is not int or width < 1:
         raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r:.60}")
-    return rule, judge.spec, width
+    return policy, verifier.spec, width
 
 
 def _siblings(path: Path, best: dict[str, Any]) -> int:

@@ -113,19 +113,19 @@ class Costs:
         OSError
             A file that cannot be read.
         """
-        rule = f"--costs: must be a file that tune --out wrote; got {path}"
+        message = f"--costs: must be a file that tune --out wrote; got {path}"
         try:
             content = read_marked(Path(path), FORMAT, *VERSIONS)
         except ValueError as error:
-            raise ValueError(f"{rule}; {str(error).removeprefix(f'{path}: ')}") from None
+            raise ValueError(f"{message}; {str(error).removeprefix(f'{path}: ')}") from None
         try:
             parts = [part["costs"] for part in (content, *content.get("batches", []))]
             same = [part for part in parts if part.get("batch") == batch]
             costs = cls._of_json((same or parts)[0])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(rule) from error
+            raise ValueError(message) from error
         if not costs._sound():
-            raise ValueError(f"{rule}, whose costs are no times of calls")
+            raise ValueError(f"{message}, whose costs are no times of calls")
         if costs.batch != batch:
             raise ValueError(f"--costs: must be of --batch {batch}; got {costs.batch} in {path}")
         return costs

@@ -287,8 +287,8 @@ class Knobs:
             self.replays[other][looseness] = replay
         return replays[width]
 
-    def _spent(self, own: Replay) -> float:
-        return own.divergence_per_token(self.divergence).value
+    def _spent(self, replay: Replay) -> float:
+        return replay.divergence_per_token(self.divergence).value
 
 
 def _between(low: Point, high: Point, level: float | None) -> float:

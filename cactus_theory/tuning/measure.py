@@ -18,7 +18,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
-from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import toss
 
@@ -146,13 +146,13 @@ def measure_costs(
 
 
 def verification_times(
-    trace: Trace, policies: tuple[str | Policy, str | Policy], verifier: str, width: int
+    trace: Trace, policies: tuple[str | Policy, str | Policy], verifier: str | Verifier, width: int
 ) -> float:
     """Return how many times one policy's verification of logged cycles takes another's.
 
     One cycle at a time, by both in turn, as in a decode of one text.
     """
-    judge, source = find_verifier(verifier), torch.Generator().manual_seed(0)
+    source, verifier = torch.Generator().manual_seed(0), find_verifier(verifier)
     assigned = [Assignment((find_policy(policy),)) for policy in policies]
     seconds = [0.0, 0.0]
     drafted = (batch for batch in trace.batches(1, width) if batch.draft_token_ids.shape[1])
@@ -163,7 +163,7 @@ def verification_times(
         draft = Draft(batch.draft_token_ids, [batch.draft_token_ids.shape[1]], p)
         for place in sorted((0, 1), reverse=bool(number % 2)):
             started = time.perf_counter()
-            judge.verify(assigned[place], q, draft, accept, draw)
+            verifier.verify(assigned[place], q, draft, accept, draw)
             seconds[place] += (number >= UNTIMED) * (time.perf_counter() - started)
     return seconds[0] / seconds[1] if min(seconds) > 0 else 1.0
 
