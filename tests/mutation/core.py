@@ -45,7 +45,7 @@ CORE = (
     "tests/testing/test_registry_laws.py",
     "tests/testing/test_verifiers.py::test_a_policy_may_depend_on_the_path[block",
     "tests/testing/test_verifiers.py::test_registered_verifiers_have_every_property[block-band:price",
-    "tests/traces/test_paired.py",
+    "tests/traces/test_estimate.py",
     "tests/traces/test_replay.py::test_ragged_and_certain",
     "tests/traces/test_replay.py::test_replay_is_the_mean_of_verification[band:price=1-block",
     "tests/traces/test_values.py::test_a_token_after",
@@ -96,7 +96,7 @@ FIRST = {
     "decoding/models/": ("decoding/models/test_trees", "decoding/models/test_cached"),
     "decoding/drafters/": ("decoding/test_draft_stop_fit", "decoding/test_draft_stop"),
     "decoding/": ("decoding/test_schedule", "decoding/test_statistics"),
-    "traces/": ("traces/test_paired", "traces/test_replay", "traces/test_values"),
+    "traces/": ("traces/test_estimate", "traces/test_replay", "traces/test_values"),
 }
 
 

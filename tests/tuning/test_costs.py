@@ -1,13 +1,14 @@
-"""The model of speed against numbers worked out by hand, and costs as a short decode finds them."""
+"""The model of speed against numbers worked out by hand, costs as short decodes and clocks tell."""
 
 import math
 
 import numpy as np
 import pytest
+import torch
 
 from cactus_theory.decoding.pace import Round
 from cactus_theory.traces import Replay
-from cactus_theory.tuning import Costs, Prompts, Setting, measure_costs, plain_speed, speed
+from cactus_theory.tuning import Costs, Prompts, Setting, measure, measure_costs, plain_speed, speed
 from cactus_theory.tuning.measure import _split
 
 # sums of a handful of float64 numbers
@@ -178,3 +179,18 @@ def test_costs_are_measured_in_short_decodes(tiny, batch: int) -> None:
 def test_bad_costs_are_named(call, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_verification_is_timed_against_another_policys(trace, monkeypatch) -> None:
+    """By a clock that the policies move: one's verification takes three ticks, the other's one."""
+    now, moves = [0.0], {"speculative": 1.0, "band": 3.0}
+
+    class Counted:
+        def verify(self, assigned, q, draft, accept, draw):
+            assert q.dtype == torch.float32 and draft.token_ids.shape[1] <= 3
+            now[0] += moves[assigned.policies[0].name]
+
+    monkeypatch.setattr(measure, "find_verifier", lambda name: Counted())
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    times = measure.verification_times(trace, ("band:price=1", "speculative"), "block", 3)
+    assert times == pytest.approx(3.0)
