@@ -61,10 +61,8 @@ def panels(count: int, height: float = 3.4, rows: int = 1) -> tuple[Figure, list
     """Return a figure with panels of ``height`` inches in rows, or stacked in a column."""
     width = plt.rcParams["figure.figsize"][0]
     rows, columns = (count, 1) if narrow() else (rows, count // rows)
-    tall = height * (0.85 if narrow() else 1) * rows
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(width, tall), layout="constrained", squeeze=False
-    )
+    size = width, height * (0.85 if narrow() else 1) * rows
+    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     figure.get_layout_engine().set(w_pad=0.09, h_pad=0.06)  # type: ignore[union-attr]
     return figure, list(grid.flat)
 

@@ -73,13 +73,10 @@ def _overpaid(axes: Axes, series: Series) -> None:
     _name_line(axes, "cactus_exact", drawn["cactus_exact"], index=0, shift=(-10, 9))
     _name_line(axes, "cactus", drawn["cactus"], index=0, ha="right", shift=(-6, 0))
     _name_line(axes, "band_delta", drawn["band_delta"], index=0, ha="left", shift=(-6, 9))
-    end = (drawn["band_price"][0][0], 1.0)
-    style.label(
-        axes, "band, constant price: the best", end, style.COLOUR["band_price"], shift=(0, -7)
-    )
-    x, y = style.columns(
-        series["typical"] + series["typical_target"], "mean_acceptance", "kl_ratio"
-    )
+    end, name = (drawn["band_price"][0][0], 1.0), "band, constant price: the best"
+    style.label(axes, name, end, style.COLOUR["band_price"], shift=(0, -7))
+    both = series["typical"] + series["typical_target"]
+    x, y = style.columns(both, "mean_acceptance", "kl_ratio")
     if y and min(y) > TOP:
         text, at = f"typical: off the scale,\n{min(y):.0f}× and more", (max(x), TOP)
         style.label(axes, text, at, style.COLOUR["typical"], ha="left", shift=(6, -12))

@@ -35,9 +35,8 @@ def draw(data: Path) -> Figure:
             look = style.look(SERIES.get(key[0], key[0])).options()
             if key[1] == "chain":
                 look["mfc"] = "white"
-            spent, tokens, gap = style.curve(
-                points, "divergence_per_token", "tokens_per_call", "gap_percent"
-            )
+            keys = "divergence_per_token", "tokens_per_call", "gap_percent"
+            spent, tokens, gap = style.curve(points, *keys)
             if one == first:
                 tree.plot(spent, tokens, lw=1.1, **look)
             gaps.plot(spent, gap, lw=0.9, label=name if not number else None, **look)

@@ -1,6 +1,7 @@
 """A designed row: tokens protected, the ratio capped, KL kept, and what each constraint costs."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -53,9 +54,8 @@ def _tokens(axes: Axes, rows: list[Row], curve: list[Row]) -> list[style.PointNa
         style.label(axes, text, (RIGHT, height), style.MUTED, shift=(3, 0), fontsize=7)
     groups = [(plain, COLOUR["budget"], "D", "optimum under KL alone")]
     for role, label in ROLES.items():
-        groups.append(
-            ([row for row in designed if row["role"] == role], SHADE[role], MARKER[role], label)
-        )
+        tokens = [row for row in designed if row["role"] == role]
+        groups.append((tokens, SHADE[role], MARKER[role], label))
     for group, colour, marker, label in groups:
         ratios = [[row[key] / row["q"] for row in group] for key in ("p", "h")]
         sizes = [9 + 500 * max(row["q"], row["p"]) for row in group]
@@ -80,9 +80,8 @@ def _curves(axes: Axes, rows: list[Row]) -> None:
         curve = [row for row in rows if row["design"] == design]
         deltas, accepted = style.curve(curve, "delta", "acceptance")
         at = next(row["acceptance"] for row in curve if row["delta"] == drawn)
-        axes.plot(
-            deltas, accepted, color=COLOUR[design], ls=LINE[design], label=f"{label}: {at:.3f}"
-        )
+        look: Any = {"color": COLOUR[design], "ls": LINE[design], "label": f"{label}: {at:.3f}"}
+        axes.plot(deltas, accepted, **look)
         axes.plot([drawn], [at], "o", ms=4.5, color=COLOUR[design])
     lossless = rows[0]["lossless"]
     axes.axhline(lossless, color=style.INK, lw=0.9, ls=(0, (4, 3)))

@@ -43,7 +43,6 @@ DIGITS = 6
 # divergence below this is rounding
 ROUNDING = 1e-12
 
-
 OUT = Path("build/block_gap.csv")
 COLUMNS = {
     "tree": "tree",

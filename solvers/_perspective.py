@@ -1,15 +1,13 @@
-r"""The row of a program in variables that are all of order one.
+r"""How cvxpy writes P f(c w/P), one form for each generator class: the table of all programs.
 
-The row is h = s∘w on the tokens with q > 0, plus a total mass z on the tokens with q = 0
-(identically 0 unless the program allows it and f′(∞) < ∞). Solvers see w, whose entries are
-near one when s is near h; in plain h a vocabulary of a thousand tokens fails.
-
-P f(c w/P) as cvxpy writes it, one form for each generator class: the table of all programs.
+A row is h = s∘w on the tokens with q > 0, plus a total mass z on the tokens with q = 0 (identically
+0 unless the program allows it and f′(∞) < ∞). Solvers see w, whose entries are near one when s is
+near h; in plain h a vocabulary of a thousand tokens fails.
 
 A block's program pays :math:`Σ q P f(g/(qP))` at every node, P being a variable too: the
 perspective of :math:`q f`, jointly convex. With g = s∘w and c = s/q each token's term is
 q times the P f(c w/P) below, in arrays over all tokens of all nodes at once. The other programs
-have one row h = s∘w, and P = 1: there the same cones have one variable less, in cvxpy's own atoms.
+have one row, and P = 1: there the same cones have one variable less, in cvxpy's own atoms.
 The forms follow from the generators in :mod:`cactus_theory.divergences`. A new divergence needs
 one, here or in any imported file, registered by :func:`perspective_of`, before the solvers accept
 it.
@@ -35,6 +33,9 @@ from cactus_theory.divergences import (
     SquaredHellinger,
     TotalVariation,
 )
+
+# Exponents a with at most this denominator become a few second-order cones per token.
+LARGEST_DENOMINATOR = 64
 
 
 def cvxpy() -> Any:
@@ -64,10 +65,6 @@ class Scaled:
 def times(left: np.ndarray, right: Any) -> Any:
     """Return left∘right as a cvxpy expression."""
     return cvxpy().multiply(left, right)
-
-
-# Exponents a with at most this denominator become a few second-order cones per token.
-LARGEST_DENOMINATOR = 64
 
 
 @dataclass

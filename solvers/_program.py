@@ -127,10 +127,10 @@ def solvers_of(linear: bool) -> list[Solver]:
     return [("HIGHS", {}), *interior] if linear else interior
 
 
-Found = TypeVar("Found")
+Solution = TypeVar("Solution")
 
 
-class Attempted(Generic[Found]):
+class Attempted(Generic[Solution]):
     """A program that solvers try in turn, each answer being checked."""
 
     promise: str = ""  # what an answer must keep, for the error when none does
@@ -144,19 +144,19 @@ class Attempted(Generic[Found]):
     def solvers(self) -> list[Solver]:
         return solvers_of(self.linear)
 
-    def attempt(self, scale: np.ndarray, solver: Solver) -> Found | None:
+    def attempt(self, scale: np.ndarray, solver: Solver) -> Solution | None:
         """Return one solver's cleaned answer with its bound, or None if it has none."""
         raise NotImplementedError
 
-    def fault(self, answer: Found) -> str | None:
+    def fault(self, answer: Solution) -> str | None:
         """Return why an answer is not accepted, None if it is."""
         raise NotImplementedError
 
-    def rescaled(self, answer: Found | None, scale: np.ndarray) -> np.ndarray:
+    def rescaled(self, answer: Solution | None, scale: np.ndarray) -> np.ndarray:
         """Return the scale after an attempt that failed: its answer, or q if there was none."""
         raise NotImplementedError
 
-    def solve(self, scale: np.ndarray) -> Found:
+    def solve(self, scale: np.ndarray) -> Solution:
         """Return the first answer that keeps its promise within 1e-7, and its bound within 1e-6.
 
         ``scale`` (m,) is a positive guess of the size of h; it changes how well the solver

@@ -94,11 +94,11 @@ def test_figures_import_nothing_that_computes():
 def texts(figure):
     """Return the places of all texts that are seen, with what they say."""
     beyond = {id(label) for axes in figure.axes for label in labels_beyond(axes)}
-    found = []
+    places = []
     for text in figure.findobj(Text):
         if text.get_visible() and text.get_text().strip() and id(text) not in beyond:
-            found.append((text.get_text(), Text.get_window_extent(text)))  # without its line
-    return found
+            places.append((text.get_text(), Text.get_window_extent(text)))  # without its line
+    return places
 
 
 def labels_beyond(axes):
@@ -114,22 +114,24 @@ def labels_beyond(axes):
 
 def check_texts(figure):
     """Raise if a text covers another one or leaves the page."""
-    seen, page = texts(figure), figure.bbox
-    for said, box in seen:
-        assert page.x0 - TOUCHING <= box.x0 and box.x1 <= page.x1 + TOUCHING, said
-        assert page.y0 - TOUCHING <= box.y0 and box.y1 <= page.y1 + TOUCHING, said
-    for (one, a), (other, b) in itertools.combinations(seen, 2):
+    placed, page = texts(figure), figure.bbox
+    for text, box in placed:
+        assert page.x0 - TOUCHING <= box.x0 and box.x1 <= page.x1 + TOUCHING, text
+        assert page.y0 - TOUCHING <= box.y0 and box.y1 <= page.y1 + TOUCHING, text
+    for (one, a), (other, b) in itertools.combinations(placed, 2):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         along = min(a.y1, b.y1) - max(a.y0, b.y0)
         assert min(across, along) <= TOUCHING, f"{one!r} covers {other!r}"
 
 
 def test_a_plotted_row_looks_like_the_figures():
-    own = settings()
+    library = settings()
     with style.applied():
-        assert all(plt.rcParams[name] == own[name] for name in own if name != "figure.figsize")
-    assert own["axes.labelcolor"] == style.INK and own["axes.edgecolor"] == style.MUTED
-    assert own["grid.color"] == style.GRID
+        assert all(
+            plt.rcParams[name] == library[name] for name in library if name != "figure.figsize"
+        )
+    assert library["axes.labelcolor"] == style.INK and library["axes.edgecolor"] == style.MUTED
+    assert library["grid.color"] == style.GRID
     for name in ("cactus", "typical"):
         assert LOOKS[name].items() <= style.look(name).options().items()
 
@@ -138,9 +140,11 @@ def test_policies_are_told_apart_without_colour():
     marked = {name: look for name, look in style.LOOKS.items() if look.marker}
     looks = [(look.line, look.marker, look.hollow) for look in marked.values()]
     assert len(set(looks)) == len(looks) == len(style.LOOKS) - len(("draft", "grid"))
-    own = style.look("my_rule.py:my_rule")
-    assert own == style.LOOKS["own"] and style.look("lenience") == style.LOOKS["other"]
-    assert own.colour not in [look.colour for look in style.LOOKS.values() if look != own]
+    from_a_file = style.look("my_rule.py:my_rule")
+    assert from_a_file == style.LOOKS["own"] and style.look("lenience") == style.LOOKS["other"]
+    assert from_a_file.colour not in [
+        look.colour for look in style.LOOKS.values() if look != from_a_file
+    ]
 
 
 def test_the_figure_of_a_gpu_is_drawn_where_one_was_measured(tmp_path):

@@ -150,9 +150,8 @@ def below(
 ) -> list[list[list[Round]]]:
     """Return runs of DEEPEST tokens drafted below CONTINUED siblings of each place and round."""
     source, runs = torch.Generator().manual_seed(seed), []
-    target, draft = (
-        CachedModel(model, whole.shape[1], slack=999) for model in (pair.target, pair.draft)
-    )
+    models = pair.target, pair.draft
+    target, draft = (CachedModel(model, whole.shape[1], slack=999) for model in models)
 
     def rows(cached: CachedModel, before: int, ids: list[int], parents: list[int]) -> Tensor:
         start, count = cached.lengths[0], len(ids)

@@ -51,11 +51,11 @@ def chain_by_hand(tree, rule):
 
 @pytest.mark.parametrize("spec", ["speculative", "cactus:delta=0.3", "band:price=1", "top_k:k=2"])
 def test_token_by_token_by_hand(spec):
-    found = value_of(spec, "chain", TREE)
+    value = value_of(spec, "chain", TREE)
     tokens, spent = chain_by_hand(TREE, ct.policy(spec))
-    assert found.tokens == pytest.approx(tokens, abs=ROUNDING)
-    assert found.divergence == pytest.approx(spent, abs=ROUNDING)
-    assert found.per_token == pytest.approx(spent / tokens)
+    assert value.tokens == pytest.approx(tokens, abs=ROUNDING)
+    assert value.divergence == pytest.approx(spent, abs=ROUNDING)
+    assert value.per_token == pytest.approx(spent / tokens)
 
 
 @pytest.mark.parametrize("tree", [TREE, ZEROS], ids=["full", "zeros"])
@@ -64,9 +64,9 @@ def test_a_block_is_what_its_rows_come_to(tree, spec):
     rule = ct.policy(spec)
     q, p = torch.from_numpy(tree.target), torch.from_numpy(tree.draft)
     rows = follow(tree, rule.emitted(q, p).numpy(), divergence("kl"))
-    found = value_of(rule, "block", tree)
-    assert found.tokens == pytest.approx(rows.tokens, abs=ROUNDING)
-    assert found.divergence == pytest.approx(rows.divergence, abs=ROUNDING)
+    value = value_of(rule, "block", tree)
+    assert value.tokens == pytest.approx(rows.tokens, abs=ROUNDING)
+    assert value.divergence == pytest.approx(rows.divergence, abs=ROUNDING)
 
 
 def test_the_optimum_is_reached_by_the_block_verifier():
@@ -134,9 +134,9 @@ def test_every_registered_policy_is_listed():
 
 def test_knobs_are_set_to_spend_alike():
     for verifier, spec in (("chain", "band:price=1"), ("block", "cactus:delta=1")):
-        found = tuned(ct.policy(spec), verifier, TREE, "kl", 0.02)
-        assert found is not None
-        assert value_of(found, verifier, TREE).per_token == pytest.approx(0.02, abs=TUNED)
+        policy = tuned(ct.policy(spec), verifier, TREE, "kl", 0.02)
+        assert policy is not None
+        assert value_of(policy, verifier, TREE).per_token == pytest.approx(0.02, abs=TUNED)
     assert tuned(ct.policy("mixture:alpha=0.5"), "chain", TREE, "kl", 5.0) is None
 
 

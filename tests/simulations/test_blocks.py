@@ -42,7 +42,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def taken(values: list[Path]) -> list[Family]:
     """Return all families, or those without a budget."""
-    return [own for own in families(values) if THOROUGH or "delta" not in own.name]
+    return [family for family in families(values) if THOROUGH or "delta" not in family.name]
 
 
 def test_values_are_written_with_what_made_them(values: Path, capsys) -> None:
@@ -50,12 +50,12 @@ def test_values_are_written_with_what_made_them(values: Path, capsys) -> None:
         Trace.open(EXAMPLE), num_draft_tokens=2, cycles=4, prices=[1, 2], knots=[0.5, 1]
     )
     assert read_values(str(values)) == expected
-    made = json.loads(values.read_text())["made"]
-    assert made["command"] == (
+    origin = json.loads(values.read_text())["made"]
+    assert origin["command"] == (
         "python -m simulations values trace --num-draft-tokens 2 --cycles 4 --prices 1 2 "
         "--knots 0.5 1"
     )
-    assert (made["trace"], made["cycles"]) == ("trace", 4)
+    assert (origin["trace"], origin["cycles"]) == ("trace", 4)
     assert str(Path.home()) not in values.read_text()
     assert main(["values", str(EXAMPLE), *LEARN, "--out", str(values)]) == 0
     assert "2 prices, up to 1 tokens to follow" in capsys.readouterr().out
@@ -128,8 +128,8 @@ def test_looking_ahead_along_certain_drafts_is_worth_tokens(certain, few, tmp_pa
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     written, notes = read_csv(tmp_path / "blocks.csv")
     tokens = {row["family"]: float(row["tokens_per_call"]) for row in written}
-    assert list(tokens) == [own.name for own in certain_families()]
-    ahead, alone = (tokens[f"soft_band:{own}price, block"] for own in ("", "ahead=False,"))
+    assert list(tokens) == [knobs.name for knobs in certain_families()]
+    ahead, alone = (tokens[f"soft_band:{knobs}price, block"] for knobs in ("", "ahead=False,"))
     # a certain draft ends at its first refusal under either verifier
     assert alone == pytest.approx(tokens[REFERENCE])
     assert ahead > alone
@@ -142,22 +142,22 @@ def test_looking_ahead_along_certain_drafts_is_worth_tokens(certain, few, tmp_pa
 def test_other_values_do_not_go_into_the_same_journal(
     values, few, tmp_path, capsys, monkeypatch
 ) -> None:
-    lossless, own = replay(EXAMPLE, "speculative", num_draft_tokens=2), tmp_path / "own.json"
-    own.write_text(values.read_text())
+    lossless, file = replay(EXAMPLE, "speculative", num_draft_tokens=2), tmp_path / "own.json"
+    file.write_text(values.read_text())
     arguments = ["blocks", str(EXAMPLE), *BLOCKS, "--out", str(tmp_path / "out"), "--values"]
     monkeypatch.setattr(blocks, "replay", lambda *_, **__: lossless)
-    assert main([*arguments, str(own)]) == 0
+    assert main([*arguments, str(file)]) == 0
     capsys.readouterr()
-    own.write_text(own.read_text().replace('"format": 1', '"format":  1'))
-    assert main([*arguments, str(own)]) == 2
-    said = capsys.readouterr().err
-    assert "journal.jsonl belongs to a run with another own.json" in said
-    assert "name another folder or delete it" in said
-    assert len(said) < 400 and len(said.strip().splitlines()) == 1
+    file.write_text(file.read_text().replace('"format": 1', '"format":  1'))
+    assert main([*arguments, str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "journal.jsonl belongs to a run with another own.json" in error
+    assert "name another folder or delete it" in error
+    assert len(error) < 400 and len(error.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["blocks", "nowhere"], "must be the folder of a trace; no such folder"),
         (["blocks", str(EXAMPLE), "--num-draft-tokens", "5"], "from 1 to the 4 logged; got 5"),
@@ -171,11 +171,11 @@ def test_other_values_do_not_go_into_the_same_journal(
         (["values", str(EXAMPLE), "--divergence", "total_variation"], "smooth generator"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, said) -> None:
+def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     err = capsys.readouterr().err
-    assert said in err and len(err.strip().splitlines()) == 1
+    assert message in err and len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("build/*.json"))
 
 
@@ -186,10 +186,10 @@ def test_a_bad_file_of_values_is_told_before_anything_is_replayed(
     bad.write_text('{"format": 7}')
     monkeypatch.setattr(blocks, "replay", lambda *_, **__: pytest.fail("replayed"))
     arguments = ["blocks", str(EXAMPLE), *BLOCKS, "--out", str(tmp_path / "out"), "--values"]
-    for given, message in (
+    for files, message in (
         ([bad], "must say format 1; got 7"),
         ([bad, other], "--values: files must have different names; got bad.json bad.json"),
     ):
-        assert main([*arguments, *map(str, given)]) == 2
-        said = capsys.readouterr().err
-        assert message in said and len(said.strip().splitlines()) == 1
+        assert main([*arguments, *map(str, files)]) == 2
+        error = capsys.readouterr().err
+        assert message in error and len(error.strip().splitlines()) == 1

@@ -38,9 +38,9 @@ def joint_optimum(tree, spec, price):
                     if count >= length:
                         masses[path[length] if count > length else token].append(law[row, cell])
             node = _node(prefix, size)
-            given = cp.hstack([cp.sum(cp.hstack(own)) for own in masses])
-            limits.append(given[tree.target[node] == 0] == 0)
-            spent += _paid(spec, given, tree.target[node])
+            emitted = cp.hstack([cp.sum(cp.hstack(terms)) for terms in masses])
+            limits.append(emitted[tree.target[node] == 0] == 0)
+            spent += _paid(spec, emitted, tree.target[node])
     problem = cp.Problem(cp.Maximize(tokens - price * spent), limits)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an inaccurate status at this tolerance is accurate enough
@@ -48,15 +48,15 @@ def joint_optimum(tree, spec, price):
     return float(problem.value)
 
 
-def _paid(spec, given, q):
+def _paid(spec, emitted, q):
     """Return Σ q m f(g/(q m)) with m = Σ g, as cvxpy writes it term by term."""
-    mass, on = cp.sum(given), np.flatnonzero(q > 0)
+    mass, on = cp.sum(emitted), np.flatnonzero(q > 0)
     if spec == "kl":
-        return sum(cp.rel_entr(given[x], q[x] * mass) for x in on)
+        return sum(cp.rel_entr(emitted[x], q[x] * mass) for x in on)
     if spec == "pearson_chi2":
-        return sum(cp.quad_over_lin(given[x], mass) / q[x] for x in on) - mass
+        return sum(cp.quad_over_lin(emitted[x], mass) / q[x] for x in on) - mass
     assert spec == "squared_hellinger"
-    roots = [np.sqrt(q[x]) * cp.geo_mean(cp.hstack([given[x], mass])) for x in on]
+    roots = [np.sqrt(q[x]) * cp.geo_mean(cp.hstack([emitted[x], mass])) for x in on]
     return 2 * mass - 2 * sum(roots)
 
 

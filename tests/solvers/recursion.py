@@ -42,7 +42,7 @@ class BlockValues:
     grid : (points + 1,) alive ratios from 0 to 1.
     lower, upper : (nodes, points + 1) proven bounds on F of each prefix.
     target : (nodes, V) the rows h along the recursion's own policy, from P = 1 at the root.
-    found : what they come to, exactly.
+    followed : what they come to, exactly.
     value : their tokens − ν·divergence, a lower bound on the optimum better than the chords'.
     bound : upper bound on the optimum, 1 + F(root, 1).
     """
@@ -51,7 +51,7 @@ class BlockValues:
     lower: np.ndarray
     upper: np.ndarray
     target: np.ndarray
-    found: Followed
+    followed: Followed
     value: float
     bound: float
 
@@ -109,8 +109,8 @@ class _Level:
             key = slope - self.price * self._f_slope(self.knots[middle + 1] * unit)
             beyond = (key >= level[..., None]) & (low < high)
             low, high = np.where(beyond, middle + 1, low), np.where(beyond, high, middle)
-        own = np.take_along_axis(wide, low[..., None], -1)[..., 0]
-        free = self.f.ratio_at(torch.from_numpy((own - level[..., None]) / self.price)).numpy()
+        rise = np.take_along_axis(wide, low[..., None], -1)[..., 0]
+        free = self.f.ratio_at(torch.from_numpy((rise - level[..., None]) / self.price)).numpy()
         top = np.append(self.knots[1:], np.inf)[low]
         with np.errstate(invalid="ignore"):
             ceiling = np.where(np.isinf(top), np.inf, top * unit)
@@ -118,8 +118,8 @@ class _Level:
 
     def _unit(self, alive: np.ndarray) -> np.ndarray:
         """Return p/(P q), the g/(P q) at which a token is accepted for certain; 0 at q = 0."""
-        given = alive[..., None] * self.q[:, None]
-        return np.divide(self.p[:, None], given, out=np.zeros_like(given), where=given > 0)
+        mass = alive[..., None] * self.q[:, None]
+        return np.divide(self.p[:, None], mass, out=np.zeros_like(mass), where=mass > 0)
 
     def _f_slope(self, ratio: np.ndarray) -> np.ndarray:
         return self.f.slope(torch.from_numpy(ratio)).numpy()
@@ -160,8 +160,8 @@ class _Above:
         ends = np.zeros((len(slope), 1)), np.ones((len(slope), 1))
         at = np.concatenate([ends[0], cross, ends[1]], -1)
         left = slope[:, [0, *range(slope.shape[1])]] * at + start[:, [0, *range(slope.shape[1])]]
-        own = [*range(slope.shape[1]), slope.shape[1] - 1]
-        return cls(at, np.maximum(left, slope[:, own] * at + start[:, own]))
+        line = [*range(slope.shape[1]), slope.shape[1] - 1]
+        return cls(at, np.maximum(left, slope[:, line] * at + start[:, line]))
 
     def conjugate(self, node: int, alpha: np.ndarray) -> np.ndarray:
         """Return φ*(α) = sup over r in [0, 1] of r + F − α r of one node, for α (points,)."""
@@ -202,22 +202,22 @@ def solve(
         kept.insert(0, level)
         grid = np.broadcast_to(alive, (len(level.q), points))
         choice = level.choose(grid)
-        own = tree.levels[depth]
-        lower[own, 1:] = level.lower(grid, choice.ratio)
+        nodes = tree.levels[depth]
+        lower[nodes, 1:] = level.lower(grid, choice.ratio)
         above = _lines(level, choice, above, alive)
-        for row, (at, value) in enumerate(zip(above.at, above.value, strict=True), own.start):
+        for row, (at, value) in enumerate(zip(above.at, above.value, strict=True), nodes.start):
             upper[row] = np.interp(np.append(0.0, alive), at, value)
     target = _policy(tree, kept)
-    found = follow(tree, target, kind)
-    value = found.tokens - price * found.divergence
+    followed = follow(tree, target, kind)
+    value = followed.tokens - price * followed.divergence
     steps = np.append(0.0, alive)
-    return BlockValues(steps, lower, upper, target, found, value, 1 + float(upper[0, -1]))
+    return BlockValues(steps, lower, upper, target, followed, value, 1 + float(upper[0, -1]))
 
 
 def _level(tree: PathTree, depth: int, lower: np.ndarray, f: FDivergence, price: float) -> _Level:
     """Return the nodes of one depth, with φ from what is known of the depth below."""
-    own = tree.levels[depth]
-    q, p = tree.target[own], tree.draft[own]
+    nodes = tree.levels[depth]
+    q, p = tree.target[nodes], tree.draft[nodes]
     if depth + 1 == tree.depth:
         knots = np.array([0.0, 1.0])
         return _Level(q, p, knots, np.broadcast_to(knots, (*q.shape, 2)), f, price)
@@ -233,11 +233,11 @@ def _lines(level: _Level, choice: _Choice, below: _Above | None, alive: np.ndarr
     slope = worth_at(alpha, rows, level.f, level.price, choice.level)
     start = np.zeros_like(slope)
     for node, token in zip(*np.nonzero((level.p > 0) & (level.q > 0)), strict=True):
-        own = alpha[node, :, token]
+        rewards = alpha[node, :, token]
         if below is None:
-            best = np.maximum(0.0, 1 - own)
+            best = np.maximum(0.0, 1 - rewards)
         else:
-            best = below.conjugate(node * level.q.shape[1] + token, own)
+            best = below.conjugate(node * level.q.shape[1] + token, rewards)
         start[node] += level.p[node, token] * best
     return _Above.of_lines(alive, slope, start)
 

@@ -38,11 +38,11 @@ TREES = [
 def check(tree, program, spec, goal):
     """Raise unless a program's answer is what its fields say, and proven."""
     kind = divergence(spec)
-    found = follow(tree, program.target, kind)
+    followed = follow(tree, program.target, kind)
     np.testing.assert_allclose(program.target.sum(-1), 1, atol=ROUNDING)
     assert not program.target[tree.target == 0].any()
-    assert program.tokens == pytest.approx(found.tokens, abs=ROUNDING)
-    assert program.divergence == pytest.approx(found.divergence, abs=ROUNDING)
+    assert program.tokens == pytest.approx(followed.tokens, abs=ROUNDING)
+    assert program.divergence == pytest.approx(followed.divergence, abs=ROUNDING)
     np.testing.assert_allclose(program.reached, program.alive * tree.drafted, atol=ROUNDING)
     value = program.tokens
     if "price" in goal:
@@ -157,8 +157,8 @@ def test_no_row_beats_a_bound_at_any_multipliers(spec):
         alpha = noise.uniform(-0.5, 4.5, size=tree.target.shape)
         mixed = noise.dirichlet(np.full(3, 0.5), size=len(tree.target)) * (tree.target > 0)
         rows = noise.uniform() * tree.target + mixed
-        found = follow(tree, rows / rows.sum(-1, keepdims=True), kind)
-        value = found.tokens - price * found.divergence
+        followed = follow(tree, rows / rows.sum(-1, keepdims=True), kind)
+        value = followed.tokens - price * followed.divergence
         assert value <= price_bound(tree, alpha, kind, price) + ROUNDING
 
 

@@ -243,11 +243,11 @@ def test_a_row_without_an_answer_loses_no_other(
     arguments = (program, *inputs, *PROGRAMS[program], "--out", out, "--json")
     code, printed, error = run(capsys, *arguments)
     assert (code, error) == (1, f"python -m solvers {program}: row 1: solver: made to fail\n")
-    found = json.loads(printed)
-    assert found == json.loads(out.read_text()) and found["failed"] == [1]
-    assert found["rows"][1] == {"error": "solver: made to fail"}
+    answer = json.loads(printed)
+    assert answer == json.loads(out.read_text()) and answer["failed"] == [1]
+    assert answer["rows"][1] == {"error": "solver: made to fail"}
     for row in (0, 2):
-        assert found["rows"][row]["target"] == whole[row]["target"]
+        assert answer["rows"][row]["target"] == whole[row]["target"]
     _, shown, _ = run(capsys, *arguments[:-1])
     assert "row 1\nerror       solver: made to fail" in shown and "row 2" in shown
 

@@ -143,11 +143,11 @@ def round_by_round(pair, width, price):
     rounds, ends = [], []
     for state in range(len(q)):
         tree, at = state_tree(q, p, moves, width, state)
-        found = block.solve(tree, price=price)
-        one = follow(tree, found.target, ct.divergence("kl"))
+        best = block.solve(tree, price=price)
+        one = follow(tree, best.target, ct.divergence("kl"))
         rounds.append((one.tokens, one.divergence))
         inner, last = at[: len(tree.target)], at[len(tree.target) :]
-        emitted = one.reached[: len(inner), None] * found.target
+        emitted = one.reached[: len(inner), None] * best.target
         recovered = emitted - one.reached[1:].reshape(emitted.shape)
         bonus = one.reached[len(inner) :, None] * q[last]
         to = np.concatenate([moves[inner].ravel(), moves[last].ravel()])
@@ -170,9 +170,9 @@ def round_by_round(pair, width, price):
 )
 def test_bad_input_is_named(change, message):
     rows = np.full((2, 2), 0.5)
-    given = {"target_probs": rows, "draft_probs": rows, "num_draft_tokens": 1, "per_token": 0.1}
+    arguments = {"target_probs": rows, "draft_probs": rows, "num_draft_tokens": 1, "per_token": 0.1}
     with pytest.raises(ValueError, match=message):
-        decode.solve(**{**given, **change})
+        decode.solve(**{**arguments, **change})
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_bad_input_is_named(change, message):
 def test_what_is_too_large_is_refused_before_memory_is_taken(
     states, vocabulary, width, message, monkeypatch
 ):
-    monkeypatch.setattr(decode, "state_tree", lambda *given: pytest.fail("a tree was built"))
+    monkeypatch.setattr(decode, "state_tree", lambda *arguments: pytest.fail("a tree was built"))
     rows = np.full((states, vocabulary), 1 / vocabulary)
     moves = np.zeros((states, vocabulary), dtype=int)
     with pytest.raises(ValueError, match=message):

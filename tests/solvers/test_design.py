@@ -243,8 +243,8 @@ def test_cvxpy_constraints_over_named_quantities(name):
             }[spec]
 
     Plain.h = h
-    made = CUSTOM[name](Plain)
-    rules = made if isinstance(made, list) else [made]
+    constraints = CUSTOM[name](Plain)
+    rules = constraints if isinstance(constraints, list) else [constraints]
     base = [cp.sum(h) == 1, cp.sum(cp.kl_div(h, Q)) <= 0.2]
     problem = cp.Problem(cp.Maximize(cp.sum(cp.minimum(P, h))), [*base, *rules])
     problem.solve(solver="CLARABEL")

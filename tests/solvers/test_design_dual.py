@@ -30,28 +30,28 @@ def rows(size, seed=3, sharpness=1.5):
 def designed(spec, size=40):
     q, p, values = rows(size)
     limited = Design(q, p).cap(3.0).protect([1, 2]).floor({3: 1.5 * q[3]})
-    asked = limited.expect(values, at_most=float(values @ q) - 0.05, name="first")
-    return asked.expect(values**2, at_least=0.1, name="second").budget(spec, 0.01)
+    expected = limited.expect(values, at_most=float(values @ q) - 0.05, name="first")
+    return expected.expect(values**2, at_least=0.1, name="second").budget(spec, 0.01)
 
 
 @pytest.mark.parametrize("spec", some(SMOOTH, 4))
 def test_it_is_what_a_conic_solver_finds(monkeypatch, spec):
     conic = designed(spec).solve()
     monkeypatch.setattr(_design_dual, "SMALL", 1)
-    found = designed(spec).solve()
-    assert (found.solver, found.proof) == ("lagrange dual", "dual bound")
-    assert abs(found.gap) < VALUE / 100 and conic.solver == "CLARABEL"
-    assert found.acceptance == pytest.approx(conic.acceptance, abs=VALUE)
+    row = designed(spec).solve()
+    assert (row.solver, row.proof) == ("lagrange dual", "dual bound")
+    assert abs(row.gap) < VALUE / 100 and conic.solver == "CLARABEL"
+    assert row.acceptance == pytest.approx(conic.acceptance, abs=VALUE)
     for name, price in conic.duals.items():
-        assert found.duals[name] == pytest.approx(price, rel=PRICE, abs=PRICE)
+        assert row.duals[name] == pytest.approx(price, rel=PRICE, abs=PRICE)
 
 
 def test_a_real_vocabulary_takes_no_conic_solver():
     q, p, values = rows(20_000, sharpness=3.0)
     limit = float(values @ q) - 0.1
-    found = Design(q, p).budget("kl", 0.1).expect(values, at_most=limit).solve()
-    assert found.solver == "lagrange dual" and abs(found.gap) < VALUE / 100
-    assert found.target @ values <= limit + 1e-7 and found.duals["expectation"] > 0
+    row = Design(q, p).budget("kl", 0.1).expect(values, at_most=limit).solve()
+    assert row.solver == "lagrange dual" and abs(row.gap) < VALUE / 100
+    assert row.target @ values <= limit + 1e-7 and row.duals["expectation"] > 0
 
 
 def test_a_wrong_dual_is_noticed_and_a_conic_solver_follows(monkeypatch):
@@ -76,5 +76,5 @@ def test_a_conflict_is_named_as_ever(monkeypatch):
 def test_a_budget_without_end_needs_no_dual(monkeypatch):
     monkeypatch.setattr(_design_dual, "SMALL", 1)
     q, p, values = rows(20)
-    found = Design(q, p).budget("kl", np.inf).expect(values, at_most=0.5).solve()
-    assert found.solver == "HIGHS"
+    row = Design(q, p).budget("kl", np.inf).expect(values, at_most=0.5).solve()
+    assert row.solver == "HIGHS"

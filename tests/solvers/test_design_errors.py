@@ -113,9 +113,9 @@ def test_a_wrong_rule_is_named_without_its_arrays(make):
     """Rows of 600 tokens: cvxpy's own words would show them."""
     row = np.full(600, 1 / 600)
     wide = np.linspace(0.1234567, 1, 600)
-    with pytest.raises((ValueError, TypeError), match="^mine: must ") as told:
+    with pytest.raises((ValueError, TypeError), match="^mine: must ") as error:
         Design(row, row).budget("kl", 0.1).require("mine", lambda v: make(v, wide)).solve()
-    assert len(str(told.value)) < 120 and "0.1234" not in str(told.value)
+    assert len(str(error.value)) < 120 and "0.1234" not in str(error.value)
 
 
 LIMITED = BASE.cap(1.8).protect(2).expect([0.0, 0.0, 1.0, 3.0], at_most=0.7)
@@ -168,10 +168,10 @@ def test_one_refusal_is_not_a_conflict(monkeypatch):
 
     def refused_once(program, scale, solver):
         attempts.append(solver)
-        found = run(program, scale, solver)
+        answer = run(program, scale, solver)
         if len(attempts) == 1:
-            found.status, found.h = "infeasible", None
-        return found
+            answer.status, answer.h = "infeasible", None
+        return answer
 
     monkeypatch.setattr(_design.Program, "attempt", refused_once)
     assert abs(FULL.solve().gap) < 1e-6

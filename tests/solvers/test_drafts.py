@@ -35,15 +35,15 @@ def test_the_band_around_the_selection_law_meets_it(spec, kind, k):
         certain = certain if kind.startswith("certain") else None
         law = ct.selection_law(q, p, k, kind, certain)
         for delta in (0.0, 0.05):
-            asked = {"delta": delta, "k": k, "kind": kind, "certain": certain or ()}
-            found = drafts.solve(q, p, spec, **asked)
+            settings = {"delta": delta, "k": k, "kind": kind, "certain": certain or ()}
+            answer = drafts.solve(q, p, spec, **settings)
             best = ct.optimal_acceptance(q, law, divergence=spec, delta=delta)
-            assert abs(found.gap) <= PROVEN and abs(best.gap) <= PROVEN
-            assert found.acceptance == pytest.approx(best.acceptance, abs=PROVEN)
+            assert abs(answer.gap) <= PROVEN and abs(best.gap) <= PROVEN
+            assert answer.acceptance == pytest.approx(best.acceptance, abs=PROVEN)
             if delta == 0:
-                assert found.acceptance == pytest.approx(np.minimum(law, q).sum(), abs=PROVEN)
+                assert answer.acceptance == pytest.approx(np.minimum(law, q).sum(), abs=PROVEN)
             if float(best.price) > 0:
-                np.testing.assert_allclose(found.target, best.target, rtol=0, atol=ROW)
+                np.testing.assert_allclose(answer.target, best.target, rtol=0, atol=ROW)
 
 
 def test_one_draft_is_the_optimal_program():

@@ -53,13 +53,13 @@ def by_hand(tree, target):
 def test_following_every_path_by_hand(vocabulary, depth, zeros):
     tree = random_tree(vocabulary, depth, seed=4, zeros=zeros)
     target = random_tree(vocabulary, depth, seed=5).target
-    found = follow(tree, np.where(tree.target > 0, target, 0.0), KL)
+    followed = follow(tree, np.where(tree.target > 0, target, 0.0), KL)
     alive, reached = by_hand(tree, np.where(tree.target > 0, target, 0.0))
     for prefix, share in alive.items():
         node = node_of(prefix, vocabulary)
-        assert found.alive[node] == pytest.approx(share, abs=ROUNDING)
-        assert found.reached[node] == pytest.approx(reached[prefix], abs=ROUNDING)
-    assert found.tokens == pytest.approx(sum(reached.values()), abs=ROUNDING)
+        assert followed.alive[node] == pytest.approx(share, abs=ROUNDING)
+        assert followed.reached[node] == pytest.approx(reached[prefix], abs=ROUNDING)
+    assert followed.tokens == pytest.approx(sum(reached.values()), abs=ROUNDING)
 
 
 @pytest.mark.parametrize("seed", range(amount(2, 12)))
@@ -114,15 +114,15 @@ def test_divergence_is_metered_at_every_node_that_is_reached():
         if len(prefix) < 3
         for row in [node_of(prefix, 3)]
     )
-    found = follow(tree, target, KL)
-    assert found.divergence == pytest.approx(spent, abs=ROUNDING)
-    assert found.per_token == pytest.approx(spent / found.tokens)
+    followed = follow(tree, target, KL)
+    assert followed.divergence == pytest.approx(spent, abs=ROUNDING)
+    assert followed.per_token == pytest.approx(spent / followed.tokens)
 
 
 def test_the_block_verifier_reaches_the_least_of_both_limits_for_any_row():
     """Theory: m = min(p(ux), m(u) h(x)) for every fixed h; here by the verifier's own law."""
     tree, target = random_tree(3, 3, seed=1), random_tree(3, 3, seed=2).target
-    found = follow(tree, target, KL)
+    followed = follow(tree, target, KL)
     paths = list(prefixes(tree, 3))
     nodes = [[node_of(path[:length], 3) for length in range(3)] for path in paths]
     h, p = (torch.from_numpy(rows[np.array(nodes)]) for rows in (target, tree.draft))
@@ -132,7 +132,7 @@ def test_the_block_verifier_reaches_the_least_of_both_limits_for_any_row():
     for row, path in enumerate(paths):
         for length in range(4):
             share = float(law.alive[row, length])
-            assert share == pytest.approx(found.alive[node_of(path[:length], 3)], abs=ROUNDING)
+            assert share == pytest.approx(followed.alive[node_of(path[:length], 3)], abs=ROUNDING)
 
 
 def test_probabilities_of_prefixes():

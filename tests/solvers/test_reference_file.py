@@ -19,16 +19,16 @@ AGAIN = 1e-7
 def test_the_stored_cases_are_reproduced(spec):
     fresh = list(reference.cases(spec))
     with np.load(FILE) as stored:
-        mine = stored["divergence"] == spec
-        assert len(fresh) == mine.sum()
+        of_spec = stored["divergence"] == spec
+        assert len(fresh) == of_spec.sum()
         for name in ("target_probs", "draft_probs", "delta"):
             rows = np.array([getattr(case, name) for case in fresh])
-            np.testing.assert_allclose(rows, stored[name][mine], rtol=1e-12, atol=1e-15)
+            np.testing.assert_allclose(rows, stored[name][of_spec], rtol=1e-12, atol=1e-15)
         for name in ("acceptance", "raised"):
             values = [getattr(case, name) for case in fresh]
-            np.testing.assert_allclose(values, stored[name][mine], rtol=0, atol=AGAIN)
+            np.testing.assert_allclose(values, stored[name][of_spec], rtol=0, atol=AGAIN)
         for name in ("family", "support", "vocabulary", "token"):
-            assert [getattr(case, name) for case in fresh] == stored[name][mine].tolist()
+            assert [getattr(case, name) for case in fresh] == stored[name][of_spec].tolist()
 
 
 def test_nonzero_entries_are_large_enough_for_a_solver():

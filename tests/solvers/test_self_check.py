@@ -26,7 +26,7 @@ CURVED = [kind(**kind.example).spec for kind in _perspective._FORMS]
 @pytest.mark.parametrize("spec", some(CURVED, 4))
 def test_a_wrong_left_side_is_noticed(monkeypatch, spec, wrong):
     kind = type(divergence(spec))
-    forms = next(own for own in (_conic._LEFT_SIDES, _perspective._FORMS) if kind in own)
+    forms = next(table for table in (_conic._LEFT_SIDES, _perspective._FORMS) if kind in table)
     right = forms[kind]
     monkeypatch.setitem(forms, kind, lambda row, f: wrong * right(row, f))
     message = "exceeds" if wrong < 1 else "misses its bound"

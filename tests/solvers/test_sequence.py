@@ -118,22 +118,22 @@ def test_ten_real_sized_positions():
 def test_real_rows_at_any_size(spec, rows):
     q, p = (part[:rows].numpy() for part in Trace.open(TRACE).rows())
     delta = 0.05 * rows
-    found = sequence.solve(q, p, spec, delta=delta)
-    assert abs(found.gap) <= EXACT * rows
-    assert found.total_divergence == pytest.approx(delta, abs=EXACT * rows)
+    answer = sequence.solve(q, p, spec, delta=delta)
+    assert abs(answer.gap) <= EXACT * rows
+    assert answer.total_divergence == pytest.approx(delta, abs=EXACT * rows)
     pooled = ct.pooled_acceptance(q, p, divergence=spec, delta=0.05)
-    assert pooled.mean_acceptance * rows == pytest.approx(found.total_acceptance, abs=1e-9)
-    assert pooled.price == pytest.approx(found.price, rel=1e-8)
+    assert pooled.mean_acceptance * rows == pytest.approx(answer.total_acceptance, abs=1e-9)
+    assert pooled.price == pytest.approx(answer.price, rel=1e-8)
 
 
 def test_the_answer_comes_with_the_program_beside_it(monkeypatch):
-    found = sequence.checked(Q, P, delta=0.1)
-    assert found.program == pytest.approx(found.total_acceptance, abs=VALUE)
+    answer = sequence.checked(Q, P, delta=0.1)
+    assert answer.program == pytest.approx(answer.total_acceptance, abs=VALUE)
     assert "more than 5 entries" in str(sequence.checked(Q, P, delta=0.1, entries=5).program)
     monkeypatch.setattr(_program, "believable", lambda *args: False)
     without = sequence.checked(Q, P, delta=0.1)
     assert str(without.program).startswith("gave up: solver:")
-    assert without.total_acceptance == found.total_acceptance
+    assert without.total_acceptance == answer.total_acceptance
 
 
 @pytest.mark.parametrize("wrong, message", [(1.1, "misses its bound"), (0.9, "misses its bound")])

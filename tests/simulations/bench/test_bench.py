@@ -46,13 +46,13 @@ def test_decodes_are_counted_and_rounds_compared(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(decode, "NEW", 4)
     monkeypatch.setattr(decode, "PROMPTS", 2)
     rows, _ = run("decode", tmp_path)
-    found = {row["job"]: row for row in rows}
-    assert list(found) == [line.job for line in decode.lines()]
-    assert float(found["plain"]["tokens_per_call"]) == 1
-    assert float(found["lossless"]["times_lossless_round"]) == 1
-    assert found["Hugging Face generate"]["milliseconds_per_round"] == ""
-    assert float(found["Hugging Face assisted generation"]["times_assisted"]) == 1
-    alone, together = found["lossless"], found["lossless, batch of 8"]
+    by_job = {row["job"]: row for row in rows}
+    assert list(by_job) == [line.job for line in decode.lines()]
+    assert float(by_job["plain"]["tokens_per_call"]) == 1
+    assert float(by_job["lossless"]["times_lossless_round"]) == 1
+    assert by_job["Hugging Face generate"]["milliseconds_per_round"] == ""
+    assert float(by_job["Hugging Face assisted generation"]["times_assisted"]) == 1
+    alone, together = by_job["lossless"], by_job["lossless, batch of 8"]
     assert alone["tokens_per_call"] == together["tokens_per_call"]
     for row in rows[2:]:
         rounds = float(row["milliseconds_per_round"])
@@ -75,8 +75,8 @@ def test_the_program_is_timed_beside_the_closed_form(tmp_path, monkeypatch) -> N
 def test_the_plain_search_and_the_closed_form_agree() -> None:
     q, p = theory.pair_of_rows(1, 500)
     closed = theory.ct.optimal_acceptance(q[0], p[0], delta=theory.DELTA)
-    found = theory.naive_optimum(q[0].numpy(), p[0].numpy())
-    assert found == pytest.approx(float(closed.acceptance), abs=1e-3)
+    acceptance = theory.naive_optimum(q[0].numpy(), p[0].numpy())
+    assert acceptance == pytest.approx(float(closed.acceptance), abs=1e-3)
 
 
 def test_stops_are_compared_with_the_best_fixed_width(tmp_path, monkeypatch, capsys) -> None:
@@ -86,12 +86,12 @@ def test_stops_are_compared_with_the_best_fixed_width(tmp_path, monkeypatch, cap
         monkeypatch.setattr(draft_stop, name, value)
     rows, notes = run("draft-stop", tmp_path)
     assert notes["command"] == "python -m simulations bench draft-stop --repeats 1"
-    found = [(row["policy"], row["num_draft_tokens"], row["threshold"]) for row in rows]
+    settings = [(row["policy"], row["num_draft_tokens"], row["threshold"]) for row in rows]
     lines = [("1", ""), ("2", ""), ("3", "0"), ("3", "0.5")]
-    assert found == [(spec, *line) for spec in draft_stop.POLICIES for line in lines]
+    assert settings == [(spec, *line) for spec in draft_stop.POLICIES for line in lines]
     for row in rows:
-        own = [other for other in rows if other["policy"] == row["policy"]]
-        best = max(own[:2], key=lambda other: float(other["tokens_per_second"]))
+        of_policy = [other for other in rows if other["policy"] == row["policy"]]
+        best = max(of_policy[:2], key=lambda other: float(other["tokens_per_second"]))
         assert row["best_fixed"] == best["num_draft_tokens"]
         ratio = float(row["tokens_per_second"]) / float(best["tokens_per_second"])
         assert float(row["times_best_fixed"]) == pytest.approx(ratio)

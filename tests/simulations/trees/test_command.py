@@ -63,6 +63,6 @@ def test_the_command_writes_its_tables(tmp_path, capsys):
     passes = read_csv(tmp_path / "trees_passes.csv")[0]
     assert {row["nodes"] for row in passes} == {"5", "13", "3", "7", "9"}
     assert float(passes[0]["times_path"]) == pytest.approx(1)
-    found = {row["idea"]: row for row in read_csv(tmp_path / "trees_ideas.csv")[0]}
-    known, plain = (float(found[name]["ratio"]) for name in ("placed by known q", "4 a place"))
+    by_idea = {row["idea"]: row for row in read_csv(tmp_path / "trees_ideas.csv")[0]}
+    known, plain = (float(by_idea[name]["ratio"]) for name in ("placed by known q", "4 a place"))
     assert known >= plain == 1

@@ -42,17 +42,17 @@ def without_replacement(q, p, k):
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_sibling_rules_are_lossless_and_no_better_than_the_best(k):
     for q, p in rows(amount(20, 200), seed=k):
-        found = {
+        by_kind = {
             "iid": [references.recursive_rejection(q, p, k), references.k_seq(q, p, k)],
             "without_replacement": [without_replacement(q, p, k)],
         }
-        for kind, laws in found.items():
+        for kind, laws in by_kind.items():
             most = best(q, p, k, kind)
             for law, accepted in laws:
                 np.testing.assert_allclose(law, q, rtol=0, atol=EXACT)
                 assert accepted <= most + EXACT
                 assert k > 1 or accepted == pytest.approx(most, abs=EXACT)
-        assert found["iid"][1][1] >= (1 - 1 / np.e) * best(q, p, k, "iid")
+        assert by_kind["iid"][1][1] >= (1 - 1 / np.e) * best(q, p, k, "iid")
 
 
 def test_k_seq_needs_its_factor_to_the_last_bit(monkeypatch):
@@ -76,12 +76,12 @@ def text_law(emitted, tree, length):
 
 def distance(places, seed, order=None, false_update=False):
     """Return the TV between the text that traversal emits and the target's."""
-    tree, found = random_tree(3, 3, seed=seed), 0.0
+    tree, text = random_tree(3, 3, seed=seed), 0.0
     for nodes, mass in references.drawn_trees(tree, places):
         nodes = nodes if order is None else [0, *(nodes[at] for at in order)]
         law = references.traversal(tree, nodes, false_update)
-        found = found + mass * text_law(law, tree, 3)
-    return np.abs(found - text_law([1.0], tree, 3)).sum() / 2
+        text = text + mass * text_law(law, tree, 3)
+    return np.abs(text - text_law([1.0], tree, 3)).sum() / 2
 
 
 # nodes depth first: chains of two, two children of the first one, both
@@ -109,39 +109,39 @@ def test_the_table_says_what_is_left_to_gain(monkeypatch):
     q, p = (torch.from_numpy(rng.dirichlet(np.ones(9), size)) for size in (2, 1))
     sums = Sums(1)
     sums.cycles[:] = 1
-    for key, given in references._of_contexts(0, q, [Round(q, p, [0])]):
-        sums.add(0, key, given)
+    for key, amounts in references._of_contexts(0, q, [Round(q, p, [0])]):
+        sums.add(0, key, amounts)
     table = references._rows("one context", sums)
-    found = {(row["drafts"], row["rule"], row["policy"]): row for row in table}
-    assert len(found) == len(table) == 12 and table[0]["count"] == 1
+    by_rule = {(row["drafts"], row["rule"], row["policy"]): row for row in table}
+    assert len(by_rule) == len(table) == 12 and table[0]["count"] == 1
     for policy in ("speculative", "band:price=1"):
-        of_four = [found["4 sampled", rule, policy] for rule in
+        of_four = [by_rule["4 sampled", rule, policy] for rule in
                    ("best", *references.RULES)]  # fmt: skip
         accepted = [row["accepted_per_call"] for row in of_four]
         assert accepted[0] >= max(accepted[1:])
-        assert accepted[0] > found["1 sampled", "best", policy]["accepted_per_call"]
+        assert accepted[0] > by_rule["1 sampled", "best", policy]["accepted_per_call"]
         assert len({row["kl_per_call"] for row in of_four}) == 1  # towards the same row
     relaxed = ct.optimal_acceptance(q[0].numpy(), p[0].numpy(), price=1.0)
-    own = found["1 sampled", "best", "band:price=1"]
-    assert own["accepted_per_call"] == pytest.approx(relaxed.acceptance)
-    assert own["kl_per_call"] == pytest.approx(relaxed.divergence)
+    single = by_rule["1 sampled", "best", "band:price=1"]
+    assert single["accepted_per_call"] == pytest.approx(relaxed.acceptance)
+    assert single["kl_per_call"] == pytest.approx(relaxed.divergence)
 
 
 def test_trees_of_the_table_are_those_of_the_verifiers(monkeypatch):
     """The walk's accepted tokens from the course of every path; the block's; traversal's."""
     monkeypatch.setattr(references, "PAIRS", 2)
     sums = references._of_pairs()
-    found = {rule: own[0] for ((_, rule), _), own in sums.by_key.items()}
+    accepted = {rule: path[0] for ((_, rule), _), path in sums.by_key.items()}
     for seed in range(2):
         tree, expected = random_tree(4, 4, seed=seed), 0.0
         block = follow(tree, tree.target, ct.divergence("kl"))
-        assert found["block"][seed] == pytest.approx(block.tokens - 1)
+        assert accepted["block"][seed] == pytest.approx(block.tokens - 1)
         for first, second in itertools.product(range(4), repeat=2):
             nodes = [0, 1 + first, 1 + 4 * (1 + first) + second]
             q, p = (torch.from_numpy(rows[nodes]) for rows in (tree.target, tree.draft))
-            own = Round(q, p[:2], [first, second])
-            course = followed(own, alone(own, ct.policy("speculative")))
-            caught = course.caught(own.p.topk(1)[1])
+            path = Round(q, p[:2], [first, second])
+            course = followed(path, alone(path, ct.policy("speculative")))
+            caught = course.caught(path.p.topk(1)[1])
             expected += float(p[0, first] * p[1, second]) * (course.sums(caught)[0, -1] - 1)
-        assert found["walk"][seed] == pytest.approx(expected, abs=EXACT)
-        assert 0 < found["traversal"][seed] < 2
+        assert accepted["walk"][seed] == pytest.approx(expected, abs=EXACT)
+        assert 0 < accepted["traversal"][seed] < 2

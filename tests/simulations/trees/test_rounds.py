@@ -28,12 +28,12 @@ def paths(seed, width=3, vocab=5):
     return rounds.Round(q, p, ids)
 
 
-def soft(own, rule):
-    worths = rule.worth(range(len(own.ids) - 1, -1, -1))
+def soft(path, rule):
+    worths = rule.worth(range(len(path.ids) - 1, -1, -1))
     none = np.zeros(0, dtype=int)
     return lambda place, alive: torch.from_numpy(
         ideas.counting(
-            own.q[place].numpy(), own.p[place].numpy(), alive, worths[place], rule.price, none
+            path.q[place].numpy(), path.p[place].numpy(), alive, worths[place], rule.price, none
         )
     )
 
@@ -45,42 +45,42 @@ def test_the_course_of_a_path_is_the_verifiers_law(spec, chain):
     if chain and rule.needs_path:
         return
     for seed in range(amount(6, 60)):
-        own = paths(seed)
-        row = soft(own, rule) if rule.needs_path else rounds.alone(own, rule)
-        found = rounds.followed(own, row, chain)
+        path = paths(seed)
+        row = soft(path, rule) if rule.needs_path else rounds.alone(path, rule)
+        course = rounds.followed(path, row, chain)
         judge = find_verifier("chain" if chain else "block")
-        draft = Draft(torch.tensor([own.ids]), [3], own.p[None])
-        law = judge.law(Assignment((rule,)), own.q[None], draft)
-        np.testing.assert_allclose(found.alive, law.alive[0], rtol=0, atol=ROOT)
+        draft = Draft(torch.tensor([path.ids]), [3], path.p[None])
+        law = judge.law(Assignment((rule,)), path.q[None], draft)
+        np.testing.assert_allclose(course.alive, law.alive[0], rtol=0, atol=ROOT)
         # the last token's replacement is averaged over nothing but that token
         mean = torch.zeros(5, dtype=torch.float64)
-        for token, chance in enumerate(own.p[2].tolist()):
-            other = Draft(torch.tensor([[*own.ids[:2], token]]), [3], own.p[None])
-            one = judge.law(Assignment((rule,)), own.q[None], other)
+        for token, chance in enumerate(path.p[2].tolist()):
+            other = Draft(torch.tensor([[*path.ids[:2], token]]), [3], path.p[None])
+            one = judge.law(Assignment((rule,)), path.q[None], other)
             mean += chance * one.stop[0, 2] * one.last[0, 2]
-        np.testing.assert_allclose(found.replaced[2], mean, rtol=0, atol=ROOT)
+        np.testing.assert_allclose(course.replaced[2], mean, rtol=0, atol=ROOT)
 
 
 @pytest.mark.parametrize("certain", [False, True])
 def test_the_walk_emits_as_many_tokens(certain):
     """Tokens and catches on average over drafts and coins, within four standard errors."""
     rule, m, count = ct.policy("band:price=1"), 2, amount(1500, 6000)
-    own = paths(8, width=2)  # a fifth of its rounds catch
-    fixed = own.p.topk(m)[1]
+    path = paths(8, width=2)  # a fifth of its rounds catch
+    fixed = path.p.topk(m)[1]
     expected = np.zeros(2)
     for ids in itertools.product(range(5), repeat=2):
-        one = rounds.Round(own.q, own.p, list(ids))
+        one = rounds.Round(path.q, path.p, list(ids))
         row = rounds.alone(one, rule, fixed.tolist() if certain else None)
         course = rounds.followed(one, row)
         caught = course.sums(course.caught(fixed))[0, -1]
-        chance = float(own.p[0, ids[0]] * own.p[1, ids[1]])
+        chance = float(path.p[0, ids[0]] * path.p[1, ids[1]])
         expected += chance * np.array([caught, caught - course.sums()[0, -1]])
     source = torch.Generator().manual_seed(0)
-    ids = torch.multinomial(own.p, count, replacement=True, generator=source).T.contiguous()
-    trunk = Draft(ids, [2] * count, own.p.expand(count, -1, -1))
+    ids = torch.multinomial(path.p, count, replacement=True, generator=source).T.contiguous()
+    trunk = Draft(ids, [2] * count, path.p.expand(count, -1, -1))
     tree = with_siblings(trunk, [fixed.tolist()] * count, m, certain)
     depth = torch.cat([torch.zeros(count, 1).long(), trunk_depths(tree)], 1)
-    rows = own.q[depth]
+    rows = path.q[depth]
     accept, draw = (
         torch.rand(count, size, dtype=torch.float64, generator=source)
         for size in (tree.token_ids.shape[1], 3)
@@ -88,11 +88,11 @@ def test_the_walk_emits_as_many_tokens(certain):
     verdict = find_verifier("tree").verify(Assignment((rule,)), rows, tree, accept, draw)
     assert verdict.path is not None
     caught = (verdict.path >= 2).any(1)  # beside the path of two tokens
-    seen = np.array(
-        [[len(new), bool(own)] for new, own in zip(verdict.rows(), caught, strict=True)]
+    counts = np.array(
+        [[len(new), bool(path)] for new, path in zip(verdict.rows(), caught, strict=True)]
     )
-    errors = seen.std(0) / np.sqrt(count)
-    assert (np.abs(seen.mean(0) - expected) < 4 * errors).all()
+    errors = counts.std(0) / np.sqrt(count)
+    assert (np.abs(counts.mean(0) - expected) < 4 * errors).all()
 
 
 def trunk_depths(tree):
@@ -106,12 +106,12 @@ def trunk_depths(tree):
 
 
 def test_sums_of_short_paths_are_the_beginnings_of_long_ones():
-    own = paths(5)
-    found = command.sums(own, ct.policy("band:price=1"), [2, 1])
-    begun = rounds.Round(own.q[:3], own.p[:2], own.ids[:2])
+    path = paths(5)
+    long = command.sums(path, ct.policy("band:price=1"), [2, 1])
+    begun = rounds.Round(path.q[:3], path.p[:2], path.ids[:2])
     short = command.sums(begun, ct.policy("band:price=1"), [2, 1])
     for key in [("chain", 0), ("block", 0), ("tree", 2), ("tree", 1), (command.CERTAIN, 2)]:
-        np.testing.assert_allclose(found[key][:, :3], short[key], rtol=0, atol=EXACT)
+        np.testing.assert_allclose(long[key][:, :3], short[key], rtol=0, atol=EXACT)
 
 
 def test_sums_are_by_text_and_between_two_lengths_a_coins():
@@ -119,9 +119,9 @@ def test_sums_are_by_text_and_between_two_lengths_a_coins():
     sums.cycles[:] = 2, 1
     for text, tokens in ((0, 1.0), (0, 3.0), (1, 5.0)):
         sums.add(text, ("block", "speculative"), [[1, tokens, 9], [0, 0.5, 4]])
-    found = sums.replay("block", "speculative", 1.25)
-    np.testing.assert_allclose(found.tokens, [0.75 * 4 + 0.25 * 18, 0.75 * 5 + 0.25 * 9])
-    assert found.num_draft_tokens == 1 and found.cycles.tolist() == [2, 1]
+    replay = sums.replay("block", "speculative", 1.25)
+    np.testing.assert_allclose(replay.tokens, [0.75 * 4 + 0.25 * 18, 0.75 * 5 + 0.25 * 9])
+    assert replay.num_draft_tokens == 1 and replay.cycles.tolist() == [2, 1]
     nats, tokens = sums.at(["speculative"], None, "block", 1)
     assert tokens is not None and tokens.value == 3 and nats == pytest.approx(1.5 / 9)
     assert sums.at(["band:price=1"], None, "block", 1)[1] is None  # no such policy
@@ -166,13 +166,13 @@ def test_placements_take_as_many_nodes_and_no_more_than_can_be_caught():
 def test_runs_below_siblings_have_the_models_own_rows():
     pair = load_pair(PAIR / "target", PAIR / "draft")
     prompt = torch.tensor([pair.tokenizer("def f(")["input_ids"]])
-    whole, made = rounds.logged(pair, prompt, 3, 12, temperature=1.0, seed=1)
-    assert len(made) > 1
-    found = ideas.below(pair, whole, made, 0.6, 0)
-    own, runs = made[1], found[1]
-    sibling = int(own.p[2].topk(2)[1][1])
+    whole, paths = rounds.logged(pair, prompt, 3, 12, temperature=1.0, seed=1)
+    assert len(paths) > 1
+    below = ideas.below(pair, whole, paths, 0.6, 0)
+    path, runs = paths[1], below[1]
+    sibling = int(path.p[2].topk(2)[1][1])
     run = runs[2][1]
-    text = torch.cat([whole[0, : own.before], torch.tensor([*own.ids[:2], sibling, *run.ids])])
+    text = torch.cat([whole[0, : path.before], torch.tensor([*path.ids[:2], sibling, *run.ids])])
     with torch.inference_mode():
         for model, rows in ((pair.target, run.q), (pair.draft, run.p)):
             logits = model(input_ids=text[None]).logits[0, -1 - len(run.ids) :]
