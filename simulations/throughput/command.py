@@ -87,7 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables and the verdict; return 0."""
     if is_head(args.draft):  # the library drafts by models alone
-        args.baselines = [own for own in args.baselines if own.partition(":")[0] not in SINGLE_ROW]
+        args.baselines = [
+            name for name in args.baselines if name.partition(":")[0] not in SINGLE_ROW
+        ]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
     lines = configs(*kinds, args.siblings)
     families = table.families_of(args.compare, lines)
@@ -104,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
         tables["throughput_equal_kl"] = equal
     elif families is not None:
         print(table.nothing(families))
-    for name, own in tables.items():
+    for name, lines in tables.items():
         folders = filter(None, (args.out, args.publish))
-        publish(args, own, *(folder / f"{name}.csv" for folder in folders))
+        publish(args, lines, *(folder / f"{name}.csv" for folder in folders))
     write_json(args.out / "throughput.json", {"provenance": provenance_of(args)} | tables)
     files = ", ".join(["journal.jsonl", "throughput.json", *(f"{name}.csv" for name in tables)])
     print(f"written to {args.out}/: {files}")
@@ -136,14 +138,14 @@ def _fill(args: argparse.Namespace, journal: Journal, grid: Grid, texts: list[st
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed."""
     rules = {file for line in lines for file in files_of(line.method)}
-    own = ("max_new_tokens", "repeats", "metered", "seed", "device", "threads")
+    flags = ("max_new_tokens", "repeats", "metered", "seed", "device", "threads")
     return {
         "configs": [line.settings for line in lines],
         "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
         "prompts": digest("\0".join(texts).encode()),
         "target": folder_digest(args.target),
         "draft": folder_digest(args.draft),
-    } | {name: getattr(args, name) for name in own}
+    } | {name: getattr(args, name) for name in flags}
 
 
 WIDEST = 100
@@ -184,27 +186,27 @@ def emitted_kl(row: Row) -> float | None:
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Return the sentences, one list item a paragraph, for each batch size in turn."""
-    found = []
+    sentences = []
     for batch in sorted({row["batch"] for row in rows}):
-        own = [row for row in rows if row["batch"] == batch]
-        found += [f"Batch {batch}.", *(f"  {sentence}" for sentence in _of_batch(own))]
-    return found
+        lines = _of_batch([row for row in rows if row["batch"] == batch])
+        sentences += [f"Batch {batch}.", *(f"  {line}" for line in lines)]
+    return sentences
 
 
 def _of_batch(rows: Sequence[Row]) -> list[str]:
     plain = next((row for row in rows if row["method"] == PLAIN), None)
-    said = [_lossless(rows, plain)]
+    sentences = [_lossless(rows, plain)]
     for level in LEVELS:
         best = _fastest(rows, level)
         if best is not None and (emitted_kl(best) or 0.0) > LOSSLESS:
-            said.append(
+            sentences.append(
                 f"At most {level:g} nats per token: {name(best)}, {_figures(best)}"
                 f"{_beside(best, plain)}; it emits {emitted_kl(best):.3g}."
             )
         else:
             rival = "plain decoding" if best is plain else "the fastest lossless method"
-            said.append(f"At most {level:g} nats per token: nothing is faster than {rival}.")
-    return said
+            sentences.append(f"At most {level:g} nats per token: nothing is faster than {rival}.")
+    return sentences
 
 
 def _lossless(rows: Sequence[Row], plain: Row | None) -> str:
@@ -213,16 +215,16 @@ def _lossless(rows: Sequence[Row], plain: Row | None) -> str:
         return "No lossless method was run."
     if best is not plain:
         return f"Lossless: {name(best)} is fastest, {_figures(best)}{_beside(best, plain)}."
-    said = f"Lossless: plain decoding is faster than drafting, {_figures(best)}"
+    sentence = f"Lossless: plain decoding is faster than drafting, {_figures(best)}"
     drafted = _fastest([row for row in rows if row["num_draft_tokens"]], LOSSLESS)
     if drafted is None:
-        return f"{said}; no drafting was tried."
-    return f"{said}; {name(drafted)} makes {_figures(drafted)}{_beside(drafted, plain)}."
+        return f"{sentence}; no drafting was tried."
+    return f"{sentence}; {name(drafted)} makes {_figures(drafted)}{_beside(drafted, plain)}."
 
 
 def _fastest(rows: Sequence[Row], level: float) -> Row | None:
-    known = [(emitted_kl(row), row) for row in rows]
-    allowed = [row for spent, row in known if spent is not None and spent <= level]
+    costs = [(emitted_kl(row), row) for row in rows]
+    allowed = [row for cost, row in costs if cost is not None and cost <= level]
     return max(allowed, key=lambda row: row["tokens_per_second"], default=None)
 
 
@@ -236,12 +238,12 @@ def _beside(row: Row, plain: Row | None) -> str:
     if plain is None or ratio is None:
         return ""
     low, high = row["speedup_over_plain_low"], row["speedup_over_plain_high"]
-    said = f", {ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"
+    interval = f", {ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"
     if low == high:  # one repeat says nothing about the next
         return f", {ratio:.2f} times plain decoding"
     if high < 1:
-        return f"{said}: plain decoding is faster"
-    return said if low > 1 else f"{said}: no clear difference"
+        return f"{interval}: plain decoding is faster"
+    return interval if low > 1 else f"{interval}: no clear difference"
 
 
 def compared(rows: Sequence[Row]) -> str:
@@ -266,20 +268,20 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
     width, rows = width_of_terminal(WIDEST), tables["throughput"]
     several = len({row["verifier"] for row in rows if row["verifier"]}) > 1
     heads = (HEADS[0], "verifier", *HEADS[1:]) if several else HEADS
-    parts = []
+    texts = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         title = f"\nbatch {batch}, each method at its fastest K (every K is in throughput.csv)"
         tuned = _tuned([row for row in rows if row["batch"] == batch])
-        parts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title))
-    parts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
-    equal, said = tables.get("throughput_equal_kl", []), verdict(rows)
+        texts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title))
+    texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
+    equal, sentences = tables.get("throughput_equal_kl", []), verdict(rows)
     if equal:
         heads = ("KL/token", "K", "batch", equal[0]["first"], equal[0]["second"], "ratio", "90 %")
         title = "\ntokens per second at equal emitted KL"
-        parts.append(fitted(heads, [_equal_cells(row) for row in equal], width, title))
-        said.append(compared(equal))
-    filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in said]
-    return "\n".join([*parts, "", *filled])
+        texts.append(fitted(heads, [_equal_cells(row) for row in equal], width, title))
+        sentences.append(compared(equal))
+    filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in sentences]
+    return "\n".join([*texts, "", *filled])
 
 
 def _tuned(rows: Sequence[Row]) -> list[Row]:
@@ -290,14 +292,14 @@ def _tuned(rows: Sequence[Row]) -> list[Row]:
 
 
 def _cells(row: Row, several: bool) -> list[str]:
-    spent = emitted_kl(row)
+    cost = emitted_kl(row)
     return [
         *((spec(row), row["verifier"] or "–") if several else (method(row),)),
         str(row["num_draft_tokens"] or "–"),
         f"{row['tokens_per_second']:,.0f}",
         f"{row['tokens_per_second_low']:,.0f}–{row['tokens_per_second_high']:,.0f}",
         _fixed(row["speedup_over_plain"]),
-        "lossless" if spent is not None and spent < LOSSLESS else _fixed(spent, 4),
+        "lossless" if cost is not None and cost < LOSSLESS else _fixed(cost, 4),
         *(_fixed(row[name]) for name in ("accepted_per_call", "tokens_per_call")),
         *(_fixed(row[name]) for name in ("target_nats_per_token", "parses", "outside_forwards")),
     ]

@@ -25,17 +25,17 @@ def record(harness: Harness, texts: Sequence[str], job: Job, metered: bool) -> d
 
     ``metered`` adds cost and quality; what such a decode took is no speed to report.
     """
-    done = harness.decode(job.config, job.group, repeat=job.repeat, meter=metered)
+    decode = harness.decode(job.config, job.group, repeat=job.repeat, meter=metered)
     if not metered:
-        return done.record
+        return decode.record
     pair, likelihoods, parsed = harness.pair, [], []
     rows = harness.group(job.config.batch, job.group)
-    for row, output in zip(rows, done.outputs, strict=True):
+    for row, output in zip(rows, decode.outputs, strict=True):
         likelihoods.append(target_log_likelihood(pair.target, harness.prompts[row], output))
         text = pair.tokenizer.decode(output, skip_special_tokens=True)
         parsed.append(parses_so_far(texts[row], text))
-    lengths = [len(output) for output in done.outputs]
-    return done.record | {"log_likelihood": likelihoods, "lengths": lengths, "parses": parsed}
+    lengths = [len(output) for output in decode.outputs]
+    return decode.record | {"log_likelihood": likelihoods, "lengths": lengths, "parses": parsed}
 
 
 def parses_so_far(prompt: str, completion: str) -> bool | None:
@@ -43,10 +43,10 @@ def parses_so_far(prompt: str, completion: str) -> bool | None:
 
     None if the prompt's own whole lines cannot, or no line of the completion is whole.
     """
-    whole = _whole_lines(prompt + completion)
-    if not _can_become_python(_whole_lines(prompt)) or len(whole) <= len(prompt):
+    lines = _whole_lines(prompt + completion)
+    if not _can_become_python(_whole_lines(prompt)) or len(lines) <= len(prompt):
         return None
-    return _can_become_python(whole)
+    return _can_become_python(lines)
 
 
 @torch.inference_mode()
@@ -98,7 +98,7 @@ def rows(runs: Mapping[Config, Runs], seed: int = 0) -> list[dict[str, Any]]:
 
 
 def _row(line: Config, runs: Mapping[Config, Runs], draws: Draws) -> dict[str, Any]:
-    own = runs[line]
+    line_runs = runs[line]
     name, knob = label(line.method)
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {
         "method": name,
@@ -106,43 +106,43 @@ def _row(line: Config, runs: Mapping[Config, Runs], draws: Draws) -> dict[str, A
         "verifier": None if name in BASELINES else line.judge,
         "num_draft_tokens": line.width,
         "batch": line.batch,
-        "tokens_per_second_min": float(own.speeds.min()),
-        "tokens_per_second_max": float(own.speeds.max()),
-        "tokens": own.total("tokens"),
+        "tokens_per_second_min": float(line_runs.speeds.min()),
+        "tokens_per_second_max": float(line_runs.speeds.max()),
+        "tokens": line_runs.total("tokens"),
     }
-    row |= spread("tokens_per_second", own.speeds, draws)
+    row |= spread("tokens_per_second", line_runs.speeds, draws)
     for column, rival in (
         ("speedup_over_plain", Config(PLAIN, 0, line.batch)),
         ("speedup_over_hf_plain", Config(HF_PLAIN, 0, line.batch)),
         ("speedup_over_hf_assisted", Config(HF_ASSISTED, line.width, line.batch)),
     ):
         if rival in runs:
-            found = spread(column, own.speeds / runs[rival].speeds, draws)
-            row |= {key: value for key, value in found.items() if key in row}
-    if "target_calls" in own.metered[0]:
+            ratios = spread(column, line_runs.speeds / runs[rival].speeds, draws)
+            row |= {key: value for key, value in ratios.items() if key in row}
+    if "target_calls" in line_runs.metered[0]:
         row |= {
-            "target_calls": own.total("target_calls"),
-            "accepted_per_call": own.ratio("accepted", "row_calls"),
-            "tokens_per_call": own.ratio("tokens", "row_calls"),
-            "outside_forwards": own.share([2, 3]),
+            "target_calls": line_runs.total("target_calls"),
+            "accepted_per_call": line_runs.ratio("accepted", "row_calls"),
+            "tokens_per_call": line_runs.ratio("tokens", "row_calls"),
+            "outside_forwards": line_runs.share([2, 3]),
         }
-    if "kl" in own.metered[0]:
+    if "kl" in line_runs.metered[0]:
         row |= {
-            "emitted_kl_per_token": own.ratio("kl", "tokens"),
-            "largest_row_kl": max(record["largest_row_kl"] for record in own.metered),
+            "emitted_kl_per_token": line_runs.ratio("kl", "tokens"),
+            "largest_row_kl": max(record["largest_row_kl"] for record in line_runs.metered),
         }
-    return row | _quality(own.metered)
+    return row | _quality(line_runs.metered)
 
 
-def _quality(judged: list[Record]) -> dict[str, Any]:
+def _quality(metered: list[Record]) -> dict[str, Any]:
     pairs = [
         (value, length)
-        for record in judged
+        for record in metered
         for value, length in zip(record["log_likelihood"], record["lengths"], strict=True)
         if value is not None
     ]
     nats, tokens = -sum(v * length for v, length in pairs), sum(length for _, length in pairs)
-    verdicts = [v for record in judged for v in record["parses"] if v is not None]
+    verdicts = [v for record in metered for v in record["parses"] if v is not None]
     return {
         "target_nats_per_token": nats / tokens if tokens else None,
         "parses": statistics.mean(verdicts) if verdicts else None,
@@ -155,25 +155,22 @@ LEVELS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2)
 DEFAULT = ("band:price", "cactus:delta")
 
 
-def families_of(wanted: Sequence[str] | None, lines: Sequence[Config]) -> tuple[str, str] | None:
-    """Return the two families to compare; None if nobody asked and the default are not there.
+def families_of(names: Sequence[str] | None, lines: Sequence[Config]) -> tuple[str, str] | None:
+    """Return the two families to compare; None if none are named and the default are not there.
 
-    Raises
-    ------
-    ValueError
-        A family asked for has fewer than two knob values in the run.
+    ValueError for a name with fewer than two knob values in the run.
     """
-    first, second = wanted or DEFAULT
+    first, second = names or DEFAULT
     sizes = {name: len({line.method for line in lines if line.family == name})
              for name in (first, second)}  # fmt: skip
     short = [name for name, size in sizes.items() if size < 2]
-    if short and wanted is None:
+    if short and names is None:
         return None
     if short:
-        known = ", ".join(sorted({line.family for line in lines if line.width}))
+        families = ", ".join(sorted({line.family for line in lines if line.width}))
         raise ValueError(
             f"--compare: {short[0]} needs at least two knob values among the policies; "
-            f"got {sizes[short[0]]}, families are {known}"
+            f"got {sizes[short[0]]}, families are {families}"
         )
     return first, second
 
@@ -186,17 +183,17 @@ def equal_kl_rows(
     ``ratio`` is the first family's tokens per second over the second's. Its interval comes
     from resampling timed repeats and metered prompts, the same ones for both families.
     """
-    found = []
+    rows = []
     for width, batch in sorted({(line.width, line.batch) for line in runs if line.width}):
         members = [
-            [own for line, own in runs.items()
+            [line_runs for line, line_runs in runs.items()
              if (line.family, line.width, line.batch) == (name, width, batch)]
             for name in families
         ]  # fmt: skip
         if min(map(len, members)) >= 2:
             place = {"num_draft_tokens": width, "batch": batch}
-            found += [place | row for row in _compared(members, families, seed)]
-    return found
+            rows += [place | row for row in _compared(members, families, seed)]
+    return rows
 
 
 def nothing(families: tuple[str, str]) -> str:
@@ -211,17 +208,17 @@ def nothing(families: tuple[str, str]) -> str:
 def _compared(
     members: list[list[Runs]], families: tuple[str, str], seed: int
 ) -> list[dict[str, Any]]:
-    generator, one = np.random.default_rng(seed), members[0][0]
-    draws = resamples(len(one.timed), generator), resamples(len(one.metered), generator)
-    whole = [curves(own)[0] for own in members]
-    drawn = list(zip(*(curves(own, *draws) for own in members), strict=True))
-    found = []
+    generator, example = np.random.default_rng(seed), members[0][0]
+    draws = resamples(len(example.timed), generator), resamples(len(example.metered), generator)
+    both = [curves(family)[0] for family in members]
+    drawn = list(zip(*(curves(family, *draws) for family in members), strict=True))
+    rows = []
     for level in LEVELS:
-        first, second = (read(level, curve) for curve in whole)
+        first, second = (read(level, curve) for curve in both)
         if first is None or second is None:
             continue
         low, high = _interval(level, drawn)
-        found.append(
+        rows.append(
             {
                 "kl": level,
                 "first": families[0],
@@ -233,7 +230,7 @@ def _compared(
                 "ratio_high": high,
             }
         )
-    return found
+    return rows
 
 
 def _interval(level: float, drawn: Sequence[tuple[Curve, Curve]]) -> list[float | None]:
@@ -249,12 +246,12 @@ def curves(
 ) -> list[Curve]:
     """Return one curve per draw of timed repeats and metered prompts; without, one of all."""
     points = []
-    for own in members:
-        cost = np.array([[record["kl"], record["tokens"]] for record in own.metered])
+    for runs in members:
+        cost = np.array([[record["kl"], record["tokens"]] for record in runs.metered])
         kl, tokens = np.moveaxis(cost[None] if prompts is None else cost[prompts], -1, 0).sum(-1)
-        speeds = own.speeds[None] if repeats is None else own.speeds[repeats]
+        speeds = runs.speeds[None] if repeats is None else runs.speeds[repeats]
         points.append(np.stack([kl / tokens, np.median(speeds, axis=-1)], -1))
-    return [rising(own) for own in np.stack(points, 1)]
+    return [rising(family) for family in np.stack(points, 1)]
 
 
 def rising(points: Float[np.ndarray, "members 2"]) -> Curve:

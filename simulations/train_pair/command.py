@@ -139,7 +139,7 @@ def _run(args: argparse.Namespace) -> None:
     print(json.dumps(ship.summary(out), indent=2))
 
 
-def begin_head(args: argparse.Namespace) -> tuple[list[Document], Any, Any]:
+def head_inputs(args: argparse.Namespace) -> tuple[list[Document], Any, Any]:
     """Return the corpus, the target and its tokenizer; claim the work directory for them."""
     documents = read_corpus(args.corpus or standard_library())
     _claim(args, fingerprint(documents), target_sha256=folder_digest(args.target))
@@ -147,7 +147,7 @@ def begin_head(args: argparse.Namespace) -> tuple[list[Document], Any, Any]:
 
 
 def _run_head(args: argparse.Namespace) -> None:
-    documents, target, tokenizer = begin_head(args)
+    documents, target, tokenizer = head_inputs(args)
     outcomes = train_head(args, encode_stream(tokenizer, training(documents)), target)
     unseen = encode_stream(tokenizer, held_out(documents))
     finished = args.work_dir / "head"
@@ -158,15 +158,15 @@ def _run_head(args: argparse.Namespace) -> None:
 
 def train_head(args: argparse.Namespace, stream, target) -> dict[str, Outcome]:
     """Train a head by KL and then by ``--loss``, and store it."""
-    begun = BegunHead(args, stream, target)
-    head, outcome = begun.copy()
-    last = begun.train(head, args.loss, args.overlap_steps, 0, f"head-{args.loss}.pt")
+    head_training = HeadTraining(args, stream, target)
+    head, outcome = head_training.copy()
+    last = head_training.train(head, args.loss, args.overlap_steps, 0, f"head-{args.loss}.pt")
     head.save(args.work_dir / "head")
     return {"kl": outcome, args.loss: last}
 
 
-class BegunHead:
-    """Where every loss of a head goes on from: the data, and a checkpoint of training by KL."""
+class HeadTraining:
+    """What every loss of a head goes on from: the data, and a checkpoint of training by KL."""
 
     def __init__(self, args: argparse.Namespace, stream, target) -> None:
         self.args, self.target = args, target
@@ -179,20 +179,20 @@ class BegunHead:
         args = self.args
         sizes = {"layers": args.head_layers, "width": args.head_width, "rank": args.head_rank}
         head = heads.build(args.drafter, self.target, args.seed + 1, args.places, **sizes)
-        own = distil_plan(args.distil_steps, self.plan, args.draft_rate)
-        return head, self._fit(head, own, "kl", "head-kl.pt")
+        plan = distil_plan(args.distil_steps, self.plan, args.draft_rate)
+        return head, self._fit(head, plan, "kl", "head-kl.pt")
 
     def train(self, head: heads.Head, loss: str, steps: int, seed: int, checkpoint: str) -> Outcome:
         """Go on training by a loss; ``seed`` is of what is trained on, and where in it."""
-        own = overlap_plan(steps, self.plan, self.args.overlap_rate)
-        return self._fit(head, replace(own, seed=own.seed + seed), loss, checkpoint)
+        plan = overlap_plan(steps, self.plan, self.args.overlap_rate)
+        return self._fit(head, replace(plan, seed=plan.seed + seed), loss, checkpoint)
 
     def _fit(self, head: heads.Head, plan: Plan, loss: str, checkpoint: str) -> Outcome:
         args = self.args
         judge = heads.LOSSES[loss](args.price)
-        own = heads.head_loss(self.target, judge, args.anchors, plan.seed)
+        mean_loss = heads.head_loss(self.target, judge, args.anchors, plan.seed)
         path, label = args.work_dir / checkpoint, f"{args.drafter}, {loss}"
-        return fit(head, plan, self.batches, own, path, label=label)
+        return fit(head, plan, self.batches, mean_loss, path, label=label)
 
 
 def train_target(args: argparse.Namespace, stream, folder: Path) -> Outcome:
@@ -201,8 +201,7 @@ def train_target(args: argparse.Namespace, stream, folder: Path) -> Outcome:
     model = build(shape, args.vocab_size, args.seed)
     plan = _text_plan(args, args.steps, args.rate, args.seed)
     plan = replace(plan, decay=args.decay, hold_steps=args.hold_steps)
-    checkpoint = args.work_dir / "target.pt"
-    batches = text_batches(stream, plan)
+    checkpoint, batches = args.work_dir / "target.pt", text_batches(stream, plan)
     outcome = fit(model, plan, batches, text_loss, checkpoint, label="target")
     save(model, folder)
     return outcome
@@ -219,13 +218,13 @@ def train_draft(args: argparse.Namespace, stream, target, folder: Path) -> dict[
     on_text = fit(draft, plan, text, text_loss, checkpoint, label="draft, text")
 
     batches = _mixed(args, stream, target, text)
-    own = distil_plan(args.distil_steps, plan, args.draft_rate)
-    checkpoint = args.work_dir / "draft-distilled.pt"
-    distilled = fit(draft, own, batches, distil_loss(target), checkpoint, label="draft, distilled")
+    distil = distil_plan(args.distil_steps, plan, args.draft_rate)
+    loss, checkpoint = distil_loss(target), args.work_dir / "draft-distilled.pt"
+    distilled = fit(draft, distil, batches, loss, checkpoint, label="draft, distilled")
 
-    own = overlap_plan(args.overlap_steps, plan, args.overlap_rate)
-    checkpoint = args.work_dir / "draft-matched.pt"
-    matched = fit(draft, own, batches, overlap_loss(target), checkpoint, label="draft, matched")
+    overlap = overlap_plan(args.overlap_steps, plan, args.overlap_rate)
+    loss, checkpoint = overlap_loss(target), args.work_dir / "draft-matched.pt"
+    matched = fit(draft, overlap, batches, loss, checkpoint, label="draft, matched")
     save(draft, folder)
     return {"draft_text": on_text, "draft_distilled": distilled, "draft_matched": matched}
 
@@ -246,14 +245,12 @@ def check_flags(args: argparse.Namespace) -> None:
     """Raise ValueError for a flag out of its range."""
     for name in POSITIVE:
         if getattr(args, name) < 1:
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} must be at least 1, got {getattr(args, name)}")
+            raise ValueError(f"{_flag(name)} must be at least 1, got {getattr(args, name)}")
     if not 0 <= args.pool_share <= 1:
         raise ValueError(f"--pool-share must be in [0, 1], got {args.pool_share}")
     for name in ("rate", "draft_rate", "overlap_rate"):
-        flag, rate = "--" + name.replace("_", "-"), getattr(args, name)
-        if not 0 < rate < 1:
-            raise ValueError(f"{flag} must be in (0, 1), got {rate}")
+        if not 0 < getattr(args, name) < 1:
+            raise ValueError(f"{_flag(name)} must be in (0, 1), got {getattr(args, name)}")
     if not 0 < args.decay <= 1:
         raise ValueError(f"--decay must be in (0, 1], got {args.decay}")
     for flag, value in (("--seed", args.seed), ("--hold-steps", args.hold_steps)):
@@ -269,10 +266,8 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--corpus must be a folder, got {args.corpus}")
 
 
-def settings(args: argparse.Namespace) -> dict[str, int | float | str]:
-    """Return the flags that can change the result; folders and threads left out."""
-    skipped = (*FOLDERS, "threads")
-    return {k: getattr(args, k) for k in vars(_defaults()) if k not in skipped}
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def command_line(args: argparse.Namespace) -> str:
@@ -280,17 +275,15 @@ def command_line(args: argparse.Namespace) -> str:
     return called_as("train-pair", add_arguments, args, FOLDERS)
 
 
-def _defaults() -> argparse.Namespace:
+def _claim(args: argparse.Namespace, corpus: str, **digests: str) -> None:
+    """Refuse a work directory whose checkpoints came from other data or flags."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args([])
-
-
-def _claim(args: argparse.Namespace, corpus: str, **others: str) -> None:
-    """Refuse a work directory whose checkpoints came from other data or flags."""
-    own = {"corpus_sha256": corpus} | others | settings(args)
+    # folders and threads cannot change the result
+    flags = vars(parser.parse_args([])).keys() - {*FOLDERS, "threads"}
+    origin = {"corpus_sha256": corpus} | digests | {k: getattr(args, k) for k in flags}
     path = args.work_dir / "origin.json"
-    if path.exists() and (found := json.loads(path.read_text())) != own:
-        changed = sorted(k for k in own.keys() | found.keys() if own.get(k) != found.get(k))
+    if path.exists() and (before := json.loads(path.read_text())) != origin:
+        changed = sorted(k for k in origin.keys() | before.keys() if origin.get(k) != before.get(k))
         raise ValueError(f"--work-dir must hold the same run, got another {', '.join(changed)}")
-    write_json(path, own)
+    write_json(path, origin)

@@ -34,11 +34,6 @@ class Document:
     path: str
     text: str
 
-    @property
-    def held_out(self) -> bool:
-        """Whether the file is kept from training (about 5 %, by hash of the path)."""
-        return is_held_out(self.path)
-
 
 def is_held_out(path: str) -> bool:
     """Decide from the relative path alone; additions elsewhere never move a file."""
@@ -55,14 +50,11 @@ def read_corpus(root: Path) -> list[Document]:
     """Return every usable ``.py`` file under ``root``, sorted by relative path.
 
     Left out: installed packages and test folders, build settings of one machine
-    (``_sysconfigdata*``), generated character tables, and files that are not UTF-8.
-
-    Raises
-    ------
-        ValueError: nothing usable, or nothing in one of the two parts.
+    (``_sysconfigdata*``), generated character tables, and files that are not UTF-8. ValueError
+    if nothing is usable, or nothing in one of the two parts.
     """
-    found = (_read(path, root) for path in sorted(root.rglob("*.py")))
-    documents = sorted((d for d in found if d is not None), key=lambda d: d.path)
+    files = (_read(path, root) for path in sorted(root.rglob("*.py")))
+    documents = sorted((d for d in files if d is not None), key=lambda d: d.path)
     for name, part in (("training", training(documents)), ("held-out", held_out(documents))):
         if not part:
             raise ValueError(f"corpus must hold at least one {name} .py file, got none in {root}")
@@ -71,12 +63,12 @@ def read_corpus(root: Path) -> list[Document]:
 
 def training(documents: list[Document]) -> list[Document]:
     """Return the documents that are trained on."""
-    return [d for d in documents if not d.held_out]
+    return [d for d in documents if not is_held_out(d.path)]
 
 
 def held_out(documents: list[Document]) -> list[Document]:
     """Return the documents that are only ever scored."""
-    return [d for d in documents if d.held_out]
+    return [d for d in documents if is_held_out(d.path)]
 
 
 def fingerprint(documents: list[Document]) -> str:
@@ -115,23 +107,14 @@ END_OF_TEXT_ID = 0
 
 @dataclass(frozen=True)
 class Stream:
-    """Documents in a row, each preceded by end-of-text, and where short windows may begin.
+    """Documents in a row, each preceded by end-of-text, and where short windows may begin."""
 
-    ``tokens`` (n,) int32; ``starts`` (m,) int64 index the first token of a document or
-    of a top-level definition.
-    """
-
-    tokens: Tensor
-    starts: Tensor
+    tokens: Tensor  # (n,) int32
+    starts: Tensor  # (m,) int64, the first token of each document or top-level definition
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE; ids 0 is end-of-text, the rest bytes and merges.
-
-    Raises
-    ------
-        ValueError: ``vocab_size`` cannot hold the 256 bytes and end-of-text.
-    """
+    """Train byte-level BPE; id 0 is end-of-text, the rest bytes (256) and merges."""
     if vocab_size < 257:
         raise ValueError(f"vocab_size must be at least 257, got {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
@@ -167,9 +150,9 @@ def encode_stream(tokenizer: Tokenizer, documents: list[Document]) -> Stream:
         encoding = tokenizer.encode(document.text)
         tokens.append(END_OF_TEXT_ID)
         first = len(tokens)
-        wanted = {0, *boundaries(document.text)}
+        begins = {0, *boundaries(document.text)}
         offsets = enumerate(encoding.offsets)
-        starts.extend(first + i for i, (begin, _) in offsets if begin in wanted)
+        starts.extend(first + i for i, (begin, _) in offsets if begin in begins)
         tokens.extend(encoding.ids)
     tokens.append(END_OF_TEXT_ID)
     return Stream(torch.tensor(tokens, dtype=torch.int32), torch.tensor(starts))
@@ -192,11 +175,8 @@ class PoolPlan:
 def prefixes(stream: Stream, rows: int, length: int, generator: Generator) -> Tensor:
     """Return (rows, length) beginnings of documents or top-level definitions.
 
-    Each is led by end-of-text, so length 1 is end-of-text alone.
-
-    Raises
-    ------
-        ValueError: no boundary is followed by ``length`` tokens.
+    Each is led by end-of-text, so length 1 is end-of-text alone. ValueError if no boundary is
+    followed by ``length`` tokens.
     """
     starts = stream.starts[stream.starts < len(stream.tokens) - length]
     if not len(starts):
@@ -215,8 +195,8 @@ def sample(model: LlamaForCausalLM, prefix: Tensor, length: int, generator: Gene
     cache = StaticCache(config=model.config, max_cache_len=length)
     tokens, last = [prefix], prefix
     for _ in range(length - prefix.shape[1]):
-        out = model(last, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        probs = out.logits[:, -1].float().softmax(-1)
+        output = model(last, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        probs = output.logits[:, -1].float().softmax(-1)
         last = torch.multinomial(probs, 1, generator=generator)
         tokens.append(last)
     return torch.cat(tokens, dim=1)

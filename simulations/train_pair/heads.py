@@ -85,7 +85,7 @@ def build(kind: str, target: Any, seed: int, places: int, **sizes: int) -> Head:
     return head
 
 
-def seen(
+def windows_of(
     head: Head, target: Any, window: Int[Tensor, "batch more"], anchors: int, source: Generator
 ) -> Windows:
     """Run the target over windows and choose anchors, each with room for all places."""
@@ -100,18 +100,19 @@ def seen(
     return Windows(units, tokens, output.logits, at, places, embedding)
 
 
-def block_states(head: BlockHead, shown: Windows) -> Float[Tensor, "batch anchors places width"]:
+def block_states(head: BlockHead, windows: Windows) -> Float[Tensor, "batch anchors places width"]:
     """Return the states of every place, from one pass over all units and marks."""
-    units, anchors, more = shown.units, shown.anchors, shown.places - 1
+    units, anchors, more = windows.units, windows.anchors, windows.places - 1
     batch, count = anchors.shape
-    marked = shown.of(units, anchors)[:, :, None] + head.marks[1 : shown.places]
+    marked = windows.of(units, anchors)[:, :, None] + head.marks[1 : windows.places]
     x = torch.cat([units, marked.flatten(1, 2)], 1)
-    own = torch.arange(count * more) // max(more, 1)
+    block = torch.arange(count * more) // max(more, 1)
     order = torch.arange(count * more) % max(more, 1)
-    among = (own[:, None] == own) & (order[:, None] >= order)
-    where = anchors[:, own] + 1 + order
-    states = _decoded(head, x, where, anchors[:, own], among.expand(batch, -1, -1), units.shape[1])
-    first = shown.of(states, anchors)[:, :, None]
+    among = (block[:, None] == block) & (order[:, None] >= order)
+    where = anchors[:, block] + 1 + order
+    among = among.expand(batch, -1, -1)
+    states = _decoded(head, x, where, anchors[:, block], among, units.shape[1])
+    first = windows.of(states, anchors)[:, :, None]
     return torch.cat([first, states[:, units.shape[1] :].unflatten(1, (count, more))], 2)
 
 
@@ -131,21 +132,21 @@ def _decoded(
 
 
 def recurrent_states(
-    head: RecurrentHead, shown: Windows
+    head: RecurrentHead, windows: Windows
 ) -> Float[Tensor, "batch anchors places width"]:
     """Return the states of every step, unrolled: each follows from the one before it."""
-    units, anchors = shown.units, shown.anchors
+    units, anchors = windows.units, windows.anchors
     batch, count = anchors.shape
     cache, positions = DynamicCache(config=head.core.config), torch.arange(units.shape[1])
     run = head.core.model
     output = run(inputs_embeds=units, past_key_values=cache, use_cache=True)
-    states = [shown.of(output.last_hidden_state, anchors)]
+    states = [windows.of(output.last_hidden_state, anchors)]
     mask = positions <= anchors[..., None]
-    one = torch.eye(count, dtype=torch.bool).expand(batch, -1, -1)
-    for step in range(1, shown.places):
-        embedded = shown.embedding(shown.before[:, :, step]).detach()
+    itself = torch.eye(count, dtype=torch.bool).expand(batch, -1, -1)
+    for step in range(1, windows.places):
+        embedded = windows.embedding(windows.before[:, :, step]).detach()
         x = head.state(states[-1]) + head.token(head.normed(embedded))
-        mask = torch.cat([mask, one], 2)
+        mask = torch.cat([mask, itself], 2)
         output = run(
             inputs_embeds=x,
             attention_mask=mask[:, None],
@@ -157,17 +158,17 @@ def recurrent_states(
     return torch.stack(states, 2)
 
 
-def judged(head: Head, shown: Windows, judge: Judge) -> tuple[losses.Judged, Tensor | None]:
+def judgement(head: Head, windows: Windows, judge: Judge) -> tuple[losses.Judged, Tensor | None]:
     """Return loss and acceptance of every place (B, A, K), and what confidence foretells of it."""
-    foretold, before = None, shown.before
+    foretold, before = None, windows.before
     if isinstance(head, BlockHead):
-        states = block_states(head, shown)
+        states = block_states(head, windows)
         logits = head.logits(states, before)
-        known = torch.cat([states, head.before(before).to(states.dtype)], -1).detach()
-        foretold = head.confidence(known)[..., 0]
+        inputs = torch.cat([states, head.before(before).to(states.dtype)], -1).detach()
+        foretold = head.confidence(inputs)[..., 0]
     else:
-        logits = head.logits(recurrent_states(head, shown))
-    return judge(shown.of(shown.logits, shown.at).float(), logits.float()), foretold
+        logits = head.logits(recurrent_states(head, windows))
+    return judge(windows.of(windows.logits, windows.at).float(), logits.float()), foretold
 
 
 def head_loss(
@@ -180,13 +181,13 @@ def head_loss(
 
     def loss(head: Head, window: Tensor) -> Tensor:
         source = Generator().manual_seed(seed + int(window.sum()))
-        shown = seen(head, target, window, anchors, source)
-        (own, acceptance), foretold = judged(head, shown, judge)
+        windows = windows_of(head, target, window, anchors, source)
+        (block_losses, acceptance), foretold = judgement(head, windows, judge)
         if foretold is not None:
-            own = own + F.binary_cross_entropy_with_logits(
+            block_losses = block_losses + F.binary_cross_entropy_with_logits(
                 foretold.float(), acceptance.detach(), reduction="none"
             )
-        return losses.along_block(own, acceptance).mean()
+        return losses.along_block(block_losses, acceptance).mean()
 
     return loss
 
@@ -199,7 +200,7 @@ def overlaps(
     source, total = Generator().manual_seed(seed), torch.zeros(head.shape.places).double()
     batches = texts.split(16)
     for window in batches:
-        shown = seen(head, target, window, anchors, source)
-        found, _ = judged(head, shown, LOSSES["tv"](0.0))
-        total += found.acceptance.double().mean((0, 1)) * len(window) / len(texts)
+        windows = windows_of(head, target, window, anchors, source)
+        verdict, _ = judgement(head, windows, LOSSES["tv"](0.0))
+        total += verdict.acceptance.double().mean((0, 1)) * len(window) / len(texts)
     return [round(value, 4) for value in total.tolist()]

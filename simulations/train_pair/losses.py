@@ -38,24 +38,26 @@ def run(args: argparse.Namespace) -> int:
     """Train what is missing, and write what it took and the overlap with the target; return 0."""
     command.check_flags(args)
     at_least(args, loss_steps=1)
-    if unknown := [own for own in args.losses if own not in heads.LOSSES]:
+    if unknown := [name for name in args.losses if name not in heads.LOSSES]:
         raise ValueError(f"--losses: must be among {', '.join(heads.LOSSES)}; got {unknown[0]!r}")
     torch.set_num_threads(args.threads)
     table = []
     with FolderLock(args.work_dir):
-        documents, target, tokenizer = command.begin_head(args)
-        begun = command.BegunHead(args, encode_stream(tokenizer, training(documents)), target)
+        documents, target, tokenizer = command.head_inputs(args)
+        stream = encode_stream(tokenizer, training(documents))
+        head_training = command.HeadTraining(args, stream, target)
         unseen, source = encode_stream(tokenizer, held_out(documents)), torch.Generator()
         windows = prefixes(unseen, UNSEEN, args.length + 1, source.manual_seed(args.seed))
-        for loss, seed in [(START, 0), *((own, s) for s in args.loss_seeds for own in args.losses)]:
-            head, outcome = begun.copy()
+        cases = [(loss, seed) for seed in args.loss_seeds for loss in args.losses]
+        for loss, seed in [(START, 0), *cases]:
+            head, outcome = head_training.copy()
             name = f"loss-{loss}-{args.loss_steps}-{seed}"
             if loss != START:
-                outcome = begun.train(head, loss, args.loss_steps, seed, f"{name}.pt")
+                outcome = head_training.train(head, loss, args.loss_steps, seed, f"{name}.pt")
             head.save(args.work_dir / name)
             places = heads.overlaps(head, target, windows, args.anchors, args.seed)[:PLACES]
             row = {"loss": loss, "seed": seed, "steps": args.loss_steps * (loss != START)}
             row |= {"seconds": outcome.seconds, "overlap": float(np.mean(places))}
-            table.append(row | {f"overlap_{i}": own for i, own in enumerate(places, 1)})
+            table.append(row | {f"overlap_{i}": value for i, value in enumerate(places, 1)})
     publish(args, table, args.out)
     return 0

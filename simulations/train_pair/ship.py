@@ -105,8 +105,8 @@ def overlap(
         context = sample(target, prefix, length, generator)[:, :-1]
         q, p = (m(context, use_cache=False).logits.softmax(-1) for m in (target, draft))
         values.append(torch.minimum(q, p).sum(-1)[:, prefix_tokens - 1 :].flatten())
-    every = torch.cat(values)
-    return Overlap(every.double().mean().item(), len(every), len(values) * 32, prefix_tokens)
+    overlaps = torch.cat(values)
+    return Overlap(overlaps.double().mean().item(), len(overlaps), len(values) * 32, prefix_tokens)
 
 
 @torch.inference_mode()
@@ -118,13 +118,13 @@ def forward_cost(target: LlamaForCausalLM, draft: LlamaForCausalLM, rounds: int 
     models = {"target": target, "draft": draft}
     prompt = torch.full((1, 64), 5)
     caches = {k: m(prompt, use_cache=True).past_key_values for k, m in models.items()}
-    taken: dict[str, list[float]] = {"target": [], "draft": []}
+    milliseconds: dict[str, list[float]] = {"target": [], "draft": []}
     for _ in range(rounds):
         for name in ["draft"] * DRAFTS_PER_ROUND + ["target"]:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             models[name](prompt[:, :1], past_key_values=caches[name], use_cache=True)
-            taken[name].append(1e3 * (time.perf_counter() - begun))
-    cost = {name: median(times) for name, times in taken.items()}
+            milliseconds[name].append(1e3 * (time.perf_counter() - start))
+    cost = {name: median(times) for name, times in milliseconds.items()}
     return Cost(cost["target"], cost["draft"], cost["draft"] / cost["target"])
 
 
@@ -248,12 +248,12 @@ def versions() -> dict[str, str]:
 
 def publish(finished: Path, out: Path) -> None:
     """Copy the finished pair over ``out``, each file whole or not at all; remove stale ones."""
-    wanted = {p.relative_to(finished) for p in finished.rglob("*") if p.is_file()}
+    files = {p.relative_to(finished) for p in finished.rglob("*") if p.is_file()}
     for name in MODELS:
         for stale in (out / name).glob("*"):
-            if stale.relative_to(out) not in wanted:
+            if stale.relative_to(out) not in files:
                 stale.unlink()
-    for relative in sorted(wanted):
+    for relative in sorted(files):
         write_bytes(out / relative, (finished / relative).read_bytes())
 
 

@@ -2,8 +2,8 @@
 
 A run is a function of its plan: every random choice comes from one generator whose
 state is saved with model, optimizer and step. On one thread a run that was killed and
-resumed therefore ends with the same bits as one that was not.
-Losses are those of text and of the target's distribution.
+resumed therefore ends with the same bits as one that was not. Losses are those of text and of the
+target's distribution.
 """
 
 import time
@@ -44,12 +44,7 @@ class Shape:
 
 
 def build(shape: Shape, vocab_size: int, seed: int) -> LlamaForCausalLM:
-    """Return a freshly initialised float32 model; the global RNG is left as found.
-
-    Raises
-    ------
-        ValueError: the head size does not divide the width, or a size is not positive.
-    """
+    """Return a freshly initialised float32 model; the global generator is left as it was."""
     if min(shape.layers, shape.width, shape.head_size) < 1:
         raise ValueError(f"layers, width and head size must be positive, got {shape}")
     if shape.width % shape.head_size:
@@ -150,11 +145,8 @@ def text_batches(stream: Stream, plan: Plan, share_at_starts: float = 0.25) -> B
 
     Most windows begin anywhere; a share begins at a document or top-level definition,
     half of those after an end-of-text token, so that short prompts are familiar. Every
-    eighth batch has four times the length and a quarter of the rows.
-
-    Raises
-    ------
-        ValueError: the stream is shorter than one long window.
+    eighth batch has four times the length and a quarter of the rows. ValueError if the stream is
+    shorter than one long window.
     """
     longest = LONG_FACTOR * plan.length + 1
     if len(stream.tokens) <= longest:
@@ -167,9 +159,9 @@ def text_batches(stream: Stream, plan: Plan, share_at_starts: float = 0.25) -> B
         length = (plan.length * LONG_FACTOR if long else plan.length) + 1
         begin = torch.randint(len(stream.tokens) - longest, (rows,), generator=generator)
         if len(starts):
-            chosen = starts[torch.randint(len(starts), (rows,), generator=generator)]
+            start = starts[torch.randint(len(starts), (rows,), generator=generator)]
             at_start = torch.rand(rows, generator=generator) < share_at_starts
-            begin = torch.where(at_start, chosen, begin)
+            begin = torch.where(at_start, start, begin)
             after = at_start & (torch.rand(rows, generator=generator) < 0.5)
         else:
             after = torch.zeros(rows, dtype=torch.bool)
@@ -200,17 +192,14 @@ def fit(
 ) -> Outcome:
     """Run the plan from the checkpoint if there is one, else from the start.
 
-    ``stop_after`` ends the call early at that step with a checkpoint, as a kill would.
-
-    Raises
-    ------
-        ValueError: the checkpoint belongs to a different plan.
+    ``stop_after`` ends the call early at that step with a checkpoint, as a kill would. ValueError
+    if the checkpoint belongs to a different plan.
     """
     optimizer = _optimizer(model, plan)
     generator = Generator().manual_seed(plan.seed)
     state = _resume(checkpoint, plan, model, optimizer, generator)
     last = plan.steps if stop_after is None else min(stop_after, plan.steps)
-    begun = saved = time.monotonic()
+    start = saved = time.monotonic()
     first, before, value = state["step"], state["seconds"], state["loss"]
     model.train()
     with Progress(label, plan.steps, state["step"]) as progress:
@@ -218,10 +207,10 @@ def fit(
             window = batches(step, generator)
             value = _step(model, optimizer, plan, step, window, loss)
             now = time.monotonic()
-            speed = (step + 1 - first) * plan.batch_size * plan.length / max(1e-9, now - begun)
+            speed = (step + 1 - first) * plan.batch_size * plan.length / max(1e-9, now - start)
             progress.update(step + 1, f"loss {value:.3f} nats, {speed:,.0f} tokens/s")
             if now - saved >= every_s or step + 1 == last:
-                state = {"step": step + 1, "seconds": before + now - begun, "loss": value}
+                state = {"step": step + 1, "seconds": before + now - start, "loss": value}
                 _save(checkpoint, plan, model, optimizer, generator, state)
                 saved = now
     model.eval()
@@ -252,26 +241,26 @@ def _step(model, optimizer, plan: Plan, step: int, window: Tensor, loss: Loss) -
 
 def _save(path: Path, plan: Plan, model, optimizer, generator: Generator, state: dict) -> None:
     """Write a whole checkpoint, or leave the one there was."""
-    whole = {
+    checkpoint = {
         "plan": asdict(plan),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "generator": generator.get_state(),
         "state": state,
     }
-    write_tensors(path, whole)
+    write_tensors(path, checkpoint)
 
 
 def _resume(path: Path, plan: Plan, model, optimizer, generator: Generator) -> dict:
     if not path.exists():
         return {"step": 0, "seconds": 0.0, "loss": float("nan")}
-    whole = torch.load(path, weights_only=True)
-    if whole["plan"] != asdict(plan):
-        raise ValueError(f"checkpoint {path.name} must come from {plan}, got {whole['plan']}")
-    model.load_state_dict(whole["model"])
-    optimizer.load_state_dict(whole["optimizer"])
-    generator.set_state(whole["generator"])
-    return whole["state"]
+    checkpoint = torch.load(path, weights_only=True)
+    if checkpoint["plan"] != asdict(plan):
+        raise ValueError(f"checkpoint {path.name} must come from {plan}, got {checkpoint['plan']}")
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    generator.set_state(checkpoint["generator"])
+    return checkpoint["state"]
 
 
 def mixed_batches(pool: Tensor, text: Batches, share: float) -> Batches:
@@ -285,8 +274,8 @@ def mixed_batches(pool: Tensor, text: Batches, share: float) -> Batches:
         if window.shape[1] != pool.shape[1]:
             return window
         rows = round(share * len(window))
-        chosen = torch.randint(len(pool), (rows,), generator=generator)
-        return torch.cat([pool[chosen].long(), window[rows:]])
+        index = torch.randint(len(pool), (rows,), generator=generator)
+        return torch.cat([pool[index].long(), window[rows:]])
 
     return batch
 
@@ -300,9 +289,9 @@ def distil_loss(target: LlamaForCausalLM) -> Loss:
     def loss(draft: LlamaForCausalLM, window: Tensor) -> Tensor:
         context = window[:, :-1]
         with torch.no_grad():
-            wanted = target(context, use_cache=False).logits.float().log_softmax(-1)
-        given = draft(context, use_cache=False).logits.float().log_softmax(-1)
-        return (wanted.exp() * (wanted - given)).sum(-1).mean()
+            log_q = target(context, use_cache=False).logits.float().log_softmax(-1)
+        log_p = draft(context, use_cache=False).logits.float().log_softmax(-1)
+        return (log_q.exp() * (log_q - log_p)).sum(-1).mean()
 
     return loss
 
@@ -317,9 +306,9 @@ def overlap_loss(target: LlamaForCausalLM) -> Loss:
     def loss(draft: LlamaForCausalLM, window: Tensor) -> Tensor:
         context = window[:, :-1]
         with torch.no_grad():
-            wanted = target(context, use_cache=False).logits.float().softmax(-1)
-        given = draft(context, use_cache=False).logits.float().softmax(-1)
-        return 1 - torch.minimum(wanted, given).sum(-1).mean()
+            q = target(context, use_cache=False).logits.float().softmax(-1)
+        p = draft(context, use_cache=False).logits.float().softmax(-1)
+        return 1 - torch.minimum(q, p).sum(-1).mean()
 
     return loss
 

@@ -180,7 +180,7 @@ def assert_rows_are_those_of_training(target, drafter, states):
     for made, draft in rows[1:]:
         settled = prompt[0].tolist() + text[:made]
         window = torch.tensor([settled + draft.token_ids[0].tolist() + [0] * (PLACES + 1)])
-        shown = heads.seen(drafter.head, target, window, 1, torch.Generator())
+        shown = heads.windows_of(drafter.head, target, window, 1, torch.Generator())
         shown = replace(shown, anchors=torch.tensor([[len(settled) - 2]]))
         path = [shown.before] if isinstance(drafter, BlockDrafter) else []
         logits = drafter.head.logits(states(drafter.head, shown), *path)

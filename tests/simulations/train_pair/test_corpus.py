@@ -26,11 +26,11 @@ def test_about_five_percent_is_held_out():
 
 
 def test_adding_a_file_moves_no_other(tmp_path, corpus_folder):
-    before = {d.path: d.held_out for d in read_corpus(corpus_folder)}
+    before = {d.path: is_held_out(d.path) for d in read_corpus(corpus_folder)}
     for path in before:
         (tmp_path / path).write_text((corpus_folder / path).read_text())
     (tmp_path / "another.py").write_text("x = 1\n")
-    after = {d.path: d.held_out for d in read_corpus(tmp_path)}
+    after = {d.path: is_held_out(d.path) for d in read_corpus(tmp_path)}
     assert {k: after[k] for k in before} == before
 
 
