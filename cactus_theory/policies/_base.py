@@ -10,12 +10,8 @@ target and p of the draft. Methods do not validate their rows (the public functi
 token. Subclasses need not handle it: :class:`Policy` calls their methods with one-hot rows.
 
 :class:`Mathematics` is what a user overrides and reads; :class:`Policy` adds what verifiers ask
-for speed.
-
-A policy states two kinds of things about itself. Its ``declares`` are *claims*: audits and
-property tests check them, and nothing else reads them. A verifier may *rely on* facts of the
-class, each with its own property test: ``entrywise``, ``keeps_what_lossless_keeps`` and
-``shared_recovery``.
+for speed. What it ``declares`` is a claim, which only audits and property tests read; what a
+verifier may rely on is a fact of the class (:mod:`cactus_theory.verify.contract`).
 """
 
 import math

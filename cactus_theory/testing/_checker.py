@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -114,7 +115,9 @@ def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
             if size(pair) < size(best) and fails(*pair):
                 best, moved = pair, True
                 break
-    ordered = _ordered(*best)
+    q, p = best
+    order = sorted(range(len(q)), key=lambda token: (-float(q[token]), float(p[token])))
+    ordered = q[order], p[order]  # by falling target and rising draft probability
     return ordered if time.monotonic() < end and fails(*ordered) else best
 
 
@@ -153,12 +156,6 @@ def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
             yield from _valid(*rows)
 
 
-def _ordered(q: Tensor, p: Tensor) -> Pair:
-    """Return the pair with its tokens by falling target and rising draft probability."""
-    order = sorted(range(len(q)), key=lambda token: (-float(q[token]), float(p[token])))
-    return q[order], p[order]
-
-
 def _rounded(row: Tensor, digits: int) -> Tensor:
     """Return the row rounded, its largest entry taking what is left over."""
     short = (row * 10**digits).round()
@@ -186,7 +183,6 @@ JUMPS = (
     "the answer jumps near these rows; if it is meant to, declare continuous=False, and such "
     "rows are left out"
 )
-
 RANGE = "declare knob_range if the knob may not have this value"
 
 Crash = tuple[Behaviour, Exception]
@@ -305,6 +301,7 @@ class Checker:
 
     def judge(self, prop: Property, behaviours: list[Behaviour]) -> Verdict:
         """Return the verdict on all rows; broken outweighs late."""
+        verdict = partial(Verdict, prop.name, prop.statement)
         counted, least, failing, late = 0, math.inf, None, None
         for seen in behaviours:
             if not prop.applies(seen.rule):
@@ -319,19 +316,16 @@ class Checker:
                 if isinstance(crashed[0][1], Hang):
                     late = late or fault
                     continue
-                return Verdict(prop.name, prop.statement, "fails", counted, fault.margin, fault)
+                return verdict("fails", counted, fault.margin, fault)
             counted += worst.counted if not seen.knobs else 0
             least = min(least, worst.margin)
             if worst.margin < 0 and failing is None:
                 failing = (seen, worst)
         if failing is not None:
-            fault = self.counterexample(prop, *failing)
-            return Verdict(prop.name, prop.statement, "fails", counted, least, fault)
+            return verdict("fails", counted, least, self.counterexample(prop, *failing))
         if late is not None:
-            return Verdict(prop.name, prop.statement, "inconclusive", counted, late.margin, late)
-        if not counted:
-            return Verdict(prop.name, prop.statement, "not checked", 0, None)
-        return Verdict(prop.name, prop.statement, "holds", counted, least)
+            return verdict("inconclusive", counted, late.margin, late)
+        return verdict("holds", counted, least) if counted else verdict("not checked", 0, None)
 
 
 def _printable(text: str) -> str:
