@@ -26,16 +26,7 @@ from cactus_theory.verify.draw import NO_TOKEN
 
 
 class BlockOnHost(OnHost):
-    """One verification of a batch of paths.
-
-    Attributes
-    ----------
-    raised : by policy h_n (B, K) of a certain draft, None where it does not look ahead.
-    low, high : bounds on h_n/p_n of the drafted tokens.
-    alive : the alive ratios of each row, as far as they are known.
-    ratios : P h_n/p_n at the nodes that were followed last.
-    residuals : (P h − p)₊ at nodes where a path may end, once known: rows, or s of (s q − p)₊.
-    """
+    """One verification of a batch of paths."""
 
     def __init__(
         self,
@@ -55,9 +46,11 @@ class BlockOnHost(OnHost):
             if any(policy.answers_rows for policy in assigned.policies):
                 self.entries = self.q_n.tolist(), self.p_n.tolist()
         self.raised = raised_entries(assigned, self.q, p, self._lawful_part(draft))
+        # bounds on h_n/p_n of the drafted tokens
         self.low, self.high = (bound.tolist() for bound in self._bounds())
-        self.alive = [[1.0] for _ in self.lengths]
-        self.ratios: dict[Place, float] = {}
+        self.alive = [[1.0] for _ in self.lengths]  # of each row, as far as it is known
+        self.ratios: dict[Place, float] = {}  # P h_n/p_n at the nodes that were followed last
+        # (P h − p)₊ at nodes where a path may end, once known: rows, or s of (s q − p)₊
         self.residuals: dict[Place, Tensor | float] = {}
 
     def run(self) -> Verdict:

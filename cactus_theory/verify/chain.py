@@ -7,7 +7,7 @@ others, the policy is called for the first undecided token of each row only.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -238,11 +238,12 @@ class ChainOnHost(OnHost):
                 else:
                     (undecided if self._may_be_kept(row, place) else refused).append((row, place))
             waiting = self._decide(undecided) if undecided else ()
-        for number, places in self._chunks_by_policy(refused):
+        for number, policy_places in self._by_policy(refused):
             policy = self.assigned.policies[number]
-            assert isinstance(policy, Entrywise)
-            entries = places.of(self.q_n), places.of(self.ceilings[number])
-            self._replace(policy.residual_entries(*entries), places)
+            for places in self._chunks(policy_places):
+                assert isinstance(policy, Entrywise)
+                entries = places.of(self.q_n), places.of(self.ceilings[number])
+                self._replace(policy.residual_entries(*entries), places)
         few = self._one_by_one(len(passed))
         laws = [self.q[place] for place in passed] if few else Places(passed).of(self.q)
         self._draw_each([row for row, _ in passed], laws)
@@ -342,9 +343,3 @@ class ChainOnHost(OnHost):
     @cached_property
     def _buffer(self) -> Float[Tensor, "vocab"]:
         return scratch("chain.residual", self.q.shape[-1:], self.q.dtype)
-
-    def _chunks_by_policy(self, places: list[Place]) -> Iterator[tuple[int, Places]]:
-        """Yield places with the number of their policy, few enough to be worked on together."""
-        for number, policy_places in self._by_policy(places):
-            for chunk in self._chunks(policy_places):
-                yield number, chunk

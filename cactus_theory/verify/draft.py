@@ -272,10 +272,7 @@ class Verdict:
 class Verified:
     """A round of a batch with its verdict, for meters, schedules and counters.
 
-    Attributes
-    ----------
-    assigned, target_probs, draft, verdict : as a verifier takes and returns them. Their memory
-        is that of the round: it may be read until the next one, and kept as copies.
+    Its memory is that of the round: it may be read until the next one, and kept as copies.
     """
 
     assigned: Assignment
@@ -286,12 +283,8 @@ class Verified:
     def judged(self, row: int, nodes: Any) -> Any:
         """Return which drafted tokens were judged at charged nodes of a row.
 
-        Those are the accepted ones, and after them the first one that follows the node.
-
-        Raises
-        ------
-        ValueError
-            A charged node that no token was drafted after.
+        Those are the accepted ones, and after them the first one that follows the node; ValueError
+        for a charged node that no token was drafted after.
         """
         if self.draft.parents is None or self.verdict.charged is None:  # the first ones
             return nodes
@@ -310,6 +303,6 @@ class Verified:
         values, ids = self.verdict.raised[row].tolist(), self.draft.token_ids[row].tolist()
         raised = []
         for places in self.draft.children(row):
-            own = [place for place in places if values[place] > 0]  # not NaN
-            raised.append(([ids[place] for place in own], [values[place] for place in own]))
+            higher = [place for place in places if values[place] > 0]  # not NaN
+            raised.append(([ids[place] for place in higher], [values[place] for place in higher]))
         return raised

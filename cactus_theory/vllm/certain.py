@@ -4,14 +4,17 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from cactus_theory.divergences import divergence
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
 from cactus_theory.vllm import settings
 from cactus_theory.vllm.admission import HOTTEST, Admission, number
+from cactus_theory.vllm.bias import check_policy, drafted_bias, is_lossless, lifts_of
 from cactus_theory.vllm.settings import require_names
-
-if TYPE_CHECKING:
-    from cactus_theory.policies import Policy
 
 TESTED = ("0.32.0", "0.33.0")  # their interface and rejection function; no engine was run
 MARGIN, MARGIN_ARGUMENT = "CACTUS_MARGIN", "cactus_margin"
@@ -36,14 +39,12 @@ class Cut(NamedTuple):
 class Wish(NamedTuple):
     """What a request gets: policy and cut at positive temperatures, a margin at 0."""
 
-    policy: "Policy"
+    policy: Policy
     cut: Cut
     margin: float  # in logits
 
     def acts(self, temperature: float) -> bool:
         """Return whether logits are changed."""
-        from cactus_theory.vllm.bias import is_lossless
-
         lossy = self.cut != Cut() or not is_lossless(self.policy)
         return lossy if temperature > 0 else self.margin > 0
 
@@ -73,27 +74,19 @@ def wish_of(sampling_params: Any, environ: Mapping[str, str] = os.environ) -> Wi
 @lru_cache(maxsize=4)
 def admission_of(spec: str, requests: str, cap: str, readings: str) -> Admission:
     """Return what the server admits; the verifier is the engine's own, given biased logits."""
-    from cactus_theory.divergences import divergence
-    from cactus_theory.policies import policy
-    from cactus_theory.vllm.bias import check_policy
-
     for name, value in ((settings.CAP, cap), (settings.READINGS, readings)):
         if value:
             raise ValueError(f"{name}: is kept by the hook of model runner V1 alone; got {value!r}")
     engine: Any = SimpleNamespace(check=check_policy)
-    rule = settings.named(settings.POLICY, policy, spec or "speculative")
-    settings.named(settings.POLICY, check_policy, rule)
+    policy = settings.named(settings.POLICY, find_policy, spec or "speculative")
+    settings.named(settings.POLICY, check_policy, policy)
     mode = settings.requests_of({settings.REQUESTS: requests})
-    server_settings = settings.Settings(rule, engine, divergence("kl"), requests=mode)
+    server_settings = settings.Settings(policy, engine, divergence("kl"), requests=mode)
     return Admission(server_settings, try_bias)
 
 
-def try_bias(policy: "Policy", _: settings.Settings) -> None:
+def try_bias(policy: Policy, _: settings.Settings) -> None:
     """Raise what the policy raises on a few logits; ArithmeticError for a bias not finite."""
-    import torch
-
-    from cactus_theory.vllm.bias import drafted_bias, lifts_of
-
     logits = torch.tensor(
         [[0.0, 1.0, -torch.inf], [30.0, -30.0, 0.0], [-torch.inf, 0.0, -torch.inf]]
     )

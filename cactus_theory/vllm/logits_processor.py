@@ -36,16 +36,15 @@ its names, batches in its layout against the exact laws, and the runner's real r
 """
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from cactus_theory.vllm.bias import drafted_bias, lifts_of, truncate_
 from cactus_theory.vllm.certain import TESTED, Cut, PlainRequest, drafts_of, wish_of
 from cactus_theory.vllm.settings import require_names, require_parameters, unknown_version
-
-if TYPE_CHECKING:
-    import torch
-
 
 INTERFACE = "vllm.v1.worker.gpu.sample.logits_processor.interface"
 METHODS = {
@@ -85,10 +84,7 @@ class CactusLogitsProcessor(LogitsProcessor):
     """Raise the logit of each drafted token by what its request's policy asks for."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
-        import torch
-
         from cactus_theory.vllm import v2
-        from cactus_theory.vllm.bias import lifts_of
 
         self.width = drafts_of(vllm_config)
         v2.remove()  # else the policy would act twice
@@ -107,8 +103,6 @@ class CactusLogitsProcessor(LogitsProcessor):
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take over a slot; return whether logits of the request are changed."""
-        import torch
-
         wish, temperature = wish_of(sampling_params), float(sampling_params.temperature)
         self.policies[req_idx] = wish.policy
         self.cutting[req_idx] = temperature > 0 and wish.cut != Cut()
@@ -123,8 +117,6 @@ class CactusLogitsProcessor(LogitsProcessor):
         """Bring what joined since the last step to the device."""
         if not self.changed:
             return
-        from cactus_theory.vllm.bias import lifts_of
-
         different = {policy.spec: policy for policy in self.policies}
         number = {spec: place for place, spec in enumerate(different)}
         for slot, policy in enumerate(self.policies):
@@ -133,12 +125,10 @@ class CactusLogitsProcessor(LogitsProcessor):
         self.on_device = self.table.to(self.device)
         self.changed = False
 
-    def apply(self, logits: "torch.Tensor", ctx: Any) -> "torch.Tensor":
+    def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         """Truncate ``logits`` (rows, V) where asked, and add the bias, in place."""
         if not self.acting[ctx.idx_mapping_np].any():
             return logits
-        from cactus_theory.vllm.bias import drafted_bias, truncate_
-
         rows, vocab = logits.shape
         drafted = tested_tokens(ctx.input_ids[:rows], ctx.expanded_local_pos[:rows], vocab)
         columns = self.on_device[ctx.expanded_idx_mapping[:rows].long()]
@@ -155,16 +145,12 @@ class CactusLogitsProcessor(LogitsProcessor):
         return logits.scatter_add_(1, place, bias.to(logits.dtype)[:, None])
 
 
-def tested_tokens(
-    input_ids: "torch.Tensor", local_pos: "torch.Tensor", vocab: int
-) -> "torch.Tensor":
+def tested_tokens(input_ids: Tensor, local_pos: Tensor, vocab: int) -> Tensor:
     """Return the drafted token that is tested at each row (rows,), negative where there is none.
 
     A row is fed ``input_ids`` and tests what the following row of its request is fed; the first
     row of a request has the local position 0. Placeholders are negative.
     """
-    import torch
-
     following = input_ids[1:].long()
     tested = (local_pos[1:] > 0) & (following < vocab)
     drafted = torch.full_like(input_ids, -1, dtype=torch.int64)

@@ -175,14 +175,11 @@ class Prometheus:
             for name, value in totals.items():
                 increase = value - self.sent.get((label, name), 0)
                 if increase > 0:
-                    self._child(name, label).inc(increase)
+                    labels = {"policy": label}
+                    if name.endswith("nats"):
+                        labels["divergence"] = self.tally.settings.divergence.spec
+                    self.counters[name].labels(**labels).inc(increase)
                     self.sent[label, name] = value
-
-    def _child(self, name: str, label: str) -> Any:
-        counter = self.counters[name]
-        if name.endswith("nats"):
-            return counter.labels(policy=label, divergence=self.tally.settings.divergence.spec)
-        return counter.labels(policy=label)
 
 
 class Reporter:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.policies import Policy
@@ -31,21 +32,15 @@ OTHERS = ("speculative", "mixture:alpha=0.5")
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths; those beyond a row's own length belong to other drafts.
+    """Rows of different lengths; those beyond a row's own length belong to other drafts."""
 
-    Attributes
-    ----------
-    tree : (B,). ``q``, ``p``, ``ids`` : (B, K + 1, V), (B, K, V), (B, K). ``counts`` : (B,).
-    accept, draw : coins (B, C) and (B,).
-    """
-
-    tree: Tensor
-    q: Tensor
-    p: Tensor
-    ids: Tensor
+    tree: Int[Tensor, "batch"]
+    q: Float[Tensor, "batch K1 vocab"]
+    p: Float[Tensor, "batch K vocab"]
+    ids: Int[Tensor, "batch K"]
     counts: list[int]
-    accept: Tensor
-    draw: Tensor
+    accept: Float[Tensor, "batch coins"]
+    draw: Float[Tensor, "batch"]
 
     @property
     def drafts(self) -> Draft:
