@@ -31,7 +31,7 @@ COMMANDS = {
     "rules": ("rules", "what engines' lossy rules cost, what the bands do for that (CSV)"),
     "block-gap": ("block_gap", "policies against the best verification of a path, exactly"),
     "ledger": ("ledger", "a hard cap on every answer against the same mean (CSV)"),
-    "bench": ("bench.command", "time the closed forms against named alternatives"),
+    "bench": ("bench", "time the closed forms against named alternatives"),
     "measured": ("figures.measured", "write the tables of the pages from the committed CSV"),
     "tutorial": ("notebook", "run the notebook of the first hour, outputs included"),
     "gallery": ("gallery", "small programs, each with a picture"),

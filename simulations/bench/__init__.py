@@ -1,1 +1,40 @@
-"""Times of the closed forms, of verification, of decoding, and of the device path."""
+"""Time the closed forms, one verification step, or whole decodes, in one run and one thread.
+
+``theory``: the optimum, its policy form, exact laws and audits at real vocabulary sizes,
+compared with one softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
+``verify``: one verification step of a batch, compared with the straightforward dense way.
+``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
+``draft-stop``: the same with drafts that stop early, compared with the best fixed length.
+``stopped-paths``: what stopping is worth at a draft's cost, on drafted paths, coins integrated out.
+"""
+
+import argparse
+import importlib
+from pathlib import Path
+
+from ..common.inputs import add_pair_arguments
+from ..common.results import publish
+
+WHAT = ("theory", "verify", "decode", "draft-stop", "stopped-paths")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags; the pair and the prompts are of decodes."""
+    parser.add_argument("what", choices=WHAT, help="which benchmark")
+    parser.add_argument("--repeats", type=int, default=7, help="of which the median is reported")
+    parser.add_argument("--programs", type=int, default=5, help="rows solved by CLARABEL a size")
+    add_pair_arguments(parser)
+    parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time everything, print a table, write the CSV."""
+    without_pair = {"theory": (args.repeats, args.programs), "verify": (args.repeats,)}
+    pair = args.target, args.draft, args.prompts, args.repeats
+    benchmark = importlib.import_module(f"simulations.bench.{args.what.replace('-', '_')}")
+    rows = []
+    for row in benchmark.measure(*without_pair.get(args.what, pair)):
+        print(benchmark.line(row), flush=True)  # as soon as it is known
+        rows.append(row)
+    publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv")
+    return 0
