@@ -106,7 +106,7 @@ def test_cousins_in_a_processors_context_are_noticed(pair, monkeypatch):
     def with_cousins(self, row, path):
         return self.prefix(row, path[-1] + 1 if path else 0)
 
-    monkeypatch.setattr(Texts, "along", with_cousins)
+    monkeypatch.setattr(Texts, "path_ids", with_cousins)
     with pytest.raises(AssertionError, match="own text .* under a processor"):
         check(pair, Siblings(ModelDrafter(pair[1])))
 
