@@ -150,3 +150,17 @@ def test_json_has_every_field_and_the_meters_divergence(tiny):
     assert held["emitted_total_variation"] == pytest.approx(result.meter.kl)
     assert set(VLLM_SUMMARY) < set(held["speculative_decoding"])
     assert "num_drafts" in held and "emitted_kl" not in held
+
+
+def test_neutral_names_hold_what_those_named_kl_hold(tiny):
+    """Under another divergence too, which the older names do not say."""
+    result = generate(*tiny, torch.tensor([[1, 2, 3]]), policy="typical", num_draft_tokens=2,
+                      max_new_tokens=10, meter="total_variation")  # fmt: skip
+    meter, reading = result.meter, result.pooled_reading()
+    assert meter.total == meter.kl > 0 and meter.largest_row == meter.largest_row_kl
+    assert meter.per_row == meter.total / meter.rows and meter.per_token == meter.total / 10
+    assert (meter.kl_per_row, meter.kl_per_token) == (meter.per_row, meter.per_token)
+    assert result.token_charges is result.token_kl
+    assert reading.emitted_divergence == reading.emitted_kl == pytest.approx(meter.total)
+    assert reading.emitted_divergence_per_token == reading.emitted_kl_per_token
+    assert reading.largest_row_divergence == reading.largest_row_kl
