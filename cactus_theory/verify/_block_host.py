@@ -120,10 +120,10 @@ class BlockOnHost(OnHost):
                 return True
         return False
 
-    def _follow(self, asked: Sequence[Place], ends: bool = False) -> None:
+    def _follow(self, places: Sequence[Place], ends: bool = False) -> None:
         """Ask the policies about nodes, where paths end or go on; keep ratios and residuals."""
         self.ratios = {}
-        for number, policy_places in self._by_policy(asked):
+        for number, policy_places in self._by_policy(places):
             policy = self.assigned.policies[number]
             if policy.answers_rows and self.p is not None:
                 for place in policy_places:
@@ -132,8 +132,8 @@ class BlockOnHost(OnHost):
                 for place in policy_places:
                     self._follow_raised(place)
             else:
-                for places in self._chunks(policy_places):
-                    self._follow_chunk(policy, places)
+                for chunk in self._chunks(policy_places):
+                    self._follow_chunk(policy, chunk)
 
     def _follow_row(self, policy: Policy, place: Place, ends: bool) -> None:
         self.ratios[place], scale, *_ = policy.follow_row(self._node(place, ends))

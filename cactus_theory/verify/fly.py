@@ -100,7 +100,7 @@ class Fly(Verifier):
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
         """Return what is emitted; every row is read."""
-        chain_law, chances, window, overridable = self._judged(assigned, target_probs, draft)
+        chain_law, chances, window, overridable = self._conditions(assigned, target_probs, draft)
         kept, place = accept < chances, torch.arange(accept.shape[1], device=accept.device)
         on = place < torch.as_tensor(draft.counts, device=place.device)[:, None]
         stays = on & (kept | (overridable & (_ahead(kept.double(), window) > 0)))
@@ -120,7 +120,7 @@ class Fly(Verifier):
 
         Of these the later rows are known, so that the next token has a law at each row.
         """
-        chain_law, chances, window, overridable = self._judged(
+        chain_law, chances, window, overridable = self._conditions(
             assigned, target_probs.double(), draft
         )
         ahead = torch.where(overridable, _ahead(chances, window), 0.0)
@@ -153,7 +153,7 @@ class Fly(Verifier):
         largest = q.topk(min(self.k, q.shape[-1]), -1).values.double()
         return -torch.xlogy(largest, largest).sum(-1) >= self.entropy
 
-    def _judged(
+    def _conditions(
         self, assigned: Assignment, q: Tensor, draft: Draft
     ) -> tuple[VerdictLaw, Float[Tensor, "batch K"], Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
         """Return the chain's law with the bonus that is asked for, φ, W, and where 1 and 3 hold."""

@@ -207,7 +207,7 @@ def check_temperature(temperature: float | None) -> None:
 
 
 def number(name: str, value: Any, most: float, requirement: str) -> float:
-    """Return a number in [0, most]; ``says`` is the rule that a refusal names."""
+    """Return a number in [0, most]; ``requirement`` is what a refusal says."""
     try:
         amount = float(_value(name, value))
     except (TypeError, ValueError):

@@ -200,8 +200,8 @@ class ShorterWindow(Fly):
 class ForgivesTheImpossible(Fly):
     """Tokens that the target excludes are kept, too, if what follows is."""
 
-    def _judged(self, assigned, q, draft):
-        law, turns, window, _ = super()._judged(assigned, q, draft)
+    def _conditions(self, assigned, q, draft):
+        law, turns, window, _ = super()._conditions(assigned, q, draft)
         return law, turns, window, self.unsure(q[:, : draft.token_ids.shape[1]])
 
 

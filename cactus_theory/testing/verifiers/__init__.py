@@ -10,6 +10,7 @@ Examples
 """
 
 from collections.abc import Iterable  # noqa: I001  the order of properties
+from contextlib import suppress
 from typing import Any
 
 from cactus_theory.base import arguments as check
@@ -117,9 +118,7 @@ def _followed(verifier: Verifier, policies: Iterable[Policy | str] | None) -> li
         return chosen
     followed = []
     for policy in map(find_policy, POLICIES):
-        try:
+        with suppress(ValueError):
             verifier.check(policy)
-        except ValueError:
-            continue
-        followed.append(policy)
+            followed.append(policy)
     return followed

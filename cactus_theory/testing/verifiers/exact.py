@@ -13,7 +13,7 @@ from cactus_theory.testing.verifiers._enumeration import (
     row_by_row,
     verifier_property,
 )
-from cactus_theory.verify import Chain, Verifier
+from cactus_theory.verify import Chain
 
 # rounding of a difference of two masses at a node, relative to the probability of its text
 ROUNDING = 1e-14
@@ -104,11 +104,10 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
         yield Bounds(seen.law.emitted[:, :, depth], along, along, about, EXACT, drafted)
 
 
-def _looks_ahead(verifier: Verifier) -> bool:
-    return verifier.looks_ahead
-
-
-@verifier_property(_looks_ahead, hint="a token that the policy keeps is refused, or a row replaced")
+@verifier_property(
+    lambda verifier: verifier.looks_ahead,
+    hint="a token that the policy keeps is refused, or a row replaced",
+)
 def looking_ahead_only_overrides_refusals(seen: Enumeration) -> Iterator[Bounds]:
     """A verifier that looks ahead accepts what the policy keeps token by token, and perhaps more.
 
@@ -126,11 +125,9 @@ def looking_ahead_only_overrides_refusals(seen: Enumeration) -> Iterator[Bounds]
     yield Bounds(seen.law.last, chain.last, chain.last, about, EXACT, same)
 
 
-def _reaches_all(verifier: Verifier) -> bool:
-    return verifier.reaches_all_it_can
-
-
-@verifier_property(_reaches_all, hint="each token decided by its own coin")
+@verifier_property(
+    lambda verifier: verifier.reaches_all_it_can, hint="each token decided by its own coin"
+)
 def reaches_every_node_as_often_as_possible(seen: Enumeration) -> Iterator[Bounds]:
     """Every node is passed as often as any verifier of one path can; no chain accepts more.
 
