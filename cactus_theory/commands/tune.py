@@ -15,8 +15,18 @@ from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import add_trust
+from cactus_theory.decoding import load_pair
+from cactus_theory.decoding._opening import dtype_of
+from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.traces import SavedRows, Trace, noise_floor
+from cactus_theory.traces.log import check_weights, log_shown
+from cactus_theory.tuned import below_floor
+from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
+from cactus_theory.tuning.measure import Prompts, measure_costs
+from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
+from cactus_theory.tuning.tune import WIDTHS, tune
 
 # texts that the noise floor is read on
 FLOOR_TEXTS = 8
@@ -82,8 +92,6 @@ def run(args: Namespace) -> int:
     _check(args)
     if args.threads is not None:
         torch.set_num_threads(int(check.number("threads", args.threads, 1)))
-    from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
-
     with TemporaryDirectory(prefix="tune-") as folder:  # nothing is left where nobody asked
         args.work = args.work or Path(folder)
         tuned, *others = _tuned(args)
@@ -135,8 +143,6 @@ def _flag(name: str) -> str:
 
 def _tuned(args: Namespace) -> list[Any]:
     """Return what tuning found, for each batch size."""
-    from cactus_theory.tuning.costs import Costs
-
     if args.cost_ratio is not None:
         ratios = (getattr(args, name) or 0.0 for name in OF_RATIOS)
         costs = Costs.ratios(args.cost_ratio, *ratios, batch=args.batch[0])
@@ -147,11 +153,6 @@ def _tuned(args: Namespace) -> list[Any]:
         return [tuned, *map(tuned.at_costs, others)]
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
-    from cactus_theory.decoding import load_pair
-    from cactus_theory.decoding._opening import dtype_of
-    from cactus_theory.decoding.drafters import as_drafter
-    from cactus_theory.tuning.measure import Prompts, measure_costs
-
     texts = prompts_of(args.prompts)
     options = {"device": args.device, "trust_code": args.trust_code, "heads": True}
     pair = load_pair(args.target, args.draft, **options)
@@ -175,9 +176,6 @@ def _tuned(args: Namespace) -> list[Any]:
 
 def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:
     """Return what rounding costs, for the file; say so where the budget is below it."""
-    from cactus_theory.traces import noise_floor
-    from cactus_theory.tuned import below_floor
-
     if args.temperature == 0:  # a changed token has no finite KL
         return {}
     with Progress("reading passes", FLOOR_TEXTS) as progress:
@@ -190,8 +188,6 @@ def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str
 
 
 def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
-    from cactus_theory.tuning.tune import tune
-
     with Progress("solving knobs", 1) as progress:
 
         def on_step(what: str, done: int, total: int) -> None:
@@ -213,16 +209,11 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
 
 
 def _source(args: Namespace) -> Any:
-    from cactus_theory.traces import SavedRows, Trace
-
     return Trace.open(args.trace) if args.rows is None else SavedRows.load(*args.rows)
 
 
 def _of_pair(args: Namespace, pair: Any) -> Any:
     """Return a trace that was logged before, if it is of these models."""
-    from cactus_theory.traces import Trace
-    from cactus_theory.traces.log import check_weights
-
     trace = Trace.open(args.trace)
     check_weights(f"--trace {args.trace}", trace.header.details, pair.target, pair.draft)
     if trace.header.temperature != args.temperature:
@@ -234,9 +225,6 @@ def _of_pair(args: Namespace, pair: Any) -> Any:
 
 
 def _logged(args: Namespace, pair: Any, ids: list[list[int]], ends: Any) -> Any:
-    from cactus_theory.traces.log import log_shown
-    from cactus_theory.tuning.tune import WIDTHS
-
     width = max(args.num_draft_tokens or WIDTHS)
     options = {"temperature": args.temperature, "eos_token_ids": ends}
     return log_shown(args, pair, ids, args.work / "trace", num_draft_tokens=width, **options)

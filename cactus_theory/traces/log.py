@@ -140,7 +140,15 @@ def log_trace(
         | _nodes(drafter, num_draft_tokens),
     )
     with Folder(Path(folder), header) as writer:
-        _fill(writer, (target_model, drafter), prompts, options, on_text)
+        while not writer.finished:
+            if on_text is not None:
+                on_text(writer.cycles, writer.texts)
+            done = writer.texts >= len(prompts) if cycles is None else writer.cycles >= cycles
+            if done:
+                writer.finish()
+            else:
+                prompt, pair = prompts[writer.texts % len(prompts)], (target_model, drafter)
+                writer.add(_cycles(header, pair, prompt, options, writer.texts))
     return Trace.open(writer.path)
 
 
@@ -223,26 +231,6 @@ def _nodes(drafter: Drafter, num_draft_tokens: int) -> dict[str, int]:
     if all(drafter.nodes(depth) == depth for depth in (1, 2)):
         return {}
     return {"nodes": drafter.nodes(num_draft_tokens)}
-
-
-def _fill(
-    writer: Folder,
-    pair: tuple[Any, Drafter],
-    prompts: list[list[int]],
-    options: DecodeOptions,
-    on_text: OnText | None,
-) -> None:
-    """Decode the texts that the folder lacks."""
-    least = writer.header.details["at_least_cycles"]
-    while not writer.finished:
-        if on_text is not None:
-            on_text(writer.cycles, writer.texts)
-        done = writer.texts >= len(prompts) if least is None else writer.cycles >= least
-        if done:
-            writer.finish()
-        else:
-            prompt = prompts[writer.texts % len(prompts)]
-            writer.add(_cycles(writer.header, pair, prompt, options, writer.texts))
 
 
 def _cycles(

@@ -287,7 +287,7 @@ def test_each_batch_size_has_a_line_and_a_place_in_the_file(tmp_path: Path, caps
 
 @pytest.mark.skipif(not THOROUGH, reason="loads and logs a pair; run by make test-thorough")
 def test_models_are_timed_at_each_batch_size(tmp_path, capsys, prompts, monkeypatch) -> None:
-    monkeypatch.setattr("cactus_theory.tuning.measure.measure_costs", timed)
+    monkeypatch.setattr("cactus_theory.commands.tune.measure_costs", timed)
     small = ("--cycles", "4", "--max-new-tokens", "4", "--threads", "1", "--batch", "1", "2")
     found = run_json(capsys, *CHEAP, "1", "2", *MODELS, "--prompts", prompts, *small)
     assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 2]
