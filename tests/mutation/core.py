@@ -42,7 +42,7 @@ CORE = (
     "tests/test_emitted.py::test_audit",
     "tests/test_emitted.py::test_fast_law_equals_enumeration_on_rough_rows",
     "tests/test_emitted.py::test_terms_added_singly_or_sorted",
-    "tests/testing/test_registry_laws.py",
+    "tests/testing/test_registry_properties.py",
     "tests/testing/test_verifiers.py::test_a_policy_may_depend_on_the_path[block",
     "tests/testing/test_verifiers.py::test_registered_verifiers_have_every_property[block-band:price",
     "tests/traces/test_estimate.py",

@@ -520,7 +520,7 @@ def caught(fault: Fault, laws=None):
 def table() -> str:
     """Return the page: fault, law, examples needed, what was expected and found, the rows."""
     from cactus_theory.testing._report import number, row
-    from cactus_theory.testing.properties import LAWS
+    from cactus_theory.testing.properties import PROPERTIES
 
     lines = [
         "# What the property tests catch",
@@ -537,7 +537,7 @@ def table() -> str:
     for fault in FAULTS:
         start = time.perf_counter()
         _, count = caught(fault)
-        report, _ = caught(fault, list(LAWS))
+        report, _ = caught(fault, list(PROPERTIES))
         by = {f.law: f for f in report.findings}
         f = by.pop(fault.law)
         rows = f"q = {row(f.target, 5)}, p = {row(f.draft, 5)}: {f.about}"
@@ -556,7 +556,8 @@ def table() -> str:
         print(f"{time.perf_counter() - start:6.2f} s  {fault.title}")
     lines += ["", "## The properties", "", "| property | statement |", "|---|---|"]
     lines += [
-        f"| {law.name} | {law.statement.replace('|', chr(92) + '|')} |" for law in LAWS.values()
+        f"| {law.name} | {law.statement.replace('|', chr(92) + '|')} |"
+        for law in PROPERTIES.values()
     ]
     return "\n".join(lines) + "\n"
 

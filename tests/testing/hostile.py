@@ -230,7 +230,7 @@ def rule(q, p, n):
 #: patches_properties 1
 @ct.rule
 def rule(q, p, n):
-    from cactus_theory.testing.properties import LAWS
+    from cactus_theory.testing.laws import LAWS
     LAWS.update(dict.fromkeys(LAWS, LAWS['answers']))
     return 2.0
 

@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.testing._report import Report
 from cactus_theory.testing._worker import declaration
-from cactus_theory.testing.properties import LAWS
+from cactus_theory.testing.properties import PROPERTIES
 from tests.amounts import THOROUGH, some
 
 slow = pytest.mark.skipif(not THOROUGH, reason="takes seconds; run by make test-thorough")
@@ -137,7 +137,7 @@ def test_a_good_rule_passes_and_json_is_all_there_is(folder, capfd) -> None:
     assert err == "" and len(out.splitlines()) == 1
     found = json.loads(out)
     assert found["passed"] and found["outcome"] == "passed" and found["rule"] == "rules.py:good"
-    assert {entry["law"] for entry in found["laws"]} == set(LAWS)
+    assert {entry["law"] for entry in found["laws"]} == set(PROPERTIES)
     assert found["laws"][0]["examples"] == 40
 
 
@@ -200,7 +200,9 @@ def test_a_property_beside_the_rule_is_checked(folder, capfd) -> None:
 def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
     assert check("rules.py:dies", "--examples", "30", "--json") == 1
     found = json.loads(capfd.readouterr().out)
-    assert [v["verdict"] for v in found["laws"]] == ["fails"] + ["not checked"] * (len(LAWS) - 1)
+    assert [v["verdict"] for v in found["laws"]] == ["fails"] + ["not checked"] * (
+        len(PROPERTIES) - 1
+    )
     finding = found["laws"][0]["finding"]
     assert finding["found"].startswith("the process ended with exit code 7")
     assert any(q == 0 and p > 0 for q, p in zip(finding["target"], finding["draft"], strict=True))

@@ -34,10 +34,10 @@ def test_the_same_rule_without_the_fault_passes(spec):
 
 
 def test_there_are_enough_and_every_law_catches_something():
-    from cactus_theory.testing.properties import LAWS
+    from cactus_theory.testing.properties import PROPERTIES
 
     assert len({fault.title for fault in FAULTS}) == len(FAULTS)
-    assert {fault.law for fault in FAULTS} == set(LAWS)
+    assert {fault.law for fault in FAULTS} == set(PROPERTIES)
 
 
 def test_the_page_lists_them_all():

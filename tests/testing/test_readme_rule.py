@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cactus_theory.cli import main
-from cactus_theory.testing.properties import LAWS
+from cactus_theory.testing.properties import PROPERTIES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def test_it_prints_what_the_readme_says_and_a_test_that_fails_until_it_is_mended
     assert program == "cactus-theory" and main(arguments) == 1
     out, err = capfd.readouterr()
     assert REPORT in out and "Traceback" not in err
-    assert f"{len(LAWS)}/{len(LAWS)}" in err and out.count("\n") > 30
+    assert f"{len(PROPERTIES)}/{len(PROPERTIES)}" in err and out.count("\n") > 30
     pasted = out.split("# paste into a test file beside the rule\n")[1].split("\n\n1 broken")[0]
 
     def run():

@@ -6,7 +6,7 @@ import cactus_theory as ct
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._report import message
-from cactus_theory.testing.properties import LAWS
+from cactus_theory.testing.properties import PROPERTIES
 from tests.amounts import amount
 from tests.rules import RULES, of_each
 
@@ -36,7 +36,7 @@ def test_it_obeys(spec):
         assert broken == {"budget_holds"}
         return
     assert not broken, "\n\n".join(message(spec, finding) for finding in report.findings)
-    always = [verdict for verdict in report.laws if LAWS[verdict.law].applies(RULES[spec])]
+    always = [verdict for verdict in report.laws if PROPERTIES[verdict.law].applies(RULES[spec])]
     # a rule that refuses nothing on any example has no recovery to compare
     sometimes = {"nothing_accepts_more", "recovers_alike"}
     assert all(verdict.examples for verdict in always if verdict.law not in sometimes)

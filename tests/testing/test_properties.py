@@ -11,7 +11,7 @@ from cactus_theory.testing._checker import Hang, shrink, time_limit
 from cactus_theory.testing._examples import _wide, examples
 from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._report import row
-from cactus_theory.testing.properties import LAWS, Bounds, knob_ladder
+from cactus_theory.testing.properties import PROPERTIES, Bounds, knob_ladder
 from tests.amounts import amount
 from tests.testing.gallery import lenience, no_ceiling, reversed_knob, unnormalised
 
@@ -46,8 +46,17 @@ def test_entries_that_do_not_count():
 
 
 def test_every_law_says_what_it_says():
-    for name, law in LAWS.items():
+    for name, law in PROPERTIES.items():
         assert law.name == name and law.statement.endswith(".") and "``" not in law.statement
+
+
+def test_the_older_names_mean_the_same():
+    import cactus_theory.testing.laws as older
+    from cactus_theory.testing import laws, properties
+    from cactus_theory.testing.laws import LAWS, Law, law
+
+    assert older is laws is properties and LAWS is properties.PROPERTIES is PROPERTIES
+    assert (Law, law) == (properties.Property, properties.policy_property)
 
 
 def test_examples_are_reproducible_and_as_many_as_asked():
