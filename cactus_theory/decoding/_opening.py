@@ -15,7 +15,7 @@ from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
-from cactus_theory.decoding.pace import Pace, pace
+from cactus_theory.decoding.pace import AdaptivePace, Gate, Pace
 from cactus_theory.decoding.result import VerifiedRows
 
 HALF = (torch.float16, torch.bfloat16)
@@ -43,7 +43,8 @@ class Opening:
             self.models |= self.drafter.check(target_model)
             # a draft that is longer than the text takes no memory
             self.width = min(options.num_draft_tokens, options.max_new_tokens)
-            self.pace = pace(self.width, options.adaptive, options.gate)
+            self.pace = AdaptivePace(self.width) if options.adaptive else Pace(self.width)
+            self.pace = Gate(self.pace) if options.gate else self.pace
             metered = options.metered
             depths = range(1, self.width + 1)
             self.beside = max(self.drafter.nodes(depth) - depth for depth in depths)

@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from cactus_theory.base.arguments import whole_number
-
 # weight of the newest round in the running acceptance and costs: they average about 20 rounds
 FORGETTING = 0.05
 # the acceptance assumed before any draft was verified, with the weight of so many tokens
@@ -142,10 +140,3 @@ class Gate(Pace):
             self.interval, self.since = 2 * self.interval, 0
         if not self.tokens[other] or self.cost(other) < self.cost(now):
             self.turn(other)
-
-
-def pace(num_draft_tokens: int, adaptive: bool, gate: bool) -> Pace:
-    """Return the pace that the arguments of :func:`cactus_theory.decoding.generate` ask for."""
-    width = whole_number("num_draft_tokens", num_draft_tokens, 1)
-    inner = AdaptivePace(width) if adaptive else Pace(width)
-    return Gate(inner) if gate else inner

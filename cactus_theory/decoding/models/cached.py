@@ -59,7 +59,11 @@ class CachedModel:
                 raise ValueError(f"reads: must be layers in [0, {layers}]; got {layer!r}")
         self.cache.hidden = dict.fromkeys(reads)
         self.calls = 0
-        self.fast = _takes_fast(model, capacity + slack, fast_forward)
+        self.fast = fast_forward is not False
+        if self.fast and (reason := obstacle(model, capacity + slack)) is not None:
+            if fast_forward:
+                raise ValueError(f"fast_forward: must be None or False here, {reason}; got True")
+            self.fast = False
         if self.fast:
             self.forward: FastForward | LibraryForward = FastForward(model, self.cache)
             self.branches = True
@@ -168,16 +172,6 @@ class CachedModel:
             raise ValueError(
                 f"parents: each must be −1 or the index of an earlier token; got {parents.tolist()}"
             )
-
-
-def _takes_fast(model: Any, capacity: int, required: bool | None) -> bool:
-    """Return whether the fast pass runs, or raise ValueError where it is required and cannot."""
-    if required is False:
-        return False
-    reason = obstacle(model, capacity)
-    if required and reason is not None:
-        raise ValueError(f"fast_forward: must be None or False here, {reason}; got True")
-    return reason is None
 
 
 def check_positions(model: Any, capacity: int) -> None:
