@@ -18,7 +18,7 @@ from ..common.grid import PLAIN, USUAL, Config, at, label
 from ..common.inputs import PAIR
 from . import pairs
 from .page import method
-from .pairs import TINY_WIDTHS, WIDTHS, Loaded, Results, Setup
+from .pairs import TINY_WIDTHS, WIDTHS, Results, Setup, Workload
 from .sections import Bench, Message, Note, Row, first_line, in_turn
 from .verify import LOSSLESS
 
@@ -87,7 +87,7 @@ def lines(batch: int, tiny: bool) -> list[Config]:
     return configs
 
 
-def decoded(loaded: Loaded, lines: Sequence[Config], setup: Setup) -> Iterator[Message]:
+def decoded(workload: Workload, lines: Sequence[Config], setup: Setup) -> Iterator[Message]:
     """Yield a finished row a line; a policy that fails is named, and the next ones follow.
 
     Speeds are of a decode without the meter, after one with it on the same seeds, which so
@@ -96,7 +96,7 @@ def decoded(loaded: Loaded, lines: Sequence[Config], setup: Setup) -> Iterator[M
     finish = finisher(setup)
     for line in lines:
         try:
-            metered, timed = (loaded.decode(line, meter=meter) for meter in (True, False))
+            metered, timed = (workload.decode(line, meter=meter) for meter in (True, False))
         except Exception as error:
             if line.method == PLAIN:  # nothing to compare with
                 raise
@@ -106,7 +106,7 @@ def decoded(loaded: Loaded, lines: Sequence[Config], setup: Setup) -> Iterator[M
             yield Note("failed", failed_line, first_line(error))
             continue
         row = measured(line, metered, timed)
-        yield finish(row | loaded.complete(row, timed))
+        yield finish(row | workload.complete(row, timed))
 
 
 def measured(line: Config, metered: Results, timed: Results) -> Row:

@@ -55,7 +55,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Workload:
     """A pair, its prompts, and what the rows about it say beyond the decode itself."""
 
     target: Any
@@ -85,7 +85,7 @@ def usual_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def checkpoints(bench: Bench, setup: Setup) -> Loaded:
+def checkpoints(bench: Bench, setup: Setup) -> Workload:
     """Return a pair of checkpoints in the usual loop; rows say what share of answers is right."""
     settings = bench.settings
     assert settings.target is not None and settings.draft is not None
@@ -110,7 +110,7 @@ def checkpoints(bench: Bench, setup: Setup) -> Loaded:
             columns |= _parts(timed, step)
         return columns | (_score(pair.tokenizer, timed, answers) if answers else {})
 
-    return Loaded(pair.target, pair.draft, ids, settings.seed, options, complete)
+    return Workload(pair.target, pair.draft, ids, settings.seed, options, complete)
 
 
 def _parts(timed: Results, step: float) -> Row:
@@ -222,7 +222,7 @@ def prompts(batch: int) -> list[Sequence[int]]:
     return list(itertools.islice(itertools.cycle(ids), batch))
 
 
-def at_real_sizes(bench: Bench, setup: Setup) -> Loaded:
+def at_real_sizes(bench: Bench, setup: Setup) -> Workload:
     """Return the shipped pair, inflated, in the device's loop; rows say what its parts cost."""
     pair = inflated(bench.device, setup.target, setup.draft, tiny=bench.tiny)
     ids, tokens = prompts(setup.batch), TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
@@ -237,7 +237,7 @@ def at_real_sizes(bench: Bench, setup: Setup) -> Loaded:
         return floor | cost | {"verify_ms": verification(bench, row, setup.batch)}
 
     options: Row = {"max_new_tokens": tokens, "device_loop": True}
-    return Loaded(pair.target, pair.draft, ids, bench.settings.seed, options, complete)
+    return Workload(pair.target, pair.draft, ids, bench.settings.seed, options, complete)
 
 
 def costs_of(

@@ -153,10 +153,10 @@ def test_specs_that_name_a_file_show_no_folder():
     assert row["knob"] == "price=1.5,values=values.json"
 
 
-def loaded(broken=(), complete=lambda row, timed: {}):
+def workload(broken=(), complete=lambda row, timed: {}):
     """Return a pair whose decodes are made up; those of some policies fail."""
 
-    class MadeUp(pairs.Loaded):
+    class MadeUp(pairs.Workload):
         def decode(self, line, *, meter):
             if line.method in broken:
                 raise RuntimeError("no such kernel\nand more")
@@ -170,7 +170,7 @@ def loaded(broken=(), complete=lambda row, timed: {}):
 
 def test_the_groups_of_a_line_count_together():
     line = Config("band:price=1", 4, 1)
-    own = loaded()
+    own = workload()
     row = decode.measured(line, own.decode(line, meter=True), own.decode(line, meter=False))
     assert (row["tokens"], row["seconds"], row["tokens_per_second"]) == (200, 1.0, 200.0)
     assert (row["emitted_kl_per_token"], row["largest_row_kl"]) == (6 / 200, 0.5)
@@ -180,7 +180,7 @@ def test_a_policy_that_fails_is_named_and_the_next_ones_follow(monkeypatch):
     names = ["speculative", "typical", "band:price=1@block"]
     monkeypatch.setattr(decode, "policies", lambda tiny: names)
     monkeypatch.setattr(decode, "TINY_WIDTHS", (2, 4))
-    own = loaded(["typical"], lambda row, timed: {"c": 0.2 * row["num_draft_tokens"]})
+    own = workload(["typical"], lambda row, timed: {"c": 0.2 * row["num_draft_tokens"]})
     found = list(decode.decoded(own, decode.lines(1, tiny=True), SETUP))
     notes = [row for row in found if isinstance(row, Note)]
     assert notes[0] == Note("failed", "typical, K = 2 at 8b + 0.6b, batch 2", "no such kernel")
@@ -193,7 +193,7 @@ def test_a_policy_that_fails_is_named_and_the_next_ones_follow(monkeypatch):
 
 
 def test_without_plain_decoding_a_place_fails(monkeypatch):
-    monkeypatch.setattr(pairs, "at_real_sizes", lambda bench, place: loaded(["plain"]))
+    monkeypatch.setattr(pairs, "at_real_sizes", lambda bench, place: workload(["plain"]))
     found = list(decode.rows(Bench(Settings("cpu", tiny=True), Budget(60))))
     assert [note.kind for note in found] == ["failed", "failed"]
 
@@ -222,7 +222,7 @@ def test_a_place_leaves_time_to_the_next(monkeypatch):
         now[0] += 30
         return {}
 
-    monkeypatch.setattr(pairs, "at_real_sizes", lambda bench, place: loaded((), slow))
+    monkeypatch.setattr(pairs, "at_real_sizes", lambda bench, place: workload((), slow))
     found = list(decode._at(bench, Setup("8b", "0.6b", 1, 0.5)))
     assert len(found) == 3 and isinstance(found[2], Note)
     assert found[2].what == "what came after speculative, K = 2 at 8b + 0.6b, batch 1"
