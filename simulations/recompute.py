@@ -83,11 +83,6 @@ _PATHS = (
     "--baselines plain --compare soft_band:price@block band:price --seed 7"
 )
 _STORED = "--values {root}/simulations/pair/values.json"
-
-_LEDGER = "ledger --repeats 2 --work {made}/run --out {made}"
-_LEDGER_QUICK = (
-    "ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run --out {made}"
-)
 _TUNED = "tune-check --out {made}/run --publish {csv}"
 _RULES = "--work {made}/run --out {csv}"
 _RULES_QUICK = (
@@ -182,7 +177,9 @@ ENTRIES = (
           f"markov {_TEXTS} --length 4 --num-draft-tokens 2 --out {{csv}}", took="3 s"),
     Entry("solver_error", "solver-error --out {csv}",
           "solver-error --vocab 10 100 --seeds 0 --out {csv}", took="28 s"),
-    Entry("ledger ledger_answers", _LEDGER, _LEDGER_QUICK, took="80 s"),
+    Entry("ledger ledger_answers", "ledger --repeats 2 --work {made}/run --out {made}",
+          "ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run "
+          "--out {made}", took="80 s"),
     Entry("tune", _TUNED,
           f"{_TUNED} --kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "
           "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1", took="98 min"),

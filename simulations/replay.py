@@ -78,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
 def _replays(
     args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
 ) -> list[Replay]:
-    """Return one replay per verifier and policy."""
     followers = {policy: _followers(policy, (*args.verifier, *verifiers())) for policy in policies}
     pairs = [(name, policy) for name in args.verifier for policy in policies
              if name in followers[policy]]  # fmt: skip

@@ -212,7 +212,6 @@ def _row(
 
 
 def _tables(rows: Sequence[Row]) -> str:
-    """Return the tables as a terminal shows them."""
     at_one = {
         "tokens_per_call": "tokens/call", "kl_per_token": "nats/token",
         "band_tokens_at_kl": "band*", "soft_band_tokens_at_kl": "soft band*",

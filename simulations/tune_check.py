@@ -21,7 +21,6 @@ from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.policies._registry import policy, policy_of_data
-from cactus_theory.traces import Trace
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, Setting, Tuned, measure_costs, tune
 from cactus_theory.tuning.choices import Choice
@@ -42,7 +41,9 @@ def tune_all(
     cases = [(batch, level) for level in args.kl_per_token for batch in args.batch]
     if all(key(*case) in journal.results for case in cases):
         return
-    trace = _trace(args, pair, ids)
+    width, ends = max(args.num_draft_tokens), pair.target.generation_config.eos_token_id
+    folder = args.out / "trace"
+    trace = log_shown(args, pair, ids, folder, num_draft_tokens=width, eos_token_ids=ends)
     settings: list[Setting] = []  # the first level's knobs, at which costs are measured
     clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
 
@@ -73,12 +74,6 @@ def _costs(
     prompts = Prompts(ids, batch, args.max_new_tokens, 1.0, ends, args.seed)
     with Progress(f"timing decodes, batch {batch}", 1) as progress:
         return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
-
-
-def _trace(args: argparse.Namespace, pair: Pair, ids: Sequence[Sequence[int]]) -> Trace:
-    width, ends = max(args.num_draft_tokens), pair.target.generation_config.eos_token_id
-    folder = args.out / "trace"
-    return log_shown(args, pair, ids, folder, num_draft_tokens=width, eos_token_ids=ends)
 
 
 def _record(tuned: Tuned) -> dict[str, Any]:

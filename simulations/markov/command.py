@@ -166,7 +166,10 @@ def rated(pair: TinyPair, setting: Setting, most: bool = False) -> dict[str, Any
         "verifier": setting.judge.name,
         "num_draft_tokens": setting.num_draft_tokens,
         "mean_acceptance_length": rates.mean_acceptance_length,
-        **{name: json.dumps([_rate(value) for value in values]) for name, values in lists.items()},
+        **{
+            name: json.dumps([round(_finite(value) or 0.0, RATE_DIGITS) for value in values])
+            for name, values in lists.items()
+        },
         "emitted_kl_per_token": _finite(rates.metered),
         **({"most_tokens_per_call": _most(pair, setting, rates.metered)} if most else {}),
     }
@@ -182,10 +185,6 @@ def _most(pair: TinyPair, setting: Setting, per_token: float) -> float:
         following=pair.following.numpy(),
     )
     return solved.bound
-
-
-def _rate(value: float) -> float:
-    return round(value, RATE_DIGITS) if math.isfinite(value) else 0.0
 
 
 def _finite(value: float) -> float | None:

@@ -117,7 +117,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fill(args: argparse.Namespace, journal: Journal, grid: Grid, texts: list[str]) -> None:
-    """Make every decode that the journal lacks, showing progress."""
     missing = len(grid.missing(journal.results))
     if not missing:
         return

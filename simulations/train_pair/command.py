@@ -23,36 +23,8 @@ from cactus_theory.decoding.drafters import HeadShape
 from ..common.inputs import PAIR, folder_digest
 from ..common.inputs import command_line as called_as
 from ..common.results import write_json
-from . import heads, ship
-from .corpus import (
-    Document,
-    PoolPlan,
-    build_pool,
-    encode_stream,
-    fingerprint,
-    held_out,
-    read_corpus,
-    standard_library,
-    train_tokenizer,
-    training,
-)
-from .train import (
-    Batches,
-    Outcome,
-    Plan,
-    Shape,
-    build,
-    distil_loss,
-    distil_plan,
-    fit,
-    load,
-    mixed_batches,
-    overlap_loss,
-    overlap_plan,
-    save,
-    text_batches,
-    text_loss,
-)
+from . import corpus, heads, ship, train
+from .train import Batches, Outcome, Plan
 
 # steps in which the draft's learning rate rises to its peak
 DRAFT_WARMUP = 30
@@ -120,18 +92,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    documents = read_corpus(args.corpus or standard_library())
-    _claim(args, fingerprint(documents))
-    tokenizer = train_tokenizer([d.text for d in training(documents)], args.vocab_size)
-    stream = encode_stream(tokenizer, training(documents))
+    documents = corpus.read_corpus(args.corpus or corpus.standard_library())
+    _claim(args, corpus.fingerprint(documents))
+    trained_on = corpus.training(documents)
+    tokenizer = corpus.train_tokenizer([d.text for d in trained_on], args.vocab_size)
+    stream = corpus.encode_stream(tokenizer, trained_on)
     finished = args.work_dir / "pair"
 
     target_outcome = train_target(args, stream, finished / "target")
-    target = load(finished / "target")
+    target = train.load(finished / "target")
     draft_outcomes = train_draft(args, stream, target, finished / "draft")
 
     ship.add_tokenizer(tokenizer, finished)
-    unseen = encode_stream(tokenizer, held_out(documents))
+    unseen = corpus.encode_stream(tokenizer, corpus.held_out(documents))
     outcomes = {"target": target_outcome, **draft_outcomes}
     ship.write_report(args, command_line(args), finished, documents, unseen, outcomes)
     out = args.out or PAIR
@@ -139,30 +112,26 @@ def _run(args: argparse.Namespace) -> None:
     print(json.dumps(ship.summary(out), indent=2))
 
 
-def head_inputs(args: argparse.Namespace) -> tuple[list[Document], Any, Any]:
+def head_inputs(args: argparse.Namespace) -> tuple[list[corpus.Document], Any, Any]:
     """Return the corpus, the target and its tokenizer; claim the work directory for them."""
-    documents = read_corpus(args.corpus or standard_library())
-    _claim(args, fingerprint(documents), target_sha256=folder_digest(args.target))
-    return documents, load(args.target), ship.tokenizer_of(args.target)
+    documents = corpus.read_corpus(args.corpus or corpus.standard_library())
+    _claim(args, corpus.fingerprint(documents), target_sha256=folder_digest(args.target))
+    return documents, train.load(args.target), ship.tokenizer_of(args.target)
 
 
 def _run_head(args: argparse.Namespace) -> None:
     documents, target, tokenizer = head_inputs(args)
-    outcomes = train_head(args, encode_stream(tokenizer, training(documents)), target)
-    unseen = encode_stream(tokenizer, held_out(documents))
-    finished = args.work_dir / "head"
-    report = ship.write_head_report(args, command_line(args), target, documents, unseen, outcomes)
-    ship.publish(finished, args.out or PAIR / args.drafter)
-    print(json.dumps(report, indent=2))
-
-
-def train_head(args: argparse.Namespace, stream, target) -> dict[str, Outcome]:
-    """Train a head by KL and then by ``--loss``, and store it."""
+    stream = corpus.encode_stream(tokenizer, corpus.training(documents))
     head_training = HeadTraining(args, stream, target)
     head, outcome = head_training.copy()
     last = head_training.train(head, args.loss, args.overlap_steps, 0, f"head-{args.loss}.pt")
-    head.save(args.work_dir / "head")
-    return {"kl": outcome, args.loss: last}
+    finished = args.work_dir / "head"
+    head.save(finished)
+    outcomes = {"kl": outcome, args.loss: last}
+    unseen = corpus.encode_stream(tokenizer, corpus.held_out(documents))
+    report = ship.write_head_report(args, command_line(args), target, documents, unseen, outcomes)
+    ship.publish(finished, args.out or PAIR / args.drafter)
+    print(json.dumps(report, indent=2))
 
 
 class HeadTraining:
@@ -172,19 +141,19 @@ class HeadTraining:
         self.args, self.target = args, target
         plan = _text_plan(args, args.distil_steps, args.draft_rate, args.seed + 1)
         self.plan = replace(plan, warmup_steps=DRAFT_WARMUP)
-        self.batches = _mixed(args, stream, target, text_batches(stream, self.plan))
+        self.batches = _mixed(args, stream, target, train.text_batches(stream, self.plan))
 
     def copy(self) -> tuple[heads.Head, Outcome]:
         """Return a head as training by KL leaves it, which the first call does."""
         args = self.args
         sizes = {"layers": args.head_layers, "width": args.head_width, "rank": args.head_rank}
         head = heads.build(args.drafter, self.target, args.seed + 1, args.places, **sizes)
-        plan = distil_plan(args.distil_steps, self.plan, args.draft_rate)
+        plan = train.distil_plan(args.distil_steps, self.plan, args.draft_rate)
         return head, self._fit(head, plan, "kl", "head-kl.pt")
 
     def train(self, head: heads.Head, loss: str, steps: int, seed: int, checkpoint: str) -> Outcome:
         """Go on training by a loss; ``seed`` is of what is trained on, and where in it."""
-        plan = overlap_plan(steps, self.plan, self.args.overlap_rate)
+        plan = train.overlap_plan(steps, self.plan, self.args.overlap_rate)
         return self._fit(head, replace(plan, seed=plan.seed + seed), loss, checkpoint)
 
     def _fit(self, head: heads.Head, plan: Plan, loss: str, checkpoint: str) -> Outcome:
@@ -192,48 +161,48 @@ class HeadTraining:
         judge = heads.LOSSES[loss](args.price)
         mean_loss = heads.head_loss(self.target, judge, args.anchors, plan.seed)
         path, label = args.work_dir / checkpoint, f"{args.drafter}, {loss}"
-        return fit(head, plan, self.batches, mean_loss, path, label=label)
+        return train.fit(head, plan, self.batches, mean_loss, path, label=label)
 
 
 def train_target(args: argparse.Namespace, stream, folder: Path) -> Outcome:
     """Train the target on text and store it in ``folder``."""
-    shape = Shape(args.target_layers, args.target_width, args.target_head_size)
-    model = build(shape, args.vocab_size, args.seed)
+    shape = train.Shape(args.target_layers, args.target_width, args.target_head_size)
+    model = train.build(shape, args.vocab_size, args.seed)
     plan = _text_plan(args, args.steps, args.rate, args.seed)
     plan = replace(plan, decay=args.decay, hold_steps=args.hold_steps)
-    checkpoint, batches = args.work_dir / "target.pt", text_batches(stream, plan)
-    outcome = fit(model, plan, batches, text_loss, checkpoint, label="target")
-    save(model, folder)
+    checkpoint, batches = args.work_dir / "target.pt", train.text_batches(stream, plan)
+    outcome = train.fit(model, plan, batches, train.text_loss, checkpoint, label="target")
+    train.save(model, folder)
     return outcome
 
 
 def train_draft(args: argparse.Namespace, stream, target, folder: Path) -> dict[str, Outcome]:
     """Train the draft on text, on the target's distribution, on acceptance; store it."""
-    shape = Shape(args.draft_layers, args.draft_width, args.draft_head_size)
-    draft = build(shape, args.vocab_size, args.seed + 1)
+    shape = train.Shape(args.draft_layers, args.draft_width, args.draft_head_size)
+    draft = train.build(shape, args.vocab_size, args.seed + 1)
     plan = _text_plan(args, args.draft_steps, args.draft_rate, args.seed + 1)
     plan = replace(plan, warmup_steps=DRAFT_WARMUP)
-    text = text_batches(stream, plan)
+    text = train.text_batches(stream, plan)
     checkpoint = args.work_dir / "draft-text.pt"
-    on_text = fit(draft, plan, text, text_loss, checkpoint, label="draft, text")
+    on_text = train.fit(draft, plan, text, train.text_loss, checkpoint, label="draft, text")
 
     batches = _mixed(args, stream, target, text)
-    distil = distil_plan(args.distil_steps, plan, args.draft_rate)
-    loss, checkpoint = distil_loss(target), args.work_dir / "draft-distilled.pt"
-    distilled = fit(draft, distil, batches, loss, checkpoint, label="draft, distilled")
+    distil = train.distil_plan(args.distil_steps, plan, args.draft_rate)
+    loss, checkpoint = train.distil_loss(target), args.work_dir / "draft-distilled.pt"
+    distilled = train.fit(draft, distil, batches, loss, checkpoint, label="draft, distilled")
 
-    overlap = overlap_plan(args.overlap_steps, plan, args.overlap_rate)
-    loss, checkpoint = overlap_loss(target), args.work_dir / "draft-matched.pt"
-    matched = fit(draft, overlap, batches, loss, checkpoint, label="draft, matched")
-    save(draft, folder)
+    overlap = train.overlap_plan(args.overlap_steps, plan, args.overlap_rate)
+    loss, checkpoint = train.overlap_loss(target), args.work_dir / "draft-matched.pt"
+    matched = train.fit(draft, overlap, batches, loss, checkpoint, label="draft, matched")
+    train.save(draft, folder)
     return {"draft_text": on_text, "draft_distilled": distilled, "draft_matched": matched}
 
 
 def _mixed(args: argparse.Namespace, stream, target, text: Batches) -> Batches:
     """Return batches of text of which a share is the target's own, sampled first."""
-    pool_plan = PoolPlan(args.pool_chunks, args.pool_rows, args.length + 1, args.seed)
-    pool = build_pool(target, stream, pool_plan, args.work_dir / "samples")
-    return mixed_batches(pool, text, args.pool_share)
+    pool_plan = corpus.PoolPlan(args.pool_chunks, args.pool_rows, args.length + 1, args.seed)
+    pool = corpus.build_pool(target, stream, pool_plan, args.work_dir / "samples")
+    return train.mixed_batches(pool, text, args.pool_share)
 
 
 def _text_plan(args: argparse.Namespace, steps: int, rate: float, seed: int) -> Plan:
@@ -275,13 +244,14 @@ def command_line(args: argparse.Namespace) -> str:
     return called_as("train-pair", add_arguments, args, FOLDERS)
 
 
-def _claim(args: argparse.Namespace, corpus: str, **digests: str) -> None:
+def _claim(args: argparse.Namespace, corpus_sha256: str, **digests: str) -> None:
     """Refuse a work directory whose checkpoints came from other data or flags."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     # folders and threads cannot change the result
-    flags = vars(parser.parse_args([])).keys() - {*FOLDERS, "threads"}
-    origin = {"corpus_sha256": corpus} | digests | {k: getattr(args, k) for k in flags}
+    names = [name for name in vars(parser.parse_args([])) if name not in (*FOLDERS, "threads")]
+    flags = {name: getattr(args, name) for name in names}
+    origin = {"corpus_sha256": corpus_sha256} | digests | flags
     path = args.work_dir / "origin.json"
     if path.exists() and (before := json.loads(path.read_text())) != origin:
         changed = sorted(k for k in origin.keys() | before.keys() if origin.get(k) != before.get(k))

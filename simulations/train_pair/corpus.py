@@ -213,14 +213,11 @@ def build_pool(target: LlamaForCausalLM, stream: Stream, plan: PoolPlan, folder:
         for chunk in range(plan.chunks):
             path = folder / f"{plan.seed}-{plan.rows}x{plan.length}-{chunk:04d}.pt"
             if not path.exists():
-                write_tensors(path, _sample_chunk(target, stream, plan, chunk))
+                generator = Generator().manual_seed(plan.seed * 100_003 + chunk)
+                lengths = [k for k in PREFIX_LENGTHS if k < plan.length]
+                prefix = prefixes(stream, plan.rows, lengths[chunk % len(lengths)], generator)
+                samples = sample(target, prefix, plan.length, generator).to(torch.int32)
+                write_tensors(path, samples)
             pool.append(torch.load(path, weights_only=True))
             progress.advance()
     return torch.cat(pool)
-
-
-def _sample_chunk(target, stream: Stream, plan: PoolPlan, chunk: int) -> Tensor:
-    generator = Generator().manual_seed(plan.seed * 100_003 + chunk)
-    lengths = [k for k in PREFIX_LENGTHS if k < plan.length]
-    prefix = prefixes(stream, plan.rows, lengths[chunk % len(lengths)], generator)
-    return sample(target, prefix, plan.length, generator).to(torch.int32)

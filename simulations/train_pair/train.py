@@ -25,6 +25,7 @@ from .corpus import END_OF_TEXT_ID, Stream
 
 # as long as the longest training windows: four times 256 tokens
 MAX_POSITIONS = 1024
+SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END_OF_TEXT_ID)
 
 __all__ = ["MAX_POSITIONS", "Shape", "build", "load", "num_parameters", "save"]
 
@@ -65,9 +66,7 @@ def _config(shape: Shape, vocab_size: int) -> LlamaConfig:
         num_key_value_heads=heads,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
-        bos_token_id=END_OF_TEXT_ID,
-        eos_token_id=END_OF_TEXT_ID,
-        pad_token_id=END_OF_TEXT_ID,
+        **SPECIAL,
     )
 
 
@@ -84,9 +83,7 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
     """
     stored = LlamaForCausalLM(model.config)
     stored.load_state_dict(model.state_dict())
-    stored.generation_config = GenerationConfig(
-        bos_token_id=END_OF_TEXT_ID, eos_token_id=END_OF_TEXT_ID, pad_token_id=END_OF_TEXT_ID
-    )
+    stored.generation_config = GenerationConfig(**SPECIAL)
     stored.half().save_pretrained(folder)
     stored.config.dtype = torch.float32
     stored.config.save_pretrained(folder)
@@ -240,7 +237,6 @@ def _step(model, optimizer, plan: Plan, step: int, window: Tensor, loss: Loss) -
 
 
 def _save(path: Path, plan: Plan, model, optimizer, generator: Generator, state: dict) -> None:
-    """Write a whole checkpoint, or leave the one there was."""
     checkpoint = {
         "plan": asdict(plan),
         "model": model.state_dict(),

@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from simulations.train_pair import command
+from simulations.train_pair import train
 from simulations.train_pair.command import add_arguments, command_line, run
 from simulations.train_pair.heads import HEADS
-from simulations.train_pair.train import fit
 from tests.amounts import some
 
 TINY = (
@@ -132,7 +131,7 @@ def test_a_head_is_trained_the_same_however_often_it_is_stopped(
     args = [head_of(first, corpus_folder, at, f"--drafter {kind}") for at in (whole, parts)]
     assert run(args[0]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(command, "fit", partial(fit, stop_after=2))
+        patch.setattr(train, "fit", partial(train.fit, stop_after=2))
         assert run(args[1]) == 0  # ends both stages early, as a kill would the first
         (parts / "head-price.pt").unlink()
     assert run(args[1]) == 0
