@@ -208,15 +208,9 @@ def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tenso
 
 def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tensor, "R K1"]:
     """Return what is emitted, with the engine's own tokens after drafts accepted as a whole."""
-    device = lengths.device
-    accepted = verdict.num_accepted.to(device)
-    bonus = batch.bonus[torch.tensor(batch.drafted, device=device)].long()
-    last = torch.where(accepted == lengths, bonus, verdict.last)
-    ids = verdict.draft_token_ids
-    place = torch.arange(ids.shape[1] + 1, device=device)
-    rows = torch.nn.functional.pad(ids, (0, 1), value=PLACEHOLDER)
-    rows = torch.where(place < accepted[:, None], rows, PLACEHOLDER)
-    return rows.scatter_(1, accepted[:, None], last[:, None])
+    bonus = batch.bonus[torch.tensor(batch.drafted, device=lengths.device)].long()
+    last = torch.where(verdict.num_accepted == lengths, bonus, verdict.last)
+    return replace(verdict, last=last).output_token_ids
 
 
 def _with_greedy(

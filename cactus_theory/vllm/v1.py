@@ -134,7 +134,7 @@ def reporter_of(where: str, log: Callable[[str], None]) -> Callable[[dict[str, A
     return write
 
 
-OWN_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
+LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
 
 
 class Hook:
@@ -290,7 +290,7 @@ class Hook:
 
 def refuse_other_rules(kwargs: dict[str, Any]) -> None:
     """Raise RuntimeError if vLLM's own lossy rules are asked for as well."""
-    for name in OWN_RULES:
+    for name in LOSSY_RULES:
         if kwargs.get(name):
             raise RuntimeError(
                 f"{name}: vLLM's own lossy rule cannot decide together with a policy of "
