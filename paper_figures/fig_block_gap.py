@@ -30,14 +30,14 @@ def draw(data: Path) -> Figure:
                     for r in rows if r["tree"] == first and _shown(r)})  # fmt: skip
     tree.plot(*zip(*bound, strict=True), color=style.INK, lw=2.2, label="the bound: any verifier")
     for key, name in CURVES.items():
-        for number, one in enumerate(sorted({row["tree"] for row in rows})):
-            points = [r for r in rows if r["tree"] == one and _key(r) == key and _shown(r)]
+        for number, name_of_tree in enumerate(sorted({row["tree"] for row in rows})):
+            points = [r for r in rows if r["tree"] == name_of_tree and _key(r) == key and _shown(r)]
             look = style.look(SERIES.get(key[0], key[0])).options()
             if key[1] == "chain":
                 look["mfc"] = "white"
             keys = "divergence_per_token", "tokens_per_call", "gap_percent"
             spent, tokens, gap = style.curve(points, *keys)
-            if one == first:
+            if name_of_tree == first:
                 tree.plot(spent, tokens, lw=1.1, **look)
             gaps.plot(spent, gap, lw=0.9, label=name if not number else None, **look)
     _frame(tree, "tokens per target call", "One random tree, K = 4")

@@ -35,11 +35,11 @@ def draw(data: Path) -> Figure:
     files = (data / f"gpu_{name}.csv" for name in ("verify", "decode"))
     verify, decode = (style.read(file) if file.is_file() else [] for file in files)
     figure, panels = style.panels(4, height=3.1, rows=2)
-    place, there = _first_place(decode)
+    place, pair_rows = _first_place(decode)
     figure.suptitle(place, x=0.99, ha="right", fontsize=8, color=style.MUTED)
     _steps(panels[0], verify)
-    _speeds(panels[1], there)
-    _rounds(panels[2], there)
+    _speeds(panels[1], pair_rows)
+    _rounds(panels[2], pair_rows)
     _predictions(panels[3], decode)
     return figure
 

@@ -60,8 +60,8 @@ def _prices(axes: Axes, rows: list[Row]) -> None:
             axes.plot((paid, could), (place, place), color=style.MUTED, lw=0.9, zorder=1)
             axes.plot(could, place, "D", ms=4, color=COULD, mfc="white", zorder=3)
         axes.plot(paid, place, "o", ms=4.5, color=PAYS, zorder=2)
-        there = row["soft_band_tokens_at_kl"]
-        tokens = f"{row['tokens_per_call']:.1f} → {'–' if there is None else f'{there:.1f}'}"
+        rival = row["soft_band_tokens_at_kl"]
+        tokens = f"{row['tokens_per_call']:.1f} → {'–' if rival is None else f'{rival:.1f}'}"
         axes.text(TEXT_FROM, place, tokens, va="center", fontsize=6.5)
 
 

@@ -30,12 +30,12 @@ def draw(data: Path) -> Figure:
     count = len(batches)
     figure, panels = style.panels(3 * count, height=2.8, rows=count)
     for number, batch in enumerate(batches):
-        together = [row for row in rows if row["batch"] == batch]
+        batch_rows = [row for row in rows if row["batch"] == batch]
         first, second, third = panels[3 * number : 3 * number + 3]
-        _predictions(first, together, batch)
-        levels = sorted({row["level"] for row in together})
-        _by_width(second, together, levels[len(levels) // 2])
-        _relaxing(third, together)
+        _predictions(first, batch_rows, batch)
+        levels = sorted({row["level"] for row in batch_rows})
+        _by_width(second, batch_rows, levels[len(levels) // 2])
+        _relaxing(third, batch_rows)
     handles: dict[str, Any] = {}
     for axes in panels:
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles

@@ -104,8 +104,8 @@ def _generated(row: Scaled, kind: Divergence, delta: float) -> Budget:
     left = left_side(row, f)
     if not isinstance(row.z, float):
         left = left + f.slope_at_infinity * row.z
-    one, at = torch.tensor([1.0, delta], dtype=torch.float64)
-    weight = float(kind.price_from_generator(one, at))
+    one, amount = torch.tensor([1.0, delta], dtype=torch.float64)
+    weight = float(kind.price_from_generator(one, amount))
     return Budget([left <= generator_budget(kind, delta)], delta, weight=weight)
 
 

@@ -157,8 +157,8 @@ class Program(Attempted[Attempt]):
             return broken
         value, answer.bound = answer.value, answer.proven()
         fault = unproven(answer.status, value, answer.bound)
-        again = abs(value - self.earlier) <= OPTIMALITY and answer.bound > value
-        if fault and again and any(isinstance(each, CustomConstraint) for each in self.constraints):
+        same = abs(value - self.earlier) <= OPTIMALITY and answer.bound > value
+        if fault and same and any(isinstance(each, CustomConstraint) for each in self.constraints):
             answer.bound, answer.proof = max(value, self.earlier), "two scalings"
             return None
         self.earlier = value
@@ -240,8 +240,8 @@ def _lossless(program: Program, zero: BudgetConstraint) -> Attempt:
 
 def _prices(duals: dict[str, Dual]) -> dict[str, Dual]:
     """Return the prices with those that are noise beside the others set to 0."""
-    every = [abs(price) for dual in duals.values() for price in prices_of(dual)]
-    least = NOISE * max(1.0, *every) if every else 0.0
+    sizes = [abs(price) for dual in duals.values() for price in prices_of(dual)]
+    least = NOISE * max(1.0, *sizes) if sizes else 0.0
 
     def clean(price: float) -> float:
         return price if abs(price) > least else 0.0

@@ -53,11 +53,11 @@ def applies(q: np.ndarray, constraints: Sequence[Constraint]) -> bool:
 
 def solve(quantities: Quantities, built: Iterable[Built], total: Any) -> np.ndarray:
     """Return the row h (m,); the dual values that go with it are left in the constraints."""
-    q, every = quantities.row.q, list(built)
+    q, constraints = quantities.row.q, list(built)
     program = Lagrangian.of(q, quantities.p[quantities.inside])
-    (budget,) = (each for each in every if isinstance(each, BuiltBudget))
-    limits = [each for each in every if isinstance(each, BuiltLimit)]
-    sums = [each for each in every if isinstance(each, BuiltExpectation)]
+    (budget,) = (each for each in constraints if isinstance(each, BuiltBudget))
+    limits = [each for each in constraints if isinstance(each, BuiltLimit)]
+    sums = [each for each in constraints if isinstance(each, BuiltExpectation)]
     for limit in limits:
         limit.charge(program, q)
     program.add_budget(1.0, budget.kind, budget.delta)

@@ -136,7 +136,7 @@ def cases(spec: str) -> Iterator[Case]:
         delta = _budget(spec, q, p, SHARES[index % len(SHARES)])
         best = optimal.solve(q, p, spec, delta=delta, support=support)
         token = int(np.argmax(np.where(q > 0, p, -1.0)))
-        one = per_proposal.solve(q, token, divergence=spec, delta=delta)
+        proposal = per_proposal.solve(q, token, divergence=spec, delta=delta)
         yield Case(
             divergence=spec,
             support=support,
@@ -151,8 +151,8 @@ def cases(spec: str) -> Iterator[Case]:
             gap=best.gap,
             solver=best.solver,
             token=token,
-            raised=one.raised,
-            raised_price=one.price,
+            raised=proposal.raised,
+            raised_price=proposal.price,
         )
 
 

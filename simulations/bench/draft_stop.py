@@ -47,9 +47,9 @@ class Line(Config):
 
 def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[dict[str, Any]]:
     """Yield one dictionary per line."""
-    every = harness_of(target, draft, prompts, 2 * PROMPTS, NEW)
-    harness = replace(every, prompts=every.prompts[:PROMPTS])
-    others = replace(harness, prompts=every.prompts[PROMPTS:] or every.prompts)
+    whole = harness_of(target, draft, prompts, 2 * PROMPTS, NEW)
+    harness = replace(whole, prompts=whole.prompts[:PROMPTS])
+    others = replace(harness, prompts=whole.prompts[PROMPTS:] or whole.prompts)
     table = [line for policy in POLICIES for line in lines(policy, fitted(others, policy))]
 
     def decoded(job: Job) -> Record:

@@ -44,9 +44,9 @@ class Paths:
     draft_prob: Float[np.ndarray, "paths longest"]
     text: Counts
 
-    def of(self, chosen: np.ndarray) -> "Paths":
+    def of(self, mask: np.ndarray) -> "Paths":
         """Return some of them."""
-        return Paths(self.phi[chosen], self.draft_prob[chosen], self.text[chosen])
+        return Paths(self.phi[mask], self.draft_prob[mask], self.text[mask])
 
     def tokens(self, counts: Counts) -> PerPath:
         """Return the expected tokens of a round, if so many of each path are drafted."""

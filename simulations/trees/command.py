@@ -94,13 +94,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _shapes(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict[str, list[Row]]:
     widths = args.num_draft_tokens
-    every: list[Shape] = [(k, 0, judge) for k in widths for judge in ("chain", "block")]
-    every += [(k, m, "tree") for k in widths for m in args.siblings]
-    timed = _passes(pair.target, [*every, *((k, 0, "block") for k in args.path_lengths)])
+    shapes: list[Shape] = [(k, 0, judge) for k in widths for judge in ("chain", "block")]
+    shapes += [(k, m, "tree") for k in widths for m in args.siblings]
+    timed = _passes(pair.target, [*shapes, *((k, 0, "block") for k in args.path_lengths)])
     passes = {(row["num_draft_tokens"], row["siblings"]): row["milliseconds"]
               for row in timed if row["forward"] == PACKAGE}  # fmt: skip
     rows = [row for heat in args.temperature
-            for row in _judged(args, pair, ids, heat, every, passes)]  # fmt: skip
+            for row in _judged(args, pair, ids, heat, shapes, passes)]  # fmt: skip
     trees = [row for row in rows if row["siblings"]]
     fast = sum(row["tokens_per_second"] > row["block_tokens_per_second"] for row in trees)
     print(f"{fast} of {len(trees)} trees give more tokens a second than the block of their path")
@@ -109,7 +109,7 @@ def _shapes(args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor]) -> dict
 
 def _judged(
     args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor], temperature: float,
-    every: Sequence[Shape], passes: Mapping[tuple[int, int], float],
+    shapes: Sequence[Shape], passes: Mapping[tuple[int, int], float],
 ) -> list[Row]:  # fmt: skip
     """Return one row for each shape and policy, and for each level of KL."""
     known = args.num_draft_tokens[0], args.siblings[0]
@@ -122,7 +122,7 @@ def _judged(
         for path, (spec, rule) in product(rounds, rules.items()):
             for name, amounts in sums(path, rule, args.siblings).items():
                 yield (name, spec), amounts
-        for k, m, name in every if text < max(3, len(ids) // 8) else ():
+        for k, m, name in shapes if text < max(3, len(ids) // 8) else ():
             config = Config(LOSSLESS, k, 1, name, m, temperature=temperature)
             spent, decode = milliseconds(partial(harness.decode, config, text))
             times[k, m, name] = min(times[k, m, name], spent / decode.record["row_calls"])
@@ -131,10 +131,10 @@ def _judged(
     totals = summed(args, pair, ids, temperature, width, judged)
     paths = {k: spent for (k, m), spent in passes.items() if not m}
     times[*known, CERTAIN] = times[*known, "tree"]
-    priced = [shape for shape in every if shape[0] == known[0] and shape[1] in (0, known[1])]
+    priced = [shape for shape in shapes if shape[0] == known[0] and shape[1] in (0, known[1])]
     priced.append((*known, CERTAIN))
     cases: list[tuple[Shape, Sequence[str], float | None]] = [
-        *((shape, [LOSSLESS], None) for shape in every),
+        *((shape, [LOSSLESS], None) for shape in shapes),
         *((shape, [spec], None) for shape in priced for spec in bands),
         *((shape, bands, level) for level in args.levels for shape in priced),
     ]

@@ -204,8 +204,8 @@ def _placed(
             taken = nodes.cumsum() <= nodes[usual].sum()
             sums[name, spec] = sums[PLAIN, spec].copy()
             count = sums[name, spec].shape[1]
-            more, less = (np.bincount(text[at], gain[at], count) for at in (taken, usual))
-            sums[name, spec][0] += more - less
+            gained, lost = (np.bincount(text[at], gain[at], count) for at in (taken, usual))
+            sums[name, spec][0] += gained - lost
             if spec == LOSSLESS:
                 left = [_share(*(part[text != number] for part in (nodes, gain, usual)))
                         for number in range(count)]  # fmt: skip

@@ -23,7 +23,7 @@ from solvers.paths import PathTree, follow, random_tree
 from ..replay import valued
 from .rounds import LOSSLESS, Round, Sums, summed
 
-Row = np.ndarray
+Probs = np.ndarray
 # [1, k] shrinks below an ulp
 HALVINGS = 60
 # drafts of one token, and the price of the band in tokens per nat
@@ -58,9 +58,9 @@ def _rows(place: str, sums: Sums) -> list[dict[str, Any]]:
 
 def _of_contexts(text: int, whole: Tensor, rounds: Sequence[Round]) -> Iterator[Any]:
     """Yield what is accepted of one token, and nats, by drafts, rule and policy."""
-    for one in rounds:
-        q, p = one.q[0].numpy(), one.p[0].numpy()
-        likely = one.p[0].topk(DRAFTS)[1].numpy()
+    for context in rounds:
+        q, p = context.q[0].numpy(), context.p[0].numpy()
+        likely = context.p[0].topk(DRAFTS)[1].numpy()
         offers = {
             "1 sampled": p,
             f"{DRAFTS} sampled": ct.selection_law(q, p, DRAFTS),
@@ -103,12 +103,12 @@ def _of_pairs() -> Sums:
     return sums
 
 
-def _recovered(q: Row, p: Row) -> Row:
+def _recovered(q: Probs, p: Probs) -> Probs:
     left = np.maximum(q - p, 0.0)
     return left / left.sum() if left.sum() > 0 else q
 
 
-def recursive_rejection(q: Row, p: Row, k: int) -> tuple[Row, float]:
+def recursive_rejection(q: Probs, p: Probs, k: int) -> tuple[Probs, float]:
     """Return the emitted law and the acceptance of k drafts that are judged one after another.
 
     Each is judged by what those before it left to be emitted.
@@ -121,14 +121,14 @@ def recursive_rejection(q: Row, p: Row, k: int) -> tuple[Row, float]:
     return kept + refused * law, kept.sum() + refused * accepted
 
 
-def _without(row: Row, tokens: Any) -> Row:
+def _without(row: Probs, tokens: Any) -> Probs:
     """Return a row off some tokens."""
     rest = row.copy()
     rest[tokens] = 0.0
     return rest / (rest.sum() or 1.0)
 
 
-def k_seq_factor(q: Row, p: Row, k: int) -> float:
+def k_seq_factor(q: Probs, p: Probs, k: int) -> float:
     """Return ρ in [1, k] with 1 − (1 − β)ᵏ = ρβ for β = Σ min(p, q/ρ), to the last bit.
 
     What is left after the drafts is a row only at this very ρ: rounding it shows in the law.
@@ -141,7 +141,7 @@ def k_seq_factor(q: Row, p: Row, k: int) -> float:
     return high
 
 
-def k_seq(q: Row, p: Row, k: int) -> tuple[Row, float]:
+def k_seq(q: Probs, p: Probs, k: int) -> tuple[Probs, float]:
     """Return the emitted law and the acceptance of k drafts, each kept with min(1, q/(ρp))."""
     kept = np.minimum(p, q / k_seq_factor(q, p, k))
     share = kept.sum()
@@ -170,7 +170,7 @@ def drawn_trees(tree: PathTree, places: Sequence[int]) -> list[tuple[list[int], 
     return trees
 
 
-def traversal(tree: PathTree, nodes: Sequence[int], false_update: bool = False) -> Row:
+def traversal(tree: PathTree, nodes: Sequence[int], false_update: bool = False) -> Probs:
     """Return the law of what a drawn tree emits, accepted tokens and one more, by prefix.
 
     Leaves are judged in the order of their numbers, which must be depth first; a node whose

@@ -28,7 +28,7 @@ from ..replay import tokens_at_level
 
 LOSSLESS = "speculative"
 # the row h at a place that is reached with the alive ratio P
-Row = Callable[[int, float], Tensor]
+RowAt = Callable[[int, float], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def logged(
     return torch.cat([prompt, result.output_token_ids], 1), rounds
 
 
-def followed(path: Round, row: Row, chain: bool = False) -> Course:
+def followed(path: Round, row: RowAt, chain: bool = False) -> Course:
     """Return what comes of a path under rows h, as a block or token by token."""
     alive, rows = [1.0], []
     for place, token in enumerate(path.ids):
@@ -93,7 +93,7 @@ def followed(path: Round, row: Row, chain: bool = False) -> Course:
     return Course(reached, divergence("kl").value(h, path.q[:-1]).clamp(min=0), replaced)
 
 
-def alone(path: Round, rule: Policy, fixed: Sequence[Sequence[int]] | None = None) -> Row:
+def alone(path: Round, rule: Policy, fixed: Sequence[Sequence[int]] | None = None) -> RowAt:
     """Return the rows of a policy that looks at its own row, and at tokens fixed at each place."""
     p = path.p
     if fixed is not None:
