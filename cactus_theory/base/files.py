@@ -21,12 +21,8 @@ NAME = "lock"
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write ``content`` to ``path``: all of it, or nothing if writing fails or is interrupted.
 
-    An existing file is replaced only after the new content is on the disk.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written.
+    An existing file is replaced only after the new content is on the disk. OSError for a file that
+    cannot be written.
     """
     place = Path(path)
     try:
@@ -48,10 +44,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
 def beside(path: str | Path, name: Any) -> Path:
     """Return the path of a file that the data file ``path`` names: one in its own folder.
 
-    Raises
-    ------
-    ValueError
-        Anything but a plain name, or a link that leads out of the folder.
+    ValueError for anything but a plain name, and for a link that leads out of the folder.
     """
     folder = Path(path).parent
     plain = isinstance(name, str) and name.isprintable() and not set(name) & set("/\\")
@@ -65,11 +58,8 @@ def beside(path: str | Path, name: Any) -> Path:
 def parsed_json(rule: str, text: str | bytes) -> Any:
     """Return what a JSON text holds.
 
-    Raises
-    ------
-    ValueError
-        No JSON, or one too deep or with integers too long to be read; the message begins with
-        ``rule``.
+    ValueError, whose message begins with ``rule``, for no JSON, or one too deep or with integers
+    too long to be read.
     """
     try:
         return json.loads(text)
@@ -80,14 +70,8 @@ def parsed_json(rule: str, text: str | bytes) -> Any:
 def read_marked(path: Path, kind: str | int, *versions: int) -> dict[str, Any]:
     """Return the content of a file of this format and one of these versions.
 
-    A format that is a number is its own version, and no versions are given.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    ValueError
-        No JSON, another format or another version.
+    A format that is a number is its own version, and no versions are given. OSError for a file
+    that cannot be read; ValueError for no JSON, another format or another version.
     """
     try:
         text = path.read_bytes()
@@ -105,13 +89,7 @@ def read_marked(path: Path, kind: str | int, *versions: int) -> dict[str, Any]:
 
 
 def write_marked(path: Path, kind: str, version: int, content: dict[str, Any]) -> None:
-    """Write the content with its format and version, all of it or nothing.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written.
-    """
+    """Write the content with its format and version, as :func:`write_whole` does."""
     marked = {"format": kind, "version": version} | content
     write_whole(path, (json.dumps(marked, indent=1, allow_nan=False) + "\n").encode())
 
@@ -126,14 +104,8 @@ class FolderLock:
 
     The file ``lock`` in the folder says who holds it; it is gone once the lock is closed, and
     what a killed process left of it counts for nothing. Where the file system has no locks, a
-    line on stderr says so.
-
-    Raises
-    ------
-    ValueError
-        Another process holds it.
-    OSError
-        The folder cannot be written to.
+    line on stderr says so. ValueError if another process holds it, OSError for a folder that
+    cannot be written to.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -16,12 +16,8 @@ def prompts_of(path: str | Path) -> list[str]:
     ``question`` or ``text``, a list of texts under ``turns`` (the first one counts), or a chat
     under ``messages`` (its first message of the user counts). In any other file every line
     that is not blank is a prompt. Lines end with a line feed, which a carriage return may precede,
-    and nowhere else; a byte order mark is no part of the first one.
-
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read, a line that is no JSON object or holds no prompt.
+    and nowhere else; a byte order mark is no part of the first one. OSError, ValueError for a file
+    that cannot be read, and for a line that is no JSON object or holds no prompt.
     """
     path = Path(path)
     written = _written(path)
@@ -33,10 +29,7 @@ def prompts_of(path: str | Path) -> list[str]:
 def column_of(path: str | Path, name: str) -> list[str]:
     """Return what every prompt of a file of JSON objects has under ``name``: a text or a number.
 
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read, or is plain text; a line without it.
+    OSError, ValueError for a file that cannot be read or is plain text, and for a line without it.
     """
     path = Path(path)
     values = []

@@ -43,27 +43,18 @@ NEAR_ONE = 1e-2
 def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np.ndarray:
     """Return the rows (..., V) held by a file.
 
-    Parameters
-    ----------
-    path : a .npy, .npz, .safetensors, .csv (one row a line, no header) or .json file (a
-        list of numbers, or of such lists). ``file.npz::name`` picks one array of several,
-        in .safetensors too. A .csv of one line is one row (V,).
-    logits : turn rows of logits into probabilities by a float64 softmax; −inf is a
-        probability of 0.
-    normalise : divide rows by their sums, as digits of them may be missing in a text.
+    ``path`` is a .npy, .npz, .safetensors, .csv (one row a line, no header) or .json file (a list
+    of numbers, or of such lists). ``file.npz::name`` picks one array of several, in .safetensors
+    too. A .csv of one line is one row (V,). ``logits`` become probabilities by a float64 softmax;
+    −inf is a probability of 0. ``normalise`` divides rows by their sums, as digits of them may be
+    missing in a text.
 
     Floats of 8 bytes or fewer keep their dtype; integers and bfloat16 (which numpy lacks)
     become float64 and float32. Rows are not checked to be distributions here.
 
-    Raises
-    ------
-    OSError
-        The file is missing or cannot be read.
-    ValueError
-        An unknown suffix, a broken file, not numeric, no last axis of tokens, or logits
-        without a finite maximum.
-    ModuleNotFoundError
-        .safetensors without the extra llm.
+    OSError for a file that is missing or cannot be read; ValueError for an unknown suffix, a
+    broken file, what is not numeric or has no last axis of tokens, and logits without a finite
+    maximum; ModuleNotFoundError for .safetensors without the extra llm.
     """
     name, _, key = str(path).partition("::")
     suffix = Path(name).suffix.lower()
@@ -78,15 +69,7 @@ def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np
 
 
 def save_rows(path: str, rows: np.ndarray) -> None:
-    """Write rows (..., V) to a .npy file.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written.
-    ValueError
-        Another suffix.
-    """
+    """Write rows (..., V) to a .npy file; ValueError for another suffix."""
     if Path(path).suffix.lower() != ".npy":
         raise ValueError(f"{path}: the suffix must be .npy; got {Path(path).suffix!r}")
     content = io.BytesIO()

@@ -84,10 +84,7 @@ def file_of(spec: str) -> Path | None:
 def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
     """Return (file, name, knobs) of ``FILE.py:NAME`` or ``FILE.py:NAME:knob=value,…``.
 
-    Raises
-    ------
-    ValueError, OSError
-        Not of that form; no such file.
+    ValueError for another form, OSError where there is no such file.
     """
     match = FORM.fullmatch(source)
     name = match["name"] if match else None
@@ -105,11 +102,8 @@ def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
 class Registry(Generic[Kind]):
     """What is known under a name, and what ``FILE.py:NAME`` stands for.
 
-    Parameters
-    ----------
-    word : what it is, in messages about names.
-    kind : class of what is registered, or of its objects.
-    must_be, said : what ``NAME`` of a file must be, and the argument that says it, in messages.
+    ``kind`` is the class of what is registered, or of its objects. In messages ``word`` says what
+    it is, ``must_be`` what ``NAME`` of a file must be, and ``said`` which argument names it.
     """
 
     def __init__(self, word: str, kind: type, must_be: str, said: str) -> None:
@@ -138,14 +132,9 @@ class Registry(Generic[Kind]):
         """Return what ``FILE.py:NAME`` stands for, and ``FILE.py:NAME`` without knobs.
 
         It may be of ``others``, too. Its spec becomes ``FILE.py:NAME`` and its knobs, unless it
-        is registered under a name.
-
-        Raises
-        ------
-        ValueError, OSError, TypeError
-            Not of that form, no such file or name, or a name that stands for something else.
-        BrokenRule
-            The file raised; the message says what, and on which line.
+        is registered under a name. ValueError, OSError, TypeError for another form, where there is
+        no such file or name, and for a name that stands for something else; BrokenRule where the
+        file raised: the message says what, and on which line.
         """
         path, name, _ = split(source, self.said)
         module = _module(path.resolve(), path.stat().st_mtime_ns)

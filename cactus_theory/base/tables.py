@@ -39,13 +39,7 @@ def print_table(heads: Cells, lines: Sequence[Cells], words: Sequence[int]) -> N
 
 
 def save_table(path: str, lines: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> None:
-    """Write one line each under ``# key: value`` lines, floats in full: all of it or nothing.
-
-    Raises
-    ------
-    ValueError, OSError
-        Another suffix than .csv; a file that cannot be written.
-    """
+    """Write what :func:`write_csv` does, its columns those of the first line, to a .csv."""
     if not path.endswith(".csv"):
         raise ValueError(f"--csv: must end in .csv; got {path!r}")
     write_csv(path, list(lines[0]), lines, notes)
@@ -59,12 +53,8 @@ def write_csv(
 ) -> None:
     """Write a header and the lines under ``# key: value`` lines: all of the file or nothing.
 
-    What a line lacks, and ``None``, becomes an empty field.
-
-    Raises
-    ------
-    ValueError, OSError
-        A note of several lines, a column that is none; a file that cannot be written.
+    What a line lacks, and ``None``, becomes an empty field; floats are in full. ValueError for a
+    note of several lines and for a column that is none.
     """
     text = io.StringIO()
     for key, value in notes.items():
@@ -80,13 +70,7 @@ def write_csv(
 def save_latex(
     path: str, heads: Cells, lines: Sequence[Cells], words: Sequence[int], note: str
 ) -> None:
-    r"""Write a tabular that needs no package, for ``\input``; ``note`` becomes a comment.
-
-    Raises
-    ------
-    ValueError, OSError
-        Another suffix than .tex; a file that cannot be written.
-    """
+    r"""Write a tabular that needs no package, for ``\input``, to a .tex; ``note`` is a comment."""
     if not path.endswith(".tex"):
         raise ValueError(f"--latex: must end in .tex; got {path!r}")
     columns = "".join("l" if place in words else "r" for place in range(len(heads)))

@@ -95,11 +95,7 @@ LINE_EVERY_S = 15.0
 class Progress:
     """Show how far a piece of work is, on stderr; use as a context manager.
 
-    Parameters
-    ----------
-    label : what is being done.
-    total : how many steps there are.
-    done : how many were finished before.
+    ``label`` says what is being done, ``done`` of ``total`` steps were finished before.
     """
 
     def __init__(self, label: str, total: int, done: int = 0) -> None:

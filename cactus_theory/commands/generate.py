@@ -160,13 +160,7 @@ def _print(text: str) -> None:
 
 
 def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
-    """Return how to decode: as the flags say, or a file from ``cactus-theory tune``.
-
-    Raises
-    ------
-    ValueError
-        Neither or both.
-    """
+    """Return how to decode: as the flags say, or a file from ``cactus-theory tune``."""
     from cactus_theory.decoding.schedule import find_rule
 
     if (args.policy is None) == (args.tuned is None):

@@ -62,12 +62,7 @@ def save_plot(
 ) -> None:
     """Draw the optimum for one row (V,) at ``delta``, and the policy: PNG, PDF or SVG.
 
-    Raises
-    ------
-    ValueError, OSError
-        Another suffix; a file that cannot be written.
-    ModuleNotFoundError
-        Without matplotlib (extra ``figures``).
+    ValueError for another suffix; ModuleNotFoundError without matplotlib (extra ``figures``).
     """
     check_picture(path)
     check.optional_module("matplotlib", "figures")
@@ -173,14 +168,8 @@ def save_pooled_plot(
 ) -> None:
     """Draw a pooled frontier with policies (name, mean divergence, mean acceptance).
 
-    The points of a line with corners are marked: nothing is known between them.
-
-    Raises
-    ------
-    ValueError, OSError
-        Another suffix than .png, .pdf or .svg; a file that cannot be written.
-    ModuleNotFoundError
-        Without matplotlib (extra ``figures``).
+    The points of a line with corners are marked: nothing is known between them. Raises as
+    :func:`save_plot` does.
     """
     check_picture(path)
     check.optional_module("matplotlib", "figures")
