@@ -226,7 +226,6 @@ def tuned(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add = parser.add_argument
     add("--rows", type=Path, help="a .npz of rows by prefix instead of random trees")
     add("--vocab", type=int, default=3, metavar="V")

@@ -88,7 +88,6 @@ Job = tuple[int, Family, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")

@@ -65,7 +65,6 @@ SPEED_HEADS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add = parser.add_argument
     add_pair_arguments(parser)
     add(

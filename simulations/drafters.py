@@ -44,7 +44,6 @@ HEADS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
     shipped = [*(PAIR / name for name in ("draft", "block", "recurrent")), Path(NGRAM)]

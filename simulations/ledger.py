@@ -54,7 +54,6 @@ class Answers:
     calls: np.ndarray
 
     def only(self, indices: np.ndarray) -> "Answers":
-        """Return some of the answers."""
         return Answers([self.costs[i] for i in indices], self.calls[indices])
 
     @property
@@ -158,7 +157,6 @@ SHOWN = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add_pair_arguments(parser)
     add = parser.add_argument
     add("--price", type=float, nargs="+", default=[4, 2.8, 2, 1.4, 1, 0.7, 0.5], help="of bands")
@@ -211,7 +209,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def policy_of(line: Line, loosest: str) -> Any:
-    """Return the policy or schedule of a line."""
     return f"band:price={line.setting!r}" if line.kind == "band" else Ledger(loosest, line.setting)
 
 

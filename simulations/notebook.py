@@ -49,7 +49,6 @@ def load_notebook(path: str | Path) -> Notebook:
 
 
 def code_cells(notebook: Notebook) -> list[dict[str, Any]]:
-    """Return the cells that are code, in order."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
@@ -131,7 +130,6 @@ TUTORIAL = ROOT / "simulations" / "tutorial.ipynb"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.add_argument("--notebook", type=Path, default=TUTORIAL, help="to run, in its folder")
     parser.add_argument("--out", type=Path, help="write here instead")
 

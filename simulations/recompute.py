@@ -232,7 +232,6 @@ CLOCKS = ("seconds", "processor_seconds")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
     add("--quick", action="store_true", help="small settings: minutes, not an hour")

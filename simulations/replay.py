@@ -25,7 +25,6 @@ from .common.results import publish
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")

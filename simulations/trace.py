@@ -24,7 +24,6 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)

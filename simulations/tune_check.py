@@ -115,7 +115,6 @@ COLUMNS = ("seconds", "tokens", "row_calls", "kl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)

@@ -15,7 +15,6 @@ from .common.results import provenance_of, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")

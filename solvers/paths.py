@@ -177,22 +177,6 @@ def random_tree(
     return PathTree(*(_softmax(_excluded(each, share, noise)) for each in (logits, moved)))
 
 
-def markov_tree(target_probs: Any, draft_probs: Any, depth: int, *, last: int = 0) -> PathTree:
-    """Return the tree of two Markov chains: the row at a prefix depends on its last token.
-
-    ``target_probs`` and ``draft_probs`` (V, V) are the rows after each token, ``last`` is the token
-    before the root.
-    """
-    target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
-    if target.ndim != 2 or target.shape[0] != target.shape[1]:
-        raise ValueError(f"target_probs: must be (V, V), a row a token; got shape {target.shape}")
-    size = len(target)
-    if not 0 <= last < size:
-        raise ValueError(f"last: must lie in [0, {size - 1}]; got {last}")
-    following = np.tile(np.arange(size), (size, 1))
-    return state_tree(target, draft, following, check_count("depth", depth), last)[0]
-
-
 def state_tree(
     target: np.ndarray, draft: np.ndarray, following: np.ndarray, depth: int, state: int
 ) -> tuple[PathTree, np.ndarray]:

@@ -6,6 +6,7 @@ compared with one softmax of the same row, a plain numpy sort-and-bisect, and CL
 ``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
 ``draft-stop``: the same with drafts that stop early, compared with the best fixed length.
 ``stopped-paths``: what stopping is worth at a draft's cost, on drafted paths, coins integrated out.
+A file each: ``measure`` yields rows, and ``line`` is one as it is printed.
 """
 
 import argparse

@@ -103,7 +103,6 @@ def _row(line: Line, runs: Runs, target: str, assisted: Runs, lossless: Runs) ->
 
 
 def line(row: dict[str, Any]) -> str:
-    """Return a row as it is printed."""
     speed = (
         f"{row['tokens_per_second']:>9.1f} tokens/s  {row['times_assisted']:>5.2f}x assisted  "
         f"{row['job']}"

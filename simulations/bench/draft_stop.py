@@ -30,8 +30,6 @@ NEW, PROMPTS = 48, 8
 
 @dataclass(frozen=True)
 class Line(Config):
-    """One row of the table."""
-
     stop: DraftStop | None = None
 
     @property
@@ -74,7 +72,6 @@ def fitted(harness: Harness, policy: str) -> DraftStop:
 
 
 def lines(policy: str, stop: DraftStop) -> list[Line]:
-    """Return the lines of one policy."""
     return [Line(policy, width, 1) for width in FIXED] + [
         Line(policy, width, 1, stop=replace(stop, threshold=threshold))
         for width in STOPPED
@@ -83,7 +80,6 @@ def lines(policy: str, stop: DraftStop) -> list[Line]:
 
 
 def rows(by_line: dict[Line, Runs], target: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one policy."""
     fixed = [line for line in by_line if line.stop is None]
     best = max(fixed, key=lambda line: np.median(by_line[line].speeds))
     draws = resamples(len(by_line[best].timed))
@@ -106,7 +102,6 @@ def rows(by_line: dict[Line, Runs], target: str) -> Iterator[dict[str, Any]]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """Return a row as it is printed."""
     stop = "no stop" if row["threshold"] == "" else f"stop {row['threshold']:.1f}"
     ratio = "–".join(f"{row[f'times_best_fixed_{end}']:.3f}" for end in ("low", "high"))
     return (

@@ -157,7 +157,6 @@ def _ratio(sums: Float[np.ndarray, "*draws 2 3"], cost: float) -> Float[np.ndarr
 
 
 def line(row: dict[str, Any]) -> str:
-    """Return a row as it is printed."""
     return (
         f"{row['policy']:<13} cost {row['cost']:<5} {row['acceptance']:<8} "
         f"stop {row['threshold']:<10} {row['tokens_per_call_stopped']:.2f} tokens "

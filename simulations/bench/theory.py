@@ -34,7 +34,6 @@ def measure(repeats: int, programs: int) -> Iterator[dict[str, Any]]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """Return a row as it is printed."""
     return f"{row['milliseconds']:>12.3f} ms  {row['job']}  {row['note']}"
 
 

@@ -157,7 +157,6 @@ def _block_jobs(
 
 
 def line(row: dict[str, Any]) -> str:
-    """Return a row as it is printed."""
     verdict = f"accepted {row['accepted']} refused {row['refused_rows']}" * (row["accepted"] != "")
     chain = f"{row['times_chain']:.2f}x chain" if row["times_chain"] else ""
     return (

@@ -35,7 +35,6 @@ class Decoded:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of new tokens."""
         return sum(map(len, self.outputs))
 
     @property

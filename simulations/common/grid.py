@@ -154,7 +154,6 @@ class Runs:
 
 
 def total(records: Sequence[Record], name: str) -> Any:
-    """Return the sum of an entry of the records."""
     return sum(record[name] for record in records)
 
 

@@ -26,7 +26,6 @@ Row = Mapping[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--root", type=Path, default=ROOT, help="folder that the pages lie in")
 
@@ -203,7 +202,6 @@ def decode(data: Path) -> str:
 
 
 def theory(data: Path) -> str:
-    """Return the table of the closed forms."""
     rows, notes = read_csv(data / "bench_theory.csv")
     lines = [
         (row["job"], _number(row["milliseconds_per_row"], 2), row["note"].split(";")[0])
@@ -213,7 +211,6 @@ def theory(data: Path) -> str:
 
 
 def verify(data: Path) -> str:
-    """Return the table of one verification step."""
     rows, notes = read_csv(data / "bench_verify.csv")
     kinds = list(dict.fromkeys(row["draft"] for row in rows))
     lines = []

@@ -70,7 +70,6 @@ def real_rows(most: int | None = None) -> tuple[Tensor, Tensor]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"out of {', '.join(PROGRAMS)}; all if none")
     add("--quick", action="store_true", help="smaller settings, for a look at the program")

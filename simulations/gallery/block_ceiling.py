@@ -51,7 +51,6 @@ def measure(quick: bool = False) -> Result:
 
 
 def say(result: Result) -> str:
-    """Return the gaps in a few lines."""
     lines = ["below the optimum of all verifiers, in percent, at so many nats a token:"]
     lines.append(f"{'':24}" + "".join(f"{budget:8.3f}" for budget in result.budgets))
     for name in CASES:

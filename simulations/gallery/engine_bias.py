@@ -75,7 +75,6 @@ def kl_and_tokens(
 
 
 def say(result: Result) -> str:
-    """Return the finding in a few lines."""
     band, soft = result.curves["band"], result.curves["soft band"]
     at = PRICES.index(SHOWN)
     return (

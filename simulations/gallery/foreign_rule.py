@@ -44,7 +44,6 @@ def measure(quick: bool = False) -> Result:
 
 
 def say(result: Result) -> str:
-    """Return the finding in a few lines."""
     over = (result.emitted_kl > CLAIM).double().mean()
     broken = result.report.findings[0]
     return (

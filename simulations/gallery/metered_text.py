@@ -58,7 +58,6 @@ def measure(quick: bool = False) -> Result:
 
 
 def say(result: Result) -> str:
-    """Return what was spent in a few lines."""
     lines = []
     for name, spent in result.spent.items():
         rates = [float(row[~row.isnan()][-1]) / int((~row.isnan()).sum()) for row in spent]

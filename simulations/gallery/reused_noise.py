@@ -60,7 +60,6 @@ def emitted(noise: np.ndarray, second: np.ndarray, coin: np.ndarray) -> np.ndarr
 
 
 def say(result: Result) -> str:
-    """Return the finding in a few lines."""
     shares = [counts[-1, 0] / result.rounds[-1] for counts in (result.reused, result.fresh)]
     alarms = result.rounds[result.p_values(result.reused) < LEVEL]
     return (

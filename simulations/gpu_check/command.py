@@ -140,7 +140,6 @@ DRAWN = ("verify", "decode")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add = parser.add_argument
     section_help = "; ".join(f"{name}: {section.summary}" for name, section in SECTIONS.items())
     add("names", nargs="*", metavar="SECTION", help=section_help)

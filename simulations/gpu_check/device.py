@@ -96,7 +96,6 @@ def _launches(device: torch.device) -> Iterator[Row]:
 
 
 def wait(device: torch.device) -> None:
-    """Wait for what a GPU is doing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

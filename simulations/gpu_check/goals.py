@@ -38,7 +38,6 @@ def rows(bench: Bench) -> Iterator[Message]:
 
 
 def goal_row(goal: Goal, tables: Tables) -> Row:
-    """Return the row of one goal."""
     value = goal.measured(tables)
     enough = value is not None and (value >= goal.needed if goal.at_least else value <= goal.needed)
     return {

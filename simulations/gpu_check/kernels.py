@@ -262,7 +262,6 @@ def in_a_process(steps: str, tiny: bool, seconds: float) -> Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add = parser.add_argument
     add("--steps", nargs="+", choices=list(STEPS), default=list(STEPS), help="whose kernels")
     add("--few", action="store_true", help="one variant of one kernel")

@@ -50,7 +50,6 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Return how notes call it."""
         return f"{self.target} + {self.draft}, batch {self.batch}"
 
 
@@ -182,7 +181,6 @@ class Inflated:
 
     @property
     def device(self) -> torch.device:
-        """Return where it is."""
         return self.target.device
 
     def roofline_ms(self, context: int, batch: int, bandwidth: float) -> float:

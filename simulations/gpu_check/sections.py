@@ -24,6 +24,8 @@ from typing import Any, Literal
 
 import torch
 
+from cactus_theory.base.files import first_line
+
 # seconds beyond its budget after which a section is stopped; starting a process takes some
 GRACE_S = 15.0
 # how a process begins: afresh, since CUDA does not survive a fork
@@ -100,7 +102,6 @@ class Bench:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the settings."""
         return torch.device(self.settings.device)
 
     @property
@@ -140,11 +141,6 @@ def in_turn(jobs: Iterable[Job], budget: Budget) -> Iterator[Message]:
             yield Note("skipped", name, first_line(error))
         except Exception as error:  # whatever a first run on a new machine meets
             yield Note("failed", name, f"{type(error).__name__}: {first_line(error)}")
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text."""
-    return (str(error).splitlines() or [""])[0]
 
 
 def run_here(name: str, settings: Settings, tables: Tables, seconds: float) -> Iterator[Message]:

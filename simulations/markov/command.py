@@ -62,7 +62,6 @@ RATE_DIGITS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add = parser.add_argument
     add("--vocab", type=int, default=3, help="V, tokens of the vocabulary")
     add("--order", type=int, default=1, help="the next row depends on so many tokens")

@@ -46,7 +46,6 @@ class TinyPair:
 
     @property
     def vocab(self) -> int:
-        """Return V."""
         return self.target.shape[1]
 
     def prefixes(self, length: int) -> list[Int[Tensor, "texts"]]:

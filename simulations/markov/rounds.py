@@ -51,7 +51,6 @@ class Rounds:
 
     @property
     def width(self) -> int:
-        """Return w."""
         return len(self.charges)
 
     def cut(self, end: int) -> Self:

@@ -50,7 +50,6 @@ SHOWN = 5  # errors that are printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument

@@ -47,7 +47,6 @@ class InProcess(Executor):
     """Runs each call when it is submitted."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Return a finished future."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -140,7 +139,6 @@ class _Packed(Executor):
         self.pool = pool
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Return the future of a call on some worker."""
 
         def unpacked(content: bytes) -> Any:  # local, so that it is sent itself, not its name
             import pickle

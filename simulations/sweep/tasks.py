@@ -48,7 +48,6 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Return it in words."""
         return ", ".join(f"{name}={value}" for name, value in self.case.items())
 
     def path(self, name: str) -> Path:

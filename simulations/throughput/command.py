@@ -60,7 +60,6 @@ POLICIES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)

@@ -78,7 +78,6 @@ def fingerprint(documents: list[Document]) -> str:
 
 
 def num_bytes(documents: list[Document]) -> int:
-    """Return the total length in UTF-8 bytes."""
     return sum(len(d.text.encode()) for d in documents)
 
 

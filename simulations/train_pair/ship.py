@@ -178,7 +178,6 @@ def write_report(
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a stored model."""
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"--target must be a model's folder with a tokenizer.json, got {folder}")
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -237,7 +236,6 @@ def continuation(model, folder: Path, length: int = 160) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions the result depends on."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

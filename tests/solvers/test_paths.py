@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.divergences import divergence
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
-from solvers.paths import PathTree, follow, markov_tree, random_tree
+from solvers.paths import PathTree, follow, random_tree, state_tree
 from tests.amounts import amount
 
 # sums of a few products of float64 numbers
@@ -144,9 +144,9 @@ def test_probabilities_of_prefixes():
     assert excluded.any() and (tree.possible <= tree.drafted).all()
 
 
-def test_a_markov_tree_repeats_the_row_of_the_last_token():
+def test_the_tree_of_a_chain_repeats_the_row_of_the_last_token():
     rows = [np.random.default_rng(seed).dirichlet(np.ones(3), size=3) for seed in (0, 1)]
-    tree = markov_tree(*rows, 3, last=2)
+    tree = state_tree(*rows, np.tile(np.arange(3), (3, 1)), 3, 2)[0]
     np.testing.assert_allclose(tree.target[0], rows[0][2])
     for prefix in prefixes(tree, 2):
         np.testing.assert_allclose(tree.draft[node_of(prefix, 3)], rows[1][prefix[-1]])
@@ -189,8 +189,6 @@ ROWS = np.full((3, 2), 0.5)
         (lambda: random_tree(2, 1.5, seed=1), "depth: must be a whole number"),
         (lambda: random_tree(2, 20, seed=1), "depth: must leave at most 5000 prefixes"),
         (lambda: random_tree(2, 2, seed=1, zeros=2), r"zeros: must lie in \[0, 1\]; got 2"),
-        (lambda: markov_tree(ROWS, ROWS, 2), r"must be \(V, V\), a row a token"),
-        (lambda: markov_tree(ROWS[:2], ROWS[:2], 2, last=2), r"last: must lie in \[0, 1\]"),
     ],
 )
 def test_wrong_trees_are_named(make, message):
