@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 try:
@@ -99,7 +98,21 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-class FolderLock:
+class Resource:
+    """What ``with`` closes at its end."""
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FolderLock(Resource):
     """The right to write to a folder, until it is closed or its process ends in any way.
 
     The file ``lock`` in the folder says who holds it; it is gone once the lock is closed, and
@@ -127,17 +140,6 @@ class FolderLock:
         if not self._file.closed:
             self.path.unlink(missing_ok=True)
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _opened(self) -> IO[str]:
         return self.path.open("a+", encoding="utf-8")

@@ -103,11 +103,11 @@ class Registry(Generic[Kind]):
     """What is known under a name, and what ``FILE.py:NAME`` stands for.
 
     ``kind`` is the class of what is registered, or of its objects. In messages ``word`` says what
-    it is, ``must_be`` what ``NAME`` of a file must be, and ``said`` which argument names it.
+    it is, ``must_be`` what ``NAME`` of a file must be, and ``argument`` which argument names it.
     """
 
-    def __init__(self, word: str, kind: type, must_be: str, said: str) -> None:
-        self.word, self.kind, self.must_be, self.said = word, kind, must_be, said
+    def __init__(self, word: str, kind: type, must_be: str, argument: str) -> None:
+        self.word, self.kind, self.must_be, self.argument = word, kind, must_be, argument
         self.known: dict[str, Kind] = {}
 
     def taken(self, name: str, value: Kind) -> bool:
@@ -136,17 +136,17 @@ class Registry(Generic[Kind]):
         no such file or name, and for a name that stands for something else; BrokenRule where the
         file raised: the message says what, and on which line.
         """
-        path, name, _ = split(source, self.said)
+        path, name, _ = split(source, self.argument)
         module = _module(path.resolve(), path.stat().st_mtime_ns)
         if not hasattr(module, name):
             raise ValueError(
-                f"{self.said}: {path.name} must define {name}; got no such name; "
+                f"{self.argument}: {path.name} must define {name}; got no such name; "
                 f"{self._offers(module)}"
             )
         value = getattr(module, name)
         if not issubclass(_kind_of(value), (self.kind, *others)):
             raise TypeError(
-                f"{self.said}: {path}:{name} must be {self.must_be}; got {value!r}; "
+                f"{self.argument}: {path}:{name} must be {self.must_be}; got {value!r}; "
                 f"{self._offers(module)}"
             )
         return _named(value, module, path, name), f"{path}:{name}"

@@ -128,9 +128,9 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str =
 def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, title: str = "") -> str:
     """Return the table without the last columns that would make it wider than ``width``."""
     for count in range(len(heads), 1, -1):
-        made = text_table(heads[:count], [row[:count] for row in rows], title)
-        if max(map(len, made.split("\n"))) <= width:
-            return made
+        table = text_table(heads[:count], [row[:count] for row in rows], title)
+        if max(map(len, table.split("\n"))) <= width:
+            return table
     return text_table(heads[:1], [row[:1] for row in rows], title)
 
 

@@ -78,7 +78,6 @@ class FunctionPolicy(Policy):
     home: str = ""
 
     def __call__(self, *arguments: Any, **knobs: Any) -> Any:
-        """Call the function itself."""
         return self.source.function(*arguments, **{**dict(self.values), **knobs})
 
     @property

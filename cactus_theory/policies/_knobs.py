@@ -22,21 +22,14 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class ValueTable:
-    """Slopes of φ by price and by the number of drafted tokens that follow.
+    """Slopes of φ by price and by the number of drafted tokens that follow."""
 
-    Attributes
-    ----------
-    divergence : spec of the divergence that the prices are of.
-    knots : where slopes change, rising, the last one 1.
-    prices : tokens per unit of divergence, rising.
-    slopes : for each price, for 0, 1, … tokens that follow, the slopes up to each knot.
-    file : where it was read from, as specs name it; tables of equal numbers are equal.
-    """
-
-    divergence: str
-    knots: tuple[float, ...]
-    prices: tuple[float, ...]
+    divergence: str  # spec of the divergence that the prices are of
+    knots: tuple[float, ...]  # where slopes change, rising, the last one 1
+    prices: tuple[float, ...]  # tokens per unit of divergence, rising
+    # for each price, for 0, 1, … tokens that follow, the slopes up to each knot
     slopes: tuple[tuple[tuple[float, ...], ...], ...]
+    # where it was read from, as specs name it; tables of equal numbers are equal
     file: str = dataclasses.field(default="(learned)", compare=False)
 
     def __str__(self) -> str:

@@ -85,12 +85,8 @@ def check_file(
     """Return the report on the rule ``file.py:name``, which runs in its own process.
 
     ``timeout`` is in seconds for one property on a few rows; it grows with the rows and with
-    the time that the rule's first calls took.
-
-    Raises
-    ------
-    Refused, OSError, TypeError
-        No such file or name, a file that raises, or a name that is no rule.
+    the time that the rule's first calls took. Refused, OSError, TypeError where there is no such
+    file or name, for a file that raises, and for a name that is no rule.
     """
     split(source)
     options = {"source": source, "examples": examples, "seed": seed, "laws": laws}

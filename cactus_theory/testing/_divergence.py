@@ -230,7 +230,6 @@ class _Rows(Seen):
     drawn: tuple[int, int]
 
     def shown(self, row: int) -> Iterator[tuple[str, str]]:
-        """Yield the two rows."""
         yield "target q", shown_row(self.q[row].tolist())
         yield "emitted", shown_row(self.h[row].tolist())
 

@@ -75,7 +75,6 @@ class Bench(Seen):
 
     @cached_property
     def vocab(self) -> int:
-        """Return V."""
         return text_config(self.target_model).vocab_size
 
     @property
@@ -186,7 +185,6 @@ def _taken(one: RecordedDraft, turn: int, last: Sequence[int]) -> Iterator[list[
 
 
 def stream(numbers: Float[Tensor, "count"]) -> Uniforms:
-    """Return a stream of given numbers."""
     left = [numbers]
 
     def take(count: int) -> Float[Tensor, "count"]:

@@ -92,7 +92,6 @@ class _Text(Seen):
         self.others = [_round(vocabulary, source) for _ in range(ROUNDS)]
 
     def shown(self, row: int) -> Iterator[tuple[str, str]]:
-        """Yield the prompt of the text."""
         yield "text", f"number {self.place[0]}: prompt {self.prompt}"
 
     def again(self, row: int, name: str) -> str:
@@ -191,8 +190,8 @@ def tokens_advance_one_by_one_or_together(seen: _Text) -> Iterator[Bounds]:
         together = seen.schedule.advance(together, turn.new_ids)
         for token in turn.new_ids:
             singly = seen.schedule.advance(singly, [token])
-        for state, found in zip((singly, together), choices, strict=True):
-            found.append(seen.chosen(copy.deepcopy(state), turn).clone())
-    found, expected = map(torch.stack, choices)
+        for state, rounds in zip((singly, together), choices, strict=True):
+            rounds.append(seen.chosen(copy.deepcopy(state), turn).clone())
+    singles, expected = map(torch.stack, choices)
     about = "advance: tokens one by one must lead where they lead together; choice of token {0}"
-    yield Bounds(found, expected, expected, about, 0.0)
+    yield Bounds(singles, expected, expected, about, 0.0)

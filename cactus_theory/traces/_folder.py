@@ -9,11 +9,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import NAME as LOCK
-from cactus_theory.base.files import FolderLock, beside, read_marked, write_marked, write_whole
+from cactus_theory.base.files import (
+    FolderLock,
+    Resource,
+    beside,
+    read_marked,
+    write_marked,
+    write_whole,
+)
 from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
 
 # of chains, which are written as ever, and of trees
@@ -175,7 +182,7 @@ def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
     return values
 
 
-class Folder:
+class Folder(Resource):
     """The folder of a trace that is being written; use as a context manager.
 
     Every shard is there whole or not at all. Until the manifest is, one process holds the folder:
@@ -197,12 +204,6 @@ class Folder:
         """Let others write to the folder."""
         if self._lock is not None:
             self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def texts(self) -> int:

@@ -193,7 +193,6 @@ class Planted(Verifier):
 
 
 def _raw(rows: Tensor, temperature: float) -> Tensor:
-    """Return rows before the temperature."""
     return rows.double().log().mul(temperature).softmax(-1)
 
 

@@ -51,14 +51,11 @@ class Places:
 class OnHost:
     """One verification of a batch, whose flags are read on the host.
 
-    Attributes
-    ----------
-    q_n, p_n : (B, K) float64, entries of the drafted tokens; p_n is 1 for certain drafts.
-    lengths : how many drafted tokens of each row have a law to judge them by.
-    cuts : row → place of its first drafted token without one, where its path is cut. Such a row
-        of probabilities is NaN at the drafted token; NaN that is elsewhere shows where a row is
-        drawn from.
-    accepted, last : accepted counts and the token that follows them, as far as they are known.
+    ``q_n``, ``p_n`` (B, K) float64 are entries of the drafted tokens; p_n is 1 for certain drafts.
+    ``lengths`` says how many drafted tokens of each row have a law to judge them by, ``cuts`` maps
+    a row to the place of its first one without, where its path is cut. Such a row of probabilities
+    is NaN at the drafted token; NaN that is elsewhere shows where a row is drawn from. ``accepted``
+    and ``last`` are counts and the token that follows them, as far as they are known.
     """
 
     def __init__(

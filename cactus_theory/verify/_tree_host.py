@@ -27,16 +27,11 @@ from cactus_theory.verify.draw import NO_TOKEN, pick_one
 class Descent:
     """The walk down one row's tree.
 
-    Attributes
-    ----------
-    above : the nodes that the drafted tokens follow.
-    raised : h_n of the drafted tokens, NaN where unknown; None where no policy looks ahead.
-    sampled_child : of each node that has one.
-    run : the nodes from where the walk is along sampled children.
-    path : places of the accepted tokens, in order.
-    charged : the nodes where a token was emitted that anything was drafted after, in order, and
-        the alive ratio there.
-    last : the token that ends the round, so far. ``draws_taken`` : how many were drawn.
+    The drafted tokens follow the nodes ``above``, their h_n are ``raised`` (NaN where unknown, None
+    where no policy looks ahead), and ``run`` are the nodes from where the walk is along sampled
+    children. ``path`` holds the places of the accepted tokens in order, ``charged`` the nodes where
+    a token was emitted that anything was drafted after, in order, with the alive ratio there, and
+    ``last`` the token that ends the round, so far; ``draws_taken`` were drawn.
     """
 
     def __init__(self, draft: Draft, row: int, ids: list[int]) -> None:

@@ -181,12 +181,9 @@ def _on_device(
 class Walk:
     """All quantities of a batch of paths, node after node.
 
-    Attributes
-    ----------
-    alive : (B, K + 1) P, 0 beyond a row's drafted tokens.
-    value : (B, K + 1) what each coin is compared with, 1 at 0.
-    last : (B, K + 1, V) rows proportional to the law of the next token if the path ends there.
-    emitted : (B, K, V) h.
+    ``alive`` (B, K + 1) is P, 0 beyond a row's drafted tokens, ``value`` (B, K + 1) what each coin
+    is compared with, 1 at 0, and ``emitted`` (B, K, V) h. Rows of ``last`` (B, K + 1, V) are
+    proportional to the law of the next token if the path ends there.
     """
 
     def __init__(

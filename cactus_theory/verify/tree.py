@@ -157,7 +157,6 @@ def is_chain(draft: Draft) -> bool:
 
 
 def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Verdict:
-    """Return the verdict of a batch."""
     width, ids = draft.token_ids.shape[1], draft.token_ids
     # the accepted places, and at the end their number and the last token
     table, alive = np.full((len(walks), width + 2), -1), np.zeros((len(walks), width))

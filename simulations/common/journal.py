@@ -6,11 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cactus_theory.base.files import FolderLock, write_whole
+from cactus_theory.base.files import FolderLock, Resource, write_whole
 from cactus_theory.base.terminal import Progress
 
 # longer settings, such as the contents of files, are not shown where they differ
@@ -18,7 +17,7 @@ SHOWN = 200
 T = TypeVar("T")
 
 
-class Journal(AbstractContextManager["Journal"]):
+class Journal(Resource):
     """Results by job key; the first line holds the settings of the run.
 
     A line is on disk before the next decode starts. A half-written line, left by a kill, is cut
@@ -53,9 +52,6 @@ class Journal(AbstractContextManager["Journal"]):
         """Close the file, and let others write to it."""
         self._file.close()
         self._lock.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(self, set_aside: bool) -> dict[str, Any] | None:
         """Take the whole lines of the file; return the settings in the first, None without."""

@@ -46,7 +46,6 @@ class Tally:
 
     @classmethod
     def nothing(cls, texts: int) -> Self:
-        """Return zeros."""
         return cls(*torch.zeros(5, texts, dtype=torch.float64))
 
     def only(self, mask: Bool[Tensor, "texts"]) -> Self:
@@ -213,7 +212,6 @@ class OpenRounds:
         return self._at(self.place)
 
     def law(self) -> Float[Tensor, "texts vocab"]:
-        """Return the law of the next token."""
         return self.rounds.following[self.place][self.index].flatten(0, 1)
 
     def cost(self) -> Float[Tensor, "texts"]:

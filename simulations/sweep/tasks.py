@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.base.files import FolderLock, write_whole
+from cactus_theory.base.files import FolderLock, Resource, write_whole
 
 from ..common.grid import files_of, label
 from ..common.inputs import ROOT, digest, folder_digest
@@ -29,8 +28,6 @@ File = tuple[str, str]
 
 @dataclass(frozen=True)
 class Task:
-    """One cell of a grid."""
-
     kind: str
     policy: str  # its spec, as a worker reads it
     # the columns that the grid sets, which its rows begin with; the policy's files by name
@@ -123,7 +120,7 @@ def failure(task: Task, error: str) -> str:
     return record(task.key, error=" ".join(error.split()))
 
 
-class Store(AbstractContextManager["Store"]):
+class Store(Resource):
     """Results by task; use as a context manager.
 
     A shard is there whole or not at all, named by its content, so that neither a kill nor the
@@ -183,9 +180,6 @@ class Store(AbstractContextManager["Store"]):
     def close(self) -> None:
         """Let others write to the folder."""
         self._lock.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _begin(self, identity: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
         """Compare with the manifest, or write it; return the provenance it holds."""

@@ -62,7 +62,6 @@ def read_corpus(root: Path) -> list[Document]:
 
 
 def training(documents: list[Document]) -> list[Document]:
-    """Return the documents that are trained on."""
     return [d for d in documents if not is_held_out(d.path)]
 
 

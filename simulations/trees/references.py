@@ -122,7 +122,6 @@ def recursive_rejection(q: Probs, p: Probs, k: int) -> tuple[Probs, float]:
 
 
 def _without(row: Probs, tokens: Any) -> Probs:
-    """Return a row off some tokens."""
     rest = row.copy()
     rest[tokens] = 0.0
     return rest / (rest.sum() or 1.0)

@@ -233,7 +233,6 @@ class Paths:
         self.coins = seen.verifier.coins(self.length)  # that decide on acceptance, of each path
 
     def part(self, chosen: Tensor) -> "Paths":
-        """Return a part of the paths."""
         return Paths(self.seen, self.tree[chosen], self.path[chosen])
 
     def verify(
