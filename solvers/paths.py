@@ -29,18 +29,11 @@ MOST_PREFIXES = 5_000
 
 @dataclass(frozen=True)
 class PathTree:
-    """Rows of a target and a draft for every prefix shorter than K tokens.
+    """Rows (nodes, V) of a target and a draft for every prefix shorter than K tokens.
 
-    Attributes
-    ----------
-    target, draft : (nodes, V) probabilities q and p, breadth first; float64, divided by their
-        sums. nodes = 1 + V + … + V^(K−1).
-
-    Raises
-    ------
-    ValueError, TypeError
-        Not rows of probabilities of one shape and dtype, a number of rows that is no whole
-        tree, or more than 5,000 of them.
+    They are q and p, breadth first, float64, divided by their sums; nodes = 1 + V + … + V^(K−1).
+    ValueError, TypeError for what is not rows of probabilities of one shape and dtype, a number of
+    rows that is no whole tree, and more than 5,000 of them.
     """
 
     target: np.ndarray
