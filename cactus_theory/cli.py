@@ -1,4 +1,4 @@
-"""The command line: ``cactus-theory solve | audit | check | generate | tune | expect | promise``.
+"""The command line ``cactus-theory``; its subcommands are in :mod:`cactus_theory.commands`.
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
 3 a property could not be decided in time (``check``); 130 interrupted, in one line on stderr.

@@ -10,7 +10,7 @@ from . import _style as style
 from ._style import Row
 
 # light to dark with the budget, in the hue of the published formula
-SHADES = ("#F2A774", "#E67E38", "#D55E00", "#9C4300", "#5E2900")
+SHADES = ("#F2A774", "#E67E38", style.look("cactus").colour, "#9C4300", "#5E2900")
 # where the maxima are named: alignment and shift in typographic points
 PLACES = (*[("right", (-6, 5))] * 4, ("center", (4, -33)))
 EXAMPLES = {

@@ -36,6 +36,7 @@ NAMES = {
     "assert_schedule_properties assert_verifier_properties policy_property strategies "
     "verifier_property",
     "cactus_theory.verify": "Verifier register_verifier verify_block verify_chain",
+    "cactus_theory.verify.registry": "find_verifier register_verifier verifiers",
     "simulations.inflate": "SHAPES inflate",
 }
 PAIR = "--target DIR --draft DIR"

@@ -1,4 +1,7 @@
-"""The subcommands of ``cactus-theory``: a file each, with ``add_arguments`` and ``run``."""
+"""The subcommands of ``cactus-theory``: a file each, with ``add_arguments`` and ``run``.
+
+Beside them is what several share: flags, and pictures.
+"""
 
 # name: what it does in a line
 COMMANDS = {
