@@ -168,7 +168,6 @@ def _read_entry(path: Path, item: Any) -> Entry:
 
 
 def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Return the fields of ``kind``, each of its type."""
     values = {}
     for name, hint in get_type_hints(kind).items():
         value, expected = content.get(name), get_origin(hint) or hint

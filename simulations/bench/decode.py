@@ -59,7 +59,6 @@ def harness_of(target: Path, draft: Path, prompts: Path, most: int, new: int) ->
 
 
 def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield one dictionary per job."""
     harness = harness_of(target, draft, prompts, PROMPTS, NEW)
 
     def decoded(job: Job) -> Record:

@@ -44,7 +44,6 @@ class Line(Config):
 
 
 def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield one dictionary per line."""
     whole = harness_of(target, draft, prompts, 2 * PROMPTS, NEW)
     harness = replace(whole, prompts=whole.prompts[:PROMPTS])
     others = replace(harness, prompts=whole.prompts[PROMPTS:] or whole.prompts)

@@ -45,7 +45,6 @@ class Paths:
     text: Counts
 
     def of(self, mask: np.ndarray) -> "Paths":
-        """Return some of them."""
         return Paths(self.phi[mask], self.draft_prob[mask], self.text[mask])
 
     def tokens(self, counts: Counts) -> PerPath:

@@ -206,7 +206,6 @@ class Grid:
         return fill(self.jobs, record, journal, "decoding")
 
     def runs(self, results: Mapping[str, Record]) -> dict[Any, Runs]:
-        """Return every line's records."""
         runs = {}
         for line in self.lines:
             groups = range(math.ceil(self.prompts / line.batch))

@@ -56,7 +56,6 @@ class Report:
     picture: bytes | None = None
 
     def add(self, section: str, message: Message) -> None:
-        """Take in what a section gave."""
         if isinstance(message, Note):
             self.notes.append(replace(message, section=section))
         else:

@@ -57,7 +57,6 @@ class InProcess(Executor):
 
 @contextmanager
 def in_process() -> Iterator[Pool]:
-    """Open an executor without workers."""
     yield InProcess(), lambda: 1
 
 

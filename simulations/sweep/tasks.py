@@ -178,7 +178,6 @@ class Store(Resource):
         return paths
 
     def close(self) -> None:
-        """Let others write to the folder."""
         self._lock.close()
 
     def _begin(self, identity: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:

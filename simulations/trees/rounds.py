@@ -115,7 +115,6 @@ class Sums:
         self.by_key: dict[tuple[Any, str], np.ndarray] = {}
 
     def add(self, text: int, key: tuple[Any, str], amounts: Any) -> None:
-        """Add to the sums of a text."""
         amounts = np.asarray(amounts)
         if key not in self.by_key:
             self.by_key[key] = np.zeros((*amounts.shape, len(self.cycles)))
