@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import cactus_theory as ct
 from cactus_theory import cli
@@ -35,6 +36,8 @@ NAMES = {
     "cactus_theory.testing": "Bounds assert_drafter_properties assert_policy_laws "
     "assert_schedule_properties assert_verifier_properties policy_property strategies "
     "verifier_property",
+    "cactus_theory.policies.cactus_exact": "CactusExact",
+    "cactus_theory.policies.typical_exact": "TypicalExact",
     "cactus_theory.verify": "Verifier register_verifier verify_block verify_chain",
     "cactus_theory.verify.registry": "find_verifier register_verifier verifiers",
     "simulations.inflate": "SHAPES inflate",
@@ -126,6 +129,18 @@ def test_the_documented_path_of_the_plugin_is_the_plugin() -> None:
         assert older is importlib.import_module(f"cactus_theory.vllm{name}")
         assert older.__spec__ is not None
         assert older.__spec__.name == older.__name__ == f"cactus_theory.vllm{name}"
+
+
+def test_a_policy_may_bound_its_ratios_by_the_older_name() -> None:
+    class Bounded(ct.FixedTarget):
+        def reach(self, q_n: torch.Tensor, p_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return q_n, p_n
+
+        def target(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+            return q
+
+    q_n, p_n = torch.tensor([[0.25]]).double(), torch.tensor([[0.5]]).double()
+    assert [float(bound) for bound in Bounded().ratio_bounds(q_n, p_n)] == [0.25, 0.5]
 
 
 def test_documented_files_are_read(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ class Mathematics(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "reach" in vars(cls):  # its older name
+            cls.ratio_bounds = vars(cls)["reach"]
         guard(cls)
         for name, explicit in (
             ("acceptance", _explicit_acceptance),

@@ -112,6 +112,7 @@ class Report:
 
     @property
     def findings(self) -> list[Finding]:
+        """Return the counterexamples."""
         return [v.finding for v in self.laws if v.finding is not None and v.verdict == "fails"]
 
     @property

@@ -29,23 +29,37 @@ __all__ = ["Known", "KnownOptimum", "two_token_optima", "two_token_pairs", "unif
 
 @dataclass(frozen=True)
 class Known:
-    """A pair of rows (V,) with numbers about it."""
+    """A pair of rows (V,) with numbers about it.
+
+    Attributes
+    ----------
+    target, draft : the rows.
+    speculative : Σ min(p, q), the acceptance of lossless speculative sampling.
+    kl : KL(draft‖target) in nats.
+    """
 
     target: Tensor
     draft: Tensor
-    speculative: float  # Σ min(p, q), the acceptance of lossless speculative sampling
-    kl: float  # KL(draft‖target) in nats
+    speculative: float
+    kl: float
 
 
 @dataclass(frozen=True)
 class KnownOptimum:
-    """A pair of rows (V,), a KL budget, and the best that any policy can do within it."""
+    """A pair of rows (V,), a KL budget, and the best that any policy can do within it.
+
+    Attributes
+    ----------
+    target, draft : the rows.
+    delta : KL budget of the emitted law, in nats.
+    emitted : (V,) the best row. ``acceptance`` : its overlap with the draft.
+    """
 
     target: Tensor
     draft: Tensor
-    delta: float  # KL budget of the emitted law, in nats
-    emitted: Tensor  # (V,) the best row
-    acceptance: float  # its overlap with the draft
+    delta: float
+    emitted: Tensor
+    acceptance: float
 
 
 def _two(x: float) -> Tensor:

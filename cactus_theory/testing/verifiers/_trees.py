@@ -50,10 +50,12 @@ class Trees:
 
     @property
     def vocab(self) -> int:
+        """Return V."""
         return self.q[0].shape[-1]
 
     @property
     def depth(self) -> int:
+        """Return K."""
         return len(self.p)
 
     @cached_property
