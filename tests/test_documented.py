@@ -131,6 +131,16 @@ def test_the_documented_path_of_the_plugin_is_the_plugin() -> None:
         assert older.__spec__.name == older.__name__ == f"cactus_theory.vllm{name}"
 
 
+def test_policies_are_listed_in_their_order_and_not_by_the_alphabet() -> None:
+    """Tables, help texts and stored references follow it."""
+    assert list(ct.list_policies())[:4] == [
+        "speculative",
+        "sample_and_match",
+        "cactus",
+        "cactus_exact",
+    ]
+
+
 def test_a_policy_may_bound_its_ratios_by_the_older_name() -> None:
     class Bounded(ct.FixedTarget):
         def reach(self, q_n: torch.Tensor, p_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

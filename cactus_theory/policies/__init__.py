@@ -1,25 +1,25 @@
 """The policies; importing a policy's file registers it."""
 
-import sys
+import sys  # noqa: I001  (the order in which they are listed)
 
-from cactus_theory.policies import (  # noqa: F401, I001  (the order in which they are listed)
-    band,
-    cactus,
-    cascade,
-    distillspec,
-    fuzzy,
-    lenience,
-    mars,
-    mentored,
-    mixture,
-    relaxed,
-    reshaped,
-    sample_and_match,
-    soft_band,
+from cactus_theory.policies import (  # noqa: F401
     speculative,
-    thresholds,
-    top_k,
+    sample_and_match,
+    cactus,
+    band,
+    mentored,
+    soft_band,
+    lenience,
+    distillspec,
+    mixture,
     typical,
+    top_k,
+    relaxed,
+    thresholds,
+    mars,
+    fuzzy,
+    cascade,
+    reshaped,
 )
 from cactus_theory.policies._base import Policy
 from cactus_theory.policies._forms import Entrywise, FixedTarget, PerProposal
