@@ -144,6 +144,8 @@ def test_policies_are_listed_in_their_order_and_not_by_the_alphabet() -> None:
 def test_a_policy_may_bound_its_ratios_by_the_older_name() -> None:
     class Bounded(ct.FixedTarget):
         def reach(self, q_n: torch.Tensor, p_n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            least, most = super().reach(q_n, p_n)
+            assert float(least) == 0 and float(most) == float("inf")
             return q_n, p_n
 
         def target(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -151,6 +153,8 @@ def test_a_policy_may_bound_its_ratios_by_the_older_name() -> None:
 
     q_n, p_n = torch.tensor([[0.25]]).double(), torch.tensor([[0.5]]).double()
     assert [float(bound) for bound in Bounded().ratio_bounds(q_n, p_n)] == [0.25, 0.5]
+    band = ct.policy("band:price=1")
+    assert [*map(float, band.reach(q_n, p_n))] == [*map(float, band.ratio_bounds(q_n, p_n))]
 
 
 def test_documented_files_are_read(tmp_path: Path) -> None:
