@@ -66,8 +66,23 @@ test-portable: $(TESTED) $(PYTHONS:%=.venv-%/.cactus-theory)  ## the numerical t
 	  --no-cache-dir -c constraints.txt -e '.[solvers,testing,llm,figures]' pytest pytest-xdist beartype
 	@touch $@
 
-mutate: $(TESTED)  ## make mistakes in a copy of the core; the tests must notice (< 25 minutes)
-	@$(BIN)/python -m tests.mutation
+# by hand, some ten seconds a mistake: make mutate MUTATED=cactus_theory/policies/cactus.py \
+#   NOTICED_BY=tests/policies/test_published.py
+MUTATED ?= $(shell git ls-files cactus_theory/divergences cactus_theory/optimum \
+  cactus_theory/policies cactus_theory/verify cactus_theory/emitted.py | grep '[.]py$$')
+NOTICED_BY ?= tests/optimum tests/policies tests/verify tests/testing tests/test_emitted.py
+MUTATE := build/mutate
+
+mutate: $(TESTED)  ## mistakes of cosmic-ray in a clone of the last commit; the tests must notice
+	@$(PIP) cosmic-ray
+	@rm -rf $(MUTATE) && git clone --quiet . $(MUTATE)
+	@printf '[cosmic-ray]\nmodule-path = [%s]\nexcluded-modules = []\ntimeout = 300.0\ntest-command = "%s"\n[cosmic-ray.distributor]\nname = "local"\n' \
+	  "$$(printf '"%s", ' $(MUTATED))" \
+	  "$(CURDIR)/$(BIN)/python -m pytest -q -x -p no:cacheprovider $(NOTICED_BY)" > $(MUTATE)/mutate.toml
+	@cd $(MUTATE) && PATH="$(CURDIR)/$(BIN):$$PATH" && cosmic-ray init mutate.toml mutate.sqlite && \
+	  cosmic-ray exec mutate.toml mutate.sqlite; cr-report mutate.sqlite | tail -n 3; \
+	  cr-report --surviving-only --show-diff mutate.sqlite > surviving.txt
+	@echo "what no test noticed: $(MUTATE)/surviving.txt"
 
 lint: $(PAGES)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

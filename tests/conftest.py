@@ -11,7 +11,6 @@ import torch
 
 from tests import shapes
 from tests.amounts import amount
-from tests.mutation.core import CORE
 
 torch.set_num_threads(1)
 
@@ -44,9 +43,6 @@ _running = ""
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "CACTUS_THEORY_ORDER" in os.environ:  # the seed of a random order, as tests.portable sets
         random.Random(int(os.environ["CACTUS_THEORY_ORDER"])).shuffle(items)
-    for item in items:
-        if item.nodeid.startswith(CORE):
-            item.add_marker(pytest.mark.core)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

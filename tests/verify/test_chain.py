@@ -5,11 +5,10 @@ import itertools
 import pytest
 import torch
 from hypothesis import given
-from scipy.stats import chi2
 
 import cactus_theory as ct
 from cactus_theory.testing import strategies
-from tests.rows import pair, rows
+from tests.rows import rows
 from tests.rules import CHAIN, RULES, of_each
 from tests.verify.exact import LAST_COIN, step_law
 
@@ -71,57 +70,6 @@ def test_every_position_emits_the_emitted_law(spec, kinds):
         torch.testing.assert_close(marginal(alone, 1, 3), share * second, rtol=0, atol=EXACT)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_certain_draft(spec):
-    rule = RULES[spec]
-    q, _ = step(1, 3, seed=5, kinds=("zeros", "smooth"))
-    for n in range(3):
-        certain = torch.eye(3, dtype=torch.float64)[n : n + 1]
-        law = step_law(rule, q, None, {(n,): 1.0})
-        expected = ct.emitted_law(rule, q[0], certain[0])
-        torch.testing.assert_close(marginal(law, 0, 3), expected, rtol=0, atol=EXACT)
-        same = step_law(rule, q, certain, {(n,): 1.0})
-        for output in law.keys() | same.keys():
-            assert law.get(output, 0.0) == pytest.approx(same.get(output, 0.0), abs=EXACT)
-
-
-@pytest.mark.parametrize("spec", ONE_PER_NAME)
-def test_random_steps_follow_the_emitted_law(spec):
-    rule, count = RULES[spec], 20_000
-    q, p = pair(1, 4, seed=11, kinds=("zeros", "smooth"))
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.multinomial(p.expand(count, 4), 1, generator=generator)
-    many = q.expand(count, 2, 4), p.expand(count, 1, 4)
-    verdict = ct.verify_chain(rule, *many, ids, generator=generator)
-    seen = torch.bincount(verdict.output_token_ids[:, 0], minlength=4)
-    expected = ct.emitted_law(rule, q[0], p[0]) * count
-    possible = expected > 0
-    assert (seen[~possible] == 0).all()
-    distance = ((seen - expected) ** 2 / expected)[possible].sum().item()
-    freedom = max(int(possible.sum()) - 1, 1)
-    assert distance <= chi2.isf(FALSE_ALARM, freedom)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_token_is_kept_iff_its_coin_is_below_phi(spec):
-    rule = RULES[spec]
-    q, p = step(1, 4, seed=7, kinds=("zeros", "smooth"))
-    for n in range(4):
-        phi = rule.acceptance(q[0], p[0], torch.tensor([n]))
-        below = torch.nextafter(phi, torch.zeros(1).double())
-        for coin, kept in ((phi, False), (below, True)):
-            if not 0 <= coin < 1 or (phi == 0 and kept):
-                continue
-            verdict = ct.verify_chain(
-                rule,
-                q[None],
-                p[None],
-                torch.tensor([[n]]),
-                coins=(coin[None].clamp(max=LAST_COIN), tensor(0.5)),
-            )
-            assert verdict.num_accepted.item() == kept
-
-
 @pytest.mark.parametrize("spec", ["speculative", "lenience:lenience=0.9999999999"])
 def test_extreme_coins_with_nothing_left_draw_from_the_target(spec):
     """A row that misses 1 refuses a token by rounding, and has nothing over the draft."""
@@ -152,32 +100,6 @@ def test_extreme_coins_never_emit_an_impossible_token(rows):
         if rule.declares.support == "target":
             real = emitted[emitted >= 0]
             assert (q[real] > 0).all(), spec
-
-
-@pytest.mark.parametrize("spec", ONE_PER_NAME)
-def test_rows_of_different_lengths(spec):
-    rule = RULES[spec]
-    q, p = step(3, 5, seed=2, batch=40)
-    ids = torch.randint(5, (40, 3), generator=torch.Generator().manual_seed(0))
-    lengths = torch.arange(40) % 4
-    ids[torch.arange(3) >= lengths[:, None]] = -1
-    q[torch.arange(4) > lengths[:, None]] = torch.nan  # rows behind the draft are not read
-    p[torch.arange(3) >= lengths[:, None]] = torch.nan
-    accept, draw = fair_coins(40, 3)
-    together = ct.verify_chain(rule, q, p, ids, coins=(accept, draw))
-    assert (together.num_accepted <= lengths).all()
-    for row in range(40):
-        k = int(lengths[row])
-        alone = ct.verify_chain(
-            rule,
-            q[row : row + 1, : k + 1],
-            p[row : row + 1, :k],
-            ids[row : row + 1, :k],
-            coins=(accept[row : row + 1, :k], draw[row : row + 1]),
-        )
-        mine = together.output_token_ids[row]
-        assert torch.equal(mine[: k + 1], alone.output_token_ids[0]) and (mine[k + 1 :] == -1).all()
-        assert together.num_accepted[row] == alone.num_accepted[0]
 
 
 def test_without_drafted_tokens_the_bonus_is_emitted():

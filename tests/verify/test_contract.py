@@ -91,36 +91,6 @@ def test_a_token_that_the_target_excludes_is_never_emitted(spec, where):
     assert (q[:, 0].gather(-1, last[:, None]) > 0)[accepted == 0].all()
 
 
-@pytest.mark.parametrize("where", [lambda *a: ChainOnHost(*a).run(), chain_on_device])
-@pytest.mark.parametrize("certain", [False, True])
-def test_tokens_of_several_policies_are_judged_as_by_each_alone(where, certain):
-    q, p, ids, lengths, accept, draw = rows(60, 4, seed=2)
-    draft = Draft(ids, lengths, None if certain else p)
-    policies = tuple(ct.policy(spec) for spec in SPECS)
-    choice = torch.randint(0, len(SPECS), (60, 1), generator=torch.Generator().manual_seed(3))
-    accepted, last = where(Assignment(policies, choice.expand(60, 4)), q, draft, accept, draw)
-    for number, policy in enumerate(policies):
-        alone = where(Assignment((policy,)), q, draft, accept, draw)
-        mine = choice[:, 0] == number
-        assert mine.any()
-        assert torch.equal(accepted[mine], alone[0][mine]) and torch.equal(
-            last[mine], alone[1][mine]
-        )
-
-
-def test_policies_may_change_along_a_row():
-    q, p, ids, _, accept, draw = rows(50, 4, seed=5)
-    policies = (ct.policy("speculative"), ct.policy("typical"))
-    choice = (torch.arange(4) >= 2).long().expand(50, 4)
-    draft = Draft(ids, [4] * 50, p)
-    mixed, _ = ChainOnHost(Assignment(policies, choice), q, draft, accept, draw).run()
-    kept = torch.stack(
-        [accept < rule.acceptance(q[:, :4], p, ids[..., None])[..., 0] for rule in policies]
-    )
-    flags = torch.where(choice == 0, kept[0], kept[1])
-    assert torch.equal(mixed, flags.long().cumprod(-1).sum(-1))
-
-
 @dataclasses.dataclass(frozen=True)
 class Boast(type(ct.policy("typical"))):
     """Typical acceptance that claims to be lossless, between p and q, and never slower."""
@@ -144,20 +114,6 @@ def test_a_false_claim_changes_nothing_that_is_emitted():
     ]
     assert torch.equal(found[0].output_token_ids, found[1].output_token_ids)
     assert torch.equal(ct.emitted_law(honest, q[:, :5], p), ct.emitted_law(boast, q[:, :5], p))
-
-
-@pytest.mark.parametrize("claims", [{"at_least_speculative": True}, {"budget": "kl <= 0 emitted"}])
-def test_a_false_claim_of_a_function_changes_nothing_either(claims):
-    def refuses_all(q, p, n):
-        return 0.0
-
-    q, p, ids, lengths, accept, draw = rows(20, 3, seed=8)
-    found = [
-        ct.verify_chain(rule, q, p, ids, coins=(accept, draw)).output_token_ids
-        for rule in (ct.rule(refuses_all), ct.rule(refuses_all, **claims))
-    ]
-    assert torch.equal(*found)
-    assert (found[0][:, 1:] == -1).all()
 
 
 def test_the_meter_looks_instead_of_believing():
@@ -211,18 +167,6 @@ def test_entrywise_policies_read_the_drafted_entries_alone(spec):
     assert torch.equal(torch.as_tensor(here.scale), torch.as_tensor(there.scale))
 
 
-@pytest.mark.parametrize("where", [lambda *a: ChainOnHost(*a).run(), chain_on_device])
-@pytest.mark.parametrize("spec", ["speculative", "cactus:delta=0.2", "truncated:top_p=0.8"])
-def test_a_verifier_keeps_a_token_only_below_phi(spec, where):
-    rule = ct.policy(spec)
-    q, p, ids, _, _, draw = rows(60, 1, seed=13)
-    phi = rule.acceptance(q[:, :1], p, ids[..., None])[..., 0]
-    coin = torch.where(phi < 1, phi, 0.0)
-    accepted, _ = where(Assignment((rule,)), q, Draft(ids, [1] * 60, p), coin, draw)
-    assert torch.equal(accepted, (phi[:, 0] == 1).long())
-    assert 0 < int(accepted.sum()) < 60
-
-
 @pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].entrywise])
 def test_a_coin_that_is_phi_refuses(spec):
     """Coins reach 0 and never 1: φ = 0 must refuse them all, φ = 1 none."""
@@ -244,15 +188,6 @@ def test_capable_policies_never_refuse_what_lossless_sampling_keeps(spec):
     assert (rule.acceptance(q, p, ids) >= lossless - 1e-12).all()
     kept = rule.decide(q, p, ids[:, 0], (lossless[:, 0] - 1e-9).clamp(min=0)).kept
     assert kept.all()
-
-
-@pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].shared_recovery])
-def test_a_shared_recovery_is_the_same_whichever_token_was_refused(spec):
-    rule = RULES[spec]
-    q, p, *_ = rows(10, 1, seed=11)
-    q, p = q[:, 0], p[:, 0]
-    laws = [rule.recovery(q, p, torch.full((10,), n)) for n in range(12)]
-    assert all(torch.equal(laws[0], law) for law in laws)
 
 
 @pytest.mark.parametrize("spec", EVERY)
