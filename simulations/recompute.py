@@ -213,10 +213,6 @@ ENTRIES = (
           took="100 s"),
     Entry("bench_decode_stories", f"bench decode {_CHAT} --out {{csv}}",
           f"bench decode {_CHAT} --repeats 1 --out {{csv}}", took="56 s"),
-    Entry("bench_stopped_paths", "bench stopped-paths --repeats 4 --out {csv}",
-          "bench stopped-paths --repeats 1 --out {csv}", took="55 s"),
-    Entry("bench_stopped_paths_stories", f"bench stopped-paths --repeats 1 {_CHAT} --out {{csv}}",
-          f"bench stopped-paths --repeats 1 {_CHAT} --out {{csv}}", took="22 s"),
 )  # fmt: skip
 
 

@@ -80,7 +80,6 @@ python -m simulations throughput --policies speculative --repeats 6
 python -m simulations bench theory
 python -m simulations bench verify
 python -m simulations bench decode --target DIR --draft DIR
-python -m simulations bench draft-stop
 python -m simulations markov --rates
 python -m simulations ledger
 python -m simulations sweep --policies band:price --knobs 0.5 1 2 --workers 8

@@ -15,7 +15,6 @@ from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
-from cactus_theory.decoding.pace import AdaptivePace, Gate, Pace
 from cactus_theory.decoding.result import VerifiedRows
 
 HALF = (torch.float16, torch.bfloat16)
@@ -38,13 +37,11 @@ class Opening:
         self.target_model, self.options = target_model, options
         self.drafter = None if draft_model is None else as_drafter(draft_model)
         self.models = {"target_model": target_model}
-        self.width, self.beside, self.pace, metered = 0, 0, Pace(0), None
+        self.width, self.beside, metered = 0, 0, None
         if self.drafter is not None:
             self.models |= self.drafter.check(target_model)
             # a draft that is longer than the text takes no memory
             self.width = min(options.num_draft_tokens, options.max_new_tokens)
-            self.pace = AdaptivePace(self.width) if options.adaptive else Pace(self.width)
-            self.pace = Gate(self.pace) if options.gate else self.pace
             metered = options.metered
             depths = range(1, self.width + 1)
             self.beside = max(self.drafter.nodes(depth) - depth for depth in depths)

@@ -9,7 +9,7 @@ from cactus_theory.decoding._opening import Opening
 from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.pace import Round
+from cactus_theory.decoding.result import Round
 from cactus_theory.decoding.rounds import Loop
 from cactus_theory.policies._foreign_code import copied
 from cactus_theory.verify.draft import Draft, Verdict, Verified
@@ -26,7 +26,7 @@ class Decode(Loop):
     def __init__(self, opening: Opening) -> None:
         super().__init__(opening)
         texts, options = self.texts, self.options
-        self.warp, self.pace, drafter = opening.warp, opening.pace, opening.drafter
+        self.warp, drafter = opening.warp, opening.drafter
         model, fast = opening.target_model, options.fast_forward
         reads = () if drafter is None else drafter.reads(model)
         self.target = CachedModel(
@@ -52,7 +52,7 @@ class Decode(Loop):
     def round(self) -> list[list[int]]:
         """Give every text that is not finished at least one token; return the new ids of all."""
         before, (_, steps) = dict(self.clock.parts), self.calls
-        texts, width = self.texts, self.pace.width()
+        texts, width = self.texts, self.opening.width
         draft_lengths = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
         draft_coins, accept, draw = self.coins.toss(draft_lengths, self._coins)
         draw = self.coins.more_draws(draw, draft_lengths, self.verifier.draws)
@@ -164,7 +164,7 @@ class Decode(Loop):
             accepted, cut = self.count(self.text_numbers[row], count, ids, emitted)
             kept += accepted
             refused += accepted < count and not cut
-        if not self.pace.learns and self.options.on_round is None:
+        if self.options.on_round is None:
             return
         now = self.clock.parts
         spent = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in now}
@@ -180,10 +180,8 @@ class Decode(Loop):
             verify_seconds=spent.get("verify", 0.0),
             rows=len(new),
         )
-        self.pace.note(round_counts)
-        if self.options.on_round is not None:
-            self.options.on_round(round_counts)
-            self.clock.lap("callback")
+        self.options.on_round(round_counts)
+        self.clock.lap("callback")
 
 
 def compacted(opened: Sequence[bool]) -> list[int]:

@@ -44,8 +44,6 @@ def speculative_generate(
     num_draft_tokens: int = 5,
     seed: int | Sequence[int] | None = None,
     generator: Generators = None,
-    adaptive: bool = False,
-    gate: bool = False,
     verifier: str | Verifier = "chain",
     fast_forward: bool | None = None,
     meter: bool | str | Divergence | None = None,

@@ -37,8 +37,6 @@ def generate(
     stop: Stop | None = None,
     seed: int | Sequence[int] | None = None,
     generator: Generators = None,
-    adaptive: bool = False,
-    gate: bool = False,
     verifier: str | Verifier = "chain",
     fast_forward: bool | None = None,
     meter: bool | str | Divergence = True,
@@ -75,8 +73,6 @@ def generate(
     stop : called with a row's ids (1, length) after each of its new tokens; True ends it.
     seed, generator : randomness: an integer (row b takes seed + b) or one per row, or one
         generator per row instead. The default is the seed 0.
-    adaptive : choose K ≤ num_draft_tokens from the running acceptance and measured costs.
-    gate : measure speculative rounds and plain steps and take the faster kind.
     verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
         as a whole, which accepts more), ``tree`` (as ``block`` for a path, and a walk for trees
         of a drafter that declares their laws), or a Verifier.
@@ -95,13 +91,13 @@ def generate(
     device_loop : whether rounds run as one captured graph each, with one read by the host
         (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
         fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
-        policy a text; no processors, ``stop``, ``record_rows``, ``on_rows``, ``on_round``,
-        ``adaptive`` or ``gate``. On a GPU the fused kernels of
+        policy a text; no processors, ``stop``, ``record_rows``, ``on_rows`` or
+        ``on_round``. On a GPU the fused kernels of
         :mod:`cactus_theory.kernels` verify where they can: one policy that has one, float32 or
         shorter logits, Triton. They have random numbers of their own, so that a seed gives
         other tokens than in the usual loop. ``"torch"`` requires the loop with the tokens of
         the usual one, ``"kernels"`` requires the kernels.
-    on_round : called after every round with its counts and seconds (``pace.Round``); what
+    on_round : called after every round with its counts and seconds (``result.Round``); what
         passes between two rounds is in neither.
     tuned : instead of policy, verifier, num_draft_tokens and temperature: a file that
         ``cactus-theory tune --out`` wrote for these models, or what ``ct.load_tuned`` read; one

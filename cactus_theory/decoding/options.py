@@ -15,7 +15,7 @@ from cactus_theory.decoding._sampling import (
     checked_temperature,
 )
 from cactus_theory.decoding._text import Stop
-from cactus_theory.decoding.pace import Round
+from cactus_theory.decoding.result import Round
 from cactus_theory.decoding.schedule import Schedule, Spec, check_followed, find_rule
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
@@ -64,8 +64,6 @@ class DecodeOptions:
     stop: Stop | None = None
     seed: int | Sequence[int] | None = None
     generator: Generators = None
-    adaptive: bool = False
-    gate: bool = False
     verifier: str | Verifier = "chain"
     fast_forward: bool | None = None
     meter: bool | str | Divergence = True

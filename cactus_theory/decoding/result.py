@@ -51,6 +51,25 @@ class Seconds:
 
 
 @dataclass(frozen=True)
+class Round:
+    """What one round did, over all rows: sums of counts, seconds by part.
+
+    ``seconds`` is all of it but metering and callbacks, ``rows`` how many texts took part.
+    """
+
+    drafted: int
+    accepted: int
+    refused: int
+    emitted: int
+    steps: int
+    draft_seconds: float
+    target_seconds: float
+    seconds: float
+    verify_seconds: float = 0.0
+    rows: int = 1
+
+
+@dataclass(frozen=True)
 class MeterReading:
     """Emitted divergence over the verified rows, exact.
 

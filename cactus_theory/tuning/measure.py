@@ -13,7 +13,7 @@ from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.drafters import Siblings, as_drafter
-from cactus_theory.decoding.pace import Round
+from cactus_theory.decoding.result import Round
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.trace import Trace

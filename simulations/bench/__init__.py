@@ -4,8 +4,6 @@
 compared with one softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
 ``verify``: one verification step of a batch, compared with the straightforward dense way.
 ``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
-``draft-stop``: the same with drafts that stop early, compared with the best fixed length.
-``stopped-paths``: what stopping is worth at a draft's cost, on drafted paths, coins integrated out.
 A file each: ``measure`` yields rows, and ``line`` is one as it is printed.
 """
 
@@ -16,7 +14,7 @@ from pathlib import Path
 from ..common.inputs import add_pair_arguments
 from ..common.results import publish
 
-WHAT = ("theory", "verify", "decode", "draft-stop", "stopped-paths")
+WHAT = ("theory", "verify", "decode")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Time everything, print a table, write the CSV."""
     without_pair = {"theory": (args.repeats, args.programs), "verify": (args.repeats,)}
     pair = args.target, args.draft, args.prompts, args.repeats
-    benchmark = importlib.import_module(f"simulations.bench.{args.what.replace('-', '_')}")
+    benchmark = importlib.import_module(f"simulations.bench.{args.what}")
     rows = []
     for row in benchmark.measure(*without_pair.get(args.what, pair)):
         print(benchmark.line(row), flush=True)  # as soon as it is known

@@ -141,11 +141,6 @@ def test_the_first_token_of_a_block_has_the_policys_law(four_tokens, certain):
     assert p_value(counts, q) < 1e-6
 
 
-def test_adaptive_widths_keep_the_law(four_tokens):
-    counts = counts_of(*four_tokens, seed=5, policy="speculative", adaptive=True, gate=True)
-    assert p_value(counts, two_token_law(four_tokens[0])) > FALSE_ALARM
-
-
 def test_plain_texts_have_the_target_law(four_tokens):
     ids = torch.tensor([PROMPT]).expand(ROWS, -1)
     texts = generate_plain(four_tokens[0], ids, max_new_tokens=2, seed=7).output_token_ids

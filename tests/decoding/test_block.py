@@ -182,17 +182,6 @@ def test_a_closed_section_is_lossless(tiny):
     assert inside.meter.kl > 0.1
 
 
-def test_any_pace_leaves_greedy_texts_alone(tiny):
-    options = {"policy": "soft_band:price=1", "max_new_tokens": 60, "temperature": 0.0}
-    plain = generate_plain(tiny[0], PROMPT, max_new_tokens=60, temperature=0.0)
-    for given in ({"adaptive": True}, {"gate": True}, {"adaptive": True, "gate": True}):
-        paced = generate(*tiny, PROMPT, num_draft_tokens=6, **given, **BLOCK, **options)
-        assert paced.output_token_ids.tolist() == plain.output_token_ids.tolist()
-        assert max(drafted for drafted, _, _ in paced.rounds) <= 6
-        plain_rounds = sum(count for (drafted, *_), count in paced.rounds.items() if not drafted)
-        assert (plain_rounds > 1) == ("gate" in given)  # the last one may have no room
-
-
 def test_the_hook_of_hugging_face_verifies_blocks(tiny):
     target, draft = tiny
     ids, mask = padded(prompts(seed=9), pad=6)

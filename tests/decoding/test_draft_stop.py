@@ -7,14 +7,13 @@ import torch
 from cactus_theory.cli import main
 from cactus_theory.decoding import (
     Cascade,
-    DraftStop,
     EarlyExit,
     ModelDrafter,
     NGram,
     generate,
     generate_plain,
 )
-from cactus_theory.decoding.pace import AdaptivePace
+from cactus_theory.decoding.drafters.stop import ACCEPTANCE, PLACES
 from tests.decoding.test_draft_stop_law import opened
 
 PROMPT = torch.tensor([[1, 5, 9]])
@@ -41,7 +40,7 @@ def rounds(drafter, target, width=6, turns=12, seed=0):
 @pytest.mark.parametrize("name", ["model", "early exit"])
 def test_rows_stop_where_the_product_falls_and_are_fed_no_further(tiny, name):
     target, model = tiny
-    stop = DraftStop(0.5)
+    stop = 0.5
     drafter = ModelDrafter(model, stop=stop) if name == "model" else EarlyExit(1, stop=stop)
     early = calls = 0
     with torch.inference_mode():
@@ -53,9 +52,9 @@ def test_rows_stop_where_the_product_falls_and_are_fed_no_further(tiny, name):
                 assert min(most, 1) <= count <= most
                 at = draft.token_ids[row, :count, None]
                 each = draft.probs[row, :count].gather(-1, at)[:, 0].numpy()
-                product = stop.acceptance(each).cumprod() if count else np.ones(1)
-                assert (product[:-1] >= stop.threshold).all()
-                assert count == most or product[-1] < stop.threshold
+                product = np.interp(each, PLACES, ACCEPTANCE).cumprod() if count else np.ones(1)
+                assert (product[:-1] >= stop).all()
+                assert count == most or product[-1] < stop
                 early += count < most
                 if count:  # the last drafted token is not fed
                     assert drafting.model.lengths[row] == texts.lengths[row] + count - 1
@@ -66,10 +65,9 @@ def test_a_zero_threshold_never_stops_and_one_stops_at_once(tiny):
     target, model = tiny
     options = {"policy": "speculative", "max_new_tokens": 40, "num_draft_tokens": 5, "seed": 2}
     free = generate(target, model, PROMPT, **options)
-    for stop in (0, DraftStop(1.0, ((0.5, 1.0),))):  # a product that equals it goes on
-        never = generate(target, ModelDrafter(model, stop=stop), PROMPT, **options)
-        assert never.output_token_ids.tolist() == free.output_token_ids.tolist()
-        assert never.rounds == free.rounds and never.draft_calls == free.draft_calls
+    never = generate(target, ModelDrafter(model, stop=0), PROMPT, **options)
+    assert never.output_token_ids.tolist() == free.output_token_ids.tolist()
+    assert never.rounds == free.rounds and never.draft_calls == free.draft_calls
     always = generate(target, ModelDrafter(model, stop=1.0), PROMPT, **options)
     assert {drafted for drafted, _, _ in always.rounds} <= {0, 1}
 
@@ -87,22 +85,26 @@ def test_statistics_count_what_was_drafted(tiny):
     assert result.num_tokens / drafted > 1.1 * free.num_tokens / free.draft_calls
 
 
-def test_the_pace_learns_what_was_drafted(tiny, monkeypatch):
+def test_callbacks_are_told_what_was_drafted(tiny):
     target, model = tiny
     seen = []
-    note = AdaptivePace.note
-    monkeypatch.setattr(
-        AdaptivePace, "note", lambda own, done: (seen.append(done), note(own, done))
-    )
     ids = torch.tensor([[1, 5, 9], [2, 4, 8], [3, 3, 7]])
     drafter = ModelDrafter(model, stop=0.5)
     result = generate(target, drafter, ids, policy="speculative", num_draft_tokens=6,
-                      max_new_tokens=30, adaptive=True, gate=True)  # fmt: skip
+                      max_new_tokens=30, on_round=seen.append)  # fmt: skip
     drafted = sum(count * times for (count, _, _), times in result.rounds.items())
     refused = sum(t for (count, kept, cut), t in result.rounds.items() if kept < count and not cut)
     assert sum(done.drafted for done in seen) == drafted
     assert sum(done.refused for done in seen) == refused
     assert sum(done.steps for done in seen if done.drafted) == result.draft_calls
+
+
+@pytest.mark.parametrize("drafter", [lambda stop: ModelDrafter(None, stop=stop),
+                                     lambda stop: EarlyExit(1, stop=stop)])  # fmt: skip
+@pytest.mark.parametrize("stop, said", [(1.2, "got 1.2"), ("high", "must be a number")])
+def test_a_threshold_is_a_number_from_zero_to_one(drafter, stop, said):
+    with pytest.raises((ValueError, TypeError), match=f"stop: .*{said}"):
+        drafter(stop)
 
 
 @pytest.mark.parametrize("width", [3, 8])

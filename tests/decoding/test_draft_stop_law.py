@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import DraftStop, ModelDrafter
+from cactus_theory.decoding import ModelDrafter
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import Setting
+from cactus_theory.decoding.drafters import stop as stop_file
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.policies._forms import FixedTarget
 from cactus_theory.verify.contract import find_verifier
@@ -28,8 +29,9 @@ PATHS = list(itertools.product(range(VOCAB), repeat=WIDTH))
 EXACT = 1e-12
 # what a withdrawn token must move the law by at least, to call the enumeration sharp
 SEEN = 1e-3
-# φ̂ = p, so that likely and unlikely tokens part early
-STOPS = [DraftStop(threshold, ((0.0, 0.0), (1.0, 1.0))) for threshold in (0.1, 0.2, 0.35)]
+# an expected acceptance that is the probability itself: likely and unlikely tokens part early
+PLACES = (0.0, 1.0)
+STOPS = (0.1, 0.2, 0.35)
 
 
 class Rows:
@@ -47,6 +49,12 @@ class Rows:
     def share(self, text, first=0):
         """Return the probability of a text's tokens from number ``first`` on."""
         return np.prod([float(self.after[text[:i]][text[i]]) for i in range(first, len(text))])
+
+
+@pytest.fixture(autouse=True)
+def parting(monkeypatch):
+    monkeypatch.setattr(stop_file, "PLACES", PLACES)
+    monkeypatch.setattr(stop_file, "ACCEPTANCE", PLACES)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +136,7 @@ def withdrawn(draft):
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])
-@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: str(stop.threshold))
+@pytest.mark.parametrize("stop", STOPS)
 def test_a_stopped_draft_emits_the_targets_law(three_tokens, verifier, stop):
     target, model, q, p = three_tokens
     draft, weights = every_draft(target, model, p, stop)

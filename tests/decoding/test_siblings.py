@@ -321,7 +321,7 @@ def test_a_cap_holds_beside_siblings(tiny, certain):
 def test_statistics_count_paths(tiny):
     drafter = Siblings(ModelDrafter(tiny[1]), 3)
     options = TREE | {"policy": "speculative", "max_new_tokens": amount(20, 60)}
-    found = generate(tiny[0], drafter, TEXTS, adaptive=True, gate=True, **options)
+    found = generate(tiny[0], drafter, TEXTS, **options)
     assert max(drafted for drafted, _, _ in found.rounds) <= 4
     assert len(found.accepted_histogram) == 5
 

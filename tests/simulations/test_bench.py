@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cactus_theory.decoding import DraftStop
 from simulations.__main__ import main
-from simulations.bench import decode, draft_stop, stopped_paths, theory, verify
+from simulations.bench import decode, theory, verify
 from simulations.common.results import read_csv
 from tests.amounts import thorough
 
@@ -77,49 +75,3 @@ def test_the_plain_search_and_the_closed_form_agree() -> None:
     closed = theory.ct.optimal_acceptance(q[0], p[0], delta=theory.DELTA)
     acceptance = theory.naive_optimum(q[0].numpy(), p[0].numpy())
     assert acceptance == pytest.approx(float(closed.acceptance), abs=1e-3)
-
-
-def test_stops_are_compared_with_the_best_fixed_width(tmp_path, monkeypatch, capsys) -> None:
-    pytest.importorskip("transformers")
-    sizes = {"NEW": 6, "PROMPTS": 1, "FIXED": (1, 2), "STOPPED": (3,), "THRESHOLDS": (0.0, 0.5)}
-    for name, value in sizes.items():
-        monkeypatch.setattr(draft_stop, name, value)
-    rows, notes = run("draft-stop", tmp_path)
-    assert notes["command"] == "python -m simulations bench draft-stop --repeats 1"
-    settings = [(row["policy"], row["num_draft_tokens"], row["threshold"]) for row in rows]
-    lines = [("1", ""), ("2", ""), ("3", "0"), ("3", "0.5")]
-    assert settings == [(spec, *line) for spec in draft_stop.POLICIES for line in lines]
-    for row in rows:
-        of_policy = [other for other in rows if other["policy"] == row["policy"]]
-        best = max(of_policy[:2], key=lambda other: float(other["tokens_per_second"]))
-        assert row["best_fixed"] == best["num_draft_tokens"]
-        ratio = float(row["tokens_per_second"]) / float(best["tokens_per_second"])
-        assert float(row["times_best_fixed"]) == pytest.approx(ratio)
-        steps = float(row["tokens_per_draft_step"]) * float(row["draft_steps_per_call"])
-        assert float(row["tokens_per_call"]) == pytest.approx(steps)
-    assert capsys.readouterr().out.count("fixed K=") == len(rows)
-
-
-def test_a_stop_is_judged_on_texts_it_has_not_seen(tmp_path, monkeypatch) -> None:
-    pytest.importorskip("transformers")
-    sizes = {"NEW": 20, "BATCH": 1, "LONGEST": 4, "COSTS": (0.1,), "POLICIES": ("speculative",)}
-    for name, value in sizes.items():
-        monkeypatch.setattr(stopped_paths, name, value)
-    rows, _ = run("stopped-paths", tmp_path)
-    assert [row["acceptance"] for row in rows] == ["fitted", "default"]
-    for row in rows:
-        cost = [1 + 0.1 * float(row[f"drafted_per_call_{way}"]) for way in ("stopped", "fixed")]
-        tokens = [float(row[f"tokens_per_call_{way}"]) for way in ("stopped", "fixed")]
-        ratio = tokens[0] / cost[0] / (tokens[1] / cost[1])
-        assert float(row["tokens_per_cost_ratio"]) == pytest.approx(ratio)
-
-
-def test_a_path_is_worth_what_it_says() -> None:
-    phi = np.array([[0.5, 0.5, 1.0], [1.0, 0.2, 0.0]])
-    paths = stopped_paths.Paths(phi, np.array([[0.9, 0.1, 0.9], [0.9, 0.9, 0.1]]), np.arange(2))
-    assert paths.tokens(paths.fixed(3)).tolist() == [2.0, 2.2]
-    assert paths.tokens(np.array([1, 2])).tolist() == [1.5, 2.2]
-    stop = DraftStop(0.5, ((0.0, 0.0), (1.0, 1.0)))
-    assert paths.stopped(stop).tolist() == [2, 3]  # the token that ends a draft is submitted
-    assert paths.stopped(DraftStop(0.0)).tolist() == [3, 3]
-    assert paths.stopped(DraftStop(1.0)).tolist() == [1, 1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cactus_theory.decoding.pace import Round
+from cactus_theory.decoding.result import Round
 from cactus_theory.traces import Replay
 from cactus_theory.tuning import Costs, Prompts, Setting, measure, measure_costs, plain_speed, speed
 from cactus_theory.tuning.measure import _split

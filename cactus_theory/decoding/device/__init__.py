@@ -83,8 +83,6 @@ def _round_obstacle(opening: Opening) -> str | None:
         isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
     ):
         return "where a drafter is more than a model"
-    if opening.pace.learns:
-        return "where adaptive or gate chooses each round"
     if opening.warp.processors:
         return "where logits processors apply"
     if any(schedule is not None for schedule in opening.policies.schedules):

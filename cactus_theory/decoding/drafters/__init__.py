@@ -13,13 +13,11 @@ from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
 from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter, RecurrentHead
 from cactus_theory.decoding.drafters.siblings import Siblings
-from cactus_theory.decoding.drafters.stop import DraftStop
 
 __all__ = [
     "BlockDrafter",
     "BlockHead",
     "Cascade",
-    "DraftStop",
     "Drafter",
     "Drafting",
     "EarlyExit",

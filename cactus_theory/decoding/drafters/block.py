@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cactus_theory.base import arguments as check
 from cactus_theory.decoding.drafters._base import Drafting, Setting, nothing
 from cactus_theory.decoding.drafters._heads import (
     FeatureDrafter,
@@ -30,6 +29,7 @@ from cactus_theory.decoding.drafters._heads import (
     FeatureHead,
     HeadShape,
 )
+from cactus_theory.decoding.drafters.stop import check_stop
 from cactus_theory.decoding.models.library import gathered
 from cactus_theory.verify.draft import Draft
 
@@ -87,8 +87,7 @@ class BlockDrafter(FeatureDrafter):
     stop: float | None = None
 
     def __post_init__(self) -> None:
-        if self.stop is not None:
-            check.number("stop", self.stop, 0, 1)
+        check_stop(self.stop)
 
     @classmethod
     def load(

@@ -8,7 +8,7 @@ from torch import nn
 
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
-from cactus_theory.decoding.drafters.stop import DraftStop, as_stop
+from cactus_theory.decoding.drafters.stop import check_stop
 from cactus_theory.decoding.models import text_config
 
 
@@ -34,15 +34,15 @@ class EarlyExit(Drafter):
 
     layers: int
     greedy: bool = False
-    stop: DraftStop | float | None = None
+    stop: float | None = None
 
     def __post_init__(self) -> None:
-        as_stop(self.stop)
+        check_stop(self.stop)
 
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
         short = first_layers(setting.target_model, self.layers)
-        return ModelDrafting(setting, short, self.greedy, as_stop(self.stop))
+        return ModelDrafting(setting, short, self.greedy, self.stop)
 
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise for targets whose layers are not a list at ``model.layers``, or are too few."""

@@ -16,7 +16,7 @@ from cactus_theory.decoding.drafters._base import (
     Setting,
     nothing,
 )
-from cactus_theory.decoding.drafters.stop import DraftStop, Watch, as_stop
+from cactus_theory.decoding.drafters.stop import Watch, check_stop
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.verify.draft import Draft
 
@@ -27,7 +27,7 @@ class ModelDrafter(Drafter):
 
     ``greedy`` takes its likeliest token instead of a sampled one; its drafts are then certain,
     that is, verified as one-hot rows. ``stop`` ends a row's draft early where its tokens will
-    probably not all be accepted; a number is the threshold of a :class:`DraftStop`.
+    probably not all be accepted: below this expected share, a threshold in [0, 1].
 
     Examples
     --------
@@ -39,14 +39,14 @@ class ModelDrafter(Drafter):
 
     model: Any
     greedy: bool = False
-    stop: DraftStop | float | None = None
+    stop: float | None = None
 
     def __post_init__(self) -> None:
-        as_stop(self.stop)
+        check_stop(self.stop)
 
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
-        return ModelDrafting(setting, self.model, self.greedy, as_stop(self.stop))
+        return ModelDrafting(setting, self.model, self.greedy, self.stop)
 
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise for a model of another vocabulary."""
@@ -60,7 +60,7 @@ class ModelDrafting(SampledDrafting):
     slack = 1  # tokens of a pass that the text does not keep
 
     def __init__(
-        self, setting: Setting, model: Any, greedy: bool, stop: DraftStop | None = None
+        self, setting: Setting, model: Any, greedy: bool, stop: float | None = None
     ) -> None:
         super().__init__(setting, greedy)
         options = {"slack": self.slack, "fast_forward": setting.fast_forward}

@@ -26,8 +26,6 @@ def run(tiny, draft=None, **options):
     ("options", "said"),
     [
         ({"draft": NGram()}, "a drafter is more than a model"),
-        ({"adaptive": True}, "adaptive or gate"),
-        ({"gate": True}, "adaptive or gate"),
         ({"stop": lambda ids: False}, "stop is used"),
         ({"record_rows": True}, "record_rows is used"),
         ({"on_rows": lambda *rows: None}, "on_rows is used"),
