@@ -29,7 +29,7 @@ NAMES = {
     "load_tuned optimal_acceptance policy register register_divergence rule "
     "verify_block verify_chain divergence Policy FixedTarget",
     "cactus_theory.decoding": "Between ByPosition Cascade EarlyExit Ledger ModelDrafter NGram "
-    "Schedule generate generate_plain hub_path speculative_generate speculative_stream",
+    "Schedule generate generate_plain speculative_generate speculative_stream",
     "cactus_theory.decoding.drafters": "Drafter",
     "cactus_theory.divergences": "register_divergence",
     "cactus_theory.kernels": "draft_from_logits has_kernel verify_logits",

@@ -14,8 +14,6 @@ from tests.test_layering import imported_modules
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-# copied to the Hub as it is; no package
-DATA = Path("cactus_theory/decoding/hub/custom_generate")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 IN_THE_WHEEL = [
     path
@@ -51,7 +49,7 @@ def named() -> dict:
 
 
 def test_it_holds_every_package_and_claims_one_name(named, monkeypatch) -> None:
-    folders = {path.parent.relative_to(ROOT) for path in IN_THE_WHEEL} - {DATA}
+    folders = {path.parent.relative_to(ROOT) for path in IN_THE_WHEEL}
     homes = {
         Path(named["package_dir"].get(own, own.replace(".", "/"))) for own in named["packages"]
     }

@@ -12,7 +12,6 @@ from cactus_theory.decoding.drafters import (
     RecurrentDrafter,
     Siblings,
 )
-from cactus_theory.decoding.from_hub import hub_path
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.load import Pair, load_pair
@@ -23,17 +22,12 @@ from cactus_theory.decoding.result import GenerationResult, LogProbs
 from cactus_theory.decoding.rounds import DecodingError
 from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
 from cactus_theory.decoding.stream import (
-    BatchPiece,
-    BatchStream,
     SpeculativeStream,
     TextPieces,
-    batch_stream,
     speculative_stream,
 )
 
 __all__ = [
-    "BatchPiece",
-    "BatchStream",
     "Between",
     "BlockDrafter",
     "ByPosition",
@@ -55,12 +49,10 @@ __all__ = [
     "Siblings",
     "SpeculativeStream",
     "TextPieces",
-    "batch_stream",
     "check_same_vocabulary",
     "decode",
     "generate",
     "generate_plain",
-    "hub_path",
     "load_pair",
     "speculative_generate",
     "speculative_stream",

@@ -1,15 +1,13 @@
 """The entry for Hugging Face: ``model.generate(..., custom_generate=speculative_generate)``.
 
-That hook forwards the parameters named in the signature below, but never ``streamer`` and
-``tokenizer``, which are looked up in the call that is running (:func:`withheld`). With the
-folder of :func:`.hub_path` instead of the function, nothing has to be looked up.
+That hook forwards the parameters named in the signature below, except ``streamer``, ``tokenizer``
+and ``assistant_model``: the library (5.17 to 5.23 read) keeps these from any function, and says
+nothing. They are given as ``text_streamer``, ``text_tokenizer`` and ``draft_model`` instead.
 """
 
-import inspect
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -50,9 +48,9 @@ def speculative_generate(
     log_probs: bool = False,
     on_tokens: OnTokens | None = None,
     device_loop: bool | str | None = False,
-    streamer: Any = None,
+    text_streamer: Any = None,
+    text_tokenizer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
-    tokenizer: Any = None,
     tuned: TunedSetting | str | Path | None = None,
     **model_kwargs: Any,
 ) -> Any:
@@ -72,10 +70,13 @@ def speculative_generate(
         generator, as sampling inside ``generate`` does.
     log_probs : ln q and ln h of every new token, in ``result.log_probs``; switches the meter on.
     on_tokens : called after every round with the new ids (one row) or a list of them per row.
-    streamer : gets what it gets without the hook, id by id, as soon as a round has verified
-        them: the prompt (from ``generate``), one call a new token, ``end``.
-    stop_strings, tokenizer : a text ends with the token that completes one of these strings.
-        Strings in a ``GenerationConfig`` are refused by the library, which misses the tokenizer.
+    text_streamer : a streamer of the library, such as ``TextStreamer``. It gets what
+        ``streamer=`` gets without the hook: the prompt, one call a new token as soon as a round
+        has verified it, ``end``. The library drops ``streamer=`` itself, silently, before it
+        calls a function: it then hears the prompt and nothing else.
+    stop_strings, text_tokenizer : a text ends with the token that completes one of these strings.
+        The library drops ``tokenizer=`` as it drops ``streamer=``. Strings in a
+        ``GenerationConfig`` are refused by the library, which misses the tokenizer.
     meter : as :func:`cactus_theory.decoding.generate`; on by default where the output can hold
         it, with ``return_dict_in_generate``.
     tuned : a file that ``cactus-theory tune --out`` wrote for these models, instead of policy,
@@ -86,9 +87,9 @@ def speculative_generate(
     Raises
     ------
     ValueError
-        No draft, or one in ``assistant_model``; beams, scores or logits in the output, inputs
-        other than token ids, stop strings without a tokenizer; and as
-        :func:`cactus_theory.decoding.generate`.
+        No draft (``assistant_model=`` is dropped as ``streamer=`` is); beams, scores or logits
+        in the output, inputs other than token ids, stop strings without ``text_tokenizer``; and
+        as :func:`cactus_theory.decoding.generate`.
 
     Examples
     --------
@@ -113,10 +114,9 @@ def speculative_generate(
         num_draft_tokens, draft_model = setting.num_draft_tokens, setting.drafter(draft_model)
     if meter is None:
         meter = bool(generation_config.return_dict_in_generate)
-    criteria = [*stopping_criteria, *_strings(stop_strings, tokenizer)]
-    streamer = withheld("streamer") if streamer is None else streamer
+    criteria = [*stopping_criteria, *_strings(stop_strings, text_tokenizer)]
     pad = _pad(generation_config)
-    columns = None if streamer is None else Columns(streamer, len(input_ids), pad)
+    columns = None if text_streamer is None else Columns(text_streamer, len(input_ids), pad)
     if seed is None and generator is None:
         seed = int(torch.randint(2**62, ()))
     limits = _limits(criteria, generation_config)
@@ -130,7 +130,10 @@ def speculative_generate(
         "on_tokens": _shown(on_tokens, columns, len(input_ids)),
     }
     options = DecodeOptions.of(locals() | arguments)
-    result = decode(model, as_drafter(draft_model), input_ids, options)
+    drafter = as_drafter(draft_model)
+    if text_streamer is not None:
+        text_streamer.put(input_ids.cpu())
+    result = decode(model, drafter, input_ids, options)
     if columns is not None:
         columns.end()
     new = result.output_token_ids.to(input_ids.device)
@@ -144,10 +147,11 @@ def _check(config: Any, model_kwargs: dict[str, Any], draft_model: Any) -> None:
     """Raise for options that the loop would otherwise silently ignore."""
     if config is None:
         raise ValueError("generation_config: must be given; call model.generate(...), got None")
-    if withheld("assistant_model") is not None:  # which the library drops without a word
-        raise ValueError("assistant_model: must be given as draft_model instead; got a model")
     if draft_model is None:
-        raise ValueError("draft_model: must be a causal LM or a drafter; got None")
+        raise ValueError(
+            "draft_model: must be a causal LM or a drafter (assistant_model= does not reach a "
+            "function in custom_generate=); got None"
+        )
     if config.num_beams != 1:
         raise ValueError(f"num_beams: must be 1 for speculative decoding; got {config.num_beams}")
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
@@ -197,9 +201,11 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
     """Return the library's own criterion for strings that end a text, if there are any."""
     if not stop_strings:
         return []
-    tokenizer = withheld("tokenizer") if tokenizer is None else tokenizer
     if tokenizer is None:
-        raise ValueError("tokenizer: must be given along with stop_strings; got None")
+        raise ValueError(
+            "text_tokenizer: must be given along with stop_strings (tokenizer= does not reach a "
+            "function in custom_generate=); got None"
+        )
     library = check.optional_module("transformers", "llm")
     return [library.StopStringCriteria(tokenizer, stop_strings)]
 
@@ -240,35 +246,3 @@ def output_class() -> Any:
         result: GenerationResult | None = None
 
     return SpeculativeOutput
-
-
-def withheld(name: str) -> Any:
-    """Return what ``name=`` was in the ``generate`` that is running, None if it was not given.
-
-    The library (5.17 to 5.23 read) hands a function in ``custom_generate`` neither ``streamer``
-    nor ``tokenizer``, whatever its signature asks for, and says nothing. Both stand in the
-    frames of the call: ``streamer`` is an argument of ``generate``, and ``tokenizer`` is left in
-    the keywords of the ``no_grad`` around it.
-    """
-    frame = _generate_frame()
-    for call in (frame, frame and frame.f_back):
-        if call is None:
-            break
-        keywords = call.f_locals.get("kwargs")
-        names = keywords if isinstance(keywords, dict) else {}
-        value = call.f_locals.get(name) if call is frame else None
-        if value is None:
-            value = names.get(name)
-        if value is not None:
-            return value
-    return None
-
-
-def _generate_frame() -> FrameType | None:
-    """Return the frame of the innermost ``generate`` of the library, None outside of it."""
-    library = check.optional_module("transformers.generation.utils", "llm")
-    code = inspect.unwrap(library.GenerationMixin.generate).__code__
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame

@@ -2,10 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
 from queue import Queue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -108,18 +107,18 @@ class SpeculativeStream:
         self.output: Any = None
         self.failure: BaseException | None = None
         self.abandoned = False
-        self.queue: Queue[list[list[int]] | None] = Queue()
+        self.queue: Queue[list[int] | None] = Queue()
 
     def __iter__(self) -> Iterator[str]:
         pieces = TextPieces(self.tokenizer)
-        for (new,) in self._rounds():
+        for new in self._rounds():
             if piece := pieces.add(new):
                 yield piece
         if piece := pieces.rest():
             yield piece
 
-    def _rounds(self) -> Iterator[list[list[int]]]:
-        """Decode in a thread; give every round's new ids, those of each text."""
+    def _rounds(self) -> Iterator[list[int]]:
+        """Decode in a thread; give every round's new ids."""
         thread = Thread(target=self._decode, daemon=True)
         thread.start()
         try:
@@ -135,10 +134,9 @@ class SpeculativeStream:
         from cactus_theory.decoding.hugging_face import speculative_generate
 
         try:
-            decode = partial(speculative_generate, tokenizer=self.tokenizer)
-            self.output = self.model.generate(
-                **self.options, custom_generate=decode, on_tokens=self._take
-            )
+            ours = {"custom_generate": speculative_generate, "on_tokens": self._take}
+            given = {"text_tokenizer": self.tokenizer} | self.options
+            self.output = self.model.generate(**given, **ours)
         except _Abandoned:
             pass
         except BaseException as failure:  # raised again where the text is read
@@ -146,69 +144,10 @@ class SpeculativeStream:
         finally:
             self.queue.put(None)
 
-    def _take(self, new: list[Any]) -> None:
+    def _take(self, new: list[int]) -> None:
         if self.abandoned:
             raise _Abandoned
-        self.queue.put(new if isinstance(new[0], list) else [new])
-
-
-class BatchPiece(NamedTuple):
-    """What a round gave one text of a batch.
-
-    Attributes
-    ----------
-    index : which text, its row in the batch.
-    text : what can be shown of it now, perhaps nothing yet.
-    token_ids : its new ids; the special ones, which ``text`` leaves out, too.
-    ended : whether nothing of this text follows; said once, within a round of its last id.
-
-    Examples
-    --------
-    >>> inputs = pair.tokenizer(["def f(", "def g("], return_tensors="pt")
-    >>> options = {"draft_model": pair.draft, "max_new_tokens": 8}
-    >>> *_, last = batch_stream(pair.target, pair.tokenizer, **inputs, **options)
-    >>> last.index, last.token_ids, last.ended
-    (1, [], True)
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    ended: bool
-
-
-class BatchStream(SpeculativeStream):
-    """Pieces of the texts of a batch while they are decoded; iterate over it once.
-
-    Attributes
-    ----------
-    output : what ``model.generate`` returned, None before the end.
-
-    Examples
-    --------
-    >>> options = {"draft_model": pair.draft, "max_new_tokens": 8}
-    >>> inputs = pair.tokenizer(["def f(", "def g("], return_tensors="pt")
-    >>> stream = batch_stream(pair.target, pair.tokenizer, **inputs, **options)
-    >>> sum(len(piece.token_ids) for piece in stream), stream.output.shape[0]
-    (16, 2)
-    """
-
-    def __iter__(self) -> Iterator[BatchPiece]:
-        texts: list[TextPieces] = []
-        over: set[int] = set()
-
-        def last(index: int) -> BatchPiece:
-            over.add(index)
-            return BatchPiece(index, texts[index].rest(), [], True)
-
-        for new in self._rounds():
-            texts = texts or [TextPieces(self.tokenizer) for _ in new]
-            for index, ids in enumerate(new):
-                if ids:
-                    yield BatchPiece(index, texts[index].add(ids), ids, False)
-                elif index not in over:
-                    yield last(index)
-        yield from (last(index) for index in range(len(texts)) if index not in over)
+        self.queue.put(new)
 
 
 class _Abandoned(Exception):
@@ -250,55 +189,10 @@ def speculative_stream(model: Any, tokenizer: Any, **options: Any) -> Speculativ
         rows = getattr(options.get(name), "shape", (1,))[0]
         whole_number(name, rows, 1)
         if rows > 1:
-            raise ValueError(
-                f"{name}: must hold one prompt to be streamed (batch_stream takes more); got {rows}"
-            )
+            raise ValueError(f"{name}: must hold one prompt to be streamed; got {rows}")
     if (sequences := options.get("num_return_sequences")) not in (None, 1):
         raise ValueError(f"num_return_sequences: must be 1 to be streamed; got {sequences}")
-    return SpeculativeStream(model, tokenizer, _streamed(options))
-
-
-def batch_stream(model: Any, tokenizer: Any, **options: Any) -> BatchStream:
-    """Decode a batch of prompts speculatively, and give its texts piece by piece.
-
-    ``for index, text, token_ids, ended in batch_stream(target, tokenizer, **inputs,
-    draft_model=draft, policy="band:price=1", max_new_tokens=64)``: every round gives one piece
-    for each text that is open, in the order of the batch, so texts advance at their own pace.
-    The decode runs in a thread beside the loop and ends within a round after the loop is left.
-    The pieces of a text together are its new ids decoded, without special tokens.
-
-    Parameters
-    ----------
-    model, tokenizer : the target and its tokenizer.
-    options : those of ``model.generate``, and of :func:`speculative_generate`; prompts of
-        different lengths are padded on the left, with an ``attention_mask``.
-
-    Returns
-    -------
-    BatchStream of :class:`BatchPiece`, whose ``output`` is what ``generate`` returned, once all
-    texts are read.
-
-    Raises
-    ------
-    ValueError
-        ``on_tokens`` among the options. What the decode raises is raised by the loop.
-
-    Examples
-    --------
-    >>> inputs = pair.tokenizer(["def f(", "def g("], return_tensors="pt")
-    >>> options = {"draft_model": pair.draft, "policy": "band:price=1", "max_new_tokens": 8}
-    >>> texts = ["", ""]
-    >>> for piece in batch_stream(pair.target, pair.tokenizer, **inputs, **options):
-    ...     texts[piece.index] += piece.text
-    >>> all(texts)
-    True
-    """
-    return BatchStream(model, tokenizer, _streamed(options))
-
-
-def _streamed(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a stream, without those that it needs itself."""
     for name in ("on_tokens", "custom_generate"):
         if name in options:
             raise ValueError(f"{name}: must not be given to a stream; got {options[name]!r}")
-    return options
+    return SpeculativeStream(model, tokenizer, options)

@@ -147,7 +147,7 @@ def test_progress_sees_every_token(tiny):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft_model": None}, "draft_model: must be a causal LM or a drafter; got None"),
+        ({"draft_model": None}, "draft_model: must be a causal LM or a drafter .*; got None"),
         ({"num_beams": 2}, "num_beams: must be 1 for speculative decoding; got 2"),
         (
             {"output_scores": True, "return_dict_in_generate": True},
@@ -194,11 +194,6 @@ def test_architectures_write_their_own_greedy_text(make_draft, name):
     assert found.sequences[:, IDS.shape[1] :].tolist() == plain
     assert 7 * 14 - 10 > found.result.num_accepted > 10
     assert len({token for text in plain for token in text}) > 3
-
-
-def test_an_assistant_model_is_refused(tiny):
-    with pytest.raises(ValueError, match="assistant_model: must be given as draft_model instead"):
-        sampled(tiny, assistant_model=tiny[0])
 
 
 def test_a_tuned_setting_takes_the_place_of_its_arguments(tiny):

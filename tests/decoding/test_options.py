@@ -34,7 +34,7 @@ def test_the_options_are_the_keywords():
     shared = FIELDS.keys() - missing - {"policy"}  # which may come from tuned
     assert {name: FIELDS[name] for name in shared} == {name: own[name] for name in shared}
     assert keywords(generate_plain).keys() < FIELDS.keys()
-    more = {"draft_model", "streamer", "stop_strings", "tokenizer", "tuned"}
+    more = {"draft_model", "text_streamer", "stop_strings", "text_tokenizer", "tuned"}
     assert keywords(speculative_generate).keys() - FIELDS.keys() == more
 
 

@@ -1,7 +1,6 @@
 """Streamers, stop strings and pieces of text: what plain ``generate`` does, during the decode."""
 
 import threading
-from functools import partial
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ import transformers
 
 from cactus_theory.decoding import (
     TextPieces,
-    batch_stream,
-    generate,
     speculative_generate,
     speculative_stream,
 )
@@ -40,11 +37,13 @@ class Heard(transformers.generation.BaseStreamer):
 def both(tiny, ids=IDS, heard=False, **options):
     """Return what the library gives and what the hook gives, and what a streamer heard of each."""
     target, draft = tiny
+    tokenizer = options.pop("tokenizer", None)
     given = {"attention_mask": torch.ones_like(ids)} | GREEDY | options
     found, calls = [], []
-    for hook in ({}, OURS | {"draft_model": draft}):
+    for prefix, hook in (("", {}), ("text_", OURS | {"draft_model": draft})):
         streamer = Heard()
-        streams = {"streamer": streamer} if heard else {}
+        streams = {f"{prefix}streamer": streamer} if heard else {}
+        streams |= {f"{prefix}tokenizer": tokenizer} if tokenizer else {}
         found.append(target.generate(ids, **given, **streams, **hook).tolist())
         calls.append(streamer.calls)
     return *found, *calls
@@ -69,7 +68,7 @@ def test_a_streamer_hears_tokens_during_the_decode(tiny):
     target, draft = tiny
     streamer, heard = Heard(), []
     told = {"on_tokens": lambda new: heard.append((len(new), len(streamer.calls)))}
-    target.generate(IDS, **GREEDY, **OURS, draft_model=draft, streamer=streamer, **told)
+    target.generate(IDS, **GREEDY, **OURS, draft_model=draft, text_streamer=streamer, **told)
     assert len(heard) > 5
     assert [count for _, count in heard] == [
         1 + sum(length for length, _ in heard[: number + 1]) for number in range(len(heard))
@@ -78,16 +77,19 @@ def test_a_streamer_hears_tokens_during_the_decode(tiny):
 
 def test_text_streamers_refuse_batches_as_they_do(tiny):
     ids = IDS.repeat(2, 1)
-    for hook in ({}, OURS | {"draft_model": tiny[1]}):
-        streamer = transformers.TextStreamer(TOKENIZER)
+    streamer = transformers.TextStreamer(TOKENIZER)
+    for hook in (
+        {"streamer": streamer},
+        OURS | {"draft_model": tiny[1], "text_streamer": streamer},
+    ):
         with pytest.raises(ValueError, match="only supports batch size 1"):
-            tiny[0].generate(ids, **GREEDY, **hook, streamer=streamer)
+            tiny[0].generate(ids, **GREEDY, **hook)
 
 
 def test_the_library_s_iterator_ends(tiny):
     """Without ``end`` its loop would wait for ever."""
     streamer = transformers.TextIteratorStreamer(TOKENIZER, skip_prompt=True, timeout=20)
-    options = GREEDY | OURS | {"draft_model": tiny[1], "streamer": streamer, "inputs": IDS}
+    options = GREEDY | OURS | {"draft_model": tiny[1], "text_streamer": streamer, "inputs": IDS}
     thread = threading.Thread(target=tiny[0].generate, kwargs=options)
     thread.start()
     text = "".join(streamer)
@@ -131,7 +133,7 @@ def test_a_text_that_is_stopped_inside_a_draft_is_charged_up_to_there(tiny):
     for seed in range(amount(4, 40)):
         output = tiny[0].generate(
             IDS, **GREEDY | {"do_sample": True}, **OURS, draft_model=tiny[1], seed=seed,
-            policy="cactus:delta=0.5", stop_strings=["a", "e"], tokenizer=TOKENIZER,
+            policy="cactus:delta=0.5", stop_strings=["a", "e"], text_tokenizer=TOKENIZER,
             log_probs=True, return_dict_in_generate=True,
         )  # fmt: skip
         result = output.result
@@ -150,11 +152,11 @@ def test_a_text_that_is_stopped_inside_a_draft_is_charged_up_to_there(tiny):
 
 
 def test_stop_strings_need_a_tokenizer(tiny):
-    with pytest.raises(ValueError, match="tokenizer: must be given along with stop_strings"):
+    with pytest.raises(ValueError, match="text_tokenizer: must be given along with stop_strings"):
         tiny[0].generate(IDS, **GREEDY, **OURS, draft_model=tiny[1], stop_strings=["a"])
     own = transformers.GenerationConfig(**GREEDY, stop_strings=["a"])
     with pytest.raises(ValueError, match="stop strings"):  # the library's own refusal
-        tiny[0].generate(IDS, own, **OURS, draft_model=tiny[1], tokenizer=TOKENIZER)
+        tiny[0].generate(IDS, own, **OURS, draft_model=tiny[1], text_tokenizer=TOKENIZER)
 
 
 def test_the_caller_s_length_and_ends_replace_the_library_s(tiny):
@@ -183,10 +185,11 @@ def test_the_device_loop_streams_and_refuses_stop_strings(tiny):
     options = GREEDY | OURS | {"draft_model": tiny[1]}
     expected, heard = Heard(), Heard()
     plain = tiny[0].generate(IDS, **GREEDY, streamer=expected)
-    found = tiny[0].generate(IDS, **options, device_loop=True, streamer=heard)
+    found = tiny[0].generate(IDS, **options, device_loop=True, text_streamer=heard)
     assert found.tolist() == plain.tolist() and heard.calls == expected.calls
     with pytest.raises(ValueError, match="device_loop: .*stop is used"):
-        tiny[0].generate(IDS, **options, device_loop=True, stop_strings=["a"], tokenizer=TOKENIZER)
+        stops = {"stop_strings": ["a"], "text_tokenizer": TOKENIZER}
+        tiny[0].generate(IDS, **options, **stops, device_loop=True)
 
 
 def streamed(tiny, **options):
@@ -226,53 +229,6 @@ def test_leaving_the_loop_ends_the_decode(tiny):
     assert stream.output is None and 0 < len(seen) < 120
 
 
-def texts_of(pieces, batch):
-    """Return the text and ids of every text, held to what a piece says of its end."""
-    texts, ids, over = [""] * batch, [[] for _ in range(batch)], set()
-    for piece in pieces:
-        assert piece.index not in over and piece.ended == (not piece.token_ids)
-        texts[piece.index] += piece.text
-        ids[piece.index] += piece.token_ids
-        over |= {piece.index} if piece.ended else set()
-    assert over == set(range(batch))
-    return texts, ids
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-def test_texts_of_a_batch_come_at_their_own_pace_and_are_those_of_the_decode(tiny, copies):
-    """Left-padded prompts of seven lengths; some end early and some are still open."""
-    ids, mask = padded(prompts(seed=9))
-    ends = {"eos_token_id": [7, 13, 15], "do_sample": True, "policy": "band:price=1", "seed": 5}
-    given = GREEDY | ends | {"draft_model": tiny[1], "attention_mask": mask, "inputs": ids}
-    stream = batch_stream(tiny[0], TOKENIZER, **given, num_return_sequences=copies)
-    pieces, before = [], []
-    for piece in stream:
-        pieces.append(piece)
-        before.append(stream.output is None)
-    texts, new = texts_of(pieces, copies * len(ids))
-    assert before[0] and len({len(own) for own in new}) > 3
-    for text, own, row in zip(texts, new, stream.output[:, ids.shape[1] :].tolist(), strict=True):
-        assert row[: len(own)] == own and not any(row[len(own) :])
-        assert text == TOKENIZER.decode(own, skip_special_tokens=True)
-    first_end = next(place for place, piece in enumerate(pieces) if piece.ended)
-    assert any(piece.token_ids for piece in pieces[first_end:])  # others were open still
-
-
-def test_a_batch_of_one_streams_as_one_text_and_leaving_ends_the_decode(tiny):
-    threads, given = set(threading.enumerate()), GREEDY | {"draft_model": tiny[1], "inputs": IDS}
-    stream = batch_stream(tiny[0], TOKENIZER, **given)
-    (text,), (new,) = texts_of(stream, 1)
-    assert text == "".join(streamed(tiny)) and new == stream.output[0, IDS.shape[1] :].tolist()
-    left = batch_stream(tiny[0], TOKENIZER, **given | {"inputs": IDS.repeat(2, 1)})
-    assert next(iter(left)).index == 0
-    assert set(threading.enumerate()) <= threads and left.output is None
-    for wrong in ({"on_tokens": print}, {"custom_generate": print}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            batch_stream(tiny[0], TOKENIZER, **given, **wrong)
-    with pytest.raises(ValueError, match="policy"):
-        list(batch_stream(tiny[0], TOKENIZER, **given, policy="no_such_rule"))
-
-
 class Bytes:
     """Decodes bytes; a space before a full stop goes away, as in some tokenizers."""
 
@@ -289,21 +245,3 @@ def test_pieces_hold_back_what_is_not_sure(size):
     shown = [pieces.add(ids[at : at + size]) for at in range(0, len(ids), size)]
     assert not any("\ufffd" in piece for piece in shown)
     assert "".join(shown) + pieces.rest() == text.replace(" .", ".")
-
-
-def test_a_bound_tokenizer_and_nested_calls_reach_the_right_streamer(tiny):
-    """A decode inside the hook of another has its own streamer, or none."""
-    inner, outer = Heard(), Heard()
-
-    def nested(model, input_ids, generation_config=None, **given):
-        model.generate(IDS, **GREEDY, **OURS, draft_model=tiny[1], streamer=inner)
-        return model.generate(IDS, **GREEDY, **OURS, draft_model=tiny[1])
-
-    tiny[0].generate(IDS, **GREEDY, custom_generate=nested, streamer=outer)
-    assert inner.calls[-1] == "end" and len(inner.calls) == 42
-    assert outer.calls == [((1, 4), IDS.tolist())]
-    bound = partial(speculative_generate, tokenizer=TOKENIZER)
-    options = GREEDY | {"custom_generate": bound, "draft_model": tiny[1], "stop_strings": "a"}
-    plain = tiny[0].generate(IDS, **GREEDY, stop_strings="a", tokenizer=TOKENIZER)
-    assert tiny[0].generate(IDS, **options).tolist() == plain.tolist()
-    assert generate(*tiny, IDS, policy="speculative", max_new_tokens=3).num_tokens == 3
