@@ -104,7 +104,8 @@ def generate(
         that names siblings drafts them beside ``draft_model``.
 
     Rules, processors, callbacks and schedules of your own get copies: all may keep them, and all
-    but rules may change them.
+    but rules may change them. Weights are read when a decode begins: whoever changes them
+    during one changes the next.
 
     Raises
     ------

@@ -1,11 +1,11 @@
-"""Linear maps for a few rows at a time, by whichever kernel is faster for that many.
+"""Linear maps for a few rows at a time, and weights as the fast pass reads them.
 
-What is made of a model's weights is made anew when any changes, which a fingerprint tells.
+What is made of a model's weights is kept for as long as they stay as they are, which is looked at
+when a decode begins. Weights that are changed during a decode are seen by the next one.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,41 +14,34 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-# multiply-adds from which oneDNN's kernel on packed weights beats the default one on a CPU;
-# measured: 106 against 54 µs for 40 rows of 128 → 704, 9 against 12 µs for 5 of 128 → 384
-PACKED_FROM = 450_000
 # multiply-adds up to which FBGEMM's kernel, which runs on one thread, is the one to take. Measured
 # on one thread over all maps of a model of 4.5 million weights, it against oneDNN's, in µs:
 # 170 and 480 for 1 row, 230 and 540 for 5, 1,580 and 1,940 for 40, 10,600 and 11,000 for 256
 HALF_UP_TO = 2**24
 # the self-check of FBGEMM's kernel: a sum of some hundred products in single precision
 KERNEL_ERROR = 1e-4
+# what was made of modules in use, beside the state of their weights
+_PREPARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 class Linear:
-    """x ↦ x Wᵀ + b for x (N, in); weights are turned and packed once, for faster calls later.
+    """x ↦ x Wᵀ + b for x (N, in); weights are laid out once, for faster calls later.
 
     Weights that half precision holds exactly, as they do where a checkpoint was stored so, are
     read in half precision and multiplied in single: the same products from half the memory.
-    A single row of 192 → 2048 takes 50 µs against weights as they are stored, 30 µs turned.
+    Others are turned: a row of 192 → 2048 takes 50 µs against weights as stored, 30 µs turned.
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Tensor | None = None) -> None:
-        self.turned, self.bias = weight.detach().t().contiguous(), bias
-        self.packed = _packed(weight)
-        self.half = _half(weight.detach())
+        self.weight, self.bias, self.half = weight.detach(), bias, _half(weight.detach())
+        if self.half is None:
+            self.weight = self.weight.t().contiguous().t()
 
     def __call__(self, x: Float[Tensor, "N in"]) -> Float[Tensor, "N out"]:
         """Return the image of each row."""
-        rows = x.shape[0]
-        work = rows * self.turned.numel()
-        if self.half is not None and work <= HALF_UP_TO:
+        if self.half is not None and x.shape[0] * self.weight.numel() <= HALF_UP_TO:
             return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.half, self.bias)
-        if self.packed is None or rows < 2 or work < PACKED_FROM:
-            if self.bias is None:
-                return torch.mm(x, self.turned)
-            return torch.addmm(self.bias, x, self.turned)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
 
 
 def joined(parts: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
@@ -107,80 +100,32 @@ def _half(weight: Tensor) -> Any:
     return half if bool(((products - expected).abs() <= KERNEL_ERROR * scale).all()) else None
 
 
-def _packed(weight: Tensor) -> Any:
-    """Return the weight in oneDNN's order, None where it has none."""
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
-        return None
-    if not torch.backends.mkldnn.is_available():
-        return None
-    try:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 32)
-    except (AttributeError, RuntimeError):  # a build without it
-        return None
-
-
-# weights of the models in use, for as long as these live and keep them unchanged
-_PREPARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
-
-
 def prepared(
     module: Any, make: Callable[..., Any], compared: bool = True, others: Sequence[Tensor] = ()
 ) -> Any:
-    """Return what ``make`` makes of a module, made once as long as its weights stay as they are.
+    """Return what ``make`` makes of a module (and of ``others``), made once for its weights.
 
-    ``compared`` compares their content too: version counters would miss
-    ``weight.data.copy_(…)``, and weights made in inference mode have none. So it is for ``others``,
-    which ``make`` is given, too.
+    Weights are told by address, type and version. ``compared`` adds the sum of their bits, since
+    ``weight.data.copy_(…)`` and weights made in inference mode count no versions. A change that
+    keeps all of these, such as two values exchanged through ``.data``, is not seen.
     """
-    parameters = [weight.detach() for weight in (*module.parameters(), *others)]
-    state: list[Any] = [(weight.data_ptr(), weight.shape, weight.dtype) for weight in parameters]
+    weights = [weight.detach() for weight in (*module.parameters(), *others)]
+    state: list[Any] = [(own.data_ptr(), own.shape, own.dtype, _version(own)) for own in weights]
     if compared:
-        state.append(fingerprint(parameters))
+        state += map(_sum_of_bits, weights)
     known = _PREPARED.get(module)
     if known is None or known[0] != state:
         known = _PREPARED[module] = (state, make(module, *others))
     return known[1]
 
 
-WIDE = 4096  # 8-byte words a block: their multipliers stay in the processor's first cache
+def _version(weight: Tensor) -> int | None:
+    return None if weight.is_inference() else weight._version
 
 
-def fingerprint(weights: Sequence[Tensor]) -> list[int]:
-    """Return Σⱼ bⱼ wᵢⱼ mod 2⁶⁴ for every block i of the tensors' bytes, WIDE 8-byte words each.
-
-    The multipliers are random and odd, hence invertible: a single changed word is always seen,
-    and other changes are missed for one in about 2⁶² choices of multipliers. The order of the
-    values counts. The 21 MB of a model of 5 million weights take 2.7 ms; their sums take 0.9 ms.
-    """
-    return torch.cat([part for weight in weights for part in _blocks(weight)]).tolist()
-
-
-def _blocks(weight: Tensor) -> Iterator[Tensor]:
-    words = _words(weight)
-    multipliers, rest = _multipliers(words.device), words.shape[0] % WIDE
-    whole = words.shape[0] - rest
-    if whole:
-        yield _times(words[:whole].view(-1, WIDE), multipliers)
-    if rest:
-        yield _times(words[None, whole:], multipliers[:rest])
-
-
-def _words(weight: Tensor) -> Tensor:
-    raw = weight.detach().contiguous().view(-1).view(torch.uint8)
-    if raw.shape[0] % 8:
-        raw = F.pad(raw, (0, -raw.shape[0] % 8))
-    elif raw.storage_offset() % 8:
-        raw = raw.clone()
-    return raw.view(torch.int64)
-
-
-def _times(rows: Tensor, multipliers: Tensor) -> Tensor:
-    """Return the products of integer rows with a vector; only the CPU has them as one call."""
-    return rows @ multipliers if rows.device.type == "cpu" else (rows * multipliers).sum(-1)
-
-
-@lru_cache(maxsize=4)
-def _multipliers(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        drawn = torch.randint(-(2**62), 2**62, (WIDE,), generator=torch.Generator().manual_seed(0))
-        return (2 * drawn + 1).to(device)
+def _sum_of_bits(weight: Tensor) -> float:
+    """Return the sum of 8-byte words, or of the numbers where these do not fill any."""
+    size = weight.element_size()
+    if weight.numel() * size % 8 or weight.storage_offset() * size % 8:
+        return float(weight.sum())
+    return int(weight.flatten().view(torch.int64).sum())
