@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import Cascade, ModelDrafter, NGram, generate, generate_plain
+from cactus_theory.decoding import Cascade, ModelDrafter, NGram, generate
 from cactus_theory.policies._records import Path
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 
@@ -90,21 +90,6 @@ def test_a_decode_charges_every_token_of_a_drafted_round(tiny, spec):
     plain_rounds = sum(times for (drafted, *_), times in found.rounds.items() if not drafted)
     assert found.meter.rows == sum(found.row_lengths) - plain_rounds
     assert (found.meter.kl > 0.01) == (spec != "speculative")
-
-
-def test_greedy_texts_and_rows_alone(tiny):
-    target, draft = tiny
-    options = {"max_new_tokens": 20, "temperature": 0.0}
-    plain = generate_plain(target, PROMPT, **options)
-    shared = {"policy": "band:price=1", "num_draft_tokens": 3, "verifier": "block:bonus=policy"}
-    found = generate(target, draft, PROMPT, **shared, **options)
-    assert found.output_token_ids.tolist() == plain.output_token_ids.tolist()
-    together = generate(target, draft, PROMPT, max_new_tokens=20, seed=[5, 6], **shared)
-    for row, seed in enumerate((5, 6)):
-        alone = generate(
-            target, draft, PROMPT[row : row + 1], max_new_tokens=20, seed=seed, **shared
-        )
-        assert alone.output_token_ids[0].tolist() == together.output_token_ids[row].tolist()
 
 
 def test_drafters_without_that_row_are_told(tiny):

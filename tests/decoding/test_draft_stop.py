@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from cactus_theory.cli import main
 from cactus_theory.decoding import (
     Cascade,
     EarlyExit,
@@ -72,19 +71,6 @@ def test_a_zero_threshold_never_stops_and_one_stops_at_once(tiny):
     assert {drafted for drafted, _, _ in always.rounds} <= {0, 1}
 
 
-def test_statistics_count_what_was_drafted(tiny):
-    target, model = tiny
-    options = {"policy": "cactus:delta=0.2", "max_new_tokens": 60, "num_draft_tokens": 6}
-    result = generate(target, ModelDrafter(model, stop=0.5), PROMPT, **options)
-    drafted = sum(count * times for (count, _, _), times in result.rounds.items())
-    assert drafted == result.draft_calls  # one row: a step is a token
-    assert len({count for count, _, _ in result.rounds}) > 3
-    assert result.num_tokens == 60 == result.num_accepted + result.target_calls
-    assert result.meter.accepted == result.num_accepted
-    free = generate(target, model, PROMPT, **options)
-    assert result.num_tokens / drafted > 1.1 * free.num_tokens / free.draft_calls
-
-
 def test_callbacks_are_told_what_was_drafted(tiny):
     target, model = tiny
     seen = []
@@ -122,16 +108,6 @@ def test_greedy_texts_are_the_targets_and_certain_drafts_are_not_stopped(tiny, w
     assert stopped.rounds == free.rounds
 
 
-def test_certain_rows_of_a_batch_are_as_without_a_stop(tiny):
-    """A sampled decode with a greedy draft, and the n-gram rows of a cascade."""
-    target, model = tiny
-    options = {"policy": "speculative", "max_new_tokens": 30, "num_draft_tokens": 5, "seed": 3}
-    greedy = [generate(target, ModelDrafter(model, greedy=True, stop=own), PROMPT, **options)
-              for own in (None, 0.9)]  # fmt: skip
-    assert greedy[0].output_token_ids.tolist() == greedy[1].output_token_ids.tolist()
-    assert greedy[0].rounds == greedy[1].rounds
-
-
 def test_a_cascade_tells_what_was_planned(tiny):
     """Rows that the n-grams drafted keep their lengths, the model's rows what was wanted."""
     target, model = tiny
@@ -147,37 +123,3 @@ def test_a_cascade_tells_what_was_planned(tiny):
                 assert planned == (count if certain and count else most)
                 mixed += bool(copied.any()) and count < planned
     assert mixed > 2
-
-
-def test_the_command_line_takes_a_threshold(tiny, tmp_path, capsys, monkeypatch):
-    seen = {}
-
-    def spy(target, draft, ids, options):
-        seen["drafter"] = draft
-        raise ValueError("seen")
-
-    class Pair:
-        target, draft = tiny
-
-        class tokenizer:
-            encode = staticmethod(lambda text: [1, 2])
-
-    monkeypatch.setattr("cactus_theory.decoding.decode", spy)
-    monkeypatch.setattr("cactus_theory.decoding.load_pair", lambda *a, **k: Pair)
-    given = [
-        "generate",
-        "--target",
-        "t",
-        "--draft",
-        "d",
-        "--prompt",
-        "x",
-        "--policy",
-        "speculative",
-    ]
-    monkeypatch.setattr(Pair.target.generation_config, "eos_token_id", None)
-    for more, stop in (([], None), (["--draft-stop", "0.4"], 0.4)):
-        assert main([*given, *more]) == 2
-        assert seen["drafter"] == ModelDrafter(tiny[1], stop=stop)
-    assert main([*given, "--draft-stop", "2"]) == 2
-    assert "must lie in [0, 1]; got 2" in capsys.readouterr().err

@@ -30,7 +30,6 @@ from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.testing import assert_drafter_properties
 from cactus_theory.verify.draw import pick
 from tests.amounts import amount, some, thorough
-from tests.decoding.test_law import FALSE_ALARM, next_law, p_value
 
 heads = pytest.importorskip("simulations.train_pair.heads")
 
@@ -189,28 +188,6 @@ def assert_rows_are_those_of_training(target, drafter, states):
         assert torch.allclose(draft.probs[0, :count], due, rtol=0, atol=CLOSE)
         checked += count
     assert checked > 10
-
-
-@pytest.mark.parametrize("kind", [BlockHead, RecurrentHead])
-def test_lossless_texts_have_the_targets_law(make_model, kind):
-    target = make_model(vocab=4, layers=1, bos_token_id=1, eos_token_id=2, pad_token_id=None)
-    with torch.no_grad():
-        target.lm_head.weight.mul_(0.35)
-    shape = HeadShape(4, 32, (0, 1), places=3, layers=1, width=32, head_size=16, rank=4)
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        head = kind(shape).double().eval().requires_grad_(False)
-        head.vocabulary.weight.mul_(8)
-    drafter = BlockDrafter(head, stop=0.3) if kind is BlockHead else RecurrentDrafter(head)
-    prompts = torch.tensor([[1, 0]]).expand(amount(600, 6000), 2)
-    options = {"policy": "speculative", "num_draft_tokens": 2, "max_new_tokens": 4, "seed": 5}
-    result = generate(target, drafter, prompts, meter=False, **options)
-    texts = result.output_token_ids[:, :3]  # the first token is plain, the others are drafted
-    laws = torch.cat([next_law(target)[x] * next_law(target, x)[:, None] * torch.stack(
-        [next_law(target, x, y) for y in range(4)]) for x in range(4)]).flatten()  # fmt: skip
-    counts = torch.bincount(texts @ torch.tensor([16, 4, 1]), minlength=64).double()
-    assert 0 < result.num_accepted < result.num_tokens
-    assert p_value(counts, laws) > FALSE_ALARM
 
 
 def test_a_stop_ends_a_draft_before_the_place_that_falls_below_it(tiny, drafters):

@@ -1,12 +1,11 @@
-"""Sampled texts have the law they claim: seeded chi-square against enumeration."""
+"""A processor's cut reaches both models: seeded chi-square of sampled texts against enumeration."""
 
 import pytest
 import torch
+import transformers
 
-from cactus_theory.decoding import generate, generate_plain
-from cactus_theory.emitted import emitted_law
-from cactus_theory.policies import policy
-from tests.amounts import amount, some
+from cactus_theory.decoding import generate
+from tests.amounts import amount
 
 PROMPT = torch.tensor([[1, 0]])
 VOCAB = 4
@@ -27,11 +26,6 @@ def next_law(model, *tokens):
         return model(input_ids=ids, use_cache=False).logits[0, -1].softmax(-1)
 
 
-def two_token_law(model):
-    first = next_law(model)
-    return torch.cat([first[x] * next_law(model, x) for x in range(VOCAB)])
-
-
 def p_value(counts, law):
     expected = law * counts.sum()
     statistic = ((counts - expected) ** 2 / expected).sum()
@@ -39,58 +33,20 @@ def p_value(counts, law):
     return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
-def counts_of(runs, sample):
-    generator = torch.Generator().manual_seed(11)
-    counts = torch.zeros(VOCAB**2, dtype=torch.float64)
-    for _ in range(runs):
-        first, second = sample(generator).output_token_ids[0, :2].tolist()
-        counts[VOCAB * first + second] += 1
-    return counts
-
-
-def test_speculative_text_has_the_target_law(four_tokens):
-    counts = counts_of(
-        amount(400, 1000),
-        lambda generator: generate(
-            *four_tokens,
-            PROMPT,
-            policy="speculative",
-            num_draft_tokens=2,
-            max_new_tokens=3,
-            generator=generator,
-            meter=False,
-        ),
-    )
-    assert p_value(counts, two_token_law(four_tokens[0])) > FALSE_ALARM
-    assert p_value(counts, two_token_law(four_tokens[1])) < 1e-9  # the test has power
-
-
-def test_plain_text_has_the_target_law(four_tokens):
-    counts = counts_of(
-        amount(200, 400),
-        lambda generator: generate_plain(
-            four_tokens[0], PROMPT, max_new_tokens=2, generator=generator
-        ),
-    )
-    assert p_value(counts, two_token_law(four_tokens[0])) > FALSE_ALARM
-
-
-@pytest.mark.parametrize("spec", some(["cactus:delta=0.3", "band:delta=0.1"], 1))
-def test_first_token_has_the_emitted_law(four_tokens, spec):
-    q, p = (next_law(model) for model in four_tokens)
-    law = emitted_law(policy(spec), q, p)
-    pairs = counts_of(
-        400,
-        lambda generator: generate(
-            *four_tokens,
-            PROMPT,
-            policy=spec,
-            num_draft_tokens=1,
-            max_new_tokens=2,
-            generator=generator,
-            meter=False,
-        ),
-    )
-    counts = pairs.reshape(VOCAB, VOCAB).sum(-1)
-    assert p_value(counts, law) > FALSE_ALARM
-    assert p_value(counts, q) < 1e-6
+def test_masked_drafts_have_the_masked_target_law(four_tokens):
+    """Rows of a batch, with seeds of their own, are a sample of independent texts."""
+    target, model = four_tokens
+    cut = transformers.TopPLogitsWarper(0.8)
+    rows = [PROMPT, *(torch.tensor([[*PROMPT[0].tolist(), token]]) for token in range(VOCAB))]
+    laws = {}
+    for one in four_tokens:
+        with torch.inference_mode():
+            found = [cut(ids, one(input_ids=ids).logits[:, -1])[0].softmax(-1) for ids in rows]
+        laws[one] = torch.cat([share * row for share, row in zip(found[0], found[1:], strict=True)])
+    count = amount(1500, 3000)
+    options = {"policy": "speculative", "num_draft_tokens": 2, "logits_processor": [cut]}
+    result = generate(target, model, PROMPT.expand(count, -1), max_new_tokens=3, **options)
+    pairs = result.output_token_ids[:, :2] @ torch.tensor([VOCAB, 1])
+    counts, law = pairs.bincount(minlength=VOCAB**2).double(), laws[target]
+    assert counts[law == 0].sum() == 0 and (law == 0).any() and (laws[model] == 0).any()
+    assert p_value(counts[law > 0], law[law > 0]) > FALSE_ALARM

@@ -9,7 +9,6 @@ import cactus_theory as ct
 from cactus_theory.decoding import ModelDrafter, NGram, generate
 from cactus_theory.policies._records import Path
 from tests.amounts import some
-from tests.decoding.test_block_meter import looking_ahead
 from tests.decoding.test_ragged import padded, prompts
 from tests.decoding.test_whole_texts import (  # noqa: F401
     DECODES,
@@ -51,6 +50,17 @@ class Rounds:
             ids = draft.token_ids[row, :count].tolist()
             p = None if draft.probs is None else draft.probs[row, :count].clone()
             self.texts[place].append((made, ids, q[row, : count + 1].clone(), p))
+
+
+def looking_ahead(q, ids, place, price):
+    """Return the row that knows its later rows, by the recursion as it is written."""
+    follows = math.exp(1 / price)
+    for later in range(len(ids) - 1, place, -1):
+        q_n = float(q[later, ids[later]])
+        follows = math.exp(1 / price) * (1 - q_n + q_n * follows)
+    row = q[place].double().clone()
+    row[ids[place]] *= follows
+    return row / row.sum()
 
 
 def emitted(rule, verifier, ids, q, p, i, alive):

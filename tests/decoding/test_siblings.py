@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import cactus_theory as ct
 from cactus_theory.decoding import (
@@ -22,8 +22,8 @@ from cactus_theory.decoding import (
     generate_plain,
 )  # fmt: skip
 from cactus_theory.decoding._opening import Opening
-from cactus_theory.decoding.drafters.siblings import SiblingsDrafting
 from cactus_theory.decoding.host import Decode
+from cactus_theory.verify import Draft
 from tests.amounts import amount, some
 from tests.decoding.models.families import build, families
 from tests.verify.test_tree import Walks
@@ -258,17 +258,36 @@ def test_the_first_token_of_a_relaxed_decode_has_the_band(three_tokens, certain)
     assert np.abs(h - q).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("new", "due"), [([3, 4, 5, 9], 6), ([3, 6, 7], 4), ([8, 2], 3), ([3], 3)]
-)  # the path is 3, 4, 5, after two tokens
-def test_the_drafter_of_a_path_sees_up_to_the_first_token_it_did_not_draft(new, due):
-    """One token more would stand in its cache for another, one less would be fed again."""
-    seen, texts = [], SimpleNamespace(ids=[[1, 2, *new]], lengths=[2 + len(new)])
-    work = object.__new__(SiblingsDrafting)
-    work.inner = SimpleNamespace(settle=lambda: seen.extend(texts.lengths))
-    work.texts, work.paths, work.before = texts, [[3, 4, 5]], [2]
-    work.settle()
-    assert seen == [due] and texts.lengths == [2 + len(new)]
+def test_processors_see_ancestors_only(tiny):
+    """A penalty on used tokens makes the text depend on all that is shown to it."""
+    options = {"temperature": 0.0, "max_new_tokens": 24}
+    options["logits_processor"] = [transformers.RepetitionPenaltyLogitsProcessor(1.8)]
+    plain = generate_plain(tiny[0], TEXTS, **options)
+    drafter = Siblings(ModelDrafter(tiny[1]), 2)
+    found = generate(tiny[0], drafter, TEXTS, policy="speculative", **TREE, **options)
+    assert found.output_token_ids.equal(plain.output_token_ids) and found.num_accepted > 0
+
+
+@dataclass(frozen=True)
+class Undeclared(Siblings):
+    """Does not say which tokens were sampled."""
+
+    def begin(self, setting):
+        drafting = super().begin(setting)
+        propose = drafting.propose
+
+        def silent(wanted, coins):
+            draft = propose(wanted, coins)
+            return Draft(draft.token_ids, draft.counts, draft.probs, draft.parents)
+
+        drafting.propose = silent
+        return drafting
+
+
+def test_trees_declare_which_tokens_were_sampled(tiny):
+    drafter = Undeclared(ModelDrafter(tiny[1]), 2)
+    with pytest.raises(ValueError, match="must declare which tokens were sampled"):
+        generate(tiny[0], drafter, TEXTS, policy="speculative", max_new_tokens=4, **TREE)
 
 
 def test_ngrams_offer_what_else_followed():
@@ -316,14 +335,6 @@ def test_a_cap_holds_beside_siblings(tiny, certain):
     allowed = cap * torch.arange(1, spent.shape[1] + 1)
     assert bool((spent <= allowed * (1 + 1e-9)).all())
     assert float(spent[:, -1].mean()) > cap * spent.shape[1] / 2
-
-
-def test_statistics_count_paths(tiny):
-    drafter = Siblings(ModelDrafter(tiny[1]), 3)
-    options = TREE | {"policy": "speculative", "max_new_tokens": amount(20, 60)}
-    found = generate(tiny[0], drafter, TEXTS, **options)
-    assert max(drafted for drafted, _, _ in found.rounds) <= 4
-    assert len(found.accepted_histogram) == 5
 
 
 @pytest.mark.parametrize("n", some((1, 7, 12), 2))

@@ -1,12 +1,9 @@
 """Ends of text, limits, counts and the meter."""
 
-import math
-
 import pytest
 import torch
 
-from cactus_theory.decoding import _meter, generate, generate_plain
-from cactus_theory.decoding.result import GenerationResult, Seconds
+from cactus_theory.decoding import generate, generate_plain
 from cactus_theory.divergences import divergence
 from cactus_theory.emitted import emitted_law
 from cactus_theory.policies import policy
@@ -38,13 +35,6 @@ def test_never_exceeds_the_limit(tiny, width, new):
         assert len(result.accepted_histogram) == min(width, new) + 1
         assert result.meter.accepted == result.num_accepted
         check_counts(result)
-
-
-def test_drafts_no_more_than_has_room(tiny):
-    result = run(tiny, width=8, new=3)
-    assert result.draft_calls <= 2 + 1
-    one = run(tiny, width=8, new=1)
-    assert (one.draft_calls, one.target_calls, one.meter.rows) == (0, 1, 0)
 
 
 def test_end_of_text_stops_everywhere(tiny):
@@ -80,13 +70,6 @@ def test_end_of_text_inside_an_accepted_draft(tiny):
     assert result.output_token_ids[0].tolist() == tokens[: at + 1]
     assert result.accepted_histogram == tuple(int(a == at + 1) for a in range(7))
     assert result.meter.rows == len(result.rows.accepted) == at + 1
-
-
-def test_a_seed_fixes_everything(tiny):
-    first, again, other = (run(tiny, new=30, seed=seed) for seed in (7, 7, 8))
-    assert first.output_token_ids.tolist() == again.output_token_ids.tolist()
-    assert first.accepted_histogram == again.accepted_histogram
-    assert first.output_token_ids.tolist() != other.output_token_ids.tolist()
 
 
 def test_a_generator_fixes_everything_and_global_state_is_left_alone(tiny):
@@ -132,18 +115,6 @@ def test_the_recorded_rows_are_the_models_rows(tiny):
         assert (full[1][position] - p).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("spec", "verifier"), [("cactus:delta=0.2", "chain"), ("soft_band:price=1", "block")]
-)
-def test_expected_and_realised_acceptance_agree(tiny, spec, verifier):
-    """A martingale of at most one step a token, each of range 1: Azuma's bound at 1e-6."""
-    results = [run(tiny, spec, new=40, seed=seed, verifier=verifier) for seed in range(10)]
-    expected = sum(r.meter.expected_accepted for r in results)
-    accepted = sum(r.meter.accepted for r in results)
-    assert abs(expected - accepted) < (400 * math.log(2 / 1e-6) / 2) ** 0.5
-    assert expected > 100
-
-
 def test_the_meter_costs_nothing_when_off_and_changes_no_token(tiny):
     on, off = run(tiny, seed=6), run(tiny, seed=6, meter=False)
     assert off.meter is None
@@ -156,50 +127,6 @@ def test_the_meter_costs_nothing_when_off_and_changes_no_token(tiny):
     assert on.tokens_per_second == pytest.approx(20 / on.seconds.total)
 
 
-def test_progress_sees_every_token_once(tiny):
-    seen = []
-    result = run(tiny, on_tokens=seen.extend)
-    plain_seen = []
-    plain = generate_plain(tiny[0], PROMPT, max_new_tokens=9, on_tokens=plain_seen.extend)
-    assert seen == result.output_token_ids[0].tolist()
-    assert plain_seen == plain.output_token_ids[0].tolist()
-    assert plain.accepted_histogram == (9,)
-
-
-def test_acceptance_by_position_counts_what_was_reached():
-    """3 drafts of 3 kept to 0, 2 and 3 tokens, one of 2 kept whole, one cut by an end."""
-    rounds = {
-        (3, 0, False): 1,
-        (3, 2, False): 1,
-        (3, 3, False): 1,
-        (2, 2, False): 1,
-        (3, 1, True): 1,
-    }
-    result = GenerationResult(
-        torch.ones(1, 1, dtype=torch.long), False, 5, 0, (1, 1, 2, 1), Seconds(), rounds=rounds
-    )
-    assert result.acceptance_by_position == (4 / 5, 3 / 3, 1 / 2)
-    assert result.accepted_per_call == 8 / 5
-
-
-def test_everything_kept_shows_at_every_position(tiny):
-    whole = run(tiny, "cactus:delta=inf", width=3, new=40)
-    assert whole.acceptance_by_position == (1.0, 1.0, 1.0)
-    some = run(tiny, "speculative", width=3, new=40)
-    assert all(0 < share < 1 for share in some.acceptance_by_position)
-
-
-def test_a_draft_cut_by_the_end_refuses_nothing(tiny):
-    target = tiny[0]
-    tokens = generate_plain(target, PROMPT, max_new_tokens=8, temperature=0.0)
-    end = tokens.output_token_ids[0].tolist()[1]
-    result = generate(
-        target, target, PROMPT, policy="speculative", num_draft_tokens=6, max_new_tokens=8,
-        temperature=0.0, eos_token_ids=end,
-    )  # fmt: skip
-    assert all(share == 1 for share in result.acceptance_by_position if share == share)
-
-
 @pytest.mark.parametrize("name", ["pearson_chi2", "total_variation"])
 def test_the_meter_reads_any_divergence(tiny, name):
     result = run(tiny, "cactus:delta=0.3", new=30, seed=2, record_rows=True, meter=name)
@@ -207,30 +134,3 @@ def test_the_meter_reads_any_divergence(tiny, name):
     spent = divergence(name).value(law, result.rows.target_probs)
     assert result.meter.kl == pytest.approx(float(spent.sum()), abs=1e-10)
     assert f"emitted_{name}_per_token" in result.statistics()
-
-
-def test_every_second_has_a_name(tiny):
-    figures = run(tiny, new=20).statistics()
-    parts = [figures[f"{part}_seconds"] for part in ("draft", "target", "verify", "other")]
-    assert all(part > 0 for part in parts)
-    assert sum(parts) == pytest.approx(figures["seconds"])
-
-
-@pytest.mark.parametrize("spec", ["cactus:delta=0.1", "band:delta=0.1"])
-def test_the_meter_adds_the_same_however_rows_are_grouped(spec, monkeypatch):
-    source = torch.Generator().manual_seed(0)
-    q, p = torch.randn(2, 60, 24, generator=source).double().mul(3).softmax(-1)
-    parts = [1, 4, 3, 5, 5, 11, 1, 2, 5, 23]  # fitting a group, filling it, larger than it
-    readings = []
-    for entries in (10**6, 5 * 24, 24, 1):
-        monkeypatch.setattr(_meter, "BATCHED_ENTRIES", entries)
-        meter = _meter.Meter((policy(spec),))
-        for own_q, own_p in zip(q.split(parts), p.split(parts), strict=True):
-            meter.add(own_q, own_p, None)
-        reading = meter.reading(1, 1)
-        assert reading.rows == 60
-        readings.append([reading.kl, reading.largest_row_kl, reading.expected_accepted])
-    law = emitted_law(policy(spec), q, p)
-    assert readings[0][0] == pytest.approx(float(divergence("kl").value(law, q).sum()), rel=1e-12)
-    for other in readings[1:]:
-        assert other == pytest.approx(readings[0], rel=1e-12)

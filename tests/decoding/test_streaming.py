@@ -118,15 +118,6 @@ def test_stop_strings_end_a_text_where_the_library_ends_it(tiny, length):
     assert early
 
 
-def test_several_stop_strings_in_batches(tiny):
-    ids, mask = padded(prompts(seed=9), pad=0)
-    options = {"stop_strings": ["ab", "e.", "\n", "xf"], "tokenizer": TOKENIZER}
-    expected, ours, _, _ = both(tiny, ids, attention_mask=mask, **options)
-    assert ours == expected
-    unstopped, _, _, _ = both(tiny, ids, attention_mask=mask)
-    assert expected != unstopped
-
-
 def test_a_text_that_is_stopped_inside_a_draft_is_charged_up_to_there(tiny):
     """As at an end of text: the meter, the histogram and the logarithms count kept tokens."""
     inside = 0

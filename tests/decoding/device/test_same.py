@@ -91,13 +91,6 @@ def test_the_shipped_pair_over_several_buckets(shipped, monkeypatch, seed):
     assert usual.meter.kl > 0
 
 
-@pytest.mark.parametrize("new", [1, 2, 4])
-@pytest.mark.parametrize("width", [1, 5])
-def test_short_texts_and_any_width(tiny, new, width):
-    options = {"policy": "band:price=2", "max_new_tokens": new, "num_draft_tokens": width}
-    assert_same(*both(*tiny, prompts(), **options))
-
-
 def test_a_row_is_as_if_alone(tiny):
     given = prompts(lengths=(6, 6, 6))
     options = {"policy": "typical", "device_loop": True, "max_new_tokens": 15}
@@ -127,15 +120,6 @@ def test_plain_decoding(tiny):
         assert (usual.loop, found.loop) == ("host", "device")
         assert found.output_token_ids.equal(usual.output_token_ids)
         assert found.target_calls == usual.target_calls and found.draft_calls == 0
-
-
-def test_tokens_are_shown_after_every_round(tiny):
-    shown = []
-    options = {"policy": "speculative", "max_new_tokens": 9, "on_tokens": shown.append}
-    result = generate(*tiny, **prompts(), **options, device_loop=True)
-    rows = [sum((new[row] for new in shown), []) for row in range(len(LENGTHS))]
-    assert [len(row) for row in rows] == list(result.row_lengths)
-    assert rows == [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
 
 
 def test_the_coins_of_a_row_are_its_own_stream(tiny):

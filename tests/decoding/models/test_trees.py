@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.models.cache import RaggedCache
-from tests.decoding.models.families import WINDOW, build, families
+from tests.decoding.models.families import build, families
 
 VOCAB = 40
 # parents of each row's fed tokens: a deep bush, a chain beside a leaf, and a chain longer than a
@@ -99,47 +98,6 @@ def test_decoding_goes_on_from_the_selected_path(name):
             whole = model.model(input_ids=torch.cat(parts)[None], use_cache=False).logits[0]
             difference = (found[row, :count] - whole[-count:]).abs().max()
             assert difference < TOLERANCE * whole.abs().max()
-
-
-@pytest.mark.parametrize("name", ["fast", "Llama"])
-def test_one_row_of_one_length_may_branch_too(name):
-    with torch.inference_mode():
-        model, ids = cached(name, batch=1), texts()
-        tokens, parents = texts(3)[:1, :5], torch.tensor([[-1, -1, 0, 1, 3]])
-        for start in (0, 5):  # before and after anything is cached
-            found = model.feed(tokens, [5], [5], parents)
-            prefix = ids[0, :start]
-            own = chains(model.model, prefix, tokens[0], parents[0].tolist(), 5)
-            assert (found[0] - own).abs().max() < TOLERANCE * own.abs().max()
-            model.rollback(0, 0)
-            model.feed(ids[:1, :5], [5], [1])
-
-
-def test_a_chain_given_as_parents_is_a_chain():
-    with torch.inference_mode():
-        model, ids = prefilled("Mistral in windows")
-        chain = torch.arange(-1, 11).expand(3, -1)
-        as_tree = model.feed(ids[:, 9:21], COUNTS, COUNTS, chain)
-        for row, length in enumerate(PREFIXES):
-            model.rollback(row, length)
-        plain = model.feed(ids[:, 9:21], COUNTS, COUNTS)
-        for row, count in enumerate(COUNTS):
-            assert (as_tree[row, :count] - plain[row, :count]).abs().max() < 1e-9
-    assert max(PREFIXES) > WINDOW
-
-
-def test_selecting_a_chain_s_prefix_copies_nothing():
-    cache = RaggedCache(1, 1, 6)
-    keys, _ = cache.take(0, 1, (1, 2), torch.zeros(0))
-    keys[0, :6, 0, 0] = torch.arange(6.0)
-    cache.lengths[0] = 6
-    version = keys._version
-    cache.select(0, 2, [0, 1, 2])
-    assert cache.lengths == [5] and keys._version == version
-    cache.lengths[0] = 6
-    cache.select(0, 2, [0, 2, 3])
-    assert cache.lengths == [5]
-    assert keys[0, :5, 0, 0].tolist() == [0, 1, 2, 4, 5]
 
 
 def test_refuses_what_is_no_tree():
