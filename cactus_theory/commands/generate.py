@@ -88,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _tuned_setting(args)
-    from cactus_theory.decoding import DecodeOptions, TextPieces, decode, load_pair
+    from cactus_theory.decoding import DecodeOptions, decode, load_pair
     from cactus_theory.decoding.drafters import as_drafter
+    from cactus_theory.decoding.stream import TextPieces
 
     keywords: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:

@@ -1,6 +1,5 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
-from cactus_theory.decoding._text import check_same_vocabulary
 from cactus_theory.decoding.drafters import (
     BlockDrafter,
     Cascade,
@@ -22,8 +21,6 @@ from cactus_theory.decoding.result import GenerationResult, LogProbs
 from cactus_theory.decoding.rounds import DecodingError
 from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
 from cactus_theory.decoding.stream import (
-    SpeculativeStream,
-    TextPieces,
     speculative_stream,
 )
 
@@ -47,9 +44,6 @@ __all__ = [
     "RecurrentDrafter",
     "Schedule",
     "Siblings",
-    "SpeculativeStream",
-    "TextPieces",
-    "check_same_vocabulary",
     "decode",
     "generate",
     "generate_plain",

@@ -140,10 +140,6 @@ def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
 
     Compares the maps of ``get_vocab()``, token by token in order of id; equal sizes prove
     nothing. The message names the first token that differs.
-
-    Examples
-    --------
-    >>> check_same_vocabulary(pair.tokenizer, pair.tokenizer)
     """
     target, draft = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     if target == draft:

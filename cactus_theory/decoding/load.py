@@ -12,7 +12,8 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line
 from cactus_theory.decoding._text import check_model_vocabularies, check_same_vocabulary
-from cactus_theory.decoding.drafters import is_head, load
+from cactus_theory.decoding.drafters import load
+from cactus_theory.decoding.drafters._heads import is_head
 
 
 @dataclass(frozen=True)

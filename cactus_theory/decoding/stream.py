@@ -16,13 +16,6 @@ class TextPieces:
 
     Held back until more is known: characters of which a byte is missing, and a space at the
     end, which some tokenizers take away before a full stop.
-
-    Examples
-    --------
-    >>> pieces = TextPieces(pair.tokenizer)
-    >>> ids = pair.tokenizer("def f(x):")["input_ids"]
-    >>> "".join([*(pieces.add([token]) for token in ids), pieces.rest()])
-    'def f(x):'
     """
 
     def __init__(self, tokenizer: Any, **decoding: Any) -> None:
@@ -92,14 +85,6 @@ class SpeculativeStream:
     Attributes
     ----------
     output : what ``model.generate`` returned, None before the end.
-
-    Examples
-    --------
-    >>> options = {"draft_model": pair.draft, "max_new_tokens": 8}
-    >>> inputs = pair.tokenizer("def f(", return_tensors="pt")
-    >>> stream = speculative_stream(pair.target, pair.tokenizer, **inputs, **options)
-    >>> stream.output is None, len("".join(stream)) > 0, stream.output is None
-    (True, True, False)
     """
 
     def __init__(self, model: Any, tokenizer: Any, options: dict[str, Any]) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding.device import Repeated
-from cactus_theory.decoding.device.round import never_waits
+from cactus_theory.decoding.device.round import Repeated, never_waits
 
 from ..common.results import package_version
 from .sections import Bench, Job, Message, Row, in_turn

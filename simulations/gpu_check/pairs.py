@@ -22,7 +22,9 @@ import torch
 
 from cactus_theory.decoding import GenerationResult, generate, generate_plain, load_pair
 from cactus_theory.decoding._text import left_padded
-from cactus_theory.decoding.device import BUCKET, BY_KERNELS, Repeated, StaticForward
+from cactus_theory.decoding.device import BY_KERNELS
+from cactus_theory.decoding.device.loop import BUCKET
+from cactus_theory.decoding.device.round import Repeated, StaticForward
 from cactus_theory.decoding.models import CachedModel
 
 from ..common.grid import PLAIN, USUAL, Config

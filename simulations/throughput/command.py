@@ -20,7 +20,7 @@ from typing import Any
 
 from cactus_theory.base.tables import fitted, shown, width_of_terminal
 from cactus_theory.decoding import load_pair
-from cactus_theory.decoding.drafters import is_head
+from cactus_theory.decoding.drafters._heads import is_head
 
 from ..common.decode import Harness
 from ..common.grid import (

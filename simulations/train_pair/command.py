@@ -18,7 +18,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from cactus_theory.base.files import FolderLock
-from cactus_theory.decoding.drafters import HeadShape
+from cactus_theory.decoding.drafters._heads import HeadShape
 
 from ..common.inputs import PAIR, folder_digest
 from ..common.inputs import command_line as called_as

@@ -15,7 +15,9 @@ from torch import Generator, Tensor
 from transformers import DynamicCache
 
 from cactus_theory import losses
-from cactus_theory.decoding.drafters import BlockHead, HeadShape, RecurrentHead
+from cactus_theory.decoding.drafters._heads import HeadShape
+from cactus_theory.decoding.drafters.block import BlockHead
+from cactus_theory.decoding.drafters.recurrent import RecurrentHead
 
 HEADS = {"block": BlockHead, "recurrent": RecurrentHead}
 Head = BlockHead | RecurrentHead

@@ -6,7 +6,8 @@ import shutil
 import pytest
 import torch
 
-from cactus_theory.decoding import check_same_vocabulary, generate, generate_plain, load_pair
+from cactus_theory.decoding import generate, generate_plain, load_pair
+from cactus_theory.decoding._text import check_same_vocabulary
 
 PROMPT = torch.tensor([[1, 5, 9]])
 

@@ -17,14 +17,10 @@ from cactus_theory.decoding import (
 )
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters import (
-    BlockHead,
-    HeadShape,
-    RecurrentHead,
-    Setting,
-    load,
-)
-from cactus_theory.decoding.drafters.block import BlockDrafting
+from cactus_theory.decoding.drafters import Setting, load
+from cactus_theory.decoding.drafters._heads import HeadShape
+from cactus_theory.decoding.drafters.block import BlockDrafting, BlockHead
+from cactus_theory.decoding.drafters.recurrent import RecurrentHead
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.testing import assert_drafter_properties

@@ -7,10 +7,10 @@ import torch
 import transformers
 
 from cactus_theory.decoding import (
-    TextPieces,
     speculative_generate,
     speculative_stream,
 )
+from cactus_theory.decoding.stream import TextPieces
 from tests.amounts import amount, some
 from tests.decoding.letters import PIECES, tokenizer
 from tests.decoding.test_ragged import padded, prompts

@@ -20,15 +20,13 @@ from typing import Any
 
 from cactus_theory.base.rows import ORDINARY
 from cactus_theory.decoding._opening import Opening
-from cactus_theory.decoding.device.loop import BUCKET, DeviceDecode, capacity
-from cactus_theory.decoding.device.round import Repeated, StaticForward, captures
+from cactus_theory.decoding.device.loop import DeviceDecode, capacity
+from cactus_theory.decoding.device.round import captures
 from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.fast import obstacle as not_fast
 from cactus_theory.decoding.options import DecodeOptions
-
-__all__ = ["BUCKET", "BY_KERNELS", "DeviceDecode", "Repeated", "StaticForward", "on_device"]
 
 BY_KERNELS = "device, by kernels"
 

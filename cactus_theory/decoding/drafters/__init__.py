@@ -3,36 +3,29 @@
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Features, Proposal, Setting
-from cactus_theory.decoding.drafters._heads import HeadShape, described, is_head
-from cactus_theory.decoding.drafters.block import BlockDrafter, BlockHead
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
+from cactus_theory.decoding.drafters._heads import described, is_head
+from cactus_theory.decoding.drafters.block import BlockDrafter
 from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.decoding.drafters.early_exit import EarlyExit
 from cactus_theory.decoding.drafters.likeliest import LikeliestTree
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
-from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter, RecurrentHead
+from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter
 from cactus_theory.decoding.drafters.siblings import Siblings
 
 __all__ = [
     "BlockDrafter",
-    "BlockHead",
     "Cascade",
     "Drafter",
     "Drafting",
     "EarlyExit",
-    "Features",
-    "HeadShape",
     "LikeliestTree",
     "ModelDrafter",
     "NGram",
-    "Proposal",
     "RecurrentDrafter",
-    "RecurrentHead",
     "Setting",
     "Siblings",
-    "as_drafter",
-    "is_head",
     "load",
 ]
 

@@ -62,9 +62,6 @@ class Setting:
     beside: int = 0
 
 
-Proposal = Draft  # a documented name
-
-
 class Drafting(ABC):
     """A drafter at work on one decode.
 

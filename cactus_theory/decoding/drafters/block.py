@@ -74,9 +74,9 @@ class BlockDrafter(FeatureDrafter):
 
     Examples
     --------
-    >>> import cactus_theory.decoding.drafters as drafters
-    >>> shape = drafters.HeadShape(vocab=2048, hidden=192, reads=(3, 7, 11))
-    >>> untrained = BlockDrafter(drafters.BlockHead(shape).eval())
+    >>> from cactus_theory.decoding.drafters.block import BlockHead, HeadShape
+    >>> shape = HeadShape(vocab=2048, hidden=192, reads=(3, 7, 11))
+    >>> untrained = BlockDrafter(BlockHead(shape).eval())
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> generate(pair.target, untrained, ids, policy="speculative", max_new_tokens=8).num_tokens
     8

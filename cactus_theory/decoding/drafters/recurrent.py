@@ -51,9 +51,9 @@ class RecurrentDrafter(FeatureDrafter):
 
     Examples
     --------
-    >>> import cactus_theory.decoding.drafters as drafters
-    >>> shape = drafters.HeadShape(vocab=2048, hidden=192, reads=(3, 7, 11))
-    >>> untrained = RecurrentDrafter(drafters.RecurrentHead(shape).eval())
+    >>> from cactus_theory.decoding.drafters.recurrent import HeadShape, RecurrentHead
+    >>> shape = HeadShape(vocab=2048, hidden=192, reads=(3, 7, 11))
+    >>> untrained = RecurrentDrafter(RecurrentHead(shape).eval())
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> generate(pair.target, untrained, ids, policy="speculative", max_new_tokens=8).num_tokens
     8
