@@ -215,8 +215,8 @@ def policy_of(line: Line, loosest: str) -> Any:
 def answered(harness: Harness, config: Config, policy: Any, repeat: int) -> dict[str, Any]:
     """Return what each answer of one pass cost, token by token, and its target calls."""
     result = harness.decode(config, 0, repeat=repeat, meter=True, policy=policy).result
-    assert result is not None and result.token_kl is not None
-    rows = zip(result.token_kl.tolist(), result.row_lengths, strict=True)
+    assert result is not None and result.token_charges is not None
+    rows = zip(result.token_charges.tolist(), result.row_lengths, strict=True)
     costs = [row[:length] for row, length in rows]
     return {"costs": costs, "calls": [reading.num_calls for reading in result.readings()]}
 

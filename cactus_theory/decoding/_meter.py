@@ -1,7 +1,7 @@
 """Measure what relaxed acceptance costs, on the rows that a decode has verified, token by token."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding._verification import path_to, rows_at
-from cactus_theory.decoding.result import LogProbs, MeterReading
+from cactus_theory.decoding.readings import Kind, Reading
+from cactus_theory.decoding.result import LogProbs
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
@@ -140,19 +141,22 @@ class Meter:
         if self.entries >= WAITING_ENTRIES:
             self._measure_waiting()
 
-    def reading(self, accepted: int, emitted: int) -> MeterReading:
-        """Return the sums, given how many drafted tokens were accepted and tokens emitted."""
+    def sums(self) -> tuple[int, float]:
+        """Return how many rows were measured, and what they add up to; rows wait for this."""
         self._measure_waiting()
-        total = float(self.total)
-        return MeterReading(
-            rows=self.rows,
-            kl=total,
-            kl_per_row=total / self.rows if self.rows else 0.0,
-            kl_per_token=total / emitted if emitted else 0.0,
-            largest_row_kl=float(self.largest),
-            expected_accepted=float(self.expected),
-            accepted=accepted,
+        return self.rows, float(self.total)
+
+    def reading(self, rounds: Mapping[Kind, int], num_tokens: int) -> Reading:
+        """Return the sums beside what all rows took."""
+        rows, spent = self.sums()
+        return Reading(
+            rounds,
+            num_tokens,
+            emitted_divergence=spent,
+            largest_row_divergence=float(self.largest),
             divergence=self.divergence.spec,
+            rows=rows,
+            expected_accepted=float(self.expected),
         )
 
     def _measure_waiting(self) -> None:

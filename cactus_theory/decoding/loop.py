@@ -131,7 +131,7 @@ def generate(
     >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=16)
     >>> result.output_token_ids.shape
     torch.Size([1, 16])
-    >>> 0 <= result.meter.per_token < 1
+    >>> 0 <= result.reading.emitted_divergence_per_token < 1
     True
     """
     if tuned is not None:

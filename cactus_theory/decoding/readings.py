@@ -21,9 +21,10 @@ conditional_acceptance_rates   the same among drafts that reached place i, with 
 num_tokens, num_calls          N; target calls with this text in them, those without a     ours
                                draft as well
 tokens_per_call                N/num_calls                                                 ours
-emitted_kl                     Σ D(out‖q) over this text's verified rows                   ours
-emitted_kl_per_token           emitted_kl/N                                                ours
-largest_row_kl                 the largest of its rows                                     ours
+emitted_divergence             Σ D(out‖q) over the verified rows, up to and including a     ours
+                               round's first rejection, exact, in the unit of D
+emitted_divergence_per_token   emitted_divergence/N; a bonus token costs nothing           ours
+largest_row_divergence         the largest of its rows                                     ours
 =============================  ==========================================================  =======
 
 vLLM's counters have these names in its ``/metrics`` (``vllm:spec_decode_num_drafts``, …) and
@@ -44,9 +45,9 @@ accepted, and no token follows the accepted ones (engines may count those after 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from operator import attrgetter
 from typing import Any
 
 Kind = tuple[int, int, bool]
@@ -60,13 +61,31 @@ VLLM_SUMMARY = {
 }
 
 
+# the readings that are numbers, in the order of JSON; the last three are None without the meter
+NUMBERS = (
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos",
+    "mean_acceptance_length", "acceptance_rate", "acceptance_histogram",
+    "marginal_acceptance_rates", "conditional_acceptance_rates", "num_tokens", "num_calls",
+    "tokens_per_call", "emitted_divergence", "emitted_divergence_per_token",
+    "largest_row_divergence",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Reading:
-    """What one request took and cost; the module defines every field.
+    """What one request took and cost, or all together; the module defines every reading.
 
-    Rates are NaN where there was nothing to count. The fields named kl, and ``emitted_divergence``,
-    ``emitted_divergence_per_token`` and ``largest_row_divergence``, which are the same, hold the
-    divergence that the meter read, in its unit (nats for KL), and None where it was off.
+    Rates are NaN where there was nothing to count. What was emitted is None where the meter was
+    off.
+
+    Attributes
+    ----------
+    rounds : (drafted, accepted, ended inside) → how many rounds of a text did that.
+    num_tokens : new tokens.
+    emitted_divergence, largest_row_divergence : what the meter read.
+    divergence : the name of what it read, in whose unit it is (nats for KL).
+    rows : verified rows; known of all requests together.
+    expected_accepted : Σ over those rows of Σ p φ, which accepted tokens equal on average.
 
     Examples
     --------
@@ -77,70 +96,103 @@ class Reading:
     (8, True)
     """
 
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_accepted_tokens_per_pos: tuple[int, ...]
-    mean_acceptance_length: float
-    acceptance_rate: float
-    acceptance_histogram: tuple[int, ...]
-    marginal_acceptance_rates: tuple[float, ...]
-    conditional_acceptance_rates: tuple[float, ...]
+    rounds: Mapping[Kind, int]
     num_tokens: int
-    num_calls: int
-    tokens_per_call: float
-    emitted_kl: float | None = None
-    emitted_kl_per_token: float | None = None
-    largest_row_kl: float | None = None
-    emitted_divergence = property(attrgetter("emitted_kl"))
-    emitted_divergence_per_token = property(attrgetter("emitted_kl_per_token"))
-    largest_row_divergence = property(attrgetter("largest_row_kl"))
+    emitted_divergence: float | None = None
+    largest_row_divergence: float | None = None
+    divergence: str = "kl"
+    rows: int | None = None
+    expected_accepted: float | None = None
+
+    @cached_property
+    def drafts(self) -> dict[Kind, int]:
+        """Return the rounds in which something was drafted."""
+        return {kind: times for kind, times in self.rounds.items() if kind[0]}
+
+    @property
+    def acceptance_histogram(self) -> tuple[int, ...]:
+        """Return how many drafts had exactly a accepted tokens, for a = 0, 1, …"""
+        histogram = [0] * (max((drafted for drafted, _, _ in self.drafts), default=0) + 1)
+        for (_, accepted, _), times in self.drafts.items():
+            histogram[accepted] += times
+        return tuple(histogram)
+
+    @property
+    def num_drafts(self) -> int:
+        """Return the number of drafts."""
+        return sum(self.drafts.values())
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Return the number of drafted tokens."""
+        return sum(drafted * times for (drafted, _, _), times in self.drafts.items())
+
+    @property
+    def num_accepted_tokens_per_pos(self) -> tuple[int, ...]:
+        """Return for each place of a draft how many drafts had its token accepted."""
+        return tuple(accumulate(reversed(self.acceptance_histogram[1:])))[::-1]
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Return the number of accepted tokens."""
+        return sum(self.num_accepted_tokens_per_pos)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Return accepted tokens a draft, and one more."""
+        return 1 + _share(self.num_accepted_tokens, self.num_drafts)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Return the share of drafted tokens that were accepted."""
+        return _share(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def marginal_acceptance_rates(self) -> tuple[float, ...]:
+        """Return for each place the share of drafts with its token accepted."""
+        return tuple(_share(kept, self.num_drafts) for kept in self.num_accepted_tokens_per_pos)
+
+    @property
+    def conditional_acceptance_rates(self) -> tuple[float, ...]:
+        """Return for each place the share accepted among the drafts that reached it."""
+        kept = self.num_accepted_tokens_per_pos
+        reached = [_reached(self.drafts, place) for place in range(len(kept))]
+        return tuple(map(_share, kept, reached))
+
+    @property
+    def num_calls(self) -> int:
+        """Return the target calls with this text in them."""
+        return sum(self.rounds.values())
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Return new tokens a target call."""
+        return _share(self.num_tokens, self.num_calls)
+
+    @property
+    def emitted_divergence_per_token(self) -> float | None:
+        """Return what was emitted a new token."""
+        spent = self.emitted_divergence
+        return None if spent is None else _share(spent, self.num_tokens)
+
+    @property
+    def emitted_divergence_per_row(self) -> float | None:
+        """Return what was emitted a verified row, 0 without any; None where these are unknown."""
+        if self.emitted_divergence is None or self.rows is None:
+            return None
+        return self.emitted_divergence / self.rows if self.rows else 0.0
 
     def speculative_decoding(self) -> dict[str, Any]:
         """Return vLLM's object for one request; ``num_spec_tokens`` is the longest draft."""
         summary = {name: getattr(self, field) for name, field in VLLM_SUMMARY.items()}
         return summary | {"num_spec_tokens": len(self.num_accepted_tokens_per_pos)}
 
-    def as_dict(self, divergence: str = "kl") -> dict[str, Any]:
-        """Return every field for JSON, with vLLM's object for one request among them."""
-        fields = {name.replace("kl", divergence): value for name, value in asdict(self).items()}
-        return fields | {"speculative_decoding": self.speculative_decoding()}
-
-
-def reading_of(
-    rounds: Mapping[Kind, int], num_tokens: int, costs: Sequence[float] | None = None
-) -> Reading:
-    """Return the reading of a request.
-
-    ``rounds`` tells how many rounds (drafted, accepted, ended inside); ``costs`` are the meter's
-    for each of the N tokens, None where it was off.
-    """
-    drafts = {kind: times for kind, times in rounds.items() if kind[0]}
-    width = max((drafted for drafted, _, _ in drafts), default=0)
-    histogram = [0] * (width + 1)
-    for (_, accepted, _), times in drafts.items():
-        histogram[accepted] += times
-    kept = list(accumulate(reversed(histogram[1:])))[::-1]
-    reached = [_reached(drafts, place) for place in range(width)]
-    count, drafted = sum(histogram), sum(kind[0] * times for kind, times in drafts.items())
-    calls, spent = sum(rounds.values()), None if costs is None else math.fsum(costs)
-    return Reading(
-        num_drafts=count,
-        num_draft_tokens=drafted,
-        num_accepted_tokens=sum(kept),
-        num_accepted_tokens_per_pos=tuple(kept),
-        mean_acceptance_length=1 + _share(sum(kept), count),
-        acceptance_rate=_share(sum(kept), drafted),
-        acceptance_histogram=tuple(histogram),
-        marginal_acceptance_rates=tuple(_share(accepted, count) for accepted in kept),
-        conditional_acceptance_rates=tuple(map(_share, kept, reached)),
-        num_tokens=num_tokens,
-        num_calls=calls,
-        tokens_per_call=_share(num_tokens, calls),
-        emitted_kl=spent,
-        emitted_kl_per_token=None if spent is None else _share(spent, num_tokens),
-        largest_row_kl=None if costs is None else max(costs, default=0.0),
-    )
+    def as_dict(self) -> dict[str, Any]:
+        """Return every number for JSON, with vLLM's object for one request among them."""
+        numbers = {
+            name.replace("divergence", self.divergence): getattr(self, name) for name in NUMBERS
+        }
+        return numbers | {"speculative_decoding": self.speculative_decoding()}
 
 
 def pooled(rounds: Sequence[Mapping[Kind, int]]) -> dict[Kind, int]:

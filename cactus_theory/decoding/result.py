@@ -1,9 +1,10 @@
 """What a decode hands back: the tokens, what they took, and what they cost in fidelity."""
 
+import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import normalised
-from cactus_theory.decoding.readings import Reading, reading_of
+from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._records import Path
@@ -67,35 +68,6 @@ class Round:
     seconds: float
     verify_seconds: float = 0.0
     rows: int = 1
-
-
-@dataclass(frozen=True)
-class MeterReading:
-    """Emitted divergence over the verified rows, exact.
-
-    Attributes
-    ----------
-    divergence : its name; it is in its unit (nats for KL).
-    rows : verified rows, up to and including the first rejection of every round.
-    total : Σ D(out‖q) over them; ``per_row`` and ``per_token`` divide it by the rows
-        and by all emitted tokens (a bonus token costs nothing).
-    largest_row : the largest single row.
-    kl, kl_per_row, kl_per_token, largest_row_kl : the same four, whichever divergence it is.
-    expected_accepted : Σ over those rows of Σ p φ, which ``accepted`` equals on average.
-    accepted : drafted tokens that were accepted.
-    """
-
-    rows: int
-    kl: float
-    kl_per_row: float
-    kl_per_token: float
-    largest_row_kl: float
-    expected_accepted: float
-    accepted: int
-    divergence: str = "kl"
-    total, per_row = property(attrgetter("kl")), property(attrgetter("kl_per_row"))
-    per_token = property(attrgetter("kl_per_token"))
-    largest_row = property(attrgetter("largest_row_kl"))
 
 
 @dataclass(frozen=True)
@@ -198,16 +170,14 @@ class GenerationResult:
     accepted_histogram : entry a counts the rounds of a row with a accepted tokens. Drafted
         tokens after an end of text are not counted.
     seconds : where the time went.
-    meter : emitted divergence, None when it was off.
+    reading : what all rows took and emitted together, with every rate.
     rows : the verified rows, None unless they were recorded.
     row_lengths : new tokens of each row.
     row_ended : whether each text ended by itself.
-    rounds : (drafted, accepted, ended inside) → how many rounds of a row did that.
-    row_rounds : the same of each row.
+    row_rounds : (drafted, accepted, ended inside) → how many rounds did that, of each row.
     token_charges : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
         one that was not drafted, and padding. Sums over a row are what that row spent; the sum
         over its first t tokens is what an answer that ended there would have spent.
-    token_kl : the same, whichever divergence the meter reads.
     log_probs : ln q and ln h of each new token, None unless they were asked for.
     dtype : of the models, or of target and draft where they differ (``float32, float16``).
     loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
@@ -220,8 +190,10 @@ class GenerationResult:
     >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=8)
     >>> result.num_tokens, result.output_token_ids.shape
     (8, torch.Size([1, 8]))
-    >>> bool(result.meter.total >= 0), sum(result.accepted_histogram) == result.target_calls
-    (True, True)
+    >>> result.reading.emitted_divergence >= 0
+    True
+    >>> sum(result.accepted_histogram) == result.target_calls
+    True
     """
 
     output_token_ids: Int[Tensor, "batch new"]
@@ -230,17 +202,15 @@ class GenerationResult:
     draft_calls: int
     accepted_histogram: tuple[int, ...]
     seconds: Seconds
-    meter: MeterReading | None = None
+    reading: Reading
     rows: VerifiedRows | None = None
     row_lengths: tuple[int, ...] = ()
     row_ended: tuple[bool, ...] = ()
-    rounds: dict[tuple[int, int, bool], int] = field(default_factory=dict)
-    row_rounds: tuple[dict[tuple[int, int, bool], int], ...] = ()
-    token_kl: Float[Tensor, "batch new"] | None = None
+    row_rounds: tuple[dict[Kind, int], ...] = ()
+    token_charges: Float[Tensor, "batch new"] | None = None
     log_probs: LogProbs | None = None
     loop: str = "host"
     dtype: str = ""
-    token_charges = property(attrgetter("token_kl"))
 
     @property
     def num_tokens(self) -> int:
@@ -248,9 +218,14 @@ class GenerationResult:
         return int((self.output_token_ids >= 0).sum())
 
     @property
+    def rounds(self) -> Mapping[Kind, int]:
+        """Return how many rounds of all rows did each thing, as ``row_rounds`` of each."""
+        return self.reading.rounds
+
+    @property
     def num_accepted(self) -> int:
         """Return the number of accepted drafted tokens."""
-        return sum(count * calls for count, calls in enumerate(self.accepted_histogram))
+        return self.reading.num_accepted_tokens
 
     @property
     def row_calls(self) -> int:
@@ -270,19 +245,18 @@ class GenerationResult:
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """Return, for each place in a draft, the share of tokens kept among those reached."""
-        return reading_of(self.rounds, 0).conditional_acceptance_rates
+        return self.reading.conditional_acceptance_rates
 
     def readings(self) -> list[Reading]:
-        """Return what each row took and cost, by itself; see ``decoding.readings``."""
-        charges = self.token_charges
-        costs = [None] * len(self.row_rounds) if charges is None else charges.tolist()
-        rows = zip(self.row_rounds, self.row_lengths, costs, strict=True)
-        return [reading_of(rounds, length, row and row[:length]) for rounds, length, row in rows]
-
-    def pooled_reading(self) -> Reading:
-        """Return the same over all rows: counts are added up, rates are of the sums."""
-        costs = None if self.token_charges is None else self.token_charges.flatten().tolist()
-        return reading_of(self.rounds, self.num_tokens, costs)
+        """Return what each row took and emitted, by itself; see ``decoding.readings``."""
+        rows = zip(self.row_rounds, self.row_lengths, strict=True)
+        if self.token_charges is None:
+            return [Reading(rounds, length) for rounds, length in rows]
+        name, charges = self.reading.divergence, self.token_charges.tolist()
+        return [
+            Reading(rounds, length, math.fsum(own), max(own, default=0.0), name)
+            for (rounds, length), own in zip(rows, charges, strict=True)
+        ]
 
     @property
     def tokens_per_second(self) -> float:
@@ -306,12 +280,12 @@ class GenerationResult:
             **{f"{part}_seconds": getattr(self.seconds, part) for part in DECODING_PARTS},
             "overhead": self.seconds.overhead,
         }
-        if self.meter is not None:
-            name = self.meter.divergence
+        if self.reading.emitted_divergence is not None:
+            name = self.reading.divergence
             figures |= {
-                f"emitted_{name}_per_row": self.meter.per_row,
-                f"emitted_{name}_per_token": self.meter.per_token,
-                f"largest_row_{name}": self.meter.largest_row,
+                f"emitted_{name}_per_row": self.reading.emitted_divergence_per_row,
+                f"emitted_{name}_per_token": self.reading.emitted_divergence_per_token,
+                f"largest_row_{name}": self.reading.largest_row_divergence,
                 "meter_seconds": self.seconds.meter,
             }
         return figures

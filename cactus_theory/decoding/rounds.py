@@ -14,7 +14,7 @@ from cactus_theory.decoding._meter import charge
 from cactus_theory.decoding._opening import HALF, Opening, dtype_of
 from cactus_theory.decoding._verification import stacked, verified_rows
 from cactus_theory.decoding.models import text_config
-from cactus_theory.decoding.readings import Kind, pooled
+from cactus_theory.decoding.readings import Kind, Reading, pooled
 from cactus_theory.decoding.result import GenerationResult, Seconds, Stopwatch
 from cactus_theory.verify.draft import Verified
 
@@ -170,18 +170,18 @@ class Loop(ABC):
             *self.calls,
             tuple(histogram),
             Seconds(),
+            Reading(rounds, sum(map(len, new))),
             row_lengths=tuple(map(len, new)),
             row_ended=ended,
-            rounds=rounds,
             row_rounds=tuple(self.kinds),
         )
         self.clock.lap("other")
         measured: dict[str, Any] = {}
         if self.meter is not None:
-            measured["meter"] = self.meter.reading(result.num_accepted, result.num_tokens)
+            measured["reading"] = self.meter.reading(rounds, result.num_tokens)
             if (log := self.meter.log) is not None:
                 width = result.output_token_ids.shape[1]
-                measured |= {"token_kl": log.costs(width), "log_probs": log.log_probs(width)}
+                measured |= {"token_charges": log.costs(width), "log_probs": log.log_probs(width)}
         if self.recorder is not None:
             vocab = text_config(self.opening.target_model).vocab_size
             measured["rows"] = stacked(self.recorder, vocab)

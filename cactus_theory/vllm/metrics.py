@@ -94,10 +94,10 @@ class Tally:
     def totals(self, label: str) -> dict[str, float]:
         """Return every count of a policy, with what its meter has read: rows wait for this."""
         counts = self.counts[label]
-        readings = [meter.reading(0, 0) for meter in self.meters.get(label, ())]
+        sums = [meter.sums() for meter in self.meters.get(label, ())]
         closed = self.closed.get(label, (0, 0.0))
-        measured = closed[0] + sum(reading.rows for reading in readings)
-        spent = (closed[1] + sum(reading.total for reading in readings)) * self.settings.meter
+        measured = closed[0] + sum(rows for rows, _ in sums)
+        spent = (closed[1] + sum(own for _, own in sums)) * self.settings.meter
         return {**counts, "measured_rows": measured, "emitted_divergence_nats": spent}
 
     def line(self) -> str:
@@ -148,8 +148,8 @@ class Tally:
             if meter.policies[0] == policy:
                 return meter
         if len(meters) == METERS:
-            last, closed = meters.pop(0).reading(0, 0), self.closed.get(label, (0, 0.0))
-            self.closed[label] = closed[0] + last.rows, closed[1] + last.total
+            (rows, spent), closed = meters.pop(0).sums(), self.closed.get(label, (0, 0.0))
+            self.closed[label] = closed[0] + rows, closed[1] + spent
         meters.append(Meter((policy,), self.settings.divergence, self.settings.verifier))
         return meters[-1]
 

@@ -100,12 +100,11 @@ class Request:
             self.account = self.ledger.advance(account, [0] * (accepted + 1))
         if self.meter is not None:
             self.meter.add(rows.target_probs, rows.draft_probs, choice[charged], rows.path)
-            self.meter.reading(0, 0)  # rows of a step are not kept
+            self.meter.sums()  # rows of a step are not kept
 
     def reading(self, name: str) -> dict[str, Any]:
         """Return the request's own numbers."""
         assert self.meter is not None
-        measured = self.meter.reading(self.accepted, self.emitted)
         return {
             "request": name[:LONGEST_NAME],
             "policy": self.policy.spec,
@@ -113,8 +112,8 @@ class Request:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "emitted": self.emitted,
-            "emitted_divergence": measured.total,
-            "divergence": measured.divergence,
+            "emitted_divergence": self.meter.sums()[1],
+            "divergence": self.meter.divergence.spec,
         }
 
 

@@ -43,7 +43,7 @@ class Decoded:
         record: dict[str, Any] = {"seconds": self.seconds, "tokens": self.num_tokens}
         if self.result is None:
             return record
-        seconds, meter = self.result.seconds, self.result.meter
+        seconds, reading = self.result.seconds, self.result.reading
         record |= {
             "target_calls": self.result.target_calls,
             "row_calls": self.result.row_calls,
@@ -51,8 +51,9 @@ class Decoded:
             "histogram": list(self.result.accepted_histogram),
             "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],
         }
-        if meter is not None:
-            record |= {"rows": meter.rows, "kl": meter.kl, "largest_row_kl": meter.largest_row_kl}
+        if reading.emitted_divergence is not None:
+            record |= {"rows": reading.rows, "kl": reading.emitted_divergence}
+            record["largest_row_kl"] = reading.largest_row_divergence
         return record
 
 

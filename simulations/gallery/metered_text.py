@@ -52,7 +52,9 @@ def measure(quick: bool = False) -> Result:
             return_dict_in_generate=True,
         )
         decode = output.result
-        spent[name] = torch.where(decode.output_token_ids < 0, torch.nan, decode.token_kl.cumsum(1))
+        spent[name] = torch.where(
+            decode.output_token_ids < 0, torch.nan, decode.token_charges.cumsum(1)
+        )
         per_call[name] = decode.num_tokens / decode.row_calls
     return Result(spent, per_call)
 

@@ -113,7 +113,9 @@ def measured(line: Config, metered: Results, timed: Results) -> Row:
     """Return what a line's decodes did, all its groups of prompts together."""
     tokens = sum(result.num_tokens for result in timed)
     seconds = sum(result.seconds.total for result in timed)
-    meters = [result.meter for result in metered if result.meter is not None]
+    readings = [result.reading for result in metered]
+    spent = [own.emitted_divergence for own in readings if own.emitted_divergence is not None]
+    largest = [own.largest_row_divergence or 0.0 for own in readings[: len(spent)]]
     return {
         "policy": line.method,
         "verifier": line.verifier,
@@ -123,8 +125,8 @@ def measured(line: Config, metered: Results, timed: Results) -> Row:
         "tokens_per_second": tokens / seconds,
         "tokens_per_call": statistics.fmean(result.tokens_per_call for result in timed),
         "accepted_per_call": statistics.fmean(result.accepted_per_call for result in timed),
-        "emitted_kl_per_token": sum(meter.kl for meter in meters) / tokens if meters else None,
-        "largest_row_kl": max((meter.largest_row_kl for meter in meters), default=None),
+        "emitted_kl_per_token": sum(spent) / tokens if spent else None,
+        "largest_row_kl": max(largest, default=None),
         "loop": timed[0].loop,
     }
 

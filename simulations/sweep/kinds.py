@@ -137,14 +137,14 @@ def _sums(results: Sequence[GenerationResult]) -> Row:
     tokens = sum(result.num_tokens for result in results)
     calls = sum(result.row_calls for result in results)
     accepted = sum(result.num_accepted for result in results)
-    meters = [result.meter for result in results if result.meter is not None]
+    readings = [result.reading for result in results]
     return {
         "tokens": tokens,
         "target_calls": calls,
         "tokens_per_call": tokens / calls,
         "accepted_per_call": accepted / calls,
-        "kl_per_token": sum(meter.kl for meter in meters) / tokens,
-        "largest_row_kl": max(meter.largest_row_kl for meter in meters),
+        "kl_per_token": sum(own.emitted_divergence or 0.0 for own in readings) / tokens,
+        "largest_row_kl": max(own.largest_row_divergence or 0.0 for own in readings),
     }
 
 

@@ -101,7 +101,7 @@ def test_tokens_outside_are_the_targets_and_cost_exactly_nothing(tiny, verifier,
         for row, (prompt, shown) in enumerate(zip(given, mask, strict=True)):
             state = section.begin(prompt[shown.bool()].tolist())
             for place, token in enumerate(result.output_token_ids[row].tolist()):
-                cost = float(result.token_kl[row, place])
+                cost = float(result.token_charges[row, place])
                 if state.open:
                     inside += cost
                 else:
@@ -115,7 +115,7 @@ def test_tokens_outside_are_the_targets_and_cost_exactly_nothing(tiny, verifier,
 def test_rows_of_a_batch_have_sections_of_their_own(tiny):
     options = {"max_new_tokens": 25, "num_draft_tokens": 5, "eos_token_ids": (7, 13, 15)}
     section = Between("cactus:delta=1", opening=[3, (9, 4), 5], closing=[11, 8])
-    assert compare(*tiny, prompts(seed=3), options, section).meter.kl > 0.1
+    assert compare(*tiny, prompts(seed=3), options, section).reading.emitted_divergence > 0.1
 
 
 def test_it_looks_at_nothing_that_it_must_not_know():

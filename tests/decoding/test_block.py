@@ -42,7 +42,7 @@ def test_greedy_texts_are_the_targets(tiny, forward, policy, values_file):
         **given,
     )
     assert found.output_token_ids.tolist() == plain.output_token_ids.tolist()
-    assert found.meter.kl == 0
+    assert found.reading.emitted_divergence == 0
     assert sum(count > 0 for count in found.accepted_histogram) > 1
 
 
@@ -69,8 +69,8 @@ def test_rows_may_have_policies_and_schedules_of_their_own(tiny, values_file):
     for text, row, seed, policy in zip(batch, rows, SEEDS, policies, strict=True):
         single = alone(*tiny, row, seed, policy=policy, **BLOCK, **OPTIONS)
         assert text == single.output_token_ids[0].tolist()
-        spent += single.meter.kl
-    assert result.meter.kl == pytest.approx(spent, abs=1e-9)
+        spent += single.reading.emitted_divergence
+    assert result.reading.emitted_divergence == pytest.approx(spent, abs=1e-9)
     assert spent > 0.1
 
 
@@ -83,7 +83,7 @@ def ended_in_turn(tiny, whole, policy, **ends):
         result = generate(*tiny, PROMPT, **BLOCK, **given, **options)
         assert result.ended
         assert result.output_token_ids[0].tolist() == whole[: whole.index(end) + 1]
-        assert result.meter.rows <= result.num_tokens
+        assert result.reading.rows <= result.num_tokens
         kinds.add(result.num_accepted + result.target_calls - result.num_tokens)
     return kinds
 

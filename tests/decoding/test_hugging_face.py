@@ -110,7 +110,7 @@ def test_a_dictionary_holds_the_statistics(tiny):
         tiny, return_dict_in_generate=True, policy="cactus:delta=0.5", meter=True, seed=1
     )
     assert output.sequences.tolist() == output["sequences"].tolist()
-    assert output.result.meter.kl > 0
+    assert output.result.reading.emitted_divergence > 0
     assert 7 * 4 < output.result.num_tokens <= 7 * 9
     assert isinstance(output, transformers.generation.GenerateDecoderOnlyOutput)
 
@@ -160,7 +160,7 @@ def test_a_tuned_setting_takes_the_place_of_its_arguments(tiny):
     setting = ct.TunedSetting(ct.policy("band:price=1"), "chain", 2, 1.0)
     output = sampled(tiny, return_dict_in_generate=True, tuned=setting, seed=1)
     same = sampled(tiny, policy="band:price=1", num_draft_tokens=2, seed=1)
-    assert output.result.meter.rows > 0  # on without being asked for
+    assert output.result.reading.rows > 0  # on without being asked for
     assert torch.equal(output.sequences, same)
     for wrong, said in (
         ({"policy": "typical"}, "policy: must not be given with tuned"),
@@ -175,7 +175,7 @@ def test_log_probs_switch_the_meter_on(tiny):
     output = sampled(tiny, **asked, seed=1, fast_forward=False)
     found = output.result.log_probs
     rows = tiny[0](input_ids=output.sequences[:, :-1], attention_mask=mask_of(output.sequences))
-    assert output.result.meter.divergence == "kl"
+    assert output.result.reading.divergence == "kl"
     new = output.sequences[2:3, IDS.shape[1] :]  # the longest prompt has no padding
     ln_q = rows.logits[2:3, IDS.shape[1] - 1 :].log_softmax(-1).gather(-1, new[..., None])[..., 0]
     assert torch.allclose(found.target[2:3], ln_q, atol=1e-5)

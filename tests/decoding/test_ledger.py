@@ -32,12 +32,14 @@ ROUNDING = 1e-12
 def check_cap(result, caps, bursts):
     """Every prefix of every answer, without a tolerance; return the shares of the caps used."""
     shares = []
-    rows = zip(result.token_kl, result.row_lengths, caps, bursts, strict=True)
+    rows = zip(result.token_charges, result.row_lengths, caps, bursts, strict=True)
     for costs, length, cap, burst in rows:
         allowed = cap * torch.arange(1, length + 1, dtype=torch.float64) + burst
         assert bool((costs[:length].cumsum(0) <= allowed).all())
         shares.append(float(costs.sum() / allowed[-1]))
-    assert result.meter.kl == pytest.approx(float(result.token_kl.sum()), abs=ROUNDING * 1e3)
+    assert result.reading.emitted_divergence == pytest.approx(
+        float(result.token_charges.sum()), abs=ROUNDING * 1e3
+    )
     return shares
 
 
@@ -60,7 +62,9 @@ def test_no_prefix_of_an_answer_is_over_its_cap(tiny, verifier, certain):
         result = generate(tiny[0], drafter, ids, policy=policies, **given)
         shares += check_cap(result, caps, bursts)
         lengths |= set(result.row_lengths)
-        free += generate(tiny[0], drafter, ids, policy="cactus:delta=1", **given).meter.kl
+        free += generate(
+            tiny[0], drafter, ids, policy="cactus:delta=1", **given
+        ).reading.emitted_divergence
     assert len(lengths) > 4 and free > 1
     assert max(shares) > 0.95 and sum(shares) / len(shares) > 0.4
 
@@ -126,7 +130,7 @@ def test_without_a_cap_to_spend_it_is_lossless(tiny):
         strict = generate(*tiny, ids, policy="speculative", **given)
         capped = generate(*tiny, ids, policy=Ledger("band:price=0.3", 0.0), **given)
         assert capped.output_token_ids.tolist() == strict.output_token_ids.tolist()
-        assert not capped.token_kl.any()
+        assert not capped.token_charges.any()
 
 
 @pytest.mark.parametrize("policy", ["cactus:delta=0.5", "band:price=1"])
@@ -136,7 +140,9 @@ def test_with_enough_to_spend_it_is_the_policy(tiny, policy):
     free = generate(*tiny, ids, policy=policy, **given)
     capped = generate(*tiny, ids, policy=Ledger(policy, 1.0, burst=100.0), **given)
     assert capped.output_token_ids.tolist() == free.output_token_ids.tolist()
-    assert capped.meter.kl == pytest.approx(free.meter.kl, rel=1e-9)
+    assert capped.reading.emitted_divergence == pytest.approx(
+        free.reading.emitted_divergence, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])
@@ -149,13 +155,13 @@ def test_a_ledger_inside_a_section_spends_nothing_outside(tiny, verifier):
         num_draft_tokens=5, max_new_tokens=60, seed=2,
     )  # fmt: skip
     check_cap(result, [cap] * len(ids), [0.0] * len(ids))
-    rows = zip(ids, mask, result.output_token_ids.tolist(), result.token_kl, strict=True)
+    rows = zip(ids, mask, result.output_token_ids.tolist(), result.token_charges, strict=True)
     for prompt, shown, new, costs in rows:
         state = section.begin(prompt[shown.bool()].tolist())
         for token, cost in zip(new, costs.tolist(), strict=True):
             assert state.open or cost == 0.0
             state = section.advance(state, [token])
-    assert result.meter.kl > 0.1
+    assert result.reading.emitted_divergence > 0.1
 
 
 def test_it_looks_at_nothing_that_it_must_not_know():

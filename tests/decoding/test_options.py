@@ -90,4 +90,7 @@ def test_one_object_decodes_with_a_draft_and_without(tiny):
     assert plain.output_token_ids.equal(
         generate_plain(tiny[0], IDS, max_new_tokens=6, seed=3).output_token_ids
     )
-    assert plain.meter is plain.rows is plain.log_probs is None and plain.target_calls == 6
+    assert (
+        plain.reading.emitted_divergence is plain.rows is plain.log_probs is None
+        and plain.target_calls == 6
+    )

@@ -101,8 +101,8 @@ def test_rows_may_have_policies_of_their_own(tiny):
     for text, row, seed, policy in zip(batch, rows, SEEDS, policies, strict=True):
         single = alone(*tiny, row, seed, policy=policy, **options)
         assert text == single.output_token_ids[0].tolist()
-        spent += single.meter.kl
-    assert result.meter.kl == pytest.approx(spent, abs=1e-9)
+        spent += single.reading.emitted_divergence
+    assert result.reading.emitted_divergence == pytest.approx(spent, abs=1e-9)
     assert spent > 0.1
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import ModelDrafter, generate
-from cactus_theory.decoding.readings import VLLM_SUMMARY, reading_of
+from cactus_theory.decoding.readings import VLLM_SUMMARY, Reading
 from tests.amounts import some
 from tests.decoding.test_ragged import SEEDS, alone, padded, prompts
 
@@ -20,7 +20,7 @@ ROUNDING = 1e-12
 def test_vllms_numbers_for_one_request_are_found_under_vllms_names():
     """The example in vLLM's documentation of its answer to one request."""
     rounds = {(3, 0, False): 39, (3, 1, False): 1, (3, 3, False): 3}
-    found = reading_of(rounds, num_tokens=53).speculative_decoding()
+    found = Reading(rounds, num_tokens=53).speculative_decoding()
     assert found == {
         "mean_acceptance_length": 1.2325581395348837,
         "draft_acceptance_rate": 0.07751937984496124,
@@ -42,7 +42,7 @@ def test_ragged_drafts_by_hand():
         (3, 1, True): 1,
         (0, 0, False): 1,
     }
-    found = reading_of(rounds, 13, [0.0, 0.25, 0.5])
+    found = Reading(rounds, 13, 0.75, 0.5)
     assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (5, 14, 8)
     assert found.num_accepted_tokens_per_pos == (4, 3, 1)
     assert found.acceptance_histogram == (1, 1, 2, 1)
@@ -50,15 +50,14 @@ def test_ragged_drafts_by_hand():
     assert found.conditional_acceptance_rates == (4 / 5, 3 / 3, 1 / 2)
     assert (found.acceptance_rate, found.mean_acceptance_length) == (8 / 14, 1 + 8 / 5)
     assert (found.num_calls, found.tokens_per_call) == (6, 13 / 6)
-    assert (found.emitted_kl, found.largest_row_kl) == (0.75, 0.5)
-    assert found.emitted_kl_per_token == 0.75 / 13
+    assert found.emitted_divergence_per_token == 0.75 / 13
 
 
 def test_nothing_drafted_is_no_rate():
-    found = reading_of({(0, 0, False): 4}, 4)
+    found = Reading({(0, 0, False): 4}, 4)
     assert (found.num_drafts, found.acceptance_histogram, found.num_calls) == (0, (0,), 4)
     assert math.isnan(found.acceptance_rate) and found.marginal_acceptance_rates == ()
-    assert found.emitted_kl is None and found.tokens_per_call == 1
+    assert found.emitted_divergence is None and found.tokens_per_call == 1
 
 
 def check_identities(found):
@@ -81,15 +80,19 @@ def test_each_row_reads_as_it_does_alone_and_all_add_up(tiny, verifier, stop):
     options |= {"verifier": verifier, "policy": "cactus:delta=0.4"}
     drafter = ModelDrafter(tiny[1], stop=stop)
     result = generate(tiny[0], drafter, ids, attention_mask=mask, seed=SEEDS, **options)
-    readings, pooled = result.readings(), result.pooled_reading()
+    readings, pooled = result.readings(), result.reading
     for row, seed, found, length in zip(rows, SEEDS, readings, result.row_lengths, strict=True):
         check_identities(found)
         single = alone(tiny[0], drafter, row, seed, **options)
-        own = single.pooled_reading()
+        own = single.reading
         assert found.num_tokens == length and found.num_calls == own.num_calls
         assert found.acceptance_histogram == own.acceptance_histogram
-        assert found.emitted_kl == pytest.approx(single.meter.kl, abs=ROUNDING)
-        assert found.largest_row_kl == pytest.approx(single.meter.largest_row_kl, abs=ROUNDING)
+        assert found.emitted_divergence == pytest.approx(
+            single.reading.emitted_divergence, abs=ROUNDING
+        )
+        assert found.largest_row_divergence == pytest.approx(
+            single.reading.largest_row_divergence, abs=ROUNDING
+        )
     check_identities(pooled)
     for name in (
         "num_drafts",
@@ -99,10 +102,12 @@ def test_each_row_reads_as_it_does_alone_and_all_add_up(tiny, verifier, stop):
         "num_calls",
     ):
         assert getattr(pooled, name) == sum(getattr(own, name) for own in readings)
-    assert pooled.emitted_kl == pytest.approx(result.meter.kl, abs=ROUNDING)
+    assert pooled.emitted_divergence == pytest.approx(
+        result.reading.emitted_divergence, abs=ROUNDING
+    )
     assert pooled.tokens_per_call == result.tokens_per_call
     assert pooled.conditional_acceptance_rates == result.acceptance_by_position
-    assert len({own.emitted_kl for own in readings}) == len(rows)
+    assert len({own.emitted_divergence for own in readings}) == len(rows)
 
 
 def test_marginal_rates_are_products_where_all_drafts_are_long(tiny):
@@ -110,7 +115,7 @@ def test_marginal_rates_are_products_where_all_drafts_are_long(tiny):
     result = generate(*tiny, torch.tensor([[1, 5, 9]]), policy="cactus:delta=0.1", seed=1,
                       num_draft_tokens=3, max_new_tokens=100)  # fmt: skip
     whole = {kind: times for kind, times in result.rounds.items() if kind[0] == 3}
-    found = reading_of(whole, 0)
+    found = Reading(whole, 0)
     product = list(accumulate(found.conditional_acceptance_rates, mul))
     assert product == pytest.approx(found.marginal_acceptance_rates, abs=ROUNDING)
     assert found.num_drafts > 20
@@ -130,7 +135,9 @@ def test_tokens_have_their_charge_in_their_own_place(tiny):
         if run == width:
             expected.append(0.0)
             run = 0
-    assert result.token_kl[0, : len(expected)].tolist() == pytest.approx(expected, abs=ROUNDING)
+    assert result.token_charges[0, : len(expected)].tolist() == pytest.approx(
+        expected, abs=ROUNDING
+    )
     assert sum(own == 0.0 for own in expected) > 2
 
 
@@ -146,21 +153,7 @@ def test_json_has_every_field_and_the_meters_divergence(tiny):
     result = generate(*tiny, torch.tensor([[1, 5, 9]]), policy="cactus:delta=0.3",
                       max_new_tokens=10, meter="total_variation")  # fmt: skip
     (found,) = result.readings()
-    held = json.loads(json.dumps(found.as_dict("total_variation")))
-    assert held["emitted_total_variation"] == pytest.approx(result.meter.kl)
+    held = json.loads(json.dumps(found.as_dict()))
+    assert held["emitted_total_variation"] == pytest.approx(result.reading.emitted_divergence)
     assert set(VLLM_SUMMARY) < set(held["speculative_decoding"])
     assert "num_drafts" in held and "emitted_kl" not in held
-
-
-def test_neutral_names_hold_what_those_named_kl_hold(tiny):
-    """Under another divergence too, which the older names do not say."""
-    result = generate(*tiny, torch.tensor([[1, 2, 3]]), policy="typical", num_draft_tokens=2,
-                      max_new_tokens=10, meter="total_variation")  # fmt: skip
-    meter, reading = result.meter, result.pooled_reading()
-    assert meter.total == meter.kl > 0 and meter.largest_row == meter.largest_row_kl
-    assert meter.per_row == meter.total / meter.rows and meter.per_token == meter.total / 10
-    assert (meter.kl_per_row, meter.kl_per_token) == (meter.per_row, meter.per_token)
-    assert result.token_charges is result.token_kl
-    assert reading.emitted_divergence == reading.emitted_kl == pytest.approx(meter.total)
-    assert reading.emitted_divergence_per_token == reading.emitted_kl_per_token
-    assert reading.largest_row_divergence == reading.largest_row_kl

@@ -69,8 +69,8 @@ def test_a_batch_is_as_alone(tiny, name):
         length = alone.row_lengths[0]
         assert both.row_lengths[row] == length and both.row_ended[row] == alone.row_ended[0]
         assert both.output_token_ids[row, :length].equal(alone.output_token_ids[0, :length])
-        spent += alone.meter.kl
-    assert both.meter.kl == pytest.approx(spent, abs=ROUNDING) and spent > 0
+        spent += alone.reading.emitted_divergence
+    assert both.reading.emitted_divergence == pytest.approx(spent, abs=ROUNDING) and spent > 0
 
 
 def test_without_siblings_it_is_the_path_itself(tiny):
@@ -331,7 +331,7 @@ def test_a_cap_holds_beside_siblings(tiny, certain):
     """After every token of every text; most of it is spent."""
     drafter, cap = Siblings(ModelDrafter(tiny[1]), 2, certain=certain), 0.02
     options = TREE | {"policy": Ledger("band:price=0.2", cap), "max_new_tokens": 24}
-    spent = generate(tiny[0], drafter, TEXTS, **options).token_kl.cumsum(-1)
+    spent = generate(tiny[0], drafter, TEXTS, **options).token_charges.cumsum(-1)
     allowed = cap * torch.arange(1, spent.shape[1] + 1)
     assert bool((spent <= allowed * (1 + 1e-9)).all())
     assert float(spent[:, -1].mean()) > cap * spent.shape[1] / 2

@@ -33,7 +33,7 @@ def test_never_exceeds_the_limit(tiny, width, new):
         result = run(tiny, width=width, new=new, seed=seed)
         assert result.num_tokens == new
         assert len(result.accepted_histogram) == min(width, new) + 1
-        assert result.meter.accepted == result.num_accepted
+        assert result.reading.num_accepted_tokens == result.num_accepted
         check_counts(result)
 
 
@@ -45,7 +45,7 @@ def test_end_of_text_stops_everywhere(tiny):
         result = run(tiny, "cactus:delta=0.5", new=30, seed=4, eos_token_ids=(end,))
         assert result.ended
         assert result.output_token_ids[0].tolist() == whole[: whole.index(end) + 1]
-        assert result.meter.rows <= result.num_tokens
+        assert result.reading.rows <= result.num_tokens
         kinds.add(check_counts(result))
     assert kinds == {0, 1}
 
@@ -69,7 +69,7 @@ def test_end_of_text_inside_an_accepted_draft(tiny):
     )
     assert result.output_token_ids[0].tolist() == tokens[: at + 1]
     assert result.accepted_histogram == tuple(int(a == at + 1) for a in range(7))
-    assert result.meter.rows == len(result.rows.accepted) == at + 1
+    assert result.reading.rows == len(result.rows.accepted) == at + 1
 
 
 def test_a_generator_fixes_everything_and_global_state_is_left_alone(tiny):
@@ -85,21 +85,21 @@ def test_a_generator_fixes_everything_and_global_state_is_left_alone(tiny):
 @pytest.mark.parametrize("spec", ["speculative", "cactus:delta=0.3", "band:price=2.0"])
 def test_the_meter_equals_a_recomputation(tiny, spec):
     result = run(tiny, spec, new=40, record_rows=True, seed=2)
-    rows, meter = result.rows, result.meter
+    rows, meter = result.rows, result.reading
     rule = policy(spec)
     spent = divergence("kl").value(
         emitted_law(rule, rows.target_probs, rows.draft_probs), rows.target_probs
     )
     assert meter.rows == len(rows.draft_token_ids) > 10
-    assert meter.kl == pytest.approx(float(spent.sum()), abs=1e-12)
-    assert meter.kl_per_row == pytest.approx(float(spent.mean()), abs=1e-12)
-    assert meter.kl_per_token == pytest.approx(float(spent.sum()) / 40, abs=1e-12)
-    assert meter.largest_row_kl == pytest.approx(float(spent.max()), abs=1e-12)
+    assert meter.emitted_divergence == pytest.approx(float(spent.sum()), abs=1e-12)
+    assert meter.emitted_divergence_per_row == pytest.approx(float(spent.mean()), abs=1e-12)
+    assert meter.emitted_divergence_per_token == pytest.approx(float(spent.sum()) / 40, abs=1e-12)
+    assert meter.largest_row_divergence == pytest.approx(float(spent.max()), abs=1e-12)
     kept = rows.draft_probs * rule.keep(rows.target_probs, rows.draft_probs)
     assert meter.expected_accepted == pytest.approx(float(kept.sum()), abs=1e-12)
-    assert meter.accepted == int(rows.accepted.sum()) == result.num_accepted
-    assert meter.accepted > 3
-    assert (meter.kl > 0.01) == (spec != "speculative")
+    assert meter.num_accepted_tokens == int(rows.accepted.sum()) == result.num_accepted
+    assert meter.num_accepted_tokens > 3
+    assert (meter.emitted_divergence > 0.01) == (spec != "speculative")
 
 
 def test_the_recorded_rows_are_the_models_rows(tiny):
@@ -117,7 +117,7 @@ def test_the_recorded_rows_are_the_models_rows(tiny):
 
 def test_the_meter_costs_nothing_when_off_and_changes_no_token(tiny):
     on, off = run(tiny, seed=6), run(tiny, seed=6, meter=False)
-    assert off.meter is None
+    assert off.reading.emitted_divergence is None
     assert on.output_token_ids.tolist() == off.output_token_ids.tolist()
     # another process may interrupt any one of them
     again = [run(tiny, seed=6, meter=False).seconds.meter for _ in range(4)]
@@ -132,5 +132,5 @@ def test_the_meter_reads_any_divergence(tiny, name):
     result = run(tiny, "cactus:delta=0.3", new=30, seed=2, record_rows=True, meter=name)
     law = emitted_law(policy("cactus:delta=0.3"), result.rows.target_probs, result.rows.draft_probs)
     spent = divergence(name).value(law, result.rows.target_probs)
-    assert result.meter.kl == pytest.approx(float(spent.sum()), abs=1e-10)
+    assert result.reading.emitted_divergence == pytest.approx(float(spent.sum()), abs=1e-10)
     assert f"emitted_{name}_per_token" in result.statistics()

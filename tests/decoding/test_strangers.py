@@ -76,7 +76,7 @@ class Curious(Schedule):
 
 def decoded(tiny, writes, **options):
     result = generate(*tiny, PROMPTS, max_new_tokens=12, num_draft_tokens=3, **options)
-    return result.output_token_ids.tolist(), result.meter.kl_per_token
+    return result.output_token_ids.tolist(), result.reading.emitted_divergence_per_token
 
 
 @pytest.mark.parametrize("kind", [Halved, TopKLogitsWarper])

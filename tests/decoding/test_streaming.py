@@ -132,9 +132,9 @@ def test_a_text_that_is_stopped_inside_a_draft_is_charged_up_to_there(tiny):
         ends = [any(mark in PIECES[token] for mark in "ae") or token == 2 for token in new]
         assert not any(ends[:-1]) and (ends[-1] or len(new) == 40)
         assert result.num_tokens == len(new) == result.log_probs.target.shape[1]
-        assert float(result.token_kl.sum()) == pytest.approx(result.meter.kl)
+        assert float(result.token_charges.sum()) == pytest.approx(result.reading.emitted_divergence)
         accepted = sum(taken * times for (_, taken, _), times in result.rounds.items())
-        assert result.meter.rows == accepted + sum(
+        assert result.reading.rows == accepted + sum(
             times for (drafted, taken, cut), times in result.rounds.items()
             if taken < drafted and not cut
         )  # fmt: skip

@@ -138,11 +138,11 @@ def test_a_block_and_plain_decode_and_the_meter_are_those_of_the_small_pair(pair
     plain = [generate_plain(m, prompts, max_new_tokens=5) for m in (large[0], pair.target)]
     assert plain[0].output_token_ids.equal(plain[1].output_token_ids)
     metered = [
-        generate(t, d, prompts, policy="cactus:delta=0.1", max_new_tokens=5).meter
+        generate(t, d, prompts, policy="cactus:delta=0.1", max_new_tokens=5).reading
         for t, d in (large, (pair.target, pair.draft))
     ]
-    assert metered[0].kl == pytest.approx(metered[1].kl, rel=1e-3)
-    assert metered[0].kl > 0
+    assert metered[0].emitted_divergence == pytest.approx(metered[1].emitted_divergence, rel=1e-3)
+    assert metered[0].emitted_divergence > 0
 
 
 def test_the_same_seed_gives_the_same_weights_and_none_is_infinite():

@@ -124,7 +124,7 @@ def test_the_meter_looks_instead_of_believing():
     meter.add(q[:, 0], p[:, 0], None)
     law = ct.emitted_law(ct.policy("typical"), q[:, 0], p[:, 0])
     expected = float(ct.divergence("kl").value(law, q[:, 0]).sum())
-    assert meter.reading(0, 1).kl == pytest.approx(expected, rel=1e-12) and expected > 0.1
+    assert meter.sums()[1] == pytest.approx(expected, rel=1e-12) and expected > 0.1
 
 
 class Counted(type(ct.policy("band:delta=0.1"))):

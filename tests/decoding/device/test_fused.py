@@ -97,18 +97,18 @@ def test_every_round_is_the_closed_forms_by_the_kernels_numbers(
                 assert verdict.alive[row, seen].numpy() == pytest.approx(alive.numpy(), rel=ALIVE)
             charged += zip(rows.q[row, seen], rows.p[row, seen], alive.tolist(), strict=True)
     assert texts == [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
-    assert_metered(result.meter, rule, charged)
+    assert_metered(result.reading, rule, charged)
 
 
-def assert_metered(meter, rule, charged):
+def assert_metered(reading, rule, charged):
     spent = expected = 0.0
     for q, p, alive in charged:
         law = rule.emitted(q[None], p[None])[0]
         spent += float(divergence("kl").value(law, q).clamp(min=0))
         expected += float(torch.minimum(p / alive, law).sum())
-    assert meter.rows == len(charged) > 4
-    assert meter.kl == pytest.approx(spent, rel=METERED, abs=METERED)
-    assert meter.expected_accepted == pytest.approx(expected, rel=METERED)
+    assert reading.rows == len(charged) > 4
+    assert reading.emitted_divergence == pytest.approx(spent, rel=METERED, abs=METERED)
+    assert reading.expected_accepted == pytest.approx(expected, rel=METERED)
 
 
 @pytest.mark.parametrize(("policy", "verifier"), [CASES[0], CASES[-1]])
@@ -117,7 +117,9 @@ def test_greedy_texts_are_those_of_the_usual_loop(single, interpreted, policy, v
     found, usual = (run(single, **options, device_loop=on) for on in ("kernels", False))
     assert (found.loop, usual.loop) == (BY_KERNELS, "host")
     assert found.output_token_ids.equal(usual.output_token_ids) and found.rounds == usual.rounds
-    assert found.meter.kl == pytest.approx(usual.meter.kl, rel=METERED)
+    assert found.reading.emitted_divergence == pytest.approx(
+        usual.reading.emitted_divergence, rel=METERED
+    )
 
 
 def test_plain_decoding_by_kernels(single, interpreted):
@@ -169,7 +171,9 @@ def test_captured_kernels_are_those_that_were_captured(single, monkeypatch, poli
     monkeypatch.setattr(device_round, "captures", lambda device: False)
     single_launches = run(moved, given, **options)
     assert single_launches.output_token_ids.equal(found.output_token_ids)
-    assert found.meter.kl == pytest.approx(single_launches.meter.kl, rel=METERED, abs=METERED)
+    assert found.reading.emitted_divergence == pytest.approx(
+        single_launches.reading.emitted_divergence, rel=METERED, abs=METERED
+    )
 
 
 def test_logits_that_are_no_numbers_end_the_decode(single, interpreted):
@@ -195,4 +199,6 @@ def test_ln_q_is_what_the_target_gives_the_tokens_of_the_kernels(single, in_torc
         expected = full[len(prompt) - 1 : -1].gather(-1, new[:, None])[:, 0].double()
         assert torch.allclose(result.log_probs.target[row, :length], expected, atol=1e-4)
     gain = (result.log_probs.emitted - result.log_probs.target).nan_to_num()
-    assert bool((gain[result.token_kl > 0] != 0).all()) and result.meter.kl > 0
+    assert (
+        bool((gain[result.token_charges > 0] != 0).all()) and result.reading.emitted_divergence > 0
+    )

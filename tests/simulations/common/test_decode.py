@@ -28,7 +28,7 @@ def test_a_decode_is_that_of_generate_with_the_prompts_own_seed(harness: Harness
         eos_token_ids=pair.target.generation_config.eos_token_id,
     )  # fmt: skip
     assert found.outputs == own.output_token_ids.tolist()
-    assert found.result is not None and found.result.meter == own.meter
+    assert found.result is not None and found.result.reading == own.reading
     assert found.seconds == found.result.seconds.total
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cactus_theory.decoding import generate
+from cactus_theory.decoding import Reading, generate
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.device import BY_KERNELS
 from simulations.common.grid import Config
@@ -65,7 +65,9 @@ def test_rows_are_what_the_usual_loop_measures(rows):
     row = rows[2]
     assert row["tokens_per_call"] == result.tokens_per_call
     assert row["accepted_per_call"] == result.accepted_per_call
-    assert row["emitted_kl_per_token"] == pytest.approx(result.meter.kl_per_token, rel=1e-4)
+    assert row["emitted_kl_per_token"] == pytest.approx(
+        result.reading.emitted_divergence_per_token, rel=1e-4
+    )
     assert rows[1]["emitted_kl_per_token"] == 0 < row["emitted_kl_per_token"]
     assert rows[0]["emitted_kl_per_token"] is None and rows[0]["tokens_per_call"] == 1
 
@@ -162,8 +164,8 @@ def workload(broken=(), complete=lambda row, timed: {}):
                 raise RuntimeError("no such kernel\nand more")
             seconds = types.SimpleNamespace(total=0.5)
             known = {"num_tokens": 100, "tokens_per_call": 2.0, "accepted_per_call": 1.0}
-            meter = types.SimpleNamespace(kl=3.0, largest_row_kl=0.5) if meter else None
-            return [types.SimpleNamespace(**known, seconds=seconds, meter=meter, loop="x")] * 2
+            reading = Reading({}, 100, 3.0, 0.5) if meter else Reading({}, 100)
+            return [types.SimpleNamespace(**known, seconds=seconds, reading=reading, loop="x")] * 2
 
     return MadeUp(None, None, [], 0, {}, complete)
 
