@@ -85,7 +85,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _set_threads(count: int) -> None:
     import torch  # no flag and no help needs it
 
-    torch.set_num_threads(count)
+    from cactus_theory.base import arguments as check
+
+    torch.set_num_threads(check.threads(count))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,11 @@ ROUNDED = "; rows that were rounded may be divided by their sums (on the command
 LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
 
 
+MOST_THREADS = 1024
+
+
 def as_tensor(name: str, value: ArrayLike) -> Tensor:
-    """Return ``value`` as a floating torch tensor; raise TypeError for other dtypes."""
+    """Return ``value`` as a floating torch tensor; raise TypeError for other dtypes and layouts."""
     if isinstance(value, Tensor):
         tensor = value
     else:
@@ -45,6 +48,9 @@ def as_tensor(name: str, value: ArrayLike) -> Tensor:
         raise TypeError(
             f"{name}: dtype must be float64, float32, float16 or bfloat16; got {tensor.dtype}"
         )
+    if tensor.is_meta or tensor.layout != torch.strided:
+        kind = "on the meta device" if tensor.is_meta else "sparse"
+        raise TypeError(f"{name}: must be dense rows with values; got a tensor that is {kind}")
     return tensor
 
 
@@ -203,6 +209,14 @@ def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
     except (TypeError, ValueError, OverflowError):
         least = "" if low is None else f" of at least {low}"
         raise ValueError(f"{name}: must be a whole number{least}; got {value!r}") from None
+
+
+def threads(value: Any) -> int:
+    """Return a number of threads, from 1 to 1024: OpenMP ends the process at some millions."""
+    count = as_whole_number("threads", value, 1)
+    if count > MOST_THREADS:
+        raise ValueError(f"threads: must be at most {MOST_THREADS}; got {value}")
+    return count
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:

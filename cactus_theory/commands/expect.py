@@ -82,7 +82,7 @@ def run(args: Namespace) -> int:
     """Print the tables, or JSON; return 0."""
     _check(args)
     if args.threads is not None:
-        torch.set_num_threads(int(check.number("threads", args.threads, 1)))
+        torch.set_num_threads(check.threads(args.threads))
     args.temperature = 1.0 if args.temperature is None else args.temperature
     if args.floor:
         return _floor(args)

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     )
     check.optional_module("transformers", "llm")
     if args.threads is not None:
-        torch.set_num_threads(int(check.number("threads", args.threads, 1)))
+        torch.set_num_threads(check.threads(args.threads))
     where = {"device": args.device, "trust_code": args.trust_code}
     pair = load_pair(args.target, args.draft, **where, heads=True)
     ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)

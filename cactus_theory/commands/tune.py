@@ -1,5 +1,6 @@
 """``cactus-theory tune``: log, solve knobs, measure costs, say which setting is fastest."""
 
+import hashlib
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import add_trust
-from cactus_theory.decoding import load_pair
+from cactus_theory.decoding import DecodeOptions, decode, load_pair
 from cactus_theory.decoding._opening import dtype_of
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.divergences import divergence as find_divergence
@@ -24,14 +25,16 @@ from cactus_theory.traces.log import check_weights, log_shown
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
-from cactus_theory.tuning.measure import Prompts, measure_costs
+from cactus_theory.tuning.measure import REPEATS, Prompts, measure_costs
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
-from cactus_theory.tuning.tune import WIDTHS, tune
+from cactus_theory.tuning.tune import TIMED_WIDTHS, WIDTHS, tune
 
 # texts that the noise floor is read on
 FLOOR_TEXTS = 8
 # what each argument is for: naming one of another kind is a mistake worth saying
 OF_MODELS, OF_RATIOS = ("target", "draft", "prompts"), ("verify_cost", "fixed_cost")
+# what logged rows depend on, beside models, prompts and the largest K
+LOGGED = ("cycles", "max_new_tokens", "temperature", "seed")
 COSTS = ("target", "cost_ratio", "costs")  # where they come from
 
 
@@ -78,22 +81,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--device", default="cpu")
     add("--threads", type=int, help="of torch; 1 is best for small models")
     add("--work", type=Path, metavar="DIR",
-        help="keep trace and values there, and resume; else nothing is kept")  # fmt: skip
+        help="keep the trace there, and resume (build/tune/NAME, by what is asked)")  # fmt: skip
     add("--out", metavar="FILE.json", help="for generate --tuned")
     add("--json", action="store_true", help="print one JSON object only")
 
 
 # what an interrupted command has kept
-KEPT = "texts logged so far are kept in --work, if given: the same command goes on from there"
+KEPT = "texts logged so far are kept in --work: the same command goes on from there"
+WORK = Path("build/tune")
 
 
 def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0."""
     _check(args)
     if args.threads is not None:
-        torch.set_num_threads(int(check.number("threads", args.threads, 1)))
-    with TemporaryDirectory(prefix="tune-") as folder:  # nothing is left where nobody asked
-        args.work = args.work or Path(folder)
+        torch.set_num_threads(check.threads(args.threads))
+    with TemporaryDirectory(prefix="tune-") as folder:
+        if args.target is None or args.trace is not None:  # nothing is logged
+            args.work = args.work or Path(folder)
         tuned, *others = _tuned(args)
         if args.out:
             save_tuned(tuned, args.out, others)
@@ -154,10 +159,12 @@ def _tuned(args: Namespace) -> list[Any]:
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
     texts = prompts_of(args.prompts)
+    args.work = args.work or _work(args, texts)
     options = {"device": args.device, "trust_code": args.trust_code, "heads": True}
     pair = load_pair(args.target, args.draft, **options)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
+    print(f"tune: {_forecast(args, pair, ids[0])}", file=sys.stderr)
     source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
@@ -172,6 +179,32 @@ def _tuned(args: Namespace) -> list[Any]:
     floor = _noise_floor(args, pair.target, ids)
     tuned = replace(tuned, source=tuned.source | {"dtype": dtype} | floor)
     return [tuned, *(tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]
+
+
+def _work(args: Namespace, texts: Sequence[str]) -> Path:
+    """Return a folder for what is logged, named by all that the rows depend on."""
+    told = [str(getattr(args, name)) for name in ("target", "draft", *LOGGED)]
+    told += [str(max(args.num_draft_tokens or WIDTHS)), *texts]
+    return WORK / hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
+
+
+def _forecast(args: Namespace, pair: Any, prompt: list[int]) -> str:
+    """Return how long logging and timing may take, from a round and a token on one prompt."""
+    widths = args.num_draft_tokens or WIDTHS
+    ids, seconds = torch.tensor([prompt], device=pair.target.device), []
+    for draft in (None, None, pair.draft, pair.draft):  # the first ones allocate
+        options = DecodeOptions(max_new_tokens=4, num_draft_tokens=max(widths), meter=False)
+        result = decode(pair.target, draft, ids, options)
+        seconds.append(result.seconds.total / result.target_calls)
+    kinds = len(families(find_divergence(args.divergence), args.policies, args.siblings))
+    decodes = (REPEATS + 1) * (1 + kinds * min(TIMED_WIDTHS, len(set(widths))))
+    rounds = args.cycles if args.trace is None else 0
+    most = rounds * seconds[3] + decodes * args.max_new_tokens * sum(args.batch) * seconds[1]
+    kept = f"; logged rows are kept in {args.work}" if rounds else ""
+    return (
+        f"may take {max(most / 60, 1):.0f} min and the solving of knobs: {rounds} rounds to log, "
+        f"{decodes} decodes of {args.max_new_tokens} tokens a batch size to time{kept}"
+    )
 
 
 def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:

@@ -215,7 +215,11 @@ def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> 
     if seed is not None and generator is not None:
         raise ValueError(f"seed, generator: at most one may be given; got {seed!r} and a generator")
     if generator is not None:
-        return [generator] if isinstance(generator, torch.Generator) else list(generator)
+        sources = generator if isinstance(generator, Sequence) else [generator]
+        for source in sources:
+            if not isinstance(source, torch.Generator):
+                raise TypeError(f"generator: must be a torch.Generator or several; got {source!r}")
+        return list(sources)
     if isinstance(seed, Sequence) and not isinstance(seed, str):
         return [check.whole_number("seed", number, 0) for number in seed]
     return 0 if seed is None else check.whole_number("seed", seed, 0)

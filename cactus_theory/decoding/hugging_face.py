@@ -26,6 +26,12 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.tuned import TunedSetting, follow
 from cactus_theory.verify.contract import Verifier
 
+# options of other loops of the library, with the value that asks for nothing
+OTHER_LOOPS = {
+    "num_beams": 1, "prompt_lookup_num_tokens": None, "assistant_early_exit": None,
+    "num_assistant_tokens": 20, "penalty_alpha": 0, "dola_layers": None, "force_words_ids": None,
+    "guidance_scale": 1,
+}  # fmt: skip
 # stopping criteria that the loop handles itself
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 
@@ -87,9 +93,10 @@ def speculative_generate(
     Raises
     ------
     ValueError
-        No draft (``assistant_model=`` is dropped as ``streamer=`` is); beams, scores or logits
-        in the output, inputs other than token ids, stop strings without ``text_tokenizer``; and
-        as :func:`cactus_theory.decoding.generate`.
+        No draft (``assistant_model=`` is dropped as ``streamer=`` is); options of the library's
+        other loops (beams, contrastive search, prompt lookup, guidance, …), scores or logits in
+        the output, inputs other than token ids, stop strings without ``text_tokenizer``; and as
+        :func:`cactus_theory.decoding.generate`.
 
     Examples
     --------
@@ -152,8 +159,11 @@ def _check(config: Any, model_kwargs: dict[str, Any], draft_model: Any) -> None:
             "draft_model: must be a causal LM or a drafter (assistant_model= does not reach a "
             "function in custom_generate=); got None"
         )
-    if config.num_beams != 1:
-        raise ValueError(f"num_beams: must be 1 for speculative decoding; got {config.num_beams}")
+    for name, neutral in OTHER_LOOPS.items():
+        value = getattr(config, name, None)
+        if value is not None and value != neutral:
+            rule = "be 1" if neutral == 1 else "not be given"
+            raise ValueError(f"{name}: must {rule} for speculative decoding; got {value}")
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, False):
             raise ValueError(f"{name}: must be False for speculative decoding; got True")

@@ -107,6 +107,12 @@ def _checked(
         )
     if len(policies) not in (1, batch):
         raise ValueError(f"rule: must be one rule or one per row ({batch}); got {len(policies)}")
+    sources = generator if isinstance(generator, list) else [generator]
+    for source in sources if generator is not None else ():
+        if not isinstance(source, torch.Generator):
+            raise TypeError(
+                f"generator: must be a torch.Generator or a list of them; got {source!r}"
+            )
     if isinstance(generator, list) and len(generator) != batch:
         raise ValueError(
             f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"
@@ -155,7 +161,11 @@ def _check_ids(ids: Tensor, vocab: int) -> None:
 def _check_coins(coins: Coins | None, *shapes: tuple[int, ...]) -> None:
     if coins is None:
         return
+    if not isinstance(coins, Sequence) or len(coins) != 2:
+        raise TypeError(f"coins: must be two tensors, accept and draw; got {type(coins).__name__}")
     for name, coin, shape in zip(("accept", "draw"), coins, shapes, strict=True):
+        if not isinstance(coin, Tensor):
+            raise TypeError(f"coins: {name} must be a tensor; got {type(coin).__name__}")
         if tuple(coin.shape) != shape:
             raise ValueError(f"coins: {name} must have shape {shape}; got {tuple(coin.shape)}")
         if not coin.is_cuda and bool(((coin < 0) | (coin >= 1) | coin.isnan()).any()):

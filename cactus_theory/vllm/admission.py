@@ -93,7 +93,11 @@ class Admission:
         policy = requested_policy(server, name, knobs)
         if self.settings.requests == "stricter":
             check_stricter(policy, server)
-        self.settings.verifier.check(policy)
+        try:
+            self.settings.verifier.check(policy)
+        except ValueError as error:  # which verifies is not a request's choice
+            refusal, _, _ = str(error).partition("; try verifier=")
+            raise ValueError(f'{refusal}; this server takes "speculative"') from None
         try:
             self.trial(policy, self.settings)
         except Exception as error:
@@ -118,7 +122,9 @@ def name_and_knobs(value: Any) -> NamedKnobs:
     if isinstance(value, str):
         return _split(value)
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f'must be a spec or knobs, such as {{"price": 2.0}}; got {shown(value)}')
+        raise ValueError(
+            f'must be a spec or knobs, such as "band:price=2" or "price=2"; got {shown(value)}'
+        )
     if len(value) > MOST_KNOBS:
         raise ValueError(f"must name at most {MOST_KNOBS} knobs; got {len(value)}")
     other_knobs = {_plain("knob", key).strip(): _value(key, value) for key, value in value.items()}

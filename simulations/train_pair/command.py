@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from cactus_theory.base.arguments import threads
 from cactus_theory.base.files import FolderLock
 from cactus_theory.decoding.drafters._heads import HeadShape
 
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, distil, measure and ship; return 2 with one line when an argument is wrong."""
     try:
         check_flags(args)
-        torch.set_num_threads(args.threads)
+        torch.set_num_threads(threads(args.threads))
         disable_progress_bar()
         with FolderLock(args.work_dir):
             (_run if args.drafter == "model" else _run_head)(args)

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from cactus_theory.cli import main
 from cactus_theory.decoding import generate, generate_plain, load_pair
 from cactus_theory.decoding._text import check_same_vocabulary
 
@@ -39,6 +40,23 @@ def test_refuses_bad_numbers(tiny, options, message):
     given = {"policy": "speculative", "max_new_tokens": 4, **options}
     with pytest.raises(ValueError, match=message):
         generate(*tiny, PROMPT, **given)
+
+
+@pytest.mark.parametrize("generator", [5, [5], "x"])
+def test_a_generator_is_one_of_torchs(tiny, generator):
+    with pytest.raises(TypeError, match="generator: must be a torch.Generator or several; got"):
+        generate(*tiny, PROMPT, policy="speculative", max_new_tokens=4, generator=generator)
+
+
+@pytest.mark.parametrize("command", ["generate", "tune", "expect"])
+@pytest.mark.parametrize("count", ["99999999", "0", "1025"])
+def test_threads_are_bounded(capsys, monkeypatch, command, count):
+    """Millions of them would end the process without a word."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail(f"{count} threads"))
+    known = {"tune": "--trace t --cost-ratio 1 --kl-per-token 1", "expect": "--trace t"}
+    pair = "--target t --draft d --prompt x --policy speculative"
+    assert main([command, *known.get(command, pair).split(), "--threads", count]) == 2
+    assert "threads: must be " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def drafters(tiny):
             torch.nn.init.zeros_(bias)
         return head.eval().requires_grad_(False)
 
+    trained("block"), trained("recurrent")  # now: tests may ask in inference mode
+
     def named(name):
         if name == "recurrent":
             return RecurrentDrafter(trained("recurrent"))
@@ -264,6 +266,10 @@ def test_a_head_is_loaded_as_it_was_saved(make_model, tmp_path, kind):
     for claimed in ({"rank": 9}, {"vocab": 10**12}):  # of which no memory is taken
         (tmp_path / "head.json").write_text(json.dumps(described | claimed))
         with pytest.raises(ValueError, match=refused):
+            kind.load(tmp_path)
+    for layers in (10**9, 1):  # none is built to be compared
+        (tmp_path / "head.json").write_text(json.dumps(described | {"layers": layers}))
+        with pytest.raises(ValueError, match=f"layers must be the 2 stored; got {layers}"):
             kind.load(tmp_path)
     with pytest.raises(ValueError, match="folder: must hold a block head; got FileNotFoundError"):
         BlockDrafter.load(tmp_path / "none")

@@ -1,6 +1,7 @@
 """The command as a user meets it, its file, and ``generate`` told by that file."""
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -74,12 +75,21 @@ def test_plain_decoding_is_told_too(tmp_path: Path, capsys, alone) -> None:
 
 
 def test_models_are_logged_timed_and_tuned_once(
-    tmp_path: Path, capsys, prompts: str, trace
+    tmp_path: Path, capsys, prompts: str, trace, monkeypatch
 ) -> None:
-    work, small = tmp_path / "work", ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1")
-    asked = (*CHEAP, "1", "3", *MODELS, "--prompts", prompts, "--work", str(work), *small)
-    first = run_json(capsys, *asked)
+    monkeypatch.chdir(tmp_path)
+    small = ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1")
+    asked = (*CHEAP, "1", "3", *MODELS, "--prompts", prompts, *small)
+    assert main([*asked, "--json"]) == 0
+    told, said = capsys.readouterr()
+    first = json.loads(told)
     assert first["unit"] == "tokens/s" and first["costs"]["widths"] == [1, 3]
+    (work,) = (tmp_path / "build/tune").iterdir()  # kept unasked
+    minutes, decodes = re.search(
+        rf"tune: may take (\d+) min .*: 6 rounds to log, (\d+) decodes of 6 tokens .* in "
+        rf"{work.relative_to(tmp_path)}", said
+    ).groups()  # fmt: skip
+    assert int(minutes) == 1 and int(decodes) == 6 * (1 + 3 * 2)
     shards = {path: path.stat().st_mtime_ns for path in (work / "trace").iterdir()}
     again = run_json(capsys, *asked)
     assert {path: path.stat().st_mtime_ns for path in (work / "trace").iterdir()} == shards
@@ -131,10 +141,10 @@ def test_a_head_is_tuned_as_a_draft_is(tmp_path: Path, capsys, prompts: str) -> 
 
 
 @thorough
-def test_no_folder_is_written_unasked_and_other_prompts_are_named(
+def test_work_is_kept_by_what_is_asked_and_other_prompts_are_named(
     tmp_path: Path, capsys, prompts: str, monkeypatch
 ) -> None:
-    """Without --work nothing is left: not here, not among temporary files."""
+    """Without --work by a name made of what is asked; nothing is left among temporary files."""
     temporary, here = tmp_path / "temporary", tmp_path / "here"
     for folder in (temporary, here):
         folder.mkdir()
@@ -143,11 +153,12 @@ def test_no_folder_is_written_unasked_and_other_prompts_are_named(
     small = ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1")
     asked = (*CHEAP, "1", *MODELS, "--prompts", prompts, *small)
     assert main(asked) == 0
-    assert not list(temporary.iterdir()) and not list(here.iterdir())
+    assert not list(temporary.iterdir()) and len(list(here.glob("build/tune/*/trace"))) == 1
     assert main([*asked, "--work", "mine"]) == 0
-    assert {path.name for path in here.iterdir()} == {"mine"}
+    assert {path.name for path in here.iterdir()} == {"build", "mine"}
     capsys.readouterr()
     Path(prompts).write_text("def g(x):\n")
+    assert main(asked) == 0 and len(list(here.glob("build/tune/*/trace"))) == 2
     assert main([*asked, "--work", "mine"]) == 2
     said = capsys.readouterr().err
     assert "mine/trace was logged with 4 other prompts; name another or delete it" in said

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import sys
 import time
 import tracemalloc
@@ -98,6 +99,15 @@ def test_by_default_only_what_is_stricter_is_admitted(server, admitted, refused)
 def test_a_refusal_names_the_knob_the_rule_and_the_value():
     said = refusal("price=0.7")
     assert said.endswith("price: must be at least 2.0, the server's own; got 0.7")
+
+
+@pytest.mark.parametrize("given", [3, ["band"], {"policy": "soft_band:price=1"}])
+def test_a_refusal_suggests_what_http_takes(given):
+    """``vllm_xargs`` holds text and numbers, no mappings; verifiers are the server's."""
+    said = refusal(given, **EVERY)
+    assert "verifier='" not in said and "{" not in said
+    (offered,) = re.findall(r'"(band:price=2|speculative)"', said)
+    assert asked(offered, **EVERY).spec.startswith(offered)
 
 
 def test_a_rule_of_the_servers_own_is_compared_by_its_declaration(tmp_path):

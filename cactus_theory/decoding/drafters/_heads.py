@@ -28,6 +28,7 @@ CONFIG, WEIGHTS = "head.json", "model.safetensors"
 # what all tokens add to units is kept up to so many numbers (16 MB)
 TABLE_ENTRIES = 2**22
 FORMAT = 1
+LAYERS = "core.model.layers."
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,9 @@ class FeatureHead(nn.Module):
                 raise ValueError(f"format and kind must be {FORMAT}, {cls.kind!r}; got {kinds}")
             shape = HeadShape(**sizes)
             weights = tensors.load((Path(folder) / WEIGHTS).read_bytes())
+            layers = {name.split(".")[3] for name in weights if name.startswith(LAYERS)}
+            if len(layers) != shape.layers:
+                raise ValueError(f"layers must be the {len(layers)} stored; got {shape.layers}")
             with torch.device("meta"):  # no memory is taken for weights that are only claimed
                 cls(shape).load_state_dict(weights, assign=True)
             head = cls(shape)
