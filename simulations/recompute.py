@@ -118,13 +118,14 @@ _TEXTS = " ".join([
 #   {shared}  a folder with other models and prompts (--shared); entries that name it are left
 #             out where it is missing
 ENTRIES = (
-    Entry("overspend", "overspend --out {csv}", "overspend --points 21 --out {csv}", took="2 s"),
-    Entry("acceptance_kl", "frontier --out {csv}", "frontier --tokens-each 2 --out {csv}",
-          took="40 s"),
-    Entry("design_example", "design-example --out {csv}",
-          "design-example --points 3 --num-prompts 2 --out {csv}", took="22 s"),
-    Entry("constant_price", "constant-price --out {csv}",
-          "constant-price --decodes 1 --max-new-tokens 8 --out {csv}", took="5 min"),
+    Entry("overspend", "table overspend --out {csv}",
+          "table overspend --points 21 --out {csv}", took="2 s"),
+    Entry("acceptance_kl", "table frontier --out {csv}",
+          "table frontier --tokens-each 2 --out {csv}", took="40 s"),
+    Entry("design_example", "table design-example --out {csv}",
+          "table design-example --points 3 --num-prompts 2 --out {csv}", took="22 s"),
+    Entry("constant_price", "table constant-price --out {csv}",
+          "table constant-price --decodes 1 --max-new-tokens 8 --out {csv}", took="5 min"),
     Entry("policies band_row", "demo --out {made}/demo --publish {made}",
           "demo --num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1 "
           "--out {made}/demo --publish {made}", took="74 s"),
@@ -175,8 +176,8 @@ ENTRIES = (
           took="6 s"),
     Entry("sequence_kl", f"markov {_TEXTS} --length 8 --num-draft-tokens 3 --out {{csv}}",
           f"markov {_TEXTS} --length 4 --num-draft-tokens 2 --out {{csv}}", took="3 s"),
-    Entry("solver_error", "solver-error --out {csv}",
-          "solver-error --vocab 10 100 --seeds 0 --out {csv}", took="28 s"),
+    Entry("solver_error", "table solver-error --out {csv}",
+          "table solver-error --vocab 10 100 --seeds 0 --out {csv}", took="28 s"),
     Entry("ledger ledger_answers", "ledger --repeats 2 --work {made}/run --out {made}",
           "ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run "
           "--out {made}", took="80 s"),

@@ -85,11 +85,11 @@ python -m simulations ledger
 python -m simulations sweep --policies band:price --knobs 0.5 1 2 --workers 8
 python -m simulations sweep --scheduler tcp://127.0.0.1:8786 --kind markov
 python -m simulations all --list --quick
-python -m simulations measured
-python -m simulations frontier
-python -m simulations overspend
-python -m simulations constant-price
-python -m simulations solver-error
+python -m simulations table measured
+python -m simulations table frontier
+python -m simulations table overspend
+python -m simulations table constant-price
+python -m simulations table solver-error
 python -m simulations train-pair
 python -m simulations tutorial
 python -m simulations gallery

@@ -1,4 +1,4 @@
-"""Write the tables of README and RESULTS from committed CSV: ``python -m simulations measured``.
+"""Write the tables of README and RESULTS from committed CSV.
 
 So every number in those tables was written by a command, together with the command, day and
 machine. The block between a page's two markers is replaced; a test compares it with the CSV.

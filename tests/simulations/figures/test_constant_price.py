@@ -63,7 +63,7 @@ def test_the_command_decodes_every_setting(tmp_path: Path, capsys) -> None:
     prompts, out = tmp_path / "p.jsonl", tmp_path / "x.csv"
     prompts.write_text(json.dumps({"prompt": "def f("}))
     flags = f"--prompts {prompts} --decodes 1 --max-new-tokens 3 --num-draft-tokens 2 --out {out}"
-    assert main(["constant-price", *flags.split()]) == 0
+    assert main(["table", "constant-price", *flags.split()]) == 0
     rows, notes = read_csv(out)
     assert [row["spec"] for row in rows] == [s for specs in SERIES.values() for s in specs]
     assert all(row["tokens"] == "3" and 1 <= float(row["tokens_per_call"]) <= 3 for row in rows)

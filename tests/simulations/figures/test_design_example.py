@@ -15,7 +15,16 @@ FILES = ["written", "committed"] if THOROUGH else ["committed"]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("design") / "design_example.csv"
-    arguments = ["design-example", "--num-prompts", "2", "--points", "1", "--out", str(path)]
+    arguments = [
+        "table",
+        "design-example",
+        "--num-prompts",
+        "2",
+        "--points",
+        "1",
+        "--out",
+        str(path),
+    ]
     assert main(arguments) == 0
     return read_csv(path)
 
@@ -59,7 +68,7 @@ def test_each_rule_costs_something_and_more_budget_never_does(request, file):
 @pytest.mark.skipif(not THOROUGH, reason="runs the command; run by make test-thorough")
 def test_the_command_is_written_down(written):
     assert written[1]["command"] == (
-        "python -m simulations design-example --points 1 --num-prompts 2"
+        "python -m simulations table design-example --points 1 --num-prompts 2"
     )
 
 
@@ -72,6 +81,6 @@ def test_which_tokens_are_protected_and_which_capped():
 
 def test_a_row_that_is_not_there_is_one_line(capsys, tmp_path):
     arguments = ["--num-prompts", "1", "--row", "999", "--out", str(tmp_path / "x.csv")]
-    assert main(["design-example", *arguments]) == 2
+    assert main(["table", "design-example", *arguments]) == 2
     assert "row: must be from 0 to" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

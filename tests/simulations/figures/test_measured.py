@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_command_replaces_the_blocks_and_nothing_else(root: Path):
     for _ in range(2):
-        assert main(["measured", "--root", str(root)]) == 0
+        assert main(["table", "measured", "--root", str(root)]) == 0
         for name, make in PAGES.items():
             made = f"before\n{BEGIN}\n{make(DATA)}{END}\nafter\n"
             assert (root / name).read_text(encoding="utf-8") == made
@@ -39,6 +39,6 @@ def test_pages_without_the_markers_are_left_alone(root: Path, capsys, text: str)
     last = list(PAGES)[-1]
     before[last] = text
     (root / last).write_text(text, encoding="utf-8")
-    assert main(["measured", "--root", str(root)]) == 2
+    assert main(["table", "measured", "--root", str(root)]) == 2
     assert f"{Path(last).name} must hold" in capsys.readouterr().err
     assert {name: (root / name).read_text(encoding="utf-8") for name in PAGES} == before

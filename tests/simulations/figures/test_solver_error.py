@@ -16,7 +16,7 @@ SMALL_ROWS = 1e-6
 
 def test_both_programs_agree_with_the_closed_form_on_small_rows(tmp_path, capsys) -> None:
     out = tmp_path / "e.csv"
-    assert main(["solver-error", "--vocab", "12", "--seeds", "4", "--out", str(out)]) == 0
+    assert main(["table", "solver-error", "--vocab", "12", "--seeds", "4", "--out", str(out)]) == 0
     rows, notes = read_csv(out)
     assert [(row["rows"], row["program"]) for row in rows] == [
         (kind, program) for kind in solver_error.ROWS for program in ("ratios", "plain")

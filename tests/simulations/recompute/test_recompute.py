@@ -19,7 +19,7 @@ PLACES = {"csv": "made/t.csv", "made": "made", "root": ".", "shared": "shared"}
 GPU = "gpu_"
 # quoted from others, not made here
 NOT_OURS = {"published"}
-SMALL = "overspend --points 3 --out {csv}"
+SMALL = "table overspend --points 3 --out {csv}"
 
 
 def test_every_committed_table_has_one_entry() -> None:
@@ -65,7 +65,7 @@ def test_one_that_fails_stops_no_other(tmp_path: Path, capsys, monkeypatch) -> N
     rows, notes = read_csv(tmp_path / "seconds.csv")
     assert [row["state"] for row in rows] == ["failed", "failed", "done", "left out"]
     told = [row["note"] for row in rows]
-    assert told[0] == "status 2: python -m simulations overspend: points: must be at least 2; got 1"
+    assert told[0] == "status 2: python -m simulations table: points: must be at least 2; got 1"
     assert told[1] == "policies: no such table was made"
     assert told[2] == "acceptance_kl: columns are not those of the committed table"
     assert (tmp_path / "acceptance_kl.csv").is_file() and not (tmp_path / "overspend.csv").exists()
@@ -86,8 +86,8 @@ def test_a_command_has_a_process_and_a_log_of_its_own(tmp_path: Path, monkeypatc
     python.write_text("#!/bin/sh\necho ran $@ in $PWD\nexit 3\n")
     python.chmod(0o755)
     monkeypatch.setattr(recompute.sys, "executable", str(python))
-    assert recompute._run(["overspend", "--points", "3"], tmp_path / "log") == 3
-    words = "-m simulations overspend --points 3"
+    assert recompute._run(["table", "overspend", "--points", "3"], tmp_path / "log") == 3
+    words = "-m simulations table overspend --points 3"
     said = f"$ python {words}\nran {words} in {ROOT}\n"
     assert (tmp_path / "log").read_text() == said
 
