@@ -5,12 +5,11 @@ import torch
 
 from cactus_theory.decoding import (
     Between,
-    ByPosition,
     generate,
     generate_plain,
 )
 from tests.amounts import THOROUGH, some
-from tests.decoding.test_ragged import SEEDS, alone, compare, padded, prompts, together
+from tests.decoding.test_ragged import compare, padded, prompts
 
 PROMPT = torch.tensor([[1, 5, 9]])
 POLICIES = ["speculative", "band:price=1.5", "soft_band:price=1", "cactus:delta=0.4"]
@@ -51,27 +50,6 @@ def test_rows_equal_each_alone(tiny, policy):
     result = compare(*tiny, prompts(), BLOCK | OPTIONS, policy)
     assert len(set(result.row_lengths)) > 3  # rows end at different times
     assert sum(count > 0 for count in result.accepted_histogram) > 3
-
-
-def test_rows_may_have_policies_and_schedules_of_their_own(tiny, values_file):
-    rows = prompts(seed=2)
-    policies = [
-        "speculative",
-        "soft_band:price=0.5",
-        Between(f"soft_band:price=0.5,values={values_file}", opening=3, closing=4),
-        "cactus:delta=1",
-        ByPosition([(0, "speculative"), (6, "soft_band:price=0.5"), (12, "band:price=1")]),
-        "band:delta=0.3",
-        "soft_band:price=0.5",
-    ]
-    batch, result = together(*tiny, rows, SEEDS, policy=policies, **BLOCK, **OPTIONS)
-    spent = 0.0
-    for text, row, seed, policy in zip(batch, rows, SEEDS, policies, strict=True):
-        single = alone(*tiny, row, seed, policy=policy, **BLOCK, **OPTIONS)
-        assert text == single.output_token_ids[0].tolist()
-        spent += single.reading.emitted_divergence
-    assert result.reading.emitted_divergence == pytest.approx(spent, abs=1e-9)
-    assert spent > 0.1
 
 
 def ended_in_turn(tiny, whole, policy, **ends):

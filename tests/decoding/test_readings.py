@@ -2,8 +2,6 @@
 
 import json
 import math
-from itertools import accumulate
-from operator import mul
 
 import pytest
 import torch
@@ -108,17 +106,6 @@ def test_each_row_reads_as_it_does_alone_and_all_add_up(tiny, verifier, stop):
     assert pooled.tokens_per_call == result.tokens_per_call
     assert pooled.conditional_acceptance_rates == result.acceptance_by_position
     assert len({own.emitted_divergence for own in readings}) == len(rows)
-
-
-def test_marginal_rates_are_products_where_all_drafts_are_long(tiny):
-    """One text of many rounds; only its last ones are short, and are left out."""
-    result = generate(*tiny, torch.tensor([[1, 5, 9]]), policy="cactus:delta=0.1", seed=1,
-                      num_draft_tokens=3, max_new_tokens=100)  # fmt: skip
-    whole = {kind: times for kind, times in result.rounds.items() if kind[0] == 3}
-    found = Reading(whole, 0)
-    product = list(accumulate(found.conditional_acceptance_rates, mul))
-    assert product == pytest.approx(found.marginal_acceptance_rates, abs=ROUNDING)
-    assert found.num_drafts > 20
 
 
 def test_tokens_have_their_charge_in_their_own_place(tiny):
