@@ -79,10 +79,12 @@ class Rule:
 
 # sampled drafts, a target that samples at temperature 1; the whole text as between markers
 SAMPLED = (
-    Rule("TensorRT-LLM", "default k=1 δ=0", "relaxed:k=1,delta=0"),
-    Rule("TensorRT-LLM", "example k=10 δ=.01", "relaxed:k=10,delta=0.01"),
-    Rule("MAX, ATOM", "default k=10 δ=.6", "relaxed:k=10,delta=0.6"),
-    Rule("ATOM", "earlier k=8 δ=.5", "relaxed:k=8,delta=0.5"),
+    Rule("TensorRT-LLM", "default k=1 δ=0", "relaxed:k=1,delta=0,recover=argmax"),
+    Rule("TensorRT-LLM", "example k=10 δ=.01", "relaxed:k=10,delta=0.01,recover=argmax"),
+    Rule("ATOM", "k=10 δ=.6", "relaxed:k=10,delta=0.6,recover=argmax"),
+    Rule("ATOM", "earlier k=8 δ=.5", "relaxed:k=8,delta=0.5,recover=argmax"),
+    Rule("relaxed, then a draw", "k=10 δ=.01", "relaxed:k=10,delta=0.01"),
+    Rule("MAX", "default k=10 δ=.6", "relaxed:k=10,delta=0.6"),
     Rule("SGLang", "default 1, 1", "thresholds"),
     Rule("SGLang", "acc .5", "thresholds:acc=0.5"),
     Rule("SGLang", "single .3, acc .3", "thresholds:single=0.3,acc=0.3"),
@@ -114,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     add("--num-draft-tokens", type=int, nargs="+", default=[5, 8], metavar="K")
     add("--cycles", type=int, default=160, help="logged at temperature 1, at least so many")
-    add("--ahead", type=int, default=32, help="of those, drafted on from for FLy's nats")
+    add("--ahead", type=int, default=128, help="of those, drafted on from for FLy's nats")
     add("--max-new-tokens", type=int, default=32, metavar="N", help="of a text")
     add("--greedy-prompts", type=int, default=8, help="prompts of the texts of temperature 0")
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")

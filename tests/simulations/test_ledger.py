@@ -65,8 +65,3 @@ def test_a_small_run_is_capped_and_resumes(tmp_path, capsys):
     said = capsys.readouterr().out
     promise = f"cap 0.05 a token, 12 tokens: {Promise(0.9, per_token=0.05, tokens=12).sentence}"
     assert promise in said and "at most 0.6 nats an answer: 90 % of the target becomes" in promise
-
-
-def test_too_few_repeats_are_named(tmp_path, capsys):
-    assert main(["ledger", "--repeats", "0", "--out", str(tmp_path)]) == 2
-    assert "--repeats: must be at least 1; got 0" in capsys.readouterr().err

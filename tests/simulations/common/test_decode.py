@@ -32,22 +32,6 @@ def test_a_decode_is_that_of_generate_with_the_prompts_own_seed(harness: Harness
     assert found.seconds == found.result.seconds.total
 
 
-def test_the_verifier_is_passed_on(harness: Harness) -> None:
-    chain, block = (
-        harness.decode(Config("speculative", 3, 1, verifier), 0).result
-        for verifier in ("chain", "block")
-    )
-    pair = harness.pair
-    own = generate(
-        pair.target, pair.draft, torch.tensor([PROMPTS[0]]), policy="speculative",
-        num_draft_tokens=3, max_new_tokens=6, seed=3, verifier="block",
-        eos_token_ids=pair.target.generation_config.eos_token_id,
-    )  # fmt: skip
-    assert chain is not None and block is not None
-    assert block.output_token_ids.tolist() == own.output_token_ids.tolist()
-    assert block.output_token_ids.tolist() != chain.output_token_ids.tolist()
-
-
 def test_a_batch_decodes_as_its_rows_do_alone(harness: Harness) -> None:
     together = harness.decode(Config(RULE.method, 2, 3), 0)
     alone = [harness.decode(RULE, row).outputs[0] for row in range(3)]

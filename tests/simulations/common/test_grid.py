@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import cactus_theory as ct
 from cactus_theory.base.specs import file_of
 from simulations.common import grid as grid_module
 from simulations.common.grid import (
@@ -40,17 +39,6 @@ def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -
         assert groups == list(range(6))
 
 
-def test_lines_are_shuffled_anew_for_every_prompt_and_the_seed_decides() -> None:
-    lines = [Config(name, 2, 1) for name in "abcdef"]
-    orders = [
-        tuple(job.config.method for job in Grid(lines, 3, repeats=1, seed=seed).jobs.values())
-        for seed in (0, 0, 1)
-    ]
-    assert orders[0] == orders[1] != orders[2]
-    parts = [orders[0][start : start + 6] for start in range(0, 36, 6)]
-    assert all(sorted(part) == list("abcdef") for part in parts) and len(set(parts)) > 3
-
-
 def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monkeypatch) -> None:
     spec = "some/where/mine.py:careful:alpha=0.5"
     asked = []
@@ -74,12 +62,6 @@ def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monk
 def test_methods_have_a_name_a_knob_and_a_family(method, name, knob, family) -> None:
     assert label(method) == (name, knob) and file_of(method) is None
     assert series(method) == family
-
-
-def test_registered_policies_are_named_as_they_name_themselves() -> None:
-    assert checked_policy("band:price=2") == ct.policy("band:price=2").spec
-    with pytest.raises(ValueError, match="'bandd'"):
-        checked_policy("bandd")
 
 
 def test_policies_go_to_every_verifier_that_can_follow_them() -> None:

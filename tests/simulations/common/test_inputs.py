@@ -7,7 +7,6 @@ import pytest
 
 from simulations.common.inputs import (
     add_pair_arguments,
-    at_least,
     command_line,
     load_model,
     prompts_of,
@@ -73,10 +72,3 @@ def test_chats_and_plain_lines_are_prompts(tmp_path: Path) -> None:
         prompts_of(path)
     with pytest.raises(OSError, match="--prompts: must be a readable file"):
         prompts_of(tmp_path / "no")
-
-
-def test_flags_below_their_least_are_named() -> None:
-    args = argparse.Namespace(repeats=1, num_draft_tokens=[4, 0, -1])
-    at_least(args, repeats=1)
-    with pytest.raises(ValueError, match="--num-draft-tokens: must be at least 1; got -1"):
-        at_least(args, repeats=1, num_draft_tokens=1)

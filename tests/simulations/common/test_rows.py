@@ -33,18 +33,6 @@ def test_rows_are_those_of_the_sampled_text():
         torch.testing.assert_close(p[:5], next_token_probs(draft, text)[2:7])
 
 
-def test_the_seed_decides():
-    pair = tiny(0), tiny(1)
-    first, again = (log_rows(*pair, [[1, 2]], 8, seed=1)[0] for _ in range(2))
-    other = log_rows(*pair, [[1, 2]], 8, seed=2)[0]
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-def test_long_prompts_keep_their_end():
-    q, _ = log_rows(tiny(0), tiny(1), [list(range(20)) * 3], 4, seed=0)
-    assert len(q) == 4
-
-
 @pytest.mark.parametrize(
     "prompts, tokens, vocab, message",
     [

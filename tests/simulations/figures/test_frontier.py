@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 
@@ -47,15 +46,3 @@ def test_only_the_published_rule_exceeds_its_proposals_budget(rows):
     assert spending(ct.policy("cactus", delta=0.01), *rows)["over_share"] > 0
     assert spending(ct.policy("cactus_exact", delta=0.01), *rows)["over_share"] == 0
     assert spending(ct.policy("band", delta=0.01), *rows)["over_share"] is None
-
-
-def test_lossless_costs_nothing(lines):
-    assert lines[0]["series"] == "speculative"
-    assert lines[0]["mean_kl"] < 1e-15 and lines[0]["kl_ratio"] is None
-
-
-def test_prices_beyond_the_end_of_the_path_add_no_points(rows):
-    found = Envelope.of(*rows, (*PRICES[::6], 1e-6, 1e-7))
-    assert (np.diff(found.acceptance) > 0).all() and (np.diff(found.kl) > 0).all()
-    whole = ct.divergence("kl").value(rows[1], rows[0]).mean().item()
-    assert all(np.isfinite(v) for v in found.compare(1.0, whole).values() if v is not None)

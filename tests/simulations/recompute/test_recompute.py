@@ -9,7 +9,7 @@ import pytest
 
 from simulations import recompute
 from simulations.__main__ import COMMANDS, main
-from simulations.common.inputs import DATA, ROOT
+from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
 from simulations.recompute import ENTRIES, Entry
 from tests.amounts import THOROUGH
@@ -79,17 +79,6 @@ def in_this_process(words, log: Path) -> int:
 
     with log.open("a") as file, contextlib.redirect_stderr(file), contextlib.redirect_stdout(file):
         return main(list(words))
-
-
-def test_a_command_has_a_process_and_a_log_of_its_own(tmp_path: Path, monkeypatch) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho ran $@ in $PWD\nexit 3\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(recompute.sys, "executable", str(python))
-    assert recompute._run(["table", "overspend", "--points", "3"], tmp_path / "log") == 3
-    words = "-m simulations table overspend --points 3"
-    said = f"$ python {words}\nran {words} in {ROOT}\n"
-    assert (tmp_path / "log").read_text() == said
 
 
 def test_the_commands_are_listed(capsys) -> None:

@@ -77,23 +77,6 @@ def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
         assert (half[..., 0] == 1).all() and (half.diff(dim=-1) <= 1e-12).all() and half.min() >= 0
 
 
-def test_cached_drafts_are_those_of_whole_passes(shipped):
-    source = torch.Generator().manual_seed(3)
-    first = torch.tensor([3, 8])
-    kept = fly._chances(shipped, [5, 9], first, 2, source)
-    source = torch.Generator().manual_seed(3)
-    line = torch.cat([torch.tensor([[5, 9]] * 2), first[:, None]], 1)
-    due = [torch.ones(2).double()]
-    with torch.no_grad():
-        for _ in range(2):
-            p = shipped.draft(line).logits[:, -1].double().softmax(-1)
-            q = shipped.target(line).logits[:, -1].double().softmax(-1)
-            token = p.multinomial(1, generator=source)
-            due.append(due[-1] * (q / p).gather(-1, token)[:, 0].clamp(max=1))
-            line = torch.cat([line, token], 1)
-    torch.testing.assert_close(kept, torch.stack(due, -1), atol=1e-5, rtol=1e-4)
-
-
 def test_greedy_rules_keep_exact_matches_and_count_changes():
     q = torch.tensor([[0.5, 0.4, 0.1], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [1.0, 0, 0]]).double()
     ids, logits = torch.tensor([[1, 0, 1]]), (5 + (q / q.amax(-1, keepdim=True)).log())[None]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simulations.common.grid import Config, Runs
-from simulations.throughput.table import LEVELS, curves, equal_kl_rows, families_of, read
+from simulations.throughput.table import LEVELS, equal_kl_rows, families_of
 
 PRICES = (8, 4, 2, 1, 0.5, 0.25)
 DELTAS = (0.001, 0.01, 0.1, 1)
@@ -57,45 +57,12 @@ def test_intervals_hold_the_truth_and_widen_with_the_noise() -> None:
     assert 0 < width[0] < width[1] / 3
 
 
-def test_what_both_families_share_widens_no_interval() -> None:
-    made, drift = run(0.8), np.linspace(-0.5, 0.5, 9)
-    for own in made.values():
-        for records, shift in zip(own.timed, drift, strict=True):
-            records[0]["seconds"] = 1 + shift
-    for row in equal_kl_rows(made, FAMILIES):
-        assert row["ratio_high"] - row["ratio_low"] < CLOSE
-
-
 def test_nothing_is_said_outside_a_curve_or_where_a_family_is_alone() -> None:
     made = run(1.0)
     short = {line: own for line, own in made.items() if "delta=1" not in line.method}
     assert max(row["kl"] for row in equal_kl_rows(short, FAMILIES)) == 0.05
     alone = {line: own for line, own in made.items() if line.width == 3 or "band" in line.method}
     assert {row["num_draft_tokens"] for row in equal_kl_rows(alone, FAMILIES)} == {3}
-
-
-def test_metered_prompts_are_resampled_too() -> None:
-    made = run(1.0, slope=400.0)
-    for line in made:
-        if "cactus" in line.method:
-            for place, record in enumerate(made[line].metered):
-                record["kl"] *= 0.4 + 0.4 * place
-    assert all(row["ratio_high"] - row["ratio_low"] > 0.01 for row in equal_kl_rows(made, FAMILIES))
-
-
-def test_a_curve_is_monotone_between_its_points_and_meets_them() -> None:
-    kl = [0.01, 0.02, 0.021, 0.2, 1.0]
-    speeds = [1000.0, 1010.0, 1400.0, 1401.0, 2000.0]
-    (line,) = curves([member(*point, np.zeros(1)) for point in zip(kl, speeds, strict=True)])
-    assert [read(at, line) for at in kl] == pytest.approx(speeds)
-    heights = [read(at, line) for at in np.geomspace(0.01, 1.0, 400)[1:-1]]
-    assert (np.diff(heights) >= 0).all()
-    assert read(0.009, line) is None and read(1.01, line) is None
-
-
-def test_lossless_members_are_no_points_of_a_curve() -> None:
-    (line,) = curves([member(0.0, 900.0, np.zeros(1)), member(0.1, 1000.0, np.zeros(1))])
-    assert len(line[0]) == 1 and read(0.1, line) is None
 
 
 def test_the_same_policy_by_two_verifiers_makes_two_families() -> None:

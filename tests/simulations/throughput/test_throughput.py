@@ -2,11 +2,6 @@
 
 import argparse
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +10,6 @@ from simulations.__main__ import main
 from simulations.common.grid import Config
 from simulations.common.results import read_csv
 from simulations.throughput import command
-from tests.amounts import THOROUGH
 from tests.simulations.missing import without_rich
 
 SMALL = (
@@ -68,16 +62,6 @@ def test_a_run_that_dies_is_taken_up_where_it_stopped(resumed: tuple[Path, list[
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
     assert abs(float(rows[3]["emitted_kl_per_token"])) < 1e-9
     assert float(rows[5]["emitted_kl_per_token"]) > float(rows[4]["emitted_kl_per_token"]) > 0
-
-
-def test_every_repeat_has_texts_of_its_own(resumed: tuple[Path, list[str]]) -> None:
-    records = [json.loads(line) for line in lines_of(resumed[0])[1:]]
-    ours = {r["job"]: r for r in records if r["job"].startswith(("spec", "band", "cactus"))}
-    pairs = [
-        (ours[key], ours[key.replace("repeat=0", "repeat=1")]) for key in ours if "repeat=0" in key
-    ]
-    assert any(a["histogram"] != b["histogram"] for a, b in pairs)
-    assert all("kl" in a and "kl" not in b for a, b in pairs)
 
 
 def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str]]) -> None:
@@ -134,32 +118,6 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
         lines = [Config(f"{rule}:blend:alpha=0.5", 2, 1), Config("band:price=2", 2, 1)]
         found.append(command._settings(parser.parse_args([]), lines, ["text"]))
     assert found[0] == found[1] != found[2]
-
-
-@pytest.mark.skipif(not THOROUGH, reason="kills a process; run by make test-thorough")
-def test_a_killed_process_leaves_a_journal_that_goes_on(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    arguments = [*SMALL, "--out", str(out), "--baselines", "plain"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "simulations", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    journal = out / "journal.jsonl"
-    patience = time.monotonic() + 120
-    while time.monotonic() < patience and process.poll() is None:
-        if journal.exists() and journal.read_bytes().count(b"\n") > 3:
-            os.kill(process.pid, signal.SIGKILL)
-            break
-        time.sleep(0.005)
-    process.wait()
-    with journal.open("ab") as file:
-        file.write(b'{"job":"half')
-    kept = [line for line in lines_of(out) if not line.endswith("half")]
-    assert main(arguments) == 0
-    whole = lines_of(out)
-    assert whole[: len(kept)] == kept
-    assert len(whole) == len({json.loads(line).get("job") for line in whole}) == 1 + 6 * 2 * 2
 
 
 @pytest.mark.parametrize(

@@ -60,17 +60,6 @@ def test_it_does_not_say_more_than_the_interval(speed, low, high, said) -> None:
     assert said in line
 
 
-def test_it_says_where_paying_gains_nothing() -> None:
-    said = verdict([PLAIN, row("speculative", 1500.0, 0.0), row("band:price=2", 1400.0, 0.04)])
-    assert said[2].endswith("nothing is faster than the fastest lossless method.")
-
-
-def test_without_a_baseline_it_still_speaks() -> None:
-    (_, *said) = verdict([row("band:price=2", 950.0, 0.04, speedup_over_plain=None)])
-    assert said[0] == "  No lossless method was run."
-    assert "band:price=2, K 7, 950 tokens/s; it emits" in said[1]
-
-
 def equal(kl: float, ratio: float, low: float) -> dict:
     return {
         "num_draft_tokens": 7, "batch": 1, "kl": kl, "first": "band:price",
@@ -104,20 +93,3 @@ def test_nothing_is_wider_than_the_terminal_and_the_verdict_is_last(
     assert ("parses" in said) == (most == 100)
     verdict_at = lines.index("Batch 8.")
     assert not any("──" in line for line in lines[verdict_at:]) and said.endswith(".")
-
-
-def test_the_verifier_is_named_where_there_is_more_than_one(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    chain = [PLAIN, row("band:price=2", 1700.0, 0.04, verifier="chain")]
-    block = row("soft_band:price=2", 1800.0, 0.04, verifier="block")
-    both, alone, usual = (
-        show({"throughput": rows}) for rows in ([*chain, block], [PLAIN, block], chain)
-    )
-    assert "verifier" in both and "verifier" not in alone + usual
-    table = both[: both.index("Batch 1.")]
-    assert [line.split()[:2] for line in table.splitlines() if "band:price" in line] == [
-        ["soft_band:price=2", "block"],
-        ["band:price=2", "chain"],
-    ]
-    assert "soft_band:price=2@block" in alone and "@" not in usual
-    assert "At most 0.1 nats per token: soft_band:price=2@block, K 7" in both

@@ -1,11 +1,6 @@
 """Log and replay as a user does: commands in, tables, CSV and JSON out."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +8,9 @@ import pytest
 import torch
 
 from cactus_theory.cli import main as cactus
-from cactus_theory.traces import Cycle, SavedRows, Trace, compare, replay, save_trace, tokens_at
+from cactus_theory.traces import Cycle, Trace, compare, replay, save_trace, tokens_at
 from simulations.__main__ import main
 from simulations.common.results import read_csv
-from tests.amounts import THOROUGH
 from tests.traces.conftest import rows_of
 
 pytest.importorskip("safetensors")
@@ -88,31 +82,6 @@ def test_certain_drafts_are_logged_without_rows(tmp_path: Path, drafter: str) ->
     assert any(drafts) or drafter == "ngram"  # which may find no match in so little text
 
 
-@pytest.mark.skipif(not THOROUGH, reason="kills a process; run by make test-thorough")
-def test_a_kill_in_the_middle_leaves_no_trace_of_itself(tmp_path: Path) -> None:
-    arguments = "trace --cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out".split()
-    assert main([*arguments, str(tmp_path / "whole")]) == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "simulations", *arguments, str(tmp_path / "part")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    patience = time.monotonic() + 120
-    while time.monotonic() < patience and process.poll() is None:
-        if (tmp_path / "part" / "text-00003.safetensors").exists():
-            os.kill(process.pid, signal.SIGKILL)
-            break
-        time.sleep(0.002)
-    process.wait()
-    assert not (tmp_path / "part" / "manifest.json").exists()
-    assert main([*arguments, str(tmp_path / "part")]) == 0
-    whole, part = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
-        for name in ("whole", "part")
-    )
-    assert whole == part
-
-
 def test_replays_are_printed_and_written(tmp_path: Path, capsys) -> None:
     out = tmp_path / "r.csv"
     options = ["--verifier", "chain", "block", "--num-draft-tokens", "2", "--at", "0.02", "0.9"]
@@ -181,13 +150,6 @@ def test_the_table_is_at_most_100_columns_wide(capsys, monkeypatch) -> None:
     one = replay(EXAMPLE, POLICIES[1], "block").tokens_per_call
     assert f"{one.value:.4f} ±{one.standard_error:.4f}" in table
     assert "trace: 68 cycles of 11 texts" in table and "at equal KL per token" in table
-
-
-def test_saved_rows_are_replayed_as_drafts_of_one_token(rows, capsys) -> None:
-    assert main(["replay", *map(str, rows), "--policy", "band:price=1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["replays"][0]
-    own = replay(SavedRows.load(*rows), "band:price=1")
-    assert found["tokens_per_call"] == own.tokens_per_call.value and own.num_draft_tokens == 1
 
 
 def test_a_trace_is_audited_and_solved_as_its_rows_are(tmp_path: Path, capsys) -> None:
